@@ -9,6 +9,7 @@ import numpy as np
 
 from hubplugin.bank.kinds import ALIGNED, STANDS_OUT, cosine_of_means, excess_of_nearest
 from hubplugin.metric import Metric
+from hubplugin.report import percent
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ def copies(lists: np.ndarray, vectors: np.ndarray, spacing: np.ndarray, spread: 
         close += int((distance <= near).sum())
     places, documents = close / lists.size, float((spacing <= near).mean())
     says = (
-        f"{_percent(places)} of all places are taken by copies of a document higher up ({_percent(exact / lists.size)} "
-        f"by exact ones); {_percent(documents)} of the documents have a copy"
+        f"{percent(places)} of all places are taken by copies of a document higher up ({percent(exact / lists.size)} "
+        f"by exact ones); {percent(documents)} of the documents have a copy"
     )
     figures = {"places": places, "places_exact": exact / lists.size, "documents": documents}
     advice = "keep one of each, or group answers by what they are copies of: no offset can tell copies apart"
@@ -91,14 +92,10 @@ def short_texts(places: Sequence[str | None], documents: Sequence[str | None]) -
     shares = [float((part < limit).mean()) for part in (taken, own)]
     trouble = shares[0] >= TAKEN and shares[0] >= LIFTED * shares[1]
     says = (
-        f"documents below {limit:.0f} characters, a quarter of the median, take {_percent(shares[0])} of all places "
-        f"and are {_percent(shares[1])} of the documents"
+        f"documents below {limit:.0f} characters, a quarter of the median, take {percent(shares[0])} of all places "
+        f"and are {percent(shares[1])} of the documents"
     )
     return Finding(cause, trouble, says, advice, {"places": shares[0], "documents": shares[1], "characters": limit})
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 APART = 0.25

@@ -186,13 +186,7 @@ class CopyStore(Store):
         return np.where(changed, np.nan, offsets).astype(np.float32)
 
     def corrected(
-        self,
-        model: OffsetModel,
-        asked: np.ndarray,
-        k: int,
-        of_copy: Hits,
-        neutral: Hits,
-        gone: Set[Id] = frozenset(),
+        self, model: OffsetModel, asked: np.ndarray, k: int, of_copy: Hits, neutral: Hits, gone: Set[Id] = frozenset()
     ) -> Hits:
         """The k best of what `asked` [m, d], which is `model.queries(q)`, found in a copy and among the vectors of the
         targets that it lacks. gone: targets that it still holds though they were deleted.

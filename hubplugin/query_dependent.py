@@ -284,12 +284,7 @@ def _bank(given: FitInput) -> Similarities:
 
 QUERY_METHODS: dict[str, type[QueryMethod]] = {
     method.name: method
-    for method in (
-        DynamicInvertedSoftmax,
-        DualDynamicInvertedSoftmax,
-        SingleQueryDualSoftmax,
-        GlobalCorrection,
-    )
+    for method in (DynamicInvertedSoftmax, DualDynamicInvertedSoftmax, SingleQueryDualSoftmax, GlobalCorrection)
 }
 
 

@@ -16,16 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hubplugin.compute.largest import largest, reaching
-from hubplugin.compute.similarities import (
-    MOST_ANSWERS,
-    Similarities,
-    as_tensor,
-    host,
-    like,
-    module_of,
-    torch,
-    with_own,
-)
+from hubplugin.compute.similarities import MOST_ANSWERS, Similarities, as_tensor, host, like, module_of, torch, with_own
 from hubplugin.compute.terms import ShardResult, Task, over
 from hubplugin.vectors import Vectors
 

@@ -12,14 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hubplugin.compute.largest import Array, largest
-from hubplugin.compute.similarities import (
-    Compute,
-    Similarities,
-    host,
-    like,
-    module_of,
-    step_of,
-)
+from hubplugin.compute.similarities import Compute, Similarities, host, like, module_of, step_of
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.vectors import BLOCK_ROWS, Vectors, as_vectors, prepared_blocks

@@ -242,7 +242,8 @@ class Results(Reported, BaseModel):
         )
         if len(self.methods) == 1 and self.query_bank is None:
             told.append("Only the raw search was measured: corrections need example queries, a query bank.")
-        worse = [method.label for method in self.methods[1:] if _worse(method)]
+        surely = [m for m in self.methods[1:] if m.adjusted_p is not None and m.adjusted_p < SIGNIFICANT]
+        worse = [m.label for m in surely if m.versus_raw is not None and m.versus_raw.lost > m.versus_raw.won]
         if worse:
             told.append(f"Worse than no correction beyond chance: {', '.join(worse)}.")
         if self.coverage is not None:
@@ -380,11 +381,6 @@ def shares(found_first: np.ndarray, before: np.ndarray, after: np.ndarray, seed:
 def _share(before: np.ndarray, after: np.ndarray, seed: int) -> Share:
     change = interval(after.astype(np.float64) - before, seed)
     return Share(queries=len(before), before=float(before.mean()), after=float(after.mean()), change=change)
-
-
-def _worse(method: MethodResult) -> bool:
-    versus = method.versus_raw
-    return versus is not None and versus.lost > versus.won and (method.adjusted_p or 0.0) < SIGNIFICANT
 
 
 def p_told(p: float | None) -> str:

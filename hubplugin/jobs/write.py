@@ -19,14 +19,7 @@ from typing import Annotated, TypeAlias, cast
 import numpy as np
 from pydantic import Field, PlainSerializer
 
-from hubplugin.abilities import (
-    Quantising,
-    Sharded,
-    Share,
-    SharedWriting,
-    StoreShard,
-    able,
-)
+from hubplugin.abilities import Quantising, Sharded, Share, SharedWriting, StoreShard, able
 from hubplugin.bank import places
 from hubplugin.cluster import Order, Reading, ShardedGallery, Workspace
 from hubplugin.compute import Compute, ShardResult

@@ -10,16 +10,7 @@ from typing import ClassVar, Literal, TypeAlias, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from hubplugin.compute import (
-    SURVEYED,
-    Answers,
-    Compute,
-    Similarities,
-    Survey,
-    find_answers,
-    spacing_ratio,
-    survey,
-)
+from hubplugin.compute import SURVEYED, Answers, Compute, Similarities, Survey, find_answers, spacing_ratio, survey
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting, Term

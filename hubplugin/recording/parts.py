@@ -26,17 +26,7 @@ import numpy as np
 from hubplugin import atomic
 from hubplugin.atomic import TEMPORARY
 from hubplugin.errors import InputError, StoreError
-from hubplugin.recording.sample import (
-    ALL,
-    MOST_TARGETS,
-    Asked,
-    Sample,
-    Target,
-    as_target,
-    digest_of,
-    id_of,
-    joined,
-)
+from hubplugin.recording.sample import ALL, MOST_TARGETS, Asked, Sample, Target, as_target, digest_of, id_of, joined
 from hubplugin.vectors import Sliceable, one_line
 
 try:

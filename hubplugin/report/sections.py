@@ -167,12 +167,7 @@ def share_tile(
 
 
 def changes_told(
-    worst: float,
-    now: float,
-    queries: int,
-    first: float | None,
-    first_now: float | None,
-    change: Figure | None = None,
+    worst: float, now: float, queries: int, first: float | None, first_now: float | None, change: Figure | None = None
 ) -> str:
     """In words: the share of queries that find the worst hub, and R@1 where it is known, before and now. change: of
     R@1, whose interval is told."""
