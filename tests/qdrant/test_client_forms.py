@@ -161,21 +161,23 @@ def test_diversity_stays_raw_in_a_prefetch_too(photos):
 
 @pytest.fixture
 def embedding(monkeypatch):
-    """Documents are embedded as the query whose number they are, as fastembed would do it in the client."""
+    """Documents are embedded as the query, or where they are stored as the bank query, whose number they are, as
+    fastembed would do it in the client."""
 
-    def embedded(value):
+    def embedded(value, vectors):
         if isinstance(value, models.Document):
-            return Photos.queries[int(value.text)].tolist()
+            return vectors[int(value.text)].tolist()
         if isinstance(value, list):
-            return [embedded(part) for part in value]
+            return [embedded(part, vectors) for part in value]
         if isinstance(value, dict):
-            return {name: embedded(part) for name, part in value.items()}
+            return {name: embedded(part, vectors) for name, part in value.items()}
         if isinstance(value, BaseModel):
-            return value.model_copy(update={name: embedded(part) for name, part in value if part is not None})
+            return value.model_copy(update={name: embedded(part, vectors) for name, part in value if part is not None})
         return value
 
     def embed(self, raw_models, is_query=False, batch_size=None):
-        yield from map(embedded, [raw_models] if isinstance(raw_models, BaseModel) else raw_models)
+        for each in [raw_models] if isinstance(raw_models, BaseModel) else raw_models:
+            yield embedded(each, Photos.queries if is_query else Photos.bank)
 
     monkeypatch.setattr("qdrant_client.embed.model_embedder.ModelEmbedder.embed_models", embed)
 
@@ -195,7 +197,7 @@ def test_a_document_that_the_client_embeds_is_corrected(photos, embedding):
 
 def test_a_document_that_the_client_embeds_is_written_with_its_offset(in_payload, embedding):
     client, named = in_payload.corrected(), in_payload.using
-    expected = pytest.approx(in_payload.model.offsets(in_payload.queries[3:4])[0], abs=1e-5)
+    expected = pytest.approx(in_payload.model.offsets(in_payload.bank[3:4])[0], abs=1e-5)
     points = [models.PointStruct(id=key, vector={named: DOCUMENT} if named else DOCUMENT) for key in (500, 501)]
     client.upsert("photos", points[:1])
     client.upload_points("photos", points[1:])
@@ -234,17 +236,6 @@ def test_a_document_that_the_server_embeds_is_corrected_there_or_refused(photos,
             client.query_points("photos", DOCUMENT, using)
         assert sent[0]["prefetch"][0].query == models.NearestQuery(nearest=DOCUMENT)
         assert isinstance(sent[0]["query"], models.FormulaQuery)
-
-
-def test_points_of_another_program_are_found_with_a_neutral_offset(photos):
-    photos.corrected()
-    query = photos.queries[0]
-    photos.plain.upsert("photos", [photos.point(500, query)])
-    found = photos.wrapped().query_points("photos", query, photos.using or None, limit=ROWS + 1).points
-    scores = {point.id: point.score for point in found}
-    raw = photos.plain.query_points("photos", query, photos.using or None, limit=ROWS + 1).points
-    assert len(scores) == ROWS + 1
-    assert scores[500] == pytest.approx(next(point.score for point in raw if point.id == 500), abs=1e-3)
 
 
 def test_a_collection_that_was_made_anew_past_the_wrapper_is_searched_raw():

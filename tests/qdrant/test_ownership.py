@@ -208,15 +208,19 @@ def test_a_collection_that_has_the_name_of_the_metadata_stays_the_users(cosine):
 
 @pytest.mark.parametrize("by", ["wrapped", "plain"])
 @pytest.mark.parametrize("storage", ["payload", "vector"])
-@pytest.mark.parametrize("others", [0, 1], ids=["none is left", "another is left"])
-def test_a_removal_without_a_name_takes_out_the_correction_of_a_deleted_vector(storage, by, others):
+@pytest.mark.parametrize(
+    ("others", "given"),
+    [(0, {}), (1, {}), (1, {"vector": "image"})],
+    ids=["none is left", "another is left", "by name"],
+)
+def test_the_correction_of_a_vector_that_was_deleted_can_be_removed(storage, by, others, given):
     photos = named(storage)
     if others:
         text = models.DenseVectorNameConfig(dense=models.DenseVectorConfig(size=2, distance=models.Distance.DOT))
         photos.plain.create_vector_name("photos", "text", text)
     client = photos.apply()
     (client if by == "wrapped" else photos.plain).delete_vector_name("photos", "image")
-    hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos"))
+    hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos", **given))
     assert [found.name for found in photos.plain.get_collections().collections] == ["photos"]
     assert list(photos.plain.get_collection("photos").config.params.vectors) == ["text"][:others]
     assert all(set(point.payload) == {"n", "colour"} for point in contents(photos.plain))

@@ -15,22 +15,6 @@ from qdrant_client.conversions.conversion import RestToGrpc
 from hubplugin_qdrant import HubQdrantClient, plain_client
 from hubplugin_qdrant.transport import Fault, fault_of
 
-DOCUMENT = models.Document(text="a dog", model="a model")
-
-
-@pytest.fixture
-def embedding(monkeypatch):
-    """A client whose embedder makes [1, 0] of a document that is written, and [0, 1] of one that is asked for."""
-
-    def embed(self, raw_models, is_query=False, batch_size=None):
-        for each in raw_models:
-            given = each.query.nearest if is_query else each.vector
-            assert isinstance(given, models.Document)
-            yield each.model_copy(update={"query": [0.0, 1.0]} if is_query else {"vector": [1.0, 0.0]})
-
-    monkeypatch.setattr("qdrant_client.embed.model_embedder.ModelEmbedder.embed_models", embed)
-    return QdrantClient(":memory:")
-
 
 @pytest.mark.parametrize("kind", [QdrantClient, AsyncQdrantClient])
 def test_local_mode_is_told_from_a_server(kind):
@@ -185,30 +169,6 @@ def test_vectors_are_written_by_grpc_as_the_client_writes_them(by_grpc, shard_ke
     points = [models.PointVectors(id=point, vector={"hub_v1": vector}) for point, vector in given]
     assert answer == client.update_vectors("photos", points, shard_key_selector=shard_key)
     assert stub.asked[0] == stub.asked[1]
-
-
-def test_a_document_that_is_written_is_embedded_as_one_that_is_stored(embedding):
-    points = [models.PointStruct(id=1, vector=DOCUMENT)]
-    assert plain_client.embedded(embedding, points)[0].vector == [1.0, 0.0]
-
-
-def test_what_has_no_documents_is_not_touched(embedding):
-    points = [models.PointStruct(id=1, vector=[0.5, 0.5])]
-    assert plain_client.embedded(embedding, points) is points
-    assert not plain_client.has_documents(embedding, [models.QueryRequest(query=[0.5, 0.5])])
-
-
-def test_a_document_that_is_asked_for_is_embedded_as_a_query(embedding):
-    requests = [models.QueryRequest(query=DOCUMENT)]
-    assert plain_client.has_documents(embedding, requests)
-    assert plain_client.embedded_queries(embedding, requests)[0].query == [0.0, 1.0]
-
-
-def test_documents_are_left_to_a_server_that_embeds():
-    client = QdrantClient("http://localhost:1", cloud_inference=True, check_compatibility=False)
-    points = [models.PointStruct(id=1, vector=DOCUMENT)]
-    assert plain_client.embedded(client, points) is points
-    assert not plain_client.has_documents(client, [models.QueryRequest(query=DOCUMENT)])
 
 
 def test_scores_by_grpc_are_asked_for_and_read_as_the_client_does(by_grpc):

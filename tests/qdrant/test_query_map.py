@@ -7,12 +7,12 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 import hubplugin
-from hubplugin import InputError, StoreError
-from hubplugin.jobs.write import rollback, write
+from hubplugin import InputError
+from hubplugin.jobs.write import write
 from hubplugin.recording import read
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.requests import rewrite
-from tests.qdrant.conftest import DIM, ROWS, Photos, clustered
+from tests.qdrant.conftest import ROWS, Photos, clustered
 from tests.qdrant.test_explain import sent
 
 COSINE, DOT = models.Distance.COSINE, models.Distance.DOT
@@ -62,11 +62,6 @@ def test_a_search_returns_the_ranking_and_the_scores_of_the_definition(photos):
         found = client.query_points("photos", query, photos.using or None).points
         assert ids(found) == photos.best(query)
         np.testing.assert_allclose([p.score for p in found], np.sort(expected)[::-1][:10], rtol=1e-5, atol=1e-5)
-    hits = photos.store().search(photos.queries, 10)
-    exact = [photos.best(query) for query in photos.queries]
-    assert np.mean([len({*one} & {*other}) / 10 for one, other in zip(hits.ids, exact, strict=True)]) >= 0.9
-    raw = photos.store().search(photos.queries[:1], 10, raw=True)
-    assert raw.ids == [ids(photos.plain.query_points("photos", photos.queries[0], photos.using or None).points)]
 
 
 def test_a_threshold_and_pages_are_of_the_corrected_scores(photos):
@@ -232,28 +227,6 @@ def test_a_point_without_its_second_vector_is_found_by_its_raw_score(in_vector):
     assert [key for key in ids(found) if key != ROWS] == in_vector.best(query, ROWS)
 
 
-def test_a_rollback_goes_back_to_unmapped_searches_and_a_removal_leaves_nothing(photos):
-    before = photos.plain.retrieve("photos", range(ROWS), with_vectors=True)
-    photos.apply_mapped()
-    mapped, plain = photos.model, photos.without_map()
-    write(photos.store(), plain)
-    store = photos.store()
-    for model in (plain, mapped):
-        assert photos.model.fingerprint == model.fingerprint
-        client = photos.wrapped()
-        for query in photos.queries[:5]:
-            assert ids(client.query_points("photos", query, photos.using or None).points) == photos.best(query)
-        report = hubplugin.inspect(store, queries=0)
-        assert (report.missing, report.stale) == (0, 0)
-        if model.query_map is None:
-            rollback(store)
-    store.remove()
-    after = photos.plain.retrieve("photos", range(ROWS), with_vectors=True)
-    assert [point.payload for point in after] == [point.payload for point in before]
-    assert not any(photos.stored(key) for key in range(ROWS))
-    assert not photos.plain.collection_exists("photos--hub")
-
-
 def test_a_recorder_keeps_what_was_asked(photos, tmp_path):
     photos.apply_mapped()
     client, using = photos.wrapped(record=tmp_path), photos.using or None
@@ -282,15 +255,6 @@ def test_a_plain_client_finds_the_same_by_the_printed_request(photos):
     np.testing.assert_allclose(body["prefetch"][0]["query"], as_mapped(photos, unit), rtol=1e-4, atol=1e-6)
 
 
-def test_an_older_client_refuses_the_manifest(photos, monkeypatch):
-    photos.apply_mapped()
-    payload = photos.plain.retrieve("photos--hub", [0])[0].payload
-    assert payload["active"][photos.using]["mapped"] is True
-    monkeypatch.setattr(m, "FORMAT", m.FORMAT - 1)
-    with pytest.raises(StoreError, match=rf"manifest format {m.FORMAT + 1} .* upgrade hubplugin"):
-        m.parse(payload, "photos")
-
-
 def test_a_model_that_is_lost_makes_searches_raw_with_a_warning(in_payload):
     in_payload.apply_mapped()
     points = [record.id for record in in_payload.plain.scroll("photos--hub")[0] if record.id != 0]
@@ -317,11 +281,3 @@ def test_the_map_is_read_once_and_again_for_another_model(in_payload, monkeypatc
     write(in_payload.store(), in_payload.without_map())
     hits = client.query_points("photos", in_payload.queries[0], "image").points
     assert ids(hits) == in_payload.best(in_payload.queries[0])
-
-
-def test_a_map_is_refused_by_distance(tmp_path):
-    photos = Photos(QdrantClient(":memory:"), "", models.Distance.EUCLID)
-    model = hubplugin.fit(photos.gallery, photos.bank, "is", metric="euclidean")
-    step = np.eye(DIM, dtype=np.float32)
-    with pytest.raises(InputError, match="has a query map"):
-        write(photos.store(), model.having(query_map=hubplugin.model.QueryMap(step, 1.0, 200)))

@@ -92,24 +92,6 @@ def test_payload_and_vectors_come_as_asked_and_without_our_key(photos):
     assert asked == ({"hub_offset": photos.stored(best)} if photos.storage == "payload" else {})
 
 
-def test_every_form_of_a_dense_query_is_corrected(photos):
-    client, query = photos.corrected(), photos.queries[0]
-    expected = photos.best(query)
-    for form in (query, query.astype(np.float64), query.tolist(), models.NearestQuery(nearest=query.tolist())):
-        assert ids(search(photos, client, form)) == expected
-
-
-def test_the_nearest_of_a_point_are_corrected_and_leave_it_out(photos):
-    client = photos.corrected()
-    expected = [row for row in photos.best(photos.gallery[7], 11) if row != 7][:10]
-    assert ids(search(photos, client, 7)) == expected
-    reds = [row for row in photos.best(photos.gallery[7], 11, rows=range(0, ROWS, 3)) if row != 7][:10]
-    assert ids(search(photos, client, 7, query_filter=RED)) == reds
-    nested = models.Prefetch(query=7, using=photos.using or None, limit=10)
-    fused = client.query_points("photos", models.FusionQuery(fusion=models.Fusion.RRF), prefetch=[nested], limit=10)
-    assert ids(fused) == expected
-
-
 def test_a_batch_of_requests_is_corrected_one_by_one(photos):
     client = photos.corrected()
     requests = [
@@ -128,14 +110,6 @@ def test_groups_are_those_of_the_corrected_ranking(photos):
     colours = ["red", "green", "blue"]
     first_of = {colour: photos.best(query, 2, rows=range(number, ROWS, 3)) for number, colour in enumerate(colours)}
     assert {group.id: [hit.id for hit in group.hits] for group in found.groups} == first_of
-
-
-def test_fusion_gets_corrected_candidates(photos):
-    client = photos.corrected()
-    query = photos.queries[5]
-    prefetch = [models.Prefetch(query=query.tolist(), using=photos.using or None, limit=7)]
-    found = client.query_points("photos", models.FusionQuery(fusion=models.Fusion.RRF), prefetch=prefetch, limit=7)
-    assert ids(found) == photos.best(query, 7)
 
 
 def test_a_rescoring_is_corrected_over_all_its_candidates(photos):

@@ -96,12 +96,3 @@ def test_an_async_write_is_one_span(spans):
     client.upsert("photos", [photos.point(ROWS, np.ones(8))])
     client.upload_points("photos", [photos.point(ROWS + 1, np.ones(8))])
     assert [name for name, _ in told(spans)] == ["qdrant.upsert", "qdrant.upload_points"]
-
-
-def test_without_a_span_nothing_is_said(photos):
-    from opentelemetry import trace
-
-    client = photos.apply()
-    found = client.query_points("photos", query=photos.queries[0], using="image").points
-    assert found
-    assert not trace.get_current_span().is_recording()

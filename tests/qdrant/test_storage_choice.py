@@ -7,7 +7,6 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import Compute, InputError, open_store
-from hubplugin_qdrant.schema import _bytes
 from tests.qdrant.conftest import DIM, ROWS, Photos, served
 
 CODES = models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8))
@@ -100,8 +99,3 @@ def test_the_cost_is_told_before_and_after(storage, least):
         (line,) = [line for line in told.splitlines() if " take about " in line]
         number, unit = line.split(" take about ")[1].split(" of ")[0].split()
         assert float(number) * {"bytes": 1, "kB": 1000}[unit] >= least
-
-
-@pytest.mark.parametrize(("count", "told"), [(0, "0 bytes"), (999, "999 bytes"), (1540, "1.54 kB"), (2.5e9, "2.5 GB")])
-def test_bytes_are_told_for_people(count, told):
-    assert _bytes(count) == told

@@ -23,13 +23,6 @@ def numbers(manifest: Manifest) -> tuple[dict[str, int], int | None, list[int]]:
     return active, writing, [each.number for each in manifest.retired]
 
 
-def test_a_first_version_is_written_and_then_active():
-    begun = versions.begun(Manifest(), version(1))
-    assert numbers(begun) == ({}, 1, [])
-    assert begun.last_number == 1
-    assert numbers(versions.activated(begun, version(1))) == ({"image": 1}, None, [])
-
-
 def applied(manifest: Manifest, *numbers: int) -> Manifest:
     for number in numbers:
         new = version(number, model=f"model {number}")
@@ -81,31 +74,3 @@ def test_an_amended_version_stays_active_beside_what_another_run_writes():
     amended = versions.activated(manifest, version(1, largest=9.0))
     assert numbers(amended) == ({"image": 1}, 2, [])
     assert amended.active["image"].largest == 9.0
-
-
-def test_a_half_written_version_is_given_up_for_another_and_taken_up_by_its_own():
-    manifest = versions.begun(Manifest(), version(1, owner="one"))
-    assert numbers(versions.begun(manifest, version(2, "text"))) == ({}, 2, [1])
-    taken_up = versions.begun(manifest, version(1, owner="other"))
-    assert numbers(taken_up) == ({}, 1, [])
-    assert not versions.is_undisturbed(taken_up, version(1, owner="one"))
-    assert versions.is_undisturbed(taken_up, version(1, owner="other"))
-
-
-def test_what_is_half_written_is_found_by_vector_model_and_storage():
-    manifest = versions.begun(Manifest(), version(1))
-    assert versions.half_written(manifest, "image", "a", "payload") == version(1)
-    for other in (("text", "a", "payload"), ("image", "b", "payload"), ("image", "a", "vector")):
-        assert versions.half_written(manifest, *other) is None
-    active = versions.activated(manifest, version(1))
-    assert versions.half_written(active, "image", "a", "payload") is None
-    assert versions.amended(active, "image", "a", "payload") == version(1)
-    assert versions.amended(active, "image", "a", "vector") is None
-
-
-def test_the_correction_of_one_vector_is_retired_and_that_of_another_stays():
-    manifest = versions.activated(versions.begun(Manifest(), version(1)), version(1))
-    manifest = versions.activated(versions.begun(manifest, version(2, "text")), version(2, "text"))
-    manifest = versions.begun(manifest, version(3, model="c"))
-    assert numbers(versions.retired(manifest, "image")) == ({"text": 2}, None, [1, 3])
-    assert numbers(versions.retired(manifest, "text")) == ({"image": 1}, 3, [2])

@@ -13,7 +13,7 @@ import hubplugin_qdrant
 from hubplugin import Compute, InputError
 from hubplugin_qdrant.offsets import require_free
 from hubplugin_qdrant.requests import lacking_augmented_vector
-from tests.qdrant.conftest import DIM, ROWS, Photos, clustered
+from tests.qdrant.conftest import DIM, Photos, clustered
 
 NEW = clustered(9, 3)
 
@@ -41,28 +41,28 @@ def check(photos, key, vector):
     assert held == pytest.approx(expected, abs=1e-5)
 
 
-def test_upserted_points_get_their_offsets(photos):
-    client = photos.corrected()
-    client.upsert("photos", [photos.point(500 + row, vector) for row, vector in enumerate(NEW)])
-    for row, vector in enumerate(NEW):
-        check(photos, 500 + row, vector)
-    assert client.retrieve("photos", [500])[0].payload == photos.point(500, NEW[0]).payload
+WRITES = {
+    "upsert": lambda client, photos, points: client.upsert("photos", points),
+    "batch": lambda client, photos, points: client.upsert(
+        "photos",
+        models.Batch(ids=[3, 500, 501], vectors=column(photos, NEW), payloads=[each.payload for each in points]),
+    ),
+    "upload": lambda client, photos, points: client.upload_points("photos", iter(points), batch_size=2),
+    "update": lambda client, photos, points: [
+        client.upsert("photos", [each.model_copy(update={"vector": struct(photos, NEW[0])}) for each in points]),
+        client.update_vectors("photos", [models.PointVectors(id=each.id, vector=each.vector) for each in points]),
+    ],
+}
 
 
-def test_an_upserted_batch_gets_its_offsets(photos):
-    client = photos.corrected()
-    vectors = column(photos, NEW)
-    client.upsert("photos", models.Batch(ids=[500, 501, 502], vectors=vectors))
-    client.upsert("photos", models.Batch(ids=[503, 504, 505], vectors=vectors, payloads=[{"n": 1}, {}, {"n": 3}]))
-    for row, vector in enumerate(NEW):
-        check(photos, 500 + row, vector)
-        check(photos, 503 + row, vector)
-
-
-def test_an_upsert_replaces_the_offset_of_the_point_that_was_there(photos):
-    client = photos.corrected()
-    client.upsert("photos", [photos.point(3, NEW[0])])
-    check(photos, 3, NEW[0])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_what_is_written_has_its_own_offset_and_payload_whether_it_is_new_or_not(photos, write):
+    client, keys = photos.corrected(), (3, 500, 501)
+    points = [photos.point(key, vector, k=1) for key, vector in zip(keys, NEW, strict=True)]
+    write(client, photos, points)
+    for point, vector in zip(points, NEW, strict=True):
+        check(photos, point.id, vector)
+        assert client.retrieve("photos", [point.id])[0].payload == point.payload
 
 
 NUMBER_3 = models.Filter(must=[models.FieldCondition(key="n", match=models.MatchValue(value=3))])
@@ -101,14 +101,6 @@ def test_a_conditional_update_of_vectors_brings_offsets_under_the_same_condition
     check(photos, 4, photos.gallery[4])
 
 
-def test_uploaded_points_get_their_offsets(photos):
-    client = photos.corrected()
-    client.upload_points("photos", (photos.point(500 + row, vector) for row, vector in enumerate(NEW)), batch_size=2)
-    assert client.count("photos").count == ROWS + 3
-    for row, vector in enumerate(NEW):
-        check(photos, 500 + row, vector)
-
-
 @pytest.mark.parametrize("form", ["array", "list", "stream"])
 def test_an_uploaded_collection_gets_its_offsets(photos, form):
     client = photos.corrected()
@@ -121,14 +113,6 @@ def test_an_uploaded_collection_gets_its_offsets(photos, form):
     for row, vector in enumerate(NEW):
         check(photos, 500 + row, vector)
         assert client.retrieve("photos", [500 + row])[0].payload == {"n": row}
-
-
-def test_updated_vectors_get_their_new_offsets(photos):
-    client = photos.corrected()
-    result = client.update_vectors("photos", [models.PointVectors(id=3, vector=struct(photos, NEW[0]))])
-    assert isinstance(result, models.UpdateResult)
-    check(photos, 3, NEW[0])
-    assert client.retrieve("photos", [3])[0].payload["n"] == 3
 
 
 def test_a_deleted_vector_takes_its_offset_with_it():
@@ -264,13 +248,6 @@ def test_only_paths_that_begin_with_our_key_are_refused(path):
     require_free([f"x{path}", f"hub_offsets{path}"], "hub_offset")
 
 
-def test_a_vector_without_direction_is_written_with_a_neutral_offset(cosine):
-    client = cosine.corrected()
-    client.upsert("photos", [cosine.point(500, np.zeros(8, np.float32)), cosine.point(501, NEW[0])])
-    assert cosine.stored(500) == {"v1": 0.0}
-    check(cosine, 501, NEW[0])
-
-
 def test_points_written_while_a_new_fit_is_under_way_are_right_afterwards(photos):
     client = photos.corrected()
     seen = []
@@ -360,26 +337,6 @@ def test_distant_newcomers_under_euclidean_distance_are_right_and_not_stale():
     found = client.query_points("photos", photos.queries[0], "image", limit=500).points
     scores = {point.id: -np.sign(point.score) * point.score**2 / 2 for point in found}
     np.testing.assert_allclose([scores[500 + row] for row in range(40)], expected, rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("by", ["wrapped", "plain"])
-@pytest.mark.parametrize("storage", ["payload", "vector"])
-def test_the_correction_of_a_vector_that_was_deleted_can_be_removed(storage, by, awaited):
-    plain = QdrantClient(":memory:")
-    photos = Photos(plain, "image", models.Distance.DOT, storage, awaited)
-    plain.create_vector_name(
-        "photos", "text", models.DenseVectorNameConfig(dense=models.DenseVectorConfig(size=2, distance="Dot"))
-    )
-    client = photos.corrected()
-    (client if by == "wrapped" else plain).delete_vector_name("photos", "image")
-    if by == "wrapped":
-        with pytest.raises(ValueError, match="image"):  # the plain client's own error
-            client.query_points("photos", photos.queries[0], "image")
-    hubplugin.remove(hubplugin_qdrant.open_store(plain, "photos", vector="image"))
-    assert [found.name for found in plain.get_collections().collections] == ["photos"]
-    assert list(plain.get_collection("photos").config.params.vectors) == ["text"]
-    assert all(set(point.payload) == {"n", "colour"} for point in plain.scroll("photos", limit=500)[0])
 
 
 @pytest.mark.parametrize("storage", ["payload", "vector"])
