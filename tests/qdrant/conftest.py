@@ -16,7 +16,7 @@ from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
 import hubplugin
 import hubplugin_qdrant
-from hubplugin import OffsetModel
+from hubplugin import Compute, OffsetModel
 from hubplugin.jobs.write import write
 from hubplugin.model import QueryMap
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
@@ -34,6 +34,16 @@ def clustered(seed: int, count: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     centres = np.random.default_rng(0).normal(size=(6, DIM))
     return (centres[rng.integers(6, size=count)] + 0.7 * rng.normal(size=(count, DIM))).astype(np.float32)
+
+
+def stopped(at: str) -> Compute:
+    """For a run that is interrupted as soon as it tells that it does `at`."""
+
+    def stop(what: str, done: int, total: int) -> None:
+        if what == at:
+            raise KeyboardInterrupt
+
+    return Compute(progress=stop)
 
 
 class Awaited:
@@ -144,6 +154,11 @@ class Photos:
 
     def store(self) -> Any:
         return hubplugin_qdrant.open_store(self.plain, "photos", vector=self.using, storage=self.storage)
+
+    def wrong(self) -> tuple[int, int]:
+        """How many offsets are missing, and how many are stale."""
+        report = hubplugin.inspect(self.store(), queries=0)
+        return report.missing, report.stale
 
     def settings(self):
         return {"method": "is", "force": True, "storage": self.storage}

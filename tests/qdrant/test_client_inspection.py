@@ -8,7 +8,7 @@ from scipy.stats import skew
 import hubplugin
 import hubplugin_qdrant
 from hubplugin.measures.hubness import skewness_of_found
-from tests.qdrant.conftest import ROWS, Photos
+from tests.qdrant.conftest import ROWS, Photos, stopped
 
 
 def test_hubness_is_that_of_the_bank_queries_over_the_points_as_they_are_now(photos):
@@ -47,13 +47,9 @@ def test_points_with_something_in_the_place_of_offsets_are_counted(cosine, under
 
 
 def test_a_half_written_version_is_not_foreign(cosine):
-    def stop(what, done, total):
-        if what == "closing":
-            raise KeyboardInterrupt
-
     cosine.apply()
     with pytest.raises(KeyboardInterrupt):
-        cosine.apply(method="nnn", compute=hubplugin.Compute(progress=stop))
+        cosine.apply(method="nnn", compute=stopped("closing"))
     assert set(cosine.stored(0)) == {"v1", "v2"}
     assert hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0).foreign == 0
 
@@ -77,8 +73,7 @@ def test_what_float32_rounds_is_not_stale_however_long_the_vectors_are(size, dis
     photos.plain.update_vectors("photos", rows)
     photos.bank = size * photos.bank
     photos.apply(method="nnn")
-    report = hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos"), queries=0)
-    assert (report.missing, report.stale) == (0, 0)
+    assert photos.wrong() == (0, 0)
     photos.plain.update_vectors(
         "photos", [models.PointVectors(id=3, vector={"image": (1.01 * size * photos.gallery[3])})]
     )

@@ -14,7 +14,7 @@ from hubplugin.measures.hubness import skewness
 from hubplugin.model import GroupedModel
 from hubplugin.trial import Experiment
 from hubplugin_qdrant import HubQdrantClient
-from tests.qdrant.conftest import DIM, Photos, clustered
+from tests.qdrant.conftest import DIM, Photos, clustered, stopped
 
 LARGE = 130
 TENANTS = {"acme": 0, "brown": 1, 7: 2}
@@ -152,12 +152,8 @@ def test_a_removal_takes_the_groups_out_too(shops):
 
 
 def test_a_run_that_was_cut_off_goes_on_by_the_same_key_and_not_by_another(shops):
-    def stop(what, done, total):
-        if what == "writing offsets":
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        shops.apply(compute=hubplugin.Compute(progress=stop))
+        shops.apply(compute=stopped("writing offsets"))
     begun = hubplugin_qdrant.open_store(shops.plain, "photos").correction().model
     assert hubplugin.inspect(hubplugin_qdrant.open_store(shops.plain, "photos")).missing == len(shops.gallery)
     resumed = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **shops.settings())

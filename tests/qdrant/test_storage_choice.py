@@ -6,8 +6,8 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
-from hubplugin import Compute, InputError, open_store
-from tests.qdrant.conftest import DIM, ROWS, Photos, served
+from hubplugin import InputError, open_store
+from tests.qdrant.conftest import DIM, ROWS, Photos, served, stopped
 
 CODES = models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8))
 
@@ -64,12 +64,8 @@ def test_the_storage_of_the_correction_that_is_there_stays():
 def test_the_storage_of_a_run_that_was_cut_off_stays():
     client = filled()
 
-    def stop(what, done, total):
-        if what == "writing offsets":
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        apply(client, storage="payload", compute=Compute(progress=stop))
+        apply(client, storage="payload", compute=stopped("writing offsets"))
     apply(client)
     assert (
         hubplugin_qdrant.open_store(client, "photos").storage,

@@ -18,7 +18,7 @@ from hubplugin import InputError, StoreError, apply, open_store
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from hubplugin_qdrant.manifest import Manifest
 from hubplugin_qdrant.store import QdrantWriting
-from tests.qdrant.conftest import DIM, Photos, clustered, served
+from tests.qdrant.conftest import DIM, Photos, clustered, served, stopped
 
 
 def contents(client, collection="photos"):
@@ -213,12 +213,8 @@ def test_a_run_whose_collection_is_cleared_meanwhile_leaves_nothing(storage):
 
 
 def test_a_run_that_ended_in_an_error_lets_the_next_one_in(cosine):
-    def stop(what, done, total):
-        if what == "writing offsets":
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        cosine.apply(compute=hubplugin.Compute(progress=stop))
+        cosine.apply(compute=stopped("writing offsets"))
     raw = cosine.plain.query_points("photos", cosine.queries[0]).points
     shown = HubQdrantClient.wrap(cosine.plain).query_points("photos", cosine.queries[0]).points
     assert [point.id for point in shown] == [point.id for point in raw]
@@ -245,13 +241,9 @@ def test_what_a_run_on_another_vector_has_left_half_written_is_taken_out():
     vectors = {"image": clustered(1, 100), "text": clustered(2, 100)}
     client.upload_collection("photos", vectors, payload=[{"n": row} for row in range(100)])
 
-    def stop(what, done, total):
-        if what == "writing offsets":
-            raise KeyboardInterrupt
-
     given = {"bank": clustered(4, 50), "method": "is", "force": True, "storage": "payload"}
     with pytest.raises(KeyboardInterrupt):
-        hubplugin_qdrant.apply(client, "photos", vector="image", compute=hubplugin.Compute(progress=stop), **given)
+        hubplugin_qdrant.apply(client, "photos", vector="image", compute=stopped("writing offsets"), **given)
     hubplugin_qdrant.apply(client, "photos", vector="text", **given)
     hubplugin_qdrant.apply(client, "photos", vector="text", **given | {"method": "nnn"})
     assert {key for point in contents(client) for key in point.payload["hub_offset"]} == {"v3"}

@@ -18,11 +18,6 @@ from tests.qdrant.conftest import DIM, Photos, clustered
 NEW = clustered(9, 3)
 
 
-def whole(photos) -> bool:
-    found = hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using), queries=0)
-    return (found.missing, found.stale) == (0, 0)
-
-
 def struct(photos, vector):
     return {photos.using: vector.tolist()} if photos.using else vector.tolist()
 
@@ -263,7 +258,7 @@ def test_points_written_while_a_new_fit_is_under_way_are_right_afterwards(photos
     photos.apply(method="nnn", compute=Compute(progress=meanwhile))
     assert seen
     assert photos.model.method == "nnn"
-    assert whole(photos)
+    assert photos.wrong() == (0, 0)
 
 
 def test_a_refresh_says_how_many_were_missing_and_stale(photos):
@@ -272,7 +267,7 @@ def test_a_refresh_says_how_many_were_missing_and_stale(photos):
     photos.plain.update_vectors("photos", [models.PointVectors(id=3, vector=struct(photos, NEW[2]))])
     refreshed = hubplugin.refresh(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using))
     assert (refreshed.missing, refreshed.stale) == (2, 1)
-    assert whole(photos)
+    assert photos.wrong() == (0, 0)
 
 
 def test_a_collection_that_is_deleted_takes_its_correction_with_it(cosine):
