@@ -123,7 +123,7 @@ def trial_of(
 
 def tried_at_most(index: faiss.Index, upgraded: faiss.Index, most: int = QUERIES) -> int:
     """How many queries `index` and `upgraded` are tried with, of `most`."""
-    if handler_for(index).exhaustive:  # each query reads all codes, perhaps from a file, and no list can be missed
+    if handler_for(index).exhaustive:  # each query reads all codes, and no list can be missed
         return min(most // 4, int(READ / (2 * code_bytes(upgraded))))
     return int(np.clip(WORK / (upgraded.ntotal * upgraded.d), QUERIES / 10, most))
 
