@@ -1,7 +1,5 @@
 """The offsets of the table in plain float64 numpy, written from the formulas and sharing no code with hubplugin."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy.spatial.distance import cdist
 

@@ -1,7 +1,5 @@
 """An answer is no hub: what is left out of the sums, against float64 arithmetic that leaves out the same entries."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
