@@ -23,11 +23,11 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 import hubplugin
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import GroupedModel, OffsetModel, QueryMap, Setting
+from hubplugin.model import GroupedModel, OffsetModel, QueryMap
 
-FORMAT = 5
-"""Version of the manifest. A reader refuses what another version wrote: 4 had versions kept
-beside the active one, and could say that targets were moved."""
+FORMAT = 6
+"""Version of the manifest. A reader refuses what another version wrote: 5 repeated of a model what the model itself
+says, 4 had versions kept beside the active one, and could say that targets were moved."""
 
 KEY = "hub_offset"
 """The payload key that holds offsets, where nobody has named another."""
@@ -86,14 +86,8 @@ class Version(FrozenModel):
     metric: Metric
     dim: int
     method: str
-    parameters: dict[str, Setting]
     model: str
     parts: int
-    bank_fingerprint: str
-    count: int
-    smallest: float
-    largest: float
-    deviation: float
     ceiling: float = 0.0
     oversampling: float = DEFAULT_OVERSAMPLING
     exact_oversampling: float | None = None
@@ -113,23 +107,16 @@ class Version(FrozenModel):
     @classmethod
     def of(cls, model: OffsetModel, number: int, vector: str, parts: int, **where: Any) -> Version:
         """The version `number` of `vector` that `model` gives; `where` says how it is stored and searched."""
-        gallery = model.gallery
-        groups = model.groups.values() if isinstance(model, GroupedModel) else ()
-        caps = [0.0, *(each.cap for each in (gallery, *(group.gallery for group in groups)) if each is not None)]
+        models = [model, *(model.groups.values() if isinstance(model, GroupedModel) else ())]
+        caps = [0.0, *(each.gallery.cap for each in models if each.gallery is not None)]
         return cls(
             number=number,
             vector=vector,
             metric=model.metric,
             dim=model.dim,
             method=model.method,
-            parameters=model.parameters,
             model=model.fingerprint,
             parts=parts,
-            bank_fingerprint=model.bank_fingerprint,
-            count=gallery.count if gallery else 0,
-            smallest=gallery.smallest if gallery else 0.0,
-            largest=gallery.largest if gallery else 0.0,
-            deviation=gallery.deviation if gallery else 0.0,
             ceiling=max(caps),
             group_by=model.key if isinstance(model, GroupedModel) else None,
             mapped=model.query_map is not None,

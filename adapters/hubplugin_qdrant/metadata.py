@@ -161,10 +161,10 @@ def write_model(raw: Any, collection: str, model: OffsetModel) -> Operation:
     return len(parts)
 
 
-def read_model(raw: Any, place: str, version: Version) -> Operation:
-    """The model of `version`, whose parts lie in the collection `place`. Raises StoreError if one is missing,
-    ModelFileError if one is damaged."""
-    found = []
+def read_model(raw: Any, collection: str, version: Version) -> Operation:
+    """The model of `version` of `collection`. Raises StoreError if a part of it is missing, ModelFileError if one is
+    damaged."""
+    place, found = m.metadata_collection(collection), []
     for number in range(version.parts):
         found += yield raw.retrieve(place, ids=[part_id(version.model, number)], with_payload=True)
     if len(found) < version.parts:
@@ -200,9 +200,7 @@ class CollectionMetadata:
         self._done("writing the manifest", write_manifest, manifest)
 
     def read_model(self, version: Version) -> OffsetModel:
-        with self._transport.one_line("reading the model"):
-            client = self._transport.client
-            model: OffsetModel = self._transport.retry(lambda: run(read_model(client, self._name, version)))
+        model: OffsetModel = self._done("reading the model", read_model, version)
         return model
 
     def write_model(self, model: OffsetModel) -> int:
@@ -350,7 +348,7 @@ class CorrectionCache:
             known = self.maps.get((collection, vector))
             if known is None or known.model != version.model:
                 try:
-                    model = yield from read_model(self.raw, m.metadata_collection(collection), version)
+                    model = yield from read_model(self.raw, collection, version)
                 except HubpluginError as error:
                     self.warn(f"{error}; until then its searches are raw here, and what is written gets no offsets")
                     return None
@@ -432,10 +430,9 @@ class CorrectionCache:
     def fitted(self, known: CachedManifest) -> Operation:
         """The versions of a collection that a write must bring along, each with its model."""
         pairs: list[tuple[Version, OffsetModel]] = []
-        place = m.metadata_collection(known.collection)
         for version in known.kept_up:
             if version.model not in self.fits:
-                self.fits[version.model] = yield from read_model(self.raw, place, version)
+                self.fits[version.model] = yield from read_model(self.raw, known.collection, version)
             model = self.fits[version.model]
             pairs.append((version.having(model) if version.mapped else version, model))
         return pairs

@@ -20,9 +20,8 @@ POINTS, QUERIES, K = 2000, 30, 10
 
 
 def version(storage, **fields):
-    given = {"number": 1, "vector": "", "metric": Metric.COSINE, "dim": 8, "method": "is", "parameters": {}}
-    statistics = {"count": POINTS, "smallest": -1.0, "largest": 1.0, "deviation": 0.1}
-    return Version(storage=storage, model="", parts=1, bank_fingerprint="", **given, **statistics, **fields)
+    given = {"number": 1, "vector": "", "metric": Metric.COSINE, "dim": 8, "method": "is"}
+    return Version(storage=storage, model="", parts=1, **given, **fields)
 
 
 class Index:

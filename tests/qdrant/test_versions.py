@@ -10,9 +10,8 @@ from hubplugin_qdrant.manifest import Manifest, Version
 def version(number: int, vector: str = "image", model: str = "a", **fields) -> Version:
     return Version.model_validate(
         {
-            "number": number, "vector": vector, "metric": "dot", "dim": 2, "method": "is", "parameters": {},
-            "model": model, "parts": 1, "bank_fingerprint": "b", "count": 3, "smallest": -1.0, "largest": 1.0,
-            "deviation": 0.5, **fields,
+            "number": number, "vector": vector, "metric": "dot", "dim": 2, "method": "is",
+            "model": model, "parts": 1, **fields,
         }
     )  # fmt: skip
 
@@ -58,12 +57,12 @@ def test_what_was_retired_meanwhile_stays_so():
 
 
 @pytest.mark.parametrize(
-    ("written", "way_out"), [(4, "delete the collection 'photos--hub' and apply again"), (6, "upgrade hubplugin")]
+    ("written", "way_out"), [(5, "delete the collection 'photos--hub' and apply again"), (7, "upgrade hubplugin")]
 )
 def test_a_manifest_of_another_format_is_refused_in_one_line(written, way_out):
     payload = applied(Manifest(), 1).model_dump(mode="json") | {"format": written, "hubplugin": "x", "kept": []}
     with pytest.raises(
-        StoreError, match=rf"has manifest format {written} of hubplugin x; .* reads format 5: {way_out}$"
+        StoreError, match=rf"has manifest format {written} of hubplugin x; .* reads format 6: {way_out}$"
     ):
         versions.parse(payload, "photos")
 
@@ -71,6 +70,6 @@ def test_a_manifest_of_another_format_is_refused_in_one_line(written, way_out):
 def test_an_amended_version_stays_active_beside_what_another_run_writes():
     manifest = versions.activated(versions.begun(Manifest(), version(1)), version(1))
     manifest = versions.begun(manifest, version(2, "text"))
-    amended = versions.activated(manifest, version(1, largest=9.0))
+    amended = versions.activated(manifest, version(1, ceiling=9.0))
     assert numbers(amended) == ({"image": 1}, 2, [])
-    assert amended.active["image"].largest == 9.0
+    assert amended.active["image"].ceiling == 9.0
