@@ -144,7 +144,8 @@ class CorrectedSearch:
         while len(open_):
             fetch = min(fetch, max(self._limit, k), len(self._kept))
             raw, found = self._index.search(queries[open_], fetch, **options)
-            for query, similarities, candidates in zip(open_, self._similarities(raw), found, strict=True):
+            close = raw.astype(np.float64) * (-0.5 if self._euclidean else 1.0)
+            for query, similarities, candidates in zip(open_, close, found, strict=True):
                 there = candidates >= 0
                 best, which, bound = self._ranked(queries[query], similarities[there], candidates[there])
                 scores[query, : len(best[:k])], ids[query, : len(best[:k])] = best[:k], which[:k]
@@ -157,9 +158,6 @@ class CorrectedSearch:
                 break
             open_, fetch = open_[~done[open_]], GROWTH * fetch
         return Certified((-2 * scores if self._euclidean else scores).astype(np.float32), ids, certified, fetched)
-
-    def _similarities(self, raw: np.ndarray) -> np.ndarray:
-        return -raw.astype(np.float64) / 2 if self._euclidean else raw.astype(np.float64)
 
     def _ranked(
         self, query: np.ndarray, similarities: np.ndarray, candidates: np.ndarray

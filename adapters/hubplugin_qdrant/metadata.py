@@ -81,16 +81,15 @@ def real_name(raw: Any, name: str) -> Operation:
     return next((alias.collection_name for alias in aliases.aliases if alias.alias_name == name), name)
 
 
-def payloads(raw: Any, collection: str, *points: int) -> Operation:
-    """What those `points` of the metadata collection of `collection` hold, by id: nothing of one that is missing, as
-    all are where there is no such collection."""
+def written_manifest(raw: Any, collection: str) -> Operation:
+    """The manifest of `collection` as it is written, None if there is none."""
     try:
-        found = yield raw.retrieve(m.metadata_collection(collection), ids=list(points), with_payload=True)
+        found = yield raw.retrieve(m.metadata_collection(collection), ids=[MANIFEST_ID], with_payload=True)
     except Exception as error:
         if fault_of(error) is Fault.MISSING:
-            return {}
+            return None
         raise
-    return {point.id: point.payload or {} for point in found}
+    return (found[0].payload or {}) if found else None
 
 
 def write(raw: Any, collection: str, point: int | str, payload: Payload) -> Operation:
@@ -101,8 +100,8 @@ def write(raw: Any, collection: str, point: int | str, payload: Payload) -> Oper
 
 def read_manifest(raw: Any, collection: str) -> Operation:
     """The manifest of `collection` (no alias), an empty one if it has none."""
-    found = yield from payloads(raw, collection, MANIFEST_ID)
-    return m.parse(found[MANIFEST_ID], collection) if MANIFEST_ID in found else Manifest()
+    written = yield from written_manifest(raw, collection)
+    return Manifest() if written is None else m.parse(written, collection)
 
 
 def write_manifest(raw: Any, collection: str, manifest: Manifest) -> Operation:
@@ -410,7 +409,7 @@ class CorrectionCache:
 
     def _read(self, collection: str) -> Operation:
         try:
-            found = yield from payloads(self.raw, collection, MANIFEST_ID)
+            written = yield from written_manifest(self.raw, collection)
         except Exception as error:
             if fault_of(error) is not Fault.FORBIDDEN:
                 raise
@@ -419,10 +418,8 @@ class CorrectionCache:
                 "is corrected, its searches are raw here; let the key read that collection, too"
             )
             return None
-        if MANIFEST_ID not in found:
-            return None
         try:
-            return m.parse(found[MANIFEST_ID], collection)
+            return None if written is None else m.parse(written, collection)
         except StoreError as error:
             self.warn(f"{error}; until then its searches are raw here, and what is written gets no offsets")
             return None

@@ -524,9 +524,7 @@ class ProductCodec(Codec):
         return Coder(extra, quantiser, components, d // pq.dsub * pq.nbits, used * pq.nbits)
 
 
-def levels(
-    values: np.ndarray, count: int, plain: np.ndarray, room: tuple[float, float], rounds: int = 20
-) -> np.ndarray:
+def levels(values: np.ndarray, count: int, plain: np.ndarray, room: tuple[float, float]) -> np.ndarray:
     """`count` sorted numbers that quantise `values` [n] with a small squared error: Lloyd's iteration on a line.
 
     plain: what plain Faiss adds, so that it is coded without loss where that takes no more than an eighth of the
@@ -540,7 +538,7 @@ def levels(
         values, fixed = np.concatenate([values, fixed]), fixed[:0]
     # Starting evenly over the range, not over the mass, keeps the rare extremes, which are the hubs.
     found = np.concatenate([fixed, np.linspace(distinct[0], distinct[-1], count - len(fixed))])
-    for _ in range(rounds):
+    for _ in range(20):
         order = np.argsort(found, kind="stable")
         nearest = order[_nearest(found[order], values)]
         members = np.bincount(nearest, minlength=count)
