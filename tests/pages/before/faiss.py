@@ -17,4 +17,4 @@ faiss.write_index(plain, "photos.faiss")
 vectors, ids = others[:5], np.arange(3)
 other_model = hubplugin.fit(gallery, bank, "nnn")
 offsets = other_model.offsets(gallery)
-raw_index, originals = plain, gallery
+raw_index = plain
