@@ -96,19 +96,19 @@ def written(path: Path, index: faiss.Index) -> Path:
 
 def stored(index: faiss.Index) -> np.ndarray:
     """The offsets in an upgraded index, by row of the vectors that were added, as the adapter itself reads them."""
-    handler = handler_for(index)
-    offsets = np.concatenate([part for _, part in handler.scan(0, 100)])
-    rows = np.empty_like(offsets)
-    rows[handler.order()] = offsets
-    return rows
+    return _scanned(index, 1)
 
 
 def decoded(index: faiss.Index) -> np.ndarray:
     """Its vectors, likewise."""
+    return _scanned(index, 0)
+
+
+def _scanned(index: faiss.Index, part: int) -> np.ndarray:
     handler = handler_for(index)
-    vectors = np.concatenate([part for part, _ in handler.scan(0, 100)])
-    rows = np.empty_like(vectors)
-    rows[handler.order()] = vectors
+    found = np.concatenate([block[part] for block in handler.scan(0, 100)])
+    rows = np.empty_like(found)
+    rows[handler.order()] = found
     return rows
 
 

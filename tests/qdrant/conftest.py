@@ -155,6 +155,13 @@ class Photos:
     def store(self) -> Any:
         return hubplugin_qdrant.open_store(self.plain, "photos", vector=self.using, storage=self.storage)
 
+    def add_vector(self, name: str, vectors: np.ndarray) -> None:
+        """One more vector, `vectors` [n, d] of the first n points."""
+        config = models.DenseVectorConfig(size=vectors.shape[1], distance=models.Distance.DOT)
+        self.plain.create_vector_name("photos", name, models.DenseVectorNameConfig(dense=config))
+        rows = [models.PointVectors(id=row, vector={name: vector.tolist()}) for row, vector in enumerate(vectors)]
+        self.plain.update_vectors("photos", rows)
+
     def wrong(self) -> tuple[int, int]:
         """How many offsets are missing, and how many are stale."""
         report = hubplugin.inspect(self.store(), queries=0)

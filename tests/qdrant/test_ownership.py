@@ -216,8 +216,7 @@ def test_a_collection_that_has_the_name_of_the_metadata_stays_the_users(cosine):
 def test_the_correction_of_a_vector_that_was_deleted_can_be_removed(storage, by, others, given):
     photos = named(storage)
     if others:
-        text = models.DenseVectorNameConfig(dense=models.DenseVectorConfig(size=2, distance=models.Distance.DOT))
-        photos.plain.create_vector_name("photos", "text", text)
+        photos.add_vector("text", photos.gallery[:, :2])
     client = photos.apply()
     (client if by == "wrapped" else photos.plain).delete_vector_name("photos", "image")
     hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos", **given))
@@ -229,12 +228,7 @@ def test_the_correction_of_a_vector_that_was_deleted_can_be_removed(storage, by,
 @pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
 def test_a_client_that_deletes_a_vector_leaves_the_settings_of_the_others(awaited):
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, awaited=awaited)
-    parameters = models.DenseVectorConfig(size=DIM, distance=models.Distance.DOT)
-    photos.plain.create_vector_name("photos", "text", models.DenseVectorNameConfig(dense=parameters))
-    vectors = [
-        models.PointVectors(id=row, vector={"text": vector.tolist()}) for row, vector in enumerate(photos.gallery)
-    ]
-    photos.plain.update_vectors("photos", vectors)
+    photos.add_vector("text", photos.gallery)
     for using, storage in (("image", "payload"), ("text", "vector")):
         hubplugin_qdrant.apply(
             photos.plain, "photos", photos.bank, vector=using, storage=storage, method="is", force=True

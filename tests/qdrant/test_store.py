@@ -49,17 +49,10 @@ def _vector(point):
 
 
 def test_two_vectors_of_a_collection_are_corrected_and_removed_one_by_one():
-    client = QdrantClient(":memory:")
+    client, image, text = QdrantClient(":memory:"), clustered(1, 100), clustered(2, 100)
     parameters = models.VectorParams(size=DIM, distance=models.Distance.DOT)
     client.create_collection("photos", {"image": parameters, "text": parameters})
-    image, text = clustered(1, 100), clustered(2, 100)
-    client.upload_points(
-        "photos",
-        [
-            models.PointStruct(id=row, vector={"image": image[row].tolist(), "text": text[row].tolist()})
-            for row in range(100)
-        ],
-    )
+    client.upload_collection("photos", {"image": image, "text": text}, ids=range(100))
     raw = {name: client.query_points("photos", clustered(5, 1)[0], name).points for name in ("image", "text")}
     for name in ("image", "text"):
         hubplugin_qdrant.apply(client, "photos", clustered(4, 50), vector=name, method="is", force=True)
@@ -235,18 +228,14 @@ def test_a_removal_that_ended_in_an_error_lets_the_next_one_in(cosine):
 
 
 def test_what_a_run_on_another_vector_has_left_half_written_is_taken_out():
-    client = QdrantClient(":memory:")
-    parameters = models.VectorParams(size=DIM, distance=models.Distance.DOT)
-    client.create_collection("photos", {"image": parameters, "text": parameters})
-    vectors = {"image": clustered(1, 100), "text": clustered(2, 100)}
-    client.upload_collection("photos", vectors, payload=[{"n": row} for row in range(100)])
-
-    given = {"bank": clustered(4, 50), "method": "is", "force": True, "storage": "payload"}
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT)
+    photos.add_vector("text", photos.gallery)
     with pytest.raises(KeyboardInterrupt):
-        hubplugin_qdrant.apply(client, "photos", vector="image", compute=stopped("writing offsets"), **given)
-    hubplugin_qdrant.apply(client, "photos", vector="text", **given)
-    hubplugin_qdrant.apply(client, "photos", vector="text", **given | {"method": "nnn"})
-    assert {key for point in contents(client) for key in point.payload["hub_offset"]} == {"v3"}
+        photos.apply(compute=stopped("writing offsets"))
+    photos.using = "text"
+    photos.apply()
+    photos.apply(method="nnn")
+    assert {key for point in contents(photos.plain) for key in point.payload["hub_offset"]} == {"v3"}
 
 
 KILLED = """

@@ -222,10 +222,8 @@ def test_a_write_to_our_vector_is_refused_and_changes_nothing(distance, write):
 
 
 def test_a_users_own_vector_that_is_called_like_ours_can_be_written():
-    plain = QdrantClient(":memory:")
-    photos = Photos(plain, "image", models.Distance.DOT, "vector")
-    dense = models.DenseVectorConfig(size=2, distance=models.Distance.DOT)
-    plain.create_vector_name("photos", "hub_v70", models.DenseVectorNameConfig(dense=dense))
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, "vector")
+    photos.add_vector("hub_v70", photos.gallery[:9, :2])
     client = photos.corrected()
     client.update_vectors("photos", [models.PointVectors(id=3, vector={"hub_v70": [1.0, 2.0]})])
     (point,) = client.retrieve("photos", [3], with_vectors=True)
@@ -338,10 +336,7 @@ def test_distant_newcomers_under_euclidean_distance_are_right_and_not_stale():
 def test_what_is_left_of_a_deleted_vector_goes_by_the_removal_of_another(storage):
     plain = QdrantClient(":memory:")
     photos = Photos(plain, "image", models.Distance.DOT, storage)
-    dense = models.DenseVectorConfig(size=DIM, distance="Dot")
-    plain.create_vector_name("photos", "text", models.DenseVectorNameConfig(dense=dense))
-    vectors = [models.PointVectors(id=row, vector={"text": each.tolist()}) for row, each in enumerate(photos.gallery)]
-    plain.update_vectors("photos", vectors)
+    photos.add_vector("text", photos.gallery)
     photos.corrected()
     hubplugin_qdrant.apply(plain, "photos", photos.bank, vector="text", **photos.settings())
     plain.delete_vector_name("photos", "image")
