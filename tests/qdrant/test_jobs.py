@@ -20,29 +20,6 @@ from hubplugin_qdrant import HubQdrantClient
 from hubplugin_qdrant.transport import Transport, Writers, read_ahead
 from tests.qdrant.conftest import ROWS, Photos, clustered, served
 
-NAMED = ("image", models.Distance.DOT)
-
-
-@pytest.mark.parametrize("storage", ["payload", "vector"])
-def test_points_that_come_change_and_go_during_a_run_are_right_afterwards(storage):
-    photos = Photos(QdrantClient(":memory:"), *NAMED, storage)
-    fresh = clustered(7, 3)
-    events = {
-        "reading the gallery": lambda: (
-            photos.plain.delete("photos", [1]),
-            photos.plain.upsert("photos", [photos.point(2, fresh[0])]),
-        ),
-        "writing offsets": lambda: (
-            photos.plain.delete("photos", [3]),
-            photos.plain.upsert("photos", [photos.point(500, fresh[1])]),
-            photos.plain.update_vectors("photos", [models.PointVectors(id=4, vector={"image": fresh[2].tolist()})]),
-        ),
-    }
-    photos.apply(compute=Compute(progress=lambda what, done, total: events.pop(what, lambda: None)()))
-    assert not events
-    report = hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos"))
-    assert (report.count, report.missing, report.stale) == (ROWS - 1, 0, 0)
-
 
 def test_a_quiet_collection_is_read_twice(cosine, monkeypatch):
     read, scroll = [0], cosine.plain.scroll

@@ -442,32 +442,23 @@ def test_an_empty_collection_is_refused():
     assert len(client.get_collections().collections) == 1
 
 
+MULTI = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+
+
 @pytest.mark.parametrize(
     ("parameters", "reason"),
     [
-        (
-            {
-                "size": DIM,
-                "distance": models.Distance.COSINE,
-                "multivector_config": models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM),
-            },
-            "multi-vector.*use a dense vector",
-        ),
-        ({"size": DIM, "distance": models.Distance.COSINE, "datatype": models.Datatype.UINT8}, "uint8.*float16"),
-        ({"size": DIM, "distance": models.Distance.MANHATTAN}, "Manhattan.*Cosine, Dot, Euclid"),
+        ({"multivector_config": MULTI}, "multi-vector.*use a dense vector"),
+        ({"datatype": models.Datatype.UINT8}, "uint8.*float16"),
+        ({"distance": models.Distance.MANHATTAN}, "Manhattan.*Cosine, Dot, Euclid"),
+        (None, "sparse vectors have no offsets"),
     ],
 )
 def test_a_vector_that_cannot_carry_offsets_is_refused_with_the_reason(parameters, reason):
-    client = QdrantClient(":memory:")
-    client.create_collection("photos", models.VectorParams(**parameters))
+    client, usual = QdrantClient(":memory:"), {"size": DIM, "distance": models.Distance.COSINE}
+    dense = {} if parameters is None else models.VectorParams(**usual | parameters)
+    client.create_collection("photos", dense, sparse_vectors_config={"words": models.SparseVectorParams()})
     with pytest.raises(StoreError, match=reason):
-        hubplugin_qdrant.apply(client, "photos", clustered(1, 5))
-
-
-def test_a_collection_of_sparse_vectors_only_is_refused():
-    client = QdrantClient(":memory:")
-    client.create_collection("photos", {}, sparse_vectors_config={"words": models.SparseVectorParams()})
-    with pytest.raises(StoreError, match="sparse vectors have no offsets"):
         hubplugin_qdrant.apply(client, "photos", clustered(1, 5))
 
 
@@ -562,30 +553,24 @@ def test_a_server_that_is_away_for_a_moment_does_not_stop_a_run(cosine, monkeypa
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("url", "says"),
     [
-        "qdrant://localhost:6333",
-        "qdrant://key@localhost:6333/photos",
-        "qdrant://h/photos?api_key=s3cr3t",
-        "qdrant-local:x",
+        ("qdrant://localhost:6333", "expected qdrant"),
+        ("qdrant://key@localhost:6333/photos", "expected qdrant"),
+        ("qdrant://h/photos?api_key=s3cr3t", "expected qdrant"),
+        ("qdrant-local:x", "expected qdrant"),
+        ("qdrant-local:x/photos?grpc=6334", "grpc=6334: it goes with HOST:6333/COLLECTION"),
+        ("qdrant://h/prefix/photos?grpc=6334", "grpc=6334: it goes with HOST:6333/COLLECTION"),
+        *(
+            (f"qdrant://h/photos?grpc={port}", f"^grpc={port}: expected the server's port for gRPC, usually 6334$")
+            for port in ("yes", "0", "-1", "²", "99999")
+        ),
     ],
 )
-def test_a_url_that_cannot_be_meant_says_what_was_expected(url):
-    with pytest.raises((InputError, StoreError), match="expected qdrant") as caught:
+def test_a_url_that_cannot_be_meant_says_what_was_expected(url, says):
+    with pytest.raises((InputError, StoreError), match=says) as caught:
         open_store(url)
     assert "s3cr3t" not in str(caught.value)
-
-
-@pytest.mark.parametrize("port", ["yes", "0", "-1", "²", "99999"])
-def test_a_port_for_grpc_that_is_none_is_refused(port):
-    with pytest.raises(InputError, match=f"^grpc={port}: expected the server's port for gRPC, usually 6334$"):
-        open_store(f"qdrant://h/photos?grpc={port}")
-
-
-@pytest.mark.parametrize("url", ["qdrant-local:x/photos?grpc=6334", "qdrant://h/prefix/photos?grpc=6334"])
-def test_a_folder_and_a_path_take_no_port_for_grpc(url):
-    with pytest.raises(InputError, match="grpc=6334: it goes with HOST:6333/COLLECTION"):
-        open_store(url)
 
 
 def test_where_none_answers_by_grpc_the_port_is_named():
