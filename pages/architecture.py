@@ -46,8 +46,8 @@ WALKS = """## Six walks
    `trial/guard.py`). Then it is fitted as in the first walk. `jobs/write.py` writes through `store.py`, and
    `calibration.py` and `manifest.py` end in one switch.
 6. **`refit(store, bank)`.** The same eight steps in `hubplugin/jobs/correct.py`, with the old model beside the new
-   one in `trial/experiment.py`. On a Faiss file `store.py` takes the folder's lock (`folder.py`), and `index_file.py`
-   and `versions.py` put index, model and kept offsets in their place in one step.
+   one in `trial/experiment.py`. On a Faiss file `store.py` takes the folder's lock (`folder.py`), and `files.py` writes
+   the new index beside the old one, which it replaces in one step.
 """
 
 
