@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from qdrant_client import models
@@ -16,44 +16,35 @@ from hubplugin.vectors import as_vectors
 from hubplugin_qdrant.manifest import Manifest, Version, augmented_vectors
 from hubplugin_qdrant.offsets import group_of, storage_of
 from hubplugin_qdrant.requests import having
-from hubplugin_qdrant.transport import EVERY_ID, IdRange, Transport, plain_id
-
-
-class Corrects(Protocol):
-    """What a `PointReader` must know of a store."""
-
-    using: str
-    metric: Metric
-    dim: int
+from hubplugin_qdrant.schema import Schema
+from hubplugin_qdrant.transport import EVERY_ID, IdRange, Transport, by_shard, plain_id
 
 
 @dataclass
 class PointReader:
-    """Turns records into batches, with the vector that `store` corrects and the offsets of `version`.
+    """Turns records into batches, with the vector of `schema` and the offsets of `version`.
 
     group_by: the payload key whose values the batches have as groups. A vector of length 0 has no cosine and is in no
     batch; `undirected` collects, by shard key, the points with such a vector that hold something not neutral.
     """
 
-    store: Corrects
+    schema: Schema
     manifest: Manifest
     version: Version | None
     group_by: str | None
     undirected: dict[Id | None, list[Id]] = field(default_factory=dict)
 
-    def read(
-        self, transport: Transport, chosen: models.Filter | None = None, between: IdRange = EVERY_ID
-    ) -> Iterator[Batch]:
+    def read(self, chosen: models.Filter | None = None, between: IdRange = EVERY_ID) -> Iterator[Batch]:
         """Every point that has the vector, or of the `chosen`, or of those `between` two ids, in the order of ids."""
-        for batches in transport.pages(self.batches, self.vectors, self.payload, chosen, between):
+        for batches in self.schema.transport.pages(self.batches, self.vectors, self.payload, chosen, between):
             yield from batches
 
     @property
     def vectors(self) -> list[str] | bool:
         """The names of the vectors that are read; of an unnamed one, all are."""
-        if not self.store.using:
+        if not self.schema.using:
             return True
-        return [self.store.using, *augmented_vectors([self.version] if self.version is not None else [])]
+        return [self.schema.using, *augmented_vectors([self.version] if self.version is not None else [])]
 
     @property
     def payload(self) -> list[str] | bool:
@@ -74,7 +65,7 @@ class PointReader:
             vector, augmented = self._vectors(record)
             if vector is None:
                 continue
-            if self.store.metric is Metric.COSINE and not any(vector):
+            if self.schema.metric is Metric.COSINE and not any(vector):
                 if storage is not None and not storage.is_neutral(record.payload, augmented):
                     self.undirected.setdefault(shard_key, []).append(plain_id(record.id))
                 continue
@@ -84,7 +75,7 @@ class PointReader:
                 groups.append(group_of(record.payload, self.group_by))
             payloads.append(record.payload)
             written.append(augmented)
-        matrix = np.array(vectors, np.float32).reshape(len(ids), self.store.dim)
+        matrix = np.array(vectors, np.float32).reshape(len(ids), self.schema.dim)
         absent = np.full(len(ids), np.nan, np.float32)
         return Batch(
             ids,
@@ -101,15 +92,7 @@ class PointReader:
         if not isinstance(record.vector, dict):
             return record.vector, None
         augmented = record.vector.get(self.version.augmented_vector) if self.version is not None else None
-        return record.vector.get(self.store.using), augmented
-
-
-def by_shard(records: Sequence[models.Record]) -> dict[Id | None, list[models.Record]]:
-    """`records` by shard key."""
-    found: dict[Id | None, list[models.Record]] = {}
-    for record in records:
-        found.setdefault(record.shard_key, []).append(record)
-    return found
+        return record.vector.get(self.schema.using), augmented
 
 
 RANDOM_QUERIES = 2

@@ -22,8 +22,7 @@ from hubplugin_qdrant.calibration import Searches, calibrated
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.offsets import set_offsets
 from hubplugin_qdrant.plain_client import ShardKey, update_vectors
-from hubplugin_qdrant.points import by_shard
-from hubplugin_qdrant.transport import Items, Transport, plain_id
+from hubplugin_qdrant.transport import Items, Transport, by_shard, plain_id
 
 VECTORS_IN_PLACE = (1, 18)
 """The first version of the server that adds a named vector to a collection."""

@@ -132,7 +132,7 @@ class QdrantStore(Store):
         manifest = self.metadata.read_manifest()
         version = self.mapping(manifest.active.get(self.using))
         key = group_by or (version.group_by if version is not None else None)
-        return PointReader(self, manifest, version, key).read(self._transport, between=between)
+        return PointReader(self._schemas["payload"], manifest, version, key).read(between=between)
 
     def shards(self, count: int | None) -> list[QdrantShard]:
         """Ranges of ids, of as many points each: all ids are read for it."""
@@ -398,7 +398,7 @@ class QdrantWriting(Writing):
 
     def scan(self) -> Iterator[Batch]:
         """Every point: one that came meanwhile may stand before those that are written."""
-        yield from self._reader().read(self._transport, between=self._between)
+        yield from self._reader().read(between=self._between)
 
     def changed(self, read: Iterable[Batch]) -> Iterator[Batch]:
         """What others have written since `read`: once seen, a point is read each time. All, where a point may have
@@ -417,15 +417,15 @@ class QdrantWriting(Writing):
             if self._progress is not None:
                 self._progress("closing", min(done, total), total)
         for part in chunks(list(self._others), self._transport.page):
-            yield from reader.read(self._transport, having(part))
-        for batch in reader.read(self._transport, lacking_offset(self.version)):
+            yield from reader.read(having(part))
+        for batch in reader.read(lacking_offset(self.version)):
             self._others.update(batch.ids)
             yield batch
 
     def _reader(self) -> PointReader:
         """What reads the points as they are once all is written that is under way."""
         self._transport.settle()
-        reader = PointReader(self.store, self._undisturbed(), self.version, self.version.group_by)
+        reader = PointReader(self._schema, self._undisturbed(), self.version, self.version.group_by)
         self._undirected = reader.undirected
         return reader
 

@@ -558,6 +558,14 @@ def _wait(state: RetryCallState) -> float:
     return max(RETRY_WAIT(state), float(getattr(error, "retry_after_s", 0)))
 
 
+def by_shard(records: Sequence[models.Record]) -> dict[Id | None, list[models.Record]]:
+    """`records` by shard key."""
+    found: dict[Id | None, list[models.Record]] = {}
+    for record in records:
+        found.setdefault(record.shard_key, []).append(record)
+    return found
+
+
 def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     chunk: list[Item] = []
     for item in items:
