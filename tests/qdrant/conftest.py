@@ -39,11 +39,21 @@ def clustered(seed: int, count: int) -> np.ndarray:
 def stopped(at: str) -> Compute:
     """For a run that is interrupted as soon as it tells that it does `at`."""
 
-    def stop(what: str, done: int, total: int) -> None:
-        if what == at:
-            raise KeyboardInterrupt
+    def interrupt() -> None:
+        raise KeyboardInterrupt
 
-    return Compute(progress=stop)
+    return once(at, interrupt)
+
+
+def once(at: str, do: Callable[[], object]) -> Compute:
+    """For a run during which `do()` happens once, as soon as it tells that it does `at`."""
+    left = [do]
+
+    def told(what: str, done: int, total: int) -> None:
+        if what == at and left:
+            left.pop()()
+
+    return Compute(progress=told)
 
 
 class Awaited:

@@ -18,7 +18,7 @@ from hubplugin import InputError, StoreError, apply, open_store
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from hubplugin_qdrant.manifest import Manifest
 from hubplugin_qdrant.store import QdrantWriting
-from tests.qdrant.conftest import DIM, Photos, clustered, served, stopped
+from tests.qdrant.conftest import DIM, Photos, clustered, once, served, stopped
 
 
 def contents(client, collection="photos"):
@@ -137,15 +137,8 @@ def test_an_inspection_says_where_the_offsets_lie_and_how_many_are_wrong(photos)
 @pytest.mark.parametrize("storage", ["payload", "vector"])
 def test_of_two_runs_at_once_the_later_one_wins_and_the_earlier_one_stops(storage):
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, storage)
-    began = []
-
-    def meanwhile(what, done, total):
-        if what == "writing offsets" and not began:
-            began.append(what)
-            photos.apply(method="nnn")
-
     with pytest.raises(StoreError, match="another run has begun since, and this one stops"):
-        photos.apply(compute=hubplugin.Compute(progress=meanwhile))
+        photos.apply(compute=once("writing offsets", lambda: photos.apply(method="nnn")))
     assert photos.model.method == "nnn"
     client, query = photos.wrapped(), photos.queries[0]
     assert [p.id for p in client.query_points("photos", query, "image").points] == photos.best(query)
@@ -190,17 +183,14 @@ def test_a_refresh_during_which_another_correction_became_active_stops(cosine):
 @pytest.mark.parametrize("storage", ["payload", "vector"])
 def test_a_run_whose_collection_is_cleared_meanwhile_leaves_nothing(storage):
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, storage)
-    removed = []
 
-    def meanwhile(what, done, total):
-        if what == "closing" and not removed:
-            removed.append(what)
-            hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos"))
-            if storage == "payload":  # as a request that was under way
-                photos.plain.set_payload("photos", {"v1": 0.5}, [7], key="hub_offset")
+    def meanwhile():
+        hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos"))
+        if storage == "payload":  # as a request that was under way
+            photos.plain.set_payload("photos", {"v1": 0.5}, [7], key="hub_offset")
 
     with pytest.raises(StoreError, match="another run has begun since"):
-        photos.apply(compute=hubplugin.Compute(progress=meanwhile))
+        photos.apply(compute=once("closing", meanwhile))
     assert [found.name for found in photos.plain.get_collections().collections] == ["photos"]
     assert not photos.stored(7)
 

@@ -10,10 +10,10 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin
 import hubplugin_qdrant
-from hubplugin import Compute, InputError
+from hubplugin import InputError
 from hubplugin_qdrant.offsets import require_free
 from hubplugin_qdrant.requests import lacking_augmented_vector
-from tests.qdrant.conftest import DIM, Photos, clustered
+from tests.qdrant.conftest import DIM, ROWS, Photos, clustered, once
 
 NEW = clustered(9, 3)
 
@@ -243,18 +243,15 @@ def test_only_paths_that_begin_with_our_key_are_refused(path):
 
 def test_points_written_while_a_new_fit_is_under_way_are_right_afterwards(photos):
     client = photos.corrected()
-    seen = []
 
-    def meanwhile(what, done, total):
-        if what == "writing offsets" and not seen:
-            seen.append(done)
-            photos.plain.upsert("photos", [photos.point(500, NEW[0])])
-            photos.plain.update_vectors("photos", [models.PointVectors(id=3, vector=struct(photos, NEW[1]))])
-            photos.plain.delete("photos", [4])
-            client.upsert("photos", [photos.point(501, NEW[2])])
+    def meanwhile():
+        photos.plain.upsert("photos", [photos.point(500, NEW[0])])
+        photos.plain.update_vectors("photos", [models.PointVectors(id=3, vector=struct(photos, NEW[1]))])
+        photos.plain.delete("photos", [4])
+        client.upsert("photos", [photos.point(501, NEW[2])])
 
-    photos.apply(method="nnn", compute=Compute(progress=meanwhile))
-    assert seen
+    photos.apply(method="nnn", compute=once("writing offsets", meanwhile))
+    assert photos.plain.count("photos").count == ROWS + 1
     assert photos.model.method == "nnn"
     assert photos.wrong() == (0, 0)
 
