@@ -15,7 +15,7 @@ import hubplugin_faiss
 from hubplugin.vectors import as_vectors
 from hubplugin_faiss.encoding.layout import list_ids
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import nearness_of
+from hubplugin_faiss.handlers.base import IndexHandler, nearness_of
 from hubplugin_faiss.handlers.lists import list_ranks
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2, decoded, stored
@@ -45,6 +45,19 @@ def kinds(*names: str):
     of all by `make test`."""
     few = {*names} & {*cases.FEW} or {names[0]}
     return pytest.mark.parametrize("kind", cases.slow_but(few, names))
+
+
+def types_in(index: faiss.Index) -> set[str]:
+    index = faiss.downcast_index(index)
+    inner = [getattr(index, part) for part in ("index", "base_index") if hasattr(index, part)]
+    return {type(index).__name__}.union(*map(types_in, inner))
+
+
+@pytest.mark.slow
+def test_every_type_that_has_a_handler_has_a_case():
+    cased = {name for kind in cases.ALL for metric in (IP, L2) for name in types_in(pair(kind, metric)[0].index)}
+    elsewhere = {"IndexFlatIP", "IndexFlatL2"}  # in the tests of stores
+    assert {*IndexHandler.registry} - elsewhere == cased
 
 
 @kinds(*cases.EXACT)
