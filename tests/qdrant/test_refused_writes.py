@@ -52,34 +52,41 @@ class Pair:
         self.stores = [QdrantClient(":memory:") for _ in range(2)]
         self._plain: list[Any] = [AsyncQdrantClient(":memory:") for _ in range(2)] if is_async else self.stores
 
-    def __enter__(self) -> Pair:
+    def clients(self) -> list[Any]:
+        """A plain and a wrapped client, each on a new copy."""
         for store, plain in zip(self.stores, self._plain, strict=True):
             collections = copy.deepcopy(self._photos.plain._client.collections)
             store._client.collections = plain._client.collections = collections
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def clients(self) -> list[Any]:
         plain, other = self._plain
         if not self._is_async:
             return [plain, HubQdrantClient.wrap(other)]
         return [Awaited(plain), Awaited(AsyncHubQdrantClient.wrap(other))]
 
-    def contents(self) -> list[list[str]]:
-        return [
-            sorted(map(_of_the_user, store.scroll("photos", limit=1_000, with_vectors=True)[0]))
-            for store in self.stores
-        ]
+    def points(self) -> list[list[models.Record]]:
+        return [store.scroll("photos", limit=1_000, with_vectors=True)[0] for store in self.stores]
 
-    def inspect(self) -> Any:
-        return hubplugin.inspect(hubplugin_qdrant.open_store(self.stores[1], "photos", vector=self.using), queries=0)
+    def contents(self) -> list[list[str]]:
+        return [sorted(map(_of_the_user, points)) for points in self.points()]
+
+    def wrong(self) -> tuple[int, int, list[Any]]:
+        """How many offsets are missing, how many are stale, and which points have one and no vector."""
+        store = hubplugin_qdrant.open_store(self.stores[1], "photos", vector=self.using)
+        found = hubplugin.inspect(store, queries=0)
+        left = [each.id for each in self.points()[1] if _is_corrected(each) and not _vectors(each).get(self.using)]
+        return found.missing, found.stale, left
+
+
+def _vectors(point: models.Record) -> Any:
+    return point.vector if isinstance(point.vector, dict) else {"": point.vector}
+
+
+def _is_corrected(point: models.Record) -> bool:
+    return bool((point.payload or {}).get("hub_offset")) or any(name.startswith("hub_") for name in _vectors(point))
 
 
 def _of_the_user(point: models.Record) -> str:
     """What a point holds that is the user's own; an id that the client made up counts as any."""
-    vectors = point.vector if isinstance(point.vector, dict) else {"": point.vector}
+    vectors = _vectors(point)
     key = point.id if isinstance(point.id, int) or point.id in KNOWN else "made up"
     payload = sorted((name, value) for name, value in (point.payload or {}).items() if name != "hub_offset")
     return repr((key, payload, {name: vectors[name] for name in sorted(vectors) if not name.startswith("hub_")}))
@@ -117,14 +124,12 @@ class Write:
 
 
 def check_alike(pair: Pair, write: Write) -> type[Exception] | None:
-    with pair:
-        plain, wrapped = map(write, pair.clients())
-        assert wrapped is plain
-        before, after = pair.contents()
-        assert after == before
-        found = pair.inspect()
-        assert (found.missing, found.stale) == (0, 0)
-        return plain
+    plain, wrapped = map(write, pair.clients())
+    assert wrapped is plain
+    before, after = pair.contents()
+    assert after == before
+    assert pair.wrong() == (0, 0, [])
+    return plain
 
 
 KNOWN = [str(uuid.UUID(int=n)) for n in range(3)]
@@ -403,17 +408,16 @@ refusing = pytest.mark.skipif(
 @pytest.mark.parametrize(("using", "distance", "storage", "is_async"), SETTINGS)
 def test_parts_of_several_lengths_are_refused_and_nothing_is_written(write, using, distance, storage, is_async):
     pair = Pair(using, distance, storage, is_async)
-    with pair:
-        before = pair.contents()
-        assert [write(using)(client) for client in pair.clients()] == [ValueError, ValueError]
-        assert pair.contents() == before
+    clients, before = pair.clients(), pair.contents()
+    assert [write(using)(client) for client in clients] == [ValueError, ValueError]
+    assert pair.contents() == before
 
 
 def test_a_stream_of_payloads_is_read_no_further_than_there_are_vectors():
-    with Pair(*SETTINGS[0].values) as pair:
-        payloads = ({"n": row} for row in range(1_000))
-        pair.clients()[1].upload_collection("photos", NEW[:2], ids=[500, 501], payload=payloads)
-        assert next(payloads) in ({"n": 2}, {"n": 3}), "qdrant-client itself may look at the next"
+    payloads = ({"n": row} for row in range(1_000))
+    client = Pair(*SETTINGS[0].values).clients()[1]
+    client.upload_collection("photos", NEW[:2], ids=[500, 501], payload=payloads)
+    assert next(payloads) in ({"n": 2}, {"n": 3}), "qdrant-client itself may look at the next"
 
 
 BY_PAYLOAD = [each for each in SETTINGS if each.values[2] == "payload"]
@@ -457,6 +461,10 @@ def test_operations_are_done_in_one_request_that_is_refused_as_a_whole(using, di
         models.ClearPayloadOperation(clear_payload=models.PointIdsList(points=[500, 3, 4])),
         models.OverwritePayloadOperation(overwrite_payload=models.SetPayload(payload={"k": 1}, points=[500, 3])),
         models.DeleteOperation(delete=models.PointIdsList(points=[5])),
+        models.SetPayloadOperation(set_payload=models.SetPayload(payload={"k": 2}, points=[500])),
+        models.DeletePayloadOperation(delete_payload=models.DeletePayload(keys=["colour"], points=[6])),
+        in_operation(in_batch(using, [501], NEW[2:3], [{}])),
+        models.DeleteVectorsOperation(delete_vectors=models.DeleteVectors(vector=[using], points=[8])),
     ]
     pair, sent = Pair(using, distance, storage, is_async), list[int]()
     update = LocalCollection.batch_update_points
@@ -465,6 +473,7 @@ def test_operations_are_done_in_one_request_that_is_refused_as_a_whole(using, di
     )
     assert check_alike(pair, Write("batch_update_points", operations)) is None
     assert len(sent) == 2, "one request by each client"
+    assert len(pair.clients()[1].batch_update_points("photos", operations)) == len(operations)
     if hasattr(LocalCollection, "_validate_update_operation"):
         wrong = [*operations, points(NEW[:1, :2])]
         assert check_alike(Pair(using, distance, storage, is_async), Write("batch_update_points", wrong)) is ValueError

@@ -36,7 +36,7 @@ def test_a_removal_leaves_every_point_as_it_was_and_no_metadata_collection(photo
     before = contents(photos.plain)
     photos.apply()
     assert contents(photos.plain) != before
-    hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using))
+    hubplugin.remove(photos.store())
     after = contents(photos.plain)
     assert [(point.id, point.payload) for point in after] == [(point.id, point.payload) for point in before]
     for one, other in zip(after, before, strict=True):
@@ -49,27 +49,28 @@ def _vector(point):
 
 
 def test_two_vectors_of_a_collection_are_corrected_and_removed_one_by_one():
-    client, image, text = QdrantClient(":memory:"), clustered(1, 100), clustered(2, 100)
-    parameters = models.VectorParams(size=DIM, distance=models.Distance.DOT)
-    client.create_collection("photos", {"image": parameters, "text": parameters})
-    client.upload_collection("photos", {"image": image, "text": text}, ids=range(100))
-    raw = {name: client.query_points("photos", clustered(5, 1)[0], name).points for name in ("image", "text")}
-    for name in ("image", "text"):
-        hubplugin_qdrant.apply(client, "photos", clustered(4, 50), vector=name, method="is", force=True)
-    wrapped = HubQdrantClient.wrap(client)
-    for name, vectors in (("image", image), ("text", text)):
-        model = hubplugin_qdrant.open_store(client, "photos", vector=name).correction().model
-        scores = vectors.astype(np.float64) @ clustered(5, 1)[0] + model.offsets(vectors)
-        found = wrapped.query_points("photos", clustered(5, 1)[0], name)
-        assert [point.id for point in found.points] == np.argsort(-scores)[:10].tolist()
-    hubplugin.remove(hubplugin_qdrant.open_store(client, "photos", vector="image"))
-    wrapped = HubQdrantClient.wrap(client)
-    assert [p.id for p in wrapped.query_points("photos", clustered(5, 1)[0], "image").points] == [
-        p.id for p in raw["image"]
-    ]
-    assert (hubplugin.inspect(hubplugin_qdrant.open_store(client, "photos", vector="text")).missing) == 0
-    hubplugin.remove(hubplugin_qdrant.open_store(client, "photos", vector="text"))
-    assert all(not point.payload for point in contents(client))
+    photos, query = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT), clustered(5, 1)[0]
+    galleries = {"image": photos.gallery, "text": clustered(2, 100)}
+    photos.add_vector("text", galleries["text"])
+    client = photos.plain
+    stores = {name: hubplugin_qdrant.open_store(client, "photos", vector=name) for name in ("image", "text")}
+
+    def found(client, name):
+        return [point.id for point in client.query_points("photos", query, name).points]
+
+    raw = found(client, "image")
+    for method, name in (("nnn", "image"), ("is", "image"), ("is", "text")):
+        hubplugin_qdrant.apply(client, "photos", clustered(4, 50), vector=name, method=method, force=True)
+    assert stores["image"].previous().method == "nnn"
+    for name, store in stores.items():
+        vectors = galleries[name]
+        scores = vectors.astype(np.float64) @ query + store.correction().model.offsets(vectors)
+        assert found(HubQdrantClient.wrap(client), name) == np.argsort(-scores)[:10].tolist()
+    hubplugin.remove(stores["image"])
+    assert found(HubQdrantClient.wrap(client), "image") == raw
+    assert hubplugin.inspect(stores["text"]).missing == 0
+    hubplugin.remove(stores["text"])
+    assert all(set(point.payload) == {"n", "colour"} for point in contents(client))
     assert len(client.get_collections().collections) == 1
 
 
@@ -124,14 +125,10 @@ def test_an_inspection_says_where_the_offsets_lie_and_how_many_are_wrong(photos)
     photos.apply()
     photos.plain.delete("photos", [0])
     photos.plain.upsert("photos", [photos.point(500, photos.gallery[0])])
-    said = str(hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using)))
+    said = str(hubplugin.inspect(photos.store()))
+    lies = {"vector": "the vector 'hub_v1'", "payload": "the payload key 'hub_offset.v1'; the server adds"}
     assert "1 missing, 0 stale: run refresh" in said
-    lies = (
-        "in the vector 'hub_v1'"
-        if photos.storage == "vector"
-        else "in the payload key 'hub_offset.v1'; the server adds"
-    )
-    assert f"offsets {lies}" in said
+    assert f"offsets in {lies[photos.storage]}" in said
 
 
 @pytest.mark.parametrize("storage", ["payload", "vector"])
@@ -151,14 +148,13 @@ def test_a_run_that_another_begins_during_its_last_step_activates_nothing(cosine
     activate = QdrantWriting.activate
 
     def overtaken(writing):
-        other = hubplugin_qdrant.open_store(cosine.plain, "photos")
-        other.begin(hubplugin.fit(cosine.gallery, cosine.bank, "nnn"))
+        cosine.store().begin(hubplugin.fit(cosine.gallery, cosine.bank, "nnn"))
         activate(writing)
 
     monkeypatch.setattr(QdrantWriting, "activate", overtaken)
     with pytest.raises(StoreError, match="another run has begun since"):
         cosine.apply()
-    assert hubplugin_qdrant.open_store(cosine.plain, "photos").correction().active is False
+    assert cosine.store().correction().active is False
     raw = cosine.plain.query_points("photos", cosine.queries[0], with_payload=["n"]).points
     assert cosine.wrapped().query_points("photos", cosine.queries[0], with_payload=["n"]).points == raw
 
@@ -166,17 +162,8 @@ def test_a_run_that_another_begins_during_its_last_step_activates_nothing(cosine
 def test_a_refresh_during_which_another_correction_became_active_stops(cosine):
     cosine.apply()
     cosine.plain.upsert("photos", [cosine.point(500, cosine.queries[0])])
-    began = []
-
-    def meanwhile(what, done, total):
-        if not began:
-            began.append(what)
-            cosine.apply(method="nnn")
-
     with pytest.raises(StoreError, match="another run has begun since"):
-        hubplugin.refresh(
-            hubplugin_qdrant.open_store(cosine.plain, "photos"), compute=hubplugin.Compute(progress=meanwhile)
-        )
+        hubplugin.refresh(cosine.store(), compute=once("writing offsets", lambda: cosine.apply(method="nnn")))
     assert cosine.model.method == "nnn"
 
 
@@ -184,36 +171,22 @@ def test_a_refresh_during_which_another_correction_became_active_stops(cosine):
 def test_a_run_whose_collection_is_cleared_meanwhile_leaves_nothing(storage):
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, storage)
 
-    def meanwhile():
-        hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos"))
+    def cleared():
+        hubplugin.remove(photos.store())
         if storage == "payload":  # as a request that was under way
             photos.plain.set_payload("photos", {"v1": 0.5}, [7], key="hub_offset")
 
     with pytest.raises(StoreError, match="another run has begun since"):
-        photos.apply(compute=once("closing", meanwhile))
+        photos.apply(compute=once("closing", cleared))
     assert [found.name for found in photos.plain.get_collections().collections] == ["photos"]
     assert not photos.stored(7)
 
 
-def test_a_run_that_ended_in_an_error_lets_the_next_one_in(cosine):
-    with pytest.raises(KeyboardInterrupt):
-        cosine.apply(compute=stopped("writing offsets"))
-    raw = cosine.plain.query_points("photos", cosine.queries[0]).points
-    shown = HubQdrantClient.wrap(cosine.plain).query_points("photos", cosine.queries[0]).points
-    assert [point.id for point in shown] == [point.id for point in raw]
-    client = cosine.apply()
-    assert [p.id for p in client.query_points("photos", cosine.queries[0]).points] == cosine.best(cosine.queries[0])
-
-
 def test_a_removal_that_ended_in_an_error_lets_the_next_one_in(cosine):
-    def stop(what, done, total):
-        raise KeyboardInterrupt
-
     cosine.apply()
-    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
     with pytest.raises(KeyboardInterrupt):
-        store.remove(stop)
-    hubplugin.remove(hubplugin_qdrant.open_store(cosine.plain, "photos"))
+        hubplugin.remove(cosine.store(), compute=stopped("removing offsets"))
+    hubplugin.remove(cosine.store())
     assert [found.name for found in cosine.plain.get_collections().collections] == ["photos"]
 
 
@@ -297,68 +270,32 @@ def test_pages_that_are_read_ahead_leave_nothing_out(photos, monkeypatch):
     client = photos.apply()
     found = client.query_points("photos", photos.queries[0], photos.using or None).points
     assert [point.id for point in found] == photos.best(photos.queries[0])
-    hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using))
+    hubplugin.remove(photos.store())
     assert all(set(point.payload) == {"n", "colour"} for point in contents(photos.plain))
 
 
 def test_what_a_server_never_finishes_is_told_while_it_is_waited_for_and_given_up(cosine, monkeypatch, caplog):
     monkeypatch.setattr("hubplugin_qdrant.transport.SERVER_SECONDS", 0.2)
     monkeypatch.setattr("hubplugin_qdrant.transport.POLL_SECONDS", 0.05)
-    transport, told = hubplugin_qdrant.open_store(cosine.plain, "photos")._transport, []
+    transport, told = cosine.store()._transport, []
     transport.until(lambda: False, "waiting for the index", "searches are slower", lambda *given: told.append(given))
     assert {what for what, _, _ in told} == {"waiting for the index, in seconds"}
     assert "waiting for the index: not finished after 0.2 s, going on; searches are slower" in caplog.text
 
 
-def test_a_graph_is_waited_for_longer_the_more_points_it_has(cosine, monkeypatch):
-    monkeypatch.setattr("hubplugin_qdrant.transport.POLL_SECONDS", 0)
-    transport, limits = hubplugin_qdrant.open_store(cosine.plain, "photos")._transport, []
-    for points in (0, 1_000_000):
-        asked = iter([False, True])
-        transport.until(lambda: next(asked), "waiting", "", lambda _, done, total: limits.append(total), points)  # noqa: B023
-    assert limits == [600, 5600]
-
-
-def test_a_point_without_the_vector_is_left_alone():
-    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT)
+def test_points_without_the_vector_and_without_a_direction_are_left_alone():
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE)
     photos.plain.upsert("photos", [models.PointStruct(id=900, vector={}, payload={"n": 900})])
+    photos.plain.upsert("photos", [photos.point(901, np.zeros(DIM, np.float32))])
     photos.apply()
     assert not photos.stored(900)
-    assert hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos", vector="image")).missing == 0
-
-
-def test_a_vector_without_direction_does_not_stop_a_run(cosine):
-    cosine.plain.upsert("photos", [cosine.point(900, np.zeros(DIM, np.float32))])
-    cosine.apply()
-    assert not cosine.stored(900)
+    assert not photos.stored(901)
+    assert photos.wrong() == (0, 0)
 
 
 def test_a_collection_that_is_not_there_is_named_with_those_that_are(cosine):
     with pytest.raises(StoreError, match=r"no collection 'pictures'; there are: photos$"):
         hubplugin_qdrant.apply(cosine.plain, "pictures", cosine.bank)
-
-
-def test_a_second_vector_has_the_settings_of_the_first_and_is_hidden():
-    client = QdrantClient(":memory:")
-    first = models.VectorParams(size=DIM, distance=models.Distance.COSINE, datatype=models.Datatype.FLOAT16)
-    client.create_collection("photos", {"image": first})
-    vectors = clustered(1, 50)
-    client.upload_collection("photos", {"image": vectors})
-    hubplugin_qdrant.apply(client, "photos", clustered(2, 30), storage="vector", method="is", force=True)
-    assert set(client.get_collection("photos").config.params.vectors) == {"image", "hub_v1"}
-    wrapped = HubQdrantClient.wrap(client)
-    for points in (
-        wrapped.scroll("photos", with_vectors=True)[0],
-        wrapped.retrieve("photos", [_any_id(client)], with_vectors=True),
-        wrapped.query_points("photos", vectors[0], "image", with_vectors=True).points,
-    ):
-        assert all(set(point.vector) == {"image"} for point in points)
-    hubplugin.remove(hubplugin_qdrant.open_store(client, "photos"))
-    assert set(client.get_collection("photos").config.params.vectors) == {"image"}
-
-
-def _any_id(client):
-    return client.scroll("photos", limit=1)[0][0].id
 
 
 def test_storage_changes_from_one_to_the_other_in_one_step():
@@ -403,9 +340,9 @@ def test_a_second_vector_beside_an_unnamed_one_leaves_the_trace_that_was_stated(
     client.upsert("photos", [cosine.point(500, fresh)])
     (found,) = client.retrieve("photos", [500], with_vectors=True)
     np.testing.assert_allclose(found.vector, fresh / np.linalg.norm(fresh), rtol=0, atol=1e-5)
-    assert hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0).missing == 0
+    assert hubplugin.inspect(cosine.store(), queries=0).missing == 0
     client.delete("photos", [500])
-    hubplugin.remove(hubplugin_qdrant.open_store(cosine.plain, "photos"))
+    hubplugin.remove(cosine.store())
     assert list(cosine.plain.get_collection("photos").config.params.vectors) == [""]
     assert [(p.id, p.payload) for p in contents(cosine.plain)] == [(p.id, p.payload) for p in before]
 
@@ -424,41 +361,28 @@ def test_a_misspelt_argument_is_told_with_those_that_there_are():
         hubplugin_qdrant.apply(client, "photos", clustered(1, 5), storge="vector")
 
 
-def test_an_empty_collection_is_refused():
-    client = QdrantClient(":memory:")
-    client.create_collection("empty", models.VectorParams(size=DIM, distance=models.Distance.COSINE))
-    with pytest.raises((StoreError, InputError), match="empty"):
-        hubplugin_qdrant.apply(client, "empty", clustered(1, 5))
-    assert len(client.get_collections().collections) == 1
-
-
-MULTI = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+COSINE, MANY = models.VectorParams(size=DIM, distance="Cosine"), models.MultiVectorComparator.MAX_SIM
 
 
 @pytest.mark.parametrize(
-    ("parameters", "reason"),
+    ("vectors", "using", "reason"),
     [
-        ({"multivector_config": MULTI}, "multi-vector.*use a dense vector"),
-        ({"datatype": models.Datatype.UINT8}, "uint8.*float16"),
-        ({"distance": models.Distance.MANHATTAN}, "Manhattan.*Cosine, Dot, Euclid"),
-        (None, "sparse vectors have no offsets"),
+        (COSINE.model_copy(update={"multivector_config": models.MultiVectorConfig(comparator=MANY)}), None,
+         "multi-vector.*use a dense vector"),
+        (COSINE.model_copy(update={"datatype": models.Datatype.UINT8}), None, "uint8.*float16"),
+        (COSINE.model_copy(update={"distance": models.Distance.MANHATTAN}), None, "Manhattan.*Cosine, Dot, Euclid"),
+        ({}, None, "sparse vectors have no offsets"),
+        ({"image": COSINE, "text": COSINE}, "sound", "no vector 'sound'; dense vectors there: 'image', 'text'"),
+        ({"image": COSINE, "text": COSINE}, "", "name one of .* vector=; dense vectors there: 'image', 'text'"),
+        (COSINE, None, "empty"),
     ],
-)
-def test_a_vector_that_cannot_carry_offsets_is_refused_with_the_reason(parameters, reason):
-    client, usual = QdrantClient(":memory:"), {"size": DIM, "distance": models.Distance.COSINE}
-    dense = {} if parameters is None else models.VectorParams(**usual | parameters)
-    client.create_collection("photos", dense, sparse_vectors_config={"words": models.SparseVectorParams()})
-    with pytest.raises(StoreError, match=reason):
-        hubplugin_qdrant.apply(client, "photos", clustered(1, 5))
-
-
-def test_a_vector_name_that_is_not_there_lists_those_that_are():
+)  # fmt: skip
+def test_a_collection_that_cannot_be_corrected_is_refused_with_the_reason(vectors, using, reason):
     client = QdrantClient(":memory:")
-    parameters = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
-    client.create_collection("photos", {"image": parameters, "text": parameters})
-    for using, said in (("sound", "there is no vector 'sound'"), ("", "name one of its vectors with vector=")):
-        with pytest.raises(StoreError, match=f"{said}; dense vectors there: 'image', 'text'"):
-            hubplugin_qdrant.apply(client, "photos", clustered(1, 5), vector=using)
+    client.create_collection("photos", vectors, sparse_vectors_config={"words": models.SparseVectorParams()})
+    with pytest.raises((StoreError, InputError), match=reason):
+        hubplugin_qdrant.apply(client, "photos", clustered(1, 5), vector=using)
+    assert len(client.get_collections().collections) == 1
 
 
 def test_a_bank_of_another_dimension_names_both(cosine):
@@ -490,7 +414,7 @@ def test_a_key_that_may_only_read_is_told_what_is_missing_and_searches_go_on(cos
 
 def test_a_key_that_may_only_read_is_told_before_the_gallery_is_read(cosine, monkeypatch):
     served(cosine.plain)  # local mode has no keys
-    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
+    store = cosine.store()
     monkeypatch.setattr(cosine.plain, "delete", _raise(refused(403, "Forbidden")))
     assert not apply(store, cosine.bank, "is", force=True, dry_run=True).written
     monkeypatch.setattr(store, "scan", lambda *given: pytest.fail("the gallery was read"))
@@ -512,7 +436,7 @@ def test_a_key_that_the_server_does_not_know_is_told_so(cosine, monkeypatch, err
     with pytest.raises(
         StoreError, match=r"opening: the api key is missing, wrong or expired; it is read from QDRANT_API"
     ):
-        hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos"))
+        hubplugin.inspect(cosine.store())
 
 
 def _raise(error):
@@ -539,7 +463,7 @@ def test_a_server_that_is_away_for_a_moment_does_not_stop_a_run(cosine, monkeypa
     cosine.apply()
     assert next(failures, None) is None
     assert [record.levelname for record in caplog.records if "asked again" in record.getMessage()] == ["WARNING"]
-    assert hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos")).missing == 0
+    assert hubplugin.inspect(cosine.store()).missing == 0
 
 
 @pytest.mark.parametrize(
