@@ -11,7 +11,7 @@ WORKERS ?= 2
 # Without these files each worker and each process that a test starts compiles everything anew: twenty seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test lint fast slow levels light lowest ratios integration bench docs clean
+.PHONY: demo check test lint fast slow light lowest ratios integration bench docs clean
 .NOTPARALLEL:
 
 demo: $(VENV)/demo
@@ -21,7 +21,7 @@ demo: $(VENV)/demo
 check: lint fast
 
 # Everything that needs no server, each test once; what fails in minutes comes first.
-test: check slow levels light
+test: check slow light
 
 # Format, lint, spelling, layers and types.
 lint: $(VENV)/installed
@@ -38,10 +38,6 @@ fast: $(VENV)/installed
 slow: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=20 \
 	  -m "(slow or network) and not server"
-
-# A part of the numerical tests under each instruction set that this machine has; says which it lacks.
-levels: $(VENV)/installed
-	$(BIN)/python -m tests.levels
 
 # A service's environment, without torch: its size, what it costs to import, and the adapters' tests, of which those that
 # fit are left out, each with the reason.
