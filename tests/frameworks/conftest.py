@@ -2,7 +2,7 @@
 
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
@@ -12,8 +12,6 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import OffsetModel
-from hubplugin.jobs.write import write
-from hubplugin.model import QueryMap
 
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # read at import
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -43,8 +41,6 @@ class Search:
         targets = np.array(stdlib_search.embed(texts), np.float64)
         query = np.array(stdlib_search.embed([question]), np.float64)[0]
         query /= np.linalg.norm(query)
-        if self.model.query_map is not None and not raw:
-            query = query + self.model.query_map.step.astype(np.float64) @ query
         similarities = targets @ query / np.linalg.norm(targets, axis=1)
         scores = similarities + (0 if raw else self.model.offsets(targets.astype(np.float32)))
         found = {function.name: float(score) for function, score in zip(self.functions, scores, strict=True)}
@@ -70,16 +66,6 @@ def corrected(client: QdrantClient, collection: str, using: str, functions: list
     return Search(functions, found.model)
 
 
-def mapped(client: QdrantClient, collection: str, using: str, functions: list[stdlib_search.Function]) -> Search:
-    """The same with a query map that the client must apply, since the offsets lie in payloads."""
-    model = corrected(client, collection, using, functions).model
-    size = model.dim
-    step = 0.5 * np.random.default_rng(0).normal(size=(size, size)) / size**0.5
-    model = replace(model, query_map=QueryMap(step.astype(np.float32), 1.0, 200))
-    write(hubplugin_qdrant.open_store(client, collection, vector=using, storage="payload"), model)
-    return Search(functions, model)
-
-
 def stored_offsets(client: QdrantClient, collection: str) -> dict[UUID, float]:
     """The offset that lies with each point: in its payload, or as the last component of its augmented vector."""
     points, _ = client.scroll(collection, limit=1000, with_vectors=True)
@@ -89,15 +75,6 @@ def stored_offsets(client: QdrantClient, collection: str) -> dict[UUID, float]:
         return next(iter(under.values())) if under else point.vector["hub_v1"][-1]
 
     return {UUID(str(point.id)): offset(point) for point in points}
-
-
-def reciprocal_ranks(*rankings: list[str]) -> dict[str, float]:
-    """Qdrant's reciprocal rank fusion: 1 / (2 + rank), ranks from 0, summed."""
-    fused: dict[str, float] = {}
-    for ranking in rankings:
-        for rank, name in enumerate(ranking):
-            fused[name] = fused.get(name, 0.0) + 1 / (2 + rank)
-    return fused
 
 
 def first_answers_right(printed: str) -> list[int]:

@@ -7,8 +7,6 @@ from haystack import Pipeline
 from haystack.components.writers import DocumentWriter
 from haystack_integrations.components.retrievers.qdrant import (
     QdrantEmbeddingRetriever,
-    QdrantHybridRetriever,
-    QdrantSparseEmbeddingRetriever,
 )
 from haystack_integrations.document_stores.qdrant import QdrantDocumentStore
 from haystack_integrations.document_stores.qdrant.converters import convert_id
@@ -21,7 +19,7 @@ from hubplugin_qdrant.haystack import (
     HubQdrantHybridRetriever,
     HubQdrantSparseEmbeddingRetriever,
 )
-from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, reciprocal_ranks, stored_offsets
+from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, stored_offsets
 
 pytestmark = pytest.mark.slow
 
@@ -74,16 +72,6 @@ def test_an_awaited_search_returns_the_corrected_ranking(options, search):
     assert asyncio.run(ask(search.questions[0])) == search.best(search.questions[0])
 
 
-def test_a_hybrid_search_fuses_the_corrected_ranking(store, search):
-    for question in search.questions:
-        by_words = QdrantSparseEmbeddingRetriever(store, top_k=10).run(example.words(question))["documents"]
-        fused = reciprocal_ranks([document.meta["name"] for document in by_words], list(search.scores(question))[:10])
-        retriever = QdrantHybridRetriever(store, top_k=5)
-        found = retriever.run(embed([question])[0], example.words(question))["documents"]
-        assert [document.score for document in found] == pytest.approx(sorted(fused.values(), reverse=True)[:5])
-        assert {document.meta["name"]: document.score for document in found}.items() <= fused.items()
-
-
 def test_a_filtered_search_returns_the_corrected_ranking_of_what_is_left(store, search):
     email = {"field": "meta.package", "operator": "==", "value": "email"}
     question = search.questions[0]
@@ -103,22 +91,6 @@ def test_documents_whose_metadata_is_updated_keep_their_offsets(store, shouted):
     assert store.update_by_filter(named, {"volume": "loud"}) == 1
     assert store.filter_documents(named)[0].meta == {"name": "shout", "volume": "loud"}
     assert stored_offsets(store._client.raw, COLLECTION) == pytest.approx(before, abs=1e-6)
-
-
-def test_a_deleted_document_is_found_no_more(store, shouted):
-    store.write_documents([shouted])
-    assert example.dense(store, "Shout a text.")[0] == "shout"
-    store.delete_documents([shouted.id])
-    assert "shout" not in example.dense(store, "Shout a text.")
-
-
-def test_the_store_of_a_pipeline_comes_back_from_its_dictionary(store, search):
-    written = store.to_dict()
-    assert written["type"] == "hubplugin_qdrant.haystack.HubQdrantDocumentStore"
-    store.close()
-    again = HubQdrantDocumentStore.from_dict(written)
-    assert example.dense(again, search.questions[0]) == search.best(search.questions[0])
-    again.close()
 
 
 def test_a_pipeline_comes_back_from_its_yaml_corrected(store, search):

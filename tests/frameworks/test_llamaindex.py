@@ -1,14 +1,12 @@
-import asyncio
 from uuid import UUID
 
 import pytest
 import with_llamaindex as example
 from llama_index.core import VectorStoreIndex
-from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient
 
-from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
+from hubplugin_qdrant import HubQdrantClient
 from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, stored_offsets
 
 COLLECTION = example.COLLECTION
@@ -16,14 +14,10 @@ COLLECTION = example.COLLECTION
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")]
 
 
-def fill(client, functions):
-    example.index_of(client).insert_nodes([example.node(each.code, each.metadata) for each in functions])
-
-
 @pytest.fixture
 def plain(functions):
     client = QdrantClient(":memory:")
-    fill(client, functions)
+    example.index_of(client).insert_nodes([example.node(each.code, each.metadata) for each in functions])
     return client
 
 
@@ -55,23 +49,6 @@ def test_a_search_of_an_index_without_hybrid_returns_the_corrected_ranking(funct
     assert found == [search.best(question) for question in search.questions]
 
 
-def test_an_awaited_search_returns_the_corrected_ranking(functions, tmp_path):
-    plain = QdrantClient(path=str(tmp_path))
-    fill(plain, functions)
-    search = corrected(plain, COLLECTION, "text-dense", functions)
-    plain.close()
-
-    async def ask(question: str) -> list[str]:
-        client = AsyncHubQdrantClient(path=str(tmp_path))
-        store = QdrantVectorStore(COLLECTION, aclient=client)
-        index = VectorStoreIndex.from_vector_store(store, example.MiniLM(), use_async=True)
-        found = await index.as_retriever(similarity_top_k=5).aretrieve(question)
-        await client.close()
-        return [node.metadata["name"] for node in found]
-
-    assert asyncio.run(ask(search.questions[0])) == search.best(search.questions[0])
-
-
 def test_a_hybrid_search_fuses_the_corrected_scores(plain, index, search):
     def scaled(scores: dict[str, float]) -> dict[str, float]:
         low, high = min(scores.values()), max(scores.values())
@@ -88,25 +65,11 @@ def test_a_hybrid_search_fuses_the_corrected_scores(plain, index, search):
     assert sorted(found.values()) == pytest.approx(sorted(fused.values())[-5:], abs=1e-5)
 
 
-def test_a_filtered_search_returns_the_corrected_ranking_of_what_is_left(index, search):
-    email = MetadataFilters(filters=[MetadataFilter(key="package", value="email")])
-    question = search.questions[0]
-    assert example.names(index, question, filters=email) == search.best(question, package="email")
-
-
 def test_an_added_node_has_its_offset(plain, index, search):
     node = example.node(SHOUT, {"name": "shout"})
     index.insert_nodes([node])
     offset = stored_offsets(plain, COLLECTION)[UUID(node.node_id)]
     assert offset == pytest.approx(search.offset(SHOUT), abs=1e-6)
-
-
-def test_a_deleted_node_is_found_no_more(index):
-    node = example.node(SHOUT, {"name": "shout"})
-    index.insert_nodes([node])
-    assert example.names(index, "Shout a text.")[0] == "shout"
-    index.vector_store.delete_nodes([node.node_id])
-    assert "shout" not in example.names(index, "Shout a text.")
 
 
 def test_the_example_finds_more_when_corrected(functions, capsys):
