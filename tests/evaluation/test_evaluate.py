@@ -149,6 +149,13 @@ def test_without_banks_the_raw_search_alone_is_measured(scene):
     assert found.coverage is None
 
 
+def test_coverage_is_the_share_of_targets_that_some_bank_row_finds_first():
+    targets = np.eye(8)
+    bank = np.array([[1, 0.1, 0, 0, 0, 0, 0, 0], [1, 0, 0.2, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0, 0, 0]], np.float32)
+    found = hubplugin.evaluate(targets, bank, queries=targets, metric="dot", methods=[], k=1)
+    assert found.coverage == 2 / 8
+
+
 def test_collapsed_embeddings_have_no_recall(rng):
     same = np.broadcast_to(rng.normal(size=96), (64, 96))
     assert hubplugin.evaluate(same, queries=rng.normal(size=(64, 96))).raw.recall[10].value == 0

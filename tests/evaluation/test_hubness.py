@@ -21,11 +21,6 @@ def test_moments_are_those_of_scipy(moment, occurrence):
     assert ours(occurrence) == pytest.approx(getattr(stats, moment)(occurrence), abs=1e-9)
 
 
-def test_each_target_is_counted_once_for_each_query_that_finds_it():
-    found = np.array([[0, 2], [2, 3], [2, 0]])
-    assert hubness.k_occurrence(found, 5).tolist() == [2, 0, 3, 1, 0]
-
-
 def test_evenly_found_targets_have_no_hubness_at_all():
     even = hubness.Hubness.of(np.full(7, 10), 10)
     assert even == hubness.Hubness(10, 0.0, 0.0, 0.0, 10, 0.0, 0.0)
@@ -37,10 +32,6 @@ def test_one_hub_that_takes_every_find():
     assert taken.robin_hood == pytest.approx(6 / 8)  # six of the eight finds would have to move
     assert taken.anti_hub_share == pytest.approx(3 / 4)
     assert taken.largest == 8
-
-
-def test_hubs_are_listed_worst_first():
-    assert hubness.hubs(np.array([1, 9, 4, 9]), 3).tolist() == [1, 3, 2]
 
 
 def test_an_empty_gallery_has_no_hubness():

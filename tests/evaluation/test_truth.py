@@ -35,11 +35,7 @@ def test_a_qrels_file_by_name_with_grades_and_without_the_irrelevant(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("truth.txt", "0 0 2 1\n0 0 1 1\n2 0 0 1\n"),
-        ("truth.json", "[[2, 1], [], [0]]"),
-    ],
+    ("name", "content"), [("truth.txt", "0 0 2 1\n0 0 1 1\n2 0 0 1\n"), ("truth.json", "[[2, 1], [], [0]]")]
 )
 def test_files_of_row_numbers_need_no_names(name, content, tmp_path):
     (tmp_path / name).write_text(content)
@@ -65,7 +61,6 @@ def test_a_name_that_is_there_twice_names_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (np.array(3), "no list with a row number"),
         (7, "no list with a row number"),
         ([[[1], [2, 3]], [0]], "no list with a row number"),
         ({"a": 1, "b": 2}, "no list of row numbers: "),
@@ -77,8 +72,6 @@ def test_a_name_that_is_there_twice_names_nothing(tmp_path):
         ([0.5, 1.0], "no list of row numbers"),
         ([[0, 0], [1]], "target 0 twice for query 0"),
         (None, "do not pair up"),
-        ("missing.qrels", "there is no file"),
-        ("missing.npy", "there is no file"),
     ],
 )
 def test_what_is_no_ground_truth_is_refused_in_one_line(source, said):

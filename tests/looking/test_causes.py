@@ -12,7 +12,6 @@ from hubplugin.bank import Bank
 from hubplugin.causes import (
     Finding,
     collapsed,
-    copies,
     cut_off,
     effective_dimensions,
     excess_of_nearest,
@@ -189,14 +188,3 @@ def test_figures_of_causes_are_those_of_their_formulas(seed, rows, dim):
 
 def test_the_nearest_of_random_similarities_does_not_stand_out():
     assert abs(excess_of_nearest(np.random.default_rng(1).normal(size=(500, 2000)))) < 0.1
-
-
-def test_copies_are_counted_among_places():
-    vectors = np.array([[1.0, 0], [1, 0], [0, 1], [0.6, 0.8]])
-    finding = copies(np.array([[0, 1, 2], [2, 3, 0]]), vectors, np.array([0.2, 0.2, 0.0]), 0.5)
-    assert finding.figures["places"] == finding.figures["places_exact"] == pytest.approx(1 / 6)
-
-
-def test_a_shift_is_measured_by_the_spread_of_the_documents():
-    targets = np.array([[1.0, 0], [-1, 0], [0, 1], [0, -1]])
-    assert shifted(targets + np.array([3.0, 4.0]), targets).figures["apart"] == pytest.approx(25)

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import hubplugin
 import hubplugin_qdrant
-from hubplugin import InputError
+from hubplugin import InputError, StoreError
+from hubplugin.abilities import Filtered, able
 from hubplugin.cli import app
 from hubplugin.evaluation.truth import as_true_ids
 from hubplugin.jobs.write import write
@@ -117,7 +118,7 @@ def test_a_store_without_a_correction_is_searched_raw(store, vectors):
     assert "No active correction" in str(found)
 
 
-def test_a_filter_is_part_of_the_search(vectors, model):
+def test_a_filter_is_part_of_the_search_and_what_is_none_is_refused(store, vectors, model):
     client = QdrantClient(":memory:")
     client.create_collection("photos", models.VectorParams(size=384, distance=models.Distance.COSINE))
     client.upload_points(
@@ -129,14 +130,17 @@ def test_a_filter_is_part_of_the_search(vectors, model):
     )
     condition = '{"must": [{"key": "even", "match": {"value": true}}]}'
     truth = [[row] if row % 2 == 0 else [] for row in range(QUERIES)]
-    found = hubplugin.evaluate(
-        hubplugin_qdrant.open_store(client, "photos"), queries=vectors[0], truth=truth, condition=condition
-    )
+    photos = hubplugin_qdrant.open_store(client, "photos")
+    found = hubplugin.evaluate(photos, queries=vectors[0], truth=truth, condition=condition)
     scores = vectors[0].astype(np.float64) @ vectors[1][::2].astype(np.float64).T
     right = scores[::2].argmax(axis=1) == np.arange(QUERIES // 2)
     assert found.judged == QUERIES // 2
     assert found.raw.recall[1].value == pytest.approx(right.mean())
     assert found.raw.hubness is None  # nobody knows how many meet the condition
+    with pytest.raises(InputError, match="is no Qdrant filter in JSON"):
+        photos.filtered('{"musst": []}')
+    with pytest.raises(StoreError, match="searches without filters"):
+        able(store, Filtered).filtered(condition)
 
 
 def test_true_ids_come_as_arrays_lists_and_files(tmp_path):
