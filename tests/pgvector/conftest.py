@@ -55,10 +55,19 @@ class Database:
 
         done = run([self.server.bin_path / "pg_dump", "--dbname", self.address], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        # What every dump has anew.
-        return "\n".join(
-            line for line in done.stdout.splitlines() if not line.startswith(("\\restrict", "\\unrestrict"))
-        )
+        anew = ("\\restrict", "\\unrestrict")
+        return "\n".join(line for line in done.stdout.splitlines() if not line.startswith(anew))
+
+    def setting(self, **settings: str):
+        """What each connection from now on has, as a server's administrator sets it; nothing: as it was."""
+        change = [f"SET {name} = {value}" for name, value in settings.items()] or ["RESET ALL"]
+        self.run(*(f"ALTER DATABASE {self.name} {each}" for each in change))
+
+    def by_order(self, order, table="photos"):
+        """The ids of the best ten by what `order_by` has made."""
+        with psycopg.connect(self.address) as connection:
+            asked = f"SELECT id FROM {table} ORDER BY {order.sql} LIMIT 10"
+            return [row[0] for row in connection.execute(asked, order.parameters)]
 
     def open(self, table="photos", **named):
         return open_store(self.url(table, **named))

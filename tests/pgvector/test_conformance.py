@@ -39,6 +39,5 @@ class TestIndexed(TestTable):
 
     def create(self, ids, vectors):
         # Wide enough that what a row leaves behind in the index when its offset is written changes no ranking.
-        for setting in ("enable_seqscan = off", "hnsw.ef_search = 400"):
-            self.database.run(f"ALTER DATABASE {self.database.name} SET {setting}")
+        self.database.setting(enable_seqscan="off", **{"hnsw.ef_search": "400"})
         return super().create(ids, vectors)

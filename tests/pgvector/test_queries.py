@@ -41,11 +41,9 @@ def exact(store, query, keep=slice(None)):
 
 
 def test_psycopg(store, database):
-    with psycopg.connect(database.address) as connection:
-        for query in QUERIES:
-            order = hubplugin_pgvector.order_by(store, query, alias="p")
-            found = connection.execute(f"SELECT id FROM photos p ORDER BY {order.sql} LIMIT 10", order.parameters)
-            assert [row[0] for row in found] == exact(store, query)
+    for query in QUERIES:
+        order = hubplugin_pgvector.order_by(store, query, alias="p")
+        assert database.by_order(order, "photos p") == exact(store, query)
 
 
 def test_sqlalchemy(store, database):
@@ -102,8 +100,7 @@ def test_each_form_that_explain_prints_gives_the_corrected_ranking(store, databa
 
 
 def test_a_filtered_search_finds_enough_by_the_index(store, database):
-    database.run(f"ALTER DATABASE {database.name} SET enable_seqscan = off")
-    database.run(f"ALTER DATABASE {database.name} SET enable_sort = off")
+    database.setting(enable_seqscan="off", enable_sort="off")
     again = database.open(metric=store.metric.value)
     some = again.filtered("tenant LIKE 'b%'")
     found = some.search(QUERIES, 10).ids
@@ -115,7 +112,7 @@ def test_a_filtered_search_finds_enough_by_the_index(store, database):
 
 
 def test_the_plan_of_order_by_uses_the_index(store, database):
-    database.run(f"ALTER DATABASE {database.name} SET enable_seqscan = off")
+    database.setting(enable_seqscan="off")
     order = hubplugin_pgvector.order_by(store, QUERIES[0])
     with psycopg.connect(database.address) as connection:
         plan = connection.execute(f"EXPLAIN SELECT id FROM photos ORDER BY {order.sql} LIMIT 10", order.parameters)
@@ -149,9 +146,7 @@ def test_a_refit_changes_no_sql_of_the_application(store, database):
     hubplugin.rollback(store)
     after = hubplugin_pgvector.order_by(store, QUERIES[0])
     assert after.sql == before
-    with psycopg.connect(database.address) as connection:
-        found = connection.execute(f"SELECT id FROM photos ORDER BY {after.sql} LIMIT 10", after.parameters)
-        assert [row[0] for row in found] == exact(store, QUERIES[0])
+    assert database.by_order(after) == exact(store, QUERIES[0])
 
 
 def test_a_mapped_query_is_mapped_in_every_form(database):

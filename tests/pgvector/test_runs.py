@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psycopg
@@ -97,22 +98,11 @@ def test_of_two_runs_at_once_the_later_one_wins_and_the_other_stops(store, datab
 
 
 def test_two_applies_of_one_model_at_once_leave_one_whole_correction(store, database):
-    results: list[BaseException | None] = []
-
-    def run():
-        try:
-            write(database.open(metric="dot"), model())
-            results.append(None)
-        except StoreError as error:
-            results.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert None in results
-    assert [str(error) for error in results if error is not None and "another run has begun" not in str(error)] == []
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(lambda: write(database.open(metric="dot"), model())) for _ in range(2)]
+    errors = [run.exception() for run in runs]
+    assert None in errors
+    assert all(error is None or "another run has begun" in str(error) for error in errors)
     report = hubplugin.inspect(database.open(metric="dot"), queries=0)
     assert (report.missing, report.stale) == (0, 0)
 
@@ -122,35 +112,27 @@ def test_a_batch_that_ends_in_a_deadlock_is_written_again(tries, store, database
     """Another transaction has a row of the batch, and wants what the run has: the server ends the run's, once."""
     monkeypatch.setattr(hubplugin_pgvector.transport, "WAITS", [0.1] * (tries - 1))
     its = database.open(metric="dot", options="-c deadlock_timeout=4s")  # the one who looks first is the one who dies
-    fitted, errors = model(), []
+    fitted = model()
     writing = its.begin(fitted)
     batch = next(iter(writing.scan()))
-
-    def run():
-        try:
-            writing.write(batch, fitted.offsets(batch.vectors))
-        except StoreError as error:
-            errors.append(error)
-
-    with psycopg.connect(database.address) as other:
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(database.address) as other:
         other.execute("SET deadlock_timeout = '10min'")
         other.execute("SELECT FROM photos WHERE id = %s FOR UPDATE", (batch.ids[0],))
-        thread = threading.Thread(target=run)
-        thread.start()
+        run = pool.submit(writing.write, batch, fitted.offsets(batch.vectors))
         while not database.run(
             "SELECT 1 FROM pg_stat_activity WHERE application_name = 'hubplugin' AND wait_event_type = 'Lock'"
         ):
-            assert thread.is_alive()
+            assert not run.done()
             time.sleep(0.01)
         other.execute("SELECT FROM hubplugin.corrections FOR UPDATE")  # until the run has lost its own
-    thread.join()
+    error = run.exception()
     written = database.run("SELECT count(hub_offset_v1) FROM photos")[0][0]
     if tries == 1:
-        assert [type(error) for error in errors] == [hubplugin_pgvector.transport.Deadlock]
-        assert "deadlock detected" in str(errors[0])
+        assert type(error) is hubplugin_pgvector.transport.Deadlock
+        assert "deadlock detected" in str(error)
         assert written == 0
     else:
-        assert errors == []
+        assert error is None
         assert written == len(batch.ids)
 
 
@@ -207,18 +189,15 @@ def test_a_server_that_restarts_in_mid_apply_is_one_line_and_the_next_run_goes_o
     assert hubplugin.inspect(again, queries=0).stale == 0
 
 
+OWNS = "ALTER TABLE photos OWNER TO {role}"
 RIGHTS = {
     "of the table": (["GRANT ALL ON photos TO {role}"], "only the owner of photos may add a column"),
     "of its schema": (
-        [
-            "ALTER TABLE photos OWNER TO {role}",
-            "REVOKE CREATE ON SCHEMA public FROM PUBLIC",
-            "GRANT CREATE ON DATABASE {db} TO {role}",
-        ],
+        [OWNS, "REVOKE CREATE ON SCHEMA public FROM PUBLIC", "GRANT CREATE ON DATABASE {db} TO {role}"],
         "may not create an index: GRANT CREATE ON SCHEMA public",
     ),
     "of the database": (
-        ["ALTER TABLE photos OWNER TO {role}", "GRANT CREATE ON SCHEMA public TO {role}"],
+        [OWNS, "GRANT CREATE ON SCHEMA public TO {role}"],
         "may not create the schema hubplugin: GRANT CREATE ON DATABASE",
     ),
 }
@@ -258,7 +237,7 @@ def test_a_role_that_owns_the_table_and_may_create_a_schema_needs_no_more(store,
 
 
 def test_a_lock_of_others_is_waited_for_as_long_as_is_allowed(store, database):
-    database.run(f"ALTER DATABASE {database.name} SET lock_timeout = '200ms'")
+    database.setting(lock_timeout="'200ms'")
     before = database.dump()
     with psycopg.connect(database.address) as connection:
         connection.execute("SELECT FROM photos")  # a transaction that stays open
@@ -270,10 +249,10 @@ def test_a_lock_of_others_is_waited_for_as_long_as_is_allowed(store, database):
 
 def test_a_statement_timeout_stops_a_run_which_the_next_one_finishes(store, database):
     write(store, model())
-    database.run(f"ALTER DATABASE {database.name} SET statement_timeout = '1ms'")
+    database.setting(statement_timeout="'1ms'")
     with pytest.raises(StoreError, match="set a longer statement_timeout by PGOPTIONS"):
         write(database.open(metric="dot"), model("nnn"))
-    database.run(f"ALTER DATABASE {database.name} RESET ALL")
+    database.setting()
     write(database.open(metric="dot"), model("nnn"))
     assert hubplugin.inspect(store, queries=0).stale == 0
 

@@ -16,32 +16,20 @@ pytestmark = pytest.mark.slow
 ROWS, DIM = 200, 8
 
 TABLES = {
-    "plain": ("photos", "id int PRIMARY KEY, embedding vector(8)", "", {}),
-    "uuid": ("photos", "id uuid PRIMARY KEY DEFAULT gen_random_uuid(), embedding vector(8) NOT NULL", "", {}),
+    "plain": ("id int PRIMARY KEY, embedding vector(8)", {}),
+    "uuid": ("id uuid PRIMARY KEY DEFAULT gen_random_uuid(), embedding vector(8) NOT NULL", {}),
     "composite": (
-        "photos",
         "tenant text, id bigint GENERATED ALWAYS AS IDENTITY, embedding vector(8), PRIMARY KEY (tenant, id)",
-        "",
         {},
     ),
-    "unique": ("photos", "id text NOT NULL, embedding vector(8), UNIQUE (id)", "", {"key": "id"}),
-    "padded": ("photos", "id char(9), bits bit(8), embedding vector(8), PRIMARY KEY (id, bits)", "", {}),
-    "quoted": (
-        '"My Schema"."Photos ""1"" of 100%"',
-        '"The Id" int PRIMARY KEY, "Em{bed}ding" vector(8)',
-        "",
-        {"vector": '"Em{bed}ding"', "key": '"The Id"'},
-    ),
-    "halfvec": ("photos", "id int PRIMARY KEY, embedding halfvec(8)", "", {}),
-    "rounded": ("photos", "id int PRIMARY KEY, embedding vector(8)", "", {"index": "halfvec"}),
-    "unindexed": ("photos", "id int PRIMARY KEY, embedding vector(8)", "", {"index": "none"}),
-    "partitioned": (
-        "photos",
-        "id int, tenant int, embedding vector(8), PRIMARY KEY (tenant, id)",
-        "PARTITION BY LIST (tenant)",
-        {},
-    ),
-    "indexed": ("photos", "id int PRIMARY KEY, embedding vector(8), hits int DEFAULT 0", "", {"metric": ""}),
+    "unique": ("id text NOT NULL, embedding vector(8), UNIQUE (id)", {"key": "id"}),
+    "padded": ("id char(9), bits bit(8), embedding vector(8), PRIMARY KEY (id, bits)", {}),
+    "quoted": ('"The Id" int PRIMARY KEY, "Em{bed}ding" vector(8)', {"vector": '"Em{bed}ding"', "key": '"The Id"'}),
+    "halfvec": ("id int PRIMARY KEY, embedding halfvec(8)", {}),
+    "rounded": ("id int PRIMARY KEY, embedding vector(8)", {"index": "halfvec"}),
+    "unindexed": ("id int PRIMARY KEY, embedding vector(8)", {"index": "none"}),
+    "partitioned": ("id int, tenant int, embedding vector(8), PRIMARY KEY (tenant, id)", {}),
+    "indexed": ("id int PRIMARY KEY, embedding vector(8), hits int DEFAULT 0", {"metric": ""}),
 }
 
 AFTER = {
@@ -65,9 +53,11 @@ INSERTS = {
 @pytest.fixture(params=sorted(TABLES))
 def made(request, database):
     """A table of each kind, the names that its URL needs, and whether its store is a `halfvec`."""
-    table, columns, how, named = TABLES[request.param]
-    if table.startswith('"My'):
+    columns, named = TABLES[request.param]
+    table, how = "photos", "PARTITION BY LIST (tenant)" if request.param == "partitioned" else ""
+    if request.param == "quoted":
         database.run('CREATE SCHEMA "My Schema"')
+        table = '"My Schema"."Photos ""1"" of 100%"'
     database.run(f"CREATE TABLE {table} ({columns}) {how}", *AFTER.get(request.param, []))
     vector = "(SELECT array_agg(random() - 0.5 + 0 * i * j)::real[]::vector FROM generate_series(1, 8) j)"
     insert = INSERTS.get(request.param, "INSERT INTO {t} SELECT i, {v} FROM generate_series(0, 199) i")
@@ -102,27 +92,21 @@ def test_each_kind_of_table_is_corrected_refreshed_and_left_as_it_was(made, data
     assert len(ids) == len(set(ids)) == ROWS
     assert (report.count, report.missing, report.stale) == (ROWS, 0, 0)
 
-    database.run(f"ALTER DATABASE {database.name} SET enable_seqscan = off")
-    database.run(f"ALTER DATABASE {database.name} SET enable_sort = off")
+    database.setting(enable_seqscan="off", enable_sort="off")
     again = database.open(table, **named)
     assert ("uses the index" in "".join(again.notes())) == (kind != "unindexed")
+    if kind == "indexed":  # as the index that is there
+        (built,) = database.run("SELECT indexdef FROM pg_indexes WHERE indexname = 'photos_hub_offset_v1'")[0]
+        assert "(m='8', ef_construction='32')" in built
     found, expected = again.search(queries(), 10).ids, exact(again, model)
     same = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, expected, strict=True)])
     assert same >= (0.95 if kind in ("halfvec", "rounded", "indexed") else 0.98)
 
     assert hubplugin.refresh(again).stale == 0
     hubplugin.remove(again)
-    database.run(f"ALTER DATABASE {database.name} RESET ALL")
+    database.setting()
     assert sorted(database.dump().splitlines()) == sorted(before.splitlines())  # updates leave rows in another order
     assert database.open(table, **named).correction() is None
-
-
-def test_the_index_has_the_options_of_the_one_that_is_there(database):
-    database.run(f"CREATE TABLE photos ({TABLES['indexed'][1]})", *AFTER["indexed"])
-    database.fill(queries(100))
-    hubplugin.apply(database.open(), queries(), "is", force=True)
-    (indexed,) = database.run("SELECT indexdef FROM pg_indexes WHERE indexname = 'photos_hub_offset_v1'")[0]
-    assert "(m='8', ef_construction='32')" in indexed
 
 
 def test_two_columns_of_one_table_are_corrected_each_on_its_own(database):
