@@ -55,12 +55,13 @@ def test_a_fault_on_a_cluster_is_one_line_that_names_shard_and_row(address, bank
     )
 
 
-def test_an_address_where_nobody_answers_is_one_line(bank, real, tmp_path):
+@pytest.mark.parametrize("nobody", ["tcp://127.0.0.1:9", "nonsense"])
+def test_an_address_where_nobody_answers_is_one_line(nobody, bank, real, tmp_path):
     write_photos(tmp_path, real)
-    wrong = typed("apply", f"faiss:{tmp_path / 'photos.faiss'}", "--bank", bank, "--dask", "tcp://127.0.0.1:9")
+    wrong = typed("apply", f"faiss:{tmp_path / 'photos.faiss'}", "--bank", bank, "--dask", nobody)
     assert wrong.returncode == 1
     assert wrong.stderr.count("\n") == 1
-    assert "no Dask scheduler answers at 'tcp://127.0.0.1:9'" in wrong.stderr
+    assert f"no Dask scheduler answers at '{nobody}'" in wrong.stderr
 
 
 def run_example(*arguments: object) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin.cluster import DaskExecutor, RayExecutor, dask_cluster
+from hubplugin.cluster import DaskExecutor, RayExecutor
 from hubplugin.errors import ClusterError, InputError
 
 pytestmark = pytest.mark.slow
@@ -155,12 +155,6 @@ def test_a_coordinator_that_is_killed_is_taken_up(bank, gallery, parts, tmp_path
     np.testing.assert_allclose(model.offsets(gallery), calm.offsets(gallery), rtol=0, atol=1e-6)
     assert len(rest.found) == len(whole.found) - done
     assert not work.exists()
-
-
-def test_an_address_that_is_none():
-    pytest.importorskip("distributed", reason="pip install '.[cluster]'")
-    with pytest.raises(ClusterError, match="no Dask scheduler answers at 'nonsense'"), dask_cluster("nonsense", 1):
-        pass
 
 
 def test_processes_give_the_same_offsets(bank, gallery, parts, expected):

@@ -36,13 +36,9 @@ def index_file(tmp_path, gallery):
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF8,SQfp16"])
 def test_a_faiss_file_by_shards_is_searched_as_by_one_process(factory, index_file, bank, real, serial):
-    one, other = (
-        hubplugin.open_store(index_file("one.faiss", factory)),
-        hubplugin.open_store(index_file("b.faiss", factory)),
-    )
-    exactly = hubplugin.Compute(
-        precision="float64"
-    )  # float32 breaks a tie of two halves' answers by the shape of a product
+    one, other = (hubplugin.open_store(index_file(name, factory)) for name in ("one.faiss", "b.faiss"))
+    # In float32 the shape of a product breaks a tie of two halves' answers.
+    exactly = hubplugin.Compute(precision="float64")
     alone = hubplugin.apply(one, bank, compute=exactly)
     shared = hubplugin.apply(other, bank, executor=serial, shards=3, compute=exactly)
     assert (shared.scanned, shared.missing, shared.stale) == (alone.scanned, alone.missing, alone.stale)
@@ -84,13 +80,6 @@ def test_a_file_that_another_program_changes_meanwhile(index_file, bank):
     index_file("a.faiss", "SQ8")
     with pytest.raises(StoreError, match="the file was changed by another program meanwhile; run it again"):
         list(planned[1].scan())
-
-
-def test_a_fit_on_a_store_in_shards(index_file, bank, serial):
-    store = hubplugin.open_store(index_file("a.faiss"))
-    expected, found = hubplugin.fit(store, bank), hubplugin.fit(store, bank, executor=serial, shards=3)
-    assert found.gallery.count == expected.gallery.count
-    assert found.gallery.deviation == pytest.approx(expected.gallery.deviation, abs=1e-5)
 
 
 def test_what_is_for_one_process_alone(index_file, bank, serial):
