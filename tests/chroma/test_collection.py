@@ -162,10 +162,7 @@ def test_a_copy_that_a_kill_left_unreadable_is_made_anew(tmp_path, rng, file, le
 
     store = hubplugin.open_store(f"chroma:{tmp_path}/photos")
     if state == "active":
-        with pytest.raises(
-            hubplugin.StoreError,
-            match="if it is a copy of ours, `hubplugin refresh` makes it anew",
-        ):
+        with pytest.raises(hubplugin.StoreError, match="if it is a copy of ours, `hubplugin refresh` makes it anew"):
             store.search(vectors[:3], 10)
         hubplugin.refresh(store)
     else:

@@ -5,9 +5,7 @@ import pytest
 import with_haystack as example
 from haystack import Pipeline
 from haystack.components.writers import DocumentWriter
-from haystack_integrations.components.retrievers.qdrant import (
-    QdrantEmbeddingRetriever,
-)
+from haystack_integrations.components.retrievers.qdrant import QdrantEmbeddingRetriever
 from haystack_integrations.document_stores.qdrant import QdrantDocumentStore
 from haystack_integrations.document_stores.qdrant.converters import convert_id
 from qdrant_client import QdrantClient
@@ -51,11 +49,6 @@ def store(options, search):
     store.close()
 
 
-@pytest.fixture
-def shouted():
-    return example.document(SHOUT, {"name": "shout"})
-
-
 def test_a_search_returns_the_corrected_ranking(store, search):
     found = [example.dense(store, question) for question in search.questions]
     assert found == [search.best(question) for question in search.questions]
@@ -78,15 +71,11 @@ def test_a_filtered_search_returns_the_corrected_ranking_of_what_is_left(store, 
     assert example.dense(store, question, filters=email) == search.best(question, package="email")
 
 
-def test_a_written_document_has_its_offset(store, search, shouted):
-    store.write_documents([shouted])
-    offset = stored_offsets(store._client.raw, COLLECTION)[UUID(convert_id(shouted.id))]
-    assert offset == pytest.approx(search.offset(SHOUT), abs=1e-6)
-
-
-def test_documents_whose_metadata_is_updated_keep_their_offsets(store, shouted):
+def test_a_written_document_has_its_offset_and_keeps_it_when_its_metadata_is_updated(store, search):
+    shouted = example.document(SHOUT, {"name": "shout"})
     store.write_documents([shouted])
     before = stored_offsets(store._client.raw, COLLECTION)
+    assert before[UUID(convert_id(shouted.id))] == pytest.approx(search.offset(SHOUT), abs=1e-6)
     named = {"field": "meta.name", "operator": "==", "value": "shout"}
     assert store.update_by_filter(named, {"volume": "loud"}) == 1
     assert store.filter_documents(named)[0].meta == {"name": "shout", "volume": "loud"}

@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 
-from hubplugin.measures.hubness import (
-    never_found_by_chance,
-    share_of_most_found,
-    share_of_most_found_by_chance,
-)
+from hubplugin.measures.hubness import never_found_by_chance, share_of_most_found, share_of_most_found_by_chance
 
 
 @pytest.mark.parametrize(("queries", "k", "targets"), [(300, 10, 200), (50, 5, 1_000), (40, 10, 10)])

@@ -92,11 +92,7 @@ def test_examples_show_queries_won_and_lost_with_both_answers(store, vectors, mo
     write(store, model)
     called = [f"what is {row}" for row in range(QUERIES)]
     found = hubplugin.evaluate(
-        store,
-        queries=vectors[0],
-        truth=TRUE,
-        query_names=called,
-        names=lambda ids: [f"photo {key}" for key in ids],
+        store, queries=vectors[0], truth=TRUE, query_names=called, names=lambda ids: [f"photo {key}" for key in ids]
     )
     outcomes = [example.outcome for example in found.examples]
     versus = found["corrected"].versus_raw

@@ -92,14 +92,6 @@ def test_a_query_that_is_no_direction_is_counted_and_not_kept():
     assert (sample.seen, len(sample.kept), sample.limit) == (4, 1, ALL)
 
 
-def test_a_query_that_is_asked_again_has_its_last_time_and_keeps_its_text():
-    sample = Sample(10)
-    sample.add(vector(1), 1.0, "red shoes")
-    sample.add(vector(1), 2.0)
-    (asked,) = sample.kept.values()
-    assert (asked.time, asked.text) == (2.0, "red shoes")
-
-
 EVENTS = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 40), st.integers(0, 3)), max_size=150)
 """In which of three processes a query was asked, or else a target of it clicked."""
 
@@ -169,11 +161,3 @@ def test_made_up_ids_of_queries_push_no_click_of_a_real_one_out():
     for found in (sample.copy(), joined([sample.copy()], 1000)):
         assert set(sample.kept) <= set(found.clicks)
         assert len(found.clicks) == 2000
-
-
-def test_what_is_not_in_the_sample_has_no_clicks_and_takes_none_away():
-    sample = sample_of(list(range(40)), 5)
-    for digest in (*sample.kept, sample.limit + 1, ALL):
-        sample.click(digest, 7)
-    assert set(sample.copy().clicks) == set(sample.kept)
-    assert set(sample.thinned(2).clicks) == set(sorted(sample.kept)[:2])
