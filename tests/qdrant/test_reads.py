@@ -50,14 +50,6 @@ def test_pages_follow_one_another_to_the_end(photos):
     assert [key for page in pages for key in page] == photos.best(query, ROWS)
 
 
-def test_a_score_threshold_applies_to_the_corrected_score(photos):
-    client = photos.corrected()
-    query = photos.queries[3]
-    every = search(photos, client, query, limit=ROWS).points
-    between = (every[6].score + every[7].score) / 2
-    assert ids(search(photos, client, query, limit=ROWS, score_threshold=between)) == [p.id for p in every[:7]]
-
-
 def test_payload_and_vectors_come_as_asked_and_without_our_key(photos):
     client = photos.corrected()
     query = photos.queries[0]

@@ -1,10 +1,8 @@
 """Queries recorded by a corrected client: which, where, and without a search ever failing for it."""
 
-import asyncio
-
 import numpy as np
 import pytest
-from qdrant_client import AsyncQdrantClient, QdrantClient, models
+from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import InputError, Recorder
@@ -26,6 +24,23 @@ def rows(folder):
 
 def asked(queries):
     return {tuple(query) for query in np.asarray(queries, np.float32).tolist()}
+
+
+def embed_as(vector, monkeypatch):
+    """Every query is a document from now on, of which the client makes `vector`."""
+
+    def embedded(client, requests):
+        return [each.model_copy(update={"query": vector.tolist()}) for each in requests]
+
+    monkeypatch.setattr("hubplugin_qdrant.plain_client.embedded_queries", embedded)
+    monkeypatch.setattr("hubplugin_qdrant.plain_client.has_documents", lambda client, requests: True)
+
+
+def also_live(photos):
+    """`photos`, whose collection has the alias "live" from now on."""
+    alias = models.CreateAlias(collection_name="photos", alias_name="live")
+    photos.plain.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+    return photos
 
 
 def test_the_queries_of_each_search_are_the_bank_of_the_store(photos, folder):
@@ -65,9 +80,7 @@ def test_each_collection_and_vector_has_its_own_sample_before_any_correction(fol
 @pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("named", ["photos", "live"])
 def test_only_the_collections_that_a_recorder_names_are_recorded(folder, named, awaited):
-    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, awaited=awaited)
-    alias = models.CreateAlias(collection_name="photos", alias_name="live")
-    photos.plain.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+    photos = also_live(Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, awaited=awaited))
     photos.plain.create_collection("other", models.VectorParams(size=DIM, distance=models.Distance.COSINE))
     client = photos.wrapped(record=Recorder(folder, collections=[named]))
     client.query_points("live", photos.queries[0], "image")
@@ -96,21 +109,6 @@ def test_queries_in_prefetches_are_recorded_and_what_is_no_query_is_not(folder):
     assert rows(folder / "photos" / "image") == asked([one, two])
 
 
-def test_an_async_client_records_what_a_sync_one_does(folder):
-    async def search():
-        client = AsyncHubQdrantClient(":memory:", record=folder)
-        await client.create_collection("photos", models.VectorParams(size=2, distance=models.Distance.DOT))
-        await client.query_points("photos", [3, 4])
-        await client.close()
-        wrapped = AsyncHubQdrantClient.wrap(AsyncQdrantClient(":memory:"), record=folder)
-        await wrapped.create_collection("photos", models.VectorParams(size=2, distance=models.Distance.DOT))
-        await wrapped.query_points("photos", [5, 6])
-        await wrapped.close()
-
-    asyncio.run(search())
-    assert rows(folder / "photos") == {(3, 4), (5, 6)}
-
-
 def test_nothing_is_recorded_unless_a_client_is_told_to(cosine, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     client = cosine.apply()
@@ -120,11 +118,7 @@ def test_nothing_is_recorded_unless_a_client_is_told_to(cosine, tmp_path, monkey
 
 
 def test_texts_are_kept_where_the_client_embeds_documents_and_is_asked_for_them(cosine, folder, monkeypatch):
-    def embedded(client, requests):
-        return [each.model_copy(update={"query": cosine.queries[0].tolist()}) for each in requests]
-
-    monkeypatch.setattr("hubplugin_qdrant.plain_client.embedded_queries", embedded)
-    monkeypatch.setattr("hubplugin_qdrant.plain_client.has_documents", lambda client, requests: True)
+    embed_as(cosine.queries[0], monkeypatch)
     client = cosine.wrapped(record=Recorder(folder, texts=True))
     client.query_points("photos", models.Document(text="red shoes", model="some/model"))
     client.close()
@@ -154,39 +148,21 @@ def test_more_collections_than_are_kept_apart_fail_no_search(folder, caplog, mon
     assert "tenant-2" in caplog.text
 
 
+@pytest.mark.parametrize("kind", [HubQdrantClient, AsyncHubQdrantClient])
 @pytest.mark.parametrize("given", [True, 3, ["queries"]])
-def test_what_is_no_folder_is_refused(given):
+def test_what_is_no_folder_is_refused(kind, given):
     with pytest.raises(InputError, match="expected a folder"):
-        HubQdrantClient(":memory:", record=given)
-
-
-def test_a_bank_that_was_recorded_corrects_its_collection(cosine, folder):
-    recorder = Recorder(folder)
-    client = cosine.wrapped(record=recorder)
-    for query in cosine.bank:
-        client.query_points("photos", query)
-    recorder.flush()
-    recorded = recorded_of(hubplugin_qdrant.open_store(cosine.plain, "photos", record=folder))
-    assert recorded is not None
-    assert rows(folder / "photos") == asked(cosine.bank)
-    applied = hubplugin_qdrant.apply(cosine.plain, "photos", recorded, method="is", force=True)
-    assert applied.scanned == 120
+        kind(":memory:", record=given)
 
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
 def test_clicks_join_the_queries_of_their_collection_and_vector(folder, awaited, monkeypatch):
-    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, awaited=awaited)
-    alias = models.CreateAlias(collection_name="photos", alias_name="live")
-    photos.plain.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+    photos = also_live(Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, awaited=awaited))
     client, elsewhere = photos.wrapped(record=folder), photos.wrapped(record=folder)
     one, two, three = photos.queries[:3].tolist()
     for query in (one, two, three):
         client.query_points("photos", query, "image")
-    monkeypatch.setattr(
-        "hubplugin_qdrant.plain_client.embedded_queries",
-        lambda client, requests: [each.model_copy(update={"query": three}) for each in requests],
-    )
-    monkeypatch.setattr("hubplugin_qdrant.plain_client.has_documents", lambda client, requests: True)
+    embed_as(photos.queries[2], monkeypatch)
     elsewhere.click("live", Recorder.id_of(one), 17, using="image")  # another process, which has searched nothing
     client.click("photos", two, "17", "image")
     client.click("live", models.Document(text="red shoes", model="some/model"), 18, "image")

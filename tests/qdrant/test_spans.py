@@ -72,7 +72,9 @@ def test_a_search_that_is_not_corrected_says_so(photos, spans):
     assert told(spans) == [("qdrant.query_points", {"hubplugin.corrected": False})]
 
 
-def test_a_write_is_one_span(photos, spans):
+@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
+def test_a_write_is_one_span(photos, awaited, spans):
+    photos.awaited = awaited
     client = photos.apply()
     spans.clear()
     new = photos.point(ROWS, np.ones(8))
@@ -87,12 +89,3 @@ def test_the_plain_client_of_a_wrapped_one_is_traced(photos, spans):
     spans.clear()
     client.raw.query_points("photos", query=photos.queries[0], using="image")
     assert told(spans) == [("qdrant.query_points", {})]
-
-
-def test_an_async_write_is_one_span(spans):
-    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, awaited=True)
-    client = photos.apply()
-    spans.clear()
-    client.upsert("photos", [photos.point(ROWS, np.ones(8))])
-    client.upload_points("photos", [photos.point(ROWS + 1, np.ones(8))])
-    assert [name for name, _ in told(spans)] == ["qdrant.upsert", "qdrant.upload_points"]
