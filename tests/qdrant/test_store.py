@@ -21,31 +21,24 @@ from hubplugin_qdrant.store import QdrantWriting
 from tests.qdrant.conftest import DIM, Photos, clustered, once, served, stopped
 
 
-def contents(client, collection="photos"):
-    """Every point with payload and vectors. A search first: local mode normalises cosine vectors in its course."""
-    client.query_points(collection, query=[1.0] * DIM, using=_first_vector(client, collection))
-    return client.scroll(collection, limit=10_000, with_vectors=True)[0]
-
-
-def _first_vector(client, collection):
-    vectors = client.get_collection(collection).config.params.vectors
-    return next(iter(vectors)) if isinstance(vectors, dict) else None
+def contents(client):
+    """Every point with payload and vectors."""
+    return client.scroll("photos", limit=10_000, with_vectors=True)[0]
 
 
 def test_a_removal_leaves_every_point_as_it_was_and_no_metadata_collection(photos):
+    def vectors(points):
+        return [point.vector[photos.using] if photos.using else point.vector for point in points]
+
+    photos.plain.query_points("photos", photos.queries[0], photos.using or None)  # local mode normalises in its course
     before = contents(photos.plain)
     photos.apply()
     assert contents(photos.plain) != before
     hubplugin.remove(photos.store())
     after = contents(photos.plain)
     assert [(point.id, point.payload) for point in after] == [(point.id, point.payload) for point in before]
-    for one, other in zip(after, before, strict=True):
-        np.testing.assert_allclose(_vector(one), _vector(other), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(vectors(after), vectors(before), rtol=0, atol=1e-6)
     assert [found.name for found in photos.plain.get_collections().collections] == ["photos"]
-
-
-def _vector(point):
-    return next(iter(point.vector.values())) if isinstance(point.vector, dict) else point.vector
 
 
 def test_two_vectors_of_a_collection_are_corrected_and_removed_one_by_one():
@@ -428,9 +421,8 @@ def test_a_key_that_may_only_read_is_told_before_the_gallery_is_read(cosine, mon
     ids=["wrong", "of a proxy", "expired"],
 )
 def test_a_key_that_the_server_does_not_know_is_told_so(cosine, monkeypatch, status, content):
-    monkeypatch.setattr(
-        cosine.plain, "get_collection", _raise(UnexpectedResponse(status, "", content, httpx.Headers()))
-    )
+    error = UnexpectedResponse(status, "", content, httpx.Headers())
+    monkeypatch.setattr(cosine.plain, "get_collection", _raise(error))
     with pytest.raises(StoreError, match=r"opening: the api key is missing, wrong or expired; it is read from QDRANT"):
         hubplugin.inspect(cosine.store())
 
