@@ -69,6 +69,15 @@ def test_a_gallery_smaller_than_k_is_returned_whole(rng):
     assert (np.sort(top.rows[0], axis=1) == np.arange(5)).all()
 
 
+def test_progress_tells_every_target_and_ends_at_the_last(rng):
+    seen = []
+    compute = Compute("cpu", "1MiB", lambda what, done, total: seen.append((done, total)))
+    targets = as_vectors(rng.normal(size=(17_000, 4)), "targets")
+    search(np.float32(rng.normal(size=(40, 4))), targets, Metric.DOT, compute, TopK(1))
+    assert seen == sorted(seen)
+    assert seen[-1] == (17_000, 17_000)
+
+
 @pytest.mark.slow
 def test_memory_is_bounded_whatever_the_number_of_similarities():
     program = """

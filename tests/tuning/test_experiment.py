@@ -5,6 +5,9 @@ import pytest
 from scipy import stats
 
 import hubplugin
+from hubplugin.compute import Compute
+from hubplugin.methods import FitInput, configure
+from hubplugin.metric import Metric
 from hubplugin.trial import FOLDS, judge
 from tests.core import formulas
 
@@ -18,6 +21,11 @@ def small(real):
         "targets": real["test_targets"][:300],
         "queries": real["test_queries"][:300],
     }
+
+
+def given(small):
+    compute = Compute()
+    return FitInput.read(small["query_bank"], small["targets"], small["target_bank"], Metric.COSINE, compute)
 
 
 def folds_of(rows, seed=0):
@@ -52,6 +60,14 @@ def test_recall_and_hubness_are_those_of_an_independent_cross_validation(small, 
     assert found.rank == pytest.approx(np.exp(np.concatenate(log_ranks).mean()), rel=1e-6)
     assert found.skewness == pytest.approx(stats.skew(occurrence), abs=1e-6)
     assert found.cost == pytest.approx(np.concatenate(costs).mean() / np.mean(gaps), rel=1e-4)
+
+
+@pytest.mark.parametrize(("share", "method", "parameters"), [(0, "nnn", {}), (1, "dbsn", {"tau": 0.05})])
+def test_a_share_of_none_or_all_is_the_one_method_alone(small, share, method, parameters):
+    alone = configure(method, **parameters).fit(given(small)).offsets(small["targets"])
+    blend = configure("blend", share=share, strength=0.7, tau=0.05, answers="kept").fit(given(small))
+    assert blend.offsets(small["targets"]) == pytest.approx(0.7 * alone, abs=1e-5)
+    assert len(blend.terms) == 1
 
 
 def test_pairs_may_be_a_mapping_in_any_order(small):
@@ -109,6 +125,13 @@ def test_a_gallery_of_two_and_a_gallery_of_copies_are_judged_and_not_helped(smal
     bank = small["query_bank"][:60]
     for gallery in (small["targets"][:2], np.repeat(small["targets"][:1], 40, axis=0)):
         assert judge(gallery, bank, "is", metric=metric).objections
+
+
+def test_progress_reaches_the_whole(small):
+    seen = []
+    progress = hubplugin.Compute(progress=lambda *step: seen.append(step))
+    judge(small["targets"], small["query_bank"][:50], "is", compute=progress)
+    assert ("trying candidates", 2 * FOLDS, 2 * FOLDS) in seen
 
 
 @pytest.mark.parametrize(
