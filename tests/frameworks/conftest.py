@@ -75,8 +75,3 @@ def stored_offsets(client: QdrantClient, collection: str) -> dict[UUID, float]:
         return next(iter(under.values())) if under else point.vector["hub_v1"][-1]
 
     return {UUID(str(point.id)): offset(point) for point in points}
-
-
-def first_answers_right(printed: str) -> list[int]:
-    """How many answers were right in what an example printed: raw, corrected, for each kind of search."""
-    return [int(line.split()[1]) for line in printed.splitlines() if line.endswith("first answers are right")]

@@ -17,7 +17,7 @@ from hubplugin_qdrant.haystack import (
     HubQdrantHybridRetriever,
     HubQdrantSparseEmbeddingRetriever,
 )
-from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, stored_offsets
+from tests.frameworks.conftest import SHOUT, corrected, stored_offsets
 
 pytestmark = pytest.mark.slow
 
@@ -109,9 +109,3 @@ RETRIEVERS = (HubQdrantEmbeddingRetriever, HubQdrantSparseEmbeddingRetriever, Hu
 
 def names(found):
     return [document.meta["name"] for document in found["documents"]]
-
-
-def test_the_example_finds_more_when_corrected(functions, capsys):
-    example.main([])
-    raw, corrected, *_ = first_answers_right(capsys.readouterr().out)
-    assert corrected > raw

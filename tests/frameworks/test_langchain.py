@@ -8,7 +8,7 @@ from qdrant_client import QdrantClient
 
 from hubplugin_qdrant import HubQdrantClient
 from hubplugin_qdrant.langchain import HubQdrantVectorStore
-from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, stored_offsets
+from tests.frameworks.conftest import SHOUT, corrected, stored_offsets
 
 pytestmark = pytest.mark.slow
 
@@ -66,12 +66,6 @@ def test_documents_read_by_id_show_nothing_of_the_correction(client):
     document = store.get_by_ids(ids)[0]
     assert document.page_content == SHOUT
     assert set(document.metadata) == {"name", "_id", "_collection_name"}
-
-
-def test_the_example_finds_more_when_corrected(functions, capsys):
-    example.main([])
-    raw, corrected, *_ = first_answers_right(capsys.readouterr().out)
-    assert corrected > raw
 
 
 def test_every_way_to_make_a_wrapped_store_gives_a_corrected_one(plain, search, functions, tmp_path):

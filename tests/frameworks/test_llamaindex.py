@@ -7,7 +7,7 @@ from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient
 
 from hubplugin_qdrant import HubQdrantClient
-from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, stored_offsets
+from tests.frameworks.conftest import SHOUT, corrected, stored_offsets
 
 COLLECTION = example.COLLECTION
 
@@ -70,9 +70,3 @@ def test_an_added_node_has_its_offset(plain, index, search):
     index.insert_nodes([node])
     offset = stored_offsets(plain, COLLECTION)[UUID(node.node_id)]
     assert offset == pytest.approx(search.offset(SHOUT), abs=1e-6)
-
-
-def test_the_example_finds_more_when_corrected(functions, capsys):
-    example.main([])
-    raw, corrected, *_ = first_answers_right(capsys.readouterr().out)
-    assert corrected > raw
