@@ -191,9 +191,9 @@ def points(draw: st.DrawFn, using: str) -> Any:
 
 
 CONTAINERS = mostly(st.just(list), st.sampled_from([tuple, iter, deque]))
-OPTIONS = st.sampled_from(
-    [{}, {}, {"update_mode": models.UpdateMode.INSERT_ONLY}, {"update_mode": models.UpdateMode.UPDATE_ONLY}]
-)
+NUMBER_3 = {"update_filter": models.Filter(must=[models.FieldCondition(key="n", match=models.MatchValue(value=3))])}
+ONLY = [{"update_mode": models.UpdateMode.INSERT_ONLY}, {"update_mode": models.UpdateMode.UPDATE_ONLY}]
+OPTIONS = st.sampled_from([{}, {}, *ONLY, NUMBER_3, NUMBER_3 | ONLY[1]])
 
 
 @st.composite

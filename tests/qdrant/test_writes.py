@@ -20,10 +20,6 @@ def struct(photos, vector):
     return {photos.using: vector.tolist()} if photos.using else vector.tolist()
 
 
-def column(photos, vectors):
-    return {photos.using: vectors.tolist()} if photos.using else vectors.tolist()
-
-
 def check(photos, key, vector):
     """Point `key` holds the offset of `vector`, to float32."""
     expected = float(photos.model.offsets(vector[None])[0])
@@ -38,7 +34,7 @@ WRITES = {
     "upsert": lambda client, photos, points: client.upsert("photos", points),
     "batch": lambda client, photos, points: client.upsert(
         "photos",
-        models.Batch(ids=[3, 500, 501], vectors=column(photos, NEW), payloads=[each.payload for each in points]),
+        models.Batch(ids=[3, 500, 501], vectors=struct(photos, NEW), payloads=[each.payload for each in points]),
     ),
     "upload": lambda client, photos, points: client.upload_points("photos", iter(points), batch_size=2),
     "collection": lambda client, photos, points: client.upload_collection(
@@ -65,28 +61,6 @@ def test_what_is_written_has_its_own_offset_and_payload_whether_it_is_new_or_not
 
 
 NUMBER_3 = models.Filter(must=[models.FieldCondition(key="n", match=models.MatchValue(value=3))])
-
-
-@pytest.mark.parametrize(
-    ("condition", "written"),
-    [
-        ({"update_filter": NUMBER_3}, {3, 500}),
-        ({"update_mode": models.UpdateMode.INSERT_ONLY}, {500}),
-        ({"update_mode": models.UpdateMode.UPDATE_ONLY}, {3, 4}),
-        ({"update_filter": NUMBER_3, "update_mode": models.UpdateMode.UPDATE_ONLY}, {3}),
-    ],
-)
-def test_a_conditional_upsert_writes_the_offsets_of_what_it_writes_and_no_others(photos, condition, written):
-    client = photos.corrected()
-    points = [photos.point(key, vector) for key, vector in zip((3, 4, 500), NEW, strict=True)]
-    client.upsert("photos", points, **condition)
-    for key, vector in zip((3, 4, 500), NEW, strict=True):
-        if key in written:
-            check(photos, key, vector)
-        elif key == 500:
-            assert not client.retrieve("photos", [500])
-        else:
-            check(photos, key, photos.gallery[key])
 
 
 @pytest.mark.parametrize("wait", [True, False])
