@@ -99,7 +99,8 @@ def test_clicks_are_answers_of_the_queries_that_they_belong_to(folder, queries, 
 
 def test_the_id_of_a_query_is_short_and_the_same_for_every_form_of_it(queries):
     (one, two, *_) = queries
-    assert {Recorder.id_of(kind(one.tolist())) for kind in (list, tuple, np.asarray, np.float32)} == {Recorder.id_of(one)}
+    forms = (list, tuple, np.asarray, np.float32)
+    assert {Recorder.id_of(form(one.tolist())) for form in forms} == {Recorder.id_of(one)}
     assert Recorder.id_of(two) != Recorder.id_of(one)
     assert re.fullmatch("[0-9a-f]{16}", Recorder.id_of(one))
     with pytest.raises(InputError, match=r"one query \[d\]; got 300"):
