@@ -50,10 +50,3 @@ def test_a_model_without_a_gallery_has_no_cap(sets):
     bank, _, _, newcomers = sets
     expected = formulas.inverted_softmax(bank, newcomers, "cosine", 0.05)
     np.testing.assert_allclose(hubplugin.fit(None, bank, "is").offsets(newcomers), expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("largest", [0.1, 0.3, 16_777_217.0])
-def test_the_cap_is_the_largest_offset_that_is_stored_a_float32(largest):
-    cap = hubplugin.model.GalleryStatistics(10, -1.0, largest, 0.1).cap
-    assert cap == float(np.float32(largest))  # which is not the number that the statistics hold
-    assert cap != largest

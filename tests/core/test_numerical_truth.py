@@ -173,16 +173,6 @@ def test_float64_is_asked_of_devices_that_have_it(monkeypatch):
     assert Compute(precision="float64").torch_device().type == "cpu"
 
 
-def test_a_sample_stands_for_the_gallery(real):
-    bank, targets = real["bank_queries"][:700], real["test_targets"]
-    exact = hubplugin.fit(targets, bank, "sn", tau=0.1).offsets(targets)
-    everybody = hubplugin.fit(targets, bank, "sn", tau=0.1, sample=10_000).offsets(targets)
-    np.testing.assert_array_equal(everybody, exact)
-    some = hubplugin.fit(targets, bank, "sn", tau=0.1, sample=400).offsets(targets)
-    assert abs(float(some.mean())) < 1e-6
-    assert np.corrcoef(some, exact)[0, 1] > 0.98
-
-
 def test_a_sample_counts_for_as_many_targets_as_it_stands_for():
     # Every target twice over is the same gallery as every target once, each standing for two.
     rng = np.random.default_rng(1)
@@ -228,16 +218,6 @@ def test_sinkhorn_is_finite_and_true_at_any_size_and_temperature(m, n, d, log_ta
     assert_true("sn", {"tau": tau, "iterations": iterations}, metric, bank, targets, None, atol=atol)
 
 
-def test_offsets_are_centred_on_the_gallery_and_described(real):
-    targets = real["test_targets"][:200]
-    model = hubplugin.fit(targets, real["bank_queries"][:300], "nnn")
-    offsets = model.offsets(targets)
-    assert abs(float(offsets.mean(dtype=np.float64))) < 1e-6
-    assert model.gallery.count == 200
-    assert model.gallery.largest == pytest.approx(float(offsets.max()), abs=1e-6)
-    assert model.gallery.smallest == pytest.approx(float(offsets.min()), abs=1e-6)
-
-
 @pytest.fixture
 def reduced_precision():
     before = torch.get_float32_matmul_precision()
@@ -246,16 +226,8 @@ def reduced_precision():
     torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize("method", ["is", "sn"])
-def test_a_program_that_allows_reduced_precision_products_gets_true_offsets(method, rng, reduced_precision):
-    bank, targets = unit(rng, 40, 16), unit(rng, 30, 16)
-    parameters = {"tau": 0.02} | ({"iterations": 10} if method == "sn" else {})
-    assert_true(method, parameters, "cosine", bank, targets, None, compute=Compute("cpu"))
-    assert torch.get_float32_matmul_precision() == "medium"
-
-
 @pytest.mark.parametrize(("rows", "memory"), [(40, "1GiB"), (600, "1MiB")], ids=["float32", "float16 is held"])
-def test_no_float32_product_is_left_to_a_setting_that_reduces_its_precision_and_the_setting_stays(
+def test_a_program_that_allows_reduced_precision_products_gets_true_offsets_and_the_setting_stays(
     rows, memory, rng, reduced_precision, monkeypatch
 ):
     seen = []  # the type of each product, and the setting that another thread would read meanwhile
@@ -267,7 +239,8 @@ def test_no_float32_product_is_left_to_a_setting_that_reduces_its_precision_and_
             return whole(*factors, **options)
 
         monkeypatch.setattr(torch, name, spy)
-    hubplugin.fit(unit(rng, rows, 16), unit(rng, rows, 16), "sn", compute=Compute("cpu", memory=memory))
+    given = {"tau": 0.02, "iterations": 10}, "cosine", unit(rng, rows, 16), unit(rng, rows, 16), None
+    assert_true("sn", *given, compute=Compute("cpu", memory=memory))
     assert set(seen) == {(torch.float64, "medium")}
 
 

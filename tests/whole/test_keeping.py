@@ -69,16 +69,6 @@ def test_a_rollback_writes_the_model_before_and_a_second_one_returns(photos):
     assert asked("rollback", store)["model"]["method"] == "dbsn"
 
 
-def test_a_rollback_without_a_model_before_is_one_line(photos):
-    store = f"faiss:{photos}"
-    hubplugin("remove", store)
-    failed = hubplugin("rollback", store)
-    assert (failed.returncode, failed.stderr.strip()) == (
-        1,
-        f"hubplugin: {store} keeps no model that was active before",
-    )
-
-
 def test_a_removal_is_told_before_it_is_done_and_leaves_nothing_beside_the_index(photos):
     store, before = f"faiss:{photos}", photos.read_bytes()
     told = asked("remove", store, "--dry-run")
