@@ -63,20 +63,6 @@ def test_a_model_is_described_by_what_was_given_and_no_longer_than_it_need_be():
     assert "dn(lam=0.5), cosine, mean of the bank, 4 dimensions" in repr(hubplugin.fit(None, X, "dn"))
 
 
-def test_numpy_torch_and_files_give_the_same_offsets(tmp_path, rng):
-    import torch
-
-    bank, targets = rng.normal(size=(20, 6)).astype(np.float32), rng.normal(size=(30, 6)).astype(np.float32)
-    np.save(tmp_path / "bank.npy", bank)
-    np.savez(tmp_path / "targets.npz", x=targets)
-    expected = hubplugin.fit(targets, bank, "dbsn").offsets(targets)
-    for b, t in (
-        (torch.from_numpy(bank), torch.from_numpy(targets)),
-        (tmp_path / "bank.npy", tmp_path / "targets.npz"),
-    ):
-        np.testing.assert_array_equal(hubplugin.fit(t, b, "dbsn").offsets(t), expected)
-
-
 def test_a_fit_without_targets_is_centred_when_it_is_given_some(rng):
     bank, targets = rng.normal(size=(20, 6)).astype(np.float32), rng.normal(size=(30, 6)).astype(np.float32)
     late = hubplugin.fit(None, bank, "is")

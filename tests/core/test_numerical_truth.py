@@ -65,17 +65,12 @@ def test_every_method_is_compared_with_its_formula():
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
-def test_random_vectors(method, parameters, metric, device, rng):
-    bank, targets, target_bank = unit(rng, 70, 24), unit(rng, 150, 24), unit(rng, 40, 24)
-    assert_true(method, parameters, metric, bank, targets, target_bank, compute=Compute(device))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize(("method", "parameters"), SETTINGS)
-def test_real_vectors(method, parameters, metric, device, real):
-    bank, target_bank = real["bank_queries"][:200], real["bank_targets"][:150]
-    assert_true(method, parameters, metric, bank, real["test_targets"][:220], target_bank, compute=Compute(device))
+@pytest.mark.parametrize("kind", ["random", "real"])
+def test_vectors_of_length_1(kind, method, parameters, metric, device, rng, real):
+    given = unit(rng, 70, 24), unit(rng, 150, 24), unit(rng, 40, 24)
+    if kind == "real":
+        given = real["bank_queries"][:200], real["test_targets"][:220], real["bank_targets"][:150]
+    assert_true(method, parameters, metric, *given, compute=Compute(device))
 
 
 @pytest.mark.parametrize("metric", ["dot", "euclidean"])

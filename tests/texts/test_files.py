@@ -41,12 +41,6 @@ def pickled():
 KINDS = [".txt", ".jsonl", ".csv", ".tsv", ".parquet"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_log_gives_its_texts(kind, tmp_path):
-    found = read_texts(write(tmp_path / f"log{kind}", TEXTS))
-    assert (found.texts, found.rows) == (TEXTS, [0, 1, 2, 3])
-
-
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_a_column_is_found_by_its_usual_name(kind, tmp_path):
     assert read_texts(write(tmp_path / f"log{kind}", TEXTS, "question")).texts == TEXTS

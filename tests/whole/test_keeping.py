@@ -86,10 +86,6 @@ def test_every_command_prints_the_figures_that_its_page_lists(photos):
     assert asked("refresh", store, "--dry-run")["written"] is False
     applied = asked("apply", store, "--bank", bank, "--method", "nnn", "--dry-run")
     assert applied["tried"]["corrected"]["skewness"] < applied["tried"]["uncorrected"]["skewness"]
-
-
-def test_the_figures_of_commands_that_look_are_those_of_the_page(photos):
-    store, bank = f"faiss:{photos}", photos.with_name("bank.npy")
     found = asked("diagnose", store, "--bank", bank)
     assert {"causes", "judgement", "hubs"} <= found.keys()
     assert asked("inspect", store)["correction"]["method"] == "dbsn"

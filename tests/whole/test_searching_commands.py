@@ -28,15 +28,14 @@ def made(tmp_path_factory):
     return folder
 
 
-def typed(made, command, *arguments):
-    store = f"qdrant-local:{made / 'local'}/photos"
-    return hubplugin(command, store, *arguments)
+def typed(made, *arguments):
+    return hubplugin("explain", f"qdrant-local:{made / 'local'}/photos", *arguments)
 
 
 def test_explain_prints_a_request_to_paste_for_a_file_an_id_or_the_first_point(made):
     first = np.load(made / "queries.npy")[0]
     for arguments in (["--vector", made / "queries.npy"], ["--id", 7], []):
-        printed = typed(made, "explain", *arguments)
+        printed = typed(made, *arguments)
         assert printed.returncode == 0, printed.stderr
         assert printed.stdout.startswith("curl -X POST http://localhost:6333/collections/photos/points/query")
         body = json.loads(printed.stdout.split("-d '")[1].split("'\n")[0])
@@ -46,24 +45,14 @@ def test_explain_prints_a_request_to_paste_for_a_file_an_id_or_the_first_point(m
         else:
             assert np.allclose(asked, first) == bool(arguments)
             assert len(asked) == DIM
-
-
-def test_explain_as_json_has_path_and_body_alone(made):
-    printed = json.loads(typed(made, "explain", "--id", 7, "--k", 3, "--json").stdout)
+    printed = json.loads(typed(made, "--id", 7, "--k", 3, "--json").stdout)
     assert (printed["method"], printed["path"]) == ("POST", "/collections/photos/points/query")
     assert printed["body"]["limit"] == 3
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments", "message"),
-    [
-        ("explain", ["--vector", "other.npy"], "--vector has 7 dimensions, qdrant-local:"),
-        ("explain", ["--vector", "queries.npy", "--id", 1], "--vector and --id both name the query"),
-    ],
-)
-def test_what_cannot_be_explained_is_one_line(made, command, arguments, message):
-    given = [made / each if str(each).endswith(".npy") else each for each in arguments]
-    failed = typed(made, command, *given)
-    assert failed.returncode == 1
-    assert message in failed.stderr
-    assert len(failed.stderr.splitlines()) == 1
+    for arguments, message in (
+        (["--vector", made / "other.npy"], "--vector has 7 dimensions, qdrant-local:"),
+        (["--vector", made / "queries.npy", "--id", 1], "--vector and --id both name the query"),
+    ):
+        failed = typed(made, *arguments)
+        assert failed.returncode == 1
+        assert message in failed.stderr
+        assert len(failed.stderr.splitlines()) == 1
