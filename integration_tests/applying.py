@@ -1,7 +1,5 @@
 """A process that applies a correction, to be killed. It imports little by itself: a fork server does that once."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from multiprocessing.connection import Connection

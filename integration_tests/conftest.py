@@ -1,7 +1,5 @@
 """Every scenario on every backend that is there, and at the end a table that says what was seen working where."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any

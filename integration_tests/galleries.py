@@ -1,7 +1,5 @@
 """Something to correct: real embeddings in a collection, with what a scenario asks of it."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Iterator

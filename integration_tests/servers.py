@@ -1,7 +1,5 @@
 """Qdrant servers that are started from here: where they listen, as an executable, and as containers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket
@@ -207,7 +205,7 @@ class Compose:
         return f"the Docker engine cannot get {image}: {said}"
 
     @contextmanager
-    def started(self) -> Iterator[Compose]:
+    def started(self) -> Iterator["Compose"]:
         clean_up = ["down --volumes --remove-orphans --timeout 5"]
         with get_docker_services(self._command, self._file, self._project, [], clean_up):
             self.run("up --detach --wait --wait-timeout 600")  # in here, so that a failure is cleaned up, too

@@ -1,7 +1,5 @@
 """Workers in processes of their own read, fit and write a collection by ranges of its ids."""
 
-from __future__ import annotations
-
 import os
 import signal
 from concurrent.futures import ProcessPoolExecutor

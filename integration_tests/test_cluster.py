@@ -1,7 +1,5 @@
 """A cluster of three nodes: shards, replicas, nodes that go away, shard keys."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

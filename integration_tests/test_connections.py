@@ -1,7 +1,5 @@
 """Every way to speak to a server: REST and gRPC, with and without an api key, and TLS."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What others find while a correction is replaced."""
 
-from __future__ import annotations
-
 import threading
 
 import hubplugin_qdrant.transport

@@ -1,7 +1,5 @@
 """Processes that are killed and servers that go away while a correction is applied."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

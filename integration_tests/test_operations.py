@@ -1,7 +1,5 @@
 """What is done to a running server: aliases are switched, others write, tenants share it, keys are limited."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

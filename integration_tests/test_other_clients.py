@@ -1,7 +1,5 @@
 """docs/other-clients.md as somebody pastes it: curl against a server."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

@@ -1,7 +1,5 @@
 """A map of the query that pairs have taught: every search ranks as model.queries(q) @ t + offset does in float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random requests to a server that others write to, against a search written from the definition."""
 
-from __future__ import annotations
-
 import uuid
 
 import pytest

@@ -1,7 +1,5 @@
 """What an application asks of a corrected collection beside its ten nearest."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

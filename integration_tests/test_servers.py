@@ -1,7 +1,5 @@
 """What servers do otherwise than local mode, or than one another: each was read in their source before it was run."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Both ways in which an offset lies in a collection: as payload, and as one more dimension of a second vector."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from qdrant_client import models

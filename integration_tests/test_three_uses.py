@@ -1,7 +1,5 @@
 """The three uses that hubplugin exists for, one scenario each, as its user lives them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

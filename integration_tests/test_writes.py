@@ -1,7 +1,5 @@
 """What an application writes to a corrected collection keeps it corrected."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

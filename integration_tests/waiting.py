@@ -1,7 +1,5 @@
 """Waiting for a condition, instead of for a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What scenarios ask of a place where they run."""
 
-from __future__ import annotations
-
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

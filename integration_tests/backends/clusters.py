@@ -1,7 +1,5 @@
 """Three servers that are one cluster: as executables, as containers."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

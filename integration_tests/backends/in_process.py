@@ -1,7 +1,5 @@
 """Backends without a server: the local mode of qdrant-client in memory and on disk."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One server: by its URL, as an executable, as a container."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import uuid
