@@ -94,6 +94,13 @@ def written(path: Path, index: faiss.Index) -> Path:
     return path
 
 
+def grow(path: Path, vectors: np.ndarray) -> None:
+    """Plain Faiss adds `vectors` to the index in a file."""
+    index = faiss.read_index(str(path))
+    index.add(vectors)
+    written(path, index)
+
+
 def stored(index: faiss.Index) -> np.ndarray:
     """The offsets in an upgraded index, by row of the vectors that were added, as the adapter itself reads them."""
     return _scanned(index, 1)

@@ -54,24 +54,14 @@ def test_what_is_added_is_not_mapped_and_what_is_removed_is_gone(kind, rng):
     np.testing.assert_array_equal(index.search(case.queries, K)[1], left[np.argsort(-wanted[:, kept], axis=1)[:, :K]])
 
 
-def test_a_model_without_the_map_adds_nothing_to_a_mapped_index(rng):
-    case = cases.made("Flat", IP, n=300)
-    model = model_of(case.vectors, rng)
-    upgraded = hubplugin_faiss.upgrade(case.index, model)
-    with pytest.raises(StoreError, match="those of another model"):
-        hubplugin_faiss.add(upgraded, case.queries, model.having(query_map=None))
-
-
 def test_what_a_plain_add_puts_through_the_map_is_named_by_inspect_and_comes_last(rng, tmp_path):
-    case, file = cases.made("Flat", IP, n=300), tmp_path / "x.faiss"
-    faiss.write_index(case.index, str(file))
+    case = cases.made("Flat", IP, n=300)
+    file = cases.written(tmp_path / "x.faiss", case.index)
     store = hubplugin.open_store(f"faiss:{file}")
     applied = hubplugin.apply(store, model_of(case.vectors, rng))
     assert any("a query map stands before the index" in note for note in applied.notes)
     assert "maps q by a linear transform" in store.explain(case.queries[0]).text
-    index = faiss.read_index(str(file))
-    index.add(case.queries[:5])
-    faiss.write_index(index, str(file))
+    cases.grow(file, case.queries[:5])
     store = hubplugin.open_store(f"faiss:{file}")
     seen = hubplugin.inspect(store, queries=0).invalid_vectors
     assert sorted(seen.named) == [300, 301, 302, 303, 304]
@@ -176,29 +166,14 @@ def test_the_map_stands_before_an_index_of_any_type(kind, metric, rng):
 
 @pytest.mark.parametrize("metric", [IP, pytest.param(L2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", cases.FEW)
-def test_a_file_with_a_map_is_applied_amended_rolled_back_and_as_it_was(kind, metric, rng, tmp_path):
-    case, file = cases.made(kind, metric), tmp_path / "x.faiss"
-    faiss.write_index(case.index, str(file))
-    raw = file.read_bytes()
+def test_a_file_with_a_map_is_amended_and_rolled_back(kind, metric, rng, tmp_path):
+    case = cases.made(kind, metric)
+    file = cases.written(tmp_path / "x.faiss", case.index)
     store = hubplugin.open_store(f"faiss:{file}?metric=cosine")
     first = hubplugin.fit(store, case.queries + 0.1, "nnn", k=5)
     mapped = replace(model_of(case.vectors, rng), bank_fingerprint="mapped").centred_on(store)
-
-    def searched(model: hubplugin.OffsetModel) -> None:
-        index, found = hubplugin_faiss.read_index(file)
-        assert found.fingerprint == model.fingerprint
-        assert_found(widened(index), model, case.queries, kind)
-        hits = hubplugin.open_store(f"faiss:{file}").search(case.queries, K)
-        np.testing.assert_array_equal(hits.ids, faiss.read_index(str(file)).search(case.queries, K)[1])
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of recall: the bank is random
-        hubplugin.apply(store, mapped, force=True)
-        searched(mapped)
-        hubplugin.remove(hubplugin.open_store(f"faiss:{file}"))
-        if "HNSW" not in kind:  # a graph that was built anew stays
-            assert file.read_bytes() == raw
-        store = hubplugin.open_store(f"faiss:{file}?metric=cosine")
         hubplugin.apply(store, first, force=True)
         hubplugin.apply(store, mapped, force=True)
         index, model = hubplugin_faiss.read_index(file)
@@ -209,17 +184,19 @@ def test_a_file_with_a_map_is_applied_amended_rolled_back_and_as_it_was(kind, me
         hubplugin.refresh(store)  # newcomers may change the norm bias of codes by a step
         report = hubplugin.inspect(store, queries=0)
         assert (report.count, report.missing, report.stale) == (630, 0, 0)
-        searched(mapped)
+        index, model = hubplugin_faiss.read_index(file)
+        assert model.fingerprint == mapped.fingerprint
+        assert_found(widened(index), mapped, case.queries, kind)
         hubplugin.rollback(store)
         assert not is_mapped(faiss.read_index(str(file)))
-        hubplugin.rollback(store)
-        searched(mapped)
 
 
-def test_an_index_that_normalises_queries_refuses_a_map(rng):
+@pytest.mark.parametrize("way", ["upgrade", "CorrectedSearch"])
+def test_an_index_that_normalises_queries_refuses_a_map(way, rng):
     case = cases.made("L2norm,Flat", IP, n=300)
-    with pytest.raises(InputError, match=r"which an index that normalises queries .* does not apply"):
-        hubplugin_faiss.upgrade(case.index, model_of(case.vectors, rng))
+    given = {"targets": case.vectors} if way == "CorrectedSearch" else {}
+    with pytest.raises(InputError, match=r"has a query map .*, which an index that normalises queries"):
+        getattr(hubplugin_faiss, way)(case.index, model_of(case.vectors, rng), **given)
 
 
 @pytest.mark.parametrize("kind", ["RR24,Flat", "PCA24,Flat", "OPQ6_24,Flat"])

@@ -9,7 +9,6 @@ import pytest
 
 import hubplugin
 import hubplugin_faiss
-from hubplugin.model import QueryMap
 from hubplugin_faiss import calibration
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
@@ -104,6 +103,7 @@ def fitted(metric: str, d: int = 8) -> hubplugin.OffsetModel:
         (flat(L2), fitted("dot"), "the model is for dot, the index ranks by L2; fit with metric='euclidean'"),
         (flat(), fitted("euclidean"), "the model is for euclidean, the index ranks by inner product"),
         (flat(IP, 2 * X), fitted("cosine"), "the model is for cosine, but row 0 has length 2 and Faiss does not"),
+        (cases.filled("SQ6", 5 * X), fitted("cosine"), "its codes stand for vectors of about length 5"),
     ],
 )
 def test_a_model_that_does_not_suit_the_index_is_refused(index, model, says):
@@ -299,11 +299,6 @@ def test_vectors_are_not_added_with_another_model():
     assert upgraded.ntotal == 53
 
 
-def test_codes_of_vectors_that_were_never_unit_are_refused_for_cosine():
-    with pytest.raises(hubplugin.InputError, match=r"its codes stand for vectors of about length 5"):
-        hubplugin_faiss.upgrade(cases.filled("SQ6", 5 * X), hubplugin.fit(X, X[:20], "nnn", k=2))
-
-
 def test_ids_that_faiss_has_lost_are_told_in_one_line():
     index = with_ids(faiss.index_factory(8, "IDMap,IVF4,Flat"))
     index.remove_ids(np.arange(0, 70, 7))
@@ -319,10 +314,3 @@ def test_a_model_whose_bank_and_targets_were_swapped_is_noticed():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         hubplugin_faiss.upgrade(flat(), right)
-
-
-def test_a_corrected_search_refuses_a_query_map_before_an_index_that_normalises():
-    model = hubplugin.fit(X, X[::-1] + 0.1, "is").having(query_map=QueryMap(np.eye(8, dtype=np.float32), 1.0, 200))
-    index = faiss.IndexPreTransform(faiss.NormalizationTransform(8), flat())
-    with pytest.raises(hubplugin.InputError, match=r"has a query map .*, which an index that normalises queries"):
-        hubplugin_faiss.CorrectedSearch(index, model, targets=X)

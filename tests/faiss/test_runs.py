@@ -22,7 +22,7 @@ from hubplugin_faiss import folder
 from hubplugin_faiss import store as faiss_store
 from hubplugin_faiss.encoding import codecs
 from tests.faiss import killed_steps
-from tests.faiss.cases import filled, unit, written
+from tests.faiss.cases import filled, grow, unit, written
 from tests.faiss.cases import stored as stored_in
 from tests.whole.commands import hubplugin as hubplugin_command
 
@@ -177,9 +177,7 @@ def test_what_another_program_writes_meanwhile_stays(corrected, monkeypatch, wha
     new = built(corrected.parent / "next", np.ascontiguousarray(GALLERY[::-1][:entries]))
     content, store, replaced, real = new.read_bytes(), opened(corrected), [], faiss_store.write_index_file
     if what == "refresh":  # which replaces the file only if an offset is wrong
-        index = faiss.read_index(str(corrected))
-        index.add(BANK[:1])
-        faiss.write_index(index, str(corrected))
+        grow(corrected, BANK[:1])
         store = opened(corrected)
 
     def replace() -> None:
@@ -257,9 +255,7 @@ def lying_in(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("what", ["refresh", "remove", "rollback", "model"])
 @pytest.mark.parametrize("size", [100, 4_000, 20_000, 50_000])
 def test_what_finds_no_room_says_how_much_it_needs_and_leaves_all_as_it_was(corrected, what, size, full_disk):
-    index = faiss.read_index(str(corrected))
-    index.add(BANK[:1])  # so that a refresh has something to do
-    faiss.write_index(index, str(corrected))
+    grow(corrected, BANK[:1])  # so that a refresh has something to do
     before, store = lying_in(corrected.parent), opened(corrected)
     needed = r"cannot write '.*': File too large, [\d,]+ bytes are needed and [\d,]+ were free; nothing was changed"
     with pytest.raises(hubplugin.StoreError, match=needed), full_disk(size):

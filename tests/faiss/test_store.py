@@ -45,11 +45,18 @@ def path(request, tmp_path) -> Path:
 
 
 def test_apply_inspect_refresh_and_remove(path, model):
-    before = path.read_bytes()
+    before, (index, beside) = path.read_bytes(), hubplugin_faiss.read_index(path)
+    assert beside is None
     store = open_store(f"faiss:{path}")
     raw = store.search(BANK[:5], 10)
+    counted = hubplugin.apply(store, model, dry_run=True)
+    assert (counted.written, counted.missing, path.read_bytes()) == (False, 500, before)
     done = hubplugin.apply(store, model)
     assert (done.scanned, done.missing) == (500, 500)
+    found, beside = hubplugin_faiss.read_index(path)
+    assert beside.fingerprint == model.fingerprint
+    expected = hubplugin_faiss.upgrade(index, model).search(BANK, 5)[1]
+    np.testing.assert_array_equal(found.search(BANK, 5)[1], expected)
     assert "every target has its offset" in str(inspect(open_store(f"faiss:{path}")))
     assert refresh(open_store(f"faiss:{path}")).stale == 0
     assert open_store(f"faiss:{path}").search(BANK[:5], 10).ids == store.search(BANK[:5], 10).ids != raw.ids
@@ -198,9 +205,7 @@ def test_an_inspection_sees_lists_and_refined_indexes_whole_and_what_plain_faiss
     assert (abs(seen.shift), seen.spread) == (pytest.approx(0, abs=1e-3), pytest.approx(1, abs=1e-2))
     assert seen.hubness.live
     assert seen.hubness.corrected < 0.8 * seen.hubness.raw
-    written = faiss.read_index(str(file))
-    written.add(np.ascontiguousarray(live))
-    faiss.write_index(written, str(file))
+    cases.grow(file, np.ascontiguousarray(live))
     seen = hubplugin.inspect(hubplugin_faiss.open_store(file), live)
     assert 0.9 * 300 <= seen.stale <= 300
     assert any("run refresh" in each for each in seen.attention)
@@ -213,9 +218,7 @@ def test_a_refresh_leaves_the_date_and_the_model_before_as_they_were(tmp_path, m
     for each in (hubplugin.fit(GALLERY, BANK, "csls", k=3), model):
         applied(file, each, force=True)
     os.utime(f"{file}.hub/model.hub", (10**9, 10**9))
-    index = faiss.read_index(str(file))
-    index.add(BANK)
-    faiss.write_index(index, str(file))
+    cases.grow(file, BANK)
     store = open_store(f"faiss:{file}")
     assert refresh(store).stale
     for each in (store, open_store(f"faiss:{file}")):
@@ -271,9 +274,7 @@ def test_a_vector_that_is_not_finite_hides_no_stale_offset_beside_it(tmp_path, m
     file = cases.written(tmp_path / "x.faiss", cases.filled("PCA8,Flat", GALLERY))
     for method in ("nnn", "is"):
         hubplugin.apply(hubplugin_faiss.open_store(file, metric="cosine"), BANK, method, force=True)
-    index = faiss.read_index(str(file))
-    index.add(np.concatenate([BANK, np.full((1, 16), np.nan, np.float32)]))
-    faiss.write_index(index, str(file))
+    cases.grow(file, np.concatenate([BANK, np.full((1, 16), np.nan, np.float32)]))
     assert inspect(open_store(f"faiss:{file}")).stale >= 55
     refresh(open_store(f"faiss:{file}"))
     assert inspect(open_store(f"faiss:{file}")).stale <= 1
@@ -313,18 +314,6 @@ def test_a_model_of_cosine_for_vectors_of_all_lengths_is_refused_on_refresh(mode
     upgraded = hubplugin_faiss.upgrade(cases.filled("Flat", 3 * GALLERY), np.zeros(500, np.float32))
     with pytest.raises(hubplugin.InputError, match="the model does not suit this IndexFlatIP: of 500 entries 500 with"):
         hubplugin_faiss.upgrade(upgraded, model)
-
-
-def test_a_fitted_model_is_applied_as_it_is_and_both_are_read_back(path, model):
-    raw = faiss.read_index(str(path))
-    assert hubplugin_faiss.read_index(path)[1] is None
-    before, counted = path.read_bytes(), applied(path, model, dry_run=True)
-    assert (counted.written, counted.missing, path.read_bytes()) == (False, 500, before)
-    assert applied(path, model).missing == 500
-    index, beside = hubplugin_faiss.read_index(path)
-    assert beside is not None
-    assert beside.fingerprint == model.fingerprint
-    np.testing.assert_array_equal(index.search(BANK, 5)[1], hubplugin_faiss.upgrade(raw, model).search(BANK, 5)[1])
 
 
 @pytest.mark.parametrize("given", [{"method": "nnn"}, {"tau": 0.1}, {"learn": True}, {"group_by": "shop"}])
@@ -446,8 +435,7 @@ def test_lists_on_disk_are_refused_until_they_are_loaded_into_memory(tmp_path, m
 
 
 def test_a_file_larger_than_memory_is_refused_before_it_is_read(tmp_path, model, monkeypatch):
-    file = tmp_path / "x.faiss"
-    faiss.write_index(cases.filled("IVF4,Flat", GALLERY), str(file))
+    file = cases.written(tmp_path / "x.faiss", cases.filled("IVF4,Flat", GALLERY))
     size = file.stat().st_size
     monkeypatch.setattr(faiss, "read_index", None)
     monkeypatch.setattr(files, "available_memory", lambda: size - 1)
@@ -459,8 +447,7 @@ def test_a_file_larger_than_memory_is_refused_before_it_is_read(tmp_path, model,
 def test_an_index_that_finds_no_memory_for_the_new_one_is_refused_before_the_gallery_is_read(
     tmp_path, model, monkeypatch, copies
 ):
-    file = tmp_path / "x.faiss"
-    faiss.write_index(cases.filled("IVF4,Flat", GALLERY), str(file))
+    file = cases.written(tmp_path / "x.faiss", cases.filled("IVF4,Flat", GALLERY))
     if copies == 2:  # one without offsets, and one with others
         applied(file, model)
     store, size, content = open_store(f"faiss:{file}"), file.stat().st_size, file.read_bytes()
