@@ -148,20 +148,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker of pytest-xdist hands its cells to the process that prints the table."""
-    handed = getattr(session.config, "workeroutput", None)
-    if handed is not None:
-        handed["cells"] = {scenario: dict(row) for scenario, row in _cells.items()}
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    for scenario, row in getattr(node, "workeroutput", {}).get("cells", {}).items():
-        for where, outcomes in row.items():
-            _cells[scenario][where] += outcomes
-
-
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     ran = {report.nodeid for kind in ("passed", "failed", "skipped") for report in terminalreporter.getreports(kind)}
     if not _cells or not any(name.startswith("integration_tests/") for name in ran):

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from qdrant_client import QdrantClient, models
@@ -23,16 +23,6 @@ AGREED = 0.95
 
 PAGE = 50
 """Points read or written at a time: what the strictest server of a scenario allows."""
-
-
-class Place(Protocol):
-    """What a collection asks of the backend that holds it."""
-
-    can: frozenset[str]
-
-    def client(self) -> QdrantClient: ...
-
-    def url(self, collection: str) -> str: ...
 
 
 Answer: TypeAlias = list[list[int | str]]
@@ -106,7 +96,7 @@ class Gallery:
 
     def __init__(
         self,
-        backend: Place,
+        backend: Any,
         name: str,
         *,
         using: str = "",

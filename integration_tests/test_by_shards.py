@@ -26,17 +26,6 @@ def offsets(store) -> dict[int | str, float]:
     }
 
 
-def test_offsets_by_shards_are_those_of_one_process(fill):
-    alone, shared = (hubplugin.open_store(fill().url) for _ in range(2))
-    expected = hubplugin.apply(alone, BANK, **APPLY)
-    with pool() as executor:
-        found = hubplugin.apply(shared, BANK, executor=executor, shards=4, **APPLY)
-    assert (found.scanned, found.missing, found.stale) == (expected.scanned, expected.missing, expected.stale)
-    assert offsets(shared).keys() == offsets(alone).keys()
-    np.testing.assert_allclose(list(offsets(shared).values()), list(offsets(alone).values()), rtol=0, atol=1e-5)
-    assert shared.correction().active
-
-
 def test_a_worker_that_dies_while_it_writes_costs_its_shard(fill, tmp_path):
     alone, shared = (hubplugin.open_store(fill().url) for _ in range(2))
     hubplugin.apply(alone, BANK, **APPLY)

@@ -16,14 +16,6 @@ from integration_tests.waiting import wait_until
 pytestmark = pytest.mark.needs("cluster")
 
 
-def test_many_shards_answer_as_one(backend, fill):
-    gallery = fill(shard_number=12, replication_factor=2)
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
-    found = gallery.found(backend.wrapped())
-    assert all(len(points) == K for points in found)
-    assert gallery.agreement(found, model) >= AGREED
-
-
 def test_a_node_that_stops_and_comes_back_during_apply_loses_nothing(backend, gallery, monkeypatch):
     monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 20)
 

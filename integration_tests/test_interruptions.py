@@ -202,9 +202,21 @@ def answers(hub, gallery):
     return [[(point.id, point.score) for point in points] for points in found]
 
 
-def keyed(address):
-    """The headers of a request past the client."""
-    return {"api-key": address.api_key} if address.api_key else {}
+def snapshot_of(client, address, name):
+    """The content of a fresh snapshot of a collection."""
+    return asked(address, "GET", f"collections/{name}/snapshots/{client.create_snapshot(name, wait=True).name}").content
+
+
+def restore(address, name, content):
+    given = {"files": {"snapshot": ("snapshot", content)}, "params": {"priority": "snapshot", "wait": "true"}}
+    asked(address, "POST", f"collections/{name}/snapshots/upload", **given)
+
+
+def asked(address, method, path, **given):
+    """What the server answers to a request past the client."""
+    key = {"api-key": address.api_key} if address.api_key else {}
+    url = f"http://{address.host}:{address.http}/{path}"
+    return httpx.request(method, url, headers=key, timeout=60, **given).raise_for_status()
 
 
 @pytest.mark.needs("fresh")
@@ -213,20 +225,8 @@ def test_snapshots_restored_into_a_fresh_server_are_still_corrected(backend, fil
     gallery, client, fresh = fill(using=using), backend.client(), backend.fresh()
     hubplugin_qdrant.apply(client, gallery.name, BANK, storage=storage, **APPLY)
     before = answers(backend.wrapped(), gallery)
-    there = f"http://{backend.address.host}:{backend.address.http}/collections"
-    here = f"http://{fresh.host}:{fresh.http}/collections"
     for name in (gallery.name, f"{gallery.name}--hub"):
-        snapshot = client.create_snapshot(name, wait=True).name
-        content = httpx.get(
-            f"{there}/{name}/snapshots/{snapshot}", headers=keyed(backend.address), timeout=60
-        ).raise_for_status()
-        httpx.post(
-            f"{here}/{name}/snapshots/upload",
-            params={"priority": "snapshot", "wait": "true"},
-            files={"snapshot": (snapshot, content.content)},
-            headers=keyed(fresh),
-            timeout=60,
-        ).raise_for_status()
+        restore(fresh, name, snapshot_of(client, backend.address, name))
     restored = HubQdrantClient(**replace(fresh, prefer_grpc=backend.address.prefer_grpc).options())
     try:
         assert answers(restored, gallery) == before
@@ -243,15 +243,11 @@ def test_snapshots_restored_into_a_fresh_server_are_still_corrected(backend, fil
 def test_a_collection_restored_alone_is_searched_raw_with_a_warning_until_a_refresh(backend, fill, storage):
     """From a snapshot that is older than the correction."""
     gallery, client = fill(using="code"), backend.client()
-    at = f"http://{backend.address.host}:{backend.address.http}/collections/{gallery.name}/snapshots"
-    key = keyed(backend.address)
-    snapshot = client.create_snapshot(gallery.name, wait=True).name
-    content = httpx.get(f"{at}/{snapshot}", headers=key, timeout=60).raise_for_status().content
+    content = snapshot_of(client, backend.address, gallery.name)
     given = {"vector": "code", "storage": storage}
     model = hubplugin_qdrant.apply(client, gallery.name, BANK, **given, **APPLY).model
     client.delete_collection(gallery.name)  # a server restores over no other set of vectors
-    upload = {"files": {"snapshot": (snapshot, content)}, "params": {"priority": "snapshot", "wait": "true"}}
-    httpx.post(f"{at}/upload", headers=key, timeout=60, **upload).raise_for_status()
+    restore(backend.address, gallery.name, content)
     hub = backend.wrapped()
     says = "no point of .* has an offset of version 1.*run refresh" if storage == "payload" else "lost its augmented"
     with pytest.warns(UserWarning, match=says) as warned:
@@ -270,8 +266,7 @@ def test_a_snapshot_of_a_whole_storage_is_still_corrected(backend, fill, storage
     gallery, client = fill(using="code"), backend.client()
     hubplugin_qdrant.apply(client, gallery.name, BANK, storage=storage, **APPLY)
     snapshot = client.create_full_snapshot(wait=True).name
-    there = f"http://{backend.address.host}:{backend.address.http}/snapshots/{snapshot}"
-    content = httpx.get(there, headers=keyed(backend.address), timeout=60).raise_for_status().content
+    content = asked(backend.address, "GET", f"snapshots/{snapshot}").content
     address = replace(backend.restored(content), prefer_grpc=backend.address.prefer_grpc)
     assert answers(HubQdrantClient(**address.options()), gallery) == answers(backend.wrapped(), gallery)
     report = hubplugin.inspect(hubplugin_qdrant.open_store(address.client(), gallery.name), queries=0)

@@ -159,9 +159,10 @@ def test_keys_of_single_collections_do_what_they_allow(backend, using):
         return kind(**(options | {"api_key": token(there.address.api_key, allowed)}))
 
     try:
-        # Who may write the points, but make no collection, cannot begin ...
-        with pytest.raises(hubplugin.StoreError, match="the api key may not do this"):
-            hubplugin_qdrant.apply(client(QdrantClient, both, "rw"), gallery.name, BANK, **APPLY)
+        # Who may read or write the points, but make no collection, cannot begin ...
+        for access in ("r", "rw"):
+            with pytest.raises(hubplugin.StoreError, match="the api key may not do this"):
+                hubplugin_qdrant.apply(client(QdrantClient, both, access), gallery.name, BANK, **APPLY)
         model = hubplugin_qdrant.apply(there.client(), gallery.name, BANK, **APPLY).model
         # ... but refreshes, who may read both searches corrected, and who may read the points alone is told.
         assert hubplugin.refresh(hubplugin_qdrant.open_store(client(QdrantClient, both, "rw"), gallery.name)).stale == 0

@@ -55,8 +55,7 @@ def mapped(backend, fill, storage, model):
     gallery.before = gallery.content()
     write(gallery.store(storage), model)
     gallery.scores = exact_scores(QUERIES, gallery.vectors, model)
-    gallery.every = {"oversampling": len(gallery.ids) / K}  # every point is a candidate
-    gallery.hub = backend.wrapped(**gallery.every)
+    gallery.hub = backend.wrapped(oversampling=len(gallery.ids) / K)  # every point is a candidate
     return gallery
 
 

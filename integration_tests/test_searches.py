@@ -1,7 +1,5 @@
 """What an application asks of a corrected collection beside its ten nearest."""
 
-import asyncio
-
 import numpy as np
 import pytest
 from qdrant_client import models
@@ -20,8 +18,7 @@ def corrected(backend, gallery):
     model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
     gallery.scores = exact_scores(QUERIES, gallery.vectors, model)
     gallery.unit, gallery.offsets = normalise(gallery.vectors, "targets"), model.offsets(gallery.vectors)
-    gallery.every = {"oversampling": len(gallery.ids) / K}  # every point is a candidate
-    gallery.hub = backend.wrapped(**gallery.every)
+    gallery.hub = backend.wrapped(oversampling=len(gallery.ids) / K)  # every point is a candidate
     return gallery
 
 
@@ -31,36 +28,6 @@ def ids(points):
 
 def expected_scores(scores, k=K):
     return np.sort(scores)[::-1][:k]
-
-
-def test_a_filter_is_applied_before_the_candidates_are_chosen(corrected):
-    even = models.Filter(must=[models.FieldCondition(key="even", match=models.MatchValue(value=True))])
-    for row, query in enumerate(QUERIES):
-        found = corrected.hub.query_points(
-            corrected.name, query=query, limit=K, query_filter=even, search_params=EXACT, with_payload=True
-        ).points
-        assert all(point.payload["even"] for point in found)
-        best = expected_scores(corrected.scores[row, ::2])
-        np.testing.assert_allclose([point.score for point in found], best, rtol=0, atol=1e-4)
-
-
-def test_a_score_threshold_holds_for_the_corrected_score(corrected):
-    threshold = float(np.quantile(corrected.scores[0], 0.98))
-    found = corrected.hub.query_points(
-        corrected.name, query=QUERIES[0], limit=100, score_threshold=threshold, search_params=EXACT
-    ).points
-    assert len(found) == (corrected.scores[0] >= threshold).sum()
-
-
-def test_pages_to_the_end_show_every_point_once_and_in_order(corrected):
-    found, size = [], 40
-    while page := corrected.hub.query_points(
-        corrected.name, query=QUERIES[0], limit=size, offset=len(found), search_params=EXACT
-    ).points:
-        found += page
-    assert sorted(map(str, ids(found))) == sorted(map(str, corrected.ids))
-    best = expected_scores(corrected.scores[0], len(found))
-    np.testing.assert_allclose([point.score for point in found], best, rtol=0, atol=1e-4)
 
 
 def test_groups_hold_the_corrected_best_of_each(backend, corrected):
@@ -100,21 +67,6 @@ def test_a_hybrid_search_fuses_the_corrected_ranking(backend, fill):
     best = sorted(shares.values(), reverse=True)[:K]
     assert {point.id for point in fused} <= set(shares)
     np.testing.assert_allclose([point.score for point in fused], best, rtol=0, atol=1e-5)
-
-
-def test_an_async_client_finds_what_the_sync_one_finds(backend, corrected):
-    async def search():
-        hub = backend.wrapped_async(**corrected.every)
-        try:
-            return await asyncio.gather(
-                *(hub.query_points(corrected.name, query=query, limit=K, search_params=EXACT) for query in QUERIES)
-            )
-        finally:
-            await hub.close()
-
-    for query, response in zip(QUERIES, asyncio.run(search()), strict=True):
-        alone = corrected.hub.query_points(corrected.name, query=query, limit=K, search_params=EXACT).points
-        assert ids(response.points) == ids(alone)
 
 
 def test_every_form_of_a_query_is_corrected_wherever_it_stands(backend, corrected, fill):

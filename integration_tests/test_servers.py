@@ -10,8 +10,7 @@ import hubplugin
 import hubplugin_qdrant
 import hubplugin_qdrant.transport
 from hubplugin_qdrant import HubQdrantClient
-from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES, TARGETS
-from integration_tests.test_connections import There
+from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS
 from integration_tests.waiting import wait_until
 
 
@@ -123,35 +122,6 @@ def test_a_client_with_the_default_patience_is_enough(backend, gallery):
     model = hubplugin_qdrant.apply(QdrantClient(**options), gallery.name, BANK, **APPLY).model
     assert gallery.agreement(gallery.found(HubQdrantClient(**options)), model) >= AGREED
     hubplugin.remove(hubplugin_qdrant.open_store(QdrantClient(**options), gallery.name))
-
-
-@pytest.mark.needs("server", "graph")
-def test_the_graph_is_whole_again_after_a_correction(backend, fill):
-    gallery = fill(graph=True)
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
-    wait_until(gallery.indexed)
-    raw = gallery.agreement(gallery.found(backend.client()), None)
-    assert gallery.agreement(gallery.found(backend.wrapped()), model) >= raw - 0.02
-
-
-@pytest.mark.needs("keyed")
-def test_a_key_that_may_only_read_searches_corrected_and_is_told_the_rest(backend):
-    there = There(backend.keyed())
-    gallery = there.gallery()
-    try:
-        model = hubplugin_qdrant.apply(there.client(), gallery.name, BANK, **APPLY).model
-        options = there.address.options() | {"api_key": backend.read_only_key}
-        assert gallery.agreement(gallery.found(HubQdrantClient(**options)), model) >= AGREED
-        told: list[str] = []
-        compute = hubplugin.Compute(progress=lambda what, done, total: told.append(what))
-        given = {"bank": OTHER_BANK, "compute": compute, **APPLY}
-        with pytest.raises(hubplugin.StoreError, match="the api key may not do this") as caught:
-            hubplugin_qdrant.apply(QdrantClient(**options), gallery.name, **given)
-        assert not told, "something was begun"
-        assert backend.read_only_key not in str(caught.value)
-        assert gallery.agreement(gallery.found(HubQdrantClient(**options)), model) >= AGREED
-    finally:
-        gallery.drop()
 
 
 def test_a_collection_that_a_plain_client_makes_anew_is_searched(backend, fill):

@@ -7,6 +7,7 @@ from qdrant_client import models
 import hubplugin
 import hubplugin_qdrant
 from integration_tests.galleries import AGREED, APPLY, BANK, LATER, QUERIES, K, assert_same, point_id
+from integration_tests.waiting import wait_until
 
 
 def test_either_storage_corrects_is_kept_up_and_is_removed_without_a_trace(backend, fill, storage):
@@ -77,6 +78,7 @@ def test_either_storage_reaches_the_recall_of_the_raw_graph(backend, fill, stora
     gallery = fill(using="code", graph=True)
     given = {"vector": "code", "storage": storage}
     model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **given, **APPLY).model
+    wait_until(gallery.indexed)
     raw = gallery.agreement(gallery.store().search(QUERIES, K, raw=True).ids, None)
     assert gallery.agreement(gallery.found(backend.wrapped()), model) >= raw - 0.02
 

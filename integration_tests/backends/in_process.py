@@ -11,7 +11,18 @@ from integration_tests.backends.base import Backend
 from integration_tests.galleries import Gallery
 
 
-class Memory(Backend):
+class Local(Backend):
+    def wrapped(self, **options) -> HubQdrantClient:
+        return HubQdrantClient.wrap(self.client(), **options)
+
+    def wrapped_async(self, **options) -> AsyncHubQdrantClient:
+        """On the collections of the sync client: both keep them in the same kind of object."""
+        plain = AsyncQdrantClient(":memory:")
+        plain._client.collections = self.client()._client.collections
+        return AsyncHubQdrantClient.wrap(plain, **options)
+
+
+class Memory(Local):
     name = "local"
     can = frozenset[str]()
 
@@ -24,17 +35,11 @@ class Memory(Backend):
     def client(self) -> QdrantClient:
         return self._client
 
-    def wrapped(self, **options) -> HubQdrantClient:
-        return HubQdrantClient.wrap(self._client, **options)
-
-    def wrapped_async(self, **options) -> AsyncHubQdrantClient:
-        return _async_over(self._client, **options)
-
     def url(self, collection: str) -> str:
         raise NotImplementedError("memory has no URL")
 
 
-class Disk(Backend):
+class Disk(Local):
     name = "local-path"
     can = frozenset({"processes"})
 
@@ -58,18 +63,5 @@ class Disk(Backend):
             self._client.close()
             self._client = None
 
-    def wrapped(self, **options) -> HubQdrantClient:
-        return HubQdrantClient.wrap(self.client(), **options)
-
-    def wrapped_async(self, **options) -> AsyncHubQdrantClient:
-        return _async_over(self.client(), **options)
-
     def url(self, collection: str) -> str:
         return f"qdrant-local:{self._folder}/{collection}"
-
-
-def _async_over(client: QdrantClient, **options) -> AsyncHubQdrantClient:
-    """An async client on the collections of a local one: both local modes keep them in the same kind of object."""
-    plain = AsyncQdrantClient(":memory:")
-    plain._client.collections = client._client.collections
-    return AsyncHubQdrantClient.wrap(plain, **options)

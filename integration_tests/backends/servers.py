@@ -17,10 +17,9 @@ from integration_tests.backends.base import Backend
 from integration_tests.servers import Address, Compose, Executable, free_ports, make_certificates
 from integration_tests.waiting import wait_until
 
-TEST_KEY, READ_ONLY_KEY = "for-tests-only", "for-reading-tests-only"
+TEST_KEY = "for-tests-only"
 KEYS = {
     "QDRANT__SERVICE__API_KEY": TEST_KEY,
-    "QDRANT__SERVICE__READ_ONLY_API_KEY": READ_ONLY_KEY,
     "QDRANT__SERVICE__JWT_RBAC": "true",
 }
 
@@ -87,7 +86,6 @@ class Single(Server):
 
 class Binary(Single):
     name = "binary"
-    read_only_key = READ_ONLY_KEY
     own_key: str | None = None
     can = Server.can | {"restart", "fresh", "keyed", "tls", "jwt", "storage-snapshot"}
 
@@ -178,7 +176,6 @@ class Docker(ByCompose, Single):
     """The four servers of docker-compose.yml; this one is the open one, spoken to by REST."""
 
     name = "docker"
-    read_only_key = READ_ONLY_KEY
     can = Server.can | {"restart", "fresh", "keyed", "tls", "jwt"}
     service = "open"
 
@@ -187,7 +184,6 @@ class Docker(ByCompose, Single):
         services = ("open", "keyed", "tls", "fresh")
         certificates = make_certificates(folder / "certificates")
         environment = {"HUBPLUGIN_TEST_CERTIFICATES": str(certificates), "HUBPLUGIN_TEST_KEY": TEST_KEY}
-        environment["HUBPLUGIN_TEST_READ_ONLY_KEY"] = READ_ONLY_KEY
         with Compose("docker-compose.yml", services, environment, folder).started() as self._compose:
             self._addresses = {
                 service: Address(
