@@ -7,7 +7,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from hubplugin.cli.json_types import figures_of_commands
+from hubplugin.cli.json_types import Explained, RecordedBank, Removed
+from hubplugin.evaluation.results import Results
+from hubplugin.jobs.correct import Refitted
+from hubplugin.jobs.diagnose import Diagnosis
+from hubplugin.jobs.health import Inspection
+from hubplugin.jobs.write import Applied
 
 START = """# JSON
 
@@ -22,6 +27,20 @@ What these pages call None is null; so are numbers that are none, as a skewness 
 """
 
 
+FIGURES: dict[str, type] = {
+    "evaluate": Results,
+    "diagnose": Diagnosis,
+    "inspect": Inspection,
+    "apply": Applied,
+    "refresh": Applied,
+    "remove": Removed,
+    "rollback": Applied,
+    "refit": Refitted,
+    "bank": RecordedBank,
+    "explain": Explained,
+}
+"""What each command prints, beside its name, the version and the `store`."""
+
 FILES = "`Results.to_json` writes the same to a file."
 
 
@@ -32,7 +51,7 @@ def reference() -> str:
 
 def _sections() -> Iterator[str]:
     known: set[str] = set()
-    for command, figures in figures_of_commands().items():
+    for command, figures in FIGURES.items():
         schema = schema_of(figures)
         yield from (f"## {command}\n", f"{_one_line(schema.get('description', ''))}\n")
         yield from ([f"{FILES}\n"] if command == "evaluate" else [])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,14 +27,11 @@ from hubplugin_qdrant.manifest import KEY, Manifest
 from hubplugin_qdrant.metadata import CachedManifest, CorrectionCache, OfClient, Operation, again_if_changed
 from hubplugin_qdrant.plain_client import Arguments
 from hubplugin_qdrant.requests import (
-    SERVER_LIMIT,
     Node,
     Points,
-    Rewritten,
     as_arguments,
     as_request,
     as_requests,
-    corrected_version,
     nearest,
     prefetches_of,
     rewrite,
@@ -128,8 +124,6 @@ def recorded(operation: OfClient) -> OfClient:
     @functools.wraps(operation)
     def searched(cache: CorrectionCache, arguments: Arguments) -> Operation:
         recorder = cache.recorder
-        if (span := _span()) is not None:
-            span.set_attribute("hubplugin.corrected", False)  # until it is
         return operation(cache, arguments) if recorder is None else recording(cache, recorder, arguments)
 
     return searched
@@ -250,33 +244,7 @@ def rewritten_requests(cache: CorrectionCache, known: CachedManifest, requests: 
     manifest = known.manifest or Manifest()
     if known.needs_vectors:
         requests = yield from _resolved(cache, known, requests, manifest)
-    rewritten = [rewrite(request, manifest, known.offset_key) for request in requests]
-    if (span := _span()) is not None:
-        _describe(span, requests, rewritten, manifest)
-    return rewritten
-
-
-def _span() -> Any:
-    """The span of OpenTelemetry that the call is in, if there is one."""
-    trace: Any = sys.modules.get("opentelemetry.trace")
-    span = None if trace is None else trace.get_current_span()
-    return span if span is not None and span.is_recording() else None
-
-
-def _describe(span: Any, requests: list[models.QueryRequest], rewritten: list[Rewritten], manifest: Manifest) -> None:
-    """Says in `span` how `requests` were corrected: by which version and method, the first of several, and how many
-    candidates the server is asked for by a corrected vector, the most of any."""
-    nodes = [node for request in requests for node in _nodes(request)]
-    versions = [found for node in nodes if (found := corrected_version(node.query, node.using, manifest)) is not None]
-    if not versions:
-        return
-    own = {name for each in versions for name in (each.vector, each.augmented_vector)}
-    asking = [node for each in rewritten for node in _nodes(each.request) if (node.using or "") in own]
-    limits = [(node.limit or SERVER_LIMIT) + (getattr(node, "offset", None) or 0) for node in asking]
-    span.set_attribute("hubplugin.corrected", True)
-    span.set_attribute("hubplugin.version", versions[0].number)
-    span.set_attribute("hubplugin.method", versions[0].method)
-    span.set_attribute("hubplugin.candidates", max(limits))
+    return [rewrite(request, manifest, known.offset_key) for request in requests]
 
 
 def _nodes(node: Node) -> Iterator[Node]:

@@ -46,25 +46,3 @@ class RecordedBank(BaseModel):
     clicks: int = 0
     pairs: int = 0
     targets: int = 0
-
-
-def figures_of_commands() -> dict[str, type]:
-    """What each command prints, beside its name, the version and the `store`."""
-    from hubplugin.evaluation.results import Results
-    from hubplugin.jobs.correct import Refitted
-    from hubplugin.jobs.diagnose import Diagnosis
-    from hubplugin.jobs.health import Inspection
-    from hubplugin.jobs.write import Applied
-
-    return {
-        "evaluate": Results,
-        "diagnose": Diagnosis,
-        "inspect": Inspection,
-        "apply": Applied,
-        "refresh": Applied,
-        "remove": Removed,
-        "rollback": Applied,
-        "refit": Refitted,
-        "bank": RecordedBank,
-        "explain": Explained,
-    }

@@ -8,10 +8,9 @@ import jsonschema
 import numpy as np
 import pytest
 
-from hubplugin.cli.json_types import figures_of_commands
 from hubplugin.jobs.write import write
 from hubplugin.registry import open_store
-from pages.json_output import schema_of
+from pages.json_output import FIGURES, schema_of
 from tests.whole.commands import hubplugin, write_photos
 
 pytestmark = pytest.mark.slow
@@ -43,7 +42,7 @@ def asked(command: str, *arguments: object) -> dict[str, object]:
     assert run.returncode == 0, run.stderr
     figures = json.loads(run.stdout, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     assert (figures.pop("command"), figures.pop("version")) == (command, 1)
-    schema = closed(schema_of(figures_of_commands()[command]))
+    schema = closed(schema_of(FIGURES[command]))
     schema["properties"] = {"store": {"type": "string"}} | schema["properties"]
     jsonschema.validate(figures, schema)
     return figures
