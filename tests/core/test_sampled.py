@@ -56,15 +56,10 @@ def test_a_larger_sample_comes_nearer(sets):
     assert errors[3] == 0
 
 
-def test_all_are_taken_where_that_is_asked_for(sets, caplog):
-    exact = offsets(sets, "sn", "1GiB")
-    np.testing.assert_allclose(offsets(sets, "sn", ROOM, sample="all"), exact, rtol=0, atol=1e-5)
-    assert not told(caplog)
-
-
-def test_where_there_is_room_for_few_all_are_read_again_and_again(sets, caplog):
-    bank, targets, second = sets
-    rows = np.repeat(bank, 2, axis=0) + np.float32(0)
-    twice = (rows, targets, second)  # for 8,000 targets
-    np.testing.assert_allclose(offsets(twice, "sn", ROOM), offsets(twice, "sn", "1GiB"), rtol=0, atol=1e-5)
+def test_all_are_taken_where_that_is_asked_for_and_where_there_is_room_for_few(sets, caplog):
+    bank, *others = sets
+    twice = (np.repeat(bank, 2, axis=0), *others)  # with room for 8,000 targets
+    for given, parameters in ((sets, {"sample": "all"}), (twice, {})):
+        exact = offsets(given, "sn", "1GiB")
+        np.testing.assert_allclose(offsets(given, "sn", ROOM, **parameters), exact, rtol=0, atol=1e-5)
     assert not told(caplog)

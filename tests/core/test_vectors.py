@@ -214,16 +214,6 @@ def test_a_folder_a_store_and_a_text_are_called_what_they_are(tmp_path):
     assert "secret" not in by_url
 
 
-def test_what_is_spooled_stays_readable_and_leaves_no_file_open():
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always", ResourceWarning)
-        spooled = spool([X, X], "x")
-        np.testing.assert_array_equal(spooled.array(), np.concatenate([X, X]))
-        del spooled
-        gc.collect()
-    assert not [warning for warning in warned if issubclass(warning.category, ResourceWarning)]
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_the_first_row_that_is_not_finite_is_named(bad):
     x = np.ones((40_000, 2), np.float32)
@@ -287,13 +277,17 @@ def test_blocks_of_any_size_make_up_the_array(x):
         np.testing.assert_array_equal(np.concatenate(list(as_vectors(x).blocks(size))), x.astype(np.float32))
 
 
-def test_blocks_that_can_be_read_once_are_spooled_and_leave_no_file(tmp_path, monkeypatch):
+def test_blocks_that_can_be_read_once_are_spooled_and_leave_no_file_and_none_open(tmp_path, monkeypatch, recwarn):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    warnings.simplefilter("always", ResourceWarning)
     np.savez(tmp_path / "x.npz", X)
     for vectors in (spool(iter([X, X + 1]), "gallery"), as_vectors(tmp_path / "x.npz")):
         assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]  # not even while it is read: a kill leaves none
         for _ in range(2):
             np.testing.assert_array_equal(vectors.array(), np.concatenate([X, X + 1])[: vectors.rows])
+    del vectors
+    gc.collect()
+    assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -57,11 +57,12 @@ def record(queries, **settings):
     recorder.close()
 
 
-def test_recorded_queries_are_shown_exported_thinned_and_cleared(bank):
+def test_recorded_queries_and_clicks_are_shown_exported_thinned_and_cleared(bank):
     record(np.concatenate([bank, bank[:100]]), size=400)
     shown = typed("bank", "faiss:photos.faiss").stdout
     assert "400 queries of 384 dimensions, of 600 that were asked from 20" in shown
     assert "photos.faiss.queries" in shown
+    assert "clicks" not in shown
     figures = asked("bank", "faiss:photos.faiss", "--export", "out.npy")
     assert (figures["queries"], figures["seen"], figures["texts"]) == (400, 600, False)
     assert figures["different"] == pytest.approx(500, abs=100)
@@ -76,11 +77,7 @@ def test_recorded_queries_are_shown_exported_thinned_and_cleared(bank):
     assert "kept: 0" in typed("bank", "faiss:photos.faiss", "--clear").stdout
     assert "no queries are recorded in photos.faiss.queries" in typed("bank", "faiss:photos.faiss").stdout
     assert asked("bank", "faiss:photos.faiss")["queries"] == 0
-
-
-def test_clicks_are_shown_as_pairs_and_targets(bank):
     record(bank)
-    assert "clicks" not in typed("bank", "faiss:photos.faiss").stdout
     recorder = hubplugin.Recorder("photos.faiss.queries")
     for row, target in ((0, 3), (0, 3), (0, 4), (1, 3)):
         recorder.click(bank[row], target)

@@ -109,6 +109,11 @@ def test_the_command_says_which_version_it_is(command):
     assert run.stdout == f"hubplugin {__version__}\n"
 
 
+def filled(words, made, photos):
+    paths = {"PHOTOS": str(photos), "BANK": str(made / "bank.npy"), "FOLDER": str(made)}
+    return [functools.reduce(lambda text, path: text.replace(*path), paths.items(), word) for word in words]
+
+
 MISSING = [
     (("apply", "faiss:PHOTOS", "--bank", "nowhere.npy"), "nowhere.npy"),
     (("apply", "faiss:nowhere.faiss", "--bank", "BANK"), "nowhere.faiss"),
@@ -133,9 +138,7 @@ for words in json.load(sys.stdin):
 
 def test_a_missing_file_is_told_before_torch_is_imported(made, photos):
     """All in one interpreter: once one of them imports torch, the rest have it."""
-    paths = {"PHOTOS": str(photos), "BANK": str(made / "bank.npy")}
-    given = [[functools.reduce(lambda text, each: text.replace(*each), paths.items(), part) for part in words]
-             for words, _ in MISSING]  # fmt: skip
+    given = [filled(words, made, photos) for words, _ in MISSING]
     run = subprocess.run(
         [sys.executable, "-c", TYPED], input=json.dumps(given), capture_output=True, text=True, check=True
     )
@@ -182,9 +185,7 @@ def test_a_password_in_a_url_is_never_printed(made):
 )
 def test_what_goes_wrong_is_one_line_on_stderr_and_changes_nothing(arguments, says, made, photos):
     before = photos.read_bytes()
-    paths = {"PHOTOS": str(photos), "BANK": str(made / "bank.npy"), "FOLDER": str(made)}
-    given = [functools.reduce(lambda text, path: text.replace(*path), paths.items(), part) for part in arguments]
-    result = hubplugin(*given)
+    result = hubplugin(*filled(arguments, made, photos))
     assert result.returncode == 1
     assert says in result.stderr
     assert result.stderr.startswith("hubplugin: ")

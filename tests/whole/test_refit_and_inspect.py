@@ -289,8 +289,6 @@ def test_what_cannot_have_a_map_is_refused_before_anything_is_read(clicked, monk
     store, log = clicked
     with pytest.raises(hubplugin.InputError, match="learn=True does not go with group_by="):
         hubplugin.apply(store, log, learn=True, group_by="language")
-    with pytest.raises(hubplugin.CorrectionRefused, match="do not belong to its queries"):
-        hubplugin.apply(store, hubplugin.Bank(log.queries, log.answers[::-1]), learn=True, force=True)
     monkeypatch.setattr(type(store), "maps_queries", False)
     with pytest.raises(hubplugin.InputError, match=r"photos.faiss holds no map of queries: leave out learn="):
         hubplugin.apply(store, log, learn=True)
