@@ -1,6 +1,5 @@
 """Three servers that are one cluster: as executables, as containers."""
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,13 +25,6 @@ class Nodes(Server):
 
     def gallery(self, **options) -> Gallery:
         return super().gallery(**({"shard_number": 3, "replication_factor": 2} | options))
-
-    @abstractmethod
-    def stop(self, node: str) -> None: ...
-
-    @abstractmethod
-    def start(self, node: str) -> None:
-        """Returns when it answers again."""
 
     def _gather(self) -> None:
         """Returns when every node knows every other."""
@@ -77,6 +69,7 @@ class BinaryCluster(Nodes):
         self._processes[node].stop()
 
     def start(self, node: str) -> None:
+        """Returns when it answers again."""
         self._processes[node].start()
 
 
@@ -96,5 +89,6 @@ class Cluster(ByCompose, Nodes):
         self._compose.run(f"stop {node}")
 
     def start(self, node: str) -> None:
+        """Returns when it answers again."""
         self._compose.run(f"start {node}")
         wait_until(self.addresses[node].ready)

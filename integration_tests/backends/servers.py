@@ -3,7 +3,6 @@
 import os
 import shutil
 import uuid
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -73,18 +72,7 @@ class Url(Server):
         yield
 
 
-class Single(Server):
-    """A server that may be stopped and started again."""
-
-    @abstractmethod
-    def stop(self) -> None: ...
-
-    @abstractmethod
-    def start(self) -> None:
-        """Returns when it answers again."""
-
-
-class Binary(Single):
+class Binary(Server):
     name = "binary"
     own_key: str | None = None
     can = Server.can | {"restart", "fresh", "keyed", "tls", "jwt", "storage-snapshot"}
@@ -109,6 +97,7 @@ class Binary(Single):
         self._process.stop()
 
     def start(self) -> None:
+        """Returns when it answers again."""
         self._process.start()
 
     def fresh(self) -> Address:
@@ -172,7 +161,7 @@ class ByCompose:
         return Compose.unobtainable()
 
 
-class Docker(ByCompose, Single):
+class Docker(ByCompose, Server):
     """The four servers of docker-compose.yml; this one is the open one, spoken to by REST."""
 
     name = "docker"
@@ -207,6 +196,7 @@ class Docker(ByCompose, Single):
         self._compose.run(f"stop {self.service}")
 
     def start(self) -> None:
+        """Returns when it answers again."""
         self._compose.run(f"start {self.service}")
         wait_until(self.address.ready)
 

@@ -1,7 +1,6 @@
 """A query map lies before an upgraded index, in plain Faiss: searches map their queries, and what is added stays."""
 
 import contextlib
-import warnings
 from dataclasses import replace
 
 import faiss
@@ -18,6 +17,7 @@ from tests.faiss import cases
 from tests.faiss.cases import IP, L2, loss_of_recall
 
 D, K = 24, 10
+pytestmark = pytest.mark.filterwarnings("ignore:recall@10")  # of random banks
 
 
 def model_of(vectors: np.ndarray, rng: np.random.Generator) -> hubplugin.OffsetModel:
@@ -81,9 +81,7 @@ def test_an_index_is_tried_with_mapped_queries_against_their_own_ranking(metric,
 def test_the_norm_bias_of_codes_goes_by_how_near_mapped_queries_come(rng):
     case = cases.made("PQ6x8np", IP)
     model = model_of(case.vectors, rng)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of recall: the bank is random
-        upgraded = hubplugin_faiss.upgrade(case.index, model, force=True)
+    upgraded = hubplugin_faiss.upgrade(case.index, model, force=True)
     vectors, stored = (np.concatenate(part) for part in zip(*handler_for(upgraded).scan(0, 100), strict=True))
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
     bank = model.terms[0].bank
@@ -149,9 +147,7 @@ def test_the_map_stands_before_an_index_of_any_type(kind, metric, rng):
     """What lies behind is an upgraded index like any other, which is tested by itself."""
     case = cases.made(kind, metric)
     model = model_of(case.vectors, rng)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of recall: the bank is random
-        upgraded = hubplugin_faiss.upgrade(case.index, model, force=True)
+    upgraded = hubplugin_faiss.upgrade(case.index, model, force=True)
     upgraded = faiss.deserialize_index(faiss.serialize_index(upgraded))
     scores, found = upgraded.search(case.queries, K)
     behind = faiss.downcast_index(upgraded.index)
@@ -172,23 +168,21 @@ def test_a_file_with_a_map_is_amended_and_rolled_back(kind, metric, rng, tmp_pat
     store = hubplugin.open_store(f"faiss:{file}?metric=cosine")
     first = hubplugin.fit(store, case.queries + 0.1, "nnn", k=5)
     mapped = replace(model_of(case.vectors, rng), bank_fingerprint="mapped").centred_on(store)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of recall: the bank is random
-        hubplugin.apply(store, first, force=True)
-        hubplugin.apply(store, mapped, force=True)
-        index, model = hubplugin_faiss.read_index(file)
-        new = cases.unit(rng.normal(size=(30, D)))
-        hubplugin_faiss.add(index, new, model, np.arange(10_000, 10_030) if "IDMap" in kind else None)
-        faiss.write_index(index, str(file))
-        store = hubplugin.open_store(f"faiss:{file}")
-        hubplugin.refresh(store)  # newcomers may change the norm bias of codes by a step
-        report = hubplugin.inspect(store, queries=0)
-        assert (report.count, report.missing, report.stale) == (630, 0, 0)
-        index, model = hubplugin_faiss.read_index(file)
-        assert model.fingerprint == mapped.fingerprint
-        assert_found(widened(index), mapped, case.queries, kind)
-        hubplugin.rollback(store)
-        assert not is_mapped(faiss.read_index(str(file)))
+    hubplugin.apply(store, first, force=True)
+    hubplugin.apply(store, mapped, force=True)
+    index, model = hubplugin_faiss.read_index(file)
+    new = cases.unit(rng.normal(size=(30, D)))
+    hubplugin_faiss.add(index, new, model, np.arange(10_000, 10_030) if "IDMap" in kind else None)
+    faiss.write_index(index, str(file))
+    store = hubplugin.open_store(f"faiss:{file}")
+    hubplugin.refresh(store)  # newcomers may change the norm bias of codes by a step
+    report = hubplugin.inspect(store, queries=0)
+    assert (report.count, report.missing, report.stale) == (630, 0, 0)
+    index, model = hubplugin_faiss.read_index(file)
+    assert model.fingerprint == mapped.fingerprint
+    assert_found(widened(index), mapped, case.queries, kind)
+    hubplugin.rollback(store)
+    assert not is_mapped(faiss.read_index(str(file)))
 
 
 @pytest.mark.parametrize("way", ["upgrade", "CorrectedSearch"])

@@ -164,8 +164,6 @@ def test_a_graph_that_finds_less_says_so_with_a_call_that_works_when_pasted():
     exec(advice, {"index": index, "hubplugin_faiss": hubplugin_faiss})
     after = cases.loss_of_recall(index, index, model)
     assert re.fullmatch(r"hubplugin_faiss\.tune\(index, ef_search=\d+\)", advice)
-    assert before is not None
-    assert after is not None
     assert after[1] > before[1] + 0.02
 
 
@@ -238,8 +236,6 @@ def test_a_graph_whose_links_lose_too_much_is_built_anew(tmp_path):
     hubplugin.apply(hubplugin_faiss.open_store(file), model, force=True)
     upgraded = faiss.read_index(str(file))
     losses = [cases.loss_of_recall(index, found, model) for found in (kept, upgraded)]
-    assert losses[0] is not None
-    assert losses[1] is not None
     assert losses[1][1] > losses[0][1] + 0.01
 
 
