@@ -12,7 +12,7 @@ import hubplugin
 from hubplugin.model import FORMAT
 from hubplugin.model.file import digest
 
-METHODS = ["is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
+METHODS = ["blend", "is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
 
 
 @pytest.fixture
