@@ -2,7 +2,6 @@
 
 import threading
 
-import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
@@ -44,18 +43,6 @@ def test_a_payload_that_is_overwritten_right_after_its_vector_keeps_the_new_offs
     backend.wrapped().batch_update_points(gallery.name, operations, wait=False)
     wait_until(lambda: gallery.content()[key][1].get("row") == "new")
     wait_until(lambda: gallery.health()[1:] == (0, 0))
-
-
-def test_points_deleted_while_offsets_are_written_do_no_harm(backend, gallery, monkeypatch):
-    monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 25)
-    left = iter(gallery.ids[::3])
-
-    def delete(what, done, total):
-        if what == "writing offsets" and (key := next(left, None)) is not None:
-            backend.client().delete(gallery.name, [key], wait=True)
-
-    hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, compute=hubplugin.Compute(progress=delete), **APPLY)
-    assert gallery.health()[1:] == (0, 0)
 
 
 @pytest.mark.needs("threads")
@@ -122,15 +109,3 @@ def test_a_client_with_the_default_patience_is_enough(backend, gallery):
     model = hubplugin_qdrant.apply(QdrantClient(**options), gallery.name, BANK, **APPLY).model
     assert gallery.agreement(gallery.found(HubQdrantClient(**options)), model) >= AGREED
     hubplugin.remove(hubplugin_qdrant.open_store(QdrantClient(**options), gallery.name))
-
-
-def test_a_collection_that_a_plain_client_makes_anew_is_searched(backend, fill):
-    gallery = fill(using="code")
-    hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, vector="code", **APPLY)
-    client = backend.client()
-    client.delete_collection(gallery.name)
-    parameters = models.VectorParams(size=TARGETS.shape[1], distance=models.Distance.COSINE)
-    client.create_collection(gallery.name, {"code": parameters})
-    gallery.ids, gallery.vectors = gallery.ids[:40], np.asarray(gallery.vectors[:40])
-    gallery.insert(gallery.ids, gallery.vectors)
-    assert gallery.agreement(gallery.found(backend.wrapped()), None) == 1

@@ -81,18 +81,6 @@ def test_what_misses_a_point_leaves_the_others_their_offsets(backend, corrected)
     np.testing.assert_allclose(content[ids[0]][0], LATER[0], atol=1e-6)
 
 
-def test_a_conditional_upsert_brings_offsets_for_what_it_writes(backend, corrected):
-    backend.require((1, 17), "conditional upserts")
-    hub, rows = backend.wrapped(), len(corrected.ids)
-    keys = [corrected.ids[0], corrected.ids[1], point_id(rows)]
-    points = [models.PointStruct(id=key, vector=LATER[0].tolist(), payload={"row": 0}) for key in keys]
-    first = models.Filter(must=[models.FieldCondition(key="row", match=models.MatchValue(value=0))])
-    hub.upsert(corrected.name, points, update_filter=first, update_mode=models.UpdateMode.UPDATE_ONLY)
-    corrected.vectors = np.concatenate([LATER[:1], corrected.vectors[1:]])
-    assert corrected.health() == (rows, 0, 0)
-    assert corrected.agreement(corrected.found(hub), corrected.model) >= AGREED
-
-
 def test_what_others_wrote_in_the_place_of_offsets_is_told_and_left(backend, corrected):
     client, theirs = backend.client(), set(corrected.ids[:3])
     client.set_payload(corrected.name, {"hub_offset": {"v77": 1.5}}, points=corrected.ids[:3], wait=True)
