@@ -16,7 +16,6 @@ from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreErro
 from hubplugin.metric import Metric, augment_queries, augment_targets, normalise
 from hubplugin.model import OffsetModel
 from hubplugin.store import Answered
-from hubplugin.vectors import Vectors
 from hubplugin_faiss.encoding.codecs import bank_queries, evenly
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexScale, block_rows, name_of, reason
@@ -101,22 +100,20 @@ def trial_of(
     upgraded: faiss.Index,
     model: OffsetModel,
     scale: IndexScale,
-    originals: Vectors | None = None,
 ) -> Trial | None:
-    """Searches `index`, as it is set to search, with queries of the bank of `model`, and ranks all targets exactly.
+    """Searches `index`, as it is set to search, with queries of the bank of `model`, and ranks all targets exactly, by
+    what the index itself reconstructs: what its codes lose of a vector counts in neither ranking.
 
     Args:
         index: the raw index.
         upgraded: the same with the offsets of `model`, on `scale`.
         model: None is returned if its bank is too small to try, or an exhaustive index too large.
-        originals: the exact rankings are over these vectors [n, d], in the order of the ids; by default over what the
-            index itself reconstructs, so that what its codes lose of a vector counts in neither ranking.
     """
     count = tried_at_most(index, upgraded)
     queries = None if count < QUERIES / 10 else bank_queries(model, count)
     if queries is None or upgraded.ntotal < 10 * K:
         return None
-    targets = _reconstructed(upgraded, scale) if originals is None else _given(upgraded, originals, model)
+    targets = _reconstructed(upgraded, scale)
     raw, corrected = exact_rankings(upgraded, targets, queries, model.queries(queries))
     return Trial(queries, corrected, _recall(index, queries, raw))
 
@@ -214,7 +211,6 @@ class Asked:
         upgraded: faiss.Index,
         model: OffsetModel,
         scale: IndexScale,
-        originals: Vectors | None = None,
     ) -> None:
         """Raises CorrectionRefused if `upgraded` is going to find fewer answers first than the raw `index`, by more
         than `LOST` and two standard errors. Warns of a loss beyond `LOST` that may be chance, or is forced.
@@ -233,7 +229,7 @@ class Asked:
         gained, spread, exact = 0.0, 0.0, np.zeros(len(some))
         if known.held_out is not None:
             gained, spread = known.held_out
-            targets = _reconstructed(upgraded, scale) if originals is None else _given(upgraded, originals, model)
+            targets = _reconstructed(upgraded, scale)
             raw, corrected = exact_rankings(upgraded, targets, asked, model.queries(asked), 1)
             exact = (corrected[:, 0] == names).astype(np.float64) - (raw[:, 0] == names)
 
@@ -269,21 +265,6 @@ def _reconstructed(upgraded: faiss.Index, scale: IndexScale) -> Iterator[tuple[n
         labels = handler.labels(row, row + len(vectors))
         offsets = scale.of_model(offsets, vectors).astype(np.float32)
         yield normalise(vectors, "index") if unit and handler.lossy else vectors, offsets, labels
-        row += len(vectors)
-
-
-def _given(
-    upgraded: faiss.Index, originals: Vectors, model: OffsetModel
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Original vectors [b, d], offsets [b] and ids [b] of all entries."""
-    handler, row = handler_for(upgraded), 0
-    labels = np.empty(handler.count, np.int64)
-    labels[handler.order()] = handler.labels()
-    for vectors in originals.blocks():
-        offsets = model.offsets(vectors)
-        if model.metric is Metric.COSINE:  # the originals may be of any length
-            vectors = normalise(vectors, "originals")
-        yield vectors, offsets, labels[row : row + len(vectors)]
         row += len(vectors)
 
 

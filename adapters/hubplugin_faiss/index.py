@@ -26,7 +26,6 @@ def upgrade(
     index: faiss.Index,
     model_or_offsets: OffsetModel | OffsetsLike,
     *,
-    vectors: VectorLike | None = None,
     rebuild: bool | None = None,
     force: bool = False,
     compute: Compute = Compute(),
@@ -39,8 +38,7 @@ def upgrade(
 
     With a model, an approximate index is searched with queries of its bank before and after. If recall falls by more
     than 0.01, a warning says by how much; if it falls by more than docs/faiss.md promises for the type, the upgrade is
-    refused. Recall is measured over what the index reconstructs, so a loss in the codes themselves shows only where
-    `vectors` are given.
+    refused. Recall is measured over what the index reconstructs, without what its codes lose of a vector.
 
     A model with a query map puts that before the index, as one more transform: searches map their queries, in plain
     Faiss, too. Plain `add` would map what it adds, and `reconstruct` would turn it back as if it were a rotation: use
@@ -55,8 +53,6 @@ def upgrade(
         model_or_offsets: an `OffsetModel` for the metric of the index (cosine if its vectors are of unit length); its
             offsets are centred on the index if it was fitted without targets. Or offsets [ntotal] in the order of the
             ids 0, 1, 2, ... that a search returns, for `IndexIDMap` in the order in which vectors were added.
-        vectors: the originals [ntotal, d] in the same order, by which recall is measured, so that it shows what codes
-            lose.
         rebuild: build graphs anew (True) or keep their links (False). By default, and with a model, a graph whose kept
             links lose more than 0.01 of recall is built anew, and taken if it finds more. That takes about as long as
             the graph took at first.
@@ -68,7 +64,7 @@ def upgrade(
 
     Raises:
         StoreError: the index is untrained, empty or of a type that cannot carry offsets.
-        InputError: the offsets, the model or the vectors do not suit it, or the model cannot judge more than half of
+        InputError: the offsets or the model do not suit it, or the model cannot judge more than half of
             the entries of an upgraded one.
         CorrectionRefused: the upgraded index would find much less than the raw one does.
     """
@@ -77,7 +73,6 @@ def upgrade(
         index, again = downgrade(index), True
         handler = handler_for(index)
     require_upgradable(handler)
-    originals = checked_originals(vectors, handler)
     if not isinstance(model_or_offsets, OffsetModel):
         offsets = checked_offsets(model_or_offsets, handler.count, "the index")[handler.order()]
         return handler.upgraded(offsets, upgrade_spec(offsets, None, rebuild=bool(rebuild)))
@@ -86,7 +81,7 @@ def upgrade(
         raise unmapped("an index that normalises queries (L2norm)")
     gallery = Gallery(index, unit=model.metric is Metric.COSINE)
     offsets, scale = offsets_by(model, gallery, compute, tolerant=again)
-    return upgraded_by(index, offsets, model, scale, originals, rebuild, force)
+    return upgraded_by(index, offsets, model, scale, rebuild, force)
 
 
 def upgraded_by(
@@ -94,7 +89,6 @@ def upgraded_by(
     offsets: np.ndarray,
     model: OffsetModel,
     scale: IndexScale,
-    originals: Vectors | None,
     rebuild: bool | None,
     force: bool = False,
 ) -> faiss.Index:
@@ -107,8 +101,7 @@ def upgraded_by(
         return with_map(handler.upgraded(offsets, replace(spec, rebuild=rebuild)), model.query_map)
 
     upgraded = made(bool(rebuild))
-    exact = is_exact(index) and originals is None
-    trial = None if exact else trial_of(index, upgraded, model, scale, originals=originals)
+    trial = None if is_exact(index) else trial_of(index, upgraded, model, scale)
     if trial is None:
         return upgraded
     recall = trial.recall(upgraded)
@@ -364,17 +357,6 @@ def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
             "the offsets in this index are those of another model; add with that one, or take this one for all: "
             "index = upgrade(index, model)"
         )
-
-
-def checked_originals(vectors: VectorLike | None, handler: IndexHandler) -> Vectors | None:
-    """`vectors` as the originals of the entries; raises InputError unless their shape is [ntotal, d]."""
-    originals = None if vectors is None else as_vectors(vectors, "vectors")
-    if originals is not None and (originals.rows, originals.dim) != (handler.count, handler.index.d):
-        raise InputError(
-            f"{originals.name} have shape {[originals.rows, originals.dim]}, "
-            f"the index holds {[handler.count, int(handler.index.d)]}"
-        )
-    return originals
 
 
 def checked_offsets(values: OffsetsLike | None, count: int, name: str) -> np.ndarray:

@@ -18,14 +18,13 @@ from hubplugin.jobs.write import UNIT
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, require_ungrouped
-from hubplugin.vectors import Progress, VectorLike, even_ranges
+from hubplugin.vectors import Progress, even_ranges
 from hubplugin_faiss.calibration import Asked, is_exact, spread_of_unit
 from hubplugin_faiss.files import making, require_memory, require_unchanged, stamp_of, write_index_file
 from hubplugin_faiss.folder import HubFolder, Run, date_of
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexScale, block_rows, is_mapped, reason
 from hubplugin_faiss.index import (
-    checked_originals,
     downgrade,
     normalises_queries,
     require_unit,
@@ -49,17 +48,16 @@ class Entry(int):
 class FaissStore(Store):
     """One index file. Its queries are recorded beside it: photos.faiss.queries.
 
-    metric: overrules what the index looks like. vectors: the originals [n, d] of its entries, in the order of their
-    ids. `index`, `handler`, `stamp`: as the file was when it was read; a `run` begins only if it is still so.
+    metric: overrules what the index looks like. `index`, `handler`, `stamp`: as the file was when it was read; a `run`
+    begins only if it is still so.
     """
 
-    def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None, vectors: VectorLike | None = None):
+    def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None):
         self.path, self.url, self.folder = Path(path), f"faiss:{os.fspath(path)}", HubFolder(path)
         self._given_metric = metric
         self._assumed = False  # whether `metric` was found to be cosine though the codes do not tell
         self._take(read_file(path))
         self.dim = int(self.index.d)
-        self._originals = checked_originals(vectors, self.handler)
         self.record = Path(f"{os.fspath(path)}.queries")
         self.how_to_record = f"hubplugin.Recorder({str(self.record)!r}).add(queries) beside each search"
 
@@ -84,9 +82,8 @@ class FaissStore(Store):
         other, sample = Metric.EUCLIDEAN if euclidean else Metric.DOT, next(self.handler.scan(0, 1000), None)
         if sample is None or (euclidean and not self.handler.lossy_inside):
             return other
-        given = None if self._originals is None else next(self._originals.blocks(1000))
-        lengths = np.linalg.norm(sample[0] if given is None else given, axis=1)
-        if lossy and given is None:  # of unit vectors PQ makes shorter ones
+        lengths = np.linalg.norm(sample[0], axis=1)
+        if lossy:  # of unit vectors PQ makes shorter ones
             low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
             most, told = spread_of_unit(self.index)
             if not (0.4 < middle < 1.6 and high - low < most * middle):
@@ -221,9 +218,9 @@ class FaissStore(Store):
         Raises CorrectionRefused, and the file is as it was, if it finds too little, also of what is `asked`.
         """
         raw, scale = self.raw, self.scale(model)
-        made = upgraded_by(raw, offsets, model, scale, self._originals, None, asked.force)
-        if self._originals is not None or not is_exact(raw):
-            asked.require_found(raw, made, model, scale, self._originals)
+        made = upgraded_by(raw, offsets, model, scale, None, asked.force)
+        if not is_exact(raw):
+            asked.require_found(raw, made, model, scale)
         self._replace(run, made, model)
 
     def _replace(self, run: Run, index: faiss.Index, model: OffsetModel | None) -> None:
@@ -285,9 +282,7 @@ class FaissStore(Store):
                     self.folder.delete()
 
 
-def open_store(
-    path: str | os.PathLike[str], *, metric: str | Metric | None = None, vectors: VectorLike | None = None
-) -> FaissStore:
+def open_store(path: str | os.PathLike[str], *, metric: str | Metric | None = None) -> FaissStore:
     """An index file as a store, for every job: `hubplugin.apply(store, bank)`, or a fitted model in place of the bank.
 
     A job replaces the file in one step. A kill at any moment leaves the old or the new one whole, and running the job
@@ -298,14 +293,13 @@ def open_store(
         path: the index file; what belongs to it lies beside it, for photos.faiss in the folder photos.faiss.hub.
         metric: overrules what the index looks like: "cosine" if its vectors are of unit length, else "dot", or
             "euclidean" for L2. For L2 it is "euclidean", too, where codes change no lengths.
-        vectors: the originals [ntotal, d], as in `upgrade`.
 
     Raises:
         StoreError: there is no such file, memory has no room for it, Faiss cannot read it, or its type cannot carry
             offsets.
-        InputError: the metric or the vectors do not suit it.
+        InputError: the metric is none.
     """
-    return FaissStore(path, None if metric is None else Metric.parse(metric), vectors)
+    return FaissStore(path, None if metric is None else Metric.parse(metric))
 
 
 def open_url(url: str) -> FaissStore:

@@ -175,8 +175,8 @@ def assert_ranked(labels: np.ndarray, truth: np.ndarray, ids: np.ndarray, ties: 
     np.testing.assert_allclose(found, best, rtol=0, atol=ties)
 
 
-def loss_of_recall(index, upgraded, model, originals=None):
+def loss_of_recall(index, upgraded, model):
     """The `Recall` of both, as they are set to search."""
     scale = IndexScale.of(handler_for(index), model)
-    trial = trial_of(index, upgraded, model, scale, originals=originals)
+    trial = trial_of(index, upgraded, model, scale)
     return None if trial is None else trial.recall(upgraded)

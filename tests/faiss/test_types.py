@@ -12,7 +12,6 @@ import pytest
 
 import hubplugin
 import hubplugin_faiss
-from hubplugin.vectors import as_vectors
 from hubplugin_faiss.encoding.layout import list_ids
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexHandler, nearness_of
@@ -696,18 +695,3 @@ def test_offsets_that_are_nothing_or_small_find_room(kind, metric, size):
     hubplugin_faiss.add(upgraded, case.vectors[:50], size * case.offsets[:50])
     expected = size * np.concatenate([case.offsets, case.offsets[:50]])
     np.testing.assert_allclose(stored(upgraded), expected, rtol=0, atol=size * cases.tolerance(kind) + 1e-6)
-
-
-def test_what_codes_lose_shows_against_the_originals_alone():
-    case = cases.made("PQ6x4np", IP)
-    rng = np.random.default_rng(11)
-    model = hubplugin.fit(case.vectors, cases.unit(rng.normal(size=(100, 24))), "nnn", k=5)
-    upgraded = hubplugin_faiss.upgrade(case.index, model)
-    alone = cases.loss_of_recall(case.index, upgraded, model)
-    against = cases.loss_of_recall(case.index, upgraded, model, originals=as_vectors(case.vectors, "originals"))
-    assert alone[0] > 0.8
-    assert alone[1] > 0.8
-    truth = cases.similarities(model.terms[0].bank, case.vectors, IP)
-    recall = cases.recall(case.index.search(model.terms[0].bank, 10)[1], cases.best(truth))
-    assert against[0] == pytest.approx(recall, abs=1e-6)
-    assert recall < 0.6
