@@ -12,8 +12,7 @@ from hubplugin.abilities import Explaining, able
 from hubplugin.cli.application import Answer, command, say
 from hubplugin.cli.options import StoreUrl, require_files, told, vectors
 from hubplugin.errors import InputError, Parameter
-from hubplugin.recording import Recorded, Recorder, clear, thin
-from hubplugin.recording.sample import as_digest
+from hubplugin.recording import Recorded, Recorder, as_id, clear, thin
 from hubplugin.store import Store, recorded_of
 
 
@@ -74,7 +73,7 @@ def bank(
     if forget and (delete or keep is not None):
         raise InputError("--forget takes out the queries that are named; --thin and --clear go without it")
     for each in forget or []:
-        as_digest(each)  # which says what is no id, before a dry run says what it would do
+        as_id(each)  # which says what is no id, before a dry run says what it would do
     opened = open_store(store)
     if opened.record is None:
         raise InputError(f"{opened.url}: nobody has said where its queries are recorded; {opened.how_to_record}")

@@ -137,7 +137,7 @@ def test_a_folder_that_cannot_be_written_fails_no_search(cosine, tmp_path, caplo
 
 
 def test_more_collections_than_are_kept_apart_fail_no_search(folder, caplog, monkeypatch):
-    monkeypatch.setattr("hubplugin.recording.recorder.MOST_WITHIN", 2)
+    monkeypatch.setattr("hubplugin.recording.MOST_WITHIN", 2)
     client = HubQdrantClient(":memory:", record=folder)
     for number in range(4):
         client.create_collection(f"tenant-{number}", models.VectorParams(size=2, distance=models.Distance.DOT))

@@ -1,4 +1,4 @@
-"""Who takes a query back finds it in no part of the record, and after the next refit in no correction."""
+"""Who takes a query back finds it nowhere in the record, and after the next refit in no correction."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -57,10 +57,10 @@ def test_a_query_and_its_clicks_are_in_no_record_and_after_a_refit_in_no_correct
     assert recorder.forget(gone) == 0
 
 
-def test_what_other_parts_hold_is_forgotten_too(tmp_path, rng):
-    """Clicks of a query that was not kept, queries of other dimensions, and those that a thinner part hides."""
+def test_clicks_alone_and_queries_of_other_dimensions_are_forgotten_too(tmp_path, rng):
+    """Clicks of a query that was not kept, and queries of other dimensions."""
     longer = unit(rng.normal(size=(3, 2 * D)))
-    first, second = Recorder(tmp_path / "queries"), Recorder(tmp_path / "queries", size=1)
+    first, second = Recorder(tmp_path / "queries"), Recorder(tmp_path / "queries")
     first.add(longer)
     first.flush()
     second.add(unit(rng.normal(size=(9, D))))
@@ -89,8 +89,8 @@ def test_what_cannot_be_forgotten_is_refused_in_one_line(tmp_path):
     with pytest.raises(InputError, match="16 hexadecimal digits; got a text of 5 characters"):
         Recorder(tmp_path / "queries").forget(["today"])
     (tmp_path / "queries").mkdir()
-    (tmp_path / "queries" / "part-9.safetensors").write_bytes(b"cut")
-    with pytest.raises(StoreError, match=r"part-9.safetensors is damaged .*; nothing was forgotten there"):
+    (tmp_path / "queries" / "record.sqlite").write_bytes(b"cut")
+    with pytest.raises(StoreError, match=r"record.sqlite is damaged .*; delete it: it is only a sample"):
         Recorder(tmp_path / "queries").forget(["0" * 16])
 
 
@@ -101,13 +101,11 @@ def test_a_recorder_that_runs_drops_what_was_forgotten_and_goes_on(tmp_path, rng
     running.click(queries[3], 7)
     running.flush()
     other = Recorder(tmp_path / "queries", seconds=1000)
-    other.add(queries[3:4])  # not on disk yet, beside a part that is
+    other.add(queries[3:4])
     other.flush()
     other.add(unit(rng.normal(size=(1, D))))
-    killed = tmp_path / "queries" / "part-0.safetensors.0a1b.tmp"
-    killed.write_bytes(queries[3].tobytes())
     assert Recorder(tmp_path / "queries").forget([Recorder.id_of(queries[3]), "0" * 16]) == 1
-    assert not killed.exists()
+    assert queries[3].tobytes() not in (tmp_path / "queries" / "record.sqlite").read_bytes(), "nor is it on the disk"
     other.close()
     running.flush()
     running.add(unit(rng.normal(size=(1, D))))

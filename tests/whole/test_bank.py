@@ -181,25 +181,17 @@ def test_what_goes_wrong_is_one_line_in_the_words_that_were_typed(bank, argument
     assert error.count("\n") == 1
 
 
-def test_a_damaged_part_of_a_record_is_named_and_left_out_by_every_command(bank, caplog):
+def test_a_damaged_record_is_named_by_every_command_in_one_line(bank):
     typed("apply", "faiss:photos.faiss", "--bank", "bank.npy", "--force")
     record(bank[:300] + 0.01)
-    part = Path("photos.faiss.queries", "part-0.safetensors")
-    whole = part.read_bytes()
-    damaged = whole[:-200] + bytes(100) + whole[-100:]
-    part.write_bytes(damaged)
-    warning = f"recorded queries: {part} is damaged ("
-    caplog.clear()
-    assert asked("bank", "faiss:photos.faiss")["queries"] == 0
-    assert not asked("inspect", "faiss:photos.faiss")["hubness"]["live"], "it looks at the bank's queries"
-    assert [record.message.startswith(warning) for record in caplog.records] == [True] * 2
-    for command in (("diagnose",), ("refit", "--dry-run")):
-        said = typed(*command, "faiss:photos.faiss", status=1).stderr
-        assert "no queries are recorded in photos.faiss.queries; pass --bank" in said
-    part.with_name("part-1.safetensors").write_bytes(whole)
-    caplog.clear()
+    path = Path("photos.faiss.queries", "record.sqlite")
+    whole = path.read_bytes()
     assert asked("inspect", "faiss:photos.faiss")["hubness"]["live"]
-    assert asked("bank", "faiss:photos.faiss")["queries"] == 300
-    assert asked("diagnose", "faiss:photos.faiss")["queries"] == 300
-    assert [record.message.startswith(warning) for record in caplog.records] == [True] * 3
-    assert part.read_bytes() == damaged, "it is left as it is"
+    path.write_bytes(damaged := whole[:-200] + bytes(100) + whole[-100:])
+    for command in (("bank",), ("inspect",), ("diagnose",), ("refit", "--dry-run"), ("bank", "--clear")):
+        said = typed(*command, "faiss:photos.faiss", status=1).stderr
+        assert f"{path} is damaged (" in said
+        assert said.endswith("delete it: it is only a sample\n")
+        assert said.count("\n") == 1
+    assert path.read_bytes() == damaged, "it is left as it is"
+    assert asked("diagnose", "faiss:photos.faiss", "--bank", "bank.npy")["queries"] == 500
