@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from hubplugin.model import OffsetModel
 
 
-@runtime_checkable
-class Quantising(Protocol):
-    """Rounds offsets to codes."""
-
-    def rounding(self, batch: Batch, offsets: np.ndarray) -> np.ndarray:
-        """How far what the targets of `batch` hold may lie from `offsets` [b] of the active correction: [b]."""
-
-
 class StoreShard(Shard):
     """A part of a store, such as a range of ids, as other machines read it. No two parts share a target, and all parts
     together have every target, also one that comes later."""
@@ -63,16 +55,6 @@ class SharedWriting(Protocol):
 
     def share(self) -> Share:
         """What lets other machines write."""
-
-
-@runtime_checkable
-class Preflight(Protocol):
-    """Knows before anything is written what keeps a correction from it."""
-
-    def require_writable(self, *, dry_run: bool = False) -> None:
-        """Raises StoreError for what keeps a correction from being written to the store, as far as that can be told
-        without writing: `apply` asks before it reads the gallery. dry_run: nothing will be written, so whoever asks
-        need not have the right to."""
 
 
 @dataclass(frozen=True)

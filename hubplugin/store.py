@@ -205,6 +205,15 @@ class Store(ABC):
         new version. progress: told of what takes long before, such as removing what an earlier run has left.
         """
 
+    def rounding(self, batch: Batch, offsets: np.ndarray) -> np.ndarray | float:
+        """How far what the targets of `batch` hold may lie from `offsets` [b] of the active correction, where a store
+        rounds them to codes: [b]."""
+        return 0.0
+
+    def require_writable(self, *, dry_run: bool = False) -> None:  # noqa: B027
+        """Raises StoreError for what keeps a correction from being written, as far as that can be told without writing:
+        `apply` asks before it reads the gallery. dry_run: whoever asks need not have the right to write."""
+
     def notes(self) -> Sequence[str]:
         """What the store has to add to an inspection, a line each: where and how the correction lies in it."""
         return ()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
-from hubplugin.cli.json_types import Explained, RecordedBank, Removed
+from hubplugin.cli.json_types import RecordedBank, Removed
 from hubplugin.evaluation.results import Results
 from hubplugin.jobs.correct import Refitted
 from hubplugin.jobs.diagnose import Diagnosis
@@ -25,6 +25,14 @@ same with and without `--json` ([command line](cli.md)).
 
 What these pages call None is null; so are numbers that are none, as a skewness of no finds.
 """
+
+
+class Explained(BaseModel):
+    """The request; method and path where there is a server."""
+
+    method: str | None = None
+    path: str | None = None
+    body: dict[str, Any]
 
 
 FIGURES: dict[str, type] = {

@@ -181,15 +181,13 @@ def require_recall(trial: Trial, recall: Recall, index: faiss.Index, upgraded: f
     if recall.exceeds(promised) and not force:
         most = "for its type" if call else "where no search up to four times as wide makes up for it"
         advice = f"the upgraded one finds as much {cost} by {call}; " if call else ""
-        advice += f"search it more widely first, {wider(index)}, or " if wider(index) else ""
         raise CorrectionRefused(
             f"an upgrade of this {name_of(index)} would take recall@10 of bank queries {recall}, and {promised} is the "
             f"most {most}; nothing was changed; {advice}",
             Parameter("force", True),
             " upgrades it all the same",
         )
-    advice = f"; to search twice as wide: {wider(upgraded)}" if wider(upgraded) else ""
-    advice = f"; this brings it back, {cost}: {call}" if call else advice
+    advice = f"; this brings it back, {cost}: {call}" if call else ""
     warnings.warn(
         f"recall@10 of bank queries is {recall.after:.3f} against the exact corrected ranking, {recall.before:.3f} "
         f"against the raw one before ({recall.before - recall.after:.3f} +- {recall.error:.3f} less){advice}",
@@ -385,10 +383,3 @@ def spread_of_unit(index: faiss.Index) -> tuple[float, bool]:
 
 def holds_graph(index: faiss.Index) -> bool:
     return any(isinstance(part, faiss.IndexHNSW) for part in parts(index))
-
-
-def wider(index: faiss.Index) -> str:
-    """The call of `tune`, as text, that makes searches of `index` twice as wide; "" if it has no such setting."""
-    now = {name: value for part in parts(index) for name, value in settings(part).items()}
-    changed = ", ".join(f"{name}={2 * value:g}" for name, value in now.items())
-    return f"hubplugin_faiss.tune(index, {changed})" if changed else ""

@@ -24,13 +24,7 @@ from hubplugin_faiss.files import making, require_memory, require_unchanged, sta
 from hubplugin_faiss.folder import HubFolder, Run, date_of
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexScale, block_rows, is_mapped, reason
-from hubplugin_faiss.index import (
-    downgrade,
-    normalises_queries,
-    require_unit,
-    require_upgradable,
-    upgraded_by,
-)
+from hubplugin_faiss.index import downgrade, normalises_queries, require_unit, require_upgradable, upgraded_by
 from hubplugin_faiss.index_file import Read, read_file
 
 ADD_BEHIND_MAP = (

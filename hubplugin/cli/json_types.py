@@ -5,8 +5,6 @@ Results of jobs tell themselves (`hubplugin.jobs.facts`). Typed here are the fig
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import BaseModel
 
 from hubplugin.jobs.facts import CorrectionFacts, ModelFacts
@@ -19,14 +17,6 @@ class Removed(BaseModel):
     written: bool
     correction: CorrectionFacts | None
     previous: ModelFacts | None
-
-
-class Explained(BaseModel):
-    """The request; method and path where there is a server."""
-
-    method: str | None = None
-    path: str | None = None
-    body: dict[str, Any]
 
 
 class RecordedBank(BaseModel):

@@ -20,7 +20,6 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from hubplugin.abilities import Preflight
 from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.cluster import Workspace
 from hubplugin.compute import Compute
@@ -324,8 +323,7 @@ def _require_usable(store: Store, bank: PreparedBank, configuration: Method, for
     configuration.require_banks(bank)
     if not store.count():
         raise InputError(f"{store.url} is empty; add vectors, then correct it")
-    if isinstance(store, Preflight):
-        store.require_writable(dry_run=dry_run)
+    store.require_writable(dry_run=dry_run)
     if not force:
         require_size(bank, configuration)
 

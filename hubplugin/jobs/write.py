@@ -19,7 +19,7 @@ from typing import Annotated, TypeAlias, cast
 import numpy as np
 from pydantic import Field, PlainSerializer
 
-from hubplugin.abilities import Quantising, Sharded, Share, SharedWriting, StoreShard, able
+from hubplugin.abilities import Sharded, Share, SharedWriting, StoreShard, able
 from hubplugin.bank import places
 from hubplugin.cluster import Order, Reading, ShardedGallery, Workspace
 from hubplugin.compute import Compute, ShardResult
@@ -129,8 +129,7 @@ class Comparison:
         room = self._precision + ROUNDING * np.maximum(self._scale, np.abs(offsets))
         if batch.rounding is not None:
             room += batch.rounding
-        if isinstance(self.store, Quantising):
-            room += self.store.rounding(batch, offsets)
+        room += self.store.rounding(batch, offsets)
         apart: np.ndarray = np.abs(batch.offsets - offsets) > room  # of NaN, none
         return apart
 

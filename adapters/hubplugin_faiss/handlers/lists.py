@@ -24,14 +24,7 @@ from hubplugin_faiss.encoding.codecs import (
     evenly,
     require_finite,
 )
-from hubplugin_faiss.encoding.layout import (
-    add_codes,
-    add_codes_to_list,
-    fill_lists,
-    list_ids,
-    runs,
-    unpacked,
-)
+from hubplugin_faiss.encoding.layout import add_codes, add_codes_to_list, fill_lists, list_ids, runs, unpacked
 from hubplugin_faiss.handlers.base import (
     BaseIndexHandler,
     FlatCodesHandler,
