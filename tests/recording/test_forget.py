@@ -7,31 +7,23 @@ import pytest
 from typer.testing import CliRunner
 
 import hubplugin
-from hubplugin import InputError, Recorder, StoreError
+from hubplugin import Recorder
 from hubplugin.cli import app
 from hubplugin.recording import read
 from tests.galleries import flat_index, unit
+from tests.recording.recorders import recorded
 
 N, D, CLICKS = 500, 16, 420
 
 
 @pytest.fixture
-def log(rng):
-    targets = unit(rng.normal(size=(N, D)))
-    answers = np.tile(rng.permutation(N)[: CLICKS // 3], 3)
+def asked(rng, tmp_path):
+    """The URL of an index, and queries that are recorded beside it with a click each."""
+    targets, answers = unit(rng.normal(size=(N, D))), np.tile(rng.permutation(N)[: CLICKS // 3], 3)
     words = 0.8 * rng.normal(size=(N, D)) / D**0.5
-    return targets, unit(targets[answers] + words[answers] + 0.4 * rng.normal(size=(CLICKS, D)) / D**0.5), answers
-
-
-@pytest.fixture
-def index(log, tmp_path):
-    targets, queries, answers = log
-    recorder = Recorder(tmp_path / "photos.faiss.queries")
-    recorder.add(queries)
-    for query, answer in zip(queries, answers.tolist(), strict=True):
-        recorder.click(query, answer)
-    recorder.close()
-    return flat_index(tmp_path / "photos.faiss", targets)
+    queries = unit(targets[answers] + words[answers] + 0.4 * rng.normal(size=(CLICKS, D)) / D**0.5)
+    recorded(tmp_path / "photos.faiss.queries", queries, clicks=answers)
+    return flat_index(tmp_path / "photos.faiss", targets), queries
 
 
 def known(url, queries):
@@ -40,8 +32,8 @@ def known(url, queries):
     return [bool((np.abs(bank - query).max(axis=1) < 1e-4).any()) for query in unit(queries)]
 
 
-def test_a_query_and_its_clicks_are_in_no_record_and_after_a_refit_in_no_correction(index, log):
-    _, queries, _ = log
+def test_a_query_and_its_clicks_are_in_no_record_and_after_a_refit_in_no_correction(asked):
+    index, queries = asked
     store = hubplugin.open_store(index)
     hubplugin.apply(store, hubplugin.Bank(), force=True)
     gone = [Recorder.id_of(query) for query in queries[:5]]
@@ -57,89 +49,54 @@ def test_a_query_and_its_clicks_are_in_no_record_and_after_a_refit_in_no_correct
     assert recorder.forget(gone) == 0
 
 
-def test_clicks_alone_and_queries_of_other_dimensions_are_forgotten_too(tmp_path, rng):
-    """Clicks of a query that was not kept, and queries of other dimensions."""
-    longer = unit(rng.normal(size=(3, 2 * D)))
-    first, second = Recorder(tmp_path / "queries"), Recorder(tmp_path / "queries")
-    first.add(longer)
-    first.flush()
-    second.add(unit(rng.normal(size=(9, D))))
-    second.click("0" * 16, 4)
-    second.close()
-    first.close()
-    gone = [Recorder.id_of(longer[0]), "0" * 16]
-    assert Recorder(tmp_path / "queries").forget(gone) == 2
-    assert Recorder(tmp_path / "queries").forget(gone) == 0
-
-
-def test_a_query_is_forgotten_in_the_samples_of_all_collections_and_in_memory(tmp_path, rng):
-    queries = unit(rng.normal(size=(4, D)))
-    recorder = Recorder(tmp_path / "queries", seconds=1000)
-    recorder.within("photos").add(queries)
+def test_a_query_is_forgotten_in_the_samples_of_all_collections_and_in_memory(folder, queries):
+    recorder = Recorder(folder, seconds=1000)
+    recorder.within("photos").add(queries[:4])
     recorder.within("photos", "image").add(queries[:1])
     assert recorder.forget([Recorder.id_of(queries[0])]) == 2, "of what no thread has written yet"
     recorder.close()
-    assert read(tmp_path / "queries" / "photos").rows == 3
-    assert read(tmp_path / "queries" / "photos" / "image") is None
-    assert Recorder(tmp_path / "queries").forget([Recorder.id_of(query) for query in queries]) == 3, "after a restart"
-    assert read(tmp_path / "queries" / "photos") is None
+    assert read(folder / "photos").rows == 3
+    assert read(folder / "photos" / "image") is None
+    assert Recorder(folder).forget([Recorder.id_of(query) for query in queries]) == 3, "after a restart"
+    assert read(folder / "photos") is None
 
 
-def test_what_cannot_be_forgotten_is_refused_in_one_line(tmp_path):
-    with pytest.raises(InputError, match="16 hexadecimal digits; got a text of 5 characters"):
-        Recorder(tmp_path / "queries").forget(["today"])
-    (tmp_path / "queries").mkdir()
-    (tmp_path / "queries" / "record.sqlite").write_bytes(b"cut")
-    with pytest.raises(StoreError, match=r"record.sqlite is damaged .*; delete it: it is only a sample"):
-        Recorder(tmp_path / "queries").forget(["0" * 16])
-
-
-def test_a_recorder_that_runs_drops_what_was_forgotten_and_goes_on(tmp_path, rng):
-    queries = unit(rng.normal(size=(20, D)))
-    running = Recorder(tmp_path / "queries", seconds=1000)
-    running.add(queries)
+def test_a_recorder_that_runs_drops_what_was_forgotten_and_goes_on(folder, queries):
+    running = recorded(folder, queries[:20])
     running.click(queries[3], 7)
     running.flush()
-    other = Recorder(tmp_path / "queries", seconds=1000)
-    other.add(queries[3:4])
-    other.flush()
-    other.add(unit(rng.normal(size=(1, D))))
-    assert Recorder(tmp_path / "queries").forget([Recorder.id_of(queries[3]), "0" * 16]) == 1
-    assert queries[3].tobytes() not in (tmp_path / "queries" / "record.sqlite").read_bytes(), "nor is it on the disk"
+    other = recorded(folder, queries[3:4])
+    other.add(queries[20])
+    assert Recorder(folder).forget([Recorder.id_of(queries[3]), "0" * 16]) == 1
+    assert queries[3].tobytes() not in (folder / "record.sqlite").read_bytes(), "nor is it on the disk"
     other.close()
     running.flush()
-    running.add(unit(rng.normal(size=(1, D))))
+    running.add(queries[21])
     running.flush()
-    left = read(tmp_path / "queries")
+    left = read(folder)
     assert Recorder.id_of(queries[3]) not in left.ids
     assert left.rows == 20, "19, and one that came later; what was not on disk is gone"
     assert not any(left.clicks)
-    running.close()
 
 
-def test_forgetting_twice_at_once_loses_neither(tmp_path, rng):
-    queries = unit(rng.normal(size=(40, D)))
-    recorder = Recorder(tmp_path / "queries", seconds=1000)
-    recorder.add(queries)
-    recorder.close()
-    gone = [Recorder.id_of(query) for query in queries[:20]]
-    with ThreadPoolExecutor(len(gone)) as pool:
-        list(pool.map(lambda each: Recorder(tmp_path / "queries").forget([each]), gone))
-    assert read(tmp_path / "queries").rows == 20
+def test_forgetting_twice_at_once_loses_neither(folder, queries):
+    recorded(folder, queries)
+    with ThreadPoolExecutor(20) as pool:
+        list(pool.map(lambda query: Recorder(folder).forget([Recorder.id_of(query)]), queries[:20]))
+    assert read(folder).rows == 280
 
 
-def test_the_command_forgets_and_says_so(index, log):
-    _, queries, _ = log
-    named = ["--forget", Recorder.id_of(queries[0]), "--forget", Recorder.id_of(queries[1])]
-    said = CliRunner().invoke(app, ["bank", index, *named, "--dry-run"])
+def test_the_command_forgets_and_says_so(asked):
+    index, queries = asked
+    named = ["bank", index, "--forget", Recorder.id_of(queries[0]), "--forget", Recorder.id_of(queries[1])]
+    said = CliRunner().invoke(app, [*named, "--dry-run"])
     assert f"would keep {CLICKS - 2}" in said.stdout
     assert read(f"{index.partition(':')[2]}.queries").rows == CLICKS
-    said = CliRunner().invoke(app, ["bank", index, *named])
+    said = CliRunner().invoke(app, named)
     assert said.exit_code == 0, said.output
     assert f"kept: {CLICKS - 2}" in said.stdout
     assert "2 recorded queries forgotten, with their clicks" in said.output
-    said = CliRunner().invoke(app, ["bank", index, *named, "--thin", "3"])
-    assert said.exit_code == 1
+    assert CliRunner().invoke(app, [*named, "--thin", "3"]).exit_code == 1
     for options in (["--dry-run"], []):
         said = CliRunner().invoke(app, ["bank", index, "--forget", "today", *options])
         assert "16 hexadecimal digits" in said.output

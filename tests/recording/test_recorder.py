@@ -19,27 +19,11 @@ import pytest
 import hubplugin
 from hubplugin import InputError, Recorder, StoreError
 from hubplugin.recording import clear, folder_within, read, thin
-
-
-@pytest.fixture
-def queries():
-    return np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "photos.queries"
+from tests.recording.recorders import recorded
 
 
 def rows(vectors):
     return {row.tobytes() for row in vectors}
-
-
-def recorded(folder, queries, size=10_000):
-    recorder = Recorder(folder, size)
-    recorder.add(queries)
-    recorder.flush()
-    return recorder
 
 
 def test_what_was_asked_is_read_as_a_bank_without_repetitions(folder, queries):
@@ -53,25 +37,23 @@ def test_what_was_asked_is_read_as_a_bank_without_repetitions(folder, queries):
     assert (found.rows, found.seen, found.different, found.texts) == (300, 350, 300, None)
     assert started <= found.first <= found.times.min() <= found.times.max() <= found.last <= time.time()
     assert hubplugin.fit(queries, found, "is").dim == 8
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "record.sqlite")]
+    assert modes == [0o700, 0o600], "readable by their owner only"
 
 
-def test_several_recorders_and_a_restart_add_to_one_sample(folder, queries):
-    several = [recorded(folder, queries[:150], 50), recorded(folder, queries[100:200], 50)]
-    for each in several:
-        each.close()
-    recorded(folder, queries[200:], 50).close()
-    recorded(folder.with_name("alone"), queries, 50).close()
-    found, whole = read(folder), read(folder.with_name("alone"))
-    assert (found.ids, found.seen, found.different) == (whole.ids, 350, whole.different)
-    assert [path.name for path in folder.iterdir()] == ["record.sqlite"]
+def test_a_file_that_was_only_made_holds_nothing_and_is_gone_on_with(folder, queries):
+    folder.mkdir()
+    (folder / "record.sqlite").touch()
+    assert read(folder) is None
+    recorded(folder, queries)
+    assert read(folder).rows == 300
 
 
-@pytest.mark.parametrize("by", [Recorder.id_of, list, np.asarray])
-def test_clicks_are_answers_of_the_queries_that_they_belong_to(folder, queries, by):
+def test_clicks_are_answers_of_the_queries_that_they_belong_to(folder, queries):
     recorder = recorded(folder, queries[:6])
     given = [(0, 5), (1, "a"), (1, "b"), (1, "b"), (2, "17"), (3, uuid.UUID(int=7)), (4, np.int64(8)), (5, "042")]
     for row, target in (*given, (9, 1)):
-        recorder.click(by(queries[row].tolist()), target)
+        recorder.click(queries[row].tolist() if row % 2 else Recorder.id_of(queries[row]), target)
     recorder.close()
     found = read(folder)
     assert found.answers is not None
@@ -89,25 +71,6 @@ def test_the_id_of_a_query_is_short_and_the_same_for_every_form_of_it(queries):
     assert re.fullmatch("[0-9a-f]{16}", Recorder.id_of(one))
     with pytest.raises(InputError, match=r"one query \[d\]; got 300"):
         Recorder.id_of(queries)
-
-
-def test_a_process_that_only_hears_of_clicks_adds_to_the_same_sample(folder, queries):
-    hearing = Recorder(folder)
-    hearing.click(Recorder.id_of(queries[3]), 30)
-    hearing.flush()
-    assert read(folder) is None
-    searching = recorded(folder, queries[:10])
-    searching.click(queries[3], 30)
-    for each in (hearing, searching):
-        each.close()
-    later = Recorder(folder)
-    later.click(queries[3], 31)
-    later.click(queries[4], 40)
-    later.close()
-    found = read(folder)
-    assert (found.rows, found.seen) == (10, 10)
-    clicks = dict(zip(map(bytes, found.array()), found.clicks, strict=True))
-    assert (clicks[bytes(queries[3])], clicks[bytes(queries[4])]) == ({30: 2, 31: 1}, {40: 1})
 
 
 @pytest.mark.parametrize(
@@ -134,23 +97,6 @@ def test_what_is_no_click_is_one_line_in_the_log_without_what_was_written(folder
     assert "xxx" not in record.message
 
 
-def test_texts_are_kept_only_if_asked_for(folder, queries):
-    for texts in (False, True):
-        recorder = Recorder(folder, texts=texts)
-        recorder.add(queries[0], text="red shoes")
-        recorder.add(queries[:2])
-        recorder.close()
-        found = read(folder)
-        assert (found.texts is not None) == texts
-    assert sorted(found.texts or (), key=str) == [None, "red shoes"]
-
-
-def test_files_are_readable_by_their_owner_only(folder, queries):
-    recorded(folder, queries).close()
-    assert stat.S_IMODE((folder / "record.sqlite").stat().st_mode) == 0o600
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-
-
 def test_queries_of_another_model_are_kept_apart(folder, queries):
     recorder = recorded(folder, queries[:, :4])
     recorder.add(queries[:10])
@@ -163,24 +109,11 @@ def test_queries_of_another_model_are_kept_apart(folder, queries):
     recorder.close()
     other.close()
     assert (read(folder).dim, read(folder, 8), read(folder, 4).rows) == (3, None, 300)
+    assert recorder.forget([Recorder.id_of(queries[0, :3]), Recorder.id_of(queries[0, :4])]) == 2
 
 
-def test_what_is_cleared_or_thinned_stays_so_with_its_clicks_while_a_recorder_runs(folder, queries):
-    recorder = recorded(folder, queries[:200])
-    for query in queries[:200]:
-        recorder.click(query, 1)
-    recorder.flush()
-    thin(folder, 20)
-    found = read(folder)
-    assert found.answers.tolist() == [1] * 20
-    assert 50 < found.different < 800
-    recorder.flush()  # it notices
-    recorder.click(found.array()[0], 2)
-    recorder.add(queries[200:])
-    recorder.flush()
-    again = read(folder)
-    assert 20 < again.rows < 100, "of 100 more queries a tenth is kept"
-    assert sum(sum(counts.values()) for counts in again.clicks) == 21
+def test_what_is_cleared_stays_so_while_a_recorder_runs(folder, queries):
+    recorder = recorded(folder, queries, clicks=[1])
     clear(folder)
     assert read(folder) is None
     recorder.flush()
@@ -189,8 +122,6 @@ def test_what_is_cleared_or_thinned_stays_so_with_its_clicks_while_a_recorder_ru
     recorder.close()
     found = read(folder)
     assert (found.rows, found.answers) == (5, None)
-    with pytest.raises(InputError, match="at least 1"):
-        thin(folder, 0)
 
 
 def test_only_what_was_asked_lately_is_read_where_that_is_wanted(folder, queries):
@@ -241,42 +172,28 @@ def test_whatever_is_added_nothing_is_raised(folder, queries, given):
     assert read(folder).rows == len(queries)
 
 
-@pytest.mark.parametrize("text", [b"red shoes", 7, ["red", "shoes"], object()])
-def test_a_text_that_is_none_is_left_out_and_recording_goes_on(text, folder, queries, caplog):
-    recorder = Recorder(folder, texts=True)
-    recorder.add(queries[0], text="before")
-    for query in queries[1:3]:
-        recorder.add(query, text=text)
-    recorder.add(queries[3], text="after")
-    recorder.close()
-    found = read(folder)
-    assert (found.seen, rows(found.array())) == (4, rows(queries[:4]))
-    assert sorted(found.texts or (), key=str) == [None, None, "after", "before"]
-    (record,) = caplog.records
-    assert (
-        f"the text of a query is not recorded in {folder}: expected a str, got {type(text).__name__}" in record.message
-    )
-
-
-@pytest.mark.parametrize("text", ["\ud800", "a\0b", "\0"])
-def test_no_text_and_no_id_keeps_others_out(text, folder, queries):
-    recorder = Recorder(folder, texts=True)
-    recorder.add(queries[0], text=text)
-    recorder.click(queries[0], text)
-    recorder.add(queries[1], text="red shoes")
-    recorder.click(queries[1], 7)
-    recorder.close()
-    found = read(folder)
-    assert found.rows == 2
-    assert "red shoes" in found.texts
-    assert 7 in found.answers
+def test_texts_are_kept_only_if_asked_for_and_one_that_is_none_keeps_no_other_out(folder, queries, caplog):
+    given = ["red shoes", b"red shoes", 7, ["red", "shoes"], "\ud800", "a\0b", "\0"]
+    for texts in (False, True):
+        recorder = Recorder(folder, texts=texts)
+        for query, text in zip(queries, (*given, None, "after"), strict=False):
+            recorder.add(query, text=text)
+            recorder.click(query, text)
+        recorder.click(queries[0], 7)
+        recorder.close()
+        found = read(folder)
+        assert (found.texts is not None) == texts
+        assert rows(found.array()) == rows(queries[:9])
+    assert {"red shoes", "after"} < set(found.texts)
+    assert found.texts.count(None) == 4
+    assert 7 in found.clicks[found.texts.index("red shoes")]
+    (said,) = (record.message for record in caplog.records if "the text of a query" in record.message)
+    assert f"the text of a query is not recorded in {folder}: expected a str, got bytes" in said
 
 
 def damaged(folder, queries, by):
     """A record of `queries` in which the SQL `by` has changed something, past all checks of the tables."""
-    recorder = recorded(folder, queries)
-    recorder.click(queries[0], 7)
-    recorder.close()
+    recorded(folder, queries, clicks=[7])
     with closing(sqlite3.connect(folder / "record.sqlite")) as record:
         record.execute("PRAGMA ignore_check_constraints = ON")
         record.execute("PRAGMA writable_schema = ON")
@@ -313,7 +230,7 @@ def test_a_file_that_makes_no_sense_is_refused_in_one_line_that_says_what_to_do(
 
 
 def test_whatever_byte_changes_a_file_is_refused_or_holds_what_was_asked(folder, queries, rng):
-    recorded(folder, queries[:60]).close()
+    recorded(folder, queries[:60])
     path = folder / "record.sqlite"
     whole = path.read_bytes()
     refused = list[str]()
@@ -353,44 +270,35 @@ def test_a_file_that_is_damaged_while_it_is_recorded_to_is_one_line_and_anew_onc
     assert read(folder).rows == 7
 
 
-@pytest.mark.parametrize("make", ["link", "dangling", "folder", "pipe"])
-def test_no_link_is_followed_and_what_is_no_file_is_refused(make, folder, queries, tmp_path, caplog):
-    folder.mkdir()
-    path, beyond = folder / "record.sqlite", tmp_path / "beyond"
-    if make == "link":
-        recorded(tmp_path / "other", queries[:3]).close()
-        beyond.write_bytes((tmp_path / "other" / "record.sqlite").read_bytes())
-    if make == "folder":
-        path.mkdir()
-    elif make == "pipe":
-        os.mkfifo(path)
-    else:
-        path.symlink_to(beyond)
-    before = beyond.read_bytes() if beyond.exists() else None
-    recorded(folder, queries).close()
-    assert (beyond.read_bytes() if beyond.exists() else None) == before
-    assert [f"{path} is a link, or no file; delete it" in record.message for record in caplog.records] == [True]
-    with pytest.raises(StoreError, match="is a link, or no file"):
-        read(folder)
+def earlier(path, record):
+    (path.parent / "part-0.safetensors").write_bytes(b"")
 
 
-def test_part_files_of_an_earlier_version_are_refused(folder, queries, caplog):
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path, record: path.symlink_to(record), "is a link, or no file; delete it"),
+        (lambda path, record: path.symlink_to(record.with_name("nowhere")), "is a link, or no file; delete it"),
+        (lambda path, record: path.mkdir(), "is a link, or no file; delete it"),
+        (lambda path, record: os.mkfifo(path), "is a link, or no file; delete it"),
+        (earlier, "holds part files of an earlier version; delete it"),
+    ],
+)
+def test_no_link_is_followed_and_what_is_no_file_of_this_version_is_refused(
+    make, said, folder, queries, tmp_path, caplog
+):
+    recorded(tmp_path / "other", queries[:3])
+    beyond = tmp_path / "other" / "record.sqlite"
+    before = beyond.read_bytes()
     folder.mkdir()
-    (folder / "part-0.safetensors").write_bytes(b"")
-    recorded(folder, queries).close()
-    said = f"{folder} holds part files of an earlier version; delete it: it is only a sample"
-    assert said in caplog.text
-    with pytest.raises(StoreError, match=re.escape(said)):
+    make(folder / "record.sqlite", beyond)
+    recorded(folder, queries)
+    assert beyond.read_bytes() == before
+    assert [path.name for path in beyond.parent.iterdir()] == ["record.sqlite"]
+    assert [said in record.message for record in caplog.records] == [True]
+    with pytest.raises(StoreError, match=said):
         read(folder)
     assert len(list(folder.iterdir())) == 1
-
-
-def test_a_file_that_was_only_made_holds_nothing_and_is_gone_on_with(folder, queries):
-    folder.mkdir()
-    (folder / "record.sqlite").touch()
-    assert read(folder) is None
-    recorded(folder, queries).close()
-    assert read(folder).rows == 300
 
 
 def test_a_record_that_others_write_to_for_long_is_left_alone(folder, queries, monkeypatch, caplog):
@@ -416,6 +324,18 @@ def test_names_become_folders_inside(tmp_path):
     assert recorder.within("photos", "image") is recorder.within("photos", "image")
 
 
+def test_what_makes_no_sense_is_refused(folder):
+    for settings, said in (
+        ({"size": 0}, "above 0"),
+        ({"seconds": 0}, "above 0"),
+        ({"collections": "photos"}, r"expected a list of names, such as \['photos'\]"),
+    ):
+        with pytest.raises(InputError, match=said):
+            Recorder(folder, **settings)
+    with pytest.raises(InputError, match="at least 1"):
+        thin(folder, 0)
+
+
 def test_threads_lose_nothing(folder, queries):
     recorder = Recorder(folder, seconds=0.001)
     with ThreadPoolExecutor(4) as pool:
@@ -423,14 +343,6 @@ def test_threads_lose_nothing(folder, queries):
     recorder.close()
     found = read(folder)
     assert (found.rows, found.seen) == (300, 300)
-
-
-def test_what_makes_no_sense_is_refused(folder):
-    for settings in ({"size": 0}, {"seconds": 0}):
-        with pytest.raises(InputError, match="above 0"):
-            Recorder(folder, **settings)
-    with pytest.raises(InputError, match=r"expected a list of names, such as \['photos'\]"):
-        Recorder(folder, collections="photos")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
