@@ -39,3 +39,7 @@ def test_each_group_is_fitted_as_if_it_were_alone(method, rng):
     groups = ["a", "b", None, "b"] * 10
     assert np.array_equal(loaded.offsets(late, groups=groups), model.offsets(late, groups=groups))
     assert loaded.fingerprint == model.fingerprint
+    with pytest.raises(hubplugin.InputError, match="pass groups="):
+        model.offsets(late)
+    with pytest.raises(hubplugin.ModelFileError, match="damaged"):
+        OffsetModel.from_bytes(model.to_bytes()[:-1] + b"\0\0", "model")

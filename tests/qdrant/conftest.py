@@ -200,16 +200,18 @@ class Photos:
 
     def similarities(self, queries) -> np.ndarray:
         """Corrected similarities of the gallery, in float64 and straight from the definition: [m, n]."""
+        return self.raw(queries, self.model.query_map) + self.model.offsets(self.gallery)
+
+    def raw(self, queries, query_map: QueryMap | None = None) -> np.ndarray:
+        """The same without offsets, and without a map where none is given."""
         q, t = np.asarray(queries, np.float64), self.gallery.astype(np.float64)
         if self.distance is models.Distance.COSINE:
             q, t = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (q, t))
-        if self.model.query_map is not None:
-            q = q + q @ self.model.query_map.step.T.astype(np.float64)
+        if query_map is not None:
+            q = q + q @ query_map.step.T.astype(np.float64)
         if self.distance is models.Distance.EUCLID:
-            s = -((q[:, None, :] - t[None, :, :]) ** 2).sum(axis=2) / 2
-        else:
-            s = q @ t.T
-        return s + self.model.offsets(self.gallery)
+            return -((q[:, None, :] - t[None, :, :]) ** 2).sum(axis=2) / 2
+        return q @ t.T
 
     def best(self, query, count=10, rows=None) -> list[int]:
         scores = self.similarities([query])[0]

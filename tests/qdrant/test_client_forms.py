@@ -70,32 +70,31 @@ def test_structures_of_grpc_are_taken_where_the_plain_client_takes_them(photos):
         "search_params": RestToGrpc.convert_search_params(EXACT),
         "with_payload": RestToGrpc.convert_with_payload_interface(True),
     }
-    assert client.query_points("photos", query, using, **structures) == client.query_points(
-        "photos", query, using, **rest
-    )
+    expected = client.query_points("photos", query, using, **rest)
+    assert client.query_points("photos", query, using, **structures) == expected
 
 
-def test_a_point_that_is_not_there_is_the_clients_own_error(photos):
+DOCUMENT = models.Document(text="3", model="a model")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"query": [1.0, 2.0]}, ""),
+        ({"using": "nope"}, "nope"),
+        ({"collection_name": "pictures"}, "pictures"),
+        ({"query": 999}, "999"),
+        ({"query": DOCUMENT}, "fastembed"),
+    ],
+    ids=["dimension", "vector", "collection", "point", "document without fastembed"],
+)
+def test_what_cannot_be_searched_is_the_clients_own_error(photos, wrong, says):
     client = photos.corrected()
-    with pytest.raises(Exception, match="999") as plain:
-        photos.plain.query_points("photos", 999, photos.using or None)
-    with pytest.raises(type(plain.value), match="999"):
-        client.query_points("photos", 999, photos.using or None)
-
-
-@pytest.mark.parametrize("wrong", ["dimension", "vector", "collection"])
-def test_what_cannot_be_searched_is_the_clients_own_error(photos, wrong):
-    client = photos.corrected()
-    query = [1.0, 2.0] if wrong == "dimension" else photos.queries[0]
-    asked = (
-        "pictures" if wrong == "collection" else "photos",
-        query,
-        "nope" if wrong == "vector" else photos.using or None,
-    )
-    with pytest.raises(Exception) as plain:  # noqa: PT011 - whatever it is
-        photos.plain.query_points(*asked)
+    asked = {"collection_name": "photos", "query": photos.queries[0], "using": photos.using or None} | wrong
+    with pytest.raises(Exception, match=says) as plain:
+        photos.plain.query_points(**asked)
     with pytest.raises(type(plain.value)) as wrapped:
-        client.query_points(*asked)
+        client.query_points(**asked)
     assert str(wrapped.value) == str(plain.value)
 
 
@@ -182,9 +181,6 @@ def embedding(monkeypatch):
     monkeypatch.setattr("qdrant_client.embed.model_embedder.ModelEmbedder.embed_models", embed)
 
 
-DOCUMENT = models.Document(text="3", model="a model")
-
-
 def test_a_document_that_the_client_embeds_is_corrected(photos, embedding):
     client, using, expected = photos.corrected(), photos.using or None, photos.best(photos.queries[3])
     for query in (DOCUMENT, models.NearestQuery(nearest=DOCUMENT)):
@@ -211,14 +207,6 @@ def test_a_document_that_the_server_embeds_has_no_offset_and_a_warning_says_so(c
     with pytest.warns(UserWarning, match="documents that the server embeds get no offset here; run refresh"):
         client.upsert("photos", [models.PointStruct(id=500, vector=DOCUMENT, payload={"n": 1})])
     assert [(point.vector, point.payload) for point in sent[0]] == [(DOCUMENT, {"n": 1})]
-
-
-def test_without_fastembed_a_document_is_refused_as_by_the_plain_client(photos):
-    client, using = photos.corrected(), photos.using or None
-    with pytest.raises(ImportError, match="fastembed"):
-        photos.plain.query_points("photos", DOCUMENT, using)
-    with pytest.raises(ImportError, match="fastembed"):
-        client.query_points("photos", DOCUMENT, using)
 
 
 def test_a_document_that_the_server_embeds_is_corrected_there_or_refused(photos, monkeypatch):
@@ -260,10 +248,8 @@ def test_uploads_go_through_to_a_collection_that_was_made_anew_past_the_wrapper(
         photos.wrapped().upload_points("photos", [photos.point(500, vector[0])])
     with pytest.warns(UserWarning, match="'photos' has lost its augmented vector"):
         photos.wrapped().upload_collection("photos", {"image": vector}, ids=[501])
-    assert [set(photos.plain.retrieve("photos", [key], with_vectors=True)[0].vector) for key in (500, 501)] == [
-        {"image"},
-        {"image"},
-    ]
+    points = photos.plain.retrieve("photos", [500, 501], with_vectors=True)
+    assert [set(point.vector) for point in points] == [{"image"}] * 2
 
 
 def test_a_collection_that_is_migrated_stays_corrected(by_sync_client):

@@ -15,22 +15,14 @@ def test_hubness_is_that_of_the_bank_queries_over_the_points_as_they_are_now(pho
     photos.apply(agreement=1.0)
     photos.plain.delete("photos", list(range(100, 120)))
     photos.gallery = photos.gallery[:100]
-    raw = photos.similarities(photos.bank) - photos.model.offsets(photos.gallery)
     expected = []
-    for scores in (raw, photos.similarities(photos.bank)):
+    for scores in (photos.raw(photos.bank), photos.similarities(photos.bank)):
         found = np.argsort(-scores, axis=1)[:, :10]
         expected.append(skew(np.bincount(found.ravel(), minlength=100)))
     report = hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using))
     found = report.hubness
     assert (found.raw, found.corrected) == pytest.approx(expected, abs=0.06)  # of which the candidates miss a few
     assert f"{found.raw:.2f} raw, {found.corrected:.2f} corrected" in str(report)
-
-
-@pytest.mark.parametrize("targets", [5, 100])
-def test_skewness_needs_only_what_was_found(rng, targets):
-    occurrence = np.zeros(targets, int)
-    occurrence[:5] = rng.integers(1, 50, 5)
-    assert skewness_of_found(occurrence[:5], targets) == pytest.approx(skew(occurrence))
 
 
 def test_a_search_that_finds_nothing_has_no_skewness():

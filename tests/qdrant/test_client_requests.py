@@ -29,8 +29,9 @@ def corrected(distance: models.Distance, storage: str) -> Photos:
 
 @pytest.fixture
 def wire(request):
-    """A client whose requests are noted, and answered from a corrected collection with the storage asked for."""
-    photos = corrected(models.Distance.DOT, request.param)
+    """A client whose requests are noted, and answered from a corrected collection with the storage asked for, that is
+    payload if none is."""
+    photos = corrected(models.Distance.DOT, getattr(request, "param", "payload"))
     manifest = {"id": 0, "payload": photos.plain.retrieve("photos--hub", [0])[0].payload}
     results = {
         "/collections/photos--hub/points": [manifest],
@@ -62,7 +63,6 @@ def paths(client):
     return [path.removeprefix("/collections/") for path, _ in client.requests]
 
 
-@pytest.mark.parametrize("wire", ["payload"], indirect=True)
 def test_the_first_corrected_query_reads_the_manifest_and_one_point_alone(wire):
     wire.query_points("photos", wire.query, "image")
     assert paths(wire) == [MANIFEST, SCROLL, QUERY]
@@ -82,7 +82,6 @@ def test_a_search_goes_straight_to_augmented_vectors_if_no_point_lacks_one(wire)
     assert sent["query"]["nearest"] == pytest.approx([*wire.query.tolist(), 1.0])
 
 
-@pytest.mark.parametrize("wire", ["payload"], indirect=True)
 def test_a_collection_without_a_correction_costs_two_small_requests(wire):
     wire.query_points("other", wire.query, "image")
     wire.query_points("other", wire.query, "image")
@@ -93,7 +92,6 @@ def test_a_collection_without_a_correction_costs_two_small_requests(wire):
     assert wire.requests[-1] == wire.requests[-2]
 
 
-@pytest.mark.parametrize("wire", ["payload"], indirect=True)
 @pytest.mark.parametrize("status", [400, 403, 500, 503])
 def test_a_metadata_collection_that_answers_an_error_breaks_no_search(wire, status, monkeypatch):
     wire.refused[f"/collections/{MANIFEST}"] = status
@@ -137,7 +135,6 @@ def test_a_second_vector_has_the_graph_and_memory_of_the_first_but_no_codes(monk
     assert sent == [{"hub_v1": models.VectorParamsDiff(**settings)}]
 
 
-@pytest.mark.parametrize("wire", ["payload"], indirect=True)
 def test_where_and_how_to_ask_is_said_as_it_was(wire):
     filtered = models.Filter(must=[models.HasIdCondition(has_id=[1])])
     params = models.SearchParams(hnsw_ef=64, quantization=models.QuantizationSearchParams(rescore=True))
@@ -153,7 +150,6 @@ def test_where_and_how_to_ask_is_said_as_it_was(wire):
     assert "filter" not in body
 
 
-@pytest.mark.parametrize("wire", ["payload"], indirect=True)
 def test_an_id_stands_in_a_prefetch_as_a_query_for_what_is_nearest(wire):
     """Local mode of qdrant-client up to 1.19.0 takes no bare id there."""
     wire.query_points("photos", 3, "image")
@@ -244,7 +240,6 @@ def test_what_the_plain_client_refuses_or_accepts_as_a_query_the_corrected_one_d
     assert outcome("payload", query) == outcome("vector", query) == outcome(None, query)
 
 
-@pytest.mark.parametrize("wire", ["payload"], indirect=True)
 @pytest.mark.filterwarnings("ignore:what is known of 'photos'")
 def test_a_server_that_goes_away_is_the_clients_own_error(wire):
     def gone(sent):
@@ -261,7 +256,6 @@ def test_a_server_that_goes_away_is_the_clients_own_error(wire):
         wire.query_points("photos", wire.query, "image")
 
 
-@pytest.mark.parametrize("wire", ["payload"], indirect=True)
 @pytest.mark.parametrize("distance", [models.Distance.DOT, models.Distance.EUCLID], ids=lambda each: each.value)
 def test_a_threshold_that_the_server_ignores_is_held_by_the_client(wire, distance):
     """Servers before 1.17 ignore it over a formula, in searches and in groups."""

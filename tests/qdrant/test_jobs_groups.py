@@ -8,12 +8,11 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin
 import hubplugin_qdrant
-from hubplugin import METHODS, Bank, Compute, CorrectionRefused, InputError, OffsetModel, StoreError, apply, refit
+from hubplugin import METHODS, Bank, Compute, CorrectionRefused, StoreError, apply, refit
 from hubplugin.cli import app
 from hubplugin.measures.hubness import skewness
 from hubplugin.model import GroupedModel
 from hubplugin.trial import Experiment
-from hubplugin_qdrant import HubQdrantClient
 from tests.qdrant.conftest import DIM, Photos, clustered, stopped
 
 LARGE = 130
@@ -41,6 +40,15 @@ class Shops(Photos):
         rows = np.arange(TENANTS[tenant], 3 * LARGE, 3)
         metric = {models.Distance.COSINE: "cosine", models.Distance.EUCLID: "euclidean"}.get(self.distance, "dot")
         return rows, hubplugin.fit(self.gallery[rows], self.bank, method, metric=metric)
+
+    def assert_alone(self, client, method="sn"):
+        """A search within a tenant is that of a fit on the tenant alone."""
+        for tenant in TENANTS:
+            rows, model = self.alone(tenant, method)
+            for query in self.queries[:3]:
+                scores = self.raw([query])[0, rows] + model.offsets(self.gallery[rows])
+                found = client.query_points("photos", query, self.using or None, query_filter=of(tenant)).points
+                assert [point.id for point in found] == rows[np.argsort(-scores)[:10]].tolist()
 
     def offset(self, key):
         (found,) = self.stored(key).values()
@@ -81,28 +89,14 @@ def shops() -> Shops:
 )
 def test_a_search_within_a_tenant_is_that_of_a_fit_on_the_tenant_alone(using, distance, storage, method):
     shops = Shops(QdrantClient(":memory:"), using, distance, storage)
-    client = shops.apply(method=method)
-    for tenant in TENANTS:
-        rows, model = shops.alone(tenant, method)
-        offsets = model.offsets(shops.gallery[rows])
-        for query in shops.queries[:3]:
-            scores = _similarities(query, shops.gallery[rows], distance) + offsets
-            found = client.query_points("photos", query, using or None, query_filter=of(tenant)).points
-            assert [point.id for point in found] == rows[np.argsort(-scores)[:10]].tolist()
-
-
-def _similarities(query, targets, distance):
-    q, t = query.astype(np.float64), targets.astype(np.float64)
-    if distance is models.Distance.COSINE:
-        q, t = q / np.linalg.norm(q), t / np.linalg.norm(t, axis=1, keepdims=True)
-    return -((q - t) ** 2).sum(axis=1) / 2 if distance is models.Distance.EUCLID else t @ q
+    shops.assert_alone(shops.apply(method=method), method)
 
 
 def test_points_of_a_small_group_or_of_none_are_neutral_and_the_group_is_named(shops):
     applied = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **shops.settings())
     assert [shops.offset(3 * LARGE + more) for more in range(3)] == [0, 0, 0]
     assert "kept at offset 0: 'tiny': 2 targets, 100 are needed" in str(applied)
-    report = hubplugin.inspect(hubplugin_qdrant.open_store(shops.plain, "photos"))
+    report = hubplugin.inspect(shops.store())
     assert (report.missing, report.stale) == (0, 0)
     assert "within each 'shop.tenant', 3 of them corrected" in str(report)
 
@@ -131,31 +125,23 @@ def test_what_a_wrapped_client_writes_gets_the_offset_of_its_tenant(shops):
         assert shops.offset(key) == pytest.approx(model.offsets([vector])[0], abs=1e-5)
     client.upsert("photos", [shops.point(1003, fresh[0], shop={"tenant": "unheard of"})])
     assert shops.offset(1003) == 0
-    assert hubplugin.inspect(hubplugin_qdrant.open_store(shops.plain, "photos")).stale == 0
+    assert hubplugin.inspect(shops.store()).stale == 0
 
 
 def test_a_refresh_finds_points_that_went_to_another_tenant(shops):
     client = shops.apply()
     client.set_payload("photos", {"shop": {"tenant": "brown"}}, points=[0])
-    applied = hubplugin.refresh(hubplugin_qdrant.open_store(shops.plain, "photos"))
+    applied = hubplugin.refresh(shops.store())
     assert (applied.missing, applied.stale) == (0, 1)
     _, model = shops.alone("brown")
     assert shops.offset(0) == pytest.approx(model.offsets(shops.gallery[:1])[0], abs=1e-5)
 
 
-def test_a_removal_takes_the_groups_out_too(shops):
-    before = shops.plain.scroll("photos", limit=1000)[0]
-    shops.apply()
-    hubplugin.remove(hubplugin_qdrant.open_store(shops.plain, "photos"))
-    assert shops.plain.scroll("photos", limit=1000)[0] == before
-    assert [found.name for found in shops.plain.get_collections().collections] == ["photos"]
-
-
 def test_a_run_that_was_cut_off_goes_on_by_the_same_key_and_not_by_another(shops):
     with pytest.raises(KeyboardInterrupt):
         shops.apply(compute=stopped("writing offsets"))
-    begun = hubplugin_qdrant.open_store(shops.plain, "photos").correction().model
-    assert hubplugin.inspect(hubplugin_qdrant.open_store(shops.plain, "photos")).missing == len(shops.gallery)
+    begun = shops.store().correction().model
+    assert hubplugin.inspect(shops.store()).missing == len(shops.gallery)
     resumed = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **shops.settings())
     assert resumed.model.fingerprint == begun.fingerprint
     whole = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **(shops.settings() | {"group_by": None}))
@@ -175,7 +161,7 @@ def test_the_guard_judges_each_tenant_and_a_run_with_none_left_is_refused(shops,
 
 def test_a_refit_stays_within_the_groups_and_the_version_before_is_kept(shops):
     client, fresh = shops.apply(), clustered(21, 160)
-    store = hubplugin_qdrant.open_store(shops.plain, "photos")
+    store = shops.store()
     before = store.correction().model
     tried = refit(store, fresh, force=True, dry_run=True)
     assert (tried.written, store.correction().model.fingerprint) == (False, before.fingerprint)
@@ -183,35 +169,29 @@ def test_a_refit_stays_within_the_groups_and_the_version_before_is_kept(shops):
     assert "kept at offset 0: 'tiny': 2 targets, 100 are needed" in str(done)
     assert done.versus.new.skewness == tried.versus.new.skewness
     shops.bank = fresh
-    for tenant in TENANTS:
-        rows, model = shops.alone(tenant)
-        scores = _similarities(shops.queries[0], shops.gallery[rows], shops.distance) + model.offsets(
-            shops.gallery[rows]
-        )
-        found = shops.wrapped().query_points("photos", shops.queries[0], query_filter=of(tenant)).points
-        assert [point.id for point in found] == rows[np.argsort(-scores)[:10]].tolist()
+    shops.assert_alone(shops.wrapped())
     assert client.query_points("photos", shops.queries[0]).points
-    assert hubplugin_qdrant.open_store(shops.plain, "photos").previous().fingerprint == before.fingerprint
+    assert shops.store().previous().fingerprint == before.fingerprint
 
 
 def test_a_refit_that_is_worse_over_the_groups_is_refused_with_both_figures(shops, monkeypatch):
     monkeypatch.setattr("hubplugin.trial.guard.SMALLEST", 100)
     monkeypatch.setattr("hubplugin.bank.kinds.OWN_SHARE", 0)  # its queries lie as documents do
     shops.apply()
-    store = hubplugin_qdrant.open_store(shops.plain, "photos")
+    store = shops.store()
     before = store.correction().model.fingerprint
     with pytest.raises(
         CorrectionRefused, match=r"goes from -?\d+\.\d+ to \d+\.\d+, where it is .* nothing was changed"
     ):
         refit(store, clustered(21, 160), "nnn", k=10, alpha=0.1)
-    assert hubplugin_qdrant.open_store(shops.plain, "photos").correction().model.fingerprint == before
+    assert shops.store().correction().model.fingerprint == before
 
 
 def test_clicks_decide_over_the_groups_together(shops):
     shops.apply()
     clicked = np.arange(3 * LARGE)
     queries = shops.gallery[clicked] + 0.05 * clustered(31, len(clicked))
-    store = hubplugin_qdrant.open_store(shops.plain, "photos")
+    store = shops.store()
     bank = hubplugin.Bank(queries, clicked)
     worse = refit(store, bank, "nnn", k=1, alpha=8.0, force=True, dry_run=True).versus.objection
     assert re.match(r"R@1 of held-out queries goes from \d+\.\d to \d+\.\d", worse)
@@ -223,7 +203,7 @@ def test_clicks_decide_over_the_groups_together(shops):
 def test_the_groups_count_by_their_targets_and_a_neutral_one_as_not_corrected(even_shops, monkeypatch):
     shops, fresh = even_shops, clustered(21, 160)
     shops.apply()
-    store = hubplugin_qdrant.open_store(shops.plain, "photos")
+    store = shops.store()
     all_new = refit(store, fresh, force=True, dry_run=True).versus
     monkeypatch.setattr("hubplugin.jobs.correct.WORSE", 10.0)
     monkeypatch.setattr("hubplugin.bank.kinds.OWN_SHARE", 0)  # its queries lie as documents do
@@ -245,21 +225,6 @@ def test_a_tenant_that_is_refused_stays_neutral_and_is_named(even_shops, monkeyp
     assert shops.offset(1) != 0
 
 
-def test_a_grouped_model_comes_back_from_its_bytes_and_wants_to_be_told_the_groups(shops):
-    shops.apply()
-    model = hubplugin_qdrant.open_store(shops.plain, "photos").correction().model
-    again = OffsetModel.from_bytes(model.to_bytes(), "model")
-    assert again.fingerprint == model.fingerprint
-    groups = ["acme", 7, None, "unknown"]
-    np.testing.assert_array_equal(
-        again.offsets(shops.gallery[:4], groups=groups), model.offsets(shops.gallery[:4], groups=groups)
-    )
-    with pytest.raises(InputError, match="pass groups="):
-        model.offsets(shops.gallery[:4])
-    with pytest.raises(hubplugin.ModelFileError, match="damaged"):
-        OffsetModel.from_bytes(model.to_bytes()[:-1] + b"\0\0", "model")
-
-
 def test_a_store_whose_targets_have_no_payload_says_so(tmp_path):
     import faiss
 
@@ -270,17 +235,9 @@ def test_a_store_whose_targets_have_no_payload_says_so(tmp_path):
         apply(hubplugin.open_store(f"faiss:{tmp_path}/a.faiss"), clustered(2, 20), "is", group_by="tenant", force=True)
 
 
-def test_an_unfiltered_search_ranks_all_tenants_together(shops):
-    client = shops.apply()
-    offsets = np.array([shops.offset(key) for key in range(len(shops.gallery))])
-    scores = _similarities(shops.queries[0], shops.gallery, shops.distance) + offsets
-    found = HubQdrantClient.wrap(client, oversampling=100).query_points("photos", shops.queries[0]).points
-    assert [point.id for point in found] == np.argsort(-scores)[:10].tolist()
-
-
 def test_the_command_line_fits_within_groups(shops, tmp_path, capsys, monkeypatch):
     np.save(tmp_path / "bank.npy", Photos.bank)
-    monkeypatch.setattr("hubplugin.registry.open_store", lambda url: hubplugin_qdrant.open_store(shops.plain, "photos"))
+    monkeypatch.setattr("hubplugin.registry.open_store", lambda url: shops.store())
     given = ["--bank", str(tmp_path / "bank.npy"), "--method", "nnn", "--force", "--group-by", "shop.tenant"]
     app(["apply", "qdrant://host/photos", *given], standalone_mode=False)
     assert "within each 'shop.tenant', 3 of them corrected" in capsys.readouterr().out
