@@ -163,13 +163,19 @@ def test_a_full_disk_loses_nothing_that_was_there_and_recording_goes_on_after_it
     recorder.close()
 
 
-@pytest.mark.parametrize("given", [object(), "words", [[1, 2], [3]], np.zeros((2, 2, 2)), None, [], ["a"]])
-def test_whatever_is_added_nothing_is_raised(folder, queries, given):
+NO_QUERIES = [object(), "words", [[1, 2], [3]], np.zeros((2, 2, 2)), None, [], ["a"]]
+NO_DIRECTIONS = [np.full(8, value) for value in (0, np.nan, np.inf)]
+
+
+@pytest.mark.parametrize("given", [*NO_QUERIES, *NO_DIRECTIONS])
+def test_whatever_is_added_nothing_is_raised_and_what_has_no_direction_is_counted(folder, queries, given):
     recorder = Recorder(folder)
     recorder.add(given)
     recorder.add(queries)
     recorder.close()
-    assert read(folder).rows == len(queries)
+    found = read(folder)
+    assert rows(found.array()) == rows(queries)
+    assert found.seen == 300 + any(given is each for each in NO_DIRECTIONS)
 
 
 def test_texts_are_kept_only_if_asked_for_and_one_that_is_none_keeps_no_other_out(folder, queries, caplog):

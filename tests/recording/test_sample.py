@@ -73,15 +73,6 @@ def test_all_are_kept_with_the_same_probability_however_often_they_are_asked(tmp
     assert abs(np.mean(estimates)) < 4 / math.sqrt(runs * (k - 1)), "the relative error of one is 1/sqrt(k - 1)"
 
 
-def test_a_query_that_is_no_direction_is_counted_and_not_kept(tmp_path):
-    recorder = Recorder(tmp_path)
-    for values in ([0, 0], [np.nan, 1], [np.inf, 1], [1, 2]):
-        recorder.add(np.array(values, np.float32))
-    recorder.close()
-    found = read(tmp_path)
-    assert (found.seen, found.rows, found.array().tolist()) == (4, 1, [[1, 2]])
-
-
 def test_a_query_that_is_asked_again_has_its_last_time_and_keeps_its_text(tmp_path):
     recorder = Recorder(tmp_path, texts=True)
     recorder.add([1.0, 2.0], "red shoes")

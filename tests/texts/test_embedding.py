@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hubplugin
 from hubplugin import InputError
 from hubplugin.bank import Bank
 from hubplugin.bank.embedding import embedded
@@ -90,20 +89,6 @@ def test_a_function_embeds_as_its_name_does(model):
         Bank(np.ones((2, 3)), embed=model.lengths).vectors()
     with pytest.raises(InputError, match=r"embed= for a query bank"):
         Bank(["red"]).vectors()
-
-
-def test_fit_apply_and_diagnose_take_texts(real):
-    queries = dict(zip(map(str, range(200)), real["bank_queries"][:200], strict=True))
-
-    def embed(texts):
-        return [queries[text] for text in texts]
-
-    targets = real["test_targets"]
-    fitted = hubplugin.fit(targets, hubplugin.Bank(list(queries), embed=embed))
-    by_vectors = hubplugin.fit(targets, real["bank_queries"][:200])
-    np.testing.assert_array_equal(fitted.offsets(targets), by_vectors.offsets(targets))
-    found = hubplugin.diagnose(targets, hubplugin.Bank(list(queries), embed=embed))
-    assert found.queries == 200
 
 
 @pytest.mark.slow

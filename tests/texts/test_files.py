@@ -51,14 +51,10 @@ def test_a_column_is_found_by_its_usual_name(kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_tables_need_pyarrow_and_lines_do_not(kind, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / f"log{kind}").write_text("query\nred\n")
     with pytest.raises(InputError, match=r"reading log.* needs pyarrow; .*pip install '\.\[tables\]'$"):
-        read_texts(write_plain(tmp_path / f"log{kind}"))
+        read_texts(tmp_path / f"log{kind}")
     assert read_texts(write(tmp_path / "log.txt", TEXTS)).texts == TEXTS
-
-
-def write_plain(path):
-    path.write_text("query\nred\n")
-    return path
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,29 +118,22 @@ def clicked(path, content, *given):
     return read_clicks(path, *given)
 
 
-def test_clicks_name_queries_by_row_or_by_text(tmp_path):
-    found = clicked(tmp_path, "query,target\nblue,7\n0,5\n", 3, ["red", "blue", "green"])
-    np.testing.assert_array_equal(found, [5, 7, -1])
-    assert found.dtype == np.int64
-    found = clicked(tmp_path, "id,query\n5ab8c-9,2\n", 3)
-    assert found.tolist() == [-1, -1, "5ab8c-9"]
-    found = clicked(tmp_path, f"query,target\n0,042\n1,0\n2,{'9' * 5000}\n", 3)
-    assert found.tolist() == ["042", 0, "9" * 5000], "a barcode keeps its zeros"
-    found = clicked(tmp_path, "query,target\n2000,7\n", 2, ["red", "2000"])
-    np.testing.assert_array_equal(found, [-1, 7], "a text that is a number is a text")
-
-
-def test_a_text_that_stands_twice_in_the_bank_was_clicked_twice(tmp_path):
-    assert clicked(tmp_path, "query,target\nred,7\n", 3, ["red", "blue", "red"]).tolist() == [7, -1, 7]
-
-
-def test_rows_are_those_of_the_file_where_some_were_left_out(tmp_path):
-    assert clicked(tmp_path, "query,target\n2,7\n", 2, ["one", "two"], [0, 2]).tolist() == [-1, 7]
-
-
-def test_of_several_clicks_the_most_frequent_counts_then_the_first(tmp_path):
-    found = clicked(tmp_path, "query,target\n0,7\n0,8\n0,8\n1,4\n1,3\n", 2)
-    assert found.tolist() == [8, 4]
+@pytest.mark.parametrize(
+    ("rows", "given", "expected"),
+    [
+        (["blue,7", "0,5"], (3, ["red", "blue", "green"]), [5, 7, -1]),
+        (["2,5ab8c-9"], (3,), [-1, -1, "5ab8c-9"]),
+        (["0,042", "1,0", f"2,{'9' * 5000}"], (3,), ["042", 0, "9" * 5000]),  # a barcode keeps its zeros
+        (["2000,7"], (2, ["red", "2000"]), [-1, 7]),  # a text that is a number is a text
+        (["red,7"], (3, ["red", "blue", "red"]), [7, -1, 7]),
+        (["2,7"], (2, ["one", "two"], [0, 2]), [-1, 7]),  # the row of the file, of which one was left out
+        (["0,7", "0,8", "0,8", "1,4", "1,3"], (2,), [8, 4]),  # the most frequent counts, then the first
+    ],
+)
+def test_clicks_name_queries_by_row_or_by_text(rows, given, expected, tmp_path):
+    found = clicked(tmp_path, "\n".join(["query,target", *rows, ""]), *given)
+    assert found.tolist() == expected
+    assert (found.dtype == np.int64) == all(isinstance(target, int) for target in expected)
 
 
 def test_clicks_of_unknown_queries_are_counted_and_named(tmp_path, caplog):

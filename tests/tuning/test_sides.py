@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 import hubplugin
 from hubplugin.bank import Bank
 from hubplugin.bank.prepared import places
-from hubplugin.cli import app
 from hubplugin.compute import Compute
 from hubplugin.learning import folds_within
 from hubplugin.measures.significance import Side
@@ -120,19 +118,12 @@ def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
     store = open_store(flat_index(tmp_path / "photos.faiss", unit(targets), 1_000 + np.arange(len(targets))))
     by_row = judge(unit(targets), hubplugin.Bank(queries, clicks))
     assert hubplugin.diagnose(store, hubplugin.Bank(queries, 1_000 + clicks)).trial.raw == by_row.raw
-    applied = hubplugin.apply(
-        store, hubplugin.Bank(queries, np.where(clicks < 190, 1_000 + clicks, 7))
-    )  # 7: gone since
+    some_gone = np.where(clicks < 190, 1_000 + clicks, 7)
+    applied = hubplugin.apply(store, hubplugin.Bank(queries, some_gone))
     assert applied.trial.queries == (clicks < 190).sum()
     assert applied.trial.asked is not None
     with pytest.raises(hubplugin.InputError, match="none of what they name is in"):
         hubplugin.apply(store, hubplugin.Bank(queries, clicks))
-    np.save(tmp_path / "queries.npy", queries)
-    np.save(tmp_path / "clicks.npy", 1_000 + clicks)
-    typed = ["diagnose", store.url, "--bank", str(tmp_path / "queries.npy")]
-    assert CliRunner().invoke(app, [*typed, "--answers", str(tmp_path / "clicks.npy")]).exit_code == 0
-    missing = CliRunner().invoke(app, [*typed, "--answers", str(tmp_path / "none.npy")])
-    assert (missing.exit_code, "answers: there is no file" in missing.output) == (1, True)
 
 
 def test_digits_that_were_clicked_are_a_text_in_a_store_of_texts():
