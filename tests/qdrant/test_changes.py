@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-import hubplugin
-import hubplugin_qdrant
 from hubplugin import Compute
 from hubplugin_qdrant.points import changed_ids
 from hubplugin_qdrant.transport import Transport
@@ -34,14 +32,11 @@ def vector_of(photos, row):
 
 @pytest.mark.parametrize("size", [1e-3, 1.0])
 def test_the_vectors_that_have_changed_are_named_and_no_others(photos, size):
-    store = hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using)
+    store = photos.store()
     read = list(store.scan())
     turned = photos.gallery[[5, 70]] + size * clustered(9, 2)
-    changes = [
-        models.PointVectors(id=row, vector=vector_of(photos, vector))
-        for row, vector in zip([5, 70], turned, strict=True)
-    ]
-    photos.plain.update_vectors("photos", changes)
+    for row, vector in zip([5, 70], turned, strict=True):
+        photos.plain.update_vectors("photos", [models.PointVectors(id=row, vector=vector_of(photos, vector))])
     photos.plain.delete("photos", [6])
     found = [id for batch in read for id in changed_ids(store._transport, photos.using, store.metric, batch)]
     assert found == [5, 70]
@@ -64,8 +59,7 @@ def test_whatever_others_write_during_a_run_has_its_offset_afterwards(photos, as
     scroll = plain.scroll
     monkeypatch.setattr(plain, "scroll", lambda *args, **named: scans.append(args[1:]) or scroll(*args, **named))
     photos.apply(compute=Compute(progress=others))
-    report = hubplugin.inspect(hubplugin_qdrant.open_store(plain, "photos", vector=photos.using), queries=0)
-    assert (report.count, report.missing, report.stale) == (ROWS, 0, 0)
+    assert (plain.count("photos").count, photos.wrong()) == (ROWS, (0, 0))
     before = scans.index(next(given for given in scans if given and given[0] is not None))
     assert before <= 2 * (ROWS // 50 + 2)  # the gallery, and one page for the calibration
 
@@ -73,7 +67,12 @@ def test_whatever_others_write_during_a_run_has_its_offset_afterwards(photos, as
 def test_a_second_reading_is_made_where_exact_searches_are_forbidden(photos, as_a_server, monkeypatch):
     plain = photos.plain
     limits = models.StrictModeConfig(enabled=True, search_allow_exact=False)
-    monkeypatch.setattr(Transport, "_described_as", lambda self, name: _limited(plain, name, limits))
+
+    def limited(transport, name):
+        info = plain.get_collection(name)
+        return info.model_copy(update={"config": info.config.model_copy(update={"strict_mode_config": limits})})
+
+    monkeypatch.setattr(Transport, "_described_as", limited)
     changed = np.ones(DIM, np.float32)
 
     def others(what, count, total):
@@ -81,10 +80,4 @@ def test_a_second_reading_is_made_where_exact_searches_are_forbidden(photos, as_
             plain.update_vectors("photos", [models.PointVectors(id=3, vector=vector_of(photos, changed))])
 
     photos.apply(compute=Compute(progress=others))
-    report = hubplugin.inspect(hubplugin_qdrant.open_store(plain, "photos", vector=photos.using), queries=0)
-    assert (report.missing, report.stale) == (0, 0)
-
-
-def _limited(client, name, limits):
-    info = client.get_collection(name)
-    return info.model_copy(update={"config": info.config.model_copy(update={"strict_mode_config": limits})})
+    assert photos.wrong() == (0, 0)

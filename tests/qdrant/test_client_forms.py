@@ -226,24 +226,25 @@ def test_a_document_that_the_server_embeds_is_corrected_there_or_refused(photos,
         assert isinstance(sent[0]["query"], models.FormulaQuery)
 
 
-def test_a_collection_that_was_made_anew_past_the_wrapper_is_searched_raw():
-    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, "vector")
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def made_anew(request):
+    """A corrected collection that was deleted and made anew past the wrapper."""
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, "vector", request.param)
     photos.corrected()
     photos.plain.delete_collection("photos")
     photos.__post_init__()
-    client, query = photos.wrapped(), photos.queries[0]
+    return photos
+
+
+def test_a_collection_that_was_made_anew_past_the_wrapper_is_searched_raw(made_anew):
+    client, query = made_anew.wrapped(), made_anew.queries[0]
     with pytest.warns(UserWarning, match="'photos' has lost its augmented vector; it is raw here: remove and"):
         found = client.query_points("photos", query, "image")
-    assert found == photos.plain.query_points("photos", query, "image")
+    assert found == made_anew.plain.query_points("photos", query, "image")
 
 
-@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
-def test_uploads_go_through_to_a_collection_that_was_made_anew_past_the_wrapper(awaited):
-    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, "vector", awaited)
-    photos.corrected()
-    photos.plain.delete_collection("photos")
-    photos.__post_init__()
-    vector = photos.gallery[:1]
+def test_uploads_go_through_to_a_collection_that_was_made_anew_past_the_wrapper(made_anew):
+    photos, vector = made_anew, made_anew.gallery[:1]
     with pytest.warns(UserWarning, match="'photos' has lost its augmented vector"):
         photos.wrapped().upload_points("photos", [photos.point(500, vector[0])])
     with pytest.warns(UserWarning, match="'photos' has lost its augmented vector"):

@@ -34,30 +34,22 @@ def test_a_quiet_collection_is_read_twice(cosine, monkeypatch):
     assert read[0] == 2 * ROWS
 
 
-def test_pages_that_are_read_ahead_come_whole_and_in_order():
-    made = []
+def test_pages_that_are_read_ahead_come_whole_and_in_order_and_then_the_error_that_ends_them():
+    made, found = [], []
 
     def pages():
         for number in range(5):
             made.append(number)
             yield [number]
-
-    found = []
-    for page in read_ahead(pages()):
-        found += page
-        assert len(made) <= len(found) + 1, "no more than one page is read ahead"
-    assert found == list(range(5))
-
-
-def test_an_error_in_a_page_that_is_read_ahead_ends_the_reading():
-    def pages():
-        yield 1
         raise OSError("gone")
 
     ahead = read_ahead(pages())
-    assert next(ahead) == 1
+    for _ in range(5):
+        found += next(ahead)
+        assert len(made) <= len(found) + 1, "no more than one page is read ahead"
     with pytest.raises(OSError, match="gone"):
         next(ahead)
+    assert found == list(range(5))
 
 
 def test_what_a_writer_raises_comes_out_and_what_waits_is_finished_first():
@@ -99,7 +91,7 @@ def test_a_server_that_takes_only_small_requests_gets_small_ones(cosine, monkeyp
     monkeypatch.setattr(cosine.plain, "batch_update_points", small_only)
     monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_WAIT", wait_none())
     cosine.apply()
-    assert hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos")).missing == 0
+    assert cosine.wrong() == (0, 0)
 
 
 def test_a_request_that_a_server_takes_in_no_size_ends_the_run_at_once(cosine, monkeypatch):
@@ -297,10 +289,7 @@ def test_what_the_collection_allows_now_is_asked_again_by_a_refresh(cosine, monk
 def test_a_removal_shows_how_far_it_is(cosine):
     cosine.apply()
     said = []
-    hubplugin.remove(
-        hubplugin_qdrant.open_store(cosine.plain, "photos"),
-        compute=hubplugin.Compute(progress=lambda *told: said.append(told)),
-    )
+    hubplugin.remove(cosine.store(), compute=Compute(progress=lambda *told: said.append(told)))
     assert said[-1] == ("removing offsets", ROWS, ROWS)
 
 

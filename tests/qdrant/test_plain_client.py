@@ -1,6 +1,5 @@
 """What hubplugin uses of qdrant-client's privates is there, and does what hubplugin takes it to do."""
 
-import asyncio
 import gc
 from collections import deque
 from collections.abc import Callable
@@ -28,16 +27,6 @@ def test_a_client_over_the_connection_of_another_sees_the_same_collections():
     assert isinstance(other, HubQdrantClient)
     client.create_collection("photos", models.VectorParams(size=2, distance=models.Distance.DOT))
     assert QdrantClient.collection_exists(other, "photos")
-
-
-def test_an_async_client_over_the_connection_of_another_sees_the_same_collections():
-    async def seen() -> bool:
-        client = AsyncQdrantClient(":memory:")
-        other = plain_client.over_connection_of(client, AsyncQdrantClient)
-        await client.create_collection("photos", models.VectorParams(size=2, distance=models.Distance.DOT))
-        return await other.collection_exists("photos")
-
-    assert asyncio.run(seen())
 
 
 def test_pages_are_read_without_compression_over_the_connection_of_a_client():
@@ -107,7 +96,8 @@ def test_pages_by_grpc_come_uncompressed_over_a_connection_like_that_of_the_clie
     )
     own, made = client._client, []
     monkeypatch.setattr(plain_client, "get_channel", lambda *given, **named: made.append((given, named)))
-    plain_client.scrolling(client)("photos", limit=1, offset=None, with_vectors=True, with_payload=False)
+    scroll = plain_client.scrolling(client)
+    assert scroll("photos", limit=1, offset=None, with_vectors=True, with_payload=False) == ([], None)
     (((host, port, ssl, headers, used), named),) = made
     assert (host, port, ssl) == ("there", 8334, True)
     assert ("api-key", "a key") in headers
@@ -149,13 +139,6 @@ def test_pages_by_grpc_are_those_of_the_client_with_dense_vectors_as_arrays(by_g
     assert all(isinstance(each, np.ndarray) and each.dtype == np.float32 for each in arrays)
     records[0].vector["image"], records[1].vector = (each.tolist() for each in arrays)
     assert records == expected
-
-
-def test_the_last_page_by_grpc_has_nothing_after_it(by_grpc):
-    records, following = plain_client.scrolling(by_grpc(Stub(grpc.ScrollResponse())))(
-        "photos", None, limit=1, offset=None, with_vectors=True, with_payload=False
-    )
-    assert (records, following) == ([], None)
 
 
 @pytest.mark.parametrize("shard_key", [None, "europe", 3])
@@ -234,16 +217,10 @@ OPERATIONS = {
 }
 
 
-@pytest.fixture(params=["local", "rest", "grpc"])
-def of_any_kind(request):
-    """A client in local mode, and two of a server that nobody runs."""
-    if request.param == "local":
-        client = QdrantClient(":memory:")
-        client.create_collection("photos", models.VectorParams(size=2, distance=models.Distance.DOT))
-        client.upsert("photos", [POINT])
-        return client
-    options = {"grpc_port": 1, "prefer_grpc": request.param == "grpc", "check_compatibility": False}
-    return QdrantClient("http://127.0.0.1:1", **options)
+@pytest.fixture(params=[False, True], ids=["rest", "grpc"])
+def of_a_server(request):
+    """Clients of a server that nobody runs; test_refused_writes.py is of local mode."""
+    return QdrantClient("http://127.0.0.1:1", grpc_port=1, prefer_grpc=request.param, check_compatibility=False)
 
 
 def is_taken(call: Callable[[], object]) -> bool:
@@ -257,41 +234,38 @@ def is_taken(call: Callable[[], object]) -> bool:
 
 @pytest.mark.parametrize("container", [list, tuple, deque])
 @pytest.mark.parametrize("form", FORMS)
-def test_points_are_taken_that_the_client_takes(of_any_kind, form, container):
+def test_points_are_taken_that_the_client_takes(of_a_server, form, container):
     points = container([FORMS[form]])
-    by_client = is_taken(lambda: of_any_kind.upsert("photos", points))
-    if container is not list and not plain_client.is_local(of_any_kind) and not plain_client._speaks_grpc(of_any_kind):
+    by_client = is_taken(lambda: of_a_server.upsert("photos", points))
+    if container is not list and not plain_client._speaks_grpc(of_a_server):
         by_client = False  # it sends whatever it is, and the server refuses it
-    assert is_taken(lambda: plain_client.points_taken(of_any_kind, points)) == by_client
+    assert is_taken(lambda: plain_client.points_taken(of_a_server, points)) == by_client
     if by_client:
-        assert plain_client.points_taken(of_any_kind, points) == [POINT]
+        assert plain_client.points_taken(of_a_server, points) == [POINT]
 
 
 @pytest.mark.parametrize("container", [list, tuple, deque])
 @pytest.mark.parametrize("form", CHANGES)
-def test_vectors_are_taken_that_the_client_takes(of_any_kind, form, container):
+def test_vectors_are_taken_that_the_client_takes(of_a_server, form, container):
     points = container([CHANGES[form]])
-    by_client = is_taken(lambda: of_any_kind.update_vectors("photos", points)) and form != "no id"  # for the server
-    assert is_taken(lambda: plain_client.updates_taken(of_any_kind, points)) == by_client
+    by_client = is_taken(lambda: of_a_server.update_vectors("photos", points)) and form != "no id"  # for the server
+    assert is_taken(lambda: plain_client.updates_taken(of_a_server, points)) == by_client
     if by_client:
-        assert plain_client.updates_taken(of_any_kind, points) == [CHANGES["structure"]]
+        assert plain_client.updates_taken(of_a_server, points) == [CHANGES["structure"]]
 
 
 @pytest.mark.parametrize("form", OPERATIONS)
-def test_operations_that_the_client_refuses_are_left_as_they_are(of_any_kind, form):
+def test_operations_that_the_client_refuses_are_left_as_they_are(of_a_server, form):
     operations = [OPERATIONS[form]]
-    if is_taken(lambda: of_any_kind.batch_update_points("photos", operations)):
-        assert plain_client.operations_taken(of_any_kind, operations) == [OPERATION]
-    elif plain_client.is_local(of_any_kind) or plain_client._speaks_grpc(of_any_kind):
-        assert plain_client.operations_taken(of_any_kind, operations) == operations
+    if is_taken(lambda: of_a_server.batch_update_points("photos", operations)):
+        assert plain_client.operations_taken(of_a_server, operations) == [OPERATION]
+    elif plain_client._speaks_grpc(of_a_server):
+        assert plain_client.operations_taken(of_a_server, operations) == operations
     else:
         with pytest.raises(plain_client.UNREADABLE):
-            plain_client.operations_taken(of_any_kind, operations)
+            plain_client.operations_taken(of_a_server, operations)
 
 
-def test_a_stream_is_taken_unless_local_mode_refuses_it(of_any_kind):
-    streams = [
-        lambda: plain_client.updates_taken(of_any_kind, iter([CHANGES["structure"]])),
-        lambda: plain_client.operations_taken(of_any_kind, iter([OPERATION])),
-    ]
-    assert [is_taken(stream) for stream in streams] == [not plain_client.is_local(of_any_kind)] * 2
+def test_a_stream_is_taken(of_a_server):
+    assert plain_client.updates_taken(of_a_server, iter([CHANGES["structure"]])) == [CHANGES["structure"]]
+    assert plain_client.operations_taken(of_a_server, iter([OPERATION])) == [OPERATION]

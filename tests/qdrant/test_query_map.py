@@ -37,11 +37,6 @@ def in_payload(request):
     return Photos(QdrantClient(":memory:"), "image", request.param)
 
 
-@pytest.fixture
-def in_vector():
-    return Photos(QdrantClient(":memory:"), *KINDS["cosine-vector"])
-
-
 def ids(points):
     return [point.id for point in points]
 
@@ -180,7 +175,8 @@ def test_a_target_that_is_written_again_stays_as_it_was_and_one_that_changes_is_
     assert photos.stored(3)["hub_v1"] == pytest.approx(photos.stored(0)["hub_v1"], abs=1e-5)
 
 
-def test_a_point_without_its_second_vector_is_found_by_its_raw_score(in_vector):
+def test_a_point_without_its_second_vector_is_found_by_its_raw_score():
+    in_vector = Photos(QdrantClient(":memory:"), *KINDS["cosine-vector"])
     in_vector.apply_mapped()
     query = in_vector.queries[0]
     in_vector.plain.upsert("photos", [in_vector.point(ROWS, query)])
