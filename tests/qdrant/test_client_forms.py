@@ -147,14 +147,11 @@ def test_points_that_are_queries_are_left_out_where_plain_leaves_them_out(photos
     assert expected[4] == {*range(ROWS)} - {3}
 
 
-def mmr(query):
-    return models.NearestQuery(nearest=query.tolist(), mmr=models.Mmr(diversity=0.5))
-
-
 def test_diversity_stays_raw_in_a_prefetch_too(photos):
-    client, query, using = photos.corrected(), photos.queries[0], photos.using or None
-    prefetch = models.Prefetch(query=mmr(query), using=using, limit=5)
-    expected = photos.plain.query_points("photos", mmr(query), using, limit=5)
+    client, using = photos.corrected(), photos.using or None
+    diverse = models.NearestQuery(nearest=photos.queries[0].tolist(), mmr=models.Mmr(diversity=0.5))
+    prefetch = models.Prefetch(query=diverse, using=using, limit=5)
+    expected = photos.plain.query_points("photos", diverse, using, limit=5)
     assert ids(client.query_points("photos", RRF, prefetch=prefetch, limit=5)) == ids(expected)
 
 

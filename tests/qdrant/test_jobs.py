@@ -68,16 +68,16 @@ def test_what_a_writer_raises_comes_out_and_what_waits_is_finished_first():
         writers.settle()
 
 
+def refused(status, reason, content=b""):
+    return UnexpectedResponse(status, reason, content, httpx.Headers())
+
+
 TOO_LARGE = b'{"status": {"error": "JSON payload (33554433 bytes) is larger than allowed (limit: 33554432 bytes)"}}'
 
 
 @pytest.mark.parametrize(
     "error",
-    [
-        UnexpectedResponse(400, "Bad Request", TOO_LARGE, httpx.Headers()),
-        UnexpectedResponse(413, "Payload Too Large", b"", httpx.Headers()),
-        UnexpectedResponse(408, "Request Timeout", b"", httpx.Headers()),
-    ],
+    [refused(400, "Bad Request", TOO_LARGE), refused(413, "Payload Too Large"), refused(408, "Request Timeout")],
     ids=lambda error: str(error.status_code),
 )
 def test_a_server_that_takes_only_small_requests_gets_small_ones(cosine, monkeypatch, error):
@@ -95,10 +95,10 @@ def test_a_server_that_takes_only_small_requests_gets_small_ones(cosine, monkeyp
 
 
 def test_a_request_that_a_server_takes_in_no_size_ends_the_run_at_once(cosine, monkeypatch):
-    def refused(*given, **named):
-        raise UnexpectedResponse(413, "Payload Too Large", b"", httpx.Headers())
+    def too_large(*given, **named):
+        raise refused(413, "Payload Too Large")
 
-    monkeypatch.setattr(cosine.plain, "batch_update_points", refused)
+    monkeypatch.setattr(cosine.plain, "batch_update_points", too_large)
     monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_WAIT", wait_none())
     with pytest.raises(StoreError, match="no request as large as one point"):
         cosine.apply()
@@ -157,7 +157,7 @@ def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(cosine, monk
 
     def away(*given, **named):
         tried.set()
-        raise UnexpectedResponse(503, "Unavailable", b"", httpx.Headers())
+        raise refused(503, "Unavailable")
 
     def interrupt(what, done, total):
         if what == "writing offsets":
@@ -181,14 +181,13 @@ def interruptible():
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_reading_does_not_wait_for_a_server_that_is_away(cosine, monkeypatch):
     served(cosine.plain)  # so that a thread reads
-
     tried: list[int] = []
 
     def away(*given, **named):
         tried.append(1)
         if len(tried) == 1:
             os.kill(os.getpid(), signal.SIGINT)
-        raise UnexpectedResponse(503, "Unavailable", b"", httpx.Headers())
+        raise refused(503, "Unavailable")
 
     store, before = hubplugin_qdrant.open_store(cosine.plain, "photos"), set(threading.enumerate())
     monkeypatch.setattr(cosine.plain, "scroll", away)
@@ -263,7 +262,7 @@ def test_a_metadata_collection_that_is_away_for_a_moment_does_not_stop_a_search(
     before = client.query_points("photos", cosine.queries[0]).points
 
     def away(*given, **named):
-        raise UnexpectedResponse(500, "Internal", b"", httpx.Headers())
+        raise refused(500, "Internal")
 
     monkeypatch.setattr(client.raw, "retrieve", away)
     client._corrections.known["photos"].until = 0.0

@@ -62,6 +62,10 @@ class EvenShops(Shops):
     gallery[0 : 3 * LARGE : 3] = np.random.default_rng(1).normal(size=(LARGE, DIM))
 
 
+def batch(key, vector, **payload):
+    return models.Batch(ids=[key], vectors=[vector.tolist()], payloads=[payload])
+
+
 def of(tenant):
     return models.Filter(must=[models.FieldCondition(key="shop.tenant", match=models.MatchValue(value=tenant))])
 
@@ -103,22 +107,14 @@ def test_points_of_a_small_group_or_of_none_are_neutral_and_the_group_is_named(s
 
 def test_what_a_wrapped_client_writes_gets_the_offset_of_its_tenant(shops):
     client = shops.apply()
-    fresh = clustered(12, 5)
+    fresh, acme, brown = clustered(12, 5), {"tenant": "acme"}, {"tenant": "brown"}
     written = [
         (3, "acme", lambda v: client.upsert("photos", [shops.point(3, v)])),
-        (1000, "brown", lambda v: client.upload_points("photos", [shops.point(1000, v, shop={"tenant": "brown"})])),
-        (
-            1001, 7,
-            lambda v: client.upload_collection("photos", [v.tolist()], [{"shop": {"tenant": 7}}], ids=[1001]),
-        ),
+        (1000, "brown", lambda v: client.upload_points("photos", [shops.point(1000, v, shop=brown)])),
+        (1001, 7, lambda v: client.upload_collection("photos", [v.tolist()], [{"shop": {"tenant": 7}}], ids=[1001])),
         (4, "brown", lambda v: client.update_vectors("photos", [models.PointVectors(id=4, vector=v.tolist())])),
-        (
-            1002, "acme",
-            lambda v: client.upsert(
-                "photos", models.Batch(ids=[1002], vectors=[v.tolist()], payloads=[{"shop": {"tenant": "acme"}}])
-            ),
-        ),
-    ]  # fmt: skip
+        (1002, "acme", lambda v: client.upsert("photos", batch(1002, v, shop=acme))),
+    ]
     for (key, tenant, write), vector in zip(written, fresh, strict=True):
         write(vector)
         _, model = shops.alone(tenant)
