@@ -113,7 +113,8 @@ def test_queries_of_another_model_are_kept_apart(folder, queries):
 
 
 def test_what_is_cleared_stays_so_while_a_recorder_runs(folder, queries):
-    recorder = recorded(folder, queries, clicks=[1])
+    recorder = recorded(folder, queries, 20, clicks=[1] * 300)
+    assert len(read(folder).answers) == 20
     clear(folder)
     assert read(folder) is None
     recorder.flush()
@@ -311,6 +312,7 @@ def test_a_record_that_others_write_to_for_long_is_left_alone(folder, queries, m
     monkeypatch.setattr("hubplugin.recording.PATIENCE", 0.05)
     recorder = recorded(folder, queries)
     recorder.add(queries[:5] + 1)
+    recorder.click(queries[0], 7)
     with closing(sqlite3.connect(folder / "record.sqlite", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         recorder.flush()
@@ -319,7 +321,8 @@ def test_a_record_that_others_write_to_for_long_is_left_alone(folder, queries, m
             thin(folder, 20)
         assert read(folder).rows == 300
     recorder.close()
-    assert (read(folder).rows, read(folder).seen) == (305, 305)
+    found = read(folder)
+    assert (found.rows, found.seen, 7 in found.answers) == (305, 305, True)
 
 
 def test_names_become_folders_inside(tmp_path):
