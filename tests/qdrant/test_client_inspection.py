@@ -73,12 +73,9 @@ def test_what_float32_rounds_is_not_stale_however_long_the_vectors_are(size, dis
 def test_offsets_that_a_server_keeps_as_float16_are_not_stale(distance):
     photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
     photos.apply(method="nnn")
-    kept = {row: photos.stored(row)["hub_v1"] for row in range(ROWS)}
-    for row in (3, 4):  # another offset, by as much as counts
-        kept[row][-1] *= 1.01
-    rows = [
-        models.PointVectors(id=row, vector={"hub_v1": np.float16(values).astype(np.float32).tolist()})
-        for row, values in kept.items()
-    ]
+    kept = np.array([photos.stored(row)["hub_v1"] for row in range(ROWS)])
+    kept[[3, 4], -1] *= 1.01  # another offset, by as much as counts
+    halves = kept.astype(np.float16).tolist()
+    rows = [models.PointVectors(id=row, vector={"hub_v1": values}) for row, values in enumerate(halves)]
     photos.plain.update_vectors("photos", rows)
     assert photos.wrong() == (0, 2)

@@ -176,9 +176,8 @@ def test_a_refit_that_is_worse_over_the_groups_is_refused_with_both_figures(shop
     shops.apply()
     store = shops.store()
     before = store.correction().model.fingerprint
-    with pytest.raises(
-        CorrectionRefused, match=r"goes from -?\d+\.\d+ to \d+\.\d+, where it is .* nothing was changed"
-    ):
+    says = r"goes from -?\d+\.\d+ to \d+\.\d+, where it is .* nothing was changed"
+    with pytest.raises(CorrectionRefused, match=says):
         refit(store, clustered(21, 160), "nnn", k=10, alpha=0.1)
     assert shops.store().correction().model.fingerprint == before
 

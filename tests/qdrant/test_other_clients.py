@@ -52,10 +52,8 @@ def test_the_request_for_a_second_vector_is_the_one_that_explain_prints():
     expected = [point.id for point in HubQdrantClient.wrap(client).query_points("photos", QUERY, "image").points]
     assert found(client, VECTOR) == expected
     served(client)  # a server has codes to ignore
-    assert (
-        hubplugin_qdrant.open_store(client, "photos", vector="image").explain(np.float32(QUERY)).request["body"]
-        == VECTOR
-    )
+    store = hubplugin_qdrant.open_store(client, "photos", vector="image")
+    assert store.explain(np.float32(QUERY)).request["body"] == VECTOR
 
 
 def test_the_manifest_has_the_fields_that_the_page_names():

@@ -116,22 +116,18 @@ def test_the_vectors_of_a_relevance_feedback_are_mapped(in_payload):
     in_payload.apply_mapped()
     version = in_payload.version.having(in_payload.model)
     one, two = in_payload.queries[:2]
-    given = models.RelevanceFeedbackQuery(
-        relevance_feedback=models.RelevanceFeedbackInput(
-            target=one.tolist(),
-            feedback=[models.FeedbackItem(example=two.tolist(), score=1.0), models.FeedbackItem(example=3, score=0.1)],
-            strategy=models.NaiveFeedbackStrategy(naive=models.NaiveFeedbackStrategyParams(a=0.1, b=0.2, c=0.3)),
-        )
+    given = models.RelevanceFeedbackInput(
+        target=one.tolist(),
+        feedback=[models.FeedbackItem(example=two.tolist(), score=1.0), models.FeedbackItem(example=3, score=0.1)],
+        strategy=models.NaiveFeedbackStrategy(naive=models.NaiveFeedbackStrategyParams(a=0.1, b=0.2, c=0.3)),
     )
-    request = models.QueryRequest(query=given, using="image", limit=3)
+    query = models.RelevanceFeedbackQuery(relevance_feedback=given)
+    request = models.QueryRequest(query=query, using="image", limit=3)
     found = rewrite(request, m.Manifest(active={"image": version})).request.query.relevance_feedback
     assert found.target == pytest.approx(as_mapped(in_payload, one), rel=1e-5, abs=1e-6)
     assert found.feedback[0].example == pytest.approx(as_mapped(in_payload, two), rel=1e-5, abs=1e-6)
-    assert (found.feedback[1], found.strategy) == (
-        given.relevance_feedback.feedback[1],
-        given.relevance_feedback.strategy,
-    )
-    assert given.relevance_feedback.target == one.tolist(), "what was asked is not changed"
+    assert (found.feedback[1], found.strategy) == (given.feedback[1], given.strategy)
+    assert query.relevance_feedback.target == one.tolist(), "what was asked is not changed"
 
 
 def test_a_point_named_by_its_id_is_a_target_and_is_not_mapped(in_payload):
