@@ -6,15 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.compute import (
-    Compute,
-    LeftOut,
-    MeanOfLargest,
-    Similarities,
-    Survey,
-    reduce,
-    spacing_ratio,
-)
+from hubplugin.compute import Compute, LeftOut, MeanOfLargest, Similarities, Survey, reduce, spacing_ratio
 from hubplugin.compute.answers import SMALLEST_LOG, survey
 from hubplugin.metric import Metric, normalise
 from hubplugin.vectors import as_vectors
