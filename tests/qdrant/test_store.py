@@ -507,7 +507,10 @@ def test_a_url_with_a_port_for_grpc_connects_by_it(monkeypatch):
         (lambda sync, other: hubplugin_qdrant.apply(other, "photos", np.eye(3)), "plain or wrapped, not Async"),
         (lambda sync, other: hubplugin_qdrant.apply("photos", sync, np.eye(3)), "plain or wrapped, not str"),
         (lambda sync, other: hubplugin_qdrant.open_store("http://h:6333", "photos").dim, r"QdrantClient\(...\)"),
-        (lambda sync, other: hubplugin_qdrant.apply(sync, np.eye(3), "photos"), "collection must be a name, not nd"),
+        (
+            lambda sync, other: hubplugin_qdrant.apply(sync, np.eye(3), "photos"),
+            "collection must be a name, not ndarray",
+        ),
         (lambda sync, other: HubQdrantClient.wrap(other), "QdrantClient, plain or wrapped, not AsyncQdrantClient"),
         (lambda sync, other: AsyncHubQdrantClient.wrap(sync), "AsyncQdrantClient, plain or wrapped, not QdrantClient"),
     ],
