@@ -379,6 +379,9 @@ UNEVEN: dict[str, Callable[[str], Write]] = {
     "fewer ids": lambda using: Write("upload_collection", named(using, NEW[:4]), ids=IN_ALL[:2]),
     "fewer ids in a stream": lambda using: Write("upload_collection", named(using, NEW[:4]), ids=In(iter, IN_ALL[:2])),
     "fewer payloads": lambda using: Write("upload_collection", named(using, NEW[:4]), ids=IN_ALL, payload=[{"n": 1}]),
+    "fewer payloads in a stream": lambda using: Write(
+        "upload_collection", named(using, NEW[:4]), ids=IN_ALL, payload=In(iter, [{"n": 1}])
+    ),
     "fewer payloads than listed vectors": lambda using: Write(
         "upload_collection", [named(using, row.tolist()) for row in NEW[:4]], ids=IN_ALL, payload=({"n": 1},)
     ),
@@ -388,6 +391,12 @@ UNEVEN: dict[str, Callable[[str], Write]] = {
     "a batch with fewer vectors": lambda using: Write("upsert", in_batch(using, IN_ALL, NEW[:2])),
     "a batch with fewer payloads": lambda using: Write("upsert", in_batch(using, IN_ALL, NEW[:4], [{"n": 1}])),
     "a batch with no payloads": lambda using: Write("upsert", in_batch(using, IN_ALL, NEW[:4], [])),
+    "an operation with fewer ids": lambda using: Write(
+        "batch_update_points", [in_operation(in_batch(using, IN_ALL[:2], NEW[:4]))]
+    ),
+    "an operation with fewer vectors": lambda using: Write(
+        "batch_update_points", [in_operation(in_batch(using, IN_ALL, NEW[:2]))]
+    ),
 }
 refusing = pytest.mark.skipif(
     not hasattr(plain_module, "require_length"), reason="this qdrant-client itself writes the shorter number in silence"

@@ -1,6 +1,7 @@
 """A wheel in an empty environment: the core alone says what it lacks, with the extras a checkout runs its demo."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -91,6 +92,33 @@ def test_the_wheel_serves_without_torch_on_every_python(wheel, tmp_path, version
     run(*pip, "--constraint", ROOT / "constraints.txt", f"{wheel}[faiss,qdrant]", cwd=tmp_path)
     shown = run(tmp_path / "env" / "bin" / "python", "-c", PROGRAM, cwd=tmp_path).stdout
     assert shown == f"{__version__} False\n"
+    assert "diagnose" in run(tmp_path / "env" / "bin" / "hubplugin", "--help", cwd=tmp_path).stdout
+
+
+@pytest.mark.network
+def test_the_steps_of_the_dockerfile_make_a_service(tmp_path):
+    """Its first two stages as a script in a folder, where no base image is to be had."""
+    venv.create(tmp_path / "env", with_pip=True)
+    stages = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").split("\nFROM ")[1:3]
+    for line in "\n".join(stages).splitlines():
+        step, _, rest = line.partition(" ")
+        here = re.sub(r"(?<=[\s\"])/(?=wheel|tmp)", f"{tmp_path}/", f" {rest}")
+        if step == "WORKDIR":
+            (tmp_path / "source").mkdir()
+        elif step == "COPY" and "--from" not in rest:
+            *sources, target = here.split()
+            for each in sources:
+                place = tmp_path / "source" / target if not target.startswith("/") else Path(target)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                whole = (ROOT / each).is_dir()
+                shutil.copytree(ROOT / each, place) if whole else shutil.copy(ROOT / each, place)
+        elif step == "COPY":
+            _, made, target = here.split()
+            shutil.copytree(made, target)
+        elif step == "RUN":
+            script = here.replace("&& useradd --create-home user", "")
+            path = f"PATH={tmp_path / 'env' / 'bin'}:$PATH"
+            run("bash", "-euc", f"export {path}; {script}", cwd=tmp_path / "source")
     assert "diagnose" in run(tmp_path / "env" / "bin" / "hubplugin", "--help", cwd=tmp_path).stdout
 
 
