@@ -206,8 +206,7 @@ class Store(ABC):
         """
 
     def rounding(self, batch: Batch, offsets: np.ndarray) -> np.ndarray | float:
-        """How far what the targets of `batch` hold may lie from `offsets` [b] of the active correction, where a store
-        rounds them to codes: [b]."""
+        """How far what `batch` holds may lie from the right `offsets` [b], where a store rounds them to codes: [b]."""
         return 0.0
 
     def require_writable(self, *, dry_run: bool = False) -> None:  # noqa: B027

@@ -181,6 +181,8 @@ def require_recall(trial: Trial, recall: Recall, index: faiss.Index, upgraded: f
     if recall.exceeds(promised) and not force:
         most = "for its type" if call else "where no search up to four times as wide makes up for it"
         advice = f"the upgraded one finds as much {cost} by {call}; " if call else ""
+        twice = ", ".join(f"{name}={2 * to:g}" for part in parts(index) for name, to in settings(part).items())
+        advice += f"search it more widely first, hubplugin_faiss.tune(index, {twice}), or " if twice else ""
         raise CorrectionRefused(
             f"an upgrade of this {name_of(index)} would take recall@10 of bank queries {recall}, and {promised} is the "
             f"most {most}; nothing was changed; {advice}",

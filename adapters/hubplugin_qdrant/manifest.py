@@ -85,7 +85,6 @@ class Version(FrozenModel):
     offset_key: str = KEY
     metric: Metric
     dim: int
-    method: str
     model: str
     parts: int
     ceiling: float = 0.0
@@ -114,7 +113,6 @@ class Version(FrozenModel):
             vector=vector,
             metric=model.metric,
             dim=model.dim,
-            method=model.method,
             model=model.fingerprint,
             parts=parts,
             ceiling=max(caps),

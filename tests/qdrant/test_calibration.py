@@ -20,7 +20,7 @@ POINTS, QUERIES, K = 2000, 30, 10
 
 
 def version(storage, **fields):
-    given = {"number": 1, "vector": "", "metric": Metric.COSINE, "dim": 8, "method": "is"}
+    given = {"number": 1, "vector": "", "metric": Metric.COSINE, "dim": 8}
     return Version(storage=storage, model="", parts=1, **given, **fields)
 
 

@@ -7,7 +7,7 @@ from hubplugin_qdrant.manifest import Manifest, Version
 def version(number: int, vector: str = "image", model: str = "a", **fields) -> Version:
     return Version.model_validate(
         {
-            "number": number, "vector": vector, "metric": "dot", "dim": 2, "method": "is",
+            "number": number, "vector": vector, "metric": "dot", "dim": 2,
             "model": model, "parts": 1, **fields,
         }
     )  # fmt: skip
