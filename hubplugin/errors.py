@@ -66,4 +66,4 @@ class StoreError(HubpluginError):
 
 
 class CorrectionRefused(HubpluginError):
-    """The guard tried the correction on held-out bank queries and it did not help. Nothing was written."""
+    """The guard objects to the bank, or to what the correction did on held-out bank queries. Nothing was written."""

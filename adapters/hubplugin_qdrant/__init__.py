@@ -91,7 +91,7 @@ def apply(
     change in one step at the end; a run that was cut off goes on when it is started again.
 
     Raises InputError for the bank or a parameter, StoreError for the collection or the server, CorrectionRefused if
-    the correction would not help.
+    the guard objects.
     """
     configured(METHODS, method, parameters, apply)  # a misspelt argument of this function lies among them
     store = QdrantStore(client, collection, vector, storage, agreement=agreement, offset_key=offset_key)

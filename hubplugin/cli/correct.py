@@ -44,7 +44,7 @@ def apply(
     settings: Settings = None,
     group_by: GroupBy = None,
     learn: Learn = False,
-    force: Annotated[bool, typer.Option("--force", help="Apply it even if it would not help.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Apply it even if the guard refuses it.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and check, and write nothing.")] = False,
     executor: Dask = None,
     shards: Shards = None,

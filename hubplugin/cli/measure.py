@@ -44,7 +44,7 @@ def diagnose(
     shown: ReportOptions,
     computing: ComputeOptions,
 ) -> Answer:
-    """What is wrong with these searches: hubness or something else? Who are the hubs, would a correction help?"""
+    """What is wrong with these searches: hubness or something else? Who are the hubs, what would a fit change?"""
     from hubplugin.jobs.naming import naming
     from hubplugin.registry import open_store
 
@@ -73,7 +73,7 @@ LiveQueries = Annotated[
 def inspect(
     store: StoreUrl, live: LiveQueries = None, embed: Embed = None, *, shown: ReportOptions, computing: ComputeOptions
 ) -> Answer:
-    """What correction lies in the store, is it whole, and does it still help? The exit status is 4 where it is not."""
+    """Which correction lies in the store, is it whole, is hubness still lower? The exit status is 4 where it is not."""
     from hubplugin.jobs.naming import naming
     from hubplugin.registry import open_store
 

@@ -123,7 +123,7 @@ def results_of(
     sides = [raw] if other is None else [raw, other]
     parts: dict[str, Any] = {}
     if other is not None and (first := ranked.found_first()) is not None:
-        parts = dict(shares(first, raw.best, other.best, seed))
+        parts = dict(shares(first, raw.best, other.best))
     hubs = {ranked.ids[row]: row for row in hubness.hubs(occurrences[0], HUBS)}
     never = _never_found(ranked, occurrences[0])
     examples = [] if other is None else _drawn(raw.best, other.best, seed)
@@ -165,7 +165,7 @@ def _counted(occurrence: np.ndarray, count: int | None) -> tuple[np.ndarray, np.
 def _methods(
     ranked: Ranked, rankings: Sequence[Ranking], occurrences: Sequence[np.ndarray], k: int, seed: int, compute: Compute
 ) -> list[MethodResult]:
-    versus = [compare(rankings[0].best, ranking.best, seed) for ranking in rankings[1:]]
+    versus = [compare(rankings[0].best, ranking.best) for ranking in rankings[1:]]
     corrected = adjusted([comparison.p for comparison in versus])
     results = []
     for number, (ranking, occurrence) in enumerate(zip(rankings, occurrences, strict=True)):

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hubplugin.errors import InputError
 from hubplugin.measures.hubness import Hubness
-from hubplugin.measures.significance import Comparison, Figure, compare, interval
+from hubplugin.measures.significance import Comparison, Figure, compare, paired
 from hubplugin.model import Setting
 from hubplugin.report import (
     Example,
@@ -30,7 +30,7 @@ from hubplugin.report import (
     points,
     share_tile,
 )
-from hubplugin.report.sections import NEVER, RECALL, WORST, Cell
+from hubplugin.report.sections import NEVER, RECALL, WORST, Cell, Direction
 
 SIGNIFICANT = 0.05
 
@@ -135,7 +135,7 @@ class Results(Reported, BaseModel):
 
     def compare(self, first: str, second: str) -> Comparison:
         """Method `second` against `first`, on the same queries."""
-        return compare(self[first].best_ranks, self[second].best_ranks, self.seed)
+        return compare(self[first].best_ranks, self[second].best_ranks)
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Writes everything but the single queries' ranks. Raises InputError where `path` cannot be written."""
@@ -207,20 +207,16 @@ class Results(Reported, BaseModel):
         first = max(usable, key=lambda method: method.recall[1].value) if self.best is None else self[self.best]
         versus = first.versus_raw
         assert versus is not None
-        among = ", corrected for the number of methods tried" if self.store is None else ""
+        among = "" if len(self.methods) == 2 else f"; p {p_told(first.adjusted_p)} corrected for the methods tried"
         more = [
             f"R@1 changes by {points(versus.difference)}: {versus.won:,} queries won, {versus.lost:,} lost "
-            f"(p {p_told(first.adjusted_p)}{among})"
+            f"(p {p_told(versus.p)}{among})"
         ]
         if self.store is not None:
-            change = versus.difference
-            first_now = first.recall[1].value
-            told = changes_told(self.raw.worst, first.worst, self.queries, self.raw.recall[1].value, first_now, change)
-            if change.low > 0:
-                return Verdict("better", f"it helps; {told}", more)
-            if change.high < 0:
-                return Verdict("worse", f"it does harm; {told}", more)
-            return Verdict("same", f"neither help nor harm beyond chance; {told}", more)
+            change, shares = versus.difference, (self.raw.recall[1].value, first.recall[1].value)
+            told = changes_told(self.raw.worst, first.worst, self.queries, *shares, change)
+            direction, says = VERDICTS[change.sign]
+            return Verdict(direction, f"{says}; {told}", more)
         recall = percent(first.recall[1].value)
         if self.best is None:
             line = "no correction; no usable method puts more true targets first than the raw search beyond chance"
@@ -264,7 +260,7 @@ class Results(Reported, BaseModel):
         for k in self.raw.recall:
             lines.append(f"R@{k}: " + " -> ".join(_interval(each.recall[k]) for each in self._sides))
         for some, share in (("some bank query finds", self.found_first), ("no bank query finds", self.not_found_first)):
-            if share is not None and not share.is_noise:
+            if share is not None and share.change.sign:
                 lines.append(
                     f"R@1 of {share.queries:,} queries whose target {some} first changes by {points(share.change)}"
                 )
@@ -306,8 +302,8 @@ class Results(Reported, BaseModel):
             versus = m.versus_raw
             against: list[Cell] = ["", "", "", ""]
             if versus is not None:
-                told = p_told(m.adjusted_p).removeprefix("= ")
-                against = [_cell(versus.difference, 100, 1, "+"), str(versus.won), str(versus.lost), told]
+                p, corrected = (p_told(each).removeprefix("= ") for each in (versus.p, m.adjusted_p))
+                against = [_cell(versus.difference, 100, 1, "+"), str(versus.won), str(versus.lost), (p, corrected)]
             name = m.label if m.described == m.label else (m.label, m.described[len(m.label) :])
             figures = [*(_cell(m.recall[k], 100, 1) for k in at), _cell(m.median_rank, 1, 1), _cell(m.mean_rank, 1, 1)]
             figures += [_cell(m.mean_average_precision, 100, 1), _cell(m.ndcg, 100, 1), _cell(m.skewness, 1, 2)]
@@ -317,9 +313,9 @@ class Results(Reported, BaseModel):
             columns,
             rows,
             self._marked,
-            "R@k: per cent of the queries with a true target among the first k. Small figures are 95 % bootstrap "
-            "intervals. Ties count by their expected rank. p: McNemar's exact test against the raw search, corrected "
-            "for the number of methods (Benjamini-Hochberg).",
+            "R@k: per cent of the queries with a true target among the first k. Small figures are 95 % intervals. Ties "
+            "count by their expected rank. p: McNemar's exact test against the raw search; below it, corrected for the "
+            "number of methods (Benjamini-Hochberg).",
             brief=("method", "R@1", "- raw", "p", f"R@{max(self.raw.recall)}", "median", "skewness"),
         )
 
@@ -352,6 +348,13 @@ class Results(Reported, BaseModel):
         return [row for row, method in enumerate(self.methods) if method.label == self.best]
 
 
+VERDICTS: dict[int, tuple[Direction, str]] = {
+    1: ("better", "it helps"),
+    0: ("same", "neither help nor harm beyond chance"),
+    -1: ("worse", "it does harm"),
+}
+"""By the sign of the change of R@1."""
+
 NEEDS_BANK = "pass example queries (--bank)"
 
 
@@ -371,15 +374,15 @@ def best_of(methods: Sequence[MethodResult]) -> str | None:
     return best.label if gained and best.adjusted_p is not None and best.adjusted_p < SIGNIFICANT else None
 
 
-def shares(found_first: np.ndarray, before: np.ndarray, after: np.ndarray, seed: int) -> dict[str, Share]:
+def shares(found_first: np.ndarray, before: np.ndarray, after: np.ndarray) -> dict[str, Share]:
     """The fields `found_first` and `not_found_first` of results. found_first [j]: whether some bank query finds a true
     target of a judged query first, in the raw search. before, after [j]: the ranks of its best true target."""
     parts = (("found_first", found_first), ("not_found_first", ~found_first))
-    return {name: _share(before[part] <= 1, after[part] <= 1, seed) for name, part in parts if part.any()}
+    return {name: _share(before[part] <= 1, after[part] <= 1) for name, part in parts if part.any()}
 
 
-def _share(before: np.ndarray, after: np.ndarray, seed: int) -> Share:
-    change = interval(after.astype(np.float64) - before, seed)
+def _share(before: np.ndarray, after: np.ndarray) -> Share:
+    change = paired(before, after).difference
     return Share(queries=len(before), before=float(before.mean()), after=float(after.mean()), change=change)
 
 

@@ -18,7 +18,7 @@ from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.causes import HUBBY, Finding, collapsed, copies, cut_off, lengths, other_model, shifted, short_texts
 from hubplugin.compute import Compute, Similarities, TopK, dense, search
 from hubplugin.jobs.correct import bank_for, require_learnable_in
-from hubplugin.jobs.facts import ToldLesson, ToldTrial, gain_of, tiles_of
+from hubplugin.jobs.facts import ToldLesson, ToldTrial, tiles_of
 from hubplugin.jobs.naming import Naming
 from hubplugin.learning import require_learnable, taught
 from hubplugin.measures.hubness import (
@@ -150,8 +150,8 @@ class Diagnosis(Reported):
     share of all places that the most found 1 % of the targets take, and the share of the targets that no query finds.
     hubs: the targets found most often, as (id in the store or row, queries that found it among their k nearest).
     anti_hubs: ids of some that no query found. names: of hubs and anti-hubs, where they have one. findings: the causes
-    looked for, in JSON called causes. trial: whether the default method would help, with the expected gain of R@1 where
-    answers are known; in JSON called judgement. lesson: what the answers of the bank would teach beside the default,
+    looked for, in JSON called causes. trial: what the default method would change, R@1 where answers are known; in
+    JSON called judgement. lesson: what the answers of the bank would teach beside the default,
     None where that was not asked; in JSON called learning.
     """
 
@@ -169,9 +169,10 @@ class Diagnosis(Reported):
     lesson: Annotated[ToldLesson | None, Field(serialization_alias="learning")] = None
 
     @property
-    def helps(self) -> bool:
-        """Whether the guard would let a correction pass, and its effect can be measured."""
-        return self.trial.measurable and not self.trial.objections
+    def helps(self) -> bool | None:
+        """Whether more right answers would come first, beyond chance, and the guard would let it pass; None where no
+        answers are known."""
+        return self.trial.helps
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -224,11 +225,8 @@ class Diagnosis(Reported):
         """The tiles are of held-out queries, raw and with the correction that would be fitted."""
         after, hubness = self.trial, self.hubness
         chance = skewness_by_chance(self.queries, hubness.k, self.targets)
-        expected, gain = f"expected with a bank of this size: {after.change_of_skewness()}", gain_of(after)
-        expected += "" if gain is None else f", R@1 changes by {points(gain)}"
-        would = "help" if self.helps else "be applied, and no effect can be measured"
-        if self.trial.objections:
-            would = "be refused: " + "; ".join(self.trial.objections)
+        expected = f"expected with a bank of this size: {after.change_of_skewness()}"
+        expected += "" if after.change is None else f", R@1 changes by {points(after.change)}"
         occurrences = plots.occurrences({"raw": self.occurrences}, hubness.k * self.queries / self.targets, hubness.k)
         return Report(
             title="What is wrong with these searches",
@@ -243,7 +241,7 @@ class Diagnosis(Reported):
                     f"the default: {after.name}",
                     expected,
                     *self.trial.notes,
-                    f"it would {would}",
+                    f"it would {after.outlook()}",
                     *([] if self.lesson is None else [f"with learn: {note}" for note in self.lesson.notes]),
                 ],
             ),

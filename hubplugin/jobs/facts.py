@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import AliasPath, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, computed_field, model_validator
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from hubplugin.learning import Lesson
-from hubplugin.measures.significance import Figure, Side
+from hubplugin.measures.significance import Side
 from hubplugin.model import OffsetModel
 from hubplugin.report import Tile, share_tile, shares_tile
 from hubplugin.report.sections import NEVER, RECALL, WORST
@@ -76,11 +76,11 @@ class CandidateFacts(Facts):
 
 
 class TrialFacts(Facts):
-    """What the guard saw on held-out queries, without and with the correction. would_help: whether there is no
-    objection, and the effect is measurable, which is a change of hubness, or R@1 of either kind, by more than chance.
-    notes: what is worth knowing, such as that the bank is small. bank: of what kind it is. gain: of R@1, and its
-    standard error; null without known answers. asked: R@1 of other wordings of what a log asks for; null where its
-    answers are not known, or few are asked again."""
+    """What the guard saw on held-out queries, without and with the correction. measurable: whether hubness or R@1 of
+    either kind changes beyond chance. would_help: whether nothing is objected and R@1 rises beyond chance; null where
+    answers are not known. notes: what is worth knowing, such as that the bank is small. bank: of what kind it is. gain:
+    of R@1, and its standard error; null without known answers. asked: R@1 of other wordings of what a log asks for;
+    null where its answers are not known, or few are asked again."""
 
     measurable: bool
     objections: list[str]
@@ -92,6 +92,7 @@ class TrialFacts(Facts):
     gain: float | None
     gain_error: float | None
     asked: Side | None
+    would_help: bool | None
 
     @model_validator(mode="before")
     @classmethod
@@ -99,12 +100,8 @@ class TrialFacts(Facts):
         own = {name: getattr(trial, name) for name in ("measurable", "objections", "notes", "gain", "asked")}
         kind = None if trial.bank is None else trial.bank.kind
         both = {"uncorrected": trial.raw, "corrected": trial}
-        return own | both | {"bank": kind, "held_out_queries": trial.queries, "gain_error": trial.error}
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def would_help(self) -> bool:
-        return self.measurable and not self.objections
+        figures = {"held_out_queries": trial.queries, "gain_error": trial.error, "would_help": trial.helps}
+        return own | both | figures | {"bank": kind}
 
 
 class LessonFacts(Facts):
@@ -146,8 +143,3 @@ def tiles_of(trial: Trial) -> list[Tile]:
         share_tile(NEVER, before.never, trial.never, more_is_better=False, note=held_out),
         shares_tile("R@1 of what was asked before", {"other wordings": asked}, unknown),
     ]  # fmt: skip
-
-
-def gain_of(trial: Trial) -> Figure | None:
-    """The change of R@1 with its 95 % interval; None where answers are not known."""
-    return None if trial.gain is None or trial.error is None else Figure.of(trial.gain, trial.error)

@@ -53,7 +53,7 @@ SHIFTED = 0.5
 other targets of the same kind it moves by 0.15, of another kind mostly by 0.7 and more (benchmarks/keeping.py)."""
 
 LEFT = 1.2
-"""The hubness that a correction leaves, as a share of the raw one, both beyond chance, above which it no longer helps.
+"""The hubness that a correction leaves, as a share of the raw one, both beyond chance, from which on to look.
 Banks of the gallery's own queries leave up to 1.12 where there is little of it, those that cost more than 8 points of
 R@1 leave 2.8 to 5.4 (benchmarks/keeping.py)."""
 
@@ -291,7 +291,7 @@ class Inspection(Reported):
 def inspect(
     store: Store, live: BankLike | None = None, *, queries: int = QUERIES, compute: Compute = Compute()
 ) -> Inspection:
-    """Whether every target of `store` has the offset that its vector gives, and whether the correction still helps.
+    """Whether every target of `store` has the offset that its vector gives, and whether hubness is still lower by it.
 
     live: queries that people ask now [m, d]; by default those that were recorded since the correction was made. Those
     that are in the bank count for nothing. It searches, raw and corrected, for `queries` of them drawn at random, or

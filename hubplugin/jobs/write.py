@@ -24,7 +24,7 @@ from hubplugin.bank import places
 from hubplugin.cluster import Order, Reading, ShardedGallery, Workspace
 from hubplugin.compute import Compute, ShardResult
 from hubplugin.errors import InputError, Parameter, StoreError
-from hubplugin.jobs.facts import ToldModel, ToldTrial, gain_of, tiles_of
+from hubplugin.jobs.facts import ToldModel, ToldTrial, tiles_of
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value, group_key, unmapped, warn_if_swapped
 from hubplugin.report import Report, Reported, Verdict, changes_told
@@ -352,7 +352,7 @@ class Applied(Reported):
                 f"the guard would refuse it: {objections}" if objections else f"the guard lets it pass; {tested.bank}",
             ]
             worst = before.largest, tested.largest, tested.queries
-            told = changes_told(*worst, before.recall, tested.recall, gain_of(tested))
+            told = changes_told(*worst, before.recall, tested.recall, tested.change)
             line = f"{'applied' if self.written else 'nothing was written'}; on held-out bank queries {told}"
         return Report(
             title="The correction",

@@ -1,4 +1,7 @@
-"""How sure a figure is: bootstrap intervals over queries, and the paired test of two methods on the same queries."""
+"""How sure a figure is: bootstrap intervals over queries, and the paired test of a change on the same queries.
+
+No figure depends on the order in which the queries come.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,16 @@ AT_ONCE = 1 << 22
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure and its 95 % bootstrap interval over the queries."""
+    """A figure and its 95 % interval over the queries."""
 
     value: float
     low: float
     high: float
 
-    @classmethod
-    def of(cls, value: float, error: float) -> Figure:
-        """With the interval that its standard error gives."""
-        return cls(value=value, low=value - 1.96 * error, high=value + 1.96 * error)
+    @property
+    def sign(self) -> int:
+        """Of a change: 1 for a gain and -1 for a loss beyond chance, 0 where the interval holds 0."""
+        return int(self.low > 0) - int(self.high < 0)
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,8 @@ class Comparison:
     """Two methods on the same queries: how often a true target comes first.
 
     won, lost: queries that only the one, or only the other, answers right at rank 1. difference: of R@1, with its
-    interval. p: McNemar's exact test, two-sided, that won and lost are equally likely.
+    interval, see `paired`. p: McNemar's exact test, two-sided, that won and lost are equally likely; below 0.05 where
+    the interval leaves out 0, and nowhere else.
     """
 
     won: int
@@ -49,28 +53,21 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Side:
-    """R@1 of some `queries`, 0 to 1, before and after, and the standard error of the change; what the queries are."""
+    """R@1 of some `queries`, 0 to 1, before and after, the standard error of the change, and the change with its
+    interval, see `paired`; what the queries are."""
 
     before: float
     after: float
     error: float
     queries: Annotated[int, Field(serialization_alias="probes")]
     what: str
+    change: Figure
 
     @classmethod
     def of(cls, before: np.ndarray, after: np.ndarray, what: str) -> Side:
         """Of the same queries: whether each was right before and after, [q]."""
-        return cls(float(before.mean()), float(after.mean()), standard_error(after - before), len(before), what)
-
-    @property
-    def change(self) -> Figure:
-        """With its 95 % interval."""
-        return Figure.of(self.after - self.before, self.error)
-
-    @property
-    def is_noise(self) -> bool:
-        """Whether the change is none beyond chance."""
-        return self.change.low <= 0 <= self.change.high
+        error, change = standard_error(after - before), paired(before, after).difference
+        return cls(float(before.mean()), float(after.mean()), error, len(before), what, change)
 
     def __str__(self) -> str:
         return (
@@ -91,6 +88,7 @@ def interval(
 
     statistic: reduces the axis that it is given as `axis`, as np.mean does.
     """
+    values = np.sort(values)
     value = float(statistic(values, axis=0))
     if len(values) < 2 or not np.ptp(values):
         return Figure(value=value, low=value, high=value)
@@ -111,7 +109,7 @@ def hubness_interval(
     Resampling adds Poisson noise of its own to every count, which moves all figures towards that noise; so the
     percentiles are taken around the figure itself: value + (percentile - mean of the resamples).
     """
-    generator = np.random.default_rng(seed)
+    generator, found = np.random.default_rng(seed), found[np.lexsort(found.T)]
     value = statistic(k_occurrence(found, targets))
     drawn = np.array(
         [
@@ -123,16 +121,64 @@ def hubness_interval(
     return Figure(value=value, low=value + float(low), high=value + float(high))
 
 
-def compare(first: np.ndarray, second: np.ndarray, seed: int) -> Comparison:
+def compare(first: np.ndarray, second: np.ndarray) -> Comparison:
     """The method with the best ranks `second` [j] against the one with `first` [j], on the same queries."""
-    before, after = first <= 1, second <= 1
-    won, lost = int((after & ~before).sum()), int((before & ~after).sum())
-    return Comparison(
-        won=won,
-        lost=lost,
-        difference=interval(after.astype(np.float64) - before, seed),
-        p=min(1.0, 2 * float(binomial(won + lost, 0.5)[: min(won, lost) + 1].sum())),
-    )
+    return paired(first <= 1, second <= 1)
+
+
+def paired(before: np.ndarray, after: np.ndarray) -> Comparison:
+    """The change of the mean of `before` to that of `after`, from 0 to 1 and of the same queries: [j] each.
+
+    The test gives the change of each query a sign at random (Fisher 1935): of right and wrong answers it is McNemar's
+    exact test. The interval holds every change d that the same test does not reject. So its lower end is the smallest d
+    with a chance of at least 2.5 % that queries drawn with probability 1/2 change by d or less in the mean (Hartigan
+    1969). It is exact for right and wrong answers; of shares between them each gain counts as their mean, and each
+    loss.
+    """
+    change = np.asarray(after, np.float64) - before
+    won, lost = int((change > 0).sum()), int((change < 0).sum())
+    at_most = binomial(won + lost, 0.5).cumsum()
+    no_gain, no_loss = float(at_most[lost]), float(at_most[won])
+    low, high = _lower_end(change, no_gain < REJECTED), -_lower_end(-change, no_loss < REJECTED)
+    difference = Figure(value=float(change.mean()), low=low, high=high)
+    return Comparison(won=won, lost=lost, difference=difference, p=min(1.0, 2 * min(no_gain, no_loss)))
+
+
+REJECTED = (1 - LEVEL) / 2
+
+
+def _lower_end(change: np.ndarray, gain: bool) -> float:
+    """See `paired`. gain: whether the test rejects 0, which is then below the lower end."""
+    won, lost = change[change > 0], change[change < 0]
+    same = np.append(0.0, binomial(len(change) - len(won) - len(lost), 0.5).cumsum())
+    drawn = [_drawn(len(part)) for part in (won, lost)]
+    chances = np.outer(drawn[0][1], drawn[1][1])
+
+    def chance(d: float) -> float:
+        sums = [
+            count * (part.mean() - d if len(part) else 0.0) for (count, _), part in zip(drawn, (won, lost), strict=True)
+        ]
+        needed = np.add.outer(*sums) / d  # so many that stay the same bring the mean to d
+        if d > 0:
+            return float((chances * (1 - same[np.clip(np.ceil(needed), 0, len(same) - 1).astype(int)])).sum())
+        return float((chances * same[np.clip(np.floor(needed), -1, len(same) - 2).astype(int) + 1]).sum())
+
+    low, high = (0.0, 1.0) if gain else (-1.0, 0.0)
+    while high - low > PRECISION:
+        middle = (low + high) / 2
+        low, high = (middle, high) if chance(middle) < REJECTED else (low, middle)
+    return min(high, float(change.mean()))
+
+
+PRECISION = 1e-6
+"""Of the ends of an interval."""
+
+
+def _drawn(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """How many of `count` are drawn with probability 1/2, and the chance of each, but for numbers that never come."""
+    chances = binomial(count, 0.5)
+    likely = np.flatnonzero(chances > 1e-10)
+    return likely, chances[likely]
 
 
 def adjusted(p: Sequence[float]) -> list[float]:

@@ -67,11 +67,6 @@ class Share:
     after: float
     change: Figure
 
-    @property
-    def is_noise(self) -> bool:
-        """Whether the change is none beyond chance."""
-        return self.change.low <= 0 <= self.change.high
-
 
 @dataclass(frozen=True)
 class Histogram:
@@ -189,15 +184,14 @@ def shares_tile(title: str, shares: Mapping[str, Share | Side | None], unknown: 
     def shown(share: Share | Side | None) -> str:
         if share is None:
             return "?"
-        return "same" if share.is_noise else f"{100 * (share.after - share.before):+.1f}"
+        return f"{100 * share.change.value:+.1f}" if share.change.sign else "same"
 
     def told(name: str, share: Share | Side) -> str:
         low, high = (f"{100 * end:+.1f}" for end in (share.change.low, share.change.high))
         return f"{name}: {percent(share.before)} → {percent(share.after)} ({low} to {high})"
 
-    worse = any(share.change.high < 0 for share in known.values())
-    better = any(share.change.low > 0 for share in known.values())
-    direction: Direction = "worse" if worse else "better" if better else "same"
+    signs = [share.change.sign for share in known.values()]
+    direction: Direction = "worse" if min(signs) < 0 else "better" if max(signs) > 0 else "same"
     note = "; ".join(told(name, share) for name, share in known.items())
     return Tile(title, " / ".join(map(shown, shares.values())), direction, note=note, rose=direction == "better")
 

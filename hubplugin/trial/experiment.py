@@ -24,7 +24,7 @@ from hubplugin.compute import Similarities, dense, torch
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
 from hubplugin.learning import Learning, folds_within
 from hubplugin.measures.hubness import Hubness, k_occurrence, skewness
-from hubplugin.measures.significance import Side, standard_error
+from hubplugin.measures.significance import Figure, Side, paired, standard_error
 from hubplugin.methods import FitInput, Method
 from hubplugin.model import OffsetModel, QueryMap, Setting
 from hubplugin.vectors import as_vectors, sampled, taken
@@ -39,8 +39,9 @@ class Trial:
 
     skewness: of the k-occurrence. cost: mean fall of the similarity of the first target, as a share of the mean
     distance between the two nearest. recall: R@1, 0 to 1; rank: geometric mean rank of the queries' own targets; both
-    None without known answers. gain, error: of R@1 over no correction, and its standard error. largest, never: of the
-    queries, the share that finds the worst hub, and of the targets tried, the share that none finds. noise: the
+    None without known answers. gain, error: of R@1 over no correction, and its standard error; change: the gain
+    with its interval. largest, never: of the queries, the share that finds the worst hub, and of the targets tried, the
+    share that none finds. noise: the
     standard error of the change of the skewness over no correction; None of several galleries together.
 
     Of the guard: bank, what kind it is; objections, if any; notes, what is no reason to refuse but worth knowing;
@@ -58,6 +59,7 @@ class Trial:
     rank: float | None = None
     gain: float | None = None
     error: float | None = None
+    change: Figure | None = None
     noise: float | None = None
     bank: BankProfile | None = None
     objections: tuple[str, ...] = ()
@@ -82,11 +84,33 @@ class Trial:
     @property
     def measurable(self) -> bool:
         """Whether the correction changes hubness, or R@1 of either kind, by more than chance."""
-        changes = [(self.gain, self.error)]
-        if self.raw is not None:
-            changes.append((self.skewness - self.raw.skewness, self.noise))
-        seen = any(change is not None and error is not None and abs(change) > 1.96 * error for change, error in changes)
-        return seen or (self.asked is not None and not self.asked.is_noise)
+        changes = (self.change, None if self.asked is None else self.asked.change)
+        return bool(self.hubness) or any(each is not None and each.sign for each in changes)
+
+    @property
+    def hubness(self) -> int:
+        """1 where hubness rises beyond chance, -1 where it falls, else 0."""
+        if self.raw is None or self.noise is None:
+            return 0
+        rise = self.skewness - self.raw.skewness
+        return 0 if abs(rise) <= 1.96 * self.noise else 1 if rise > 0 else -1
+
+    @property
+    def helps(self) -> bool | None:
+        """Whether nothing is objected and more right answers come first, beyond chance; None without known answers."""
+        return False if self.objections else None if self.change is None else self.change.sign > 0
+
+    def outlook(self) -> str:
+        """In words that follow "it would"."""
+        if self.objections:
+            return f"be refused: {'; '.join(self.objections)}"
+        if not self.measurable:
+            return "be applied, and no effect can be measured"
+        hubness = {1: "raise hubness", 0: "leave hubness as it is", -1: "lower hubness"}[self.hubness]
+        if self.change is None:
+            return f"{hubness}; whether it would help is not known without answers (--answers)"
+        helps = {1: "help", 0: "neither help nor harm beyond chance", -1: "do harm"}[self.change.sign]
+        return f"{helps}, and {hubness}"
 
     def change_of_skewness(self) -> str:
         """With its 95 % interval, of held-out queries that are drawn anew."""
@@ -124,7 +148,7 @@ class Trial:
         """This trial; raises CorrectionRefused, with the numbers and what to do, where there is an objection."""
         if self.objections:
             raise CorrectionRefused(
-                f"{self.name} would not help: {'; '.join(self.objections)}", *ways_out(remedy(self.bank, self.method))
+                f"{self.name} is refused: {'; '.join(self.objections)}", *ways_out(remedy(self.bank, self.method))
             )
         return self
 
@@ -215,14 +239,15 @@ class Outcome:
                 after, before = (skewness(k_occurrence(each[rows], n)) for each in (self.nearest, raw.nearest))
                 changes.append(after - before)
             noise = float(np.std(changes))
-        paired: dict[str, Any] = {}
+        known: dict[str, Any] = {}
         if self.hits is not None and self.log_ranks is not None and raw.hits is not None:
             difference = self.hits - raw.hits
-            paired = {
+            known = {
                 "recall": float(self.hits.mean()),
                 "rank": float(np.exp(self.log_ranks.mean())),
                 "gain": float(difference.mean()),
                 "error": standard_error(difference),
+                "change": paired(raw.hits, self.hits).difference,
             }
         hubness = Hubness.of(self.occurrence, OCCURRENCE)
         return Trial(
@@ -234,7 +259,7 @@ class Outcome:
             never=hubness.anti_hub_share,
             raw=None if self is raw else raw.trial(raw),
             noise=noise,
-            **paired,
+            **known,
         )
 
 

@@ -68,7 +68,7 @@ def judge(
     seed: int = 0,
     **parameters: Setting,
 ) -> Trial:
-    """Whether a correction would help, tried on held-out bank queries; arguments as in `hubplugin.fit`.
+    """What a correction would change on held-out bank queries, and what speaks against it; arguments as in `fit`.
 
     `Trial.require_passed` raises CorrectionRefused where there is an objection, as `hubplugin.apply` does.
 
@@ -107,7 +107,7 @@ def _notes(trial: Trial, bank: BankProfile) -> list[str]:
         return [*notes, trial.without_effect()]
     assert trial.raw is not None
     notes += [trial.change_of_skewness()] if trial.skewness > trial.raw.skewness else []
-    return notes if trial.asked is None or trial.asked.is_noise else [*notes, f"asked before: {trial.asked}"]
+    return notes if trial.asked is None or not trial.asked.change.sign else [*notes, f"asked before: {trial.asked}"]
 
 
 def small_bank(distinct: int) -> list[str]:

@@ -1,12 +1,16 @@
-"""Intervals and the paired test against scipy and against simulated truth."""
+"""Intervals and the paired test against scipy, against simulated truth, and against all parts of the queries."""
+
+from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import confusion_matrix
 
 from hubplugin.measures.hubness import skewness
-from hubplugin.measures.significance import adjusted, compare, hubness_interval, interval
+from hubplugin.measures.significance import adjusted, compare, hubness_interval, interval, paired
 
 
 @pytest.mark.parametrize("statistic", [np.mean, np.median])
@@ -15,7 +19,7 @@ def test_the_interval_is_scipys_percentile_bootstrap(rng, count, statistic):
     values = rng.exponential(size=count)
     found = interval(values, 3, statistic)
     judge = stats.bootstrap(
-        (values,), statistic, n_resamples=1000, batch=100, method="percentile", rng=np.random.default_rng(3)
+        (np.sort(values),), statistic, n_resamples=1000, batch=100, method="percentile", rng=np.random.default_rng(3)
     ).confidence_interval
     assert (found.low, found.high) == pytest.approx((judge.low, judge.high), rel=1e-2 if count == 5000 else 1e-12)
 
@@ -50,7 +54,7 @@ def test_a_figure_without_spread_has_an_interval_of_no_width():
 
 def test_the_paired_test_is_mcnemars(rng):
     first, second = rng.integers(1, 4, 300).astype(float), rng.integers(1, 3, 300).astype(float)
-    found = compare(first, second, 0)
+    found = compare(first, second)
     (_, won), (lost, _) = confusion_matrix(first == 1, second == 1)
     assert (found.won, found.lost) == (won, lost)
     smaller = min(won, lost)
@@ -60,5 +64,59 @@ def test_the_paired_test_is_mcnemars(rng):
 
 def test_a_method_against_itself_shows_nothing():
     ranks = np.array([1.0, 2.0, 1.0])
-    found = compare(ranks, ranks, 0)
+    found = compare(ranks, ranks)
     assert (found.won, found.lost, found.p, found.difference.value) == (0, 0, 1.0, 0.0)
+
+
+RIGHT = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
+"""Of each query, whether it was right before and after."""
+
+
+@given(RIGHT, st.randoms(use_true_random=False))
+def test_no_figure_depends_on_the_order_of_the_queries(right, random):
+    other = random.sample(right, len(right))
+    (before, after), (before_2, after_2) = (np.array(each).T for each in (right, other))
+    assert paired(before, after) == paired(before_2, after_2)
+    assert interval(after.astype(float), 0) == interval(after_2.astype(float), 0)
+    found, found_2 = (np.array(each, int) for each in (right, other))
+    assert hubness_interval(found, 2, skewness, 0, 20) == hubness_interval(found_2, 2, skewness, 0, 20)
+
+
+@given(RIGHT)
+def test_the_interval_leaves_out_0_exactly_where_p_is_below_a_twentieth(right):
+    found = paired(*np.array(right).T)
+    assert (found.difference.sign != 0) == (found.p < 0.05)
+    assert found.difference.low <= found.difference.value <= found.difference.high
+    assert found.difference.sign in (0, np.sign(found.won - found.lost))
+
+
+@pytest.mark.parametrize("lost", range(30))
+@pytest.mark.parametrize("count", [60, 400])
+def test_interval_and_p_agree_where_one_query_more_or_less_decides(count, lost):
+    """From no query won on to a gain that no chance explains, one at a time."""
+    for won in range(lost, 30):
+        change = np.repeat([1, -1, 0], [won, lost, count - won - lost])
+        found = paired(np.zeros(count), change)
+        assert (found.difference.low > 0) == (stats.binomtest(lost, max(won + lost, 1)).pvalue < 0.05), (won, lost)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=10))
+def test_the_interval_is_that_of_all_parts_of_the_queries(right):
+    """The 2.5 % that lie farthest out of the mean changes of all 2^q parts; the empty part lies at either end."""
+    before, after = np.array(right, np.float64).T
+    change = after - before
+    parts = np.array(list(product([0, 1], repeat=len(change))))[1:]
+    means = parts @ change / parts.sum(axis=1)
+    found = paired(before, after).difference
+    for end, means_so in ((found.low, means), (-found.high, -means)):
+        ascending = np.sort(np.append(-1.0, means_so))
+        assert end == pytest.approx(ascending[np.ceil(0.025 * len(ascending)).astype(int) - 1], abs=1e-5)
+
+
+def test_the_interval_of_a_change_holds_the_true_one(rng):
+    held = []
+    for _ in range(300):
+        change = rng.choice([1, -1, 0], 400, p=[0.08, 0.03, 0.89])
+        found = paired(np.zeros(400), change).difference
+        held.append(found.low <= 0.05 <= found.high)
+    assert np.mean(held) > 0.92

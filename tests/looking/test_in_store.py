@@ -88,6 +88,21 @@ def test_what_the_bank_finds_first_is_told_by_its_name_and_beyond_chance_alone(s
     assert shown.direction == "worse"
 
 
+def test_the_verdict_is_that_of_p_and_no_order_of_the_queries_changes_it(store, vectors, model, rng):
+    write(store, model)
+    told = {"better": "It helps; ", "same": "Neither help nor harm beyond chance; ", "worse": "It does harm; "}
+    for count in (QUERIES, 90, 40):
+        lines = []
+        for order in (np.arange(count), rng.permutation(count)):
+            found = hubplugin.evaluate(store, queries=vectors[0][order], truth=TRUE[order])
+            versus, verdict = found["corrected"].versus_raw, found.report().verdict
+            sign = 0 if versus.p >= 0.05 else np.sign(versus.won - versus.lost)
+            assert (verdict.direction, versus.difference.sign) == (("same", "better", "worse")[sign], sign)
+            assert str(found).startswith(told[verdict.direction])
+            lines.append([line for line in str(found).splitlines() if not line.startswith(("hubs", "never"))])
+        assert lines[0] == lines[1]
+
+
 def test_examples_show_queries_won_and_lost_with_both_answers(store, vectors, model):
     write(store, model)
     called = [f"what is {row}" for row in range(QUERIES)]

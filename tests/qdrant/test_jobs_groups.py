@@ -215,7 +215,7 @@ def test_a_tenant_that_is_refused_stays_neutral_and_is_named(even_shops, monkeyp
     shops = even_shops
     monkeypatch.setattr("hubplugin.bank.kinds.OWN_SHARE", 0)  # its queries lie as documents do
     applied = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **(shops.settings() | {"force": False}))
-    assert "would not help: the bank looks as if it came from elsewhere" in applied.neutral["acme"]
+    assert "is refused: the bank looks as if it came from elsewhere" in applied.neutral["acme"]
     assert {shops.offset(key) for key in range(0, 3 * LARGE, 3)} == {0}
     assert shops.offset(1) != 0
 

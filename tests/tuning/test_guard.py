@@ -333,7 +333,7 @@ def test_apply_reports_what_was_tried(store, banks):
     assert any(line.strip().startswith("none()") for line in applied.report().details)
 
 
-def test_diagnose_names_the_hubs_of_a_store_and_says_whether_a_bank_would_help(store, real, banks):
+def test_diagnose_names_the_hubs_of_a_store_and_says_what_a_bank_would_change(store, real, banks):
     queries, targets = banks[0][:600], real["test_targets"][:500]
     nearest = np.argsort(-similarity(queries, targets, "cosine"), axis=1)[:, :10]
     counts = np.bincount(nearest.ravel(), minlength=500)
@@ -342,9 +342,20 @@ def test_diagnose_names_the_hubs_of_a_store_and_says_whether_a_bank_would_help(s
     assert all(counts[row] == count for row, count in found.hubs)
     assert found.hubness.largest == counts.max()
     text = str(found)
-    for part in ("hubs: ", "skewness", "R@1", "95 % interval", "the default: blend(", "it would help"):
+    for part in ("hubs: ", "skewness", "R@1", "95 % interval", "the default: blend("):
         assert part in text
+    assert "it would neither help nor harm beyond chance, and lower hubness" in text
     assert open_store(store.url).correction() is None
+
+
+@pytest.mark.parametrize("answers", [600, 2_500, None])
+def test_diagnose_says_help_exactly_where_right_answers_gain_beyond_chance(real, banks, answers):
+    bank = banks[0] if answers is None else hubplugin.Bank(banks[0][:answers], banks[1][:answers])
+    found = hubplugin.diagnose(real["test_targets"], bank)
+    change, told = found.trial.change, str(found).splitlines()[-1]
+    assert found.helps is (None if change is None else change.low > 0)
+    assert told.startswith("it would help, ") == bool(found.helps)
+    assert ("whether it would help is not known without answers" in told) == (answers is None)
 
 
 def test_the_command_line_diagnoses_refuses_and_forces(store, banks, tmp_path):

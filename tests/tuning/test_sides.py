@@ -10,7 +10,7 @@ from hubplugin.bank import Bank
 from hubplugin.bank.prepared import places
 from hubplugin.compute import Compute
 from hubplugin.learning import folds_within
-from hubplugin.measures.significance import Side
+from hubplugin.measures.significance import Figure, Side
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.registry import open_store
@@ -104,10 +104,10 @@ def test_without_clicks_nothing_is_said_of_what_was_asked(wordings):
     assert "asked before" not in str(seen)
 
 
-@pytest.mark.parametrize(("error", "told"), [(0.029, False), (0.02, True)])
-def test_a_change_within_chance_is_not_told(wordings, monkeypatch, error, told):
+@pytest.mark.parametrize(("high", "told"), [(0.001, False), (-0.011, True)])
+def test_a_change_within_chance_is_not_told(wordings, monkeypatch, high, told):
     queries, targets, clicks = wordings
-    asked = Side(0.539, 0.489, error, 300, "other wordings")
+    asked = Side(0.539, 0.489, 0.03, 300, "other wordings", Figure(-0.05, -0.089, high))
     monkeypatch.setattr("hubplugin.trial.guard.other_wordings", lambda *given: asked)
     sentence = "note: asked before: R@1 53.9 -> 48.9 (95 % interval of the change -8.9 to -1.1, 300 other wordings)"
     assert (sentence in str(judge(targets, hubplugin.Bank(queries, clicks), "is"))) == told
