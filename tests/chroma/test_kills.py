@@ -1,8 +1,10 @@
 """A kill at any moment of `apply` leaves searches entirely raw or entirely corrected; the next run finishes."""
 
+import collections
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,26 @@ import hubplugin
 pytestmark = pytest.mark.slow
 
 KILLS = 20
+
+
+def started(folder, *steps):
+    """`steps` in an interpreter of their own: threads of Chroma, and what it holds of a folder, end with a process."""
+    return subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("killed.py"), folder, *steps],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def said(process, *expected):
+    """What `process` says to its end, which begins with the lines `expected`."""
+    lines, errors = process.communicate()
+    told = f"status {process.returncode}, {lines!r}\n{errors}"
+    assert process.returncode == 0, told
+    assert lines.splitlines()[: len(expected)] == [*expected], told
+    return lines.splitlines()
 
 
 def test_twenty_kills(tmp_path, rng):
@@ -27,12 +49,22 @@ def test_twenty_kills(tmp_path, rng):
     np.save(tmp_path / "vectors.npy", vectors)
     np.save(tmp_path / "queries.npy", vectors[:20])
     hubplugin.fit(vectors, vectors[:300] + 0.05, "is").save(tmp_path / "next.hub")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", filling, str(tmp_path)], check=True, env=environment)
-    script = Path(__file__).with_name("killed.py")
-    result = subprocess.run(
-        [sys.executable, script, str(tmp_path), str(KILLS)], env=environment, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "'raw'" in result.stdout, result.stdout  # a kill came before the switch
-    assert result.stdout.endswith("['photos']\n"), result.stdout
+    subprocess.run([sys.executable, "-c", filling, tmp_path], check=True)
+    whole = started(tmp_path, "look", "apply")
+    assert whole.stdout.readline() == "raw\n", whole.communicate()
+    start = time.monotonic()
+    said(whole, "applied")
+    seconds, seen = time.monotonic() - start, collections.Counter()
+    for _ in range(KILLS):
+        killed = started(tmp_path, "look", "remove", "apply")
+        before = [killed.stdout.readline() for _ in range(2)]
+        assert before == ["corrected\n", "photos\n"], (before, killed.poll(), killed.communicate())
+        time.sleep(rng.uniform(0.05, 0.9) * seconds)
+        killed.kill()
+        killed.communicate()
+        seen["had ended" if killed.returncode == 0 else "killed"] += 1
+        state, _ = said(started(tmp_path, "look", "apply"))
+        seen[state] += 1
+    said(started(tmp_path, "look", "remove"), "corrected", "photos")
+    said(started(tmp_path, "look"), "raw")
+    assert seen["raw"], seen  # a kill came before the switch

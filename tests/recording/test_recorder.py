@@ -363,7 +363,7 @@ def test_a_forked_worker_adds_what_it_heard_itself(folder, queries):
         recorder.add(queries[100:150])
         recorder.flush()
         os._exit(0)
-    os.waitpid(child, 0)
+    assert os.waitpid(child, 0)[1] == 0
     recorder.add(queries[150:160])
     recorder.flush()
     found = read(folder)

@@ -207,7 +207,8 @@ def forked(service: Service, name: str) -> str:
     """How a step ended."""
     child = os.fork()
     if child:
-        return ENDS[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return ENDS[status] if 0 <= status < len(ENDS) else f"ended with the status {status}"
     end = "failed"
     try:
         STEPS[name](service)
