@@ -82,14 +82,15 @@ def bank(
         if recorded is None:
             raise InputError(_nothing(opened))
         np.save(export, recorded.array())
-    changes = recorded is not None and (delete or keep is not None or bool(forget))
+    # Clicks may be there without their queries, and queries of a model of other dimensions.
+    changes = opened.record.is_dir() and (delete or keep is not None or bool(forget))
     left = _changed(opened, keep, delete, forget or []) if changes and not dry_run else recorded
     lines = [_nothing(opened) if recorded is None else f"{opened.url}: {_summary(recorded)}, in {opened.record}"]
     if export is not None:
         lines.append(f"written to {export}")
-    if recorded is not None and changes:
-        planned = 0 if delete else recorded.rows - len(set(forget or []) & set(recorded.ids))
-        planned = planned if keep is None else min(recorded.rows, keep)
+    if changes:
+        ids = [] if recorded is None or delete else recorded.ids
+        planned = len(set(ids) - set(forget or [])) if keep is None else min(len(ids), keep)
         rows = 0 if left is None else left.rows
         lines.append(f"nothing was changed; would keep {planned}" if dry_run else f"kept: {rows}")
     from hubplugin.cli.json_types import RecordedBank

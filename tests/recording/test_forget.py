@@ -86,6 +86,22 @@ def test_forgetting_twice_at_once_loses_neither(folder, queries):
     assert read(folder).rows == 280
 
 
+@pytest.mark.parametrize("options", [["--forget", "ID"], ["--clear"]], ids=["forget", "clear"])
+def test_the_command_deletes_clicks_whose_query_is_not_recorded(tmp_path, queries, options):
+    """Another process may have answered the query, or an earlier model embedded it."""
+    index = flat_index(tmp_path / "photos.faiss", unit(queries))
+    folder, named = tmp_path / "photos.faiss.queries", Recorder.id_of(queries[0])
+    recorder = Recorder(folder)
+    recorder.click(queries[0], 4711)
+    recorder.close()
+    typed = ["bank", index, *(named if each == "ID" else each for each in options)]
+    assert CliRunner().invoke(app, [*typed, "--dry-run"]).exit_code == 0
+    assert named.encode() in (folder / "record.sqlite").read_bytes()
+    said = CliRunner().invoke(app, typed)
+    assert said.exit_code == 0, said.output
+    assert named.encode() not in (folder / "record.sqlite").read_bytes()
+
+
 def test_the_command_forgets_and_says_so(asked):
     index, queries = asked
     named = ["bank", index, "--forget", Recorder.id_of(queries[0]), "--forget", Recorder.id_of(queries[1])]
