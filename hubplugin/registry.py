@@ -53,6 +53,13 @@ def _meant(url: str, known: Collection[str]) -> str | None:
     return f"{near[0]}:..." if near else None
 
 
+def _way_to_install(entry: EntryPoint) -> str:
+    """Of what the adapter behind `entry` needs: our adapters have an extra of their name."""
+    package = entry.module.partition(".")[0]
+    ours = entry.dist is not None and entry.dist.name == "hubplugin"
+    return install(package.removeprefix("hubplugin_")) if ours else f"install what {package} needs"
+
+
 def open_store(url: str) -> Store:
     """The store behind a URL such as `faiss:photos.faiss` or `qdrant://localhost:6333/photos`.
 
@@ -77,7 +84,9 @@ def open_store(url: str) -> Store:
     except HubpluginError:
         raise
     except ModuleNotFoundError as error:
-        raise StoreError(f"{scheme}: needs a package that is missing ({error}); {install('all')}") from None
+        raise StoreError(
+            f"{scheme}: needs {error.name}, which is not installed; {_way_to_install(known[scheme])}"
+        ) from None
     try:
         return opener(url)
     except HubpluginError:

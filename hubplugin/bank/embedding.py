@@ -33,7 +33,8 @@ def _of_framework(kind: str, name: str) -> Embedder:
     try:
         return FRAMEWORKS[kind](name)
     except ModuleNotFoundError as error:
-        raise InputError(f"{kind}:{name} needs a package that is missing ({error}); pip install {kind}") from None
+        package = kind.removesuffix("-documents")
+        raise InputError(f"{kind}:{name} needs a package that is missing ({error}); pip install {package}") from None
     except Exception as error:  # of whatever it fetches a model with
         raise InputError(f"{kind}:{name} cannot be loaded: {' '.join(str(error).split())[:300]}") from None
 

@@ -39,7 +39,10 @@ def explain(
     elif id is not None:
         query = int(id) if id.isdigit() else id
     else:
-        query = next(iter(opened.scan())).vectors[0]
+        batch = next(iter(opened.scan()), None)
+        if batch is None:
+            raise InputError(f"{opened.url} is empty; name a query by --vector")
+        query = batch.vectors[0]
     explanation = able(opened, Explaining).explain(query, k)
     return Answer(explanation.text, explanation.request)
 

@@ -62,11 +62,13 @@ def dask_cluster(address: str, seconds: float = 10) -> Iterator[Executor]:
 
 class RayExecutor(Executor):
     """The workers of the Ray cluster that this process is connected to (`ray.init`). options: those of
-    `ray.remote`, such as num_gpus=1 or num_cpus=4."""
+    `ray.remote`, such as num_gpus=1 or num_cpus=4. Raises ClusterError where ray is not installed."""
 
     def __init__(self, **options: Any):
-        import ray
-
+        try:
+            import ray
+        except ImportError:
+            raise ClusterError(f"RayExecutor needs ray; {install('ray')}") from None
         self._remote: Any = ray.remote(**({"max_retries": RETRIES} | options))(_call)
         self._cancel = ray.cancel
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from hubplugin.compute.largest import ANSWER_SLACK, Array, largest, reaching
-from hubplugin.errors import InputError, Parameter
+from hubplugin.errors import InputError, Parameter, install
 from hubplugin.metric import Metric
 from hubplugin.vectors import BLOCK_ROWS, Progress, Vectors, prepared_blocks
 
@@ -38,9 +38,7 @@ else:
             try:
                 import torch
             except ImportError:
-                raise InputError(
-                    "this computes with torch, which is not installed: pip install 'hubplugin[fit]'"
-                ) from None
+                raise InputError(f"this computes with torch, which is not installed; {install('fit')}") from None
             return getattr(torch, name)
 
     torch = _Torch()

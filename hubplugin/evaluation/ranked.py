@@ -117,6 +117,8 @@ class RankedStore:
             raise InputError(f"{queries.name} have {queries.dim} dimensions, {store.url} has {store.dim}")
         if k < 1:
             raise InputError(f"k={k}: expected at least 1")
+        if not store.count():
+            raise InputError(f"{store.url} is empty; add vectors, then evaluate it")
         self._store, self._queries, self._k, self._condition = store, queries.array(), k, condition
         self._searched = store if condition is None else able(store, Filtered).filtered(condition)
         self._true = as_true_ids(truth, queries.rows, query_names)

@@ -184,7 +184,7 @@ class Inspection(Reported):
             return []
         if not self.correction.active:
             return ["the correction is half-written, and searches are raw: run apply again, or remove"]
-        lines, wrong = [], self.missing + self.stale
+        lines, wrong = [] if self.count else ["no target is left in the store"], self.missing + self.stale
         if wrong > WRONG * self.count:
             lines.append(f"{wrong / self.count:.0%} of the targets lack their offset: run refresh")
         if self.foreign:
@@ -380,9 +380,9 @@ def _searched(store: Store, model: OffsetModel, live: np.ndarray, queries: int, 
     if is_live and len(at_fit) >= FEWEST_LIVE:
         told["drift"] = own_share(live, at_fit, compute, rng)
     asked = rng.permutation(live)[:queries] if is_live else of_bank(model, queries)
-    if len(asked) < 2:  # a model that keeps no more than the mean of its bank
-        return told
     count = store.count()
+    if len(asked) < 2 or not count:  # of a model that keeps no more than the mean of its bank; nothing to be found
+        return told
     lists = (store.search(asked, OCCURRENCE, raw=which).ids for which in (True, False))
     raw, corrected = (Counter(itertools.chain.from_iterable(each)) for each in lists)
     before, after = (skewness_of_found(np.array([*found.values()]), count) for found in (raw, corrected))

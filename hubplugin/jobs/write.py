@@ -390,7 +390,8 @@ def rollback(store: Store, *, compute: Compute = Compute(), dry_run: bool = Fals
     """
     model = store.previous()
     if model is None:
-        raise StoreError(f"{store.url} keeps no model that was active before")
+        none = "has no correction" if store.correction() is None else "keeps no model that was active before this one"
+        raise StoreError(f"{store.url} {none}, so there is nothing to roll back to")
     if dry_run:
         return unwritten(store, model, compute)
     return write(store, model, compute=compute, force=True)  # it was active before

@@ -167,8 +167,8 @@ def changes_told(
     """In words: the share of queries that find the worst hub, and R@1 where it is known, before and now. change: of
     R@1, whose interval is told."""
     one, other = round(worst * queries), round(now * queries)
-    went = "falls" if other < one else "rises" if other > one else "stays"
-    told = f"the worst hub {went} from {one:,} to {other:,} of {queries:,} queries"
+    went = f"stays at {one:,}" if other == one else f"{'falls' if other < one else 'rises'} from {one:,} to {other:,}"
+    told = f"the worst hub {went} of {queries:,} queries"
     if first is None or first_now is None:
         return told
     interval = "" if change is None else f" ({100 * change.low:+.1f} to {100 * change.high:+.1f} points)"

@@ -1,5 +1,8 @@
 """URLs as people paste them: accepted, or told what was meant."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -65,3 +68,45 @@ def test_an_adapter_that_is_installed_while_a_program_runs_is_found(tmp_path, mo
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(AttributeError, match="late"):
         open_store("late:x")
+
+
+WITHOUT = """
+import sys
+from hubplugin.errors import HubpluginError
+from hubplugin.registry import open_store
+for url, package in zip(sys.argv[1::2], sys.argv[2::2]):
+    sys.modules[package] = None  # its import fails as if it were not installed
+    try:
+        open_store(url)
+    except HubpluginError as error:
+        print(error)
+"""
+
+LACKING = {
+    "faiss:photos.faiss": ("faiss", "faiss"),
+    "qdrant://localhost:6333/photos": ("qdrant_client", "qdrant"),
+    "qdrant-local:folder/photos": ("qdrant_client", "qdrant"),
+    "postgresql://me@host/db?table=photos": ("psycopg", "pgvector"),
+    "chroma:folder/photos": ("chromadb", "chroma"),
+    "lancedb:folder/photos": ("lancedb", "lancedb"),
+}
+"""Of each URL, the package that is not there, and the extra that brings it."""
+
+
+def test_a_store_whose_package_is_missing_names_its_own_extra():
+    words = [word for url, (package, _) in LACKING.items() for word in (url, package)]
+    run = subprocess.run([sys.executable, "-c", WITHOUT, *words], capture_output=True, text=True, check=True)
+    for line, (url, (package, extra)) in zip(run.stdout.splitlines(), LACKING.items(), strict=True):
+        scheme = url.partition(":")[0]
+        assert line.startswith(f"{scheme}: needs {package}, which is not installed; ")
+        assert line.endswith(f"pip install '.[{extra}]'")
+
+
+def test_an_adapter_of_somebody_else_names_no_extra_of_ours(tmp_path, monkeypatch):
+    (tmp_path / "lone-1.dist-info").mkdir()
+    (tmp_path / "lone-1.dist-info/METADATA").write_text("Name: lone\nVersion: 1\n")
+    (tmp_path / "lone-1.dist-info/entry_points.txt").write_text("[hubplugin.adapters]\nlone = lone:open_url\n")
+    (tmp_path / "lone.py").write_text("import lonely_client")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(StoreError, match=r"needs lonely_client, which is not installed; install what lone needs$"):
+        open_store("lone:x")

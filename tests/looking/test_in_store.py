@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib import invalidate_caches
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
@@ -101,6 +102,41 @@ def test_the_verdict_is_that_of_p_and_no_order_of_the_queries_changes_it(store, 
             assert str(found).startswith(told[verdict.direction])
             lines.append([line for line in str(found).splitlines() if not line.startswith(("hubs", "never"))])
         assert lines[0] == lines[1]
+
+
+def left_with(store, count):
+    """The index of `store`, in which only so many targets are left."""
+    path = store.url.partition(":")[2]
+    index = faiss.read_index(path)
+    index.remove_ids(FIRST + np.arange(count, ROWS))
+    faiss.write_index(index, path)
+    return open_store(store.url)
+
+
+def test_an_emptied_store_is_told_in_one_line_whatever_is_asked(store, vectors, model, tmp_path):
+    write(store, model)
+    url = left_with(store, 0).url
+    np.save(tmp_path / "queries.npy", vectors[0])
+    np.save(tmp_path / "truth.npy", TRUE)
+    asked, truth = ["--queries", str(tmp_path / "queries.npy")], ["--truth", str(tmp_path / "truth.npy")]
+    for typed in (["evaluate", url, *asked, *truth], ["explain", url], ["refresh", url]):
+        said = CliRunner().invoke(app, typed)
+        assert (said.exit_code, said.output.count("\n")) == (1, 1), said.output
+        assert "is empty; " in said.output
+    inspected = CliRunner().invoke(app, ["inspect", url])
+    assert inspected.exit_code == 4
+    assert "attention: no target is left in the store" in inspected.stdout
+    CliRunner().invoke(app, ["remove", url])
+    gone = CliRunner().invoke(app, ["rollback", url])
+    assert gone.output == f"hubplugin: {url} has no correction, so there is nothing to roll back to\n"
+
+
+def test_a_store_with_one_target_left_is_inspected_and_evaluated(store, vectors, model):
+    write(store, model)
+    alone = left_with(store, 1)
+    assert hubplugin.inspect(alone).attention == []
+    found = hubplugin.evaluate(alone, queries=vectors[0], truth=[FIRST] * QUERIES)
+    assert "the worst hub stays at 150 of 150 queries" in str(found)
 
 
 def test_examples_show_queries_won_and_lost_with_both_answers(store, vectors, model):
