@@ -1,8 +1,10 @@
-"""Files that are written whole or not at all."""
+"""Files of our own: written whole or not at all, and never through a link to what is somebody else's."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +13,47 @@ from typing import BinaryIO
 
 TEMPORARY = ".tmp"
 """How the name ends that a file has until it is whole: `<name>.<8 hex digits>.tmp`."""
+
+
+def opened(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> BinaryIO:
+    """The file `path`, opened with these `flags` of os.open, if it is a file of our own.
+
+    Raises OSError for a link, and for what is no regular file: reading a pipe might never end.
+    """
+    try:
+        descriptor = os.open(path, flags | _NO_LINK, 0o600)
+    except OSError as error:
+        raise (OSError(error.errno, "it is a link") if os.path.islink(path) else error) from None
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(descriptor)
+        code = errno.EISDIR if kind == stat.S_IFDIR else errno.EINVAL
+        raise OSError(code, os.strerror(code) if code == errno.EISDIR else NOT_REGULAR)
+    return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "rb")
+
+
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+NOT_REGULAR = "it is no regular file"
+ODD = "a pipe or a device"
+
+
+def kind_of(path: str | os.PathLike[str]) -> str:
+    """What has the name `path`: "a link", "a folder", "a file" or `ODD`; "" where nothing has."""
+    if not os.path.lexists(path):
+        return ""
+    kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFREG: "a file"}
+    return kinds.get(stat.S_IFMT(os.lstat(path).st_mode), ODD)
+
+
+def alone(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` is a regular file that has no other name: what is written to it is written to nothing else."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
 
 
 @contextmanager
@@ -24,8 +67,10 @@ def replacing(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[Binar
     exclusively: two writers do not share it, and nothing that lies there is written to, a link neither. Whatever is
     raised meanwhile, it is deleted and `path` is as it was; only a process that is killed outright leaves it.
     A link at `path` is itself replaced. mode: of the new file, less the umask.
-    Raises OSError, and ValueError for a path with a null byte.
+    Raises OSError, as where a device or a pipe has the name, and ValueError for a path with a null byte.
     """
+    if os.path.lexists(path) and kind_of(path) == ODD:
+        raise OSError(errno.EINVAL, NOT_REGULAR)
     beside = Path(f"{os.fspath(path)}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
     file = open(beside, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
     try:

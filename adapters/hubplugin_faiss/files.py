@@ -6,12 +6,15 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import faiss
 
+from hubplugin.atomic import opened
 from hubplugin.errors import StoreError
 from hubplugin_faiss.handlers.base import reason
 
@@ -23,7 +26,7 @@ def stamp_of(path: str | os.PathLike[str]) -> str:
     """What tells the file `path` from any other that takes its place: its number, size and time, and a hash of its head
     and end. "" where there is none."""
     try:
-        with open(path, "rb") as file:
+        with opened(os.path.realpath(path)) as file:
             status, ends = os.fstat(file.fileno()), hashlib.sha256(file.read(ENDS))
             file.seek(max(status.st_size - ENDS, 0))
             ends.update(file.read(ENDS))
@@ -144,17 +147,38 @@ def sizes_of_transform(link: faiss.VectorTransform) -> Iterator[tuple[str, int, 
         yield f"numbers in the shift of its {name}:", link.b.size(), link.d_out if link.have_bias else link.b.size()
 
 
-def write_index_file(path: Path, index: faiss.Index) -> None:
-    """Writes `index` to `path`, where nothing may lie yet, and flushes it. Raises StoreError where it cannot."""
+def write_index_file(path: Path, index: faiss.Index, like: Path) -> None:
+    """Writes `index` to a `new_file`. Raises StoreError where it cannot."""
     sizes: list[int] = []
     faiss.write_index(index, faiss.PyCallbackIOWriter(lambda content: sizes.append(len(content))))
-    with making(path, sum(sizes)), path.open("xb") as file:
+    with new_file(path, sum(sizes), like) as file:
         try:
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
         except RuntimeError as error:
             raise StoreError(f"Faiss cannot write {os.fspath(path)!r}: {reason(error)}") from None
+
+
+@contextmanager
+def new_file(path: Path, needed: int, like: Path) -> Iterator[BinaryIO]:
+    """A file for `needed` bytes, where nothing may lie yet, flushed at the end. Who may read `like` may read it then,
+    and nobody else. Raises StoreError."""
+    with making(path, needed), open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        yield file
         file.flush()
         os.fsync(file.fileno())
+        permit(file.fileno(), like)
+
+
+def permit(descriptor: int, like: Path) -> None:
+    """Gives what was opened, a file or a folder, the mode and the owner of the file `like`. Not by name, which might
+    lead elsewhere by now. Raises OSError."""
+    status = like.stat()
+    mode = status.st_mode & 0o777
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        mode |= 0o700 | (mode & 0o444) >> 2  # who reads a folder also enters it
+    os.fchmod(descriptor, mode)
+    with suppress(OSError):  # only root may
+        os.fchown(descriptor, status.st_uid, status.st_gid)
 
 
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG

@@ -17,21 +17,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 import numpy as np
 from pydantic import BaseModel
 
+from hubplugin.atomic import alone, kind_of, opened
 from hubplugin.errors import ModelFileError, StoreError
 from hubplugin.model import OffsetModel, load
-from hubplugin_faiss.files import flushed, making
+from hubplugin_faiss.files import flushed, making, new_file, permit
 from hubplugin_faiss.handlers.base import IndexHandler
 
 try:
@@ -51,6 +51,8 @@ class HubFolder:
         self.pending = self.path / "pending"
         self.pending_model, self.offsets = self.pending / "model.hub", self.pending / "offsets"
         self.claim, self.new_index = self.pending / "claim.json", self.pending / "index.faiss"
+        # The model first: where it is deleted last, a kill leaves it without the claim, and it is taken for the active.
+        self._of_pending = self.pending_model, self.offsets, self.claim, self.new_index
 
     def models(self) -> Iterator[tuple[Path, OffsetModel]]:
         """The models that lie here and can be read, and where. The pending one comes first after a switch, and last
@@ -65,6 +67,8 @@ class HubFolder:
 
     def read_model(self, place: Path) -> OffsetModel | ModelFileError | None:
         """The model in the file `place`, or why it cannot be read; None if there is none."""
+        if place.is_symlink():
+            return ModelFileError(f"{str(place)!r} is a link, where hubplugin keeps a file; move it away")
         try:
             return load(place) if place.exists() else None
         except ModelFileError as error:
@@ -73,7 +77,8 @@ class HubFolder:
     def claimed(self) -> Claim | None:
         """What is pending; None where nothing is, or nothing that this version knows."""
         try:
-            claim = Claim.model_validate_json(self.claim.read_bytes())
+            with opened(self.claim) as file:
+                claim = Claim.model_validate_json(file.read())
         except (OSError, ValueError):
             return None
         return claim if claim.format == FORMAT else None
@@ -90,25 +95,25 @@ class HubFolder:
         """float32 [rows], mapped, NaN where none is written yet. Raises StoreError where there are none for so many."""
         if not self._has_offsets(rows):
             raise StoreError(f"{str(self.offsets)!r} has no offsets for {rows} targets; run apply again")
-        return np.memmap(self.offsets, np.float32, "r+", shape=(rows,))
+        with making(self.offsets), opened(self.offsets, os.O_RDWR) as file:
+            return np.memmap(file, np.float32, "r+", shape=(rows,))
 
     def _has_offsets(self, rows: int) -> bool:
-        return self.offsets.is_file() and self.offsets.stat().st_size == 4 * rows
+        return alone(self.offsets) and self.offsets.stat().st_size == 4 * rows
 
     def require(self) -> None:
-        """Raises StoreError if something else has the name of the folder, a folder that of a file in it, or the other
-        way round."""
-        if os.path.lexists(self.path) and not self.path.is_dir():
-            raise StoreError(f"{str(self.path)!r} is a file, where hubplugin keeps a folder; move it away")
+        """Raises StoreError if something else has the name of the folder or of what lies in it. A link might lead to
+        what is somebody else's, so that it would be written to, given away or deleted."""
+        folders, files = (self.path, self.pending), (self.model, self.previous, self.lock, *self._of_pending)
+        for path in (*folders, *files):
+            found, expected = kind_of(path), "a folder" if path in folders else "a file"
+            if found not in ("", expected):
+                raise StoreError(f"{str(path)!r} is {found}, where hubplugin keeps {expected}; move it away")
         if (earlier := self.path / "versions.json").exists():
             raise StoreError(
                 f"{str(earlier)!r} is of an earlier version of hubplugin, and no rollback reads it now; delete it, and "
                 "the files *.offsets beside it"
             )
-        for path in (self.model, self.previous, self.lock, self.pending):
-            if path.exists() and path.is_dir() is not (path == self.pending):
-                belongs = "a file, where a folder" if path == self.pending else "a folder, where a file"
-                raise StoreError(f"{str(path)!r} is {belongs} belongs; move it away")
 
     def make(self) -> None:
         """Makes the folder, if there is none. Who may read the index may read it, and nobody else."""
@@ -118,22 +123,16 @@ class HubFolder:
                 self.path.mkdir(mode=0o700)
             except FileExistsError:
                 return
-            mode = self.index.stat().st_mode & 0o777
-            self.path.chmod(0o700 | mode | (mode & 0o444) >> 2)  # who reads a folder also enters it
-            _give_to_owner_of(self.index, self.path)
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                permit(descriptor, self.index)
+            finally:
+                os.close(descriptor)
 
     def write(self, path: Path, content: bytes) -> None:
-        """Writes a file of `content` to `path`, where nothing may lie yet, and flushes it. Raises StoreError."""
-        with making(path, len(content)), path.open("xb") as file:
+        """Writes `content` to a `new_file`. Raises StoreError."""
+        with new_file(path, len(content), self.index) as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-
-    def permit(self, path: Path) -> None:
-        """Lets those read the file `path`, if there is one, who may read the index, and nobody else."""
-        if path.exists():
-            shutil.copymode(self.index, path)
-            _give_to_owner_of(self.index, path)
 
     def delete(self) -> None:
         """Deletes all that is named above, but for the lock. What else somebody has put there stays. Raises OSError."""
@@ -142,10 +141,11 @@ class HubFolder:
         self.delete_pending()  # last: as long as it is there, the next run knows that the rest is to go
 
     def delete_pending(self) -> None:
-        """Raises OSError."""
-        if self.pending.is_dir():
-            self.pending_model.unlink(missing_ok=True)  # first: without the claim it is taken for the active one
-            shutil.rmtree(self.pending)
+        """Likewise what is pending. Raises OSError."""
+        for path in self._of_pending:
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody else has put something there
+            self.pending.rmdir()
 
     def delete_if_empty(self) -> None:
         """Deletes the folder if nothing but the lock is in it. Raises OSError."""
@@ -160,12 +160,6 @@ def date_of(place: Path) -> str | None:
         return datetime.fromtimestamp(place.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
     except OSError:
         return None
-
-
-def _give_to_owner_of(index: Path, path: Path) -> None:
-    owner = index.stat()
-    with contextlib.suppress(OSError):  # only root may
-        os.chown(path, owner.st_uid, owner.st_gid)
 
 
 FORMAT = 2
@@ -227,7 +221,7 @@ class Run:
         folder = self.folder
         with making(folder.pending):
             folder.delete_pending()
-            folder.pending.mkdir()
+            folder.pending.mkdir(exist_ok=True)
         if model is not None:  # offsets have their room now: a map that finds none later ends the process
             folder.write(folder.offsets, np.full(rows, np.nan, np.float32).tobytes())
         claim = Claim(model="" if model is None else model.fingerprint, stamp=stamp)
@@ -247,8 +241,6 @@ class Run:
         """
         folder = self.folder
         with making(folder.index):
-            for path in (folder.new_index, folder.pending_model):
-                folder.permit(path)
             if not remove:
                 folder.claim.unlink()  # from here on the pending model is not half-written
             flushed(folder.pending, folder.path, folder.index.parent)  # the index must not be there without its model
@@ -280,7 +272,7 @@ class Run:
         """Deletes what is pending, but for offsets that a later run can go on with. Raises OSError."""
         folder = self.folder
         claim, model = folder.claimed(), folder.read_model(folder.pending_model)
-        if claim is not None and isinstance(model, OffsetModel) and folder.offsets.is_file():
+        if claim is not None and isinstance(model, OffsetModel) and alone(folder.offsets):
             folder.new_index.unlink(missing_ok=True)
         else:
             folder.delete_pending()
@@ -290,28 +282,30 @@ TRIES = 100
 """How often the lock is asked for again because another run has just deleted it with its folder."""
 
 
-def _locked(folder: HubFolder) -> IO[str]:
+def _locked(folder: HubFolder) -> BinaryIO:
     """The lock of `folder`, opened and locked. Waits for nobody."""
     for _ in range(TRIES):
         folder.make()
         with making(folder.lock):
             try:
-                lock = folder.lock.open("a+")
+                lock = opened(folder.lock, os.O_RDWR | os.O_CREAT)
             except FileNotFoundError:
                 continue  # another run has deleted the folder
         if fcntl is None:
             return lock
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if folder.lock.exists() and os.path.samestat(os.fstat(lock.fileno()), folder.lock.stat()):
-                with contextlib.suppress(OSError):  # it is there all the same, only without a name
-                    folder.permit(folder.lock)
-                    lock.truncate(0)
-                    os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
-                return lock
+            if folder.lock.exists() and os.path.samestat(os.fstat(lock.fileno()), folder.lock.lstat()):
+                if alone(folder.lock):
+                    with contextlib.suppress(OSError):  # it is there all the same, only without a name
+                        lock.truncate(0)
+                        os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+                        permit(lock.fileno(), folder.index)
+                    return lock
+                folder.lock.unlink()  # it has a name elsewhere, too: what lies there must stay as it is
         except BlockingIOError:
             lock.seek(0)
-            holder = lock.read(200).strip()
+            holder = lock.read(200).decode(errors="replace").strip()
             lock.close()
             raise StoreError(
                 f"{str(folder.index)!r} is being written by another run{f' ({holder})' if holder else ''}; nothing was "

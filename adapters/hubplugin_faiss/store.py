@@ -218,7 +218,7 @@ class FaissStore(Store):
         self._replace(run, made, model)
 
     def _replace(self, run: Run, index: faiss.Index, model: OffsetModel | None) -> None:
-        write_index_file(self.folder.new_index, index)
+        write_index_file(self.folder.new_index, index, self.folder.index)
         stamp = stamp_of(self.folder.new_index)  # which a new name does not change
         run.switch(lambda: require_unchanged(self.path, self.stamp), remove=model is None)
         self._take(Read(index, model, date_of(self.folder.model), stamp))

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -75,7 +74,8 @@ def _check(header: Header, tensors: dict[str, np.ndarray], name: str) -> None:
 def read(path: str | os.PathLike[str]) -> bytes:
     """The content of the file `path`. Raises ModelFileError if it cannot be read."""
     try:
-        return Path(path).read_bytes()
+        with atomic.opened(os.path.realpath(path)) as file:
+            return file.read()
     except (OSError, ValueError) as error:
         raise ModelFileError(f"cannot read model file {os.fspath(path)!r}: {_reason(error)}") from None
 

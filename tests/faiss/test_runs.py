@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -453,3 +454,145 @@ def test_a_run_that_is_refused_leaves_no_folder(photos):
     with pytest.raises(hubplugin.HubpluginError, match="is empty"):
         opened(photos).begin(fitted())
     assert os.listdir(photos.parent) == ["photos.faiss"]
+
+
+PLACES = {
+    "": "a folder", "pending": "a folder", "lock": "a file", "model.hub": "a file", "previous.hub": "a file",
+    "pending/model.hub": "a file", "pending/offsets": "a file", "pending/claim.json": "a file",
+    "pending/index.faiss": "a file",
+}  # fmt: skip
+"""All that hubplugin has in photos.faiss.hub."""
+
+
+@pytest.fixture(autouse=True)
+def ends():
+    """A pipe that is read without a writer is waited for without an end."""
+
+    def stop(*_):
+        raise TimeoutError("it waits for a pipe")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def impatient():
+    """A pipe that is read without a writer is waited for without an end."""
+
+    def stop(*_):
+        raise TimeoutError("it waits for a pipe")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def cleared(index: Path, place: str) -> Path:
+    """Where something is going to be put in the place of what hubplugin has there, the name `place`."""
+    path = Path(f"{index}.hub", place)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    return path
+
+
+def modes_and_contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): (path.stat().st_mode, path.read_bytes()) for path in files}
+
+
+@pytest.mark.parametrize("what", WRITERS)
+@pytest.mark.parametrize("place", PLACES)
+def test_what_a_link_leads_to_stays_and_one_line_names_the_link(corrected, tmp_path, place, what):
+    victim = tmp_path / "victim"
+    (victim / "pending").mkdir(parents=True)
+    for name, copied in (
+        ("lock", "model"),
+        ("model.hub", "model"),
+        ("previous.hub", "previous"),
+        ("pending/x", "model"),
+    ):
+        shutil.copy(f"{corrected}.hub/{copied}.hub", victim / name)
+        (victim / name).chmod(0o600)
+    link = cleared(corrected, place)
+    link.symlink_to(victim if PLACES[place] == "a folder" else victim / "model.hub")
+    before, index = modes_and_contents(victim), corrected.read_bytes()
+    told = rf"{re.escape(str(link))}' is a link, where hubplugin keeps {PLACES[place]}; move it away"
+    with pytest.raises(hubplugin.StoreError, match=told) as caught:
+        WRITERS[what](opened(corrected))
+    assert "\n" not in str(caught.value)
+    assert modes_and_contents(victim) == before
+    assert corrected.read_bytes() == index
+    assert link.is_symlink()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_link_to_nowhere_makes_no_file_there(photos, tmp_path, place):
+    cleared(photos, place).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(hubplugin.StoreError, match="is a link, where hubplugin keeps"):
+        apply(opened(photos), fitted())
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_pipe_in_the_place_of_a_file_is_named_and_not_waited_for(corrected, place, impatient):
+    os.mkfifo(cleared(corrected, place))
+    with pytest.raises(hubplugin.StoreError, match=r"is a pipe or a device, where hubplugin keeps|is no regular file"):
+        apply(opened(corrected), fitted("is"))
+
+
+def test_a_lock_that_has_a_name_elsewhere_is_made_anew(photos, tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    precious.chmod(0o600)
+    os.link(precious, cleared(photos, "lock"))
+    apply(opened(photos), fitted())
+    assert (precious.read_text(), precious.stat().st_mode & 0o777) == ("precious", 0o600)
+    with opened(photos).begin(fitted("is")), pytest.raises(hubplugin.StoreError, match="is being written by another"):
+        apply(opened(photos), fitted("is"))
+
+
+def test_offsets_that_have_a_name_elsewhere_are_not_gone_on_with(photos, tmp_path):
+    killed_at(photos, fitted(), 400)
+    precious = tmp_path / "precious"
+    os.link(f"{photos}.hub/pending/offsets", precious)
+    before = precious.read_bytes()
+    apply(opened(photos), fitted())
+    assert precious.read_bytes() == before
+    assert abs(stored(photos) - fitted().offsets(opened(photos).raw.reconstruct_n())).max() < 1e-5
+
+
+def test_what_somebody_else_has_put_beside_pending_offsets_stays(photos):
+    killed_at(photos, fitted(), 400)
+    precious = Path(f"{photos}.hub/pending/sub/precious")
+    precious.parent.mkdir()
+    precious.write_text("precious")
+    apply(opened(photos), fitted("is"))
+    opened(photos).remove()
+    assert precious.read_text() == "precious"
+    assert sorted(os.listdir(f"{photos}.hub/pending")) == ["sub"]
+
+
+def test_an_index_that_is_a_pipe_is_named_and_not_waited_for(tmp_path, impatient):
+    os.mkfifo(tmp_path / "photos.faiss")
+    with pytest.raises(hubplugin.StoreError, match="it is no regular file"):
+        opened(tmp_path / "photos.faiss")
+
+
+def test_whoever_may_read_the_index_and_nobody_else_may_read_what_lies_beside_it(photos):
+    photos.chmod(0o640)
+    apply(opened(photos), fitted())
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (photos, *Path(f"{photos}.hub").iterdir())}
+    assert modes == {"photos.faiss": 0o640, "model.hub": 0o640, "lock": 0o640}
+    assert Path(f"{photos}.hub").stat().st_mode & 0o777 == 0o750
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away")
+def test_what_root_writes_belongs_to_the_owner_of_the_index(photos):
+    os.chown(photos, 1234, 1234)
+    apply(opened(photos), fitted())
+    assert {path.stat().st_uid for path in (photos, *Path(f"{photos}.hub").rglob("*"))} == {1234}
