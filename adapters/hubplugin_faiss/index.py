@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 
 import faiss
 import numpy as np
@@ -16,7 +15,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, unmapped, warn_if_swapped
 from hubplugin.store import Batch
 from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
-from hubplugin_faiss.calibration import holds_graph, is_exact, parts, require_recall, trial_of
+from hubplugin_faiss.calibration import is_exact, parts, require_recall, trial_of
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexHandler, IndexScale, block_rows, name_of, with_map
@@ -26,7 +25,6 @@ def upgrade(
     index: faiss.Index,
     model_or_offsets: OffsetModel | OffsetsLike,
     *,
-    rebuild: bool | None = None,
     force: bool = False,
     compute: Compute = Compute(),
 ) -> faiss.Index:
@@ -53,9 +51,6 @@ def upgrade(
         model_or_offsets: an `OffsetModel` for the metric of the index (cosine if its vectors are of unit length); its
             offsets are centred on the index if it was fitted without targets. Or offsets [ntotal] in the order of the
             ids 0, 1, 2, ... that a search returns, for `IndexIDMap` in the order in which vectors were added.
-        rebuild: build graphs anew (True) or keep their links (False). By default, and with a model, a graph whose kept
-            links lose more than 0.01 of recall is built anew, and taken if it finds more. That takes about as long as
-            the graph took at first.
         force: upgrade it even if recall falls by more than is promised for its type.
         compute: where offsets are computed, and within what memory.
 
@@ -75,13 +70,13 @@ def upgrade(
     require_upgradable(handler)
     if not isinstance(model_or_offsets, OffsetModel):
         offsets = checked_offsets(model_or_offsets, handler.count, "the index")[handler.order()]
-        return handler.upgraded(offsets, upgrade_spec(offsets, None, rebuild=bool(rebuild)))
+        return handler.upgraded(offsets, upgrade_spec(offsets, None))
     model = model_or_offsets
     if model.query_map is not None and normalises_queries(index):
         raise unmapped("an index that normalises queries (L2norm)")
     gallery = Gallery(index, unit=model.metric is Metric.COSINE)
     offsets, scale = offsets_by(model, gallery, compute, tolerant=again)
-    return upgraded_by(index, offsets, model, scale, rebuild, force)
+    return upgraded_by(index, offsets, model, scale, force)
 
 
 def upgraded_by(
@@ -89,35 +84,20 @@ def upgraded_by(
     offsets: np.ndarray,
     model: OffsetModel,
     scale: IndexScale,
-    rebuild: bool | None,
     force: bool = False,
 ) -> faiss.Index:
-    """`index` with `offsets` [n] of `model`, in scan order and on `scale`, behind its query map. A graph is built anew
-    where its links lose too much. Raises CorrectionRefused where that does not suffice."""
-    handler = handler_for(index)
+    """`index` with `offsets` [n] of `model`, in scan order and on `scale`, behind its query map. Raises
+    CorrectionRefused where it finds too little."""
     spec = upgrade_spec(offsets, model, nearness=scale.nearness)
-
-    def made(rebuild: bool) -> faiss.Index:
-        return with_map(handler.upgraded(offsets, replace(spec, rebuild=rebuild)), model.query_map)
-
-    upgraded = made(bool(rebuild))
+    upgraded = with_map(handler_for(index).upgraded(offsets, spec), model.query_map)
     trial = None if is_exact(index) else trial_of(index, upgraded, model, scale)
-    if trial is None:
-        return upgraded
-    recall = trial.recall(upgraded)
-    if rebuild is None and recall.fell and holds_graph(index):
-        rebuilt = made(True)
-        of_rebuilt = trial.recall(rebuilt)
-        if of_rebuilt.after > recall.after:
-            upgraded, recall = rebuilt, of_rebuilt
-    require_recall(trial, recall, index, upgraded, force)
+    if trial is not None:
+        require_recall(trial, trial.recall(upgraded), index, upgraded, force)
     return upgraded
 
 
 def downgrade(index: faiss.Index) -> faiss.Index:
     """The index as it was before `upgrade`, with what has been added since.
-
-    A graph that `upgrade` built anew is kept.
 
     Args:
         index: an upgraded index. It is not changed.

@@ -212,7 +212,7 @@ class FaissStore(Store):
         Raises CorrectionRefused, and the file is as it was, if it finds too little, also of what is `asked`.
         """
         raw, scale = self.raw, self.scale(model)
-        made = upgraded_by(raw, offsets, model, scale, None, asked.force)
+        made = upgraded_by(raw, offsets, model, scale, asked.force)
         if not is_exact(raw):
             asked.require_found(raw, made, model, scale)
         self._replace(run, made, model)

@@ -156,7 +156,7 @@ def test_the_map_stands_before_an_index_of_any_type(kind, metric, rng):
     assert (found == as_found).mean() > (0.9 if "fs" in kind else 0.99)
     if kind in cases.FEW:
         assert_found(widened(upgraded), model, case.queries, kind)
-    downgraded = hubplugin_faiss.downgrade(hubplugin_faiss.upgrade(case.index, model, force=True, rebuild=False))
+    downgraded = hubplugin_faiss.downgrade(hubplugin_faiss.upgrade(case.index, model, force=True))
     np.testing.assert_array_equal(faiss.serialize_index(downgraded), faiss.serialize_index(case.index))
 
 

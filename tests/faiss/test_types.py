@@ -484,26 +484,6 @@ def test_fast_scan_codes_are_kept(kind, metric):
 
 
 @both
-def test_a_graph_is_kept_unless_it_is_to_be_rebuilt(metric):
-    case = cases.made("HNSW16,Flat", metric)
-    kept = hubplugin_faiss.upgrade(case.index, case.offsets)
-    rebuilt = hubplugin_faiss.upgrade(case.index, case.offsets, rebuild=True)
-    links = [faiss.vector_to_array(downcast_to_ivf(index).hnsw.neighbors) for index in (case.index, kept, rebuilt)]
-    np.testing.assert_array_equal(links[0], links[1])
-    assert (links[1] != links[2]).any()
-
-
-@kinds("HNSW16,Flat", "HNSW16,SQ8")
-@both
-def test_a_rebuilt_graph_finds_the_corrected_ranking(kind, metric):
-    case = cases.made(kind, metric)
-    upgraded = hubplugin_faiss.upgrade(case.index, case.offsets, rebuild=True)
-    cases.look_everywhere(upgraded)
-    truth = cases.similarities(case.queries, decoded(upgraded), metric) + case.offsets
-    assert cases.recall(upgraded.search(case.queries, 10)[1], cases.best(truth)) > 0.85
-
-
-@both
 def test_vectors_added_to_a_graph_are_linked_as_in_the_raw_graph(metric):
     case, upgraded = fresh("HNSW16,Flat", metric)
     new = cases.unit(np.random.default_rng(8).normal(size=(50, 24)))

@@ -10,7 +10,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import faiss
 import numpy as np
@@ -110,7 +110,6 @@ class UpgradeSpec:
     low, high: the range of offsets that must find room; the neutral offset 0 lies in it.
     fingerprint: that of the model, "" where offsets come from no model.
     nearness: see `IndexScale`; None where the model does not take all vectors for unit vectors.
-    rebuild: build graphs anew.
     queries: of the bank [m, d], behind a query map, by which lists are ranked; None where offsets come from no model.
     """
 
@@ -118,7 +117,6 @@ class UpgradeSpec:
     high: float
     fingerprint: str
     nearness: float | None = None
-    rebuild: bool = False
     queries: np.ndarray | None = None
 
     @property
@@ -137,7 +135,7 @@ class UpgradeSpec:
         return float(np.sqrt(2 * (self.high - self.low)))
 
 
-def upgrade_spec(offsets: np.ndarray, model: OffsetModel | None, **options: Any) -> UpgradeSpec:
+def upgrade_spec(offsets: np.ndarray, model: OffsetModel | None, nearness: float | None = None) -> UpgradeSpec:
     """A spec with room for `offsets` [n], for those of the model's gallery, and for half their range more on either
     side, since targets that are added later may lie beyond."""
     low, high = float(offsets.min()), float(offsets.max())
@@ -145,7 +143,7 @@ def upgrade_spec(offsets: np.ndarray, model: OffsetModel | None, **options: Any)
         low, high = min(low, model.gallery.smallest), max(high, model.gallery.largest)
     fingerprint, asked = ("", None) if model is None else (model.fingerprint, bank_queries(model, ASKED))
     queries = None if model is None or asked is None else model.queries(asked)
-    spec = UpgradeSpec(0.0, 0.0, fingerprint, queries=queries, **options)
+    spec = UpgradeSpec(0.0, 0.0, fingerprint, nearness, queries)
     return spec.covering(np.array([low, high]))
 
 

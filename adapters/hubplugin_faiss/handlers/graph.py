@@ -22,7 +22,7 @@ from hubplugin_faiss.handlers.base import (
 
 
 class GraphHandler(BaseIndexHandler):
-    """Codes under a graph. An upgrade keeps its links, or builds it anew where `UpgradeSpec.rebuild` says so."""
+    """Codes under a graph, whose links an upgrade keeps: between raw neighbours, so that a downgrade has them back."""
 
     names = ("IndexHNSWFlat", "IndexHNSWSQ", "IndexHNSWPQ")
 
@@ -39,18 +39,17 @@ class GraphHandler(BaseIndexHandler):
         return base_index_handler(self.index.storage)
 
     def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
-        graph = self._rebuilt(offsets) if spec.rebuild else self.index
         extra, storage = self._storage.widened(offsets, spec)
-        return extra, self._over(storage, graph)
+        return extra, self._over(storage)
 
     def widened_by(self, coder: Coder, components: np.ndarray) -> faiss.Index:
         """A new index with extra `components` [n, w] in the codes of its storage."""
         storage = self._storage
         assert isinstance(storage, FlatCodesHandler)
-        return self._over(storage.widened_by(coder, components), self.index)
+        return self._over(storage.widened_by(coder, components))
 
     def narrowed(self, d: int, extra: ExtraDimensions) -> faiss.Index:
-        return self._over(self._storage.narrowed(d, extra), self.index)
+        return self._over(self._storage.narrowed(d, extra))
 
     def coder(self, extra: ExtraDimensions) -> Coder:
         return self._storage.coder(extra)
@@ -89,27 +88,10 @@ class GraphHandler(BaseIndexHandler):
             part = codes[start + first : start + first + size]
             part[:] = coder.join(coder.head(part), components[first : first + size])
 
-    def _over(self, storage: faiss.Index, graph: faiss.HNSW) -> faiss.Index:
-        """An index like this one over another storage, with the links of `graph`."""
+    def _over(self, storage: faiss.Index) -> faiss.Index:
+        """An index like this one over another storage."""
         new = type(self.index)()
         copy_fields(new, self.index, "init_level0", "keep_max_size_level0")
-        new.d, new.storage, new.hnsw = storage.d, storage, graph.hnsw
+        new.d, new.storage, new.hnsw = storage.d, storage, self.index.hnsw
         new.own_fields = handed_over(storage)
         return new
-
-    def _rebuilt(self, offsets: np.ndarray) -> faiss.Index:
-        """The graph that Faiss builds over the vectors with their offsets: [t, (c + offset) / sqrt(c)] for inner
-        product, c the largest |offset|, so that two of them are as similar as the targets that they are."""
-        index, d = self.index, int(self.index.d)
-        graph = faiss.IndexHNSWFlat(d + 1, index.hnsw.nb_neighbors(1), index.metric_type)
-        graph.hnsw.efConstruction, graph.hnsw.efSearch = index.hnsw.efConstruction, index.hnsw.efSearch
-        largest = max(float(np.abs(offsets).max()), 1e-12)
-        components = (
-            np.sqrt(2 * (offsets.max() - offsets)) if self.euclidean else (largest + offsets) / np.sqrt(largest)
-        )
-        start = 0
-        for vectors in self.decoded(0, block_rows(d)):
-            part = components[start : start + len(vectors), None].astype(np.float32)
-            graph.add(np.concatenate([vectors, part], axis=1))
-            start += len(vectors)
-        return graph

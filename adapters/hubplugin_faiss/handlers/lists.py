@@ -131,8 +131,7 @@ def ranked_quantizer(quantizer: faiss.Index, ranks: np.ndarray, spec: UpgradeSpe
         handler.check()
     except StoreError:
         return faiss.clone_index(quantizer)
-    spec = replace(spec, nearness=None, rebuild=False)
-    return handler.upgraded(ranks[handler.order()], spec)
+    return handler.upgraded(ranks[handler.order()], replace(spec, nearness=None))
 
 
 def unranked_quantizer(quantizer: faiss.Index) -> faiss.Index:

@@ -151,6 +151,10 @@ class PreTransformHandler(WrapperHandler):
 
     def check(self) -> None:
         super().check()
+        self._require_way_back()
+        self._inner.check()
+
+    def _require_way_back(self) -> None:
         for link in self._links:
             try:
                 link.reverse_transform(np.zeros((1, link.d_out), np.float32))
@@ -159,7 +163,6 @@ class PreTransformHandler(WrapperHandler):
                     f"the {type(link).__name__} before this {name_of(self._inner.index)} cannot be turned back, so "
                     "that its vectors cannot be read; it cannot be upgraded"
                 ) from None
-        self._inner.check()
 
     def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         part, chain = self._inner, self._copied_chain()
@@ -177,6 +180,7 @@ class PreTransformHandler(WrapperHandler):
         return pretransform(chain[:-2], base_index) if chain[:-2] else base_index
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        self._require_way_back()
         extra = self._extra()
         for inner, offsets in self._inner.scan(start, size):
             yield self._reversed(inner), offsets if extra is None else extra.offsets(inner[:, -extra.width :])
