@@ -83,11 +83,11 @@ def test_what_misses_a_point_leaves_the_others_their_offsets(backend, corrected)
 
 def test_what_others_wrote_in_the_place_of_offsets_is_told_and_left(backend, corrected):
     client, theirs = backend.client(), set(corrected.ids[:3])
-    client.set_payload(corrected.name, {"hub_offset": {"v77": 1.5}}, points=corrected.ids[:3], wait=True)
+    client.set_payload(corrected.name, {"hub_offset": {"v77": "1.5"}}, points=corrected.ids[:3], wait=True)
     assert hubplugin.inspect(hubplugin_qdrant.open_store(client, corrected.name), queries=0).foreign == 3
     hubplugin.remove(hubplugin_qdrant.open_store(client, corrected.name))
     left = {key: beside.get("hub_offset") for key, (_, beside) in corrected.content().items()}
-    assert left == {key: {"v77": 1.5} if key in theirs else None for key in corrected.ids}
+    assert left == {key: {"v77": "1.5"} if key in theirs else None for key in corrected.ids}
 
 
 THEIRS = [5, "", True, None, {}, {"city": 3}, {"v1": "one"}, {"v1": 0.5, "city": 3}, [1, 2], [None]]

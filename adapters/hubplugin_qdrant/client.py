@@ -12,6 +12,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
@@ -113,7 +114,7 @@ async def _async(client: Any, operation: OfClient, given: Arguments) -> Any:
 def _async_upload(client: Any, operation: OfClient, given: Arguments) -> Any:
     """An upload of the async client is no coroutine: it goes through a sync client to the same place."""
     if plain_client.is_local(client):
-        return _without_waiting(operation(client._corrections, given))
+        return _without_waiting(operation(replace(client._corrections, compute=at_once), given))
     sync = QdrantClient(**client.init_options)
     try:
         return run(operation(CorrectionCache(Beneath(sync), at_once), given))

@@ -213,9 +213,20 @@ class Manifest(FrozenModel):
 
     def is_foreign(self, payload: Payload | None) -> bool:
         """Whether what a point holds under our key is not what these versions write there: a number each."""
-        under = (payload or {}).get(self.offset_key) if self.offset_key is not None else None
-        fields = written_fields(under)
-        return under is not None and (fields is None or not fields <= {version.field for version in self.everything()})
+        under = (payload or {}).get(self.offset_key or KEY)
+        theirs = written_fields(under) is None and self.offset_key is not None
+        return under is not None and (theirs or bool(self.left_over(payload)))
+
+    def left_over(self, payload: Payload | None) -> tuple[str, ...]:
+        """The payload keys of a point that hold offsets of no version that this manifest knows: a client brought them
+        along that took the collection for another, or for what it was before."""
+        key = self.offset_key or KEY
+        under = (payload or {}).get(key)
+        known = {version.field for version in self.everything() if version.storage == "payload"}
+        fields = (written_fields(under) or set()) - known
+        if fields and len(fields) == len(under or ()):
+            return (key,)
+        return tuple(f"{key}.{field}" for field in sorted(fields))
 
     def changed(self, **fields: Any) -> Manifest:
         return self.model_copy(update=fields)
@@ -236,22 +247,26 @@ def has_number(under: object, fields: Iterable[str]) -> bool:
     return isinstance(under, dict) and any(type(under.get(field)) in (int, float) for field in fields)
 
 
+def our_fields(under: object) -> set[str]:
+    """The fields, "v3", of what lies `under` our key in a point that are as any correction writes them."""
+    if not isinstance(under, dict):
+        return set()
+    return {name for name, value in under.items() if re.fullmatch(r"v[1-9]\d*", name) and type(value) in (int, float)}
+
+
 def written_fields(under: object) -> set[str] | None:
-    """The fields, "v3", of what lies `under` our key in a point; None if it is not what any correction writes there."""
-    if not isinstance(under, dict):
-        return None
-    ours = all(re.fullmatch(r"v[1-9]\d*", field) and type(value) in (int, float) for field, value in under.items())
-    return set(under) if ours else None
+    """The same, where all fields are so; None if it is not what any correction writes there."""
+    ours = our_fields(under)
+    return ours if isinstance(under, dict) and ours == under.keys() else None
 
 
-def to_delete(payload: Payload | None, versions: Sequence[Version]) -> tuple[str, ...]:
-    """The payload keys to delete from a point that holds `payload` when `versions`, the last that have offsets in
-    payloads, go: the whole key, unless something else lies under it; none where nothing of theirs does."""
-    key, fields = versions[0].offset_key, {version.field for version in versions}
+def to_delete(payload: Payload | None, key: str, versions: Sequence[Version]) -> tuple[str, ...]:
+    """The payload keys to delete from a point that holds `payload` when `versions`, the last of all, go: the whole
+    `key`, unless something else than offsets lies under it; none where nothing of theirs does."""
     under = (payload or {}).get(key)
-    if not isinstance(under, dict):
-        return ()
-    return (key,) if under.keys() <= fields else payload_keys(version for version in versions if version.field in under)
+    if written_fields(under) is not None and (under or versions):
+        return (key,)
+    return payload_keys(version for version in versions if version.field in our_fields(under))
 
 
 def augmented_vectors(versions: Iterable[Version]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from qdrant_client import models
@@ -230,19 +230,23 @@ PATIENCE_SECONDS = 1.0
 class CachedManifest:
     """The manifest of a collection, valid until `until` (monotonic seconds; inf: it never expires).
 
-    collection: its real name, where it was looked up by an alias. manifest: None if it has no correction.
+    collection: its real name, where it was looked up by an alias. manifest: None if it has no correction; without the
+    versions whose augmented vectors are not there. written: the manifest as it lies in the store.
     augmented_vectors, offset_key: what of the collection is ours, as `manifest` tells. needs_vectors: whether a query
     must be a vector before it is rewritten, for which a document is embedded. kept_up: the versions that a write must
-    bring along. theirs: names that look like ours, and were not when they were last seen.
+    bring along. state: what of all this a request depends on. theirs: names that look like ours, and were not when they
+    were last seen.
     """
 
     collection: str
     manifest: Manifest | None
     until: float
+    written: Payload | None = None
     augmented_vectors: tuple[str, ...] = ()
     offset_key: str | None = None
     needs_vectors: bool = False
     kept_up: tuple[Version, ...] = ()
+    state: tuple[Any, ...] = ()
     theirs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -251,6 +255,8 @@ class CachedManifest:
         self.offset_key = self.manifest.offset_key if self.manifest is not None else None
         active = self.manifest.active.values() if self.manifest is not None else ()
         self.needs_vectors = any(version.storage == "vector" or version.mapped for version in active)
+        versions = [(each.number, each.vector, each.storage, each.model, each.offset_key) for each in self.kept_up]
+        self.state = (self.collection, len(active), *versions)
 
     def strange(self, names: Iterable[str]) -> frozenset[str]:
         """Those of `names` that look like ours, and of which `manifest` does not tell."""
@@ -264,7 +270,7 @@ class CorrectionCache:
 
     raw: the plain client. compute: runs a function, in a thread for the async client. oversampling, hnsw_ef: take the
     places of the calibrated ones. recorder: keeps the queries, if they are to be kept. maps: of a collection and a
-    vector, the version that was active when its model was read, with its map.
+    vector, the version that was active when its model was read, with its map. is_old: see `keeps_payloads`.
     """
 
     raw: Any
@@ -276,12 +282,24 @@ class CorrectionCache:
     fits: dict[str, OffsetModel] = field(default_factory=dict)
     maps: dict[tuple[str, str], Version] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
+    is_old: bool | None = None
 
     def lookup(self, name: str) -> Operation:
         """What is known of the collection or alias `name`, read if it is not known or too old."""
         found = self.known.get(name)
         if found is not None and found.until > time.monotonic():
             return found
+        return (yield from self._read_again(name, found))
+
+    def lookup_again(self, name: str, known: CachedManifest) -> Operation:
+        """What is so now of `name`, which is no longer, or not only, what was `known`; as it is read here, or was by
+        another thread that has seen the change."""
+        found = self.known.get(name)
+        if found is not None and found.state != known.state:
+            return found
+        return (yield from self._read_again(name, found))
+
+    def _read_again(self, name: str, found: CachedManifest | None) -> Operation:
         try:
             return (yield from self._looked_up(name))
         except Exception as error:
@@ -294,6 +312,20 @@ class CorrectionCache:
             found.until = time.monotonic() + PATIENCE_SECONDS  # until then the old one serves
             return found
 
+    def is_unchanged(self, name: str, known: CachedManifest) -> Operation:
+        """Whether the manifest behind `name` is still the one that is `known`, as far as the store tells just now."""
+        if known.until == math.inf:
+            return True
+        try:
+            if known.collection != name and (yield from real_name(self.raw, name)) != known.collection:
+                return False
+            return (yield from written_manifest(self.raw, known.collection)) == known.written
+        except Exception as error:
+            if fault_of(error) is Fault.OTHER:
+                raise
+            known.until = 0.0
+            return True
+
     def lookup_shown(self, name: str, known: CachedManifest, shown: Collection[str]) -> Operation:
         """`known`, or what is so now if the collection has shown names that look like ours and are not known to be:
         somebody may have applied since."""
@@ -304,38 +336,48 @@ class CorrectionCache:
         known.theirs = known.strange(shown)
         return known
 
-    def lookup_to_upload(self, name: str) -> Operation:
-        """What is known of `name`, whose augmented vectors are seen to be there: an upload cannot be repeated."""
-        known = yield from self.lookup(name)
-        active = known.manifest.active.values() if known.manifest is not None else ()
-        augmented = set(m.augmented_vectors(active))
-        if augmented:
-            there = (yield self.raw.get_collection(name)).config.params.vectors
-            if not isinstance(there, dict) or not augmented <= set(there):
-                return self.as_raw(name, known)
-        return known
-
-    def as_raw(self, name: str, known: CachedManifest) -> CachedManifest:
-        """Takes the collection for what it is: another one than the manifest says."""
-        self.warn(f"collection {name!r} has lost its augmented vector; it is raw here: remove and apply again")
-        self.known[name] = replace(known, manifest=None)
-        return self.known[name]
-
     def _looked_up(self, name: str) -> Operation:
-        collection, manifest = name, None
+        collection, written = name, None
         if not name.endswith(m.metadata_collection("")):
-            manifest = yield from self._read(name)
-            if manifest is None:
+            written = yield from self._read(name)
+            if written is None:
                 collection = yield from real_name(self.raw, name)
                 if collection != name:
-                    manifest = yield from self._read(collection)
+                    written = yield from self._read(collection)
+        manifest = None if written is None else self._parsed(written, collection)
+        if manifest is not None:
+            there = yield from self._with_vectors_there(collection, manifest)
+            if len(there.active) < len(manifest.active):
+                if (yield from self._read(collection)) != written:
+                    return (yield from self._looked_up(name))  # a job is at it
+                self.warn(f"collection {name!r} has lost its augmented vector; it is raw here: remove and apply again")
+            manifest = there
         if manifest is not None:
             manifest = yield from self._mapping(collection, manifest)
         if manifest is not None:
             manifest = yield from self._seen(collection, manifest)
-        found = CachedManifest(collection, manifest, time.monotonic() + MANIFEST_SECONDS)
+        found = CachedManifest(collection, manifest, time.monotonic() + MANIFEST_SECONDS, written)
         self.known[name] = found
         return found
+
+    def _with_vectors_there(self, collection: str, manifest: Manifest) -> Operation:
+        """`manifest` without the versions whose augmented vectors are not there: not yet, where one is being written,
+        or no more, in a collection that was made anew."""
+        if not m.augmented_vectors(manifest.kept_up()):
+            return manifest
+        try:
+            vectors = (yield self.raw.get_collection(collection)).config.params.vectors
+        except Exception as error:
+            if fault_of(error) is Fault.OTHER:
+                raise
+            return manifest
+
+        def is_there(version: Version | None) -> bool:
+            in_vector = version is not None and version.storage == "vector"
+            return version is not None and (not in_vector or version.augmented_vector in (vectors or ()))
+
+        active = {name: version for name, version in manifest.active.items() if is_there(version)}
+        return manifest.changed(active=active, writing=manifest.writing if is_there(manifest.writing) else None)
 
     def _mapping(self, collection: str, manifest: Manifest) -> Operation:
         """`manifest` with the maps by which this client maps queries, out of their models; that of the version before
@@ -409,7 +451,7 @@ class CorrectionCache:
 
     def _read(self, collection: str) -> Operation:
         try:
-            written = yield from written_manifest(self.raw, collection)
+            return (yield from written_manifest(self.raw, collection))
         except Exception as error:
             if fault_of(error) is not Fault.FORBIDDEN:
                 raise
@@ -418,8 +460,10 @@ class CorrectionCache:
                 "is corrected, its searches are raw here; let the key read that collection, too"
             )
             return None
+
+    def _parsed(self, written: Payload, collection: str) -> Manifest | None:
         try:
-            return None if written is None else m.parse(written, collection)
+            return m.parse(written, collection)
         except StoreError as error:
             self.warn(f"{error}; until then its searches are raw here, and what is written gets no offsets")
             return None
@@ -442,6 +486,18 @@ class CorrectionCache:
                 f"collection {known.collection!r}: documents that the server embeds get no offset here; run refresh"
             )
         return (yield self.compute(lambda: stored_offsets(vectors, payloads, fitted)))
+
+    def keeps_payloads(self) -> Operation:
+        """Whether the server keeps the payload of a point that is written without one, as 1.14 does, or may do so."""
+        if self.is_old is None:
+            try:
+                is_local = plain_client.is_local(self.raw)
+                self.is_old = not is_local and (yield self.raw.info()).version.startswith("1.14.")
+            except Exception as error:
+                if fault_of(error) is Fault.OTHER:
+                    raise
+                return True
+        return self.is_old
 
     def embedded_queries(self, requests: list[models.QueryRequest]) -> Operation:
         """`requests` with the documents that they ask for the nearest of embedded, as the plain client would do it."""
@@ -466,26 +522,31 @@ OfClient: TypeAlias = Callable[[CorrectionCache, Arguments], Operation]
 """What a client does for one method, given the arguments by name."""
 
 
-def again_if_changed(operation: OfClient) -> OfClient:
-    """`operation`, repeated once if it fails because somebody has changed the correction meanwhile; raw, if the
-    collection is another one now than the manifest says."""
+OnState: TypeAlias = Callable[[CorrectionCache, CachedManifest, Arguments], Operation]
+"""The same, given what is known of the collection."""
+
+CHANGES = 10
+"""How many changes of a collection may come one after the other while one request is made."""
+
+
+def again_if_changed(operation: OnState) -> OfClient:
+    """`operation` on what is known of its collection; made again if it fails because somebody has changed that
+    meanwhile."""
 
     @functools.wraps(operation)
     def repeated(cache: CorrectionCache, arguments: Arguments) -> Operation:
         name = arguments["collection_name"]
-        try:
-            return (yield from operation(cache, arguments))
-        except Exception as error:
-            before = cache.known.get(name)
-            if before is None or before.manifest is None or before.until == math.inf or fault_of(error) in PASSING:
-                raise
-            del cache.known[name]
-            now = yield from cache.lookup(name)
-            if now.manifest is not None and now.manifest.everything() == before.manifest.everything():
-                refused_here = isinstance(error, HubpluginError)
-                if refused_here or not any(name in str(error) for name in now.augmented_vectors):
+        known = yield from cache.lookup(name)
+        for _ in range(CHANGES):
+            try:
+                return (yield from operation(cache, known, arguments))
+            except Exception as error:
+                if known.manifest is None or known.until == math.inf or fault_of(error) in PASSING:
                     raise
-                cache.as_raw(name, now)
-        return (yield from operation(cache, arguments))
+                now = yield from cache.lookup_again(name, known)
+                if now.state == known.state:
+                    raise
+                known = now
+        return (yield from operation(cache, known, arguments))
 
     return repeated

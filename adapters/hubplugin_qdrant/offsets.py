@@ -19,7 +19,7 @@ from qdrant_client import models
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric, augment_targets, normalise
 from hubplugin.model import OffsetModel, Value
-from hubplugin_qdrant.manifest import Manifest, Payload, Version, augmented_vectors, payload_keys
+from hubplugin_qdrant.manifest import Manifest, Payload, Version, augmented_vectors, our_fields, payload_keys
 from hubplugin_qdrant.plain_client import PointId, ShardKey
 
 GivenVector: TypeAlias = Any
@@ -333,7 +333,8 @@ def apart(points: Points, stored: Sequence[StoredOffsets]) -> tuple[list[StoredO
     """`stored` without the offsets of those `points` that bring no payload, and these offsets by id.
 
     A server 1.14 keeps the payload that a point has if it is written without one, or, by gRPC, with an empty one: an
-    offset in a payload would take the place of it all. Later ones clear it.
+    offset in a payload would take the place of it all. Later ones clear it, and the offset goes into the payload, so
+    that no search finds the point without it.
     """
     if not is_even(points):
         return list(stored), {}
@@ -402,23 +403,42 @@ def set_offsets(point: PointId, offsets: dict[str, float], key: str | None, **al
     return models.SetPayloadOperation(set_payload=models.SetPayload(**given))
 
 
-def is_held(stored: StoredOffsets, numbers: object) -> bool:
-    """Whether a point with these `numbers` under our key holds those of `stored`, up to rounding."""
-    if not isinstance(numbers, dict) or numbers.keys() != stored.offsets.keys():
-        return not numbers and not stored.offsets
-    pairs = [(each, numbers[key]) for key, each in stored.offsets.items()]
-    return all(isinstance(n, float | int) and math.isclose(each, n, rel_tol=1e-5, abs_tol=1e-6) for each, n in pairs)
+def mending(
+    record: models.Record, stored: StoredOffsets, keys: Iterable[str], augmented: Iterable[str], shard_key: ShardKey
+) -> list[models.UpdateOperation]:
+    """What makes the point of `record` hold of ours what is `stored`, and nothing else under the payload `keys` and in
+    the vectors called `augmented`."""
+    made: list[models.UpdateOperation] = []
+    chosen: dict[str, Any] = {"points": [record.id], "shard_key": shard_key}
+    for key in keys:
+        held: Any = (record.payload or {}).get(key)
+        wanted = stored.offsets if key == stored.key else {}
+        if wanted and not _is_held(wanted, held):
+            made.append(set_offsets(record.id, wanted, key, shard_key=shard_key))
+        ours = our_fields(held) - wanted.keys()
+        if ours:
+            fields = [f"{key}.{field}" for field in sorted(ours)]
+            gone = fields if wanted or len(ours) < len(held) else [key]
+            made.append(models.DeletePayloadOperation(delete_payload=models.DeletePayload(keys=gone, **chosen)))
+    vectors = named(record.vector)
+    lacking: Any = {name: each for name, each in stored.vectors.items() if each != vectors.get(name)}
+    if lacking:
+        moved = [models.PointVectors(id=record.id, vector=lacking)]
+        made.append(
+            models.UpdateVectorsOperation(update_vectors=models.UpdateVectors(points=moved, shard_key=shard_key))
+        )
+    left = [name for name in augmented if name in vectors and name not in stored.vectors]
+    if left:
+        made.append(models.DeleteVectorsOperation(delete_vectors=models.DeleteVectors(vector=left, **chosen)))
+    return made
 
 
-def offsets_of(
-    point: PointId, stored: StoredOffsets, manifest: Manifest, shard_key: ShardKey
-) -> models.UpdateOperation:
-    """What makes the numbers that `point` holds those of `stored`."""
-    if stored.offsets:
-        return set_offsets(point, stored.offsets, stored.key, shard_key=shard_key)
-    keys = list(payload_keys(manifest.everything()))
-    return models.DeletePayloadOperation(
-        delete_payload=models.DeletePayload(keys=keys, points=[point], shard_key=shard_key)
+def _is_held(offsets: dict[str, float], numbers: Any) -> bool:
+    """Whether a point with these `numbers` under our key holds `offsets`, up to rounding."""
+    ours = our_fields(numbers)
+    return all(
+        field in ours and math.isclose(each, numbers[field], rel_tol=1e-5, abs_tol=1e-6)
+        for field, each in offsets.items()
     )
 
 
@@ -489,28 +509,36 @@ def left_by(
     return left
 
 
-def written_apart(operation: models.UpdateOperation) -> Selected | None:
-    """The points of an operation whose offsets in payloads are written, or deleted, by another one beside it."""
-    if isinstance(operation, models.UpdateVectorsOperation):
-        update = operation.update_vectors
-        return models.PointIdsList(points=[point.id for point in update.points], shard_key=update.shard_key)
-    if isinstance(operation, models.DeleteVectorsOperation):
-        return operation.delete_vectors
-    return wiped(operation)
+def by_id(ids: Sequence[PointId], shard_key: ShardKey) -> models.PointIdsList:
+    """The points of these `ids`, which may be the server's to refuse."""
+    return models.PointIdsList.model_construct(points=list(ids), shard_key=shard_key)
+
+
+def touched(operation: models.UpdateOperation) -> Selected | None:
+    """The points whose offsets an operation brings along, or takes away; None if there are none."""
+    given: Any = getattr(operation, "upsert", None) or getattr(operation, "update_vectors", None)
+    if given is not None:
+        return by_id(ids_of(points_of(operation) or []), given.shard_key)
+    return operation.delete_vectors if isinstance(operation, models.DeleteVectorsOperation) else wiped(operation)
 
 
 def completed(
-    operation: models.UpdateOperation, manifest: Manifest, stored: Sequence[StoredOffsets], kept: Offsets
+    operation: models.UpdateOperation,
+    manifest: Manifest,
+    stored: Sequence[StoredOffsets],
+    kept: Offsets,
+    keeps_payloads: bool,
 ) -> tuple[list[models.UpdateOperation], int]:
     """`operation` and what must go with it, in order, and which of these is the operation itself.
 
     `stored` is what the points it writes store, `kept` the offsets of the points whose payload it wipes.
+    keeps_payloads: see `apart`.
     """
     if isinstance(operation, models.UpsertOperation):
         given = operation.upsert
         points = given.batch if isinstance(given, models.PointsBatch) else given.points
         later: Offsets = {}
-        if given.update_filter is None and given.update_mode is None:
+        if keeps_payloads and given.update_filter is None and given.update_mode is None:
             stored, later = apart(points, stored)
         options = {name: getattr(given, name) for name in type(given).model_fields if name not in ("batch", "points")}
         made = with_stored(points, stored)
@@ -540,11 +568,21 @@ def completed(
         beside = models.DeletePayloadOperation(delete_payload=models.DeletePayload(keys=list(keys), **chosen))
         # A filter may ask for the vector; and of ids that are not all there, a server does what it can, and no more.
         return ([beside, operation], 1) if deleted.points is None else ([operation, beside], 0)
-    selector = wiped(operation)
-    if selector is None:
+    selector: Any = wiped(operation)
+    key = manifest.offset_key
+    if selector is None or key is None or not any(kept.values()):
         return [operation], 0
-    shard_key = getattr(selector, "shard_key", None)
-    return [operation, *set_all(kept, manifest.offset_key, shard_key)], 0
+    # One payload that holds both, so that no search finds the point without its offset.
+    payload = {} if isinstance(operation, models.ClearPayloadOperation) else selector.payload
+
+    def overwritten(payload: Payload, points: list[PointId]) -> models.UpdateOperation:
+        given = models.SetPayload(payload=payload, points=points, shard_key=selector.shard_key)
+        return models.OverwritePayloadOperation(overwrite_payload=given)
+
+    overwrites = [overwritten({**payload, key: numbers}, [point]) for point, numbers in kept.items() if numbers]
+    others = [point for point, numbers in kept.items() if not numbers]
+    overwrites += [overwritten(payload, others)] if others else []
+    return overwrites, len(overwrites) - 1
 
 
 def _also(update: models.UpdateVectors, point: PointId) -> dict[str, Any]:

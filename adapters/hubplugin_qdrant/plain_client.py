@@ -7,14 +7,16 @@ above: these names may change in any release.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import httpx
 import numpy as np
 from pydantic import BaseModel
 from qdrant_client import AsyncQdrantClient, QdrantClient, grpc, models
+from qdrant_client.common import validation
 from qdrant_client.connection import get_channel
 from qdrant_client.conversions.conversion import GrpcToRest, RestToGrpc
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
@@ -265,6 +267,38 @@ def _listed(client: QdrantClient | AsyncQdrantClient, items: Any) -> list[Any]:
     if is_local(client) and not isinstance(items, Collection):
         raise TypeError(f"expected a list, got {type(items).__name__}")
     return list(items)
+
+
+def rows_taken(vectors: Any, ids: Any, payload: Any) -> Iterator[models.PointStruct]:
+    """The points of `upload_collection`, as far as that takes them. Raises ValueError where ids or payloads end before
+    vectors, of which the number is known; a client before 1.20 writes the shorter number."""
+    if isinstance(vectors, dict):
+        counts = {column.shape[0] for column in vectors.values()}
+        if len(counts) != 1 or not any(isinstance(column, np.ndarray) for column in vectors.values()):
+            raise ValueError("expected arrays of one length")
+        vectors = [dict(zip(vectors, row, strict=True)) for row in zip(*vectors.values(), strict=True)]
+    if hasattr(validation, "require_length"):
+        count = validation.vectors_length(vectors)
+        if count is not None:
+            ids = validation.require_length(ids, count, "ids")
+            payload = validation.require_length(payload, count, "payload")
+    made_up = (str(uuid4()) for _ in itertools.count())
+    columns = (
+        iter(vectors),
+        made_up if ids is None else iter(ids),
+        itertools.repeat(None) if payload is None else payload,
+    )
+    return (
+        models.PointStruct.model_construct(id=key, vector=_listed_vector(vector), payload=beside)
+        for vector, key, beside in zip(*columns, strict=False)
+    )
+
+
+def _listed_vector(vector: Any) -> Any:
+    """A vector, or vectors by name, without arrays."""
+    if isinstance(vector, dict):
+        return {name: _listed_vector(each) for name, each in vector.items()}
+    return vector.tolist() if isinstance(vector, np.ndarray) else vector
 
 
 def embedded(client: QdrantClient | AsyncQdrantClient, written: Any) -> Any:

@@ -13,7 +13,7 @@ from hubplugin.compute import Compute, Similarities, dense_array
 from hubplugin.metric import Metric, normalise
 from hubplugin.store import Batch, Id
 from hubplugin.vectors import as_vectors
-from hubplugin_qdrant.manifest import Manifest, Version, augmented_vectors
+from hubplugin_qdrant.manifest import KEY, Manifest, Version, augmented_vectors
 from hubplugin_qdrant.offsets import group_of, storage_of
 from hubplugin_qdrant.requests import having
 from hubplugin_qdrant.schema import Schema
@@ -25,7 +25,8 @@ class PointReader:
     """Turns records into batches, with the vector of `schema` and the offsets of `version`.
 
     group_by: the payload key whose values the batches have as groups. A vector of length 0 has no cosine and is in no
-    batch; `undirected` collects, by shard key, the points with such a vector that hold something not neutral.
+    batch; `undirected` collects, by shard key, the points with such a vector that hold something not neutral;
+    `left_over`, by shard key and payload keys, those that hold offsets of no version of `manifest` there.
     """
 
     schema: Schema
@@ -33,6 +34,7 @@ class PointReader:
     version: Version | None
     group_by: str | None
     undirected: dict[Id | None, list[Id]] = field(default_factory=dict)
+    left_over: dict[tuple[Id | None, tuple[str, ...]], list[Id]] = field(default_factory=dict)
 
     def read(self, chosen: models.Filter | None = None, between: IdRange = EVERY_ID) -> Iterator[Batch]:
         """Every point that has the vector, or of the `chosen`, or of those `between` two ids, in the order of ids."""
@@ -47,9 +49,9 @@ class PointReader:
         return [self.schema.using, *augmented_vectors([self.version] if self.version is not None else [])]
 
     @property
-    def payload(self) -> list[str] | bool:
+    def payload(self) -> list[str]:
         """The payload keys that are read."""
-        return [key for key in (self.manifest.offset_key, self.group_by) if key] or False
+        return [key for key in (self.manifest.offset_key or KEY, self.group_by) if key]
 
     def batches(self, records: Sequence[models.Record]) -> list[Batch]:
         """One batch for each shard key, by which its points are written, where the user shards by key."""
@@ -62,6 +64,9 @@ class PointReader:
         vectors, groups, payloads, written = [], [], [], []
         storage = storage_of(self.version) if self.version is not None else None
         for record in records:
+            keys = self.manifest.left_over(record.payload)
+            if keys:
+                self.left_over.setdefault((shard_key, keys), []).append(plain_id(record.id))
             vector, augmented = self._vectors(record)
             if vector is None:
                 continue

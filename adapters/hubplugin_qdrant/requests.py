@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import numpy as np
 from pydantic import BaseModel
@@ -197,6 +197,11 @@ def has_vector(name: str) -> models.HasVectorCondition:
 def having(ids: Sequence[Id]) -> models.Filter:
     """The points of these `ids`."""
     return models.Filter(must=models.HasIdCondition(has_id=list(ids)))
+
+
+def nothing() -> models.FilterSelector:
+    """No point, in any shard: to delete it ends when all that was sent before is done."""
+    return models.FilterSelector(filter=having([str(uuid4())]))
 
 
 def lacking_augmented_vector(version: Version) -> models.Filter:

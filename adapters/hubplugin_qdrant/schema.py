@@ -22,7 +22,7 @@ from hubplugin_qdrant.calibration import Searches, calibrated
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.offsets import set_offsets
 from hubplugin_qdrant.plain_client import ShardKey, update_vectors
-from hubplugin_qdrant.transport import Items, Transport, by_shard, plain_id
+from hubplugin_qdrant.transport import Items, Transport, by_shard, holding, plain_id
 
 VECTORS_IN_PLACE = (1, 18)
 """The first version of the server that adds a named vector to a collection."""
@@ -92,6 +92,17 @@ class Schema(ABC):
         """Whether searches use the graph again, which a server builds anew after so many writes."""
         return self.transport.described().status != models.CollectionStatus.YELLOW
 
+    def delete_keys(self, keys: Sequence[str], points: list[Id], shard_key: ShardKey) -> None:
+        """Deletes the payload `keys` of `points`. Returns before it is done, as `write` does."""
+        if not keys:
+            return
+
+        def request(items: Items) -> None:
+            selector = models.PointIdsList(points=[point for point, _ in items], shard_key=shard_key)
+            self.transport.client.delete_payload(self.transport.collection, keys=list(keys), points=selector, wait=True)
+
+        self.transport.send([(point, None) for point in points], request)
+
     @abstractmethod
     def delete(self, versions: Sequence[Version], last: bool, progress: Progress | None) -> None:
         """Deletes from the points what `versions` have written; see `QdrantStore.delete`."""
@@ -150,37 +161,29 @@ class PayloadSchema(Schema):
     def delete(self, versions: Sequence[Version], last: bool, progress: Progress | None) -> None:
         versions = [version for version in versions if version.storage == "payload"]
         indexed = set(m.payload_keys(versions))
-        if not indexed:
+        if not indexed and not last:
             return
-        transport = self.transport
+        transport, key = self.transport, versions[0].offset_key if versions else m.KEY
         if not transport.is_local:
             for key in indexed & self._indexes():
                 transport.retry(transport.client.delete_payload_index, transport.collection, key, wait=False)
             left = "the index on the offsets is left"
             transport.until(lambda: not indexed & self._indexes(), "deleting the index", left, progress)
         done, total = 0, transport.count()
-        for shards in transport.pages(by_shard, with_payload=[versions[0].offset_key] if last else False):
+        # Of no version may be left what a client brought along that took the collection for another.
+        chosen = None if versions else transport.where_allowed(holding(key, ()))
+        for shards in transport.pages(by_shard, with_payload=[key] if last else False, chosen=chosen):
             for shard_key, records in shards.items():
                 points: dict[tuple[str, ...], list[Id]] = {}
                 for record in records:
-                    keys = m.to_delete(record.payload, versions) if last else tuple(sorted(indexed))
+                    keys = m.to_delete(record.payload, key, versions) if last else tuple(sorted(indexed))
                     points.setdefault(keys, []).append(plain_id(record.id))
                 for keys, some in points.items():
-                    self._delete_keys(keys, some, shard_key)
+                    self.delete_keys(keys, some, shard_key)
                 done += len(records)
             if progress is not None:
                 progress("removing offsets", min(done, total), total)
         transport.settle()
-
-    def _delete_keys(self, keys: Sequence[str], points: list[Id], shard_key: ShardKey) -> None:
-        if not keys:
-            return
-
-        def request(items: Items) -> None:
-            selector = models.PointIdsList(points=[point for point, _ in items], shard_key=shard_key)
-            self.transport.client.delete_payload(self.transport.collection, keys=list(keys), points=selector, wait=True)
-
-        self.transport.send([(point, None) for point in points], request)
 
     def cost(self) -> str:
         points = self.transport.count()

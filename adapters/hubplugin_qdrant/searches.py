@@ -24,7 +24,7 @@ from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.manifest import KEY, Manifest
-from hubplugin_qdrant.metadata import CachedManifest, CorrectionCache, OfClient, Operation, again_if_changed
+from hubplugin_qdrant.metadata import CachedManifest, CorrectionCache, OnState, Operation, again_if_changed
 from hubplugin_qdrant.plain_client import Arguments
 from hubplugin_qdrant.requests import (
     Node,
@@ -109,31 +109,30 @@ def _reference(node: Node, manifest: Manifest, searched: str) -> Reference | Non
     return Reference(point, None if place.collection == searched else place.collection, place.vector or version.vector)
 
 
-def recorded(operation: OfClient) -> OfClient:
+def recorded(operation: OnState) -> OnState:
     """`operation`, a search, whose queries are recorded once it has been answered."""
 
-    def recording(cache: CorrectionCache, recorder: Recorder, arguments: Arguments) -> Operation:
+    def recording(cache: CorrectionCache, known: CachedManifest, recorder: Recorder, arguments: Arguments) -> Operation:
         text, document = None, nearest(arguments.get("query"))
         if isinstance(document, models.Document):  # embedded here, so that its vector is known
             (request,) = yield from cache.embedded_queries([as_request(arguments)])
             text, arguments = document.text, arguments | {"query": request.query}
-        found = yield from operation(cache, arguments)
-        _record(cache, recorder, arguments, text)
+        found = yield from operation(cache, known, arguments)
+        _record(recorder, known.collection, arguments, text)
         return found
 
     @functools.wraps(operation)
-    def searched(cache: CorrectionCache, arguments: Arguments) -> Operation:
+    def searched(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation:
         recorder = cache.recorder
-        return operation(cache, arguments) if recorder is None else recording(cache, recorder, arguments)
+        if recorder is None:
+            return operation(cache, known, arguments)
+        return recording(cache, known, recorder, arguments)
 
     return searched
 
 
-def _record(cache: CorrectionCache, recorder: Recorder, arguments: Arguments, text: str | None) -> None:
-    name = arguments["collection_name"]
-    known = cache.known.get(name)
-    collection = name if known is None else known.collection
-    if not _keeps(recorder, name, collection):
+def _record(recorder: Recorder, collection: str, arguments: Arguments, text: str | None) -> None:
+    if not _keeps(recorder, arguments["collection_name"], collection):
         return
     try:
         for using, query in _dense_queries(arguments):
@@ -187,8 +186,7 @@ def _is_dense(query: object) -> bool:
 
 @again_if_changed
 @recorded
-def query_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
-    known = yield from cache.lookup(arguments["collection_name"])
+def query_points(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation:
     finish = None
     if known.manifest is not None:
         (rewritten,) = yield from rewritten_requests(cache, known, [as_request(arguments)])
@@ -200,8 +198,7 @@ def query_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
 
 @again_if_changed
 @recorded
-def query_batch_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
-    known = yield from cache.lookup(arguments["collection_name"])
+def query_batch_points(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation:
     finishes: Iterable[Any] = itertools.repeat(None)
     if known.manifest is not None:
         rewritten = yield from rewritten_requests(cache, known, as_requests(arguments["requests"]))
@@ -216,8 +213,7 @@ def query_batch_points(cache: CorrectionCache, arguments: Arguments) -> Operatio
 
 @again_if_changed
 @recorded
-def query_points_groups(cache: CorrectionCache, arguments: Arguments) -> Operation:
-    known = yield from cache.lookup(arguments["collection_name"])
+def query_points_groups(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation:
     finish = None
     if known.manifest is not None:  # the server multiplies the candidates by the size of a group
         (rewritten,) = yield from rewritten_requests(cache, known, [as_request(arguments)])

@@ -309,9 +309,11 @@ class QdrantStore(Store):
         return found
 
     def remove(self, progress: Progress | None = None) -> None:
-        """Deletes the offsets, indexes and vectors of which the manifest tells, the metadata, and nothing else; goes on
-        where it was cut off. What is left of the correction of a vector that is no longer there goes, too."""
+        """Deletes the offsets, indexes and vectors of which the manifest tells, the metadata, offsets that a client
+        brought along from elsewhere, and nothing else; goes on where it was cut off. What is left of the correction of
+        a vector that is no longer there goes, too."""
         if not self.metadata.exists():
+            self.delete((), last=True, progress=progress)
             return
         manifest = self.metadata.read_manifest()
         with self._transport.one_line("looking for vectors"):
@@ -344,6 +346,7 @@ class QdrantStore(Store):
         key goes, too, where nothing else lies under it."""
         try:
             with self._transport.one_line("removing"):
+                self._transport.written()
                 for schema in self._schemas.values():
                     schema.delete(gone, last, progress)
         finally:
@@ -393,7 +396,7 @@ class QdrantWriting(Writing):
         self._schema, self._transport, self._model = schema, schema.transport, model
         self._progress, self._between = progress, between
         self._is_taken_out = False  # what another run has taken out is taken out once more, with what came later
-        self._undirected: dict[Id | None, list[Id]] = {}  # points of length 0 that are not neutral, by shard key
+        self._read: PointReader | None = None  # what has read the points last
         self._others: set[Id] = set()  # points that others have written since they were read
 
     def scan(self) -> Iterator[Batch]:
@@ -425,9 +428,8 @@ class QdrantWriting(Writing):
     def _reader(self) -> PointReader:
         """What reads the points as they are once all is written that is under way."""
         self._transport.settle()
-        reader = PointReader(self._schema, self._undisturbed(), self.version, self.version.group_by)
-        self._undirected = reader.undirected
-        return reader
+        self._read = PointReader(self._schema, self._undisturbed(), self.version, self.version.group_by)
+        return self._read
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         """Returns before it is written; what goes wrong is raised by a later call. `scan` and `activate` wait."""
@@ -437,9 +439,12 @@ class QdrantWriting(Writing):
     def settle(self) -> None:
         self._transport.settle()
         self._undisturbed()
-        for shard_key, points in self._undirected.items():
-            neutral = storage_of(self.version).neutral()
-            self._schema.write(self.version, [(point, neutral) for point in points], shard_key)
+        if self._read is not None:
+            for shard_key, points in self._read.undirected.items():
+                neutral = storage_of(self.version).neutral()
+                self._schema.write(self.version, [(point, neutral) for point in points], shard_key)
+            for (shard_key, keys), points in self._read.left_over.items():
+                self._schema.delete_keys(keys, points, shard_key)
         self._transport.settle()
 
     def share(self) -> Share:

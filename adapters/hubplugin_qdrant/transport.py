@@ -33,6 +33,7 @@ from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.manifest import Payload, has_number
 from hubplugin_qdrant.plain_client import PointId
+from hubplugin_qdrant.requests import nothing
 
 Answer = TypeVar("Answer")
 
@@ -364,13 +365,20 @@ class Transport:
     def require_right_to_write(self, collection: str) -> None:
         """Raises StoreError where the api key may not write to `collection`. It is asked for the deletion of a point
         that is not there: a server looks at the key first."""
-        nothing = models.PointIdsList(points=[str(uuid.uuid4())])
         with self.one_line("asking whether it may be written to"):
             try:
-                self.retry(self.client.delete, collection, nothing)
+                self.retry(self.client.delete, collection, nothing())
             except Exception as error:
                 if fault_of(error) is not Fault.REFUSED:
                     raise
+
+    def written(self) -> None:
+        """Returns when all is done that anybody has sent so far without waiting for it."""
+        self.retry(self.client.delete, self.collection, nothing())
+
+    def where_allowed(self, chosen: models.Filter) -> models.Filter | None:
+        """`chosen`; None, which is every point, where strict mode forbids filters without an index."""
+        return None if self.strict.unindexed_filtering_retrieve is False else chosen
 
     def count(self) -> int:
         """How many points there are; an estimate where strict mode forbids exact counts."""
@@ -418,10 +426,11 @@ class Transport:
         """Some of the points that hold anything under the payload key `key`, with that, but for those that hold a
         number in one of the fields `without` of it. The server looks for them; where its strict mode does not let it,
         or that takes too long, all are looked at here."""
-        if self.strict.unindexed_filtering_retrieve is not False:
+        chosen = self.where_allowed(holding(key, without))
+        if chosen is not None:
             try:
                 found, _ = self.client.scroll(
-                    self.collection, holding(key, without), limit=self.page, with_payload=[key], with_vectors=False
+                    self.collection, chosen, limit=self.page, with_payload=[key], with_vectors=False
                 )
                 return {plain_id(record.id): record.payload or {} for record in found}
             except Exception as error:

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 from qdrant_client import models
 
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, offsets, plain_client
-from hubplugin_qdrant.manifest import Manifest
-from hubplugin_qdrant.metadata import CachedManifest, CorrectionCache, Operation, again_if_changed
-from hubplugin_qdrant.offsets import GivenVector, StoredOffsets, listed_id, stored_offsets
+from hubplugin_qdrant.manifest import KEY, Manifest
+from hubplugin_qdrant.metadata import CHANGES, CachedManifest, CorrectionCache, Operation, again_if_changed
+from hubplugin_qdrant.offsets import StoredOffsets, listed_id, stored_offsets
 from hubplugin_qdrant.plain_client import Arguments, PointId
-from hubplugin_qdrant.requests import filter_of, selector_fields
-from hubplugin_qdrant.transport import PASSING, chunks, fault_of
-
-Item = TypeVar("Item")
+from hubplugin_qdrant.requests import filter_of, nothing, selector_fields
+from hubplugin_qdrant.transport import PASSING, Fault, chunks, fault_of
 
 OFFSETS_AT_ONCE = 256
 """Points of an upload whose offsets are computed together: beyond it the time for each no longer falls."""
 
+NUMBERS_AT_ONCE = 4_000_000
+"""Numbers of an upload, by each of its processes, that are sent before the manifest is looked at again: a second of
+work or more, and some 130 MB as Python has them."""
+
 
 @again_if_changed
-def upsert(cache: CorrectionCache, arguments: Arguments) -> Operation:
-    known = yield from cache.lookup(arguments["collection_name"])
+def upsert(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation:
     if known.manifest is None:
         return (yield cache.raw.upsert(**arguments))
     options = _options(arguments)
@@ -39,26 +39,59 @@ def upsert(cache: CorrectionCache, arguments: Arguments) -> Operation:
     vectors = offsets.vectors_of(points)
     offsets.require_free_points(vectors, known.augmented_vectors)
     found = yield from cache.stored_offsets(known, vectors, offsets.payloads_of(points))
-    if arguments.get("update_filter") is None and arguments.get("update_mode") is None:
+    shard_key, apart = arguments.get("shard_key_selector"), offsets.Offsets()
+    is_conditional = arguments.get("update_filter") is not None or arguments.get("update_mode") is not None
+    if not is_conditional and (yield from cache.keeps_payloads()):
         found, apart = offsets.apart(points, found)
-        if apart:
-            listed = models.PointsList(
-                points=offsets.as_structs(offsets.with_stored(points, found)),
-                shard_key=arguments.get("shard_key_selector"),
-            )
-            operations = [
-                models.UpsertOperation(upsert=listed),
-                *offsets.set_all(apart, known.offset_key, listed.shard_key),
-            ]
-            return (yield cache.raw.batch_update_points(update_operations=operations, **options))[0]
-    return (yield cache.raw.upsert(**(arguments | {"points": offsets.with_stored(points, found)})))
+    if apart:
+        listed = models.PointsList(points=offsets.as_structs(offsets.with_stored(points, found)), shard_key=shard_key)
+        operations = [
+            models.UpsertOperation(upsert=listed),
+            *offsets.set_all(apart, known.offset_key, shard_key),
+        ]
+        (result, *_) = yield cache.raw.batch_update_points(update_operations=operations, **options)
+    else:
+        result = yield cache.raw.upsert(**(arguments | {"points": offsets.with_stored(points, found)}))
+    yield from _settle(cache, arguments["collection_name"], known, [offsets.by_id(offsets.ids_of(points), shard_key)])
+    return result
 
 
 def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
-    known = yield from cache.lookup_to_upload(arguments["collection_name"])
+    known = yield from cache.lookup(arguments["collection_name"])
+    if known.manifest is None:
+        return (yield cache.raw.upload_points(**arguments))
+    for part in chunks(arguments["points"], _points_at_once(known, arguments)):
+        yield from _upload(cache, arguments | {"points": part})
+
+
+def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation:
+    known = yield from cache.lookup(arguments["collection_name"])
+    if known.manifest is None:
+        return (yield cache.raw.upload_collection(**arguments))
+    columns = {name: arguments.pop(name, None) for name in ("vectors", "ids", "payload")}
+    try:
+        rows = plain_client.rows_taken(**columns)
+    except plain_client.UNREADABLE:
+        return (yield cache.raw.upload_collection(**arguments, **columns))  # which refuses it
+    for part in chunks(rows, _points_at_once(known, arguments)):
+        yield from _upload(cache, arguments | {"points": part})
+
+
+def _points_at_once(known: CachedManifest, arguments: Arguments) -> int:
+    """How many points of an upload are uploaded before the manifest is looked at again: whole batches."""
+    batch = max(1, int(arguments.get("batch_size", 64)))
+    processes = int(arguments.get("parallel", 1)) or os.cpu_count() or 1
+    numbers = sum(version.dim for version in known.kept_up) or 1
+    return batch * processes * max(1, NUMBERS_AT_ONCE // (numbers * batch))
+
+
+@again_if_changed
+def _upload(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation:
+    """Uploads the points of a list."""
     if known.manifest is None:
         return (yield cache.raw.upload_points(**arguments))
     fitted = yield from cache.fitted(known)
+    ids: list[PointId] = []
 
     def points() -> Iterator[object]:
         for chunk in chunks(arguments["points"], OFFSETS_AT_ONCE):
@@ -66,10 +99,13 @@ def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
             embedded = plain_client.embedded(cache.raw, taken)
             offsets.require_free_points(offsets.vectors_of(embedded), known.augmented_vectors)
             found = stored_offsets(offsets.vectors_of(embedded), offsets.payloads_of(embedded), fitted)
+            ids.extend(point.id for point in taken)
             yield from offsets.as_structs(offsets.with_stored(embedded, found))
             yield from chunk[len(taken) :]  # the first of them is none, and the client refuses it
 
-    return (yield cache.raw.upload_points(**(arguments | {"points": points()})))
+    yield cache.raw.upload_points(**(arguments | {"points": points()}))
+    by_id = [offsets.by_id(ids, arguments.get("shard_key_selector"))]
+    yield from _settle(cache, arguments["collection_name"], known, by_id)
 
 
 def _structs(points: Iterable[object]) -> list[models.PointStruct]:
@@ -83,82 +119,8 @@ def _structs(points: Iterable[object]) -> list[models.PointStruct]:
     return found
 
 
-class _Counted(Sequence[Item]):
-    """`items`, a stream, as a sequence of `count` that is read once: a client looks at the length of a sequence."""
-
-    def __init__(self, items: Iterable[Item], count: int):
-        self._items, self._count = items, count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[Item]:
-        return iter(self._items)
-
-    def __getitem__(self, row: object) -> Any:
-        raise TypeError("a stream is read in its order")
-
-
-def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation:
-    known = yield from cache.lookup_to_upload(arguments["collection_name"])
-    if known.manifest is None:
-        return (yield cache.raw.upload_collection(**arguments))
-    fitted = yield from cache.fitted(known)
-    vectors, payloads = arguments["vectors"], arguments.get("payload")
-    if isinstance(vectors, dict):
-        try:
-            vectors = _rows_of(vectors)
-        except plain_client.UNREADABLE:
-            return (yield cache.raw.upload_collection(**arguments))  # which refuses it
-    count = _length(vectors)
-
-    def rows() -> Iterator[tuple[GivenVector, Any]]:
-        """Each vector with its offsets, and the payload beside it with its own; `_ENDED` where there is none left."""
-        beside = itertools.repeat(None) if payloads is None else iter(payloads)
-        for chunk in chunks(vectors, OFFSETS_AT_ONCE):
-            embedded = plain_client.embedded(cache.raw, chunk)
-            offsets.require_free_points(embedded, known.augmented_vectors)
-            these = list(itertools.islice(beside, len(embedded)))
-            lacking = [_ENDED] * (len(embedded) - len(these))
-            found = stored_offsets(embedded, [*these, *lacking], fitted)
-            for vector, payload, stored in zip(embedded, [*these, *lacking], found, strict=True):
-                yield offsets.with_vectors(vector, stored), offsets.with_offsets(payload, stored)
-
-    with_vectors, with_payloads = itertools.tee(rows())
-    changed = {
-        "vectors": _counted((vector for vector, _ in with_vectors), count),
-        "payload": _counted(
-            (payload for _, payload in itertools.takewhile(lambda row: row[1] is not _ENDED, with_payloads)),
-            count if payloads is None else _length(payloads),
-        ),
-    }
-    return (yield cache.raw.upload_collection(**(arguments | changed)))
-
-
-_ENDED: Any = object()
-
-
-def _length(items: object) -> int | None:
-    """How many `items` there are; None where only their end says so."""
-    return len(items) if isinstance(items, (Sequence, np.ndarray)) else None
-
-
-def _counted(items: Iterable[Item], count: int | None) -> Iterable[Item]:
-    return items if count is None else _Counted(items, count)
-
-
-def _rows_of(columns: dict[str, np.ndarray]) -> Iterable[dict[str, np.ndarray]]:
-    """The vectors of each point, by name. Raises for columns that are no arrays, or of several lengths."""
-    counts = {column.shape[0] for column in columns.values()}
-    if len(counts) != 1 or not any(isinstance(column, np.ndarray) for column in columns.values()):
-        raise ValueError("expected arrays of one length")
-    (count,) = counts
-    return _Counted(({name: column[row] for name, column in columns.items()} for row in range(count)), count)
-
-
 @again_if_changed
-def batch_update_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
-    known = yield from cache.lookup(arguments["collection_name"])
+def batch_update_points(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation:
     if known.manifest is None:
         return (yield cache.raw.batch_update_points(**arguments))
     try:
@@ -172,7 +134,7 @@ def batch_update_points(cache: CorrectionCache, arguments: Arguments) -> Operati
 
 
 @again_if_changed
-def update_vectors(cache: CorrectionCache, arguments: Arguments) -> Operation:
+def update_vectors(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation:
     def operation() -> models.UpdateOperation:
         points = plain_client.embedded(cache.raw, plain_client.updates_taken(cache.raw, arguments["points"]))
         condition = {}
@@ -181,21 +143,22 @@ def update_vectors(cache: CorrectionCache, arguments: Arguments) -> Operation:
         update = models.UpdateVectors(points=[], shard_key=arguments.get("shard_key_selector"), **condition)
         return models.UpdateVectorsOperation(update_vectors=plain_client.changed(update, {"points": points}))
 
-    return (yield from _single(cache, arguments, cache.raw.update_vectors, operation))
+    return (yield from _single(cache, known, arguments, cache.raw.update_vectors, operation))
 
 
 @again_if_changed
-def delete_vectors(cache: CorrectionCache, arguments: Arguments) -> Operation:
+def delete_vectors(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation:
     def operation() -> models.UpdateOperation:
         selected = selector_fields(arguments["points"], arguments.get("shard_key_selector"))
         return models.DeleteVectorsOperation(
             delete_vectors=models.DeleteVectors(vector=list(arguments["vectors"]), **selected)
         )
 
-    return (yield from _single(cache, arguments, cache.raw.delete_vectors, operation))
+    return (yield from _single(cache, known, arguments, cache.raw.delete_vectors, operation))
 
 
-def overwrite_payload(cache: CorrectionCache, arguments: Arguments) -> Operation:
+@again_if_changed
+def overwrite_payload(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation:
     def operation() -> models.UpdateOperation:
         selected = selector_fields(arguments["points"], arguments.get("shard_key_selector"))
         payload = arguments["payload"]
@@ -203,34 +166,38 @@ def overwrite_payload(cache: CorrectionCache, arguments: Arguments) -> Operation
             payload = {}
         return models.OverwritePayloadOperation(overwrite_payload=models.SetPayload(payload=payload, **selected))
 
-    return (yield from _single(cache, arguments, cache.raw.overwrite_payload, operation))
+    return (yield from _single(cache, known, arguments, cache.raw.overwrite_payload, operation))
 
 
-def clear_payload(cache: CorrectionCache, arguments: Arguments) -> Operation:
+@again_if_changed
+def clear_payload(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation:
     def operation() -> models.UpdateOperation:
         selected = selector_fields(arguments["points_selector"], arguments.get("shard_key_selector"))
         selector = models.FilterSelector if "filter" in selected else models.PointIdsList
         return models.ClearPayloadOperation(clear_payload=selector(**selected))
 
-    return (yield from _single(cache, arguments, cache.raw.clear_payload, operation))
+    return (yield from _single(cache, known, arguments, cache.raw.clear_payload, operation))
 
 
-def set_payload(cache: CorrectionCache, arguments: Arguments) -> Operation:
-    known = yield from cache.lookup(arguments["collection_name"])
+@again_if_changed
+def set_payload(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation:
     offsets.require_free([arguments["key"]] if arguments.get("key") else arguments["payload"], known.offset_key)
     return (yield cache.raw.set_payload(**arguments))
 
 
-def delete_payload(cache: CorrectionCache, arguments: Arguments) -> Operation:
-    known = yield from cache.lookup(arguments["collection_name"])
+@again_if_changed
+def delete_payload(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation:
     offsets.require_free(arguments["keys"], known.offset_key)
     return (yield cache.raw.delete_payload(**arguments))
 
 
 def _single(
-    cache: CorrectionCache, arguments: Arguments, raw: Any, operation: Callable[[], models.UpdateOperation]
+    cache: CorrectionCache,
+    known: CachedManifest,
+    arguments: Arguments,
+    raw: Any,
+    operation: Callable[[], models.UpdateOperation],
 ) -> Operation:
-    known = yield from cache.lookup(arguments["collection_name"])
     if known.manifest is None:
         return (yield raw(**arguments))
     try:
@@ -246,18 +213,29 @@ def _update(
     """The results of `operations`, one each, made in their order together with what must go with them."""
     for operation in operations:
         offsets.check(operation, known.offset_key, known.augmented_vectors)
+    touched: list[offsets.Selected | None] = []
     try:
-        return (yield from _in_order(cache, known, operations, _options(arguments)))
+        results = yield from _in_order(cache, known, operations, _options(arguments), touched)
     except Exception as error:
-        if fault_of(error) not in PASSING:
-            yield from _offsets_again(cache, known, operations)
+        # Of an operation that a server refuses for a point that is not there, it does the rest; and what should have
+        # brought the offsets in payloads along was not done, or done alone. What writes whole points does all or none.
+        if fault_of(error) not in PASSING and known.offset_key is not None and known.manifest is not None:
+            apart = [each for each in operations if not isinstance(each, models.UpsertOperation)]
+            yield from _refresh(cache, known, map(offsets.touched, apart), [known.offset_key])
         raise
+    yield from _settle(cache, arguments["collection_name"], known, touched)
+    return results
 
 
 def _in_order(
-    cache: CorrectionCache, known: CachedManifest, operations: list[models.UpdateOperation], options: Arguments
+    cache: CorrectionCache,
+    known: CachedManifest,
+    operations: list[models.UpdateOperation],
+    options: Arguments,
+    touched: list[offsets.Selected | None],
 ) -> Operation:
-    """In one request, unless only the store can tell what the operations before an operation leave."""
+    """In one request, unless only the store can tell what the operations before an operation leave, or which points one
+    names. touched: takes the points whose offsets they bring along or take away, by id."""
     manifest = known.manifest or Manifest()
     pending: list[models.UpdateOperation] = []
     asked: list[int] = []  # which of the pending ones were asked for
@@ -270,6 +248,7 @@ def _in_order(
             pending.clear()
             asked.clear()
 
+    keeps_payloads = yield from cache.keeps_payloads()
     held: offsets.Held | None = yield from _held_by_wiped(cache, known, operations)
     for operation in operations:
         points, selector = offsets.points_of(operation), offsets.wiped(operation)
@@ -281,14 +260,19 @@ def _in_order(
                 payloads = offsets.payloads_of(points)
             found = yield from cache.stored_offsets(known, offsets.vectors_of(points), payloads)
         kept: offsets.Offsets = {}
-        if selector is not None:
-            ids = offsets.ids_named(selector)
-            if ids is None or held is None:
+        named: Any = offsets.touched(operation)
+        if named is not None and getattr(named, "points", None) is None:  # but a filter
+            yield from flush(wait=True)
+            kept = yield from _held(cache, known, named)
+            named = offsets.by_id(list(kept), named.shard_key)
+        elif selector is not None:
+            there = held if named.shard_key is None else None
+            if there is None:
                 yield from flush(wait=True)
-                kept = yield from _held(cache, known, selector)
-            else:
-                kept = {key: held[listed_id(key)] for key in ids if held.get(listed_id(key))}
-        together, itself = offsets.completed(operation, manifest, found, kept)
+                there = yield from _held(cache, known, named)
+            kept = {key: there.get(listed_id(key), {}) for key in named.points}
+        touched.append(named)
+        together, itself = offsets.completed(operation, manifest, found, kept, keeps_payloads)
         asked.append(len(pending) + itself)
         pending.extend(together)
         held = None if held is None else offsets.left_by(operation, held, found, manifest)
@@ -302,50 +286,68 @@ def _held_by_wiped(
     """What the points hold whose payloads are wiped, as far as their ids are known."""
     found: offsets.Held = {}
     for selector in map(offsets.wiped, operations):
-        if selector is not None and offsets.ids_named(selector) is not None:
-            held = yield from _held(cache, known, selector)
-            found |= {listed_id(key): numbers for key, numbers in held.items()}
+        if selector is not None and offsets.ids_named(selector) is not None and known.offset_key is not None:
+            found |= yield from _held(cache, known, selector)
     return found
 
 
 def _held(cache: CorrectionCache, known: CachedManifest, selector: offsets.Selected) -> Operation:
-    """The numbers that the points of `selector` store, by id."""
+    """The numbers that each point of `selector` stores, by id."""
     key = known.offset_key
-    if key is None:
-        return {}
-    records = yield from _records(cache, known, selector, with_payload=[key])
-    return {record.id: record.payload[key] for record in records if (record.payload or {}).get(key)}
+    records = yield from _records(cache, known, selector, with_payload=[key] if key is not None else False)
+    return {listed_id(record.id): (record.payload or {}).get(key) or {} for record in records}
 
 
-def _offsets_again(
-    cache: CorrectionCache, known: CachedManifest, operations: Sequence[models.UpdateOperation]
+def _settle(
+    cache: CorrectionCache, name: str, known: CachedManifest, touched: Sequence[offsets.Selected | None]
 ) -> Operation:
-    """Gives the points of `operations` the offsets of the vectors that they have now.
+    """What was written by what is `known` of `name`, to the points `touched`, is brought to what is so now, if that is
+    something else.
 
-    Of an operation that a server refuses for a point that is not there, it does the rest; and what should have brought
-    the offsets in payloads along was not done, or done alone.
+    Whoever changes the state of a collection writes its manifest first and looks at the points then. So what is written
+    before that is seen there, and what is written later is seen here.
     """
-    manifest = known.manifest or Manifest()
-    versions = manifest.kept_up()
-    selectors = [selected for selected in map(offsets.written_apart, operations) if selected is not None]
-    if not selectors or known.offset_key is None:  # else offsets lie in vectors alone
-        return
-    key = known.offset_key
-    keys = [key, *(version.group_by for version in versions if version.group_by)]
-    names = [version.vector for version in versions]
-    for selected in selectors:
-        records = yield from _records(
-            cache, known, selected, with_payload=keys, with_vectors=names if all(names) else True
-        )
-        payloads = [record.payload for record in records]
-        found = yield from cache.stored_offsets(known, [record.vector for record in records], payloads)
-        mended = [
-            offsets.offsets_of(record.id, each, manifest, getattr(selected, "shard_key", None))
-            for record, each in zip(records, found, strict=True)
-            if not offsets.is_held(each, (record.payload or {}).get(key))
-        ]
-        if mended:
-            yield cache.raw.batch_update_points(known.collection, mended, wait=True)
+    for _ in range(CHANGES):
+        if (yield from cache.is_unchanged(name, known)):
+            return
+        now = yield from cache.lookup_again(name, known)
+        # An alias may have been moved before the write, or after it.
+        for collection in {now.collection, known.collection}:
+            there = now if collection == now.collection else (yield from cache.lookup_again(collection, known))
+            if there.state != known.state:
+                keys = dict.fromkeys(key for key in (KEY, known.offset_key, there.offset_key) if key is not None)
+                yield from _refresh(cache, there, touched, list(keys))
+        known = now
+
+
+def _refresh(
+    cache: CorrectionCache, known: CachedManifest, touched: Iterable[offsets.Selected | None], keys: list[str]
+) -> Operation:
+    """Gives the points `touched` the offsets of the vectors that they have now, by what is `known`, and takes out what
+    else of ours they hold, under the payload `keys` and in our vectors."""
+    fields = [*keys, *(version.group_by for version in known.kept_up if version.group_by)]
+    names = [*(version.vector for version in known.kept_up), *known.augmented_vectors]
+    try:
+        yield cache.raw.delete(known.collection, nothing(), wait=True)  # what was sent without waiting is done by then
+        for selected in touched:
+            if selected is None:
+                continue
+            records = yield from _records(
+                cache, known, selected, with_payload=fields, with_vectors=not all(names) or names
+            )
+            for part in chunks(records, OFFSETS_AT_ONCE):
+                payloads = [record.payload for record in part]
+                found = yield from cache.stored_offsets(known, [record.vector for record in part], payloads)
+                mended = [
+                    operation
+                    for record, each in zip(part, found, strict=True)
+                    for operation in offsets.mending(record, each, keys, known.augmented_vectors, selected.shard_key)
+                ]
+                if mended:
+                    yield cache.raw.batch_update_points(known.collection, mended, wait=True)
+    except Exception as error:
+        if fault_of(error) is not Fault.MISSING:  # of a collection that is gone
+            raise
 
 
 def _options(arguments: Arguments) -> Arguments:

@@ -33,7 +33,9 @@ def wire(request):
     payload if none is."""
     photos = corrected(models.Distance.DOT, getattr(request, "param", "payload"))
     manifest = {"id": 0, "payload": photos.plain.retrieve("photos--hub", [0])[0].payload}
+    info = json.loads(photos.plain.get_collection("photos").model_dump_json())
     results = {
+        "/collections/photos": info,
         "/collections/photos--hub/points": [manifest],
         "/collections/photos/points/query": {"points": []},
         "/collections/photos/points/query/batch": [{"points": []}],
@@ -76,7 +78,7 @@ def test_the_first_corrected_query_reads_the_manifest_and_one_point_alone(wire):
 def test_a_search_goes_straight_to_augmented_vectors_if_no_point_lacks_one(wire):
     wire.query_points("photos", wire.query, "image")
     wire.query_points("photos", wire.query, "image")
-    assert paths(wire) == [MANIFEST, SCROLL, QUERY, QUERY]
+    assert paths(wire) == [MANIFEST, "photos", SCROLL, QUERY, QUERY]
     sent = wire.requests[-1][1]
     assert (sent["using"], sent.get("prefetch"), sent["params"]) == ("hub_v1", None, {"quantization": {"ignore": True}})
     assert sent["query"]["nearest"] == pytest.approx([*wire.query.tolist(), 1.0])
@@ -113,7 +115,7 @@ def test_a_search_that_a_busy_server_refuses_is_refused_and_asked_no_more(wire):
     wire.refused[f"/collections/{QUERY}"] = 503
     with pytest.raises(UnexpectedResponse, match="503"):
         wire.query_points("photos", wire.query, "image")
-    assert paths(wire) == [MANIFEST, SCROLL, QUERY]
+    assert paths(wire) == [MANIFEST, "photos", SCROLL, QUERY]
 
 
 @pytest.mark.parametrize("wire", ["vector"], indirect=True)

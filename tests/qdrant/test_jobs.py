@@ -241,6 +241,7 @@ def test_a_point_written_without_payload_keeps_what_a_server_keeps_of_it(cosine,
     """A server 1.14 keeps the payload that was there (by gRPC also if an empty one is given): so the offset goes in
     an operation of its own, and the point as it is given."""
     client, operations = cosine.apply(), []
+    client._corrections.is_old = True
     update = cosine.plain.batch_update_points
     monkeypatch.setattr(
         client.raw, "batch_update_points",

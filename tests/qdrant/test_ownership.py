@@ -139,7 +139,7 @@ def test_a_server_that_may_not_look_for_a_payload_key_has_it_found_here(cosine):
 def test_a_removal_leaves_what_others_wrote_under_our_key(correction_in):
     photos = named(correction_in)
     photos.apply()
-    values = {1: {"v77": 1.5}, 2: "text", 3: {"city": 1}, 4: [], 5: None}
+    values = {1: {"v77": "1.5"}, 2: "text", 3: {"city": 1}, 4: [], 5: None}
     photos.plain.upsert("photos", [photos.point(key, photos.gallery[key], hub_offset=values[key]) for key in values])
     photos.plain.set_payload("photos", {"city": 2}, points=[6], key="hub_offset")
     hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos"))
