@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 from pydantic import BaseModel
 from qdrant_client import AsyncQdrantClient, QdrantClient, grpc, models
-from qdrant_client.common import validation
+from qdrant_client import qdrant_client as client_module
 from qdrant_client.connection import get_channel
 from qdrant_client.conversions.conversion import GrpcToRest, RestToGrpc
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
@@ -277,11 +277,11 @@ def rows_taken(vectors: Any, ids: Any, payload: Any) -> Iterator[models.PointStr
         if len(counts) != 1 or not any(isinstance(column, np.ndarray) for column in vectors.values()):
             raise ValueError("expected arrays of one length")
         vectors = [dict(zip(vectors, row, strict=True)) for row in zip(*vectors.values(), strict=True)]
-    if hasattr(validation, "require_length"):
-        count = validation.vectors_length(vectors)
-        if count is not None:
-            ids = validation.require_length(ids, count, "ids")
-            payload = validation.require_length(payload, count, "payload")
+    checks: Any = client_module
+    count = checks.vectors_length(vectors) if hasattr(checks, "require_length") else None
+    if count is not None:
+        ids = checks.require_length(ids, count, "ids")
+        payload = checks.require_length(payload, count, "payload")
     made_up = (str(uuid4()) for _ in itertools.count())
     columns = (
         iter(vectors),

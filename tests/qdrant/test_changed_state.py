@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
+from qdrant_client.local.local_collection import LocalCollection
 
 import hubplugin
 import hubplugin_qdrant
-from hubplugin_qdrant import metadata
+from hubplugin_qdrant import metadata, writes
+from hubplugin_qdrant.schema import VectorSchema
 from tests.qdrant.conftest import DIM, Photos, clustered
 
 NEW = clustered(9, 40)
@@ -171,3 +173,137 @@ def test_what_is_written_to_a_collection_that_was_made_anew_is_right_there(photo
         photos.apply(method="nnn")
     write_all(photos, clients)
     assert wrong(photos.plain, photos) == (0, 0, 0) if corrected else of_ours(photos.plain) == {}
+
+
+@pytest.mark.parametrize("storage", ["payload", "vector"])
+@pytest.mark.parametrize("upload", ["upload_points", "upload_collection"])
+@pytest.mark.parametrize("change", ["remove", "apply"])
+def test_an_upload_during_which_the_state_changes_ends_in_the_new_one(storage, upload, change, monkeypatch):
+    monkeypatch.setattr(writes, "NUMBERS_AT_ONCE", 4 * DIM)
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, storage)
+    client = photos.corrected()
+
+    def rows():
+        for row, vector in enumerate(NEW):
+            if row == 6:
+                hubplugin.remove(photos.store())
+                if change == "apply":
+                    photos.apply(method="nnn")
+            yield photos.point(500 + row, vector) if upload == "upload_points" else {"image": vector.tolist()}
+
+    ids = {"ids": range(500, 540)} if upload == "upload_collection" else {}
+    getattr(client, upload)("photos", rows(), batch_size=2, **ids)
+    assert photos.plain.count("photos").count == len(photos.gallery) + len(NEW)
+    assert (wrong(photos.plain, photos) == (0, 0, 0)) if change == "apply" else (of_ours(photos.plain) == {})
+
+
+@pytest.fixture
+def in_vector():
+    return Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, "vector")
+
+
+def test_a_search_is_answered_though_another_thread_has_seen_the_change_before_it_failed(in_vector, monkeypatch):
+    """Which takes what was known away, while the search by it is under way."""
+    client = in_vector.corrected()
+    plain, query = client.raw.query_points, in_vector.queries[0]
+    client.query_points("photos", query, "image")
+    for method in ("nnn", "csls"):
+        in_vector.apply(method=method)
+    answers = []
+
+    def meanwhile(**given):
+        if not answers:
+            answers.append(None)
+            answers[0] = client.query_points("photos", query, "image")
+        return plain(**given)
+
+    monkeypatch.setattr(client.raw, "query_points", meanwhile)
+    answers.append(client.query_points("photos", query, "image"))
+    assert [[point.id for point in each.points] for each in answers] == [in_vector.best(query)] * 2
+
+
+def test_a_search_is_answered_though_the_state_changes_again_and_again(in_vector, monkeypatch):
+    client = in_vector.corrected()
+    plain, query, methods = client.raw.query_points, in_vector.queries[0], ["nnn", "csls", "is", "nnn", "csls"]
+    client.query_points("photos", query, "image")
+
+    def meanwhile(**given):
+        for _ in range(2 if len(methods) > 1 else 0):
+            in_vector.apply(method=methods.pop())
+        return plain(**given)
+
+    monkeypatch.setattr(client.raw, "query_points", meanwhile)
+    found = client.query_points("photos", query, "image")
+    assert [point.id for point in found.points] == in_vector.best(query)
+
+
+def test_a_second_vector_that_is_about_to_be_added_is_not_taken_for_lost(in_vector, monkeypatch, recwarn):
+    """A job names a version in the manifest before it adds its vector."""
+    in_vector.corrected()
+    prepare, query, seen = VectorSchema.prepare, in_vector.queries[0], []
+
+    def meanwhile(schema, version):
+        client = in_vector.wrapped()
+        client.upsert("photos", [in_vector.point(500, NEW[0])])
+        in_vector.wrapped().upload_points("photos", [in_vector.point(501, NEW[1])])
+        seen.extend((in_vector.stored(500).keys(), in_vector.stored(501).keys()))
+        found = client.query_points("photos", query, "image", query_filter=NOT_NEW)
+        seen.append([point.id for point in found.points] == in_vector.best(query))
+        prepare(schema, version)
+
+    monkeypatch.setattr(VectorSchema, "prepare", meanwhile)
+    in_vector.apply(method="nnn")
+    assert seen == [{"hub_v1"}, {"hub_v1"}, True]
+    assert in_vector.wrong() == (0, 0)
+    assert not [each for each in recwarn if "lost its augmented vector" in str(each.message)]
+
+
+NOT_NEW = models.Filter(must_not=[models.HasIdCondition(has_id=[500, 501])])
+
+
+@pytest.mark.parametrize("storage", ["payload", "vector"])
+def test_offsets_of_an_unknown_version_are_counted_refreshed_and_removed(storage):
+    """As a client leaves them that is killed between a write and the look at the manifest."""
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, storage)
+    photos.corrected()
+    for mend in (hubplugin.refresh, hubplugin.remove):
+        photos.plain.set_payload("photos", {"v7": 0.25}, points=[3, 4], key="hub_offset")
+        assert wrong(photos.plain, photos) == (0, 0, 2)
+        mend(photos.store())
+        if mend is hubplugin.refresh:
+            assert wrong(photos.plain, photos) == (0, 0, 0)
+    assert of_ours(photos.plain) == {}
+    photos.plain.set_payload("photos", {"v7": 0.25}, points=[3, 4], key="hub_offset")
+    hubplugin.remove(photos.store())  # once more, after the manifest is gone
+    assert of_ours(photos.plain) == {}
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        "overwrite",
+        "overwrite by a filter",
+        "clear",
+        "clear by a filter",
+        "upsert without payload",
+        "several operations",
+    ],
+)
+def test_no_point_is_without_its_offset_between_two_operations_of_a_request(write, awaited, monkeypatch):
+    photos, seen = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, "payload", awaited), []
+    client = photos.corrected()
+
+    def one_by_one(plain):
+        def done(collection, *given, **named):
+            found = plain(collection, *given, **named)
+            seen.append([bool(photos.stored(key)) for key in range(len(photos.gallery))])
+            return found
+
+        return done
+
+    for name in ("overwrite_payload", "clear_payload", "_upsert_point"):
+        monkeypatch.setattr(LocalCollection, name, one_by_one(getattr(LocalCollection, name)))
+    WRITES[write](client, photos, 3, "photos")
+    assert seen
+    assert all(map(all, seen))

@@ -244,6 +244,18 @@ def test_points_are_taken_that_the_client_takes(of_a_server, form, container):
         assert plain_client.points_taken(of_a_server, points) == [POINT]
 
 
+@pytest.mark.parametrize(
+    "vectors", [np.eye(2), {"image": np.eye(2)}, iter(np.eye(2).tolist())], ids=["array", "by name", "stream"]
+)
+def test_columns_of_an_upload_are_taken_as_points_with_ids_of_their_own(vectors):
+    points = list(plain_client.rows_taken(vectors, None, ({"n": row} for row in range(9))))
+    assert [point.payload for point in points] == [{"n": 0}, {"n": 1}]
+    assert len({point.id for point in points}) == 2
+    rows = [[1.0, 0.0], [0.0, 1.0]]
+    by_name = [{"image": row} for row in rows]
+    assert [point.vector for point in points] == (by_name if isinstance(vectors, dict) else rows)
+
+
 @pytest.mark.parametrize("container", [list, tuple, deque])
 @pytest.mark.parametrize("form", CHANGES)
 def test_vectors_are_taken_that_the_client_takes(of_a_server, form, container):
