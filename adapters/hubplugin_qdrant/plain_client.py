@@ -208,6 +208,11 @@ def resolved(query: Any) -> Any:
     return QdrantClient._resolve_query(query)
 
 
+def with_vectors(client: Any, collection: str, prefetches: Any) -> Any:
+    """`prefetches` of groups as `client` takes them: in local mode up to 1.18 with vectors in the place of ids."""
+    return client._client._resolve_prefetches_input(prefetches, collection) if is_local(client) else prefetches
+
+
 UNREADABLE = (AttributeError, TypeError, ValueError)
 """What the three functions below raise for what the client does not take. It is the client's own to refuse."""
 

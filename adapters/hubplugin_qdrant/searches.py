@@ -219,6 +219,8 @@ def query_points_groups(cache: CorrectionCache, known: CachedManifest, arguments
         (rewritten,) = yield from rewritten_requests(cache, known, [as_request(arguments)])
         arguments, finish = as_arguments(arguments, rewritten.request), rewritten.finish
         arguments.pop("offset", None)
+        name = arguments["collection_name"]
+        arguments["prefetch"] = plain_client.with_vectors(cache.raw, name, arguments["prefetch"])
     result = yield cache.raw.query_points_groups(**arguments)
     if finish is not None:
         for group in result.groups:

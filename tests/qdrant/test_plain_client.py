@@ -179,6 +179,15 @@ def test_scores_by_grpc_are_asked_for_and_read_as_the_client_does(by_grpc):
     assert stub.timeouts[0] == 60
 
 
+def test_prefetches_of_groups_name_no_points_where_local_mode_would_not_look_them_up():
+    client = QdrantClient(":memory:")
+    client.create_collection("photos", {"image": models.VectorParams(size=2, distance=models.Distance.DOT)})
+    client.upsert("photos", [models.PointStruct(id=7, vector={"image": [1.0, 2.0]})])
+    by_id = models.Prefetch(query=models.NearestQuery(nearest=7), using="image")
+    (found,) = plain_client.with_vectors(client, "photos", [by_id])
+    assert found.query.nearest == [1.0, 2.0]
+
+
 @pytest.mark.parametrize("given", [models.QueryRequest(limit=3, using="a"), models.Prefetch(), models.SearchParams()])
 def test_a_changed_copy_is_that_of_pydantic(given):
     fields = {"limit": 7, "filter": None} if "limit" in type(given).model_fields else {"exact": True}
