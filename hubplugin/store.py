@@ -217,6 +217,10 @@ class Store(ABC):
         """What the store has to add to an inspection, a line each: where and how the correction lies in it."""
         return ()
 
+    def attention(self) -> Sequence[str]:
+        """What keeps searches from using a correction that lies in it, and what to do, a line each: `inspect` asks."""
+        return ()
+
     def plan(self) -> Sequence[str]:
         """What writing a correction anew would do to the store, a line each."""
         return ()

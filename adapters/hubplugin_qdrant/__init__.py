@@ -51,9 +51,9 @@ def open_store(
     storage: "vector" is a second vector with one more dimension, which ranks at the speed of the index for the price
     of its space; it needs server 1.18. "payload" is one number a point, added to the scores of the candidates that a
     search fetches, which works everywhere. "auto" is that of the correction in place; without one it is "vector" where
-    the server can add one beside a named vector that is not quantised, and "payload" elsewhere. Beside an unnamed
-    vector a second one leaves a trace when it is removed: `get_collection` then shows {"": VectorParams(...)} for
-    VectorParams(...).
+    the server can add one beside a named vector that is not quantised and whose numbers have 16 bits or more, and
+    "payload" elsewhere. Beside an unnamed vector a second one leaves a trace when it is removed: `get_collection` then
+    shows {"": VectorParams(...)} for VectorParams(...).
 
     agreement: the recall that searches must reach, as a share of the raw index's own; by default that of the
     correction in place, or 0.99. Candidates, or hnsw_ef, are chosen by it. offset_key: the payload key that holds the

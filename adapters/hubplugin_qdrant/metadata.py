@@ -350,7 +350,7 @@ class CorrectionCache:
             if len(there.active) < len(manifest.active):
                 if (yield from self._read(collection)) != written:
                     return (yield from self._looked_up(name))  # a job is at it
-                self.warn(f"collection {name!r} has lost its augmented vector; it is raw here: remove and apply again")
+                self.warn(f"collection {name!r} has lost its augmented vector; it is raw here: run refresh")
             manifest = there
         if manifest is not None:
             manifest = yield from self._mapping(collection, manifest)

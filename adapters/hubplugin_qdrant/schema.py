@@ -3,7 +3,6 @@ can have them."""
 
 from __future__ import annotations
 
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 from qdrant_client import models
-from qdrant_client.http.exceptions import UnexpectedResponse
 
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
@@ -40,9 +38,10 @@ METRICS = {
     models.Distance.EUCLID: Metric.EUCLIDEAN,
 }
 
-Storage: TypeAlias = Literal["payload", "vector"]
+BITS = {"float16": 16, "uint8": 8, "turbo4": 4, "turbo8": 8, "turbo16": 16}
+"""Of a number of a vector, by its datatype; all others have 32. qdrant-client 1.18 does not know all of them."""
 
-logger = logging.getLogger("hubplugin.qdrant")
+Storage: TypeAlias = Literal["payload", "vector"]
 
 
 class Schema(ABC):
@@ -60,6 +59,18 @@ class Schema(ABC):
 
     def doubt(self) -> str | None:
         """Why offsets should not be kept in this way if nobody asks for it; None if nothing speaks against it."""
+        return None
+
+    def merit(self) -> str:
+        """Why they are kept in this way where nothing speaks against it."""
+        return ""
+
+    def require_room(self, manifest: Manifest, version: Version | None) -> None:  # noqa: B027
+        """Raises StoreError where strict mode leaves no room for `version`, or for a new one; asked before anything is
+        written."""
+
+    def hidden(self, version: Version) -> str | None:
+        """What keeps searches from the offsets of `version` that the points have, and what to do; None if nothing."""
         return None
 
     @abstractmethod
@@ -130,33 +141,53 @@ class PayloadSchema(Schema):
         while the graph is built."""
         self._ask_for_index(version)
 
+    def require_room(self, manifest: Manifest, version: Version | None) -> None:
+        limit, there = self.transport.strict.max_payload_index_count, set(self._indexes())
+        if limit is None or (version is not None and version.key in there):
+            return
+        given_up = [*manifest.retired, *([manifest.writing] if manifest.writing else [])]
+        there -= set(m.payload_keys(given_up))  # which are deleted before a new one is made
+        if len(there) >= limit:
+            listed = ", ".join(map(repr, sorted(there))) or "none"
+            raise StoreError(
+                f"{self.transport.url}: offsets in payloads need a payload index, of which strict mode allows {limit} "
+                f"(max_payload_index_count) and there are {len(there)}: {listed}; delete one, allow one more, or use ",
+                Parameter("storage", "vector"),
+            )
+
+    def hidden(self, version: Version) -> str | None:
+        kind = self._indexes().get(version.key)
+        if kind in (None, models.PayloadSchemaType.FLOAT):
+            return None
+        return (
+            f"the payload index on {version.key!r} is of the type {kind.value!r}, which hides offsets from searches: "
+            "they are raw; run refresh, which makes it one of floats"
+        )
+
     def finish(self, version: Version, queries: np.ndarray, progress: Progress | None) -> Version:
-        if self._ask_for_index(version):  # a version that is active already may have lost it
+        if self._ask_for_index(version):  # somebody may have deleted it meanwhile
             slower = "searches are slower without it, and strict mode may refuse them; look at the server's log"
             self.transport.until(lambda: version.key in self._indexes(), "waiting for the index", slower, progress)
         return super().finish(version, queries, progress)
 
     def _ask_for_index(self, version: Version) -> bool:
-        """Asks for a float index on the offsets: faster formulas, and under strict mode the only ones allowed. Whether
-        there is one to wait for."""
-        if self.transport.is_local or version.key in self._indexes():  # local mode has no indexes, and warns of it
+        """Asks for a float index on the offsets: faster formulas, and under strict mode the only ones allowed. One of
+        another type goes: a formula finds no offset by it. Whether there is one to wait for."""
+        client, collection = self.transport.client, self.transport.collection
+        kind = self._indexes().get(version.key)
+        if self.transport.is_local or kind == models.PayloadSchemaType.FLOAT:  # local mode has none, and warns of it
             return False
+        if kind is not None:
+            self.transport.retry(client.delete_payload_index, collection, version.key, wait=True)
         schema: models.PayloadSchemaType | models.FloatIndexParams = models.PayloadSchemaType.FLOAT
         if self.transport.server >= SMALL_INDEXES:  # nobody filters by it
             schema = models.FloatIndexParams(type=models.FloatIndexType.FLOAT, enable_hnsw=False)
-        create, collection = self.transport.client.create_payload_index, self.transport.collection
-        try:
-            self.transport.retry(create, collection, version.key, schema, wait=False)
-        except UnexpectedResponse as error:
-            if error.status_code != 400 or self.transport.strict.unindexed_filtering_retrieve is False:
-                raise
-            logger.warning("%s: no index on the offsets, searches are slower: %s", self.transport.url, error)
-            return False
+        self.transport.retry(client.create_payload_index, collection, version.key, schema, wait=False)
         return True
 
-    def _indexes(self) -> set[str]:
-        """The payload keys that have an index now."""
-        return set(self.transport.described().payload_schema)
+    def _indexes(self) -> dict[str, models.PayloadSchemaType]:
+        """The payload keys that have an index now, and of which type."""
+        return {key: index.data_type for key, index in self.transport.described().payload_schema.items()}
 
     def delete(self, versions: Sequence[Version], last: bool, progress: Progress | None) -> None:
         versions = [version for version in versions if version.storage == "payload"]
@@ -165,10 +196,10 @@ class PayloadSchema(Schema):
             return
         transport, key = self.transport, versions[0].offset_key if versions else m.KEY
         if not transport.is_local:
-            for key in indexed & self._indexes():
+            for key in indexed & self._indexes().keys():
                 transport.retry(transport.client.delete_payload_index, transport.collection, key, wait=False)
             left = "the index on the offsets is left"
-            transport.until(lambda: not indexed & self._indexes(), "deleting the index", left, progress)
+            transport.until(lambda: not indexed & self._indexes().keys(), "deleting the index", left, progress)
         done, total = 0, transport.count()
         # Of no version may be left what a client brought along that took the collection for another.
         chosen = None if versions else transport.where_allowed(holding(key, ()))
@@ -222,25 +253,46 @@ class VectorSchema(Schema):
         if not self.using:
             return "a second vector beside an unnamed one leaves a trace, so it is added on request only"
         if self.parameters.quantization_config or self.transport.info.config.quantization_config:
-            return "the collection is quantised to save memory, and a second vector has no codes"
+            return f"the collection is quantised to save memory, and a second vector has no codes; {self._compared()}"
+        if self._numbers > 2 * self.parameters.size * self._bits / 8:
+            return f"a second vector would take more than twice the room of the first; {self._compared()}"
         return None
 
+    def merit(self) -> str:
+        return (
+            f"a search by a second vector is as fast as a raw one, and the server adds it in place; {self._compared()}"
+        )
+
+    def _compared(self) -> str:
+        """What the numbers of a second vector take beside those of the first, in words."""
+        points = self.transport.count()
+        first, second = (_bytes(each * points) for each in (self.parameters.size * self._bits / 8, self._numbers))
+        return f"the numbers of the vectors take {first}, those of a second one {second}"
+
+    @property
+    def _bits(self) -> int:
+        """Of each number of the vector."""
+        datatype = self.parameters.datatype
+        return 32 if datatype is None else BITS.get(datatype.value, 32)
+
+    @property
+    def _numbers(self) -> int:
+        """What the numbers of one augmented vector take, in bytes: of 16 bits each beside smaller ones, too, since a
+        coarser type would leave nothing of the offset."""
+        return (self.parameters.size + 1) * (4 if self._bits > 16 else 2)
+
     def cost(self) -> str:
-        number = 2 if self.parameters.datatype == models.Datatype.FLOAT16 else 4
         hnsw = self.parameters.hnsw_config
         m_links = (hnsw.m if hnsw is not None else None) or self.transport.info.config.hnsw_config.m
-        each = (self.parameters.size + 1) * number + 2 * m_links * 4
         where = "disk" if self.parameters.on_disk else "memory, and as much of disk"
-        return f"about {_bytes(each * self.transport.count())} of {where}"
+        return f"about {_bytes((self._numbers + 2 * m_links * 4) * self.transport.count())} of {where}"
 
     def prepare(self, version: Version) -> None:
         transport, name = self.transport, version.augmented_vector
-        float16 = self.parameters.datatype == models.Datatype.FLOAT16
         dense = models.DenseVectorConfig(
             size=version.dim + 1,
             distance=models.Distance.EUCLID if version.metric is Metric.EUCLIDEAN else models.Distance.DOT,
-            # A coarser type would leave nothing of the offset.
-            datatype=models.VectorStorageDatatype.FLOAT16 if float16 else None,
+            datatype=models.VectorStorageDatatype.FLOAT16 if self._bits <= 16 else None,
         )
         if name not in self._names():
             config = models.DenseVectorNameConfig(dense=dense)
@@ -301,8 +353,7 @@ def chosen_storage(
         return lying.storage, []
     against = schemas["vector"].doubt()
     storage: Storage = "payload" if against else "vector"
-    why = against or "a search by a second vector is as fast as a raw one, and the server adds it in place"
-    return storage, [f"storage={storage!r}: {why}"]
+    return storage, [f"storage={storage!r}: {against or schemas['vector'].merit()}"]
 
 
 def _bytes(count: float) -> str:

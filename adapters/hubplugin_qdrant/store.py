@@ -152,21 +152,22 @@ class QdrantStore(Store):
         schema = self._schemas[self.storage]
         with self._transport.one_line("preparing"):
             version, found = self._begun(model, progress)
-            if found != "active":
-                schema.prepare(version)
+            schema.prepare(version)  # an active one, too, may have lost its room: the collection may be made anew
         limit = self._transport.strict.max_query_limit  # as it is now
         searched = {"max_candidates": limit, "agreement": self._agreement or version.agreement}
         return QdrantWriting(self, version.model_copy(update=searched), found, schema, model, progress)
 
     def _begun(self, model: OffsetModel, progress: Progress | None) -> tuple[Version, Found]:
         """The version that a writing of `model` writes, and what of it was found."""
-        self.metadata.create()
-        manifest = self.metadata.read_manifest()
+        manifest, schema = self.metadata.read_manifest(), self._schemas[self.storage]
         given = (self.using, model.fingerprint, self.storage)
         version = m.amended(manifest, *given)
         if version is not None:
+            schema.require_room(manifest, version)
             return version, "active"
         version, owner = m.half_written(manifest, *given), uuid.uuid4().hex
+        schema.require_room(manifest, version)
+        self.metadata.create()
         found: Found = "nothing" if version is None else "half-written"
         if version is not None:
             version = version.model_copy(update={"owner": owner})
@@ -192,6 +193,8 @@ class QdrantStore(Store):
         self.metadata.exists()  # raises where the user has something in its place
         if self.storage == "payload":
             manifest = self.metadata.read_manifest()
+            if self.using not in manifest.active:  # else that may be what is written, for which there is room
+                self._schemas[self.storage].require_room(manifest, manifest.writing)
             is_first = manifest.offset_key is None  # else the manifest says that the key is ours
             key = self.key_for(manifest)
             if is_first:
@@ -253,6 +256,11 @@ class QdrantStore(Store):
         if manifest.writing is not None and manifest.writing.vector == self.using:
             lines.append(f"half-written: {manifest.writing.where()}")
         return lines
+
+    def attention(self) -> Sequence[str]:
+        version = self.metadata.read_manifest().active.get(self.using)
+        hidden = None if version is None else self._schemas[version.storage].hidden(version)
+        return [] if hidden is None else [hidden]
 
     def plan(self) -> Sequence[str]:
         manifest = self.metadata.read_manifest()

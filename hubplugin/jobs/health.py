@@ -18,7 +18,7 @@ from hubplugin.compute import Compute, TopK, search
 from hubplugin.errors import InputError, StoreError
 from hubplugin.jobs.facts import ToldCorrection, ToldModel
 from hubplugin.jobs.naming import Naming
-from hubplugin.jobs.write import Comparison, InvalidVectors, ToldInvalidVectors
+from hubplugin.jobs.write import Comparison, InvalidVectors, ToldInvalidVectors, require_match
 from hubplugin.measures.hubness import k_occurrence, skewness, skewness_by_chance, skewness_of_found
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric, normalise
@@ -150,7 +150,7 @@ class Inspection(Reported):
     where no queries were searched for. drift: own share of live queries and bank, 0.5 where they are of one kind, 1
     where they have nothing in common; None without enough live queries. attention: what somebody should look at, and
     what to do; the exit status is 4 unless it is empty. offsets: edges, and how many stored offsets lie between one and
-    the next.
+    the next. told: what the store itself asks attention for.
 
     In JSON `url` is called store, `dim` dimensions, and `count` targets.
     """
@@ -175,16 +175,19 @@ class Inspection(Reported):
     offsets: Annotated[tuple[Sequence[float], Sequence[int]] | None, Field(exclude=True)] = field(
         default=None, repr=False
     )
+    told: Annotated[Sequence[str], Field(exclude=True)] = field(default=(), repr=False)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def attention(self) -> list[str]:
         """What somebody should look at, and what to do about it."""
         if self.correction is None:
-            return []
+            return [*self.told]
         if not self.correction.active:
             return ["the correction is half-written, and searches are raw: run apply again, or remove"]
-        lines, wrong = [] if self.count else ["no target is left in the store"], self.missing + self.stale
+        lines, wrong = [*self.told], self.missing + self.stale
+        if not self.count:
+            lines.append("no target is left in the store")
         if wrong > WRONG * self.count:
             lines.append(f"{wrong / self.count:.0%} of the targets lack their offset: run refresh")
         if self.foreign:
@@ -307,13 +310,14 @@ def inspect(
     logger.info("%s: inspecting", store.url)
     found: dict[str, Any] = {}
     if correction is not None:
+        require_match(correction.model, store)  # a store that was made anew may have other vectors
         asked = _live(store, correction, live, compute) if correction.active and queries else None
         found = _stored(store, correction.model, compute)
         if asked is not None:
             found |= _searched(store, correction.model, asked, queries, compute)
     logger.info("%s: inspected", store.url)
     own = (store.url, store.metric, store.dim, store.count(), correction, store.previous())
-    return Inspection(*own, notes=store.notes(), **found)
+    return Inspection(*own, notes=store.notes(), told=store.attention(), **found)
 
 
 def _stored(store: Store, model: OffsetModel, compute: Compute) -> dict[str, Any]:

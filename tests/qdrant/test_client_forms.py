@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from qdrant_client import QdrantClient, models
 from qdrant_client.conversions.conversion import RestToGrpc
 
+import hubplugin
 from hubplugin import InputError
 from hubplugin_qdrant import HubQdrantClient
 from tests.qdrant.conftest import DIM, ONLY_NEWER_LOCAL_MODE, ROWS, Photos
@@ -44,6 +45,13 @@ def elsewhere(photos):
         models.PointStruct(id=1000 + row, vector={"copy": vector.tolist()}) for row, vector in enumerate(photos.gallery)
     ]
     photos.plain.upload_points("elsewhere", copies)
+
+
+def test_groups_by_the_id_of_a_point_are_corrected(in_payload):
+    client, using = in_payload.apply(), in_payload.using or None
+    found = client.query_points_groups("photos", "n", 7, using=using, limit=5, group_size=1)
+    others = [row for row in range(ROWS) if row != 7]
+    assert [group.id for group in found.groups] == in_payload.best(in_payload.gallery[7], 5, others)
 
 
 def test_every_form_is_corrected_wherever_it_stands(photos, elsewhere):
@@ -235,9 +243,26 @@ def made_anew(request):
 
 def test_a_collection_that_was_made_anew_past_the_wrapper_is_searched_raw(made_anew):
     client, query = made_anew.wrapped(), made_anew.queries[0]
-    with pytest.warns(UserWarning, match="'photos' has lost its augmented vector; it is raw here: remove and"):
+    with pytest.warns(UserWarning, match="'photos' has lost its augmented vector; it is raw here: run refresh"):
         found = client.query_points("photos", query, "image")
     assert found == made_anew.plain.query_points("photos", query, "image")
+
+
+def test_a_refresh_corrects_a_collection_that_was_made_anew_past_the_wrapper(made_anew):
+    assert any("run refresh" in each for each in hubplugin.inspect(made_anew.store()).attention)
+    hubplugin.refresh(made_anew.store())
+    assert made_anew.wrong() == (0, 0)
+    found = made_anew.wrapped().query_points("photos", made_anew.queries[0], "image")
+    assert ids(found) == made_anew.best(made_anew.queries[0])
+
+
+@pytest.mark.parametrize("vector", [(DIM + 1, models.Distance.DOT), (DIM, models.Distance.COSINE)], ids=str)
+def test_a_collection_made_anew_with_other_vectors_asks_for_a_fit_on_these(made_anew, vector):
+    made_anew.plain.delete_collection("photos")
+    made_anew.plain.create_collection("photos", {"image": models.VectorParams(size=vector[0], distance=vector[1])})
+    made_anew.plain.upsert("photos", [models.PointStruct(id=1, vector={"image": [1.0] * vector[0]})])
+    with pytest.raises(InputError, match=r"the model .*; fit"):
+        hubplugin.inspect(made_anew.store())
 
 
 def test_uploads_go_through_to_a_collection_that_was_made_anew_past_the_wrapper(made_anew):

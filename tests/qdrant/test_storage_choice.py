@@ -44,6 +44,25 @@ def test_a_second_vector_is_added_where_nothing_speaks_against_it(using, vector,
         assert re.search(f"^storage='{storage}': .*{why}", line)
 
 
+@pytest.mark.parametrize(
+    ("datatype", "storage", "first", "second"),
+    [
+        ("float32", "vector", 4, 4),
+        ("float16", "vector", 2, 2),
+        *(("turbo16", "vector", 2, 2), ("turbo8", "payload", 1, 2), ("turbo4", "payload", 0.5, 2)),
+    ],
+)
+def test_a_second_vector_of_more_than_twice_the_room_is_not_added_unasked(datatype, storage, first, second):
+    if datatype.upper() not in models.Datatype.__members__:
+        pytest.skip("this qdrant-client does not know the datatype")
+    client = filled(datatype=models.Datatype(datatype))
+    told = str(apply(client))
+    (line,) = [line for line in told.splitlines() if line.startswith(f"storage='{storage}'")]
+    bytes_of = [each * ROWS for each in (first * DIM, second * (DIM + 1))]
+    shown = [f"{each / 1000:.3g} kB" if each >= 1000 else f"{each:.3g} bytes" for each in bytes_of]
+    assert f"the numbers of the vectors take {shown[0]}, those of a second one {shown[1]}" in line
+
+
 def test_an_unnamed_vector_of_a_server_gets_a_second_one_on_request_only():
     client = served(filled(""))
     told = str(apply(client, dry_run=True))
