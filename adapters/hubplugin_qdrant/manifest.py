@@ -247,6 +247,11 @@ def has_number(under: object, fields: Iterable[str]) -> bool:
     return isinstance(under, dict) and any(type(under.get(field)) in (int, float) for field in fields)
 
 
+def holds_offsets(path: str, key: str) -> bool:
+    """Whether offsets lie at the payload `path` of a collection whose offsets have the payload `key`."""
+    return re.fullmatch(rf"{key}\.v[1-9]\d*", path) is not None
+
+
 def our_fields(under: object) -> set[str]:
     """The fields, "v3", of what lies `under` our key in a point that are as any correction writes them."""
     if not isinstance(under, dict):

@@ -191,15 +191,18 @@ class PayloadSchema(Schema):
 
     def delete(self, versions: Sequence[Version], last: bool, progress: Progress | None) -> None:
         versions = [version for version in versions if version.storage == "payload"]
-        indexed = set(m.payload_keys(versions))
-        if not indexed and not last:
+        written = set(m.payload_keys(versions))
+        if not written and not last:
             return
         transport, key = self.transport, versions[0].offset_key if versions else m.KEY
-        if not transport.is_local:
-            for key in indexed & self._indexes().keys():
-                transport.retry(transport.client.delete_payload_index, transport.collection, key, wait=False)
-            left = "the index on the offsets is left"
-            transport.until(lambda: not indexed & self._indexes().keys(), "deleting the index", left, progress)
+
+        def indexed() -> set[str]:
+            return {path for path in self._indexes() if path in written or (last and m.holds_offsets(path, key))}
+
+        for path in indexed():
+            transport.retry(transport.client.delete_payload_index, transport.collection, path, wait=False)
+        left = "the index on the offsets is left"
+        transport.until(lambda: not indexed(), "deleting the index", left, progress)
         done, total = 0, transport.count()
         # Of no version may be left what a client brought along that took the collection for another.
         chosen = None if versions else transport.where_allowed(holding(key, ()))
@@ -207,7 +210,7 @@ class PayloadSchema(Schema):
             for shard_key, records in shards.items():
                 points: dict[tuple[str, ...], list[Id]] = {}
                 for record in records:
-                    keys = m.to_delete(record.payload, key, versions) if last else tuple(sorted(indexed))
+                    keys = m.to_delete(record.payload, key, versions) if last else tuple(sorted(written))
                     points.setdefault(keys, []).append(plain_id(record.id))
                 for keys, some in points.items():
                     self.delete_keys(keys, some, shard_key)

@@ -414,10 +414,9 @@ class QdrantWriting(Writing):
     def changed(self, read: Iterable[Batch]) -> Iterator[Batch]:
         """What others have written since `read`: once seen, a point is read each time. All, where a point may have
         moved to another group, and where the server is not fast at exact searches, or allows no such searches and
-        filters on what may have no index yet."""
-        strict = self._transport.strict
-        forbidden = strict.search_allow_exact is False or strict.unindexed_filtering_retrieve is False
-        if self.version.group_by is not None or forbidden or self._transport.is_local:
+        filters by as many ids or on what may have no index yet."""
+        allowed = self._transport.strict.search_allow_exact is not False and self._transport.may_filter
+        if self.version.group_by is not None or not allowed or self._transport.is_local:
             yield from self.scan()
             return
         reader, using, metric = self._reader(), self.store.using, self.version.metric

@@ -377,14 +377,31 @@ class Transport:
         self.retry(self.client.delete, self.collection, nothing())
 
     def where_allowed(self, chosen: models.Filter) -> models.Filter | None:
-        """`chosen`; None, which is every point, where strict mode forbids filters without an index."""
-        return None if self.strict.unindexed_filtering_retrieve is False else chosen
+        """`chosen`; None, which is every point, where strict mode forbids filters without an index, or as large."""
+        return chosen if self.may_filter else None
+
+    @property
+    def may_filter(self) -> bool:
+        """Whether strict mode allows filters by the ids of a page, and by two conditions on what has no index."""
+        ids, conditions = self.strict.condition_max_size, self.strict.filter_max_conditions
+        few = (ids is not None and ids < self.page) or (conditions is not None and conditions < 2)
+        return self.strict.unindexed_filtering_retrieve is not False and not few
 
     def count(self) -> int:
         """How many points there are; an estimate where strict mode forbids exact counts."""
         with self.one_line("counting"):
             exact = self.strict.search_allow_exact is not False
             return int(self.retry(self.client.count, self.collection, exact=exact).count)
+
+    def points_of_shards(self) -> dict[Id, int]:
+        """How many points there are by each shard key, about; empty where they are not sharded by keys."""
+        if self.info.config.params.sharding_method != models.ShardingMethod.CUSTOM:
+            return {}
+        with self.one_line("looking for shard keys"):
+            found: models.CollectionClusterInfo = self.retry(self.client.collection_cluster_info, self.collection)
+            keys = {each.shard_key for each in found.local_shards} | {each.shard_key for each in found.remote_shards}
+            counts = partial(self.retry, self.client.count, self.collection, exact=False)
+            return {key: int(counts(shard_key_selector=key).count) for key in sorted(keys, key=str) if key is not None}
 
     def pages(
         self,
@@ -434,7 +451,7 @@ class Transport:
                 )
                 return {plain_id(record.id): record.payload or {} for record in found}
             except Exception as error:
-                if fault_of(error) not in PASSING:
+                if fault_of(error) not in (*PASSING, Fault.REFUSED):
                     raise
         for page in self.pages(lambda records: records, with_payload=[key]):
             held = {plain_id(record.id): record.payload for record in page if record.payload and key in record.payload}

@@ -11,7 +11,7 @@ import hubplugin_qdrant
 from hubplugin import InputError, Metric
 from hubplugin.store import Hits
 from hubplugin_qdrant import HubQdrantClient
-from hubplugin_qdrant.calibration import calibrated, recall
+from hubplugin_qdrant.calibration import calibrated, drawn, recall
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.requests import rewrite
 from tests.qdrant.conftest import Photos, served
@@ -27,6 +27,8 @@ def version(storage, **fields):
 class Index:
     """An index that finds a share `raw_recall` of what is there, and a corrected one that finds a result only within
     so many candidates, or by such an ef, as that result needs."""
+
+    largest_ef = 4096
 
     def __init__(self, needed, raw_recall=1.0, exact_allowed=True):
         self.needed, self.raw_recall, self.exact_allowed, self.asked = np.asarray(needed), raw_recall, exact_allowed, []
@@ -73,6 +75,19 @@ def test_what_never_reaches_gets_the_most_that_there_are(points):
 def test_a_limit_on_candidates_is_kept():
     found = calibrated(version("payload", max_candidates=100), POINTS, Index(np.full(QUERIES * K, np.inf)))
     assert found.candidates(K) == found.candidates(1000) == 100
+
+
+@pytest.mark.parametrize(("allowed", "chosen"), [(64, None), (100, None), (200, 200), (10_000, 4096)])
+def test_no_graph_is_searched_more_widely_than_strict_mode_allows(allowed, chosen):
+    index = Index(np.full(QUERIES * K, np.inf))
+    index.largest_ef = min(allowed, index.largest_ef)
+    assert calibrated(version("vector"), POINTS, index).hnsw_ef == chosen
+
+
+def test_shard_keys_are_searched_as_often_as_they_have_points():
+    keys = drawn({"small": 10, "empty": 0, 7: 60, "large": 130}, 40)
+    assert {key: keys.count(key) for key in set(keys)} == {"small": 2, 7: 12, "large": 26}
+    assert drawn({}, 40) == drawn({"empty": 0}, 40) == []
 
 
 def test_exact_searches_find_everything_however_much_the_index_misses():
