@@ -20,8 +20,8 @@ demo: $(VENV)/demo
 # What to run before every commit: no network, some three minutes on two idle cores.
 check: lint fast
 
-# Everything that needs no server, each test once; what fails in minutes comes first.
-test: check slow light
+# Everything that needs no server, each test once, and the site; what fails in minutes comes first.
+test: check docs slow light
 
 # Format, lint, spelling, layers and types.
 lint: $(VENV)/installed

@@ -51,10 +51,9 @@ class ExampleData:
 
 @dataclass(frozen=True)
 class Run:
-    """All test queries searched in one store: rows of the targets found [q, K], and the milliseconds a query took."""
+    """All test queries searched in one store: rows of the targets found [q, K]."""
 
     hits: np.ndarray
-    milliseconds: float
 
     def ranks(self) -> np.ndarray:
         """The rank of each query's own target: float [q], infinity where it is not among the K found."""
@@ -149,11 +148,10 @@ def clear(folder: Path) -> None:
 def search_all(store: Store, data: ExampleData, what: str, progress: Progress) -> Run:
     """Every test query through the store's own search, one at a time, as an application would."""
     hits = np.empty((len(data.test_queries), K), np.int64)
-    started = time.perf_counter()
     for row, query in enumerate(data.test_queries):
         hits[row] = store.search(query[None], K).ids[0]
         progress(what, row + 1, len(hits))
-    return Run(hits, 1000 * (time.perf_counter() - started) / len(hits))
+    return Run(hits)
 
 
 def hub_table(before: Run, data: ExampleData) -> Table:
@@ -173,10 +171,10 @@ def hub_table(before: Run, data: ExampleData) -> Table:
 
 
 def gain_table(runs: dict[str, tuple[Run, Run]]) -> Table:
-    """Recall, median rank, hubness and speed, raw and corrected, for every store."""
+    """Recall, median rank and hubness, raw and corrected, for every store."""
     table = Table(box=box.SIMPLE_HEAD, title="Raw and corrected", title_justify="left", caption_justify="left")
     table.add_column("", no_wrap=True)
-    for column in ("R@1", "R@5", "R@10", "median\nrank", "skewness\nof N10", "largest\nN10", "ms a\nquery"):
+    for column in ("R@1", "R@5", "R@10", "median\nrank", "skewness\nof N10", "largest\nN10"):
         table.add_column(column, justify="right")
     table.caption = (
         "R@k: percent of the queries whose own function is among the first k. N10: how many queries find a function "
@@ -192,7 +190,6 @@ def gain_table(runs: dict[str, tuple[Run, Run]]) -> Table:
                 f"{median:g}" if np.isfinite(median) else f"> {K}",
                 f"{skewness(occurrence):.2f}",
                 str(occurrence.max()),
-                f"{result.milliseconds:.2f}",
                 end_section=state == "corrected",
             )
     return table

@@ -150,7 +150,10 @@ def cut_off(ranks: np.ndarray | None, k: int, deep: int) -> Finding:
     cause, advice = "k too small", f"ask for more than {k}, and let a re-ranker or the reader choose among them"
     if ranks is None or len(ranks) < FEWEST:
         return Finding(
-            cause, None, "nothing says what the queries ask for", "pass --answers, or run evaluate with --truth"
+            cause,
+            None,
+            "nothing says which of these the queries ask for",
+            "pass ids by --answers, or run evaluate with --truth",
         )
     first, behind = float((ranks <= k).mean()), float(((ranks > k) & (ranks <= deep)).mean())
     says = (

@@ -8,7 +8,7 @@ from typing import Any
 from typer.main import get_command
 
 from hubplugin.cli import app
-from hubplugin.cli.application import FUNCTIONS, groups_of
+from hubplugin.cli.application import FUNCTIONS, STORE, groups_of
 from hubplugin.cli.options import BankOptions, ComputeOptions, ReportOptions
 
 GROUPS = (BankOptions, ReportOptions, ComputeOptions)
@@ -31,8 +31,7 @@ def reference() -> str:
     """The page, of all commands in the order of `hubplugin --help`; behind them the options that several share."""
     commands = get_command(app).commands
     of_all = set.intersection(*({option.name for option in command.params} for command in commands.values()))
-    store = next(each for each in commands["inspect"].params if each.name == "store")
-    parts = [START, f"## STORE\n\n{_cell(store.help)}\n"]
+    parts = [START, f"## STORE\n\n{_cell(STORE)}\n"]
     parts += ["\n".join(_command(name, command, of_all)) for name, command in commands.items()]
     parts += ["\n".join(_group(group, commands)) for group in GROUPS]
     return "\n".join([*parts, "\n".join(_shared(next(iter(commands.values())), of_all))])
@@ -42,7 +41,7 @@ def _command(name: str, command: Any, of_all: set[str]) -> Iterator[str]:
     groups = list(groups_of(FUNCTIONS[name]).values())
     shared = of_all.union(*(group.__annotations__ for group in groups))
     own = [each for each in command.params if each.name not in shared]
-    arguments = [each for each in own if each.param_type_name == "argument"]
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
     options = [each for each in own if each.param_type_name == "option"]
     needed = [f"{each.opts[0]} {_metavar(each)}" for each in options if each.required]
     yield f"## hubplugin {name}\n"

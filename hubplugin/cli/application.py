@@ -93,9 +93,19 @@ class Commands(TyperGroup):
                 raise typer.Exit(REFUSED if isinstance(error, CorrectionRefused) else ERROR) from None
 
 
+STORE = (
+    "STORE is a URL: faiss:FILE, qdrant://HOST:6333/COLLECTION, qdrant+https://..., qdrant-local:PATH/COLLECTION, "
+    "postgresql://USER@HOST/DB?table=TABLE, chroma:PATH/COLLECTION, lancedb:PATH/TABLE. Options "
+    "follow behind a ?, in quotes. 'faiss:FILE?metric=dot' (or cosine) where the metric "
+    "is detected wrongly. 'qdrant://...?using=VECTOR&storage=payload': which vector, and where offsets lie "
+    "(payload or vector). '...?offset_key=KEY': under which payload key, where hub_offset is one of yours. "
+    "'...?grpc=6334': the port for gRPC, which is faster. '...?record=FOLDER': where a client records queries."
+)
+
 app = typer.Typer(
     cls=Commands,
-    help="Mends hubness in vector search: one offset per target, stored in your Faiss index or Qdrant collection.",
+    help="Mends hubness in vector search: one offset per target, kept in the store that you have: Faiss, Qdrant, "
+    "PostgreSQL, Chroma or LanceDB. Begin with: hubplugin diagnose STORE --bank FILE. It changes nothing.\n\n" + STORE,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -21,18 +21,7 @@ from hubplugin.report import Report, facts_of
 from hubplugin.store import Store
 from hubplugin.vectors import Progress, require_file
 
-StoreUrl = Annotated[
-    str,
-    typer.Argument(
-        metavar="STORE",
-        help="faiss:FILE, qdrant://HOST:6333/COLLECTION, qdrant+https://..., qdrant-local:PATH/COLLECTION, "
-        "postgresql://USER@HOST/DB?table=TABLE, chroma:PATH/COLLECTION, lancedb:PATH/TABLE. Options "
-        "follow behind a ?, in quotes. 'faiss:FILE?metric=dot' (or cosine) where the metric "
-        "is detected wrongly. 'qdrant://...?using=VECTOR&storage=payload': which vector, and where offsets lie "
-        "(payload or vector). '...?offset_key=KEY': under which payload key, where hub_offset is one of yours. "
-        "'...?grpc=6334': the port for gRPC, which is faster. '...?record=FOLDER': where a client records queries.",
-    ),
-]
+StoreUrl = Annotated[str, typer.Argument(metavar="STORE", help="A URL, which `hubplugin --help` explains.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A parameter, as --set tau=0.05")
 ]

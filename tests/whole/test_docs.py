@@ -13,6 +13,28 @@ from hubplugin.store import Store, Writing
 
 ROOT = Path(__file__).parent.parent.parent
 
+STORES = {"chroma": "Chroma", "faiss": "Faiss", "lancedb": "LanceDB", "pgvector": "PostgreSQL", "qdrant": "Qdrant"}
+"""What users call the store of each adapter."""
+
+
+def places_where_every_store_is_named():
+    """By name, the first words that somebody reads of hubplugin, and the answers that differ from store to store."""
+    answers = dict(part.split("\n", 1) for part in (ROOT / "docs" / "questions.md").read_text().split("\n## ")[1:])
+    asked = ("How do I switch it off at once?", "How do I uninstall it?", "What does it cost to serve?")
+    texts = {question: answers[question] for question in (*asked, "Which stores can it correct?")}
+    start = (ROOT / "docs" / "index.md").read_text().split("![")[0]
+    described = re.search("^description = .*$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
+    texts |= {"index": start, "description": described, "help": get_command(app).help}
+    texts |= {"README": (ROOT / "README.md").read_text(), "skill": (ROOT / "pages" / "skill.md").read_text()}
+    return texts | {"llms.txt": "\n".join((ROOT / "llms.txt").read_text().splitlines()[:4])}
+
+
+@pytest.mark.parametrize("place", places_where_every_store_is_named())
+def test_every_store_that_has_an_adapter_is_named(place):
+    assert {path.name.removeprefix("hubplugin_") for path in (ROOT / "adapters").glob("hubplugin_*")} == set(STORES)
+    text = places_where_every_store_is_named()[place]
+    assert [name for name in STORES.values() if name not in text] == []
+
 
 def test_every_method_stands_in_the_table_of_the_evaluation():
     page = (ROOT / "docs" / "evaluation.md").read_text()
