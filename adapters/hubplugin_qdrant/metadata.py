@@ -337,25 +337,25 @@ class CorrectionCache:
         return known
 
     def _looked_up(self, name: str) -> Operation:
-        collection, written = name, None
+        collection, written, manifest, doubt = name, None, None, None
         if not name.endswith(m.metadata_collection("")):
-            written = yield from self._read(name)
-            if written is None:
-                collection = yield from real_name(self.raw, name)
-                if collection != name:
-                    written = yield from self._read(collection)
-        manifest = None if written is None else self._parsed(written, collection)
+            collection = yield from real_name(self.raw, name)
+            written = yield from self._read(collection)
+        if written is not None:
+            try:
+                manifest = yield from self._mapping(collection, m.parse(written, collection))
+            except HubpluginError as error:
+                doubt = f"{error}; until then its searches are raw here, and what is written gets no offsets"
         if manifest is not None:
-            there = yield from self._with_vectors_there(collection, manifest)
-            if len(there.active) < len(manifest.active):
-                if (yield from self._read(collection)) != written:
-                    return (yield from self._looked_up(name))  # a job is at it
-                self.warn(f"collection {name!r} has lost its augmented vector; it is raw here: run refresh")
-            manifest = there
-        if manifest is not None:
-            manifest = yield from self._mapping(collection, manifest)
-        if manifest is not None:
+            active = manifest.active
+            manifest = yield from self._with_vectors_there(collection, manifest)
+            if len(manifest.active) < len(active):
+                doubt = f"collection {name!r} has lost its augmented vector; it is raw here: run refresh"
             manifest = yield from self._seen(collection, manifest)
+        if doubt is not None:
+            if (yield from self._read(collection)) != written:
+                return (yield from self._looked_up(name))  # a job is at it
+            self.warn(doubt)
         found = CachedManifest(collection, manifest, time.monotonic() + MANIFEST_SECONDS, written)
         self.known[name] = found
         return found
@@ -381,18 +381,14 @@ class CorrectionCache:
 
     def _mapping(self, collection: str, manifest: Manifest) -> Operation:
         """`manifest` with the maps by which this client maps queries, out of their models; that of the version before
-        is forgotten. None, with a warning, where one cannot be read."""
+        is forgotten. Raises what `read_model` raises."""
         active = dict(manifest.active)
         for vector, version in manifest.active.items():
             if not version.mapped or version.storage == "vector":  # where the map lies in the augmented vectors
                 continue
             known = self.maps.get((collection, vector))
             if known is None or known.model != version.model:
-                try:
-                    model = yield from read_model(self.raw, collection, version)
-                except HubpluginError as error:
-                    self.warn(f"{error}; until then its searches are raw here, and what is written gets no offsets")
-                    return None
+                model = yield from read_model(self.raw, collection, version)
                 known = self.maps[collection, vector] = version.having(model)
             active[vector] = version.having(known)
         return manifest.changed(active=active)
@@ -461,13 +457,6 @@ class CorrectionCache:
             )
             return None
 
-    def _parsed(self, written: Payload, collection: str) -> Manifest | None:
-        try:
-            return m.parse(written, collection)
-        except StoreError as error:
-            self.warn(f"{error}; until then its searches are raw here, and what is written gets no offsets")
-            return None
-
     def fitted(self, known: CachedManifest) -> Operation:
         """The versions of a collection that a write must bring along, each with its model."""
         pairs: list[tuple[Version, OffsetModel]] = []
@@ -487,9 +476,10 @@ class CorrectionCache:
             )
         return (yield self.compute(lambda: stored_offsets(vectors, payloads, fitted)))
 
-    def keeps_payloads(self) -> Operation:
-        """Whether the server keeps the payload of a point that is written without one, as 1.14 does, or may do so."""
-        if self.is_old is None:
+    def keeps_payloads(self, known: CachedManifest) -> Operation:
+        """Whether the server keeps the payload of a point that is written without one, as 1.14 does, or may do so; no
+        matter where none has offsets."""
+        if self.is_old is None and known.offset_key is not None:
             try:
                 is_local = plain_client.is_local(self.raw)
                 self.is_old = not is_local and (yield self.raw.info()).version.startswith("1.14.")

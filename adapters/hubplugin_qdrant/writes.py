@@ -41,7 +41,7 @@ def upsert(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) 
     found = yield from cache.stored_offsets(known, vectors, offsets.payloads_of(points))
     shard_key, apart = arguments.get("shard_key_selector"), offsets.Offsets()
     is_conditional = arguments.get("update_filter") is not None or arguments.get("update_mode") is not None
-    if not is_conditional and (yield from cache.keeps_payloads()):
+    if not is_conditional and (yield from cache.keeps_payloads(known)):
         found, apart = offsets.apart(points, found)
     if apart:
         listed = models.PointsList(points=offsets.as_structs(offsets.with_stored(points, found)), shard_key=shard_key)
@@ -248,7 +248,7 @@ def _in_order(
             pending.clear()
             asked.clear()
 
-    keeps_payloads = yield from cache.keeps_payloads()
+    keeps_payloads = yield from cache.keeps_payloads(known)
     held: offsets.Held | None = yield from _held_by_wiped(cache, known, operations)
     for operation in operations:
         points, selector = offsets.points_of(operation), offsets.wiped(operation)

@@ -136,7 +136,7 @@ def test_what_is_written_after_another_fit_has_its_offsets(photos, times):
 
 @pytest.mark.parametrize("to", ["another storage", "the same storage", "no correction"])
 @pytest.mark.parametrize("fits", [1, 2])
-def test_what_is_written_by_an_alias_that_was_moved_has_the_offsets_of_where_it_went(photos, to, fits):
+def test_what_is_written_by_a_moved_alias_has_the_offsets_of_where_it_leads(photos, to, fits):
     plain, clients = photos.plain, None
     other = Photos(QdrantClient(":memory:"), photos.using, photos.distance, photos.storage)
     plain._client.collections["prints"] = other.plain._client.collections["photos"]
@@ -175,6 +175,23 @@ def test_what_is_written_to_a_collection_that_was_made_anew_is_right_there(photo
     assert wrong(photos.plain, photos) == (0, 0, 0) if corrected else of_ours(photos.plain) == {}
 
 
+def test_an_alias_in_the_place_of_a_collection_has_the_manifest_of_where_it_leads(cosine):
+    """Also where a plain client that deleted it left its manifest."""
+    plain = cosine.plain
+    cosine.apply()
+    other = Photos(QdrantClient(":memory:"), "", cosine.distance)
+    plain._client.collections["prints"] = other.plain._client.collections["photos"]
+    hubplugin_qdrant.apply(plain, "prints", -cosine.bank, method="nnn", force=True)
+    plain.delete_collection("photos")
+    leading = models.CreateAlias(collection_name="prints", alias_name="photos")
+    plain.update_collection_aliases([models.CreateAliasOperation(create_alias=leading)])
+    client = cosine.wrapped()
+    client.upsert("photos", [cosine.point(3, NEW[0])])
+    assert wrong(plain, cosine, "prints") == (0, 0, 0)
+    by_name, there = (client.query_points(name, cosine.queries[0]).points for name in ("photos", "prints"))
+    assert by_name == there
+
+
 @pytest.mark.parametrize("storage", ["payload", "vector"])
 @pytest.mark.parametrize("upload", ["upload_points", "upload_collection"])
 @pytest.mark.parametrize("change", ["remove", "apply"])
@@ -202,7 +219,7 @@ def in_vector():
     return Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, "vector")
 
 
-def test_a_search_is_answered_though_another_thread_has_seen_the_change_before_it_failed(in_vector, monkeypatch):
+def test_a_search_is_answered_though_another_thread_has_seen_the_change_first(in_vector, monkeypatch):
     """Which takes what was known away, while the search by it is under way."""
     client = in_vector.corrected()
     plain, query = client.raw.query_points, in_vector.queries[0]

@@ -58,6 +58,7 @@ def wire(request):
     client = HubQdrantClient(url="http://localhost", check_compatibility=False)
     client.http.client._client = httpx.Client(transport=httpx.MockTransport(answer), base_url="http://localhost")
     client.requests, client.refused, client.query, client.results = [], {}, photos.queries[0], results
+    client.model = photos.model
     return client
 
 
@@ -67,18 +68,18 @@ def paths(client):
 
 def test_the_first_corrected_query_reads_the_manifest_and_one_point_alone(wire):
     wire.query_points("photos", wire.query, "image")
-    assert paths(wire) == [MANIFEST, SCROLL, QUERY]
-    assert wire.requests[1][1] == {"limit": 1, "with_payload": ["hub_offset"], "with_vector": False}
+    assert paths(wire) == ["/aliases", MANIFEST, SCROLL, QUERY]
+    assert wire.requests[2][1] == {"limit": 1, "with_payload": ["hub_offset"], "with_vector": False}
     wire.query_points("photos", wire.query, "image")
     wire.query_batch_points("photos", [models.QueryRequest(query=wire.query.tolist(), using="image")])
-    assert paths(wire)[3:] == [QUERY, f"{QUERY}/batch"]
+    assert paths(wire)[4:] == [QUERY, f"{QUERY}/batch"]
 
 
 @pytest.mark.parametrize("wire", ["vector"], indirect=True)
 def test_a_search_goes_straight_to_augmented_vectors_if_no_point_lacks_one(wire):
     wire.query_points("photos", wire.query, "image")
     wire.query_points("photos", wire.query, "image")
-    assert paths(wire) == [MANIFEST, "photos", SCROLL, QUERY, QUERY]
+    assert paths(wire) == ["/aliases", MANIFEST, "photos", SCROLL, QUERY, QUERY]
     sent = wire.requests[-1][1]
     assert (sent["using"], sent.get("prefetch"), sent["params"]) == ("hub_v1", None, {"quantization": {"ignore": True}})
     assert sent["query"]["nearest"] == pytest.approx([*wire.query.tolist(), 1.0])
@@ -87,11 +88,26 @@ def test_a_search_goes_straight_to_augmented_vectors_if_no_point_lacks_one(wire)
 def test_a_collection_without_a_correction_costs_two_small_requests(wire):
     wire.query_points("other", wire.query, "image")
     wire.query_points("other", wire.query, "image")
-    assert paths(wire) == ["other--hub/points", "/aliases", "other/points/query", "other/points/query"]
+    assert paths(wire) == ["/aliases", "other--hub/points", "other/points/query", "other/points/query"]
     plain = QdrantClient(url="http://localhost", check_compatibility=False)
     plain.http.client._client = wire.http.client._client
     plain.query_points("other", wire.query, "image")
     assert wire.requests[-1] == wire.requests[-2]
+
+
+@pytest.mark.parametrize("status", [200, 403, 500])
+def test_a_write_reads_the_manifest_once_more_and_is_done_though_that_fails(wire, status):
+    wire.query_points("photos", wire.query, "image")
+    wire._corrections.fits[wire._corrections.known["photos"].manifest.active["image"].model] = wire.model
+    wire.results["/collections/photos/points"] = {"operation_id": 1, "status": "completed"}
+    points = [models.PointStruct(id=1, vector={"image": wire.query.tolist()}, payload={"n": 1})]
+    done = len(wire.requests)
+    wire.refused = {f"/collections/{MANIFEST}": status} if status != 200 else {}
+    wire.upsert("photos", points)
+    wire.refused = {}
+    assert paths(wire)[done:] == ["/", "photos/points", MANIFEST]
+    wire.upsert("photos", points)
+    assert paths(wire)[done + 3 :][-2:] == ["photos/points", MANIFEST]
 
 
 @pytest.mark.parametrize("status", [400, 403, 500, 503])
@@ -115,7 +131,7 @@ def test_a_search_that_a_busy_server_refuses_is_refused_and_asked_no_more(wire):
     wire.refused[f"/collections/{QUERY}"] = 503
     with pytest.raises(UnexpectedResponse, match="503"):
         wire.query_points("photos", wire.query, "image")
-    assert paths(wire) == [MANIFEST, "photos", SCROLL, QUERY]
+    assert paths(wire) == ["/aliases", MANIFEST, "photos", SCROLL, QUERY]
 
 
 @pytest.mark.parametrize("wire", ["vector"], indirect=True)
