@@ -110,7 +110,9 @@ def sizes(connection: psycopg.Connection) -> None:
     assert column is not None
     print(f"column {column[0] / 2**20:.1f} MB, table {megabytes(connection, 'pg_table_size', 'hub_benchmark')}")
     print(f"raw index {megabytes(connection, 'pg_relation_size', 'hub_raw')}")
-    print(f"corrected index {megabytes(connection, 'pg_relation_size', 'hub_benchmark_hub_offset_v1')}", flush=True)
+    corrected = connection.execute("SELECT index FROM hubplugin.corrections").fetchone()
+    assert corrected is not None
+    print(f"corrected index {megabytes(connection, 'pg_relation_size', corrected[0])}", flush=True)
 
 
 def megabytes(connection: psycopg.Connection, function: str, name: str) -> str:

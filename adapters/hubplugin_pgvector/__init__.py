@@ -27,7 +27,7 @@ def order_by(store: PgvectorStore, query: np.ndarray, alias: str = "") -> OrderB
         Photo.objects.order_by(order.django())[:10]
 
     A query map of the correction has been applied to the query. alias: what the query calls the table, where columns of
-    another have the same names. It asks the database which correction is active: one short statement a call.
+    another have the same names. It asks the database which correction is active: one short transaction a call.
 
     Raises InputError for a query of another shape, StoreError where no correction is active.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -12,7 +13,7 @@ from psycopg import sql
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
 from hubplugin.store import Id
-from hubplugin_pgvector.transport import Transport, name_of, short
+from hubplugin_pgvector.transport import WAIT_FOR_TABLE, Transport, name_of, short
 
 OFFSET = "hub_offset"
 TYPES = ("vector", "halfvec")
@@ -27,7 +28,7 @@ SELECT c.oid::bigint, nspname::text, relname::text, relkind::text, relispartitio
     FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = to_regclass(%s)
 """
 COLUMNS = """
-SELECT attname::text, typname::text, atttypmod
+SELECT attname::text, typname::text, atttypmod, attnum
     FROM pg_attribute JOIN pg_type t ON t.oid = atttypid WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
 """
 PARTITIONS = """
@@ -49,6 +50,21 @@ SELECT array_agg(attname::text ORDER BY place), array_agg(format_type(atttypid, 
     WHERE attrelid = indrelid AND indrelid = %s AND indisunique AND place <= indnkeyatts
     AND indpred IS NULL AND indexprs IS NULL AND indisvalid GROUP BY indexrelid, indisprimary
 """
+TREE = "(SELECT %s::oid UNION SELECT relid FROM pg_partition_tree(%s))"
+"""A table by its oid, given twice, and its partitions."""
+FIRING = f"""
+SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid IN {TREE} AND NOT tgisinternal AND tgenabled IN ('O', 'A')
+    AND tgtype & 16 > 0 AND tgattr::text = ''
+UNION SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = %s AND ev_type = '2' AND ev_enabled IN ('O', 'A')
+    ORDER BY 1
+"""
+POLICIES = (
+    "SELECT row_security_active(%s::oid), ARRAY(SELECT polname::text FROM pg_policy WHERE polrelid = %s ORDER BY 1)"
+)
+TOUCHED = f"""
+SELECT coalesce(sum(pg_stat_get_xact_tuples_inserted(oid) + pg_stat_get_xact_tuples_updated(oid)
+    + pg_stat_get_xact_tuples_deleted(oid)), 0)::bigint FROM {TREE} AS tree (oid)
+"""
 
 IndexKind = Literal["vector", "halfvec", "none"]
 
@@ -62,10 +78,10 @@ class Key:
     types: Sequence[str]
     plain: bool
 
-    def selected(self) -> sql.Composable:
-        """The columns in a SELECT."""
+    def selected(self, *table: str) -> sql.Composable:
+        """The columns in a SELECT, of `table` where others have the same names."""
         cast_as = sql.SQL("") if self.plain else sql.SQL("::text")
-        return sql.SQL(", ").join(name_of(name) + cast_as for name in self.columns)
+        return sql.SQL(", ").join(name_of(*table, name) + cast_as for name in self.columns)
 
     def id_of(self, values: Sequence[object]) -> Id:
         if len(values) > 1:
@@ -87,14 +103,16 @@ class Key:
 
 @dataclass(frozen=True)
 class Table:
-    """The column `vector`, of `dim` components and of a `type` of pgvector, in the table `schema`.`name`. index: the
-    type of the index that corrected searches use. options: those of the HNSW index that the user has on the column."""
+    """The column `vector`, of `dim` components and of a `type` of pgvector, in the table `schema`.`name`; oid, number:
+    by which PostgreSQL knows both, whatever their names. index: the type of the index that corrected searches use.
+    options: those of the HNSW index that the user has on the column."""
 
     oid: int
     schema: str
     name: str
     partitioned: bool
     vector: str
+    number: int
     type: str
     dim: int
     metric: Metric
@@ -115,6 +133,22 @@ class Table:
                 sql.SQL("vector_norm" if self.type == "vector" else "l2_norm"), name_of(self.vector)
             )
         return there
+
+
+def firing(transport: Transport, table: Table) -> Sequence[str]:
+    """What fires on an update of `hub_offset`: `trigger NAME` and `rule NAME`."""
+    return [row[0] for row in transport.rows(FIRING, (table.oid,) * 3)]
+
+
+def hiding(transport: Transport, table: Table) -> str:
+    """The policies that may hide rows of `table` from the role; empty where it sees all."""
+    active, policies = transport.rows(POLICIES, (table.oid, table.oid))[0]
+    return (f"row security ({', '.join(policies)})" if policies else "row security without a policy") if active else ""
+
+
+def touched(transport: Transport, table: Table) -> int:
+    """How often this session has inserted, updated or deleted a row of `table`, since a moment before."""
+    return int(transport.rows(TOUCHED, (table.oid, table.oid))[0][0])
 
 
 def read(transport: Transport, given: Mapping[str, str]) -> Table:
@@ -139,9 +173,9 @@ def read(transport: Transport, given: Mapping[str, str]) -> Table:
     foreign = [row[4] for row in transport.rows(PARTITIONS, (oid,)) if row[5] == "f"] if kind == "p" else []
     if foreign:
         raise StoreError(f"{url}: the partition {foreign[0]} is a foreign table, which can carry no index")
-    columns = {name: (made, modifier) for name, made, modifier in transport.rows(COLUMNS, (oid,))}
+    columns = {name: (made, modifier, number) for name, made, modifier, number in transport.rows(COLUMNS, (oid,))}
     vector = _vector(url, given, {name: made[0] for name, made in columns.items()})
-    type_name, dim = columns[vector]
+    type_name, dim, number = columns[vector]
     if dim < 1:
         raise StoreError(
             f"{url}: {vector} has no fixed dimension: ALTER TABLE ... ALTER {vector} TYPE {type_name}(384)"
@@ -150,7 +184,7 @@ def read(transport: Transport, given: Mapping[str, str]) -> Table:
     index = _index(url, given, type_name, dim)
     key = _key(transport, given, oid)
     return Table(
-        oid, schema, name, kind == "p", vector, type_name, dim, metric, key, index, options, frozenset(columns)
+        oid, schema, name, kind == "p", vector, number, type_name, dim, metric, key, index, options, frozenset(columns)
     )
 
 
@@ -220,44 +254,63 @@ def _key(transport: Transport, given: Mapping[str, str], oid: int) -> Key:
     return Key(columns, types, len(types) == 1 and types[0] in ("smallint", "integer", "bigint"))
 
 
-def build_index(transport: Transport, table: Table, name: str, expression: sql.Composable) -> None:
+def index_name(relation: str, oid: int, number: int) -> str:
+    """That of the index of version `number`; two relations have two, however their names begin."""
+    return f"{short(relation, 30)}_hub_offset_{oid}_v{number}"
+
+
+def build_index(transport: Transport, table: Table, name: str, number: int, expression: sql.Composable) -> None:
     """The index `name` over `expression`, built while others read and write; one that was cut off is built anew."""
+    if _valid(transport, name_of(table.schema, name), table.oid):
+        return
     options = sql.SQL(f" WITH ({table.options})" if table.options else "")
     shape = sql.SQL(" USING hnsw {}{}").format(expression, options)
     if not table.partitioned:
-        _concurrently(transport, table.schema, name, table.identifier, shape)
+        _concurrently(transport, table.schema, name, table.oid, table.identifier, shape)
         return
     # An index of a partitioned table can't be built concurrently: those of its partitions are, and then belong to it.
-    names = {table.oid: sql.Identifier(table.schema, name)}
+    names = {table.oid: name_of(table.schema, name)}
     for oid, parent, isleaf, schema, relation, _ in transport.rows(PARTITIONS, (table.oid,)):
-        part = name if oid == table.oid else f"{short(name, 50)}_{oid}"
+        part = name if oid == table.oid else index_name(relation, oid, number)
         names[oid] = name_of(schema, part)
         if isleaf:
-            _concurrently(transport, schema, part, name_of(schema, relation), shape)
-        elif not _valid(transport, names[oid]):
-            create = sql.SQL("CREATE INDEX IF NOT EXISTS {} ON ONLY {}").format(
-                name_of(part), name_of(schema, relation)
-            )
-            transport.run(create + shape)
-        if parent is not None:
-            transport.run(sql.SQL("ALTER INDEX {} ATTACH PARTITION {}").format(names[parent], names[oid]))
+            _concurrently(transport, schema, part, oid, name_of(schema, relation), shape)
+        with transport.transaction(wait=WAIT_FOR_TABLE):
+            if not isleaf and not _valid(transport, names[oid], oid):
+                create = sql.SQL("CREATE INDEX IF NOT EXISTS {} ON ONLY {}").format(
+                    name_of(part), name_of(schema, relation)
+                )
+                transport.run(create + shape)
+            if parent is not None:
+                transport.run(sql.SQL("ALTER INDEX {} ATTACH PARTITION {}").format(names[parent], names[oid]))
 
 
 def _concurrently(
-    transport: Transport, schema: str, name: str, relation: sql.Identifier, shape: sql.Composable
+    transport: Transport, schema: str, name: str, oid: int, relation: sql.Identifier, shape: sql.Composable
 ) -> None:
+    """Builds the index `name` of the relation `oid`. One that was cut off is dropped, also where this one is."""
     index = name_of(schema, name)
-    if _valid(transport, index):
+    if _valid(transport, index, oid):
         return
-    transport.run(sql.SQL("DROP INDEX CONCURRENTLY IF EXISTS {}").format(index))
+    drop = sql.SQL("DROP INDEX CONCURRENTLY IF EXISTS {}").format(index)
+    transport.run_alone(drop, "dropping an index that was cut off")
     create = sql.SQL("CREATE INDEX CONCURRENTLY {} ON {}").format(name_of(name), relation)
-    transport.run(create + shape, what="building the index")
+    try:
+        transport.run_alone(create + shape, "building the index")
+    except StoreError:
+        # Every write goes into it, and no search uses it. Where that has to wait, the next run does it.
+        with suppress(StoreError), transport.transaction(wait=1):
+            if not _valid(transport, index, oid):
+                transport.run(sql.SQL("DROP INDEX IF EXISTS {}").format(index))
+        raise
 
 
-def _valid(transport: Transport, index: sql.Identifier) -> bool:
-    return bool(
-        transport.rows(
-            "SELECT FROM pg_index WHERE indexrelid = to_regclass(%s) AND indisvalid",
-            (index.as_string(None).replace("%%", "%"),),
-        )
+def _valid(transport: Transport, index: sql.Identifier, oid: int) -> bool:
+    """Whether `index` can be used. Raises StoreError where it is one of another relation than `oid`."""
+    name = index.as_string(None).replace("%%", "%")
+    found = transport.rows(
+        "SELECT indrelid = %s, indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)", (oid, name)
     )
+    if found and not found[0][0]:
+        raise StoreError(f"{transport.url}: the index {name} is one of another table; rename it, and run it again")
+    return bool(found) and found[0][1]

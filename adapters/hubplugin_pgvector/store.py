@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,19 +22,30 @@ from hubplugin.model import OffsetModel, Value
 from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing
 from hubplugin.vectors import Progress
 from hubplugin_pgvector import schema
-from hubplugin_pgvector.metadata import Metadata, Version, begun
+from hubplugin_pgvector.metadata import Metadata, Version, begun, left_behind
 from hubplugin_pgvector.requests import OrderBy, Ranking, as_text, explanation, order_by, scale_of
-from hubplugin_pgvector.transport import Transport, name_of, parted, retried_after_deadlock, short
+from hubplugin_pgvector.transport import (
+    WAIT_FOR_TABLE,
+    Passing,
+    Transport,
+    name_of,
+    parted,
+    retried_after_deadlock,
+)
 
 try:
     from pgvector import HalfVector, Vector
 except ImportError:  # before 0.4, which LangChain's package for PostgreSQL asks for
     from pgvector.utils import HalfVector, Vector  # type: ignore[import-not-found,no-redef]
 
-UPDATE_TRIGGERS = """
-SELECT tgname::text FROM pg_trigger
-    WHERE tgrelid = %s AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 16 > 0
+logger = logging.getLogger("hubplugin.pgvector")
+
+INDEXES = """
+SELECT relname::text, pg_relation_size(c.oid), indisvalid FROM pg_class c JOIN pg_index ON indexrelid = c.oid
+    WHERE c.oid IN (SELECT to_regclass(%s) UNION SELECT relid FROM pg_partition_tree(to_regclass(%s)))
 """
+SOUND = 0, 8, 4
+"""The first pgvector whose vacuum leaves HNSW indexes whole."""
 NOTHING = sql.SQL("")
 DEFAULT_EF, LARGEST_EF = 40, 1000
 """hnsw.ef_search of a server where it is not set, and the largest that it takes."""
@@ -67,10 +80,14 @@ class PgvectorStore(Store):
         conninfo, self.url, given = parted(url)
         self.transport = Transport(conninfo, self.url)
         version = self.transport.rows("SELECT extversion FROM pg_extension WHERE extname = 'vector'", what="connecting")
-        if not version or tuple(map(int, version[0][0].split(".")[:2])) < (0, 8):
+        self._pgvector = tuple(map(int, version[0][0].split("."))) if version else ()
+        if self._pgvector < (0, 8):
             has = f"pgvector {version[0][0]}" if version else "no pgvector"
             raise StoreError(f"{self.url}: the database has {has}, and 0.8 is needed: ALTER EXTENSION vector UPDATE")
-        self.table = schema.read(self.transport, given)
+        try:
+            self.table = schema.read(self.transport, given)
+        except StoreError as error:
+            raise StoreError(f"{error}{left_behind(self.transport, given.get('table', ''))}") from None
         self.metric, self.dim = self.table.metric, self.table.dim
         self.metadata = Metadata(self.transport, self.table)
         self.record = Path(given["record"]) if given.get("record") else None
@@ -135,6 +152,7 @@ class PgvectorStore(Store):
                 raise StoreError(f"{self.url}: the column {base} holds something of yours; rename it, or drop it")
         if dry_run:
             return
+        self.require_sight()
         owns, may_index, may_create = self.transport.rows(
             "SELECT pg_has_role(relowner, 'USAGE'), has_schema_privilege(relnamespace, 'CREATE'),"
             " CASE WHEN to_regnamespace('hubplugin') IS NULL THEN has_database_privilege(current_database(), 'CREATE')"
@@ -152,11 +170,19 @@ class PgvectorStore(Store):
         if not may_create:
             raise StoreError(f"{self.url}: the role may not create the schema hubplugin: GRANT CREATE ON DATABASE")
 
+    def require_sight(self) -> None:
+        """Raises StoreError where rows may be hidden from the role, which would stay without offsets."""
+        if hidden := schema.hiding(self.transport, self.table):
+            raise StoreError(
+                f"{self.url}: {hidden} may hide rows of {self.table.name} from this role; connect as one with "
+                "BYPASSRLS, or as the owner of the table, without FORCE ROW LEVEL SECURITY"
+            )
+
     @retried_after_deadlock
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> PgvectorWriting:
         self.require_writable()
         owner = uuid.uuid4().hex
-        with self.transport.transaction(changes_table=True):
+        with self.transport.transaction(wait=WAIT_FOR_TABLE):
             self.metadata.create()
             versions = self.metadata.versions("FOR UPDATE")
             same = [each for each in versions if each.fingerprint == model.fingerprint and each.state != "previous"]
@@ -165,12 +191,14 @@ class PgvectorStore(Store):
                 self.metadata.change(same[0], owner=owner)
                 return PgvectorWriting(self, replace(same[0], owner=owner), found)
             self.metadata.delete([each for each in versions if each.state == "half-written"])
-            number = max((each.number for each in versions), default=0) + 1
+            number = self.metadata.next_number()
             base = versions[0].base if versions else self.metadata.base()
             before = next((each.scale for each in versions if each.state == "active"), None)
             version = begun(model, number, owner, base, self.table, scale_of(model, before))
             self.metadata.add(version, model)
             self.metadata.add_column(version)
+        if firing := schema.firing(self.transport, self.table):
+            logger.warning("%s: these fire on the update of every row: %s", self.url, ", ".join(firing))
         return PgvectorWriting(self, version, "nothing")
 
     def notes(self) -> Sequence[str]:
@@ -178,36 +206,39 @@ class PgvectorStore(Store):
         if version is None:
             return []
         where = f"offsets in the column {version.column} of {self.table.name}"
+        hidden = schema.hiding(self.transport, self.table)
+        notes = [f"{hidden} may hide rows from this role: only those it sees are counted"] if hidden else []
         if self.table.index == "none":
-            return [f"{where}; no index, as index=none says"]
+            return [f"{where}; no index, as index=none says", *notes]
+        if self._pgvector < SOUND:
+            notes.append(
+                f"pgvector {'.'.join(map(str, self._pgvector))}: before 0.8.4 a vacuum can damage HNSW indexes: "
+                "install a newer one, then ALTER EXTENSION vector UPDATE and REINDEX"
+            )
         name = name_of(self.table.schema, version.index).as_string(None).replace("%%", "%")
-        size = self.transport.rows(
-            "SELECT sum(pg_relation_size(relid))::bigint FROM pg_partition_tree(to_regclass(%s))"
-            " UNION ALL SELECT pg_relation_size(to_regclass(%s))",
-            (name, name),
-        )
-        bytes_of_index = next((row[0] for row in size if row[0]), 0)
-        if not bytes_of_index:
-            return [f"{where}; its index {version.index} is gone, so that searches read all rows: hubplugin refresh"]
+        indexes = self.transport.rows(INDEXES, (name, name))
+        if not indexes or not all(valid for *_, valid in indexes):
+            gone = f"its index {version.index} is {'not whole' if indexes else 'gone'}"
+            return [f"{where}; {gone}, so that searches read all rows: hubplugin refresh", *notes]
         width = version.facts.get("ef_search")
         wide = f"; with hnsw.ef_search = {width} it finds as much as a raw one did" if width else ""
-        used = "uses" if self._uses(version) else "sorts all rows rather than use"
-        return [f"{where}; a search {used} the index {version.index} ({bytes_of_index / 2**20:.1f} MB){wide}"]
+        used = "uses" if self._uses(version, [row[0] for row in indexes]) else "sorts all rows rather than use"
+        size = sum(row[1] for row in indexes) / 2**20
+        return [f"{where}; a search {used} the index {version.index} ({size:.1f} MB){wide}", *notes]
 
-    def _uses(self, version: Version) -> bool:
-        """Whether the planner has a search use the index of `version`, or those of its partitions."""
+    def _uses(self, version: Version, indexes: Sequence[str]) -> bool:
+        """Whether the planner has a search by `version` use one of `indexes`."""
         ranking, query = self._ranking(version), np.full((1, self.dim), self.dim**-0.5, np.float32)
         statement = sql.SQL("EXPLAIN (FORMAT JSON) ") + self._searched(ranking.distance(), 10)
         plan = self.transport.rows(statement, (as_text(ranking.queries(query)[0]),))[0][0]
-        return json.dumps(short(version.index, 50))[:-1] in json.dumps(plan)
+        return any(json.dumps(name) in json.dumps(plan) for name in indexes)
 
     def plan(self) -> Sequence[str]:
         column = self.metadata.base()
-        triggers = self.transport.rows(UPDATE_TRIGGERS, (self.table.oid,))
-        named = ", ".join(row[0] for row in triggers)
+        named = ", ".join(schema.firing(self.transport, self.table))
         return [
             f"would add the column {column} to {self.table.name}, update every row once, and build an index beside it",
-            *([f"these triggers fire on the update of every row: {named}"] if named else []),
+            *([f"these fire on the update of every row: {named}"] if named else []),
         ]
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
@@ -333,9 +364,14 @@ class PgvectorStore(Store):
     def remove(self, progress: Progress | None = None) -> None:
         if not self.metadata.exists():
             return
-        with self.transport.transaction(changes_table=True):
+        with self.transport.transaction(wait=WAIT_FOR_TABLE):
             self.metadata.delete(self.metadata.versions("FOR UPDATE"))
+            self.metadata.delete_gone()
             self.metadata.delete_place()
+
+
+class Refused(StoreError):
+    """What the table did with a write is not what was written."""
 
 
 class PgvectorWriting(Writing):
@@ -349,27 +385,81 @@ class PgvectorWriting(Writing):
 
     @retried_after_deadlock
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
+        """Writes them, and looks whether the rows have them then, and whether nothing else of the table has changed.
+
+        Raises StoreError, with all of it undone, where a trigger, a rule or a constraint is in the way."""
+        store = self._store
+        try:
+            with store.transport.transaction():
+                self._undisturbed("FOR SHARE")
+                self._update(batch, dict(zip(batch.ids, offsets.tolist(), strict=True)))
+        except Refused as refused:
+            self._withdraw()
+            firing = ", ".join(schema.firing(store.transport, store.table))
+            way = f"; on an update fires {firing}: disable it, run it again, and enable it" if firing else ""
+            raise StoreError(f"{refused}; it was undone{way}") from None
+
+    def _update(self, batch: Batch, offsets: Mapping[Id, float]) -> None:
+        """Raises Refused where the rows of `batch` are not as they were, but for `offsets`."""
         store, key = self._store, self._store.table.key
-        columns = list(zip(*(key.values_of(each) for each in batch.ids), strict=True))
-        given = sql.SQL(", ").join(sql.SQL("%s::text[]") for _ in columns)
+        columns = [list(column) for column in zip(*(key.values_of(each) for each in batch.ids), strict=True)]
+        given = sql.SQL("unnest({}, %s::real[]) AS given ({}, hub)").format(
+            sql.SQL(", ").join(sql.SQL("%s::text[]") for _ in columns),
+            sql.SQL(", ").join(name_of(f"k{i}") for i in range(len(columns))),
+        )
         same = sql.SQL(" AND ").join(
             sql.SQL("target.{} = given.{}::{}").format(name_of(name), name_of(f"k{i}"), sql.SQL(kind))
             for i, (name, kind) in enumerate(zip(key.columns, key.types, strict=True))
         )
+        names = {
+            "table": store.table.identifier,
+            "column": name_of(self._version.column),
+            "given": given,
+            "same": same,
+        }
+        looked_at = sql.SQL(
+            "SELECT sha256({}(target.{})), target.{column}, {} FROM {table} AS target, {given} WHERE {same}"
+        ).format(sql.SQL(f"{store.table.type}_send"), name_of(store.table.vector), key.selected("target"), **names)
         # A row that has its offset already is left alone: an update would put it into each index of the table anew.
-        query = sql.SQL(
-            "UPDATE {} AS target SET {column} = given.hub FROM unnest({}, %s::real[]) AS given ({}, hub)"
-            " WHERE {} AND target.{column} IS DISTINCT FROM given.hub"
-        ).format(
-            store.table.identifier,
-            given,
-            sql.SQL(", ").join(name_of(f"k{i}") for i in range(len(columns))),
-            same,
-            column=name_of(self._version.column),
-        )
-        with store.transport.transaction():
-            self._undisturbed("FOR SHARE")
-            store.transport.run(query, [*map(list, columns), offsets.tolist()], "writing offsets")
+        update = sql.SQL(
+            "UPDATE {table} AS target SET {column} = given.hub FROM {given}"
+            " WHERE {same} AND target.{column} IS DISTINCT FROM given.hub"
+        ).format(**names)
+        parameters = [*columns, list(offsets.values())]
+
+        def rows(lock: str) -> dict[Id, tuple[bytes, float]]:
+            found = store.transport.rows(looked_at + sql.SQL(lock), parameters)
+            return {key.id_of(row[2:]): (row[0], row[1]) for row in found}
+
+        # Of what others delete or change meanwhile nothing is said: the rows are locked from here on.
+        before, touched = rows(" FOR NO KEY UPDATE OF target"), schema.touched(store.transport, store.table)
+        try:
+            store.transport.run(update, parameters, "writing offsets")
+            store.transport.run("SET CONSTRAINTS ALL IMMEDIATE", what="writing offsets")  # fires what waits for the end
+        except Passing:
+            raise
+        except StoreError as error:
+            raise Refused(str(error)) from None
+        after, touched = rows(""), schema.touched(store.transport, store.table) - touched
+        right = {name for name, row in after.items() if name in before and row == (before[name][0], offsets[name])}
+        moved = sum(name not in after or after[name][0] != row[0] for name, row in before.items())
+        more = touched - sum(row[1] != offsets[name] for name, row in before.items())
+        lack = len(before) - len(right) - moved
+        wrong = [f"{moved} of {len(before)} rows have another vector or are gone"] if moved else []
+        wrong += [f"{lack} of {len(before)} rows lack their offset"] if lack else []
+        wrong += [f"{more} further changes were made to the table"] if more > 0 else []
+        if wrong:
+            raise Refused(f"{store.url}: after offsets were written, {' and '.join(wrong)}")
+
+    def _withdraw(self) -> None:
+        """Takes out a version that is half-written. Where that has to wait, `remove` does it."""
+        metadata = self._store.metadata
+        if self._version.state == "active":
+            return
+        with suppress(StoreError), self._store.transport.transaction(wait=WAIT_FOR_TABLE):
+            self._undisturbed("FOR UPDATE")
+            metadata.delete([self._version])
+            metadata.delete_place()
 
     @retried_after_deadlock
     def activate(self) -> None:
@@ -377,9 +467,10 @@ class PgvectorWriting(Writing):
         self._undisturbed("")
         if store.table.index != "none":
             ranking = Ranking(store.table, self._version.column, self._version.scale)
-            schema.build_index(store.transport, store.table, self._version.index, ranking.opclass())
+            named = self._version.index, self._version.number
+            schema.build_index(store.transport, store.table, *named, ranking.opclass())
             self._version.facts["ef_search"] = store.width(self._version)
-        with store.transport.transaction(changes_table=True):
+        with store.transport.transaction(wait=WAIT_FOR_TABLE):
             versions = self._undisturbed("FOR UPDATE")
             store.metadata.change(self._version, facts=Json(self._version.facts))
             if self._version.state == "active":
@@ -391,7 +482,9 @@ class PgvectorWriting(Writing):
             store.metadata.change(self._version, state="active")
 
     def _undisturbed(self, lock: str) -> Sequence[Version]:
-        """All versions. Raises StoreError where another run has begun to write this one, or deleted it."""
+        """All versions. Raises StoreError where another run has begun to write this one, or deleted it, and where rows
+        are hidden since."""
+        self._store.require_sight()
         versions = self._store.metadata.versions(lock)
         if any((each.number, each.owner) == (self._version.number, self._version.owner) for each in versions):
             return versions

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import functools
+import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ParamSpec, TypeVar, cast
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import psycopg
 from psycopg import errors, sql
+from psycopg.pq import TransactionStatus
 
 from hubplugin.errors import StoreError
 
+logger = logging.getLogger("hubplugin.pgvector")
+
 OURS = ("table", "vector", "key", "metric", "index", "record")
 SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
-LOCK_TIMEOUT = "5s"
-"""How long a change of the table waits for others, where no lock_timeout is set: whoever comes behind waits as long."""
+WORD, WAIT, WAIT_FOR_TABLE = 5, 20, 5
+"""Seconds after which a line says for whom a statement waits, after which it gives up where no lock_timeout is set, and
+after which a change of the table gives up, since whoever comes behind it waits as long."""
 
+LIMITED = """
+SELECT pg_backend_pid(), CASE WHEN current_setting('lock_timeout') = '0' THEN set_config('lock_timeout', %s, true) END
+"""
+BLOCKERS = """
+SELECT DISTINCT blocker, coalesce(nullif(other.application_name, ''), 'unnamed'), coalesce(other.state, 'unknown')
+    FROM pg_stat_activity AS own, unnest(pg_blocking_pids(own.pid)) AS blocker
+    LEFT JOIN pg_stat_activity AS other ON other.pid = blocker WHERE own.wait_event_type = 'Lock' AND {}
+"""
 
 UNREADABLE = (
     "a postgresql:// URL is not readable: in a name or password write / ? # @ [ ] % as %2F %3F %23 %40 %5B %5D %25, "
@@ -51,7 +65,11 @@ def parted(url: str) -> tuple[str, str, Mapping[str, str]]:
     )
 
 
-class Deadlock(StoreError):
+class Passing(StoreError):
+    """Another run may get past it: what others hold, a server that stops, a disk that is full."""
+
+
+class Deadlock(Passing):
     """Two transactions waited for each other, and the server ended this one."""
 
 
@@ -85,33 +103,94 @@ class Transport:
         self._conninfo, self.url = conninfo, url
         self._connection: psycopg.Connection[Any] | None = None
 
-    def rows(self, query: sql.Composable | str, parameters: Sequence[object] = (), what: str = "") -> list[Any]:
+    def rows(self, query: sql.Composable | str, parameters: Sequence[object] = (), what: str = "reading") -> list[Any]:
         """The rows that a query gives, each a tuple."""
-        with self.one_line(what or "reading"):
+        with self.one_line(what), self._limited(what, WAIT):
             cursor = self._connected().cursor(binary=True)
             return cursor.execute(cast(Any, query), parameters).fetchall()
 
-    def run(self, query: sql.Composable | str, parameters: Sequence[object] = (), what: str = "") -> int:
+    def run(self, query: sql.Composable | str, parameters: Sequence[object] = (), what: str = "writing") -> int:
         """Runs a statement that gives no rows; how many it changed."""
-        with self.one_line(what or "writing"):
+        with self.one_line(what), self._limited(what, WAIT):
             return self._connected().execute(cast(Any, query), parameters).rowcount
 
+    def run_alone(self, statement: sql.Composed, what: str) -> None:
+        """Runs a statement that no transaction can hold, such as CREATE INDEX CONCURRENTLY.
+
+        A lock_timeout of ours would stay in the session, which may be a pooler's: what waits too long is cancelled."""
+        limited = self.rows("SELECT reset_val <> '0' FROM pg_settings WHERE name = 'lock_timeout'")[0][0]
+        text = statement.as_string(None).replace("%%", "%")
+        own = "left(own.query, 100) = left(%s, 100)", text
+        with self.one_line(what), self._watched(what, *own, limit=None if limited else WAIT) as gave_up:
+            try:
+                self._connected().execute(cast(Any, statement), ())
+            except errors.QueryCanceled:
+                if not gave_up:
+                    raise
+                raise Passing(
+                    f"{self.url}: {what}: waited {WAIT} s for {gave_up[0]}; run it again when that has ended: what was "
+                    "written stays"
+                ) from None
+
     @contextmanager
-    def transaction(self, *, changes_table: bool = False) -> Iterator[None]:
-        """All or nothing. changes_table: it takes a lock that keeps all others out for a moment."""
-        with self.one_line("writing"), self._connected().transaction():
-            if changes_table and self.rows("SHOW lock_timeout")[0][0] == "0":
-                self.run(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+    def transaction(self, *, wait: float = WAIT) -> Iterator[None]:
+        """All or nothing. wait: so many seconds for a lock, at most."""
+        with self.one_line("writing"), self._limited("writing", wait):
             yield
 
     @contextmanager
     def reading(self, **settings: str) -> Iterator[None]:
         """A transaction that can change nothing, with `settings` for its time."""
-        with self.one_line("searching"), self._connected().transaction():
+        with self.one_line("searching"), self._limited("searching", WAIT):
             self.run("SET TRANSACTION READ ONLY")
             for name, value in settings.items():
                 self.rows("SELECT set_config(%s, %s, true)", (name.replace("__", "."), value))
             yield
+
+    @contextmanager
+    def _limited(self, what: str, wait: float) -> Iterator[None]:
+        """A transaction in which no lock is waited for longer, unless there is one already. Nothing is set for longer
+        than that, since a pooler gives the session to others."""
+        connection = self._connected()
+        if connection.info.transaction_status != TransactionStatus.IDLE:
+            yield
+            return
+        with connection.transaction():
+            (pid, _) = connection.execute(LIMITED, (f"{wait}s",)).fetchone() or (0, "")
+            with self._watched(what, "own.pid = %s", pid):
+                yield
+
+    @contextmanager
+    def _watched(self, what: str, own: str, value: object, limit: float | None = None) -> Iterator[list[str]]:
+        """Says in one line for whom the statement of which `own` holds waits, and cancels it when it has waited so many
+        seconds. In the list that it gives stands then for whom it waited."""
+        over, gave_up = threading.Event(), list[str]()
+
+        def watch() -> None:
+            whom, waited, pause = "", WORD, 0
+            with psycopg.connect(self._conninfo, autocommit=True, application_name="hubplugin") as other:
+                while not over.wait(pause):
+                    pause = 1
+                    blockers = other.execute(cast(Any, BLOCKERS.format(own)), (value,)).fetchall()
+                    waited = waited + 1 if blockers else WORD
+                    if blockers and not whom:
+                        whom = ", ".join(f"process {pid} ({name}, {state})" for pid, name, state in blockers)
+                        logger.warning("%s: %s waits for %s", self.url, what, whom)
+                    if limit is not None and waited > limit and not over.is_set():
+                        gave_up.append(whom)
+                        self._connected().cancel()
+                        return
+
+        def watch_when_slow() -> None:
+            with suppress(psycopg.Error):  # who may not open a second connection is told nothing
+                if not over.wait(WORD):
+                    watch()
+
+        threading.Thread(target=watch_when_slow, daemon=True).start()
+        try:
+            yield gave_up
+        finally:
+            over.set()
 
     @contextmanager
     def one_line(self, what: str) -> Iterator[None]:
@@ -119,8 +198,7 @@ class Transport:
         try:
             yield
         except psycopg.Error as error:
-            kind = Deadlock if isinstance(error, errors.DeadlockDetected) else StoreError
-            raise kind(f"{self.url}: {what}: {reason(error)}") from None
+            raise _kind(error)(f"{self.url}: {what}: {reason(error)}") from None
 
     def close(self) -> None:
         if self._connection is not None:
@@ -128,7 +206,10 @@ class Transport:
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
-            self._connection = psycopg.connect(self._conninfo, autocommit=True, application_name="hubplugin")
+            # Prepared statements stay in a session, which may be a pooler's.
+            self._connection = psycopg.connect(
+                self._conninfo, autocommit=True, application_name="hubplugin", prepare_threshold=None
+            )
         return self._connection
 
 
@@ -151,12 +232,27 @@ def reason(error: psycopg.Error) -> str:
     elif isinstance(error, errors.LockNotAvailable):
         advice = "; others are using the table, run it again, or set a longer lock_timeout by PGOPTIONS"
     elif isinstance(error, errors.QueryCanceled):
-        advice = "; what was written stays, run it again, or set a longer statement_timeout by PGOPTIONS"
+        advice = (
+            "; what was written stays: set a longer statement_timeout by PGOPTIONS or for the role, and run it again"
+        )
+    elif isinstance(error, errors.DiskFull):
+        advice = "; what was written stays: make room on the server, and run it again"
     elif _is_lost(error):
         advice = "; once the server answers, run it again: it goes on where it stopped"
     else:
         advice = ""
     return f"{said}{detail}{advice}"
+
+
+PASSING = ("08", "40", "53", "55", "57", "58", "XX")
+"""Classes of SQLSTATE: the connection, a rollback, what is used up, what is in use, what an operator or the system did,
+and faults of the server itself."""
+
+
+def _kind(error: psycopg.Error) -> type[StoreError]:
+    if isinstance(error, errors.DeadlockDetected):
+        return Deadlock
+    return Passing if _is_lost(error) or (error.sqlstate or "")[:2] in PASSING else StoreError
 
 
 def _is_lost(error: psycopg.Error) -> bool:

@@ -321,9 +321,9 @@ def _require_by_shards(bank: PreparedBank, group_by: str | None) -> None:
 def _require_usable(store: Store, bank: PreparedBank, configuration: Method, force: bool, dry_run: bool) -> None:
     """Raises what can be told before the gallery is read."""
     configuration.require_banks(bank)
+    store.require_writable(dry_run=dry_run)
     if not store.count():
         raise InputError(f"{store.url} is empty; add vectors, then correct it")
-    store.require_writable(dry_run=dry_run)
     if not force:
         require_size(bank, configuration)
 

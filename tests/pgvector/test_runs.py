@@ -224,13 +224,57 @@ def test_a_role_without_a_right_is_told_in_one_line_and_nothing_is_half_done(lac
     hubplugin.apply(its, BANK, "is", force=True, dry_run=True)
 
 
-def test_a_role_that_owns_the_table_and_may_create_a_schema_needs_no_more(store, database, role):
+def owning(database, role):
+    """The statements that let `role` correct photos."""
     database.run(
         f"ALTER TABLE photos OWNER TO {role}",
         f"GRANT CREATE ON DATABASE {database.name} TO {role}",
         f"GRANT CREATE ON SCHEMA public TO {role}",
     )
-    its = hubplugin.open_store(database.url(user=role, metric="dot"))
+    return hubplugin.open_store(database.url(user=role, metric="dot"))
+
+
+@pytest.mark.parametrize("sees", ["tenant = 'mine'", "false", ""])
+def test_a_role_from_which_row_security_hides_rows_is_told_the_policy(sees, store, database, role):
+    database.run("UPDATE photos SET tenant = 'mine' WHERE id < 100")
+    its = owning(database, role)
+    database.run("ALTER TABLE photos ENABLE ROW LEVEL SECURITY", "ALTER TABLE photos FORCE ROW LEVEL SECURITY")
+    if sees:
+        database.run(f"CREATE POLICY own ON photos USING ({sees})")
+    before = database.dump()
+    with pytest.raises(StoreError, match=r"row security \(own\) may hide" if sees else "row security without a policy"):
+        hubplugin.apply(its, BANK, "is", force=True)
+    assert database.dump() == before
+
+
+def test_row_security_that_comes_during_an_apply_stops_it(store, database, role):
+    its = owning(database, role)
+
+    def hide(what, done, total):
+        if what == "writing offsets" and done == 300:
+            database.run("ALTER TABLE photos ENABLE ROW LEVEL SECURITY", "ALTER TABLE photos FORCE ROW LEVEL SECURITY")
+
+    with pytest.raises(StoreError, match="row security without a policy may hide rows of photos"):
+        hubplugin.apply(its, BANK, "is", force=True, compute=hubplugin.Compute(progress=hide))
+    assert not store.correction().active
+
+
+def test_an_inspection_by_a_role_that_sees_some_rows_says_that_it_counted_those(store, database, role):
+    write(store, model())
+    database.run(
+        f"GRANT SELECT ON photos TO {role}",
+        f"GRANT USAGE ON SCHEMA hubplugin TO {role}",
+        f"GRANT SELECT ON hubplugin.corrections TO {role}",
+        "CREATE POLICY own ON photos USING (id < 100)",
+        "ALTER TABLE photos ENABLE ROW LEVEL SECURITY",
+    )
+    report = hubplugin.inspect(hubplugin.open_store(database.url(user=role, metric="dot")), queries=0)
+    assert report.count == 100
+    assert "row security (own) may hide rows from this role: only those it sees are counted" in report.notes
+
+
+def test_a_role_that_owns_the_table_and_may_create_a_schema_needs_no_more(store, database, role):
+    its = owning(database, role)
     hubplugin.apply(its, BANK, "is", force=True)
     hubplugin.remove(its)
     assert "hub" not in database.dump().replace(role, "")
@@ -247,6 +291,35 @@ def test_a_lock_of_others_is_waited_for_as_long_as_is_allowed(store, database):
     write(database.open(metric="dot"), model())
 
 
+HOLDS = {
+    "an older snapshot": ("ISOLATION LEVEL REPEATABLE READ", "SELECT 1"),
+    "an open write": ("", "INSERT INTO photos (id) VALUES (9999)"),
+    "one locked row": ("", "SELECT FROM photos WHERE id = 590 FOR UPDATE"),
+    "the table": ("", "LOCK TABLE photos"),
+}
+
+
+@pytest.mark.parametrize("what", HOLDS)
+def test_a_wait_is_told_and_ends_in_one_line_and_the_next_run_finishes(what, store, database, monkeypatch, caplog):
+    monkeypatch.setattr(hubplugin_pgvector.transport, "WORD", 0.2)
+    monkeypatch.setattr(hubplugin_pgvector.transport, "WAIT", 2)
+    isolation, statement = HOLDS[what]
+    with psycopg.connect(database.address) as other:
+
+        def hold(what, done, total):
+            if what == "writing offsets" and other.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+                other.execute(f"BEGIN {isolation}; {statement}")
+
+        with pytest.raises(StoreError, match="run it again") as caught:
+            hubplugin.apply(store, BANK, "is", force=True, compute=hubplugin.Compute(progress=hold))
+        assert "\n" not in str(caught.value)
+        assert f"waits for process {other.info.backend_pid} (unnamed, idle in transaction)" in caplog.text
+        other.rollback()
+    hubplugin.apply(store, BANK, "is", force=True)
+    assert hubplugin.inspect(store, queries=0).stale == 0
+    assert database.run("SELECT count(*) FROM pg_index WHERE NOT indisvalid") == [(0,)]
+
+
 def test_a_statement_timeout_stops_a_run_which_the_next_one_finishes(store, database):
     write(store, model())
     database.setting(statement_timeout="'1ms'")
@@ -259,10 +332,11 @@ def test_a_statement_timeout_stops_a_run_which_the_next_one_finishes(store, data
 
 def test_an_index_that_somebody_dropped_is_told_and_built_by_a_refresh(store, database):
     write(store, model())
-    database.run("DROP INDEX photos_hub_offset_v1")
-    assert "its index photos_hub_offset_v1 is gone" in store.notes()[0]
+    index = store.active_version().index
+    database.run(f"DROP INDEX {index}")
+    assert f"its index {index} is gone" in store.notes()[0]
     hubplugin.refresh(store)
-    assert "the index photos_hub_offset_v1 (" in store.notes()[0]
+    assert f"the index {index} (" in store.notes()[0]
 
 
 def test_a_table_that_is_locked_by_a_trigger_is_named_in_a_dry_run(store, database):
@@ -271,7 +345,7 @@ def test_a_table_that_is_locked_by_a_trigger_is_named_in_a_dry_run(store, databa
         "CREATE TRIGGER touched BEFORE UPDATE ON photos FOR EACH ROW EXECUTE FUNCTION touch()",
     )
     notes = hubplugin.apply(store, BANK, "is", force=True, dry_run=True).notes
-    assert any("these triggers fire on the update of every row: touched" in note for note in notes)
+    assert any("these fire on the update of every row: trigger touched" in note for note in notes)
 
 
 def test_the_table_of_an_earlier_version_is_refused_in_one_line(store, database):

@@ -1,0 +1,133 @@
+"""Triggers, rules and constraints that do something else with a write: it is undone, and they are named."""
+
+import logging
+
+import numpy as np
+import pytest
+
+import hubplugin
+import hubplugin_pgvector.store
+from hubplugin.errors import StoreError
+
+pytestmark = pytest.mark.slow
+
+RNG = np.random.default_rng(11)
+VECTORS, BANK = (RNG.normal(size=(count, 8)).astype(np.float32) for count in (200, 60))
+ROW = "FOR EACH ROW EXECUTE FUNCTION meddle()"
+PLAIN = "CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8), hits int DEFAULT 0)"
+PARTITIONED = (
+    f"{PLAIN} PARTITION BY RANGE (id); CREATE TABLE low PARTITION OF photos FOR VALUES FROM (0) TO (150);"
+    "CREATE TABLE high PARTITION OF photos FOR VALUES FROM (150) TO (1000)"
+)
+HISTORY = "INSERT INTO photos VALUES (OLD.id + 500, OLD.embedding); RETURN NEW;"
+EMPTIES, ELSEWHERE = (
+    "NEW.embedding = NULL; RETURN NEW;",
+    "UPDATE photos SET embedding = NULL WHERE id = 199; RETURN NULL;",
+)
+MEDDLING = {
+    "empties the vector": (PLAIN, EMPTIES, f"TRIGGER t BEFORE UPDATE ON photos {ROW}", "50 of 50 rows have another"),
+    "lets no update through": (PLAIN, "RETURN NULL;", f"TRIGGER t BEFORE UPDATE ON photos {ROW}", "50 rows lack"),
+    "changes the offset": (
+        PLAIN,
+        "NEW.hub_offset_v1 = 0; RETURN NEW;",
+        f"TRIGGER t BEFORE UPDATE ON photos {ROW}",
+        "50 of 50 rows lack their offset",
+    ),
+    "empties a vector of a later batch": (
+        PLAIN,
+        EMPTIES,
+        "TRIGGER t BEFORE UPDATE ON photos FOR EACH ROW WHEN (OLD.id = 120) EXECUTE FUNCTION meddle()",
+        "1 of 50 rows have another vector",
+    ),
+    "empties a vector of another batch, once a statement": (
+        PLAIN,
+        ELSEWHERE,
+        "TRIGGER t AFTER UPDATE ON photos WHEN (pg_trigger_depth() < 1) EXECUTE FUNCTION meddle()",
+        "1 further changes",
+    ),
+    "keeps a history in the table": (PLAIN, HISTORY, f"TRIGGER t BEFORE UPDATE ON photos {ROW}", "50 further changes"),
+    "moves rows to another table": (
+        f"{PLAIN}; CREATE TABLE old (LIKE photos)",
+        "DELETE FROM photos WHERE id = NEW.id; RETURN NULL;",
+        f"TRIGGER t AFTER UPDATE ON photos {ROW}",
+        "50 of 50 rows have another vector or are gone",
+    ),
+    "is deferred to the end of the transaction": (
+        PLAIN,
+        "UPDATE photos SET embedding = NULL WHERE id = NEW.id; RETURN NULL;",
+        "CONSTRAINT TRIGGER t AFTER UPDATE ON photos DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
+        " WHEN (pg_trigger_depth() < 1) EXECUTE FUNCTION meddle()",
+        "50 of 50 rows have another vector",
+    ),
+    "is on one partition": (
+        PARTITIONED,
+        EMPTIES,
+        f"TRIGGER t BEFORE UPDATE ON high {ROW}",
+        "50 of 50 rows have another",
+    ),
+    "raises": (PLAIN, "RAISE 'append only';", f"TRIGGER t BEFORE UPDATE ON photos {ROW}", "append only"),
+    "is a rule": (PLAIN, "RETURN NULL;", "RULE t AS ON UPDATE TO photos DO INSTEAD NOTHING", "50 of 50 rows lack"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _pages(monkeypatch):
+    monkeypatch.setattr(hubplugin_pgvector.store, "PAGE", 50)
+
+
+def function(database, body):
+    database.run(f"CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$")
+
+
+def filled(database, table=PLAIN):
+    database.run(*table.split(";"))
+    database.fill(VECTORS)
+    return database.open(metric="dot")
+
+
+@pytest.mark.parametrize("what", MEDDLING)
+def test_what_changes_more_than_offsets_is_named_and_leaves_the_table_as_it_was(what, database):
+    table, body, made, said = MEDDLING[what]
+    store = filled(database, table)
+    function(database, body)
+    database.run(f"CREATE {made}")
+    before = sorted(database.dump().splitlines())
+    with pytest.raises(StoreError, match=said) as caught:
+        hubplugin.apply(store, BANK, "is", force=True)
+    assert f"{'rule' if 'RULE' in made else 'trigger'} t" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert sorted(database.dump().splitlines()) == before
+
+
+@pytest.mark.parametrize("job", [hubplugin.refresh, hubplugin.rollback])
+def test_a_trigger_that_came_later_stops_a_refresh_and_a_rollback_and_the_active_offsets_stay(job, database):
+    store = filled(database)
+    for tau in (0.05, 0.1):
+        hubplugin.apply(store, BANK, "is", tau=tau, force=True)
+    function(database, EMPTIES)
+    database.run(
+        "INSERT INTO photos SELECT id + 900, embedding FROM photos WHERE id < 3",
+        f"CREATE TRIGGER t BEFORE UPDATE ON photos {ROW}",
+    )
+    before = database.run("SELECT id, embedding::text, hub_offset FROM photos ORDER BY id")
+    with pytest.raises(StoreError, match="on an update fires trigger t"):
+        job(store)
+    assert database.run("SELECT id, embedding::text, hub_offset FROM photos ORDER BY id") == before
+    database.run("ALTER TABLE photos DISABLE TRIGGER t")
+    job(store)
+    assert hubplugin.inspect(store, queries=0).missing == 0
+
+
+def test_a_trigger_that_lets_offsets_be_is_named_by_apply_and_every_row_has_its_offset(database, caplog):
+    store = filled(database)
+    function(database, "NEW.hits = OLD.hits + 1; RETURN NEW;")
+    database.run(
+        f"CREATE TRIGGER counts BEFORE UPDATE ON photos {ROW}",
+        f"CREATE TRIGGER other BEFORE UPDATE OF embedding ON photos {ROW}",
+    )
+    with caplog.at_level(logging.WARNING, "hubplugin"):
+        hubplugin.apply(store, BANK, "is", force=True)
+    assert "these fire on the update of every row: trigger counts" in caplog.text
+    assert "other" not in caplog.text
+    assert hubplugin.inspect(store, queries=0).stale == 0
+    assert database.run("SELECT count(*) FROM photos WHERE hub_offset IS NOT NULL AND hits = 1") == [(200,)]
