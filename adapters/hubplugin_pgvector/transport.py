@@ -133,9 +133,9 @@ class Transport:
                 ) from None
 
     @contextmanager
-    def transaction(self, *, wait: float = WAIT) -> Iterator[None]:
-        """All or nothing. wait: so many seconds for a lock, at most."""
-        with self.one_line("writing"), self._limited("writing", wait):
+    def transaction(self, *, wait: float | None = None) -> Iterator[None]:
+        """All or nothing. wait: so many seconds for a lock, at most, by default `WAIT`."""
+        with self.one_line("writing"), self._limited("writing", WAIT if wait is None else wait):
             yield
 
     @contextmanager
