@@ -27,13 +27,13 @@ from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, plain_client, searches
 from hubplugin_qdrant.client import require_client
 from hubplugin_qdrant.explanation import explanation
-from hubplugin_qdrant.manifest import KEY, Manifest, Version, written_fields
+from hubplugin_qdrant.manifest import KEY, Manifest, Version, our_fields, written_fields
 from hubplugin_qdrant.metadata import CollectionMetadata, CorrectionCache, at_once, run
 from hubplugin_qdrant.offsets import storage_of
 from hubplugin_qdrant.places import Place, QdrantShard, QdrantShare, divided
 from hubplugin_qdrant.points import PointReader, changed_ids
 from hubplugin_qdrant.requests import having, lacking_offset
-from hubplugin_qdrant.schema import Schema, Storage, chosen_storage, deleted, schemas, vector_names
+from hubplugin_qdrant.schema import Schema, Storage, chosen_storage, deleted, dense_vectors, schemas, vector_names
 from hubplugin_qdrant.transport import (
     EVERY_ID,
     IdRange,
@@ -258,9 +258,28 @@ class QdrantStore(Store):
         return lines
 
     def attention(self) -> Sequence[str]:
-        version = self.metadata.read_manifest().active.get(self.using)
+        manifest = self.metadata.read_manifest()
+        if not manifest.everything():
+            return list(self._without_manifest())
+        version = manifest.active.get(self.using)
         hidden = None if version is None else self._schemas[version.storage].hidden(version)
         return [] if hidden is None else [hidden]
+
+    def _without_manifest(self) -> Iterator[str]:
+        """What of a correction lies here without its manifest, as after a snapshot of the collection alone."""
+        place = m.metadata_collection(self.collection)
+        raw = f"whose metadata is not in {place!r}: searches are raw; restore its snapshot under that name, or"
+        key = self.offset_key or KEY
+        with self._transport.one_line("looking for offsets"):
+            first, _ = self._transport.retry(
+                self.client.scroll, self.collection, limit=self._transport.page, with_payload=[key]
+            )
+            there = dense_vectors(self._transport.described())
+        if any(our_fields((record.payload or {}).get(key)) for record in first):
+            yield f"points hold offsets under {key!r} of a correction {raw} run apply; remove takes them out"
+        for name, each in there.items():
+            if m.AUGMENTED_VECTOR.fullmatch(name) and each.size == self.dim + 1:
+                yield f"{name!r} is the second vector of a correction {raw} delete that vector and run apply"
 
     def plan(self) -> Sequence[str]:
         manifest = self.metadata.read_manifest()
