@@ -161,26 +161,34 @@ def add(
     index.ntotal = handler.count
 
 
-def remove_ids(index: faiss.Index, ids: np.ndarray) -> int:
+def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
     """Removes entries from an upgraded index, as the index's own remove_ids does.
 
     It also removes from refined indexes, whose type in Faiss removes nothing. There the ids of what stays close up, as
     they do in a Flat index. In an IDMap over inverted lists each entry keeps its id, which Faiss itself mixes up.
 
     Args:
-        index: an upgraded index. It is changed in place.
-        ids: int64 [n], as a search returns them; ids that are not in the index are passed over.
+        index: an upgraded index. It is changed in place, or left as it is where an error is raised.
+        ids: int64 [n], as a search returns them, or a selector of these; ids that are not in the index are passed over.
 
     Returns:
         How many entries were removed.
 
     Raises:
-        StoreError: the index is not upgraded, or its type removes nothing.
+        StoreError: the index is not upgraded, or its type, or that of its direct map, removes nothing.
+        InputError: the ids are no whole numbers.
     """
     handler = handler_for(index)
     require_upgraded(handler)
-    before = handler.count
-    known = np.intersect1d(np.asarray(ids, np.int64), handler.labels())
+    handler.require_removes()
+    before, labels = handler.count, np.unique(handler.labels())
+    if isinstance(ids, faiss.IDSelector):
+        known = labels[[ids.is_member(label) for label in labels.tolist()]]
+    else:
+        given = np.asarray(ids)
+        if given.size and given.dtype.kind not in "iu":
+            raise InputError(f"ids are of type {given.dtype}: expected whole numbers, or a faiss.IDSelector")
+        known = labels[np.isin(labels, given.astype(np.int64))]
     if known.size:
         handler.remove(known)
         index.ntotal = handler.count

@@ -23,7 +23,7 @@ from hubplugin_faiss.calibration import Asked, is_exact, spread_of_unit
 from hubplugin_faiss.files import making, require_memory, require_unchanged, stamp_of, write_index_file
 from hubplugin_faiss.folder import HubFolder, Run, date_of
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexScale, block_rows, is_mapped, reason
+from hubplugin_faiss.handlers.base import IndexScale, block_rows, is_mapped, most_lost, reason
 from hubplugin_faiss.index import downgrade, normalises_queries, require_unit, require_upgradable, upgraded_by
 from hubplugin_faiss.index_file import Read, read_file
 
@@ -58,7 +58,8 @@ class FaissStore(Store):
     def _take(self, read: Read) -> None:
         self._read = read
         self.index, self.stamp, self.handler = read.index, read.stamp, handler_for(read.index)
-        self.__dict__.pop("raw", None)
+        for of_file_before in ("raw", "_most_lost"):
+            self.__dict__.pop(of_file_before, None)
         self._scales: dict[str, IndexScale] = {}
 
     @cached_property
@@ -97,23 +98,27 @@ class FaissStore(Store):
         return not normalises_queries(self.index)
 
     def rounding(self, batch: Batch, offsets: np.ndarray) -> np.ndarray:
-        """Twice what codes lose of an offset, or of one beside it. None lay further away than that loss after `apply`,
-        `rollback` and `refresh`, under 16 types by both metrics."""
+        """How far from an offset lies what codes hold of it, or of one beside it, as far as it fits them (`most_lost`).
+        What does not is stale: a refresh makes codes with room for it."""
         model = self.model()
         if model is None:
             return np.zeros(len(offsets))
-        scale, handler = self.scale(model), self.handler
+        scale, handler, most = self.scale(model), self.handler, self._most_lost
         rows = np.array([entry.row for entry in batch.ids if isinstance(entry, Entry)], np.int64)
+        right = scale.stored(offsets, batch.vectors)
 
-        def lost(tried: np.ndarray) -> np.ndarray:
-            held = handler.rounded(scale.stored(tried, batch.vectors).astype(np.float32), rows)
-            away = np.abs(scale.of_model(held, batch.vectors) - tried)
-            return np.asarray(np.nan_to_num(away))  # NaN of a vector that is not finite
+        def lost(beside: float) -> np.ndarray:
+            held = handler.rounded((right + beside).astype(np.float32), rows)
+            return np.minimum(np.nan_to_num(np.abs(held - right)), most)  # NaN of a vector that is not finite
 
-        of_own = lost(offsets)
+        of_own = lost(0)
         quarter = float(of_own.mean())  # of the distance between levels, where they are as far apart
-        most = np.max([of_own, *(lost(offsets + near * quarter) for near in (-2, -1, 1, 2))], axis=0)
-        return np.asarray(2 * most)
+        away = np.max([of_own, *(lost(near * quarter) for near in (-2, -1, 1, 2))], axis=0)
+        return np.asarray(scale.of_model(right + away, batch.vectors) - offsets)
+
+    @cached_property
+    def _most_lost(self) -> float:
+        return most_lost(self.handler, np.zeros(1))
 
     def count(self) -> int:
         return self.handler.count

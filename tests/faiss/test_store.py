@@ -270,6 +270,51 @@ def test_a_wrong_offset_is_told_from_one_that_codes_round(tmp_path, kind, metric
     assert wrong.mean() > 0.9
 
 
+@pytest.mark.parametrize("kind", ["SQfp16", "SQbf16", "IVF4,SQbf16", "HNSW8,SQfp16"])
+def test_newcomers_have_the_offset_of_what_the_codes_keep_of_them(tmp_path, model, kind):
+    file = cases.written(tmp_path / "x.faiss", cases.filled(kind, GALLERY))
+    applied(file, model, force=True)
+    index, _ = hubplugin_faiss.read_index(file)
+    hubplugin_faiss.add(index, cases.unit(np.random.default_rng(0).normal(size=(300, 16))), model)
+    cases.written(file, index)
+    assert inspect(open_store(f"faiss:{file}"), queries=0).stale == 0
+
+
+CODED = ("SQ8", "SQ6", "SQ4", "IVF8,SQ8", "HNSW8,SQ8", "RR16,SQ8", "PQ8x8np", "PQ8x4fs", "IVF8,PQ8x8np",
+         "SQ4,Refine(SQ8)", "PQ8x8np,Refine(SQ8)")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", cases.slow_but({"SQ8", "PQ8x8np", "IVF8,PQ8x8np"}, CODED))
+@pytest.mark.parametrize("metric", [IP, L2])
+def test_a_hub_whose_offset_the_codes_cannot_hold_is_stale_and_a_refresh_makes_room(tmp_path, kind, metric):
+    rng = np.random.default_rng(0)
+    gallery, bank = (rng.normal(size=(rows, 16)) for rows in (1000, 300))
+    gallery[:, 0] *= 0.1
+    bank[:, 0] += 12
+    hubs = np.repeat(cases.unit(bank.mean(axis=0, keepdims=True)), 3, axis=0)
+    index = faiss.index_factory(16, kind, metric)
+    index.train(np.concatenate([cases.unit(gallery), hubs]))
+    index.add(cases.unit(gallery))
+    cases.look_everywhere(index)
+    file = cases.written(tmp_path / "x.faiss", index)
+    asked = cases.unit(bank)
+    store = hubplugin_faiss.open_store(file, metric="cosine")
+    model = hubplugin.apply(store, asked, "nnn", k=16, alpha=1.5, force=True).model
+    assert inspect(open_store(f"faiss:{file}"), queries=0).stale == 0
+    cases.grow(file, hubs)
+    assert inspect(open_store(f"faiss:{file}"), queries=0).stale_ids == [1000, 1001, 1002]
+
+    refresh(open_store(f"faiss:{file}"))
+    store = open_store(f"faiss:{file}")
+    assert inspect(store, queries=0).stale == 0
+    (batch,) = store.scan()
+    planted = batch.some(np.flatnonzero(np.asarray(batch.ids) >= 1000))
+    right = model.offsets(planted.vectors)
+    assert right.max() < 2 * model.gallery.smallest
+    np.testing.assert_allclose(planted.offsets, right, atol=0.02)
+    assert not np.isin(store.search(asked, 10).ids, [1000, 1001, 1002]).any()
+
+
 def test_a_vector_that_is_not_finite_hides_no_stale_offset_beside_it(tmp_path, model):
     file = cases.written(tmp_path / "x.faiss", cases.filled("PCA8,Flat", GALLERY))
     for method in ("nnn", "is"):

@@ -374,11 +374,60 @@ def test_a_second_stage_and_its_first_lose_the_same_entries(kind, metric):
     np.testing.assert_allclose(apart, apart.mean(), atol=5e-3)
 
 
-def test_what_removes_nothing_says_so():
-    _, upgraded = fresh("HNSW16,Flat", IP)
-    with pytest.raises(hubplugin.StoreError, match="IndexHNSWFlat cannot remove entries"):
-        hubplugin_faiss.remove_ids(upgraded, np.array([1]))
-    assert upgraded.ntotal == 600
+SELECTORS = (
+    np.arange(0, 600, 3),
+    faiss.IDSelectorRange(100, 300),
+    faiss.IDSelectorNot(faiss.IDSelectorBatch(np.arange(5, 600))),
+)
+
+
+@kinds("IVF8,Flat", "IVF8,PQ6x4fs", "PCA12,IVF8,SQ8", "IVF8,PQ6x8np,RFlat", "IVF8,PQ6x4fs,RFlat", "IDMap2,IVF8,Flat")
+@pytest.mark.parametrize("direct_map", [faiss.DirectMap.Array, faiss.DirectMap.Hashtable])
+@pytest.mark.parametrize("ids", SELECTORS, ids=["array", "range", "not"])
+def test_entries_are_removed_by_any_selector_and_a_direct_map_knows_those_that_are_left(kind, direct_map, ids):
+    case = cases.made(kind, IP)
+    faiss.extract_index_ivf(case.index).set_direct_map_type(direct_map)
+    upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
+    if direct_map == faiss.DirectMap.Array and "RFlat" not in kind and "IDMap" not in kind:
+        before = faiss.serialize_index(upgraded)
+        with pytest.raises(
+            hubplugin.StoreError, match=r"direct map of this IndexIVF\w+ is an array, which can have no"
+        ):
+            hubplugin_faiss.remove_ids(upgraded, ids)
+        np.testing.assert_array_equal(faiss.serialize_index(upgraded), before)
+        return
+    selector = ids if isinstance(ids, faiss.IDSelector) else faiss.IDSelectorBatch(ids)
+    gone = np.array([selector.is_member(label) for label in case.ids.tolist()])
+    assert hubplugin_faiss.remove_ids(upgraded, ids) == gone.sum()
+    closed_up = np.arange((~gone).sum()) if "RFlat" in kind else case.ids[~gone]
+    np.testing.assert_array_equal(np.sort(handler_for(upgraded).labels()), np.sort(closed_up))
+    np.testing.assert_allclose(np.sort(handler_offsets(upgraded)), np.sort(case.offsets[~gone]), atol=1e-2)
+    copy = faiss.deserialize_index(faiss.serialize_index(upgraded))
+    ivf = faiss.extract_index_ivf(copy)
+    assert ivf.direct_map.type == direct_map
+    if "fs" not in kind:
+        ivf.reconstruct(int(list_ids(ivf.invlists, 0)[0]))
+
+
+def handler_offsets(index: faiss.Index) -> np.ndarray:
+    return np.concatenate([offsets for _, offsets in handler_for(index).scan(0, 100)])
+
+
+@kinds("HNSW16,Flat", "HNSW16,RFlat", "IVF8,Flat,Refine(HNSW8)", "IDMap2,HNSW16")
+def test_what_plain_faiss_cannot_remove_from_loses_nothing_of_any_part(kind):
+    _, upgraded = fresh(kind, IP)
+    before = faiss.serialize_index(upgraded)
+    for ids in (np.array([1]), np.array([10**6]), faiss.IDSelectorRange(0, 10)):
+        with pytest.raises(hubplugin.StoreError, match="IndexHNSWFlat cannot remove entries, nor can plain Faiss"):
+            hubplugin_faiss.remove_ids(upgraded, ids)
+    np.testing.assert_array_equal(faiss.serialize_index(upgraded), before)
+
+
+def test_ids_that_are_no_whole_numbers_are_refused_and_none_removes_nothing():
+    _, upgraded = fresh("Flat", IP)
+    with pytest.raises(hubplugin.InputError, match=r"ids are of type float64: expected whole numbers"):
+        hubplugin_faiss.remove_ids(upgraded, np.array([0.5]))
+    assert hubplugin_faiss.remove_ids(upgraded, []) == 0
 
 
 @kinds("IDMap2,IVF8,Flat", "IDMap,IVF8,SQ8")

@@ -526,7 +526,8 @@ def levels(values: np.ndarray, count: int, plain: np.ndarray, room: tuple[float,
     """`count` sorted numbers that quantise `values` [n] with a small squared error: Lloyd's iteration on a line.
 
     plain: what plain Faiss adds, so that it is coded without loss where that takes no more than an eighth of the
-    levels, or where there are levels to spare. Those are spread over `room`, the range of values that may come later.
+    levels, or where there are levels to spare. Those are spread over `room`, the range of values that may come later;
+    of 32 levels or more a sixteenth is spread over what of it lies beyond all values.
     """
     distinct, fixed = np.unique(values), np.unique(plain.astype(np.float32))
     both = np.unique(np.concatenate([distinct, fixed]))
@@ -535,7 +536,9 @@ def levels(values: np.ndarray, count: int, plain: np.ndarray, room: tuple[float,
     if len(fixed) > count // 8:
         values, fixed = np.concatenate([values, fixed]), fixed[:0]
     # Starting evenly over the range, not over the mass, keeps the rare extremes, which are the hubs.
-    found = np.concatenate([fixed, np.linspace(distinct[0], distinct[-1], count - len(fixed))])
+    (first, last), spare = distinct[[0, -1]], count // 32
+    below, above = np.linspace(room[0], first, spare, endpoint=False), np.linspace(room[1], last, spare, endpoint=False)
+    found = np.concatenate([fixed, below, np.linspace(first, last, count - len(fixed) - 2 * spare), above])
     for _ in range(20):
         order = np.argsort(found, kind="stable")
         nearest = order[_nearest(found[order], values)]

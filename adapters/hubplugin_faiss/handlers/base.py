@@ -92,19 +92,27 @@ def copy_fields(new: faiss.Index, old: faiss.Index, *fields: str) -> None:
         setattr(new, field, getattr(old, field))
 
 
-def some_entries(handler: IndexHandler, runs: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """A block of vectors [b, d] in an index, in runs that begin evenly over it, but for those that are not finite, and
-    their offsets [b], NaN where it is not upgraded."""
+def some_entries(handler: IndexHandler, runs: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A block of vectors [b, d] in an index, in runs that begin evenly over it, but for those that are not finite, with
+    their offsets [b], NaN where it is not upgraded, and their rows [b]."""
     count, size = handler.count, block_rows(handler.index.d)
     runs = 1 if count <= size else runs
-    found, held = [np.empty((0, int(handler.index.d)), np.float32)], [np.empty(0, np.float32)]
+    found, held, rows = [np.empty((0, int(handler.index.d)), np.float32)], [np.empty(0, np.float32)], [np.arange(0)]
     for start in range(0, count, -(-count // runs) if count else 1):
         for vectors, offsets in itertools.islice(handler.scan(start, max(size // runs, 1)), 1):
             found.append(vectors)
             held.append(np.full(len(vectors), np.nan, np.float32) if offsets is None else offsets)
+            rows.append(np.arange(start, start + len(vectors)))
     vectors = np.concatenate(found)
     finite = np.isfinite(vectors).all(axis=1)
-    return vectors[finite], np.concatenate(held)[finite]
+    return vectors[finite], np.concatenate(held)[finite], np.concatenate(rows)[finite]
+
+
+def most_lost(handler: IndexHandler, offsets: np.ndarray) -> float:
+    """The most that codes may lose of an offset that fits them: a tenth of the range of those that they hold, as
+    `Coder.require_holds` has it; of `offsets` [n] where they hold none."""
+    held = some_entries(handler, RUNS)[1]
+    return max(float(np.ptp(held if len(held) else offsets)) / 10, 1e-6)
 
 
 CENTRE = 0.02
@@ -136,21 +144,23 @@ class IndexScale:
     def of(cls, handler: IndexHandler, model: OffsetModel) -> IndexScale:
         """The scale on which an index holds offsets of `model`. One that holds none gets a scale for them, by its
         entries; one that does keeps its own, whatever is added, or all that it holds would be wrong at once. It is read
-        off some entries, as the scale by which most of them hold what the model gives."""
-        nearness, vectors = nearness_of(handler, model), np.empty((0, handler.index.d), np.float32)
-        if handler.holds_offsets_of(model):
-            vectors, stored = some_entries(handler, RUNS)
-            some = evenly(np.flatnonzero(vectors.any(axis=1)), READ_OFF)  # the model cannot judge zeros
-            vectors, stored = vectors[some], stored[some]
+        off some entries, as the scale by which most of them hold what codes make of what the model gives."""
+        nearness = nearness_of(handler, model)
+        if not handler.holds_offsets_of(model):
+            return cls(handler, nearness)
+        vectors, stored, rows = some_entries(handler, RUNS)
+        some = evenly(np.flatnonzero(vectors.any(axis=1)), READ_OFF)  # the model cannot judge zeros
+        vectors, stored, rows = vectors[some], stored[some], rows[some]
         if not len(vectors) or not np.ndim(handler.lengths_and_bias(vectors, nearness)[1]):
             return cls(handler, nearness)
-        offsets, apart = model.offsets(vectors), []
+        offsets, agreeing = model.offsets(vectors), []
         for tried in [nearness] if nearness is None else [nearness, *(STEP * np.arange(-20, 21))]:
             lengths, bias = handler.lengths_and_bias(vectors, tried)
-            means = stored - (lengths * offsets - bias)
-            mean = CENTRE * round(float(np.median(means)) / CENTRE)
-            apart.append((float(np.median(np.abs(means - mean))), tried, mean))
-        return cls(handler, *min(apart, key=lambda each: each[0])[1:])  # of several as good the first
+            wanted = lengths * offsets - bias
+            mean = CENTRE * round(float(np.median(stored - wanted)) / CENTRE)
+            apart = np.abs(handler.rounded((wanted + mean).astype(np.float32), rows) - stored)
+            agreeing.append((int((apart <= 1e-5 + 1e-6 * np.abs(stored)).sum()), tried, mean))
+        return cls(handler, *max(agreeing, key=lambda each: each[0])[1:])  # of several as good the first
 
     def stored(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """What the index holds for `offsets` [b] of `vectors` [b, d], as it reconstructs them: float64 [b]."""
@@ -289,12 +299,15 @@ class IndexHandler(ABC):
     def _not_upgraded(self) -> StoreError:
         return StoreError(f"{name_of(self.index)} is not upgraded")
 
-    def remove(self, ids: np.ndarray) -> None:
-        """Removes the entries that a search calls `ids` from an upgraded index."""
-        try:
-            self.index.remove_ids(faiss.IDSelectorBatch(ids))
-        except RuntimeError as error:
-            raise StoreError(f"{name_of(self.index)} cannot remove entries: {reason(error)}") from None
+    def require_removes(self, *, renumbered: bool = False) -> None:  # noqa: B027
+        """Raises StoreError if `remove` could not remove entries. Nothing is changed."""
+
+    def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
+        """Removes the entries that a search calls `ids` from an upgraded index, after `require_removes`.
+
+        renumbered: the ids of inverted lists close up to 0, 1, 2, ..., as those of codes in a row do of themselves.
+        """
+        self.index.remove_ids(faiss.IDSelectorBatch(ids))
 
     def coded(self, vectors: np.ndarray) -> np.ndarray:
         """`vectors` [n, d] as an upgraded index reconstructs them once they are added: float32 [n, d]."""

@@ -65,6 +65,11 @@ class GraphHandler(BaseIndexHandler):
             raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
         self._storage.require_takes_extended(vectors, None)
 
+    def require_removes(self, *, renumbered: bool = False) -> None:
+        raise StoreError(
+            f"{name_of(self.index)} cannot remove entries, nor can plain Faiss; build it anew of the others"
+        )
+
     def append_extended(
         self, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
     ) -> None:

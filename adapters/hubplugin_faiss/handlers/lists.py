@@ -257,6 +257,23 @@ class InvertedListsHandler(BaseIndexHandler):
         given = None if self.index.direct_map.type == faiss.DirectMap.Array else faiss.swig_ptr(ids)
         self.index.add_core(len(extended), faiss.swig_ptr(extended), given, faiss.swig_ptr(nearest))
 
+    def require_removes(self, *, renumbered: bool = False) -> None:
+        if self.index.direct_map.type == faiss.DirectMap.Array and not renumbered:
+            raise StoreError(
+                f"the direct map of this {name_of(self.index)} is an array, which can have no gaps; to remove entries, "
+                "call faiss.extract_index_ivf(index).set_direct_map_type(faiss.DirectMap.Hashtable), or with NoMap"
+            )
+
+    def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
+        with mapped_anew(self.index):
+            self._remove(ids)
+            for number in range(self.index.nlist if renumbered else 0):
+                own = list_ids(self.index.invlists, number)
+                own -= np.searchsorted(np.unique(ids), own)
+
+    def _remove(self, ids: np.ndarray) -> None:
+        self.index.remove_ids(faiss.IDSelectorBatch(ids))
+
     def _ids_to_add(self, ids: np.ndarray | None, count: int) -> np.ndarray:
         """The ids of `count` entries that are to be added; raises StoreError if the direct map cannot hold `ids`."""
         numbered = self.count + np.arange(count)
@@ -365,7 +382,7 @@ def _parts(starts: np.ndarray, first: int, last: int) -> Iterator[tuple[int, sli
 
 @contextmanager
 def mapped_anew(index: faiss.Index) -> Iterator[None]:
-    """On exit, rebuilds the direct map of the IVF `index`, if it has one, after entries were added to its lists."""
+    """On exit, rebuilds the direct map of the IVF `index`, if it has one, after its lists were changed."""
     kind = index.direct_map.type
     index.set_direct_map_type(faiss.DirectMap.NoMap)
     try:
@@ -379,7 +396,7 @@ class FastScanHandler(FlatCodesHandler):
 
     names = ("IndexPQFastScan",)
 
-    def remove(self, ids: np.ndarray) -> None:
+    def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
         """Faiss's own leaves old codes behind the last one, and its `add` does not erase them before it writes."""
         add_codes(self.index, self._codes(0, self.count)[np.setdiff1d(np.arange(self.count), ids)], start=0)
 
@@ -409,16 +426,15 @@ class FastScanListsHandler(InvertedListsHandler):
                 add_codes_to_list(self.index, *run)
             self.index.ntotal += len(extended)
 
-    def remove(self, ids: np.ndarray) -> None:
+    def _remove(self, ids: np.ndarray) -> None:
         """As in `FastScanHandler`, in each list."""
-        with mapped_anew(self.index):
-            for number in range(self.index.nlist):
-                own = list_ids(self.index.invlists, number).copy()
-                kept = np.flatnonzero(~np.isin(own, ids))
-                if len(kept) < len(own):
-                    codes = self._codes(number, 0, len(own))[kept]
-                    add_codes_to_list(self.index, number, own[kept], codes, start=0)
-                    self.index.ntotal -= len(own) - len(kept)
+        for number in range(self.index.nlist):
+            own = list_ids(self.index.invlists, number).copy()
+            kept = np.flatnonzero(~np.isin(own, ids))
+            if len(kept) < len(own):
+                codes = self._codes(number, 0, len(own))[kept]
+                add_codes_to_list(self.index, number, own[kept], codes, start=0)
+                self.index.ntotal -= len(own) - len(kept)
 
     def _codes(self, number: int, start: int, stop: int) -> np.ndarray:
         lists = faiss.downcast_InvertedLists(self.index.invlists)

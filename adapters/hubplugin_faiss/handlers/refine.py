@@ -20,7 +20,7 @@ from hubplugin_faiss.handlers.base import (
     handler_for,
     name_of,
 )
-from hubplugin_faiss.handlers.wrappers import WrapperHandler, close_up
+from hubplugin_faiss.handlers.wrappers import WrapperHandler
 
 SHRUNK, RUNS = 512, 16
 """From how many entries the slope of codes is taken, in how many runs. On six settings 256 to 2,048 give the same slope
@@ -79,11 +79,14 @@ class RefineHandler(WrapperHandler):
         """Of both stages. That of the first takes the norm bias off alone: lengths are part of its share of offsets."""
         return IndexScale(self._base, nearness), IndexScale(self._inner, nearness)
 
-    def remove(self, ids: np.ndarray) -> None:
+    def require_removes(self, *, renumbered: bool = False) -> None:
+        for stage in (self._base, self._inner):
+            stage.require_removes(renumbered=True)
+
+    def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
         """Removes entries and closes up the ids of the others, since the second stage finds entries by their row."""
-        self._base.remove(ids)
-        self._inner.remove(ids)
-        close_up(self._base, np.unique(ids))
+        for stage in (self._base, self._inner):
+            stage.remove(ids, renumbered=True)
         self.index.ntotal = self.index.refine_index.ntotal
 
     def extra_dimensions(self) -> list[ExtraDimensions]:

@@ -12,9 +12,7 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.codecs import ExtraDimensions, UpgradeSpec
-from hubplugin_faiss.encoding.layout import list_ids
 from hubplugin_faiss.handlers.base import (
-    SAMPLE,
     BaseIndexHandler,
     IndexHandler,
     base_index_handler,
@@ -22,6 +20,7 @@ from hubplugin_faiss.handlers.base import (
     handed_over,
     handler_for,
     is_mapped,
+    most_lost,
     name_of,
     pretransform,
 )
@@ -109,10 +108,12 @@ class IdMapHandler(WrapperHandler):
         if isinstance(self.index, faiss.IndexIDMap2):
             self.index.construct_rev_map()
 
-    def remove(self, ids: np.ndarray) -> None:
+    def require_removes(self, *, renumbered: bool = False) -> None:
+        self._inner.require_removes(renumbered=True)
+
+    def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
         own, gone = self._ids, np.isin(self._ids, ids)
-        self._inner.remove(np.flatnonzero(gone))
-        close_up(self._inner, np.flatnonzero(gone))
+        self._inner.remove(np.flatnonzero(gone), renumbered=True)
         self.index.ntotal = self.index.index.ntotal
         faiss.copy_array_to_vector(own[~gone], self.index.id_map)
         if isinstance(self.index, faiss.IndexIDMap2):
@@ -196,8 +197,6 @@ class PreTransformHandler(WrapperHandler):
         return lengths, np.asarray((self._transformed(vectors) - shift) @ shift + bias)
 
     def coded(self, vectors: np.ndarray) -> np.ndarray:
-        if not self.lossy:
-            return vectors
         extra, inner = self._extra(), self._transformed(vectors)
         if extra is None:
             inner = self._inner.coded(inner)
@@ -216,12 +215,8 @@ class PreTransformHandler(WrapperHandler):
         self._require_room(offsets, vectors)
 
     def _require_room(self, offsets: np.ndarray, vectors: np.ndarray) -> None:
-        """Raises StoreError if codes cannot express `offsets` [n] of `vectors` [n, d] to within a quarter of the
-        largest that there is, of these and those that they hold. Rounding stays far below."""
-        held = [own for _, own in itertools.islice(self.scan(0, SAMPLE), 1) if own is not None]
-        largest = max((float(np.abs(part).max()) for part in (*held, offsets) if len(part)), default=0.0)
-        lost = np.abs(self.rounded(offsets, vectors=vectors) - offsets) if len(offsets) else np.zeros(1)
-        if lost.max() > max(largest / 4, 1e-6):
+        """Raises StoreError if codes lose too much of `offsets` [n] of `vectors` [n, d]."""
+        if len(offsets) and np.abs(self.rounded(offsets, vectors=vectors) - offsets).max() > most_lost(self, offsets):
             raise StoreError(
                 f"offsets from {offsets.min():.4g} to {offsets.max():.4g} find no room in the codes of this "
                 f"{name_of(self._inner.index)}, which were made for others: replace all, index = upgrade(index, model)"
@@ -237,8 +232,11 @@ class PreTransformHandler(WrapperHandler):
             base_index_handler(self.index.index).append_extended(extra, vectors, offsets, ids)
         self.index.ntotal = self.index.index.ntotal
 
-    def remove(self, ids: np.ndarray) -> None:
-        self._inner.remove(ids)
+    def require_removes(self, *, renumbered: bool = False) -> None:
+        self._inner.require_removes(renumbered=renumbered)
+
+    def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
+        self._inner.remove(ids, renumbered=renumbered)
         self.index.ntotal = self.index.index.ntotal
 
     def rounded(
@@ -322,16 +320,3 @@ class PreTransformHandler(WrapperHandler):
             faiss.copy_array_to_vector(faiss.vector_to_array(writer.data), reader.data)
             chain.append(faiss.read_VectorTransform(reader))
         return chain
-
-
-def close_up(part: IndexHandler, gone: np.ndarray) -> None:
-    """Renumbers the remaining entries of inverted lists 0, 1, 2, ..., as codes in a row renumber themselves.
-
-    gone: the numbers of the removed entries, in ascending order.
-    """
-    while isinstance(part, PreTransformHandler):
-        part = part._inner
-    if isinstance(part.index, faiss.IndexIVF):
-        for number in range(part.index.nlist):
-            own = list_ids(part.index.invlists, number)
-            own -= np.searchsorted(gone, own)
