@@ -109,12 +109,13 @@ class FaissStore(Store):
 
         def lost(beside: float) -> np.ndarray:
             held = handler.rounded((right + beside).astype(np.float32), rows)
-            return np.minimum(np.nan_to_num(np.abs(held - right)), most)  # NaN of a vector that is not finite
+            away = np.nan_to_num(np.abs(held - right))  # NaN of a vector that is not finite
+            return np.asarray(np.minimum(away, most))
 
         of_own = lost(0)
         quarter = float(of_own.mean())  # of the distance between levels, where they are as far apart
         away = np.max([of_own, *(lost(near * quarter) for near in (-2, -1, 1, 2))], axis=0)
-        return np.asarray(scale.of_model(right + away, batch.vectors) - offsets)
+        return np.asarray(scale.of_model(right + away, batch.vectors) - offsets) + self.precision
 
     @cached_property
     def _most_lost(self) -> float:
