@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,6 +56,18 @@ def alone(path: str | os.PathLike[str]) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+
+
+def lack_of_room(folder: str | os.PathLike[str], needed: int = 0) -> str:
+    """Why no file of `needed` bytes can be made in `folder`, as far as that can be told without leaving one; ""
+    otherwise. Asked before a work that ends with it."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return error.strerror or str(error)
+    short = f"{os.strerror(errno.ENOSPC)}, {needed:,} bytes are needed and {free:,} were free"
+    return short if free < needed else ""
 
 
 @contextmanager

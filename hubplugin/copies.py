@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric, augment_queries, augment_targets
 from hubplugin.model import OffsetModel, Value, group_key
-from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, now
+from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, now, require_room
 from hubplugin.vectors import Progress
 
 State: TypeAlias = Literal["active", "half-written", "previous"]
@@ -49,6 +50,9 @@ class CopyStore(Store):
     inner product, cosine of unit vectors   [t + S't, offset / e], searched with [q, e]: q + Sq is the query map
     squared Euclidean distance              [t, sqrt(2 (cap - offset))], searched with [q, 0]
     """
+
+    folder: Path | None = None
+    """In which the store lies, where that is a folder of this machine."""
 
     _model: OffsetModel | None = None
     _e: tuple[OffsetModel, float] | None = None
@@ -128,6 +132,11 @@ class CopyStore(Store):
     def correction(self) -> Correction | None:
         copy = self.copy_in("active") or self.copy_in("half-written")
         return None if copy is None else Correction(self.model_of(copy), copy.state == "active", copy.made)
+
+    def require_writable(self, *, dry_run: bool = False) -> None:
+        """Raises StoreError if the folder has no room for another copy."""
+        if self.folder is not None and not dry_run:
+            require_room(self.folder, 4 * (self.dim + 1) * self.count())
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> CopyWriting:
         copies = self.copies()

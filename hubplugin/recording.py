@@ -30,6 +30,7 @@ from uuid import UUID
 
 import numpy as np
 
+from hubplugin.atomic import alone, lack_of_room, opened
 from hubplugin.errors import InputError, StoreError
 from hubplugin.vectors import Sliceable, one_line
 
@@ -181,8 +182,7 @@ def _opened(folder: Path, begin: str = "BEGIN IMMEDIATE", make: bool = False) ->
     if not os.path.lexists(path):
         yield None
         return
-    if path.is_symlink() or not path.is_file():
-        raise StoreError(f"{path} is a link, or no file; delete it: a record is only a sample")
+    _require_own(path)
     try:
         url = f"{path.absolute().as_uri()}?mode=rw"
         with closing(sqlite3.connect(url, PATIENCE, isolation_level=None, uri=True)) as record:
@@ -203,6 +203,23 @@ def _opened(folder: Path, begin: str = "BEGIN IMMEDIATE", make: bool = False) ->
         raise StoreError(f"{path} cannot be used now ({error}); try again") from None
     except (sqlite3.Error, ValueError) as error:
         raise StoreError(f"{path} is damaged ({one_line(error)}); delete it: it is only a sample") from None
+
+
+JOURNAL_OF_SEVERAL = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
+"""What a journal ends with that names the journal of several databases. SQLite deletes what has that name."""
+
+
+def _require_own(path: Path) -> None:
+    """Raises StoreError where SQLite would write to, give away or delete what is somebody else's: a link or a second
+    name in the place of the record or of a file that SQLite keeps beside it, and a journal that names another one."""
+    journal = path.with_name(f"{FILE}-journal")
+    for each in (path, journal, path.with_name(f"{FILE}-wal"), path.with_name(f"{FILE}-shm")):
+        if os.path.lexists(each) and not alone(each):
+            raise StoreError(f"{each} is a link, or no file; delete it: a record is only a sample")
+    with suppress(FileNotFoundError), opened(journal) as file:  # another process may have finished with it
+        file.seek(max(os.fstat(file.fileno()).st_size - len(JOURNAL_OF_SEVERAL), 0))
+        if file.read() == JOURNAL_OF_SEVERAL:
+            raise StoreError(f"{journal} names another file, which SQLite would delete; delete the journal")
 
 
 def _has_direction(vector: bytes) -> bool:
@@ -285,6 +302,9 @@ class Recorder:
         self._within: dict[tuple[str, ...], Recorder] = {}
         self._begin()
         _ALL.add(self)
+        there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.is_dir())
+        if lack := lack_of_room(there):
+            self.fail(StoreError(f"cannot write in {str(there)!r}: {lack}"))
 
     def _begin(self) -> None:
         """Nothing is heard yet: in a new process, or in the child of a fork."""

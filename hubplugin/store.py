@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from hubplugin.atomic import lack_of_room
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value
@@ -210,8 +211,9 @@ class Store(ABC):
         return 0.0
 
     def require_writable(self, *, dry_run: bool = False) -> None:  # noqa: B027
-        """Raises StoreError for what keeps a correction from being written, as far as that can be told without writing:
-        `apply` asks before it reads the gallery. dry_run: whoever asks need not have the right to write."""
+        """Raises StoreError for what keeps a correction from being written, such as a folder without room for it
+        (`require_room`), as far as that can be told without changing anything: `apply` asks before it reads the
+        gallery. dry_run: whoever asks need not have the right to write."""
 
     def notes(self) -> Sequence[str]:
         """What the store has to add to an inspection, a line each: where and how the correction lies in it."""
@@ -263,6 +265,13 @@ class Told:
 
 def _library(of: object) -> str:
     return type(of).__module__.partition(".")[0]
+
+
+def require_room(folder: Path, needed: int) -> None:
+    """Raises StoreError if no file of `needed` bytes, of which there are going to be that many at least, can be made in
+    `folder`."""
+    if lack := lack_of_room(folder, needed):
+        raise StoreError(f"cannot write in {str(folder)!r}: {lack}; nothing was changed")
 
 
 def require_ungrouped(store: Store, group_by: str | None) -> None:

@@ -297,4 +297,6 @@ def open_url(url: str) -> ChromaStore:
         client = chroma.PersistentClient(place)
     else:
         raise StoreError(f"{url}: {place!r} is no folder of Chroma; expected chroma:FOLDER/COLLECTION")
-    return ChromaStore(client, client.get_collection(name.partition("?")[0], embedding_function=None), url)
+    store = ChromaStore(client, client.get_collection(name.partition("?")[0], embedding_function=None), url)
+    store.folder = None if parts.netloc else Path(place)
+    return store

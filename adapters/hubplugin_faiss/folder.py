@@ -31,6 +31,7 @@ from pydantic import BaseModel
 from hubplugin.atomic import alone, kind_of, opened
 from hubplugin.errors import ModelFileError, StoreError
 from hubplugin.model import OffsetModel, load
+from hubplugin.store import require_room
 from hubplugin_faiss.files import flushed, making, new_file, permit
 from hubplugin_faiss.handlers.base import IndexHandler
 
@@ -114,6 +115,14 @@ class HubFolder:
                 f"{str(earlier)!r} is of an earlier version of hubplugin, and no rollback reads it now; delete it, and "
                 "the files *.offsets beside it"
             )
+
+    def require_room(self, needed: int) -> None:
+        """Raises StoreError if no files of so many bytes can be made here. What is pending goes before, or is part of
+        them."""
+        there = [path for path in (self.index.parent, self.path, self.pending) if path.is_dir()]
+        pending = sum(path.stat().st_size for path in self._of_pending if path.is_file())
+        for folder in there:
+            require_room(folder, needed - pending)
 
     def make(self) -> None:
         """Makes the folder, if there is none. Who may read the index may read it, and nobody else."""

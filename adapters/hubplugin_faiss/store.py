@@ -205,9 +205,14 @@ class FaissStore(Store):
         return run
 
     def require_writable(self, *, dry_run: bool = False) -> None:
-        """Raises StoreError if there is no memory for the index that is going to be, and for the one without offsets
-        that it is made of. Asked before a gallery is fitted for an hour."""
+        """Raises StoreError if the index cannot carry offsets, if memory has no room for what is going to be beside
+        what is, or the folder has none. Asked before a gallery is fitted for an hour."""
+        if not self.handler.is_upgraded():
+            require_upgradable(self.handler)
         require_memory(self.path, 2 if self.handler.is_upgraded() else 1, "replacing the index in")
+        if not dry_run:
+            self.folder.require()
+            self.folder.require_room(4 * self.count() + os.path.getsize(self.path))
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> FaissWriting:
         return FaissWriting.begun(self, model)
@@ -345,8 +350,6 @@ class FaissWriting(Writing):
         run, rows = store.run(), store.count()
         try:
             active, half = store.model(), store.half_written()
-            if not store.handler.is_upgraded():
-                require_upgradable(store.handler)
             if not rows:
                 raise StoreError(f"{store.url} is empty; add vectors, then correct it")
             store.require_writable()

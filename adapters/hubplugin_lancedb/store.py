@@ -52,7 +52,7 @@ class LanceStore(CopyStore):
     metric = Metric.COSINE
 
     def __init__(self, folder: str, table: str):
-        self.url = f"lancedb:{folder}/{table}"
+        self.url, self.folder = f"lancedb:{folder}/{table}", Path(folder)
         self._database = lancedb.connect(folder)
         self.table = self._database.open_table(table)
         self._book_name = f"{table}__hubplugin"

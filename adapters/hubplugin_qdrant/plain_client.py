@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 from uuid import UUID, uuid4
 
@@ -44,6 +45,12 @@ Scroll: TypeAlias = Callable[..., Scrolled]
 def is_local(client: QdrantClient | AsyncQdrantClient) -> bool:
     """Whether `client` is qdrant-client's local mode, which searches in this process and has no server."""
     return isinstance(client._client, (QdrantLocal, AsyncQdrantLocal))
+
+
+def folder_of(client: QdrantClient) -> Path | None:
+    """The folder of a local mode that keeps what it holds; None of a server, and in memory."""
+    local = client._client
+    return Path(local.location) if isinstance(local, QdrantLocal) and local.persistent else None
 
 
 def address(client: QdrantClient) -> str:

@@ -21,7 +21,7 @@ from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.recording import folder_within
-from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, now
+from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, now, require_room
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, plain_client, searches
@@ -199,6 +199,9 @@ class QdrantStore(Store):
             key = self.key_for(manifest)
             if is_first:
                 self._require_free(key)
+        folder = plain_client.folder_of(self.client)
+        if not dry_run and folder is not None:
+            require_room(folder, (4 * self.dim if self.storage == "vector" else 20) * self.count())
         if not dry_run and not self._transport.is_local:
             names = [self.collection, m.metadata_collection(self.collection)]
             for name in names if self.metadata.exists() else names[:1]:

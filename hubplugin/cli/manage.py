@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
@@ -67,6 +68,7 @@ def bank(
     import numpy as np
 
     from hubplugin.registry import open_store
+    from hubplugin.report.render import write_file
 
     if export is not None and export.suffix != ".npy":
         raise InputError("a bank is written as .npy; given: ", Parameter("export", str(export)))
@@ -84,7 +86,9 @@ def bank(
     if export is not None:
         if recorded is None:
             raise InputError(_nothing(opened))
-        np.save(export, recorded.array())
+        content = io.BytesIO()
+        np.save(content, recorded.array())
+        write_file(export, content.getvalue())
     # Clicks may be there without their queries, and queries of a model of other dimensions.
     changes = opened.record.is_dir() and (delete or keep is not None or bool(forget))
     left = _changed(opened, keep, delete, forget or []) if changes and not dry_run else recorded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hubplugin.atomic import lack_of_room
 from hubplugin.bank import Bank
 from hubplugin.cli.application import Answer
 from hubplugin.compute import Compute
@@ -124,6 +126,8 @@ def require_files(read: Sequence[str | None], written: Sequence[Path | None]) ->
             raise InputError(f"cannot write {str(path)!r}: it is a folder; expected a file")
         if path is not None and not path.parent.is_dir():
             raise InputError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
+        if path is not None and (lack := lack_of_room(Path(os.path.realpath(path)).parent, needed=1)):
+            raise InputError(f"cannot write {str(path)!r}: {lack}")
 
 
 @contextmanager

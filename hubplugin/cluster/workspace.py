@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import os
 import re
-import shutil
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -29,6 +28,10 @@ MADE = b"made by hubplugin"
 """What the lock of a folder says that goes with it."""
 
 
+STEP, FOUND = re.compile(".*-[0-9a-f]{16}").fullmatch, re.compile(r"\d{5}-[0-9a-f]{16}\.npz.*").fullmatch
+"""The names of the folder of a step, and of what a task has found in a shard; a kill may have left it half-written."""
+
+
 class Workspace:
     """The folder of one run, which goes when the run ends well. folder: None is one in the temporary folder, which goes
     in every case.
@@ -42,7 +45,9 @@ class Workspace:
             self.path = Path(tempfile.mkdtemp(prefix="hubplugin-") if folder is None else folder).absolute()
             is_new = self._is_own or not self.path.is_dir()
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock: IO[bytes] = (self.path / "lock").open("a+b")
+            self._lock = atomic.opened(self.path / "lock", os.O_RDWR | os.O_CREAT)
+            if self._lock.read(len(MADE) + 1) not in (b"", MADE) or not atomic.alone(self.path / "lock"):
+                raise OSError(errno.EEXIST, "its file 'lock' is somebody else's; name another folder")
             if is_new:
                 self._lock.write(MADE)
                 self._lock.flush()
@@ -60,7 +65,7 @@ class Workspace:
     def read(self, step: str, shard: str) -> ShardResult | None:
         """What a task found before; None where it did not run, or its file is damaged."""
         try:
-            with np.load(self._file(step, shard), allow_pickle=False) as found:
+            with atomic.opened(self._file(step, shard)) as file, np.load(file, allow_pickle=False) as found:
                 return {name: found[name] for name in found.files}
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
             return None
@@ -70,6 +75,8 @@ class Workspace:
         file = self._file(step, shard)
         try:
             file.parent.mkdir(exist_ok=True)
+            if file.parent.is_symlink():
+                raise OSError(errno.ELOOP, f"{file.parent.name} is a link")
             with atomic.replacing(file) as opened:
                 np.savez(opened, **found)  # type: ignore[arg-type]
         except OSError as error:
@@ -85,11 +92,14 @@ class Workspace:
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        """Removes all of it if nothing went wrong; else what was found stays for the next run."""
+        """Removes what runs have left here if nothing went wrong; else what was found stays for the next run."""
         if error is None or self._is_own:
             for folder in self.path.iterdir():
-                if folder.is_dir() and re.search("-[0-9a-f]{16}$", folder.name):
-                    shutil.rmtree(folder, ignore_errors=True)
+                if atomic.kind_of(folder) == "a folder" and STEP(folder.name):
+                    with contextlib.suppress(OSError):  # somebody else has put something there
+                        for file in filter(lambda file: FOUND(file.name), folder.iterdir()):
+                            file.unlink()
+                        folder.rmdir()
             self._lock.seek(0)
             made = self._lock.read() == MADE
             (self.path / "lock").unlink(missing_ok=True)

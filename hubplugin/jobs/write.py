@@ -401,6 +401,7 @@ def write(store: Store, model: OffsetModel, *, compute: Compute = Compute(), for
     """Writes the offsets of a fitted `model` to everything in `store` and activates them. force: see
     `Writing.forced`."""
     require_match(model, store)
+    store.require_writable()
     warn_if_swapped(model, store.count())
     gallery = None
     if model.gallery is None:

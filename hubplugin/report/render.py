@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from hubplugin import atomic
 from hubplugin._version import __version__
 from hubplugin.errors import InputError, install
 from hubplugin.report.plots import svg
@@ -128,8 +128,14 @@ def write_page(report: Report, path: str | os.PathLike[str], command: str | None
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
+    write_file(path, text.encode())
+
+
+def write_file(path: str | os.PathLike[str], content: bytes) -> None:
+    """Writes a file that somebody has named, whole or not at all; where `path` is a link, the file that it leads to.
+    Raises InputError."""
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        atomic.write(os.path.realpath(path), content)
     except OSError as error:
         raise InputError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
 

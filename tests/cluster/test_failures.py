@@ -272,6 +272,40 @@ def test_files_of_others_in_the_workspace_stay(folder, tmp_path):
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["mine"]
 
 
+STEP = "offsets-0123456789abcdef"
+
+
+@pytest.mark.parametrize("name", ["lock", STEP])
+def test_nothing_is_written_to_or_deleted_through_a_link_in_the_workspace(folder, tmp_path, name):
+    victim, work = tmp_path / "victim", tmp_path / "work"
+    victim.mkdir()
+    work.mkdir()
+    kept = victim / f"00000-{STEP[-16:]}.npz"
+    kept.write_text("precious")
+    if name == "lock":
+        (work / name).symlink_to(victim / "new")
+        with pytest.raises(ClusterError, match=r"cannot write in .*work': it is a link"):
+            fit(folder, workspace=work)
+    else:
+        (work / name).symlink_to(victim)
+        fit(folder, workspace=work)
+        with Workspace(work) as workspace, pytest.raises(ClusterError, match=f"{STEP} is a link"):
+            workspace.write(STEP, f"00000-{STEP[-16:]}", {"x": np.zeros(1)})
+    assert [path.read_text() for path in victim.iterdir()] == ["precious"]
+
+
+def test_what_somebody_else_keeps_in_the_workspace_under_a_like_name_stays(folder, tmp_path):
+    work = tmp_path / "work"
+    (work / STEP).mkdir(parents=True)
+    (work / STEP / "mine").write_text("precious")
+    fit(folder, workspace=work)
+    assert (work / STEP / "mine").read_text() == "precious"
+    (work / "lock").write_text("precious")
+    with pytest.raises(ClusterError, match="its file 'lock' is somebody else's; name another folder"):
+        fit(folder, workspace=work)
+    assert (work / "lock").read_text() == "precious"
+
+
 def test_ctrl_c_cancels_what_was_sent(folder):
     sent: list[Future] = []
 

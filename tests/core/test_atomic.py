@@ -8,6 +8,7 @@ import pytest
 
 import hubplugin
 from hubplugin import HubpluginError, atomic
+from hubplugin.report.render import write_text
 
 
 def files(folder):
@@ -59,6 +60,33 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
     (tmp_path / "file").symlink_to(tmp_path / "victim")
     atomic.write(tmp_path / "file", b"content")
     assert files(tmp_path) == {"victim": b"precious", "file": b"content"}
+
+
+@pytest.mark.parametrize("use", [atomic.opened, hubplugin.load, lambda path: atomic.write(path, b"")])
+def test_a_pipe_is_neither_waited_for_nor_replaced(tmp_path, use):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises((OSError, HubpluginError), match="it is no regular file"):
+        use(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR | os.O_CREAT])
+def test_no_link_is_opened_as_a_file_of_our_own(tmp_path, flags):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OSError, match="it is a link"):
+        atomic.opened(tmp_path / "link", flags)
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("name", ["report.html", "link.html"])
+def test_a_report_that_finds_no_room_leaves_the_one_before(tmp_path, full_disk, name):
+    (tmp_path / "report.html").write_bytes(b"before")
+    (tmp_path / "link.html").symlink_to(tmp_path / "report.html")
+    with full_disk(), pytest.raises(HubpluginError, match=r"cannot write '.*html': File too large"):
+        write_text(tmp_path / name, "x" * 100_000)
+    assert files(tmp_path) == dict.fromkeys(("report.html", "link.html"), b"before")
+    write_text(tmp_path / name, "after")
+    assert files(tmp_path) == dict.fromkeys(("report.html", "link.html"), b"after")
 
 
 def test_the_mode_is_the_one_that_was_asked_for_less_the_umask(tmp_path):

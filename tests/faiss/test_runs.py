@@ -474,7 +474,7 @@ PLACES = {
 """All that hubplugin has in photos.faiss.hub."""
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def ends():
     """A pipe that is read without a writer is waited for without an end."""
 

@@ -6,6 +6,7 @@ import re
 import signal
 import sqlite3
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -288,6 +289,7 @@ def earlier(path, record):
         (lambda path, record: path.symlink_to(record.with_name("nowhere")), "is a link, or no file; delete it"),
         (lambda path, record: path.mkdir(), "is a link, or no file; delete it"),
         (lambda path, record: os.mkfifo(path), "is a link, or no file; delete it"),
+        (lambda path, record: os.link(record, path), "is a link, or no file; delete it"),
         (earlier, "holds part files of an earlier version; delete it"),
     ],
 )
@@ -306,6 +308,31 @@ def test_no_link_is_followed_and_what_is_no_file_of_this_version_is_refused(
     with pytest.raises(StoreError, match=said):
         read(folder)
     assert len(list(folder.iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", ["journal", "wal", "shm"])
+def test_a_link_in_the_place_of_what_sqlite_keeps_beside_a_record_is_not_followed(name, folder, queries, tmp_path):
+    recorded(folder, queries)
+    (tmp_path / "precious").write_text("precious")
+    (folder / f"record.sqlite-{name}").symlink_to(tmp_path / "precious")
+    for use in (read, clear):
+        with pytest.raises(StoreError, match=f"record.sqlite-{name} is a link, or no file; delete it"):
+            use(folder)
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_journal_that_names_a_file_of_somebody_else_deletes_it_not(folder, queries, tmp_path):
+    """SQLite takes it for that of a transaction over several databases, and deletes what it names once it is done."""
+    recorded(folder, queries)
+    precious, magic = tmp_path / "precious", bytes.fromhex("d9d505f920a163d7")
+    precious.write_text("precious")
+    name, pages = str(precious).encode(), (folder / "record.sqlite").stat().st_size // 4096
+    head = (magic + struct.pack(">5I", 0, 1, pages, 512, 4096)).ljust(512, b"\0")
+    tail = struct.pack(">I", (1 << 30) // 4096 + 1) + name + struct.pack(">2I", len(name), sum(name)) + magic
+    (folder / "record.sqlite-journal").write_bytes(head + tail)
+    with pytest.raises(StoreError, match=r"record.sqlite-journal names another file, which SQLite would delete"):
+        read(folder)
+    assert precious.read_text() == "precious"
 
 
 def test_a_record_that_others_write_to_for_long_is_left_alone(folder, queries, monkeypatch, caplog):
