@@ -82,7 +82,7 @@ def _title(page: str) -> str:
 def _sentence(page: str) -> str:
     """The first sentence of a page that is prose, without links."""
     paragraphs = (DOCS / page).read_text().split("\n\n")[1:]
-    prose = next((each for each in paragraphs if re.match(r"[A-Z*`_h\[]", each)), "")
+    prose = next((each for each in paragraphs if re.match(r'[A-Z"*`_h\[]', each)), "")
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(prose.split())).replace("**Context.** ", "")
     return re.split(r"(?<=[.?!:])\s", plain)[0].rstrip(":") if plain else ""
 

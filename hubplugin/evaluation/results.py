@@ -191,10 +191,11 @@ class Results(Reported, BaseModel):
         needs = NEEDS_BANK if self.store is None else "there is no active correction, or its bank is not kept"
         recall, worst = (None, None) if shown is None else (shown.recall[1].value, shown.worst)
         by = needs if shown is None else f"by {shown.label}"
+        change = None if shown is None or shown.versus_raw is None else shown.versus_raw.difference
         never = [None if each is None or each.hubness is None else each.hubness.anti_hub_share for each in (raw, shown)]
         uncounted = "a store does not say how many targets a filter lets through"
         return [
-            share_tile(RECALL, raw.recall[1].value, recall, more_is_better=True, note=by),
+            share_tile(RECALL, raw.recall[1].value, recall, more_is_better=True, change=change, note=by),
             share_tile(WORST, raw.worst, worst, more_is_better=False, note=top),
             share_tile(NEVER, *never, more_is_better=False, note="by none of these queries", unknown=uncounted),
             bank_tile(self.found_first, self.not_found_first, needs),

@@ -136,7 +136,7 @@ def tiles_of(trial: Trial) -> list[Tile]:
     unknown = "the bank is no log with known answers, or asks for few targets in several wordings"
     return [
         share_tile(
-            RECALL, before.recall, trial.recall, more_is_better=True, note=held_out,
+            RECALL, before.recall, trial.recall, more_is_better=True, change=trial.change, note=held_out,
             unknown="--answers says what queries ask for",
         ),
         share_tile(WORST, before.largest, trial.largest, more_is_better=False, note=held_out),

@@ -148,16 +148,24 @@ class Report:
 
 
 def share_tile(
-    title: str, before: float | None, after: float | None, *, more_is_better: bool, note: str = "", unknown: str = ""
+    title: str,
+    before: float | None,
+    after: float | None,
+    *,
+    more_is_better: bool,
+    change: Figure | None = None,
+    note: str = "",
+    unknown: str = "",
 ) -> Tile:
-    """A tile of a share, 0 to 1. before: of the raw search; after: None where there is no correction. unknown: what is
-    said where it was not measured."""
+    """A tile of a share, 0 to 1. before: of the raw search; after: None where there is no correction. change: where it
+    is known how sure that is; it has no direction within chance. unknown: what is said where it was not measured."""
     if before is None:
         return Tile(title, "not measured", note=unknown)
     if after is None:
         return Tile(title, percent(before), note=note)
     gained = after - before if more_is_better else before - after
-    direction: Direction = "same" if abs(gained) < SAME else "better" if gained > 0 else "worse"
+    same = abs(gained) < SAME if change is None else not change.sign
+    direction: Direction = "same" if same else "better" if gained > 0 else "worse"
     return Tile(title, percent(after), direction, percent(before), note, rose=after > before)
 
 

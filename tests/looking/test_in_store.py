@@ -100,6 +100,7 @@ def test_the_verdict_is_that_of_p_and_no_order_of_the_queries_changes_it(store, 
             sign = 0 if versus.p >= 0.05 else np.sign(versus.won - versus.lost)
             assert (verdict.direction, versus.difference.sign) == (("same", "better", "worse")[sign], sign)
             assert str(found).startswith(told[verdict.direction])
+            assert found.report().tiles[0].direction == verdict.direction
             lines.append([line for line in str(found).splitlines() if not line.startswith(("hubs", "never"))])
         assert lines[0] == lines[1]
 

@@ -52,13 +52,22 @@ def test_the_page_on_adapters_names_all_that_a_store_and_a_writing_have():
     assert [name for name in sorted(public) if not re.search(rf"`(?:\w+\.)?{name}[`(]", page)] == []
 
 
+def anchors(page):
+    """What the headings of `page` are called in a link, as both the site and a repository's viewer have them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in plain}
+
+
 @pytest.mark.parametrize(
     "page", sorted(ROOT.glob("docs/**/*.md")) + sorted(ROOT.glob("*.md")), ids=lambda page: page.stem
 )
 def test_a_page_refers_to_files_and_targets_that_are_there(page):
     text = page.read_text()
-    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-        assert (page.parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
+        there = page.parent / link if link else page
+        assert there.exists(), link
+        assert not anchor or anchor in anchors(there), f"{link}#{anchor}"
     for target in re.findall(r"`make (\w+)`", text):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
     for module in re.findall(r"python -m (benchmarks\.\w+|tests\.\w+)", text):
