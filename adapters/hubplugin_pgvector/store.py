@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -80,7 +81,7 @@ class PgvectorStore(Store):
         conninfo, self.url, given = parted(url)
         self.transport = Transport(conninfo, self.url)
         version = self.transport.rows("SELECT extversion FROM pg_extension WHERE extname = 'vector'", what="connecting")
-        self._pgvector = tuple(map(int, version[0][0].split("."))) if version else ()
+        self._pgvector = tuple(map(int, re.findall(r"\d+", version[0][0])[:3])) if version else ()
         if self._pgvector < (0, 8):
             has = f"pgvector {version[0][0]}" if version else "no pgvector"
             raise StoreError(f"{self.url}: the database has {has}, and 0.8 is needed: ALTER EXTENSION vector UPDATE")
@@ -153,12 +154,15 @@ class PgvectorStore(Store):
         if dry_run:
             return
         self.require_sight()
-        owns, may_index, may_create = self.transport.rows(
+        owns, may_index, may_create, may_write = self.transport.rows(
             "SELECT pg_has_role(relowner, 'USAGE'), has_schema_privilege(relnamespace, 'CREATE'),"
             " CASE WHEN to_regnamespace('hubplugin') IS NULL THEN has_database_privilege(current_database(), 'CREATE')"
-            " ELSE has_schema_privilege('hubplugin', 'USAGE') END FROM pg_class WHERE oid = %s",
+            " ELSE has_schema_privilege('hubplugin', 'USAGE') END, current_setting('transaction_read_only') = 'off'"
+            " FROM pg_class WHERE oid = %s",
             (self.table.oid,),
         )[0]
+        if not may_write:
+            raise StoreError(f"{self.url}: the server, or this role, only reads; name one that may write")
         if not owns:
             raise StoreError(
                 f"{self.url}: only the owner of {self.table.name} may add a column to it; connect as that role"
@@ -202,12 +206,18 @@ class PgvectorStore(Store):
         return PgvectorWriting(self, version, "nothing")
 
     def notes(self) -> Sequence[str]:
-        version = self.metadata.active()
+        versions = self.metadata.versions()
+        version = next((each for each in versions if each.state == "active"), None)
         if version is None:
             return []
         where = f"offsets in the column {version.column} of {self.table.name}"
         hidden = schema.hiding(self.transport, self.table)
         notes = [f"{hidden} may hide rows from this role: only those it sees are counted"] if hidden else []
+        notes += [
+            f"{each.column}, and its index where there is one, are of a run that goes on or was cut off: run it again"
+            for each in versions
+            if each.state == "half-written"
+        ]
         if self.table.index == "none":
             return [f"{where}; no index, as index=none says", *notes]
         if self._pgvector < SOUND:

@@ -11,10 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import psycopg
 import pytest
+from typer.testing import CliRunner
 
 import hubplugin
 import hubplugin_pgvector.store
 import hubplugin_pgvector.transport
+from hubplugin.cli import app
 from hubplugin.errors import StoreError
 from hubplugin.jobs.write import write
 
@@ -318,6 +320,43 @@ def test_a_wait_is_told_and_ends_in_one_line_and_the_next_run_finishes(what, sto
     hubplugin.apply(store, BANK, "is", force=True)
     assert hubplugin.inspect(store, queries=0).stale == 0
     assert database.run("SELECT count(*) FROM pg_index WHERE NOT indisvalid") == [(0,)]
+
+
+def test_what_a_run_that_was_cut_off_left_beside_the_active_offsets_is_told(store, database):
+    write(store, model())
+    store.begin(model("nnn")).close()
+    assert any("hub_offset_v2, and its index" in note for note in hubplugin.inspect(store, queries=0).notes)
+    write(store, model("nnn"))
+    assert not any("hub_offset_v" in note.partition(",")[0] for note in hubplugin.inspect(store, queries=0).notes)
+
+
+@pytest.mark.parametrize("emptied", ["TRUNCATE photos", "UPDATE photos SET embedding = NULL"])
+def test_an_emptied_table_is_told_in_one_line_with_live_queries_or_without(emptied, store, database, tmp_path):
+    write(store, model())
+    database.run(emptied)
+    np.save(tmp_path / "live.npy", np.random.default_rng(1).normal(size=(200, DIM)).astype(np.float32))
+    for more in ([], ["--live", str(tmp_path / "live.npy")]):
+        said = CliRunner().invoke(app, ["inspect", store.url, *more])
+        assert said.exit_code == 4, said.output
+        assert said.stdout.count("attention:") == 1
+        assert "attention: no target is left in the store" in said.stdout
+    hubplugin.remove(store)
+    assert "hub" not in database.dump()
+
+
+def test_a_server_that_only_reads_is_told_before_anything_is_read(store, database):
+    database.setting(default_transaction_read_only="on")
+    read = []
+    with pytest.raises(StoreError, match="only reads; name one that may write"):
+        hubplugin.apply(
+            database.open(metric="dot"),
+            BANK,
+            "is",
+            compute=hubplugin.Compute(progress=lambda *told: read.append(told)),
+        )
+    assert read == []
+    run = ("SET default_transaction_read_only = off", f"ALTER DATABASE {database.name} RESET ALL")
+    database.run(*run)
 
 
 def test_a_statement_timeout_stops_a_run_which_the_next_one_finishes(store, database):
