@@ -82,10 +82,12 @@ class PgvectorStore(Store):
         self.transport = Transport(conninfo, self.url)
         version = self.transport.rows("SELECT extversion FROM pg_extension WHERE extname = 'vector'", what="connecting")
         self._pgvector = tuple(map(int, re.findall(r"\d+", version[0][0])[:3])) if version else ()
-        if self._pgvector < (0, 8):
-            has = f"pgvector {version[0][0]}" if version else "no pgvector"
-            raise StoreError(f"{self.url}: the database has {has}, and 0.8 is needed: ALTER EXTENSION vector UPDATE")
         try:
+            if self._pgvector < (0, 8):
+                has = f"pgvector {version[0][0]}" if version else "no pgvector"
+                raise StoreError(
+                    f"{self.url}: the database has {has}, and 0.8 is needed: ALTER EXTENSION vector UPDATE"
+                )
             self.table = schema.read(self.transport, given)
         except StoreError as error:
             raise StoreError(f"{error}{left_behind(self.transport, given.get('table', ''))}") from None

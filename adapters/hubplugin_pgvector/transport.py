@@ -174,7 +174,10 @@ class Transport:
                     blockers = other.execute(cast(Any, BLOCKERS.format(own)), (value,)).fetchall()
                     waited = waited + 1 if blockers else WORD
                     if blockers and not whom:
-                        whom = ", ".join(f"process {pid} ({name}, {state})" for pid, name, state in blockers)
+                        whom = ", ".join(
+                            f"process {pid} ({name}, {state})" if pid else "a prepared transaction"
+                            for pid, name, state in blockers
+                        )
                         logger.warning("%s: %s waits for %s", self.url, what, whom)
                     if limit is not None and waited > limit and not over.is_set():
                         gave_up.append(whom)
@@ -235,6 +238,8 @@ def reason(error: psycopg.Error) -> str:
         advice = (
             "; what was written stays: set a longer statement_timeout by PGOPTIONS or for the role, and run it again"
         )
+    elif isinstance(error, errors.UndefinedColumn):
+        advice = "; where somebody dropped or renamed the column of offsets, `hubplugin remove` and apply again"
     elif isinstance(error, errors.DiskFull):
         advice = "; what was written stays: make room on the server, and run it again"
     elif _is_lost(error):

@@ -119,7 +119,8 @@ def test_the_model_of_a_dropped_table_goes_by_what_is_said_and_by_a_removal_of_a
     assert database.run("SELECT count(*) FROM hubplugin.corrections") == [(0,)]
 
 
-def test_the_offsets_of_a_dropped_column_go_by_what_is_said_and_by_a_job_on_another(database):
+@pytest.mark.parametrize("dropped", ["ALTER TABLE photos DROP title", "DROP EXTENSION vector CASCADE"])
+def test_the_offsets_of_a_dropped_column_go_by_what_is_said_and_by_a_job_on_another(dropped, database):
     filled(database, "photos", also=", title vector(8)")
     database.run("UPDATE photos SET title = embedding")
     corrected(database)
@@ -128,11 +129,22 @@ def test_the_offsets_of_a_dropped_column_go_by_what_is_said_and_by_a_job_on_anot
     assert store.active_version().column == "hub_offset"
     assert database.run("SELECT vector FROM hubplugin.corrections") == [("title",)]
 
-    database.run("ALTER TABLE photos DROP title")
-    with pytest.raises(StoreError, match="0 columns are vectors") as caught:
+    database.run(dropped)
+    with pytest.raises(StoreError, match=r"0 columns are vectors|no pgvector") as caught:
         database.open(metric="dot")
     deletes(caught, database)
     assert "hub_offset" not in database.dump()
+
+
+def test_a_column_of_offsets_that_somebody_dropped_is_told_with_the_way_out(database):
+    filled(database, "photos")
+    store = corrected(database)
+    database.run("ALTER TABLE photos DROP hub_offset")
+    with pytest.raises(StoreError, match="`hubplugin remove` and apply again"):
+        hubplugin.inspect(store)
+    hubplugin.remove(store)
+    assert "hub" not in database.dump()
+    corrected(database)
 
 
 def test_a_typing_error_in_a_name_advises_no_deletion(database):
