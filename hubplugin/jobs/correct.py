@@ -372,8 +372,9 @@ def _active(store: Store) -> OffsetModel:
 
 def _same(model: OffsetModel, changes: dict[str, Setting]) -> Method:
     """The configuration of `model`, with `changes`. What the method finds by itself it finds anew."""
-    fields = METHODS[model.method].model_fields
-    own = {name: value for name, value in model.parameters.items() if fields[name].default not in (None, "auto")}
+    fields = METHODS[model.method].model_fields if model.method in METHODS else {}
+    found = {name for name, field in fields.items() if field.default in (None, "auto")}
+    own = {name: value for name, value in model.parameters.items() if name not in found}
     return configured(METHODS, model.method, own | changes, refit)
 
 

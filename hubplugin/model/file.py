@@ -18,6 +18,9 @@ FORMAT = 6
 """Version of the model file. A reader refuses others, so that none takes a model for a part of it: 4 knew no query map,
 and 5 had models that moved targets, too."""
 
+LARGEST = 1e38
+"""Numbers are used as float32, which ends at 3.4e38."""
+
 Model = TypeVar("Model")
 
 Header: TypeAlias = dict[str, Any]
@@ -44,7 +47,7 @@ def from_bytes(content: bytes, name: str, build: Callable[[Header, dict[str, np.
         tensors = load(content)
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(f"{name} is damaged or not a hubplugin model: {str(error)!r}; fit it again") from None
     if "hubplugin" not in metadata:
         raise ModelFileError(f"{name} is a safetensors file, but not a hubplugin model; fit one with hubplugin.fit")
@@ -52,8 +55,34 @@ def from_bytes(content: bytes, name: str, build: Callable[[Header, dict[str, np.
         header = json.loads(metadata["hubplugin"])
         _check(header, tensors, name)
         return build(header, tensors)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except Unusable as error:
+        raise ModelFileError(f"{name} is damaged: {error}; fit it again") from None
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise ModelFileError(f"{name} is damaged: its header cannot be read ({error!r}); fit it again") from None
+
+
+class Unusable(ValueError):
+    """Part of a file that no fit writes."""
+
+
+def require(usable: object, what: str) -> None:
+    """Raises Unusable, which calls the part `what`, where it is not `usable`."""
+    if not usable:
+        raise Unusable(f"its {what} cannot be used")
+
+
+def is_number(value: object, least: float = -LARGEST, *, whole: bool = False) -> bool:
+    """Whether `value` is a number from `least` on that float32 holds, `whole` if it is to be."""
+    kinds = (int,) if whole else (int, float)
+    return isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= LARGEST
+
+
+def are_numbers(array: object, *shape: int | None, infinite: bool = False) -> bool:
+    """Whether `array` holds floats of the given `shape`, where None is any length above 0; infinite: they may be."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or array.ndim != len(shape) or not array.size:
+        return False
+    fits = all(wanted in (None, found) for wanted, found in zip(shape, array.shape, strict=True))
+    return fits and bool((~np.isnan(array)).all() if infinite else np.isfinite(array).all())
 
 
 def _check(header: Header, tensors: dict[str, np.ndarray], name: str) -> None:

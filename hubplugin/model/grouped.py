@@ -10,7 +10,7 @@ import numpy as np
 
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError
-from hubplugin.model.file import Header
+from hubplugin.model.file import Header, are_numbers, is_number, require
 from hubplugin.model.offset_model import Dot, GalleryStatistics, LogSumExp, OffsetModel, Term, Value, capped
 from hubplugin.vectors import VectorLike, as_vectors
 
@@ -100,6 +100,18 @@ class GroupedModel(OffsetModel):
             for value, centre, row, log_weights, levels in columns
         }
         return super()._fields(header, tensors) | {"key": header["key"], "groups": groups}
+
+    def _require_usable(self, dim: int) -> None:
+        super()._require_usable(dim)
+        m = len(self.terms[0].bank)
+        require(isinstance(self.key, str) and self.key, "key of the groups")
+        for value, group in self.groups.items():
+            require(isinstance(value, (str, int)), "list of groups")
+            require(is_number(group.centre), f"centre of group {value!r}")
+            group.gallery.require_usable(f"group {value!r}")
+            for name in ("log_weights", "answers"):
+                own = getattr(group, name)
+                require(own is None or are_numbers(own, m, infinite=True), f"{name} of group {value!r}")
 
     def __repr__(self) -> str:
         return f"{super().__repr__()} within each {self.key!r}, {len(self.groups)} of them corrected"

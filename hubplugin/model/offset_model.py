@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 
 from hubplugin.compute import Compute, Precision
-from hubplugin.errors import InputError
+from hubplugin.errors import InputError, ModelFileError
 from hubplugin.metric import Metric
 from hubplugin.model import file
-from hubplugin.model.file import Header
+from hubplugin.model.file import LARGEST, Header, are_numbers, is_number, require
 from hubplugin.model.query_map import QueryMap
 from hubplugin.vectors import Spread, VectorLike, Vectors, as_vectors, prepared
 
@@ -170,9 +170,6 @@ Setting: TypeAlias = float | str | None
 Value: TypeAlias = str | int | None
 """What makes a group: the value of a key of the targets, a text, a number or a truth value. None: no group."""
 
-LARGEST_OFFSET = 1e38
-"""Offsets are stored as float32, which ends at 3.4e38."""
-
 
 @dataclass(frozen=True)
 class GalleryStatistics:
@@ -182,6 +179,12 @@ class GalleryStatistics:
     smallest: float
     largest: float
     deviation: float
+
+    def require_usable(self, of: str) -> None:
+        """Raises ValueError where these are no statistics `of` offsets."""
+        require(is_number(self.count, least=1, whole=True), f"count of the {of}")
+        told = is_number(self.smallest) and is_number(self.largest) and is_number(self.deviation, least=0)
+        require(told and self.smallest <= self.largest, f"offsets of the {of}")
 
     @property
     def cap(self) -> float:
@@ -348,7 +351,7 @@ class OffsetModel:
         return self._checked(total)
 
     def _checked(self, raw: np.ndarray) -> np.ndarray:
-        if not max(raw.max(), -raw.min()) < LARGEST_OFFSET:  # nor is NaN
+        if not max(raw.max(), -raw.min()) < LARGEST:  # nor is NaN
             raise InputError(
                 f"{self._described} gives offsets that are no numbers a search can add: its parameters are out of "
                 "proportion to the similarities of these vectors"
@@ -381,7 +384,11 @@ class OffsetModel:
     @staticmethod
     def from_texts(texts: Iterable[str], name: str = "model") -> OffsetModel:
         """`from_bytes` of what `to_texts` gave."""
-        return OffsetModel.from_bytes(b"".join(map(base64.b64decode, texts)), name)
+        try:
+            content = b"".join(map(base64.b64decode, texts))
+        except (ValueError, TypeError) as error:
+            raise ModelFileError(f"{name} is damaged: {error}; fit it again") from None
+        return OffsetModel.from_bytes(content, name)
 
     def _content(self) -> tuple[Header, dict[str, np.ndarray]]:
         """What a model file holds: header and tensors."""
@@ -426,6 +433,39 @@ class OffsetModel:
             "query_map": QueryMap(tensors["query_map.step"], **query_map) if query_map else None,
         }
 
+    def _require_usable(self, dim: int) -> None:
+        """Raises ValueError for what no fit writes: a checksum is right, whoever has made it. dim: of the header."""
+        require(isinstance(self.method, str) and isinstance(self.bank_fingerprint, str), "name")
+        for key, value in self.parameters.items():
+            require(value is None or isinstance(value, str) or is_number(value), f"parameter {key!r}")
+        require(self.terms, "list of terms, which is empty,")
+        for number, term in enumerate(self.terms):
+            what, m = f"term {number}", len(term.bank)
+            require(are_numbers(term.bank, 1 if isinstance(term, Dot) else None, dim), f"bank of {what}")
+            require(self.metric is not Metric.COSINE or np.linalg.norm(term.bank, axis=1).min() > 0, f"bank of {what}")
+            require(is_number(term.scale), f"scale of {what}")
+            if isinstance(term, LogSumExp):
+                require(is_number(term.tau, least=1e-30), f"tau of {what}")
+                weighted = term.log_weights is None or are_numbers(term.log_weights, m, infinite=True)
+                require(weighted, f"log_weights of {what}")
+            elif isinstance(term, TopKMean):
+                require(is_number(term.k, least=1, whole=True), f"k of {what}")
+            if not isinstance(term, Dot):
+                require(term.answers is None or are_numbers(term.answers, m, infinite=True), f"answers of {what}")
+        require(is_number(self.centre), "centre")
+        if self.gallery is not None:
+            self.gallery.require_usable("gallery")
+        if self.activation is not None:
+            require(is_number(self.activation.k, least=1, whole=True), "activation")
+            for term, thresholds in zip(self.terms, self.activation.thresholds, strict=True):
+                require(are_numbers(thresholds, len(term.bank)), "activation")
+        for name, value in () if self.hubness_at_fit is None else asdict(self.hubness_at_fit).items():
+            require(is_number(value, whole=name == "queries"), name)
+        if self.query_map is not None:
+            told = is_number(self.query_map.strength) and is_number(self.query_map.pairs, least=0, whole=True)
+            require(told and isinstance(self.query_map.whitened, bool), "query map")
+            require(are_numbers(self.query_map.step, dim, dim), "query map")
+
     @property
     def _described(self) -> str:
         values = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in self.parameters.items()}
@@ -449,7 +489,9 @@ def _built(header: Header, tensors: dict[str, np.ndarray]) -> OffsetModel:
     """The model whose `_content` was `header` and `tensors`, of the kind whose mark the header has."""
     marked = [kind for kind in OffsetModel.__subclasses__() if kind.mark in header]
     kind = marked[0] if marked else OffsetModel
-    return kind(**kind._fields(header, tensors))
+    model = kind(**kind._fields(header, tensors))
+    model._require_usable(header["dim"])
+    return model
 
 
 def load(path: str | os.PathLike[str]) -> OffsetModel:
