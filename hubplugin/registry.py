@@ -35,6 +35,38 @@ SERVERS = {"http": "qdrant", "https": "qdrant+https"}
 """The scheme of a store behind the address that people copy from a browser or from the arguments of its client."""
 
 
+SHOWN = frozenset(
+    [
+        "table",
+        "vector",
+        "key",
+        "metric",
+        "index",
+        "record",
+        "using",
+        "storage",
+        "offset_key",
+        "grpc",
+        "tenant",
+        "database",
+        "host",
+        "port",
+        "dbname",
+        "user",
+    ]
+)
+"""The options of URLs that messages and pages show."""
+
+
+def without_secrets(url: str) -> str:
+    """`url` as it is shown: without a password, and without options other than `SHOWN`: any other name may be that of a
+    password, misspelt or in capitals."""
+    place, _, options = url.partition("?")
+    place = re.sub(r"(//[^/@:]*?)(:|%3a).*@", r"\1@", place, flags=re.IGNORECASE)
+    shown = "&".join(each for each in options.split("&") if each.partition("=")[0] in SHOWN)
+    return f"{place}?{shown}" if shown else place
+
+
 def _meant(url: str, known: Collection[str]) -> str | None:
     """The store URL that was probably meant by `url`, without what may be a secret in it."""
     bare = re.match(r"[\w.-]+:633[34](/|$)", url)

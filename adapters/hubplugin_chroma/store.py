@@ -284,8 +284,8 @@ def open_url(url: str) -> ChromaStore:
     """The store behind `chroma:FOLDER/COLLECTION`, or `chroma://HOST:8000/COLLECTION` (or `chroma+https`), which may
     end in `?tenant=T&database=D`. Raises StoreError if there is none."""
     parts, (place, _, name) = urlsplit(url), url.partition(":")[2].rpartition("/")
-    where = dict(parse_qsl(parts.query, keep_blank_values=True)) if parts.netloc else {}
-    if "@" in parts.netloc or where.keys() - {"tenant", "database"}:
+    where = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if "@" in parts.netloc or where.keys() - ({"tenant", "database"} if parts.netloc else set()):
         raise StoreError(
             "expected chroma://HOST:8000/COLLECTION, with no more than ?tenant=T&database=D behind it; a client with a "
             "password or other settings goes to hubplugin_chroma.ChromaStore"

@@ -17,6 +17,7 @@ from hubplugin.errors import HubpluginError, InputError, ModelFileError, StoreEr
 from hubplugin.jobs.write import UNIT
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
+from hubplugin.registry import without_secrets
 from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, require_ungrouped
 from hubplugin.vectors import Progress, even_ranges
 from hubplugin_faiss.calibration import Asked, is_exact, spread_of_unit
@@ -318,7 +319,7 @@ def open_url(url: str) -> FaissStore:
     options = parse_qs(query)
     metric = options.pop("metric", [None])[0]
     if options:
-        raise InputError(f"{url!r}: unknown option {next(iter(options))!r}; the only one is metric")
+        raise InputError(f"{without_secrets(url)!r}: unknown option {next(iter(options))!r}; the only one is metric")
     return open_store(path, metric=metric)
 
 

@@ -21,6 +21,7 @@ from hubplugin.copies import Copy, CopyStore, State
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel
+from hubplugin.registry import without_secrets
 from hubplugin.store import Batch, Hits, Id, require_ungrouped
 from hubplugin.vectors import Progress
 
@@ -42,7 +43,7 @@ def open_url(url: str) -> LanceStore:
     """The store behind `lancedb:FOLDER/TABLE`; raises StoreError if there is no such table."""
     folder, _, table = url.removeprefix("lancedb:").rpartition("/")
     if not Path(folder).is_dir() or table not in _tables(lancedb.connect(folder)):
-        raise StoreError(f"{url}: there is no such table; expected lancedb:FOLDER/TABLE")
+        raise StoreError(f"{without_secrets(url)}: there is no such table; expected lancedb:FOLDER/TABLE")
     return LanceStore(folder, table)
 
 

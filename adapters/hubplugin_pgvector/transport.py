@@ -21,7 +21,8 @@ from hubplugin.errors import StoreError
 logger = logging.getLogger("hubplugin.pgvector")
 
 OURS = ("table", "vector", "key", "metric", "index", "record")
-SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+SHOWN = (*OURS, "host", "hostaddr", "port", "dbname", "user", "service", "sslmode", "connect_timeout", "options")
+"""What a message shows of a URL's options: another name may be a password, misspelt or in capitals."""
 WORD, WAIT, WAIT_FOR_TABLE = 5, 20, 5
 """Seconds after which a line says for whom a statement waits, after which it gives up where no lock_timeout is set, and
 after which a change of the table gives up, since whoever comes behind it waits as long."""
@@ -56,7 +57,9 @@ def parted(url: str) -> tuple[str, str, Mapping[str, str]]:
         raise StoreError(UNREADABLE)
     for_libpq = urlencode([pair for pair in given if pair[0] not in OURS], quote_via=quote)
     user, at, hosts = parts.netloc.rpartition("@")
-    shown = urlencode([pair for pair in given if pair[0] not in SECRET], quote_via=quote, safe="/,.")
+    if "%3a" in user.partition(":")[0].lower():  # a server would repeat it as a name
+        raise StoreError("a postgresql:// URL has an encoded colon in its name: write NAME:PASSWORD@ with a plain one")
+    shown = urlencode([pair for pair in given if pair[0] in SHOWN], quote_via=quote, safe="/,.")
     # By hand: urlunsplit takes the slashes off a URL without a host, which is how a local server is named.
     return (
         f"{parts.scheme}://{parts.netloc}{parts.path}?{for_libpq}",

@@ -158,7 +158,7 @@ def parameters_of(method: str, settings: list[str] | None) -> dict[str, Setting]
 
 def answer(report: Report, result: object, path: Path | None = None, store: Store | None = None) -> Answer:
     """What a command answers by the `report` of a `result`, which is also written to `path` where one was given. Its
-    page names the command that was typed: no URL or option holds a secret."""
+    page names the command that was typed."""
     if path is not None:
         from hubplugin.report.render import write_page
 
@@ -173,5 +173,7 @@ def told(store: Store | None, result: object) -> dict[str, object]:
 
 
 def typed() -> str:
-    """The command line as it was typed."""
-    return shlex.join(["hubplugin", *sys.argv[1:]])
+    """The command line as it was typed, without what is secret in its URLs."""
+    from hubplugin.registry import without_secrets
+
+    return shlex.join(["hubplugin", *(without_secrets(each) if ":" in each else each for each in sys.argv[1:])])

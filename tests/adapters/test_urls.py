@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from hubplugin.errors import StoreError
+from hubplugin.cli import options
+from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.registry import open_store
 from tests.galleries import flat_index
 
@@ -37,6 +38,44 @@ def test_where_nothing_is_near_nothing_is_guessed(given):
         open_store(given)
     assert "did you mean" not in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("needs", "url"),
+    [
+        *(
+            ("psycopg", f"postgresql://me@127.0.0.1:1/db?{name}=secret&table=t")
+            for name in ("PASSWORD", "passwd", "PwD")
+        ),
+        *(("psycopg", f"postgresql://me{colon}secret@127.0.0.1:1/db?table=t") for colon in (":", "%3A", "%3a")),
+        ("faiss", "faiss:FOLDER/p.faiss?password=secret"),
+        ("chromadb", "chroma:FOLDER/photos?PASSWORD=secret"),
+        ("chromadb", "chroma://me%3Asecret@127.0.0.1:1/photos"),
+        ("lancedb", "lancedb:FOLDER/photos?api_key=secret"),
+        ("lancedb", "lancedb:s3://me:secret@bucket/photos"),
+        ("qdrant_client", "qdrant://127.0.0.1:1/photos?API_KEY=secret"),
+        ("qdrant_client", "qdrant-local:FOLDER/photos?apikey=secret"),
+    ],
+)
+def test_no_error_shows_a_password_however_it_is_spelt(needs, url, tmp_path):
+    pytest.importorskip(needs, reason=f"needs {needs}: pip install '.[all]'")
+    with pytest.raises(HubpluginError) as caught:
+        open_store(url.replace("FOLDER", str(tmp_path)))
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("postgresql://me:secret@host/db?table=t&PASSWORD=secret", "'postgresql://me@host/db?table=t'"),
+        ("--store=postgresql://me%3Asecret@host/db?passwrd=secret", "--store=postgresql://me@host/db"),
+        ("qdrant://host:6333/photos?using=image", "'qdrant://host:6333/photos?using=image'"),
+        ("qdrant_model:embed", "qdrant_model:embed"),
+    ],
+)
+def test_the_command_on_a_page_shows_no_password(typed, shown, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["hubplugin", "diagnose", typed])
+    assert options.typed() == f"hubplugin diagnose {shown}"
 
 
 def test_two_slashes_before_a_path_are_read_as_in_other_urls(tmp_path, monkeypatch):

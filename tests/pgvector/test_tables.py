@@ -206,6 +206,8 @@ def test_no_message_has_a_password_in_it(database):
         "postgresql://me:geheim#2@127.0.0.1:1/db?table=nothing",
         "postgresql://me:geheim[2@127.0.0.1:1/db?table=nothing",
         "postgresql://me:p@geheim/2@127.0.0.1:1/db?table=nothing",
+        f"postgresql://postgres@/{database.name}?{host}&PASSWORD=geheim&table=nothing",
+        f"postgresql://postgres%3Ageheim@/{database.name}?{host}&table=nothing",
         "postgresql://me@127.0.0.1:1/db?oauth_client_secret=geheim&table=nothing",
     ):
         with pytest.raises(StoreError) as caught:
