@@ -2,11 +2,22 @@
 
 from hubplugin_faiss.calibration import tune
 from hubplugin_faiss.certified_search import CorrectedSearch
+from hubplugin_faiss.gpu import for_gpu
 from hubplugin_faiss.index import Gallery, add, downgrade, remove_ids, upgrade
 from hubplugin_faiss.index_file import read_index
 from hubplugin_faiss.store import open_store
 
-__all__ = ["CorrectedSearch", "add", "downgrade", "open_store", "read_index", "remove_ids", "tune", "upgrade"]
+__all__ = [
+    "CorrectedSearch",
+    "add",
+    "downgrade",
+    "for_gpu",
+    "open_store",
+    "read_index",
+    "remove_ids",
+    "tune",
+    "upgrade",
+]
 
 vectors_in = Gallery
 """What `hubplugin.vectors.as_vectors` reads an index by: so one may be passed wherever vectors are."""

@@ -210,6 +210,14 @@ class InvertedListsHandler(BaseIndexHandler):
         codec.narrow(new, d)
         return self._filled(new, lambda numbers, codes, rows: coder.head(codes))
 
+    def padded(self, parts: int, quantizer: faiss.Index) -> faiss.Index:
+        """This index of PQ codes with so many `parts`, of which those behind its own hold 0; `quantizer` is as wide."""
+        pq = self.index.pq
+        new = self._empty(parts * pq.dsub, quantizer)
+        nothing = np.zeros((parts - pq.M) * pq.ksub * pq.dsub, np.float32)
+        faiss.copy_array_to_vector(np.concatenate([faiss.vector_to_array(pq.centroids), nothing]), new.pq.centroids)
+        return self._filled(new, lambda numbers, codes, rows: np.pad(codes, ((0, 0), (0, parts - pq.M))))
+
     def bases(self, extra: ExtraDimensions, rows: np.ndarray | None, vectors: np.ndarray | None) -> np.ndarray | None:
         if rows is not None:
             return self._bases_in(np.searchsorted(self._starts(), rows, "right") - 1, extra)

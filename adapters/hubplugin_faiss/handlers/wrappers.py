@@ -87,10 +87,10 @@ class IdMapHandler(WrapperHandler):
         self.labels()
 
     def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
-        return self._around(self._inner.upgraded(offsets, spec))
+        return self.around(self._inner.upgraded(offsets, spec))
 
     def downgraded(self) -> faiss.Index:
-        return self._around(self._inner.downgraded())
+        return self.around(self._inner.downgraded())
 
     def require_takes(
         self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
@@ -132,7 +132,8 @@ class IdMapHandler(WrapperHandler):
     def _ids(self) -> np.ndarray:
         return np.asarray(faiss.vector_to_array(self.index.id_map))
 
-    def _around(self, part: faiss.Index) -> faiss.Index:
+    def around(self, part: faiss.Index) -> faiss.Index:
+        """An index of this kind, with the same ids, over `part`, which it takes over."""
         part.ntotal = 0  # Faiss puts ids only over what looks empty
         new = type(self.index)(part)
         new.own_fields = handed_over(part)
@@ -150,6 +151,11 @@ class PreTransformHandler(WrapperHandler):
     names = ("IndexPreTransform",)
     AFFINE = (faiss.LinearTransform, faiss.RemapDimensionsTransform, faiss.CenteringTransform)
 
+    def __init__(self, index: faiss.Index):
+        super().__init__(index)
+        if appends_by_linear(faiss.downcast_VectorTransform(index.chain.at(index.chain.size() - 1))):
+            raise StoreError("this copy was made for a GPU, for searches alone; use the index that for_gpu was given")
+
     def check(self) -> None:
         super().check()
         self._require_way_back()
@@ -166,7 +172,7 @@ class PreTransformHandler(WrapperHandler):
                 ) from None
 
     def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
-        part, chain = self._inner, self._copied_chain()
+        part, chain = self._inner, self.copied_chain()
         spec = replace(spec, queries=None if spec.queries is None else self._transformed(spec.queries))
         if isinstance(part, BaseIndexHandler):
             return part.upgraded_behind(chain, offsets, spec)
@@ -174,7 +180,7 @@ class PreTransformHandler(WrapperHandler):
         return pretransform(chain, part.upgraded(offsets, spec))
 
     def downgraded(self) -> faiss.Index:
-        extra, chain = self._extra(), self._copied_chain()
+        extra, chain = self._extra(), self.copied_chain()
         if extra is None:
             return pretransform(chain, self._inner.downgraded())
         base_index = base_index_handler(self.index.index).narrowed(self._width() - extra.width, extra)
@@ -311,7 +317,7 @@ class PreTransformHandler(WrapperHandler):
             return None
         return ExtraDimensions(-mean[d:], self.euclidean)
 
-    def _copied_chain(self) -> list[faiss.VectorTransform]:
+    def copied_chain(self) -> list[faiss.VectorTransform]:
         """Copies of the transforms, made through Faiss's writer: its cloner knows few of them."""
         chain = []
         for number in range(self.index.chain.size()):
@@ -320,3 +326,11 @@ class PreTransformHandler(WrapperHandler):
             faiss.copy_array_to_vector(faiss.vector_to_array(writer.data), reader.data)
             chain.append(faiss.read_VectorTransform(reader))
         return chain
+
+
+def appends_by_linear(link: faiss.VectorTransform) -> bool:
+    """Whether `link` appends constants to its input by a matrix, as that of `for_gpu` does."""
+    if not isinstance(link, faiss.LinearTransform) or not link.have_bias or link.d_out <= link.d_in:
+        return False
+    matrix = faiss.vector_to_array(link.A).reshape(link.d_out, link.d_in)
+    return bool((matrix == np.eye(link.d_out, link.d_in)).all())

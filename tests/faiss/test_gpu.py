@@ -1,0 +1,107 @@
+"""Upgraded indexes that Faiss can clone to a GPU: tried with the cloner that a move to a GPU uses, on the CPU."""
+
+from dataclasses import replace
+
+import faiss
+import numpy as np
+import pytest
+
+import hubplugin
+import hubplugin_faiss
+from hubplugin.errors import StoreError
+from hubplugin.model import QueryMap
+from tests.faiss.cases import unit
+
+D = 16
+MOVED = [
+    "Flat",
+    "SQfp16",
+    "IDMap,Flat",
+    "IDMap2,IVF4,Flat",
+    "IVF4,Flat",
+    "IVF4,SQ8",
+    "IVF4,SQ4",
+    "IVF4_HNSW4,SQ8",
+    "IVF4,PQ4",
+    "IVF4_HNSW4,PQ4",
+    "PCA8,Flat",
+    "OPQ4,IVF4,PQ4",
+    "Pad24,IVF4,Flat",
+]
+
+
+def upgraded(factory, metric, rng):
+    vectors = unit(rng.normal(size=(1_000, D)))
+    index = faiss.index_factory(D, factory, metric)
+    index.train(vectors)
+    index.add_with_ids(vectors, np.arange(1_000) + 5) if "IDMap" in factory else index.add(vectors)
+    return hubplugin_faiss.upgrade(index, 0.05 * rng.normal(size=1_000), force=True), unit(rng.normal(size=(40, D)))
+
+
+@pytest.mark.parametrize("metric", [faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2])
+@pytest.mark.parametrize("factory", MOVED)
+def test_a_copy_for_a_gpu_is_cloned_and_finds_the_same(factory, metric, rng):
+    index, queries = upgraded(factory, metric, rng)
+    with pytest.raises(RuntimeError, match="clone"):
+        faiss.clone_index(index)
+    before = index.search(queries, 10)
+    copy = hubplugin_faiss.for_gpu(index)
+    del index  # nothing of the copy belongs to what it was made from
+    for each in (copy, faiss.clone_index(copy)):
+        scores, ids = each.search(queries, 10)
+        np.testing.assert_array_equal(ids, before[1])
+        # Parts of PQ codes that hold 0 change the order in which Faiss sums.
+        np.testing.assert_allclose(scores, before[0], rtol=0, atol=1e-6 if "PQ" in factory else 0)
+
+
+def test_pq_codes_have_a_number_of_parts_that_a_gpu_reads(rng):
+    copy = hubplugin_faiss.for_gpu(upgraded("IVF4,PQ4", faiss.METRIC_L2, rng)[0])
+    assert faiss.downcast_index(copy.index).pq.M == 8  # four and that of the offsets, and three that hold 0
+
+
+def test_a_query_map_goes_along(rng):
+    vectors = unit(rng.normal(size=(1_000, D)))
+    index = faiss.IndexFlatIP(D)
+    index.add(vectors)
+    turned = QueryMap(0.3 * rng.normal(size=(D, D)).astype(np.float32), 1.0, 200)
+    model = replace(hubplugin.fit(vectors, unit(rng.normal(size=(300, D)))), query_map=turned)
+    index = hubplugin_faiss.upgrade(index, model)
+    queries = unit(rng.normal(size=(40, D)))
+    found = faiss.clone_index(hubplugin_faiss.for_gpu(index)).search(queries, 10)
+    for part, expected in zip(found, index.search(queries, 10), strict=True):
+        np.testing.assert_array_equal(part, expected)
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        ("HNSW8", "no IndexHNSWFlat"),
+        ("SQ8", "no IndexScalarQuantizer"),
+        ("IVF4,PQ4x4", "have 8 bits a part on GPUs, those of this IndexIVFPQ have 4"),
+        ("IVF4,PQ4x4fs", "no IndexIVFPQFastScan"),
+        ("Flat,RFlat", "no IndexRefine"),
+        ("L2norm,Flat", "normalise vectors and queries"),
+    ],
+)
+def test_what_has_no_counterpart_on_a_gpu_is_refused_in_one_line(factory, says, rng):
+    index, _ = upgraded(factory, faiss.METRIC_INNER_PRODUCT, rng)
+    with pytest.raises(StoreError, match=says):
+        hubplugin_faiss.for_gpu(index)
+
+
+def test_an_index_that_is_not_upgraded_goes_to_faiss_itself():
+    index = faiss.IndexFlatIP(D)
+    index.add(np.eye(D, dtype=np.float32))
+    with pytest.raises(StoreError, match="not upgraded; for a GPU give it to faiss"):
+        hubplugin_faiss.for_gpu(index)
+
+
+def test_a_copy_is_for_searches_alone(rng):
+    copy = hubplugin_faiss.for_gpu(upgraded("IDMap,Flat", faiss.METRIC_INNER_PRODUCT, rng)[0])
+    for job in (
+        hubplugin_faiss.downgrade,
+        hubplugin_faiss.for_gpu,
+        lambda it: hubplugin_faiss.upgrade(it, [0] * 1_000),
+    ):
+        with pytest.raises(StoreError, match="made for a GPU, for searches alone"):
+            job(copy)
