@@ -401,13 +401,16 @@ class OldVersusNew:
     def objection(self) -> str | None:
         """Why the new one is worse, with both figures; None if it is not."""
         if self.gain is not None and self.error is not None:
-            assert self.old.recall is not None
-            assert self.new.recall is not None
-            if self.gain >= -2 * self.error:
-                return None
+            worse = self.gain < -2 * self.error
+        else:
+            worse = self.new.skewness - self.old.skewness > WORSE * max(self.raw.skewness, 0.0)
+        return self.figures if worse else None
+
+    @property
+    def figures(self) -> str:
+        """From the old one to the new one: R@1, or hubness where no answers are known."""
+        if self.old.recall is not None and self.new.recall is not None:
             return f"R@1 of held-out queries goes from {100 * self.old.recall:.1f} to {100 * self.new.recall:.1f}"
-        if self.new.skewness - self.old.skewness <= WORSE * max(self.raw.skewness, 0.0):
-            return None
         return (
             f"hubness (skewness) of held-out queries goes from {self.old.skewness:.2f} to {self.new.skewness:.2f}, "
             f"where it is {self.raw.skewness:.2f} raw"
@@ -425,7 +428,9 @@ class Refitted(Applied):
 
     def report(self) -> Report:
         applied = super().report()
-        return replace(applied, details=[*applied.details, str(self.versus)])
+        beside = f"from the old correction to the new one {self.versus.figures}"
+        sentences, details = [*applied.sentences, beside], [*applied.details, str(self.versus)]
+        return replace(applied, sentences=sentences, details=details)
 
 
 def _require_not_worse(versus: OldVersusNew, force: bool) -> None:

@@ -73,8 +73,8 @@ def judge(
     `Trial.require_passed` raises CorrectionRefused where there is an objection, as `hubplugin.apply` does.
 
     There is an objection if the bank is of the wrong kind (see `BankProfile`). With known answers, if R@1 of held-out
-    queries falls by more than two standard errors, or, with 200 of them, neither it nor the mean rank of their targets
-    gets better. Of a log whose answers are known, also if R@1 of other wordings of what it asked for falls so much.
+    queries falls beyond chance, or, with 200 of them, neither it nor the mean rank of their targets gets better. Of a
+    log whose answers are known, also if R@1 of other wordings of what it asked for falls beyond chance.
     With another method than `blend`, if the bank is small, if it looks like a log and the method keeps its answers, or,
     without pairs or clicks, if hubness does not fall. Raises InputError for anything that cannot be used.
     """
@@ -95,7 +95,7 @@ def judge_by(experiment: Experiment, method: Method) -> Trial:
     if experiment.answered > 0.5:
         asked = other_wordings(experiment, method.resolved(experiment.bank))
         trial = replace(trial, asked=asked)
-        if asked is not None and asked.before - asked.after > 2 * asked.error:
+        if asked is not None and asked.change.sign < 0:
             objections.append(f"what was asked before is harmed: {asked}")
     notes = [*small_bank(bank.distinct), *_notes(trial, bank)]
     return replace(trial, bank=bank, objections=tuple(objections), notes=tuple(notes))
@@ -120,14 +120,14 @@ def small_bank(distinct: int) -> list[str]:
 def _objections_to_recall(trial: Trial) -> list[str]:
     """With known answers R@1 and the mean rank decide; of a few queries they say nothing."""
     raw = trial.raw
-    if raw is None or raw.recall is None or trial.recall is None or trial.gain is None or trial.error is None:
+    if raw is None or raw.recall is None or trial.recall is None or trial.change is None:
         return []
     assert raw.rank is not None
     assert trial.rank is not None
     recall = f"R@1 of held-out bank queries goes {change(100 * raw.recall, 100 * trial.recall)}"
-    if trial.gain < -2 * trial.error:
+    if trial.change.sign < 0:
         return [recall]
-    if trial.gain <= 0 and trial.rank >= raw.rank and trial.queries >= SMALLEST_PAIRED:
+    if trial.change.value <= 0 and trial.rank >= raw.rank and trial.queries >= SMALLEST_PAIRED:
         return [f"{recall}, and the mean rank of their targets {change(raw.rank, trial.rank)}"]
     return []
 

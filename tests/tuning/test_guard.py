@@ -13,6 +13,7 @@ from hubplugin.bank import BankProfile
 from hubplugin.cli import app
 from hubplugin.jobs import correct
 from hubplugin.measures.hubness import k_occurrence
+from hubplugin.measures.significance import Figure
 from hubplugin.registry import open_store
 from hubplugin.store import Store
 from hubplugin.trial import Outcome, Trial
@@ -249,7 +250,9 @@ def test_the_papers_inverted_softmax_at_002_is_refused_on_the_example_set(real, 
 
 def trial(recall, rank, skewness=1.0, queries=500):
     raw = Trial(None, queries, 1.0, 0.0, 0.1, 0.1, recall=0.5, rank=4.0)
-    return Trial(None, queries, skewness, 0.0, 0.1, 0.1, raw, recall, rank, recall - 0.5, error=0.01)
+    gain = recall - 0.5
+    change = Figure(gain, gain - 0.02, gain + 0.02)
+    return Trial(None, queries, skewness, 0.0, 0.1, 0.1, raw, recall, rank, gain, error=0.01, change=change)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def test_a_refit_keeps_the_method_and_its_parameters_on_a_new_bank(photos, real)
     assert found.bank_fingerprint == hubplugin.fit(None, real["bank_queries"][1::2], "nnn").bank_fingerprint
     assert photos.previous().fingerprint == before.fingerprint
     assert done.versus.new.skewness < done.versus.raw.skewness
+    assert "from the old correction to the new one hubness (skewness) of held-out queries goes from" in str(done)
     assert done.trial is not None
 
 
