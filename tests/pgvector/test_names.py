@@ -150,7 +150,7 @@ def test_a_column_of_offsets_that_somebody_dropped_is_told_with_the_way_out(data
 def test_a_typing_error_in_a_name_advises_no_deletion(database):
     filled(database, "photos")
     corrected(database)
-    for named in ({"table": "photoz"}, {"vector": "embeding"}):
+    for named in ({"table": "photoz"}, {"vector": "embeddinq"}):
         with pytest.raises(StoreError) as caught:
             database.open(metric="dot", **named)
         assert "DELETE" not in str(caught.value)
