@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -43,6 +44,16 @@ class HubpluginError(Exception):
     def worded(self, named: Callable[[Parameter], str]) -> str:
         """The text, with each parameter as `named` has it."""
         return "".join(named(part) if isinstance(part, Parameter) else str(part) for part in self.args)
+
+
+@contextmanager
+def telling(what: str) -> Iterator[None]:
+    """Where an interrupt (Ctrl-C) ends what is done meanwhile, it says `what` was changed and how to go on. One that
+    says so already, of a part of it, stays as it is."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise stop if stop.args else KeyboardInterrupt(what) from None
 
 
 class InputError(HubpluginError, ValueError):

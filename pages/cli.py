@@ -24,6 +24,7 @@ START = """# Command line
 | 2 | the command was typed wrongly |
 | 3 | the guard refused a correction; nothing was changed |
 | 4 | the answer needs somebody's attention |
+| 130 | stopped by Ctrl-C; one line says what was changed and how to go on |
 """
 
 

@@ -1,7 +1,7 @@
 """The command line's frame: what every command shares, and how it ends.
 
 A command returns an `Answer`. Its exit status is 0 if all is well, 1 after an error, 2 where it was typed wrongly, 3 if
-the guard refused a correction, and 4 if the answer needs somebody's attention.
+the guard refused a correction, 4 if the answer needs somebody's attention, and 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def warn(text: str) -> None:
     say(f"warning: {' '.join(text.split())}")
 
 
-ERROR, REFUSED, ATTENTION = 1, 3, 4
+ERROR, REFUSED, ATTENTION, STOPPED = 1, 3, 4, 130
 """Exit statuses beside 0; typer's own for wrong usage is 2."""
 
 JSON_VERSION = 1
@@ -91,6 +91,9 @@ class Commands(TyperGroup):
                 command = self.commands[str(ctx.invoked_subcommand)]
                 say(error.worded(lambda parameter: as_typed(parameter, command)))
                 raise typer.Exit(REFUSED if isinstance(error, CorrectionRefused) else ERROR) from None
+            except KeyboardInterrupt as stop:
+                say(f"stopped; {str(stop) or 'nothing was changed'}")
+                raise typer.Exit(STOPPED) from None
 
 
 STORE = (

@@ -25,7 +25,7 @@ from hubplugin.cli.options import (
     workers,
 )
 from hubplugin.compute import Compute
-from hubplugin.errors import HubpluginError, InputError
+from hubplugin.errors import HubpluginError, InputError, telling
 
 GroupBy = Annotated[
     str | None, typer.Option(help="A payload key that searches are filtered by: fit within each of its values.")
@@ -69,14 +69,16 @@ def apply(
             force=force, dry_run=dry_run, compute=computing.compute(progress), executor=engine,
             shards=shards, workspace=workspace, **parameters,
         )  # fmt: skip
-    report = applied.report()
-    if shown.report is not None and applied.written:
-        from hubplugin.jobs.health import inspect
+    state = "the correction is active, and its report was being written" if applied.written else "nothing was changed"
+    with telling(f"{opened.url}: {state}"):
+        report = applied.report()
+        if shown.report is not None and applied.written:
+            from hubplugin.jobs.health import inspect
 
-        with progress_shown() as progress:
-            seen = inspect(opened, compute=Compute(progress=progress)).report(called)
-        report = replace(report, tiles=report.tiles or seen.tiles, hubs=seen.hubs, plots=seen.plots)
-    return replace(answer(report, applied, shown.report, opened), of=opened.url)
+            with progress_shown() as progress:
+                seen = inspect(opened, compute=Compute(progress=progress)).report(called)
+            report = replace(report, tiles=report.tiles or seen.tiles, hubs=seen.hubs, plots=seen.plots)
+        return replace(answer(report, applied, shown.report, opened), of=opened.url)
 
 
 @command

@@ -12,7 +12,7 @@ import typer
 from hubplugin.abilities import Explaining, able
 from hubplugin.cli.application import Answer, command, say
 from hubplugin.cli.options import StoreUrl, require_files, told, vectors
-from hubplugin.errors import InputError, Parameter
+from hubplugin.errors import InputError, Parameter, telling
 from hubplugin.recording import Recorded, Recorder, as_id, clear, thin
 from hubplugin.store import Store, recorded_of
 
@@ -91,7 +91,8 @@ def bank(
         write_file(export, content.getvalue())
     # Clicks may be there without their queries, and queries of a model of other dimensions.
     changes = opened.record.is_dir() and (delete or keep is not None or bool(forget))
-    left = _changed(opened, keep, delete, forget or []) if changes and not dry_run else recorded
+    with telling(f"{opened.record}: queries were being deleted; the same command finishes"):
+        left = _changed(opened, keep, delete, forget or []) if changes and not dry_run else recorded
     lines = [_nothing(opened) if recorded is None else f"{opened.url}: {_summary(recorded)}, in {opened.record}"]
     if export is not None:
         lines.append(f"written to {export}")

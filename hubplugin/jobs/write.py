@@ -23,7 +23,7 @@ from hubplugin.abilities import Sharded, Share, SharedWriting, StoreShard, able
 from hubplugin.bank import places
 from hubplugin.cluster import Order, Reading, ShardedGallery, Workspace
 from hubplugin.compute import Compute, ShardResult
-from hubplugin.errors import InputError, Parameter, StoreError
+from hubplugin.errors import InputError, Parameter, StoreError, telling
 from hubplugin.jobs.facts import ToldModel, ToldTrial, tiles_of
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value, group_key, unmapped, warn_if_swapped
@@ -379,7 +379,8 @@ def refresh(store: Store, *, dry_run: bool = False, compute: Compute = Compute()
 
 def remove(store: Store, *, compute: Compute = Compute()) -> None:
     """Takes the correction out of `store`, as if it had never been there. Nothing happens without one."""
-    store.remove(compute.progress)
+    with telling(f"{store.url}: the correction was being taken out; the same command finishes"):
+        store.remove(compute.progress)
 
 
 def rollback(store: Store, *, compute: Compute = Compute(), dry_run: bool = False) -> Applied:
@@ -430,7 +431,9 @@ def written(
         batches = writing.scan() if read is None else writing.changed(read.batches()) if closing else read.batches()
         return one_pass(Comparison(store, model, compute, what), writing, batches)
 
-    with store.begin(model, compute.progress) as writing:
+    half = f"{store.url}: offsets were being written; searches are as before, and the same command goes on"
+    whole = f"{store.url}: searches use the old correction or the new one, whole; the same command finishes"
+    with telling(half), store.begin(model, compute.progress) as writing:
         writing.forced, writing.answered = force, answered
         first = once(closing=False)
         for _ in range(CLOSING_PASSES if store.shared and writing.found != "active" else 0):
@@ -439,11 +442,12 @@ def written(
                 break
         writing.wrong = first.missing + first.stale
         logger.info("%s: %d offsets written, activating", store.url, writing.wrong)
-        writing.activate()
+        with telling(whole):
+            writing.activate()
     logger.info("%s: active is %s", store.url, model)
-    return Applied(
-        model, first.scanned, first.missing, first.stale, notes=store.notes(), invalid_vectors=first.invalid_vectors
-    )
+    with telling(f"{store.url}: the correction is active"):
+        notes = store.notes()
+    return Applied(model, first.scanned, first.missing, first.stale, notes=notes, invalid_vectors=first.invalid_vectors)
 
 
 def unwritten(store: Store, model: OffsetModel, compute: Compute) -> Applied:

@@ -4,7 +4,9 @@ import functools
 import json
 import logging
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import warnings
@@ -22,6 +24,7 @@ from hubplugin.cli import app, main
 from hubplugin.cli.application import as_typed
 from hubplugin.errors import Parameter
 from hubplugin.jobs import health
+from tests.galleries import flat_index, unit
 from tests.whole.commands import COMMAND, hubplugin, write_photos
 
 pytestmark = pytest.mark.slow
@@ -141,6 +144,75 @@ def test_a_missing_file_is_told_before_torch_is_imported(made, photos):
     for (words, missing), end, line in zip(MISSING, ends, said, strict=True):
         assert json.loads(end) == [1, False], words
         assert missing in line
+
+
+STOPPED = {
+    "while the gallery is read": ("apply", "FaissStore.scan_rows", "nothing was changed"),
+    "while offsets are written": (
+        "apply",
+        "FaissWriting.write",
+        "offsets were being written; searches are as before",
+    ),
+    "while it is activated": (
+        "apply",
+        "FaissStore.upgrade",
+        "searches use the old correction or the new one",
+    ),
+    "while it is taken out": ("remove", "FaissStore._replace", "the correction was being taken out"),
+}
+
+
+@pytest.mark.parametrize("when", STOPPED)
+def test_ctrl_c_says_in_one_line_what_was_changed_and_the_same_command_goes_on(
+    when, tmp_path, rng, monkeypatch, capsys
+):
+    name, stopped, told = STOPPED[when]
+    vectors = unit(rng.normal(size=(300, 8)))
+    url = flat_index(tmp_path / "photos.faiss", vectors)
+    np.save(tmp_path / "bank.npy", unit(rng.normal(size=(100, 8))))
+    commands = {
+        "apply": ["apply", url, "--bank", str(tmp_path / "bank.npy"), "--method", "csls", "--force"],
+        "remove": ["remove", url],
+    }
+
+    def run(command: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            app(commands[command])
+        return int(ended.value.code or 0), capsys.readouterr().err
+
+    if name == "remove":
+        assert run("apply")[0] == 0
+    before = (tmp_path / "photos.faiss").read_bytes()
+    with monkeypatch.context() as patched:
+
+        def stop(*_, **__):
+            raise KeyboardInterrupt
+
+        patched.setattr(f"hubplugin_faiss.store.{stopped}", stop)
+        status, said = run(name)
+    assert status == 130
+    assert re.match(rf"hubplugin: stopped; ({re.escape(url)}: )?{told}", said.splitlines()[-1])
+    assert "Traceback" not in said
+    assert (tmp_path / "photos.faiss").read_bytes() == before
+    assert run(name)[0] == 0
+    assert (tmp_path / "photos.faiss").read_bytes() != before
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_is_one_line_and_status_130(tmp_path, rng):
+    url = flat_index(tmp_path / "photos.faiss", unit(rng.normal(size=(200_000, 16))))
+    np.save(tmp_path / "bank.npy", unit(rng.normal(size=(3000, 16))))
+    command = [COMMAND, "apply", url, "--bank", str(tmp_path / "bank.npy"), "--verbose"]
+    before = (tmp_path / "photos.faiss").read_bytes()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        run.stderr.readline()  # it has begun
+        run.send_signal(signal.SIGINT)
+        said = run.stderr.read()
+    assert run.returncode == 130
+    assert said.splitlines()[-1] == "hubplugin: stopped; nothing was changed"
+    assert "Traceback" not in said
+    assert (tmp_path / "photos.faiss").read_bytes() == before
 
 
 def test_a_password_in_a_url_is_never_printed(made):
