@@ -514,6 +514,14 @@ def by_id(ids: Sequence[PointId], shard_key: ShardKey) -> models.PointIdsList:
     return models.PointIdsList.model_construct(points=list(ids), shard_key=shard_key)
 
 
+def parts(selected: Selected | None, size: int) -> list[Selected]:
+    """The points that are `selected`, by as many ids at a time; those of a filter together."""
+    ids = getattr(selected, "points", None)
+    if selected is None or ids is None:
+        return [] if selected is None else [selected]
+    return [by_id(ids[first : first + size], selected.shard_key) for first in range(0, len(ids), size)]
+
+
 def touched(operation: models.UpdateOperation) -> Selected | None:
     """The points whose offsets an operation brings along, or takes away; None if there are none."""
     given: Any = getattr(operation, "upsert", None) or getattr(operation, "update_vectors", None)

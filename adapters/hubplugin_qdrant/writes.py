@@ -329,22 +329,17 @@ def _refresh(
     names = [*(version.vector for version in known.kept_up), *known.augmented_vectors]
     try:
         yield cache.raw.delete(known.collection, nothing(), wait=True)  # what was sent without waiting is done by then
-        for selected in touched:
-            if selected is None:
-                continue
-            records = yield from _records(
-                cache, known, selected, with_payload=fields, with_vectors=not all(names) or names
-            )
-            for part in chunks(records, OFFSETS_AT_ONCE):
-                payloads = [record.payload for record in part]
-                found = yield from cache.stored_offsets(known, [record.vector for record in part], payloads)
-                mended = [
-                    operation
-                    for record, each in zip(part, found, strict=True)
-                    for operation in offsets.mending(record, each, keys, known.augmented_vectors, selected.shard_key)
-                ]
-                if mended:
-                    yield cache.raw.batch_update_points(known.collection, mended, wait=True)
+        for part in (part for selected in touched for part in offsets.parts(selected, OFFSETS_AT_ONCE)):
+            records = yield from _records(cache, known, part, with_payload=fields, with_vectors=not all(names) or names)
+            payloads = [record.payload for record in records]
+            found = yield from cache.stored_offsets(known, [record.vector for record in records], payloads)
+            mended = [
+                operation
+                for record, each in zip(records, found, strict=True)
+                for operation in offsets.mending(record, each, keys, known.augmented_vectors, part.shard_key)
+            ]
+            if mended:
+                yield cache.raw.batch_update_points(known.collection, mended, wait=True)
     except Exception as error:
         if fault_of(error) is not Fault.MISSING:  # of a collection that is gone
             raise
