@@ -206,6 +206,11 @@ class Manifest(FrozenModel):
         """Every version of which something may lie in the points."""
         return (*self.kept_up(), *self.retired)
 
+    def outgoing(self) -> tuple[Version, ...]:
+        """The versions before the active ones by which some clients still search, until the job deletes them."""
+        before = {version.number for version in self.previous.values()}
+        return tuple(version for version in self.retired if version.number in before)
+
     @property
     def offset_key(self) -> str | None:
         """The payload key under which offsets lie, one for all versions; None where none lie in payloads."""

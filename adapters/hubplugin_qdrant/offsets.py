@@ -404,10 +404,11 @@ def set_offsets(point: PointId, offsets: dict[str, float], key: str | None, **al
 
 
 def mending(
-    record: models.Record, stored: StoredOffsets, keys: Iterable[str], augmented: Iterable[str], shard_key: ShardKey
+    record: models.Record, stored: StoredOffsets, keys: Iterable[str], manifest: Manifest, shard_key: ShardKey
 ) -> list[models.UpdateOperation]:
     """What makes the point of `record` hold of ours what is `stored`, and nothing else under the payload `keys` and in
-    the vectors called `augmented`."""
+    the vectors that `manifest` knows, but for what is outgoing."""
+    outgoing = manifest.outgoing()
     made: list[models.UpdateOperation] = []
     chosen: dict[str, Any] = {"points": [record.id], "shard_key": shard_key}
     for key in keys:
@@ -415,7 +416,7 @@ def mending(
         wanted = stored.offsets if key == stored.key else {}
         if wanted and not _is_held(wanted, held):
             made.append(set_offsets(record.id, wanted, key, shard_key=shard_key))
-        ours = our_fields(held) - wanted.keys()
+        ours = our_fields(held) - wanted.keys() - {version.field for version in outgoing}
         if ours:
             fields = [f"{key}.{field}" for field in sorted(ours)]
             gone = fields if wanted or len(ours) < len(held) else [key]
@@ -427,7 +428,8 @@ def mending(
         made.append(
             models.UpdateVectorsOperation(update_vectors=models.UpdateVectors(points=moved, shard_key=shard_key))
         )
-    left = [name for name in augmented if name in vectors and name not in stored.vectors]
+    kept = {*stored.vectors, *augmented_vectors(outgoing)}
+    left = [name for name in manifest.augmented_vectors() if name in vectors and name not in kept]
     if left:
         made.append(models.DeleteVectorsOperation(delete_vectors=models.DeleteVectors(vector=left, **chosen)))
     return made

@@ -336,7 +336,7 @@ def _refresh(
             mended = [
                 operation
                 for record, each in zip(records, found, strict=True)
-                for operation in offsets.mending(record, each, keys, known.augmented_vectors, part.shard_key)
+                for operation in offsets.mending(record, each, keys, known.manifest or Manifest(), part.shard_key)
             ]
             if mended:
                 yield cache.raw.batch_update_points(known.collection, mended, wait=True)

@@ -13,7 +13,8 @@ import hubplugin
 import hubplugin_qdrant
 from hubplugin_qdrant import metadata, writes
 from hubplugin_qdrant.schema import VectorSchema
-from tests.qdrant.conftest import DIM, Photos, clustered
+from hubplugin_qdrant.store import QdrantWriting
+from tests.qdrant.conftest import DIM, ROWS, Photos, clustered
 
 NEW = clustered(9, 40)
 
@@ -132,6 +133,31 @@ def test_what_is_written_after_another_fit_has_its_offsets(photos, times):
     assert without_vector(photos.plain, photos) == {}
     hubplugin.remove(photos.store())
     assert of_ours(photos.plain) == {}
+
+
+def test_a_client_that_has_not_seen_a_switch_finds_what_is_written_as_before(photos, monkeypatch):
+    """A job deletes the offsets of the version before once all clients have seen the switch."""
+    photos.corrected()
+    other, writer = photos.wrapped(), photos.wrapped()
+    query = photos.queries[0]
+    for client in (other, writer):
+        client.query_points("photos", query, photos.using or None)
+
+    def scores():
+        found = other.query_points("photos", query, photos.using or None, limit=ROWS).points
+        return {point.id: point.score for point in found}
+
+    before, switched = scores(), []
+
+    def write(job):
+        writer.upsert("photos", [photos.point(3, photos.gallery[3])])
+        switched.append(photos.version.number)
+        assert scores() == pytest.approx(before, abs=1e-4)
+
+    monkeypatch.setattr(QdrantWriting, "_wait_for_clients", write)
+    photos.apply(method="nnn")
+    assert switched == [2]
+    assert wrong(photos.plain, photos) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("to", ["another storage", "the same storage", "no correction"])
