@@ -519,6 +519,11 @@ CHANGES = 10
 """How many changes of a collection may come one after the other while one request is made."""
 
 
+def _lacks_ours(error: Exception, known: CachedManifest) -> bool:
+    """Whether `error` says that a vector of ours is not there, which is `known` to be: an alias was moved, and back."""
+    return not isinstance(error, HubpluginError) and any(name in str(error) for name in known.augmented_vectors)
+
+
 def again_if_changed(operation: OnState) -> OfClient:
     """`operation` on what is known of its collection; made again if it fails because somebody has changed that
     meanwhile."""
@@ -534,7 +539,7 @@ def again_if_changed(operation: OnState) -> OfClient:
                 if known.manifest is None or known.until == math.inf or fault_of(error) in PASSING:
                     raise
                 now = yield from cache.lookup_again(name, known)
-                if now.state == known.state:
+                if now.state == known.state and not _lacks_ours(error, now):
                     raise
                 known = now
         return (yield from operation(cache, known, arguments))

@@ -280,6 +280,29 @@ def test_a_search_is_answered_though_the_state_changes_again_and_again(in_vector
     assert [point.id for point in found.points] == in_vector.best(query)
 
 
+def test_a_search_is_answered_though_an_alias_was_moved_and_back_again_meanwhile(in_vector, monkeypatch):
+    plain, client, query = in_vector.plain, in_vector.corrected(), in_vector.queries[0]
+    raw, away = client.raw.query_points, ["prints"]
+    plain.create_collection("prints", {"image": models.VectorParams(size=DIM, distance=models.Distance.COSINE)})
+
+    def lead(name):
+        leading = models.CreateAlias(collection_name=name, alias_name="all")
+        plain.update_collection_aliases([models.CreateAliasOperation(create_alias=leading)])
+
+    def meanwhile(**given):
+        lead(away.pop() if away else "photos")
+        try:
+            return raw(**given)
+        finally:
+            lead("photos")
+
+    lead("photos")
+    client.query_points("photos", query, "image")
+    monkeypatch.setattr(client.raw, "query_points", meanwhile)
+    found = client.query_points("all", query, "image")
+    assert [point.id for point in found.points] == in_vector.best(query)
+
+
 def test_a_second_vector_that_is_about_to_be_added_is_not_taken_for_lost(in_vector, monkeypatch, recwarn):
     """A job names a version in the manifest before it adds its vector."""
     in_vector.corrected()
