@@ -252,15 +252,15 @@ def reason(error: psycopg.Error) -> str:
     return f"{said}{detail}{advice}"
 
 
-PASSING = ("08", "40", "53", "55", "57", "58", "XX")
-"""Classes of SQLSTATE: the connection, a rollback, what is used up, what is in use, what an operator or the system did,
-and faults of the server itself."""
+PASSING = ("08", "40", "53", "55P03", "57", "58", "XX")
+"""How a SQLSTATE begins: the connection, a rollback, what is used up, a lock of others, what an operator or the system
+did, and faults of the server itself."""
 
 
 def _kind(error: psycopg.Error) -> type[StoreError]:
     if isinstance(error, errors.DeadlockDetected):
         return Deadlock
-    return Passing if _is_lost(error) or (error.sqlstate or "")[:2] in PASSING else StoreError
+    return Passing if _is_lost(error) or (error.sqlstate or "").startswith(PASSING) else StoreError
 
 
 def _is_lost(error: psycopg.Error) -> bool:

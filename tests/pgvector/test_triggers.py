@@ -65,7 +65,12 @@ MEDDLING = {
         f"TRIGGER t BEFORE UPDATE ON high {ROW}",
         "50 of 50 rows have another",
     ),
-    "raises": (PLAIN, "RAISE 'append only';", f"TRIGGER t BEFORE UPDATE ON photos {ROW}", "append only"),
+    "raises": (
+        PLAIN,
+        "RAISE 'append only' USING ERRCODE = '55000';",
+        f"TRIGGER t BEFORE UPDATE ON photos {ROW}",
+        "append only",
+    ),
     "is a rule": (PLAIN, "RETURN NULL;", "RULE t AS ON UPDATE TO photos DO INSTEAD NOTHING", "50 of 50 rows lack"),
 }
 
