@@ -43,6 +43,12 @@ class Case:
     target_bank: np.ndarray | None = None
 
 
+def turned(vectors: np.ndarray) -> np.ndarray:
+    """As another model of as many dimensions would embed the same: a rotation."""
+    d = vectors.shape[1]
+    return unit(vectors @ np.linalg.qr(np.random.default_rng(0).normal(size=(d, d)))[0])
+
+
 def unit(vectors: np.ndarray) -> np.ndarray:
     rows = np.asarray(vectors, np.float32)
     return np.ascontiguousarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
@@ -59,6 +65,8 @@ def sources() -> list[Source]:
     found.append(Source("code", "MiniLM", *map(unit, pairs(DATA / "code_search"))))
     first, second, targets = load("debian", "queries_a", "queries_b", "targets")
     found += [Source("debian", "MiniLM", first, targets, second), Source("debian b", "MiniLM", second, targets, first)]
+    names = load("icd", "queries", "targets")
+    found.append(Source("icd", "MiniLM", names[0], names[1][np.load(DATA / "icd" / "truth.npy")]))
     for folder, model, there, back in (
         ("coco500", "CLIP", "text-image", "image-text"),
         ("tldr_ko", "e5", "korean-english", "english-korean"),
@@ -101,8 +109,18 @@ def _cases(source: Source, known: list[Source], rng: np.random.Generator) -> Ite
             yield case("log", q[order[:size]], gallery=t[order[:2_400]], tests=tests)
     some = rest[:400]
     half = len(some) // 2
+    for size in (100, 300, 1_000):
+        if size <= len(rest):
+            yield case("another model", turned(q[rest[:size]]))
+            yield case("documents", t[rest[:size]])
+    side = kmeans2(t.astype(np.float64), 6, minit="++", seed=0)[1] < 3
+    here, there = (order[rng.random(len(q)) < np.where(side[order] == which, 0.85, 0.15)] for which in (True, False))
+    there = np.setdiff1d(there, here)[:400]
+    here = here[:n]
+    tests = {"": (q[here], np.arange(len(here)))}
+    yield case("documents, other subjects", t[there], gallery=t[here], tests=tests)
+    yield case("one query, repeated", unit(q[rest[0]] + 0.5 * rng.normal(size=(400, q.shape[1])) / q.shape[1] ** 0.5))
     yield case("half log", q[some], gallery=np.vstack([gallery, t[some[:half]]]))
-    yield case("documents", t[some])
     yield case("documents", gallery.copy())
     yield case("documents", _near(gallery, 0.8, rng))
     yield case("half documents", np.vstack([q[some[:half]], t[some[half:]]]))
@@ -122,7 +140,7 @@ def _from_elsewhere(source: Source, known: list[Source], case, rng: np.random.Ge
         family = {source.name[:6], other.name[:6]}
         if other.model == source.model and source.model == "MiniLM" and len(family) == 2:
             rows = rng.permutation(len(other.queries))
-            for size in (100, 400, 1_500):
+            for size in (100, 400):
                 yield case("foreign", other.queries[rows[:size]], other.targets[rows[:size]])
             yield case("foreign documents", other.targets[rows[:400]])
         elif other.model != source.model and other.queries.shape[1] == source.queries.shape[1]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hubplugin.bank.kinds import ALIGNED, STANDS_OUT, cosine_of_means, excess_of_nearest
+from hubplugin.bank.kinds import CHANCE, nearness
+from hubplugin.compute import Compute
 from hubplugin.metric import Metric
 from hubplugin.report import percent
 
@@ -112,19 +113,19 @@ CUT_OFF = 0.2
 FEWEST = 50
 
 
-def other_model(similarities: np.ndarray, queries: np.ndarray, targets: np.ndarray) -> Finding:
-    """Whether the queries [m, d] know the documents [s, d], drawn at random, at all. similarities: [m, s]."""
+def other_model(
+    queries: np.ndarray, targets: np.ndarray, metric: Metric, compute: Compute, rng: np.random.Generator
+) -> Finding:
+    """Whether the queries [m, d] know the documents [s, d], drawn at random, at all."""
     cause, advice = "another model", "embed the queries with the very model that embedded the documents"
-    if min(similarities.shape) < FEWEST:
+    if min(len(queries), len(targets)) < FEWEST:
         return Finding(cause, None, f"{len(queries)} queries and {len(targets)} documents are too few to tell")
-    excess, cosine = excess_of_nearest(similarities), cosine_of_means(queries, targets)
+    near = nearness(queries, targets, metric, compute, rng)
     says = (
-        f"the nearest document of a query stands out by {excess:+.1f} standard deviations beside the nearest of as "
-        f"many random ones, and the means of both have a cosine of {cosine:.2f} (where another model embedded the "
-        f"queries: below {STANDS_OUT} and {ALIGNED})"
+        f"the queries come {max(near, 0):.0%} as near to the documents as these to each other, where 0% is chance "
+        f"(below {CHANCE:.0%} another model embedded the queries)"
     )
-    found = excess < STANDS_OUT and cosine < ALIGNED
-    return Finding(cause, found, says, advice, {"excess": excess, "cosine_of_means": cosine})
+    return Finding(cause, near < CHANCE, says, advice, {"near": near})
 
 
 def shifted(queries: np.ndarray, targets: np.ndarray) -> Finding:

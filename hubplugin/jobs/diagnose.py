@@ -16,7 +16,7 @@ from typing_extensions import TypedDict  # that of `typing` has no schema before
 
 from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.causes import HUBBY, Finding, collapsed, copies, cut_off, lengths, other_model, shifted, short_texts
-from hubplugin.compute import Compute, Similarities, TopK, dense, search
+from hubplugin.compute import Compute, TopK, search
 from hubplugin.jobs.correct import bank_for, require_learnable_in
 from hubplugin.jobs.facts import ToldLesson, ToldTrial, tiles_of
 from hubplugin.jobs.naming import Naming
@@ -36,7 +36,7 @@ from hubplugin.metric import Metric
 from hubplugin.report import Hub, Plot, Report, Reported, Verdict, percent, plots, points
 from hubplugin.store import Id, Store
 from hubplugin.trial import OCCURRENCE, Experiment, judge_by, require_enough
-from hubplugin.vectors import Scannable, VectorLike, as_vectors, sampled, taken
+from hubplugin.vectors import Scannable, VectorLike, sampled, taken
 
 DEEP = 50
 """How many of the nearest are looked at for each query: five answers of ten."""
@@ -62,11 +62,10 @@ def findings(
     place = place.reshape(lists.shape)
     vectors = taken(bank.require_targets("blend"), rows, bank.metric)
     queries = bank.query_bank[asking]
-    similarities = dense(Similarities(queries, quiet.metric, quiet.compute), as_vectors(targets, "targets"))
     variance = float(targets.var(axis=0, dtype=np.float64).sum())  # half the mean squared distance of any two
     long = [np.linalg.norm(part, axis=1) for part in (vectors, targets)]
     return [
-        other_model(similarities.numpy(), queries, targets),
+        other_model(queries, targets, quiet.metric, quiet.compute, rng),
         shifted(queries, targets),
         copies(place, vectors, _spacing(targets[: len(targets) // 4 + 1], quiet), variance),
         collapsed(targets / np.maximum(long[1], 1e-30)[:, None] if bank.metric is Metric.DOT else targets),

@@ -148,7 +148,7 @@ def test_the_guard_judges_each_tenant_and_a_run_with_none_left_is_refused(shops,
     with pytest.raises(CorrectionRefused, match=r"needs 400 distinct queries, the bank has 150"):
         shops.apply(force=False)  # which no tenant changes
     monkeypatch.setattr("hubplugin.trial.guard.SMALLEST", 100)
-    with pytest.raises(CorrectionRefused, match=r"no value of 'shop\.tenant' can be corrected .*'acme': .*not help"):
+    with pytest.raises(CorrectionRefused, match=r"no value of 'shop\.tenant' can be corrected .*'acme': .*is refused"):
         shops.apply(force=False)
     with pytest.raises(CorrectionRefused, match="no target has one"):
         shops.apply(group_by="brand")

@@ -145,6 +145,30 @@ def test_documents_are_refused_as_a_bank_unless_answers_say_that_documents_ask(r
     assert hubplugin.judge(real["test_targets"], known).bank.kind != "documents"
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_documents_on_other_subjects_than_the_gallery_do_not_pass_without_a_word(real, banks, every):
+    """They have neighbours of their own, as queries have, and yet nothing makes them queries."""
+    documents, gallery = unit(banks[1]), unit(real["test_targets"])
+    subject = np.linalg.svd(documents - documents.mean(axis=0), full_matrices=False)[2][1]
+    ours, theirs = (part @ subject > np.median(documents @ subject) for part in (gallery, documents))
+    there = np.concatenate([documents[theirs][:600], documents[~theirs][:180]])[::every]
+    judged = hubplugin.judge(np.concatenate([gallery[~ours][:500], gallery[ours][:150]]), there)
+    assert judged.bank.own_share > 0.55
+    assert "nothing tells the bank from documents" in judged.notes[0]
+
+
+def test_names_asked_for_by_synonyms_pass_and_are_told_what_fifty_answers_would_show(banks, rng):
+    """They lie as documents do, but nearer to what they ask for than documents lie to each other."""
+    names = unit(banks[1])
+    first, second = names[rng.integers(1_500, 2_500, (2, 300))]
+    judged = hubplugin.judge(names[:1_500], unit(names[:300] + 0.4 * (first - second)))
+    assert judged.objections == ()
+    assert judged.bank.own_share < 0.53
+    assert "pass those of fifty queries or more (answers=)" in judged.notes[0]
+    known = hubplugin.judge(names[:1_500], hubplugin.Bank(unit(names[:300] + 0.4 * (first - second)), np.arange(300)))
+    assert not any("nothing tells the bank from documents" in note for note in known.notes)
+
+
 def test_banks_that_are_swapped_are_refused_though_they_are_pairs(real, banks):
     said = refused(real["test_targets"], hubplugin.Bank(banks[1], banks[0]))
     assert "query bank and target bank look swapped" in said
@@ -167,12 +191,22 @@ def test_a_gallery_as_its_own_bank_is_refused_though_hubness_falls(real, monkeyp
     assert "looks like documents, not queries" in refused(gallery, gallery.astype(np.float16))
 
 
-def test_another_models_vectors_are_refused(real, banks, rng):
-    """A rotation of the queries stands in for another model of as many dimensions, with its mean elsewhere."""
-    queries = banks[0].astype(np.float32)
-    turned = queries @ np.linalg.qr(rng.normal(size=(384, 384)))[0] + 2 * rng.normal(size=384) / 384**0.5
-    said = refused(real["test_targets"], turned)
+@pytest.mark.parametrize("rows", [30, 100, 300, 2_500])
+@pytest.mark.parametrize("moved", [0, 2])
+def test_another_models_vectors_are_refused(real, banks, rng, rows, moved):
+    """A rotation of the queries stands in for another model of as many dimensions, also with its mean elsewhere."""
+    turn, mean = np.linalg.qr(rng.normal(size=(384, 384)))[0], moved * rng.normal(size=384) / 384**0.5
+    said = refused(real["test_targets"], banks[0][:rows].astype(np.float32) @ turn + mean)
     assert "the bank looks as if another model had embedded it" in said
+    assert "0% is chance (20% is needed)" in said
+
+
+def test_a_space_with_the_same_variance_along_all_axes_is_no_other_model(real, banks):
+    """As of embeddings that were whitened: nothing but the answers is nearer than chance."""
+    targets = np.concatenate([unit(banks[1]), unit(real["test_targets"])])
+    mean, (_, lengths, axes) = targets.mean(axis=0), np.linalg.svd(targets - targets.mean(axis=0), full_matrices=False)
+    white = [(unit(part) - mean) @ axes.T / lengths for part in (real["test_targets"], real["test_queries"][:300])]
+    assert hubplugin.judge(*white).bank.kind != "another model"
 
 
 @pytest.mark.slow
@@ -203,6 +237,12 @@ def test_a_bank_about_another_subject_is_refused(real, banks):
         ({"clustered": 0.3, "agreement": 0.6}, "elsewhere", False),
         ({"clustered": 0.3, "agreement": 0.7}, "clean or log", False),
         ({"clustered": 0.1, "agreement": 0.2, "answered": False}, "clean", False),
+        ({"one_sided": 0.5, "near": 0.6}, "documents", False),
+        ({"one_sided": 0.5, "near": 0.9}, "clean or log", True),
+        ({"one_sided": 0.5, "near": 0.6, "known": True}, "clean or log", False),
+        ({"one_sided": 0.9, "near": 0.6}, "clean or log", False),
+        ({"own_share": 0.5, "near": 1.0}, "documents", False),
+        ({"own_share": 0.5, "near": 1.3}, "clean or log", False),
     ],
 )
 def test_what_the_bank_alone_cannot_tell_is_a_note_and_no_objection(seen, kind, doubts):
