@@ -3,8 +3,9 @@ second collection: what is the same in each of them. An adapter says where copie
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -17,6 +18,8 @@ from hubplugin.model import OffsetModel, Value, group_key
 from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, now, require_room
 from hubplugin.vectors import Progress
 
+logger = logging.getLogger(__name__)
+
 State: TypeAlias = Literal["active", "half-written", "previous"]
 """Of a previous one only the model is left."""
 
@@ -24,7 +27,11 @@ BATCH = 500
 """The most vectors in one request: a server takes some 32 MB."""
 
 ROUNDING = 1e-5
-"""By how much, of its largest component, a vector in a copy may differ from its target's and still be that."""
+"""By how much, of its largest component, a vector in a copy may differ from its target's and still be that; likewise
+scores."""
+
+REMEMBERED = 100
+"""How many targets that lack their offset are looked at again with each search, until they have it."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,8 @@ class CopyStore(Store):
 
     _model: OffsetModel | None = None
     _e: tuple[OffsetModel, float] | None = None
+    _wrong: frozenset[Id] = frozenset()
+    _told = False
 
     @abstractmethod
     def copies(self) -> list[Copy]:
@@ -75,16 +84,25 @@ class CopyStore(Store):
         """The model of a copy that is listed."""
 
     @abstractmethod
-    def batches(self, copy: Copy | None, group_by: str | None) -> Iterator[Batch]:
-        """As `scan`, with the offsets in `copy`."""
+    def batches(self, copy: Copy | None, group_by: str | None, ids: Sequence[Id] | None = None) -> Iterator[Batch]:
+        """As `scan`, with the offsets in `copy`. ids: of these targets alone, as far as they are there."""
 
     @abstractmethod
-    def nearest(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
-        """`search` of at most `BATCH` queries."""
+    def nearest(self, copy: Copy | None, queries: np.ndarray, k: int, among: Collection[Id] | None) -> Hits:
+        """The k nearest of at most `BATCH` queries in `copy`, or among the targets themselves; scores are distances.
+        among: of these ids alone."""
 
     @abstractmethod
     def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
         """Puts `vectors` [b, d + 1] of the targets `ids` into `copy`."""
+
+    def active(self, *, anew: bool = False) -> Copy | None:
+        """The correction that searches use. anew: looked up, where a store remembers it for a while."""
+        return self.copy_in("active")
+
+    def settled(self, copy: Copy) -> bool:
+        """Whether a search need not ask if others have changed targets: as long as a store has just looked."""
+        return False
 
     def readable(self, copy: Copy) -> bool:
         """Whether all of `copy` can be read. One that cannot, which a kill may have left, is begun anew."""
@@ -124,10 +142,83 @@ class CopyStore(Store):
             offsets[rows] = self.offsets_of(self.model_of(copy), vectors[rows], found)
         return Batch(ids, vectors, offsets, groups=groups)
 
-    def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
-        """Scores are distances: see `corrected`."""
-        found = [self.nearest(queries[row : row + BATCH], k, raw=raw) for row in range(0, len(queries), BATCH)]
-        return Hits([row for each in found for row in each.ids], [row for each in found for row in each.scores])
+    def search(self, queries: np.ndarray, k: int, *, raw: bool = False, among: Collection[Id] | None = None) -> Hits:
+        """Scores are distances: 1 - s by inner product and cosine, else |q - t|^2; corrected ones are less by the
+        offset, under squared Euclidean distance by twice the offset. among: of these ids alone."""
+        found = Hits([], [])
+        for row in range(0, len(queries), BATCH):
+            some = self._searched(queries[row : row + BATCH], k, among, None if raw else self.active())
+            found.ids.extend(some.ids)
+            found.scores.extend(some.scores)
+        return found
+
+    def _searched(self, queries: np.ndarray, k: int, among: Collection[Id] | None, copy: Copy | None) -> Hits:
+        if copy is None:
+            return self.nearest(None, queries, k, among)
+        try:
+            return self._corrected(copy, queries, k, among)
+        except StoreError:
+            now = self.active(anew=True)
+            if now == copy:
+                raise
+            return self._searched(queries, k, among, now)  # another correction has taken its place meanwhile
+
+    def _corrected(self, copy: Copy, queries: np.ndarray, k: int, among: Collection[Id] | None) -> Hits:
+        """The k best of what is near in `copy` and of what is near among the targets, each by its vector of now.
+
+        Others may have added, changed and deleted targets since. What is in neither list scores no higher than the last
+        of that in which it would stand, so the lists grow until the k-th best scores as high as that.
+        """
+        model = self.model_of(copy)
+        asked, longer = model.queries(queries), self.augmented_queries(model, queries)
+        constant, scale = (2 * cap_of(model), 2) if self.metric is Metric.EUCLIDEAN else (0.0, 1)
+        if self.settled(copy):
+            found = self.nearest(copy, longer, k, among)
+            return Hits(found.ids, [[score - constant for score in row] for row in found.scores])
+        # By cosine, a store divides what a map has made of a query by its length.
+        lengths = np.linalg.norm(asked, axis=1) if self.metric is Metric.COSINE else np.ones(len(asked))
+        hits = Hits([[] for _ in queries], [[] for _ in queries])
+        rows, wide, offsets = np.arange(len(queries)), k, dict[Id, float]()
+        while len(rows):
+            found = self.nearest(copy, longer[rows], wide, among)
+            near = self.nearest(None, asked[rows], 4 * wide, among)
+            offsets |= self.offsets_now(copy, {key for row in (*found.ids, *near.ids) for key in row} - offsets.keys())
+            unsure = list[int]()
+            for place, row in enumerate(rows.tolist()):
+                by_copy = {key: score - constant for score, key in _pairs(found, place)}
+                by_raw = {key: 1 - lengths[row] * (1 - score) for score, key in _pairs(near, place)}
+                scores = {key: score for key, score in by_copy.items() if np.isfinite(offsets.get(key, np.nan))}
+                scores |= {
+                    key: score - scale * _finite(offsets[key]) for key, score in by_raw.items() if key in offsets
+                }
+                best = sorted(scores.items(), key=lambda pair: pair[1])[:k]
+                hits.ids[row], hits.scores[row] = [key for key, _ in best], [float(score) for _, score in best]
+                kth = best[-1][1] - ROUNDING * max(1, abs(best[-1][1])) if len(best) == k else np.inf
+                ends = [max(by_raw.values(), default=np.inf)]
+                ends += [max(by_copy.values())] if len(found.ids[place]) == wide else []
+                if len(near.ids[place]) == 4 * wide and kth > min(ends):
+                    unsure.append(row)
+            rows, wide = np.array(unsure, int), 4 * wide
+        return hits
+
+    def offsets_now(self, copy: Copy, ids: Collection[Id]) -> dict[Id, float]:
+        """The offsets of the targets `ids` as `Batch` has them; those that are gone are left out. The first vector that
+        is not the one that was copied is told."""
+        asked, offsets = [*{*ids, *self._wrong}], dict[Id, float]()
+        for start in range(0, len(asked), BATCH):
+            for batch in self.batches(copy, None, asked[start : start + BATCH]):
+                offsets |= dict(zip(batch.ids, batch.offsets.tolist(), strict=True))
+        self._wrong = frozenset([key for key, offset in offsets.items() if not np.isfinite(offset)][:REMEMBERED])
+        changed = next((key for key, offset in offsets.items() if np.isinf(offset)), None)
+        if changed is not None and not self._told:
+            self._told = True
+            logger.warning(
+                "%s: vectors were changed after the correction was written, such as that of %r; such targets are found "
+                "by their new vector, with no offset: run hubplugin refresh",
+                self.url,
+                changed,
+            )
+        return offsets
 
     def correction(self) -> Correction | None:
         copy = self.copy_in("active") or self.copy_in("half-written")
@@ -185,35 +276,14 @@ class CopyStore(Store):
         return self._e[1]
 
     def offsets_of(self, model: OffsetModel, vectors: np.ndarray, stored: np.ndarray) -> np.ndarray:
-        """The offsets in what a copy has `stored` [b, d + 1] of targets [b, d]: float32 [b], NaN where the vector has
-        changed since."""
+        """The offsets in what a copy has `stored` [b, d + 1] of targets [b, d]: float32 [b], infinite where the vector
+        has changed since."""
         extra = stored[:, -1].astype(np.float64)
         offsets = cap_of(model) - extra**2 / 2 if self.metric is Metric.EUCLIDEAN else self._e_of(model) * extra
         expected = self.augmented(model, vectors, offsets)[:, :-1]
         apart = np.abs(stored[:, :-1] - expected).max(axis=1)
         changed = apart > ROUNDING * np.maximum(1, np.abs(expected).max(axis=1))
-        return np.where(changed, np.nan, offsets).astype(np.float32)
-
-    def corrected(
-        self, model: OffsetModel, asked: np.ndarray, k: int, of_copy: Hits, neutral: Hits, gone: Set[Id] = frozenset()
-    ) -> Hits:
-        """The k best of what `asked` [m, d], which is `model.queries(q)`, found in a copy and among the vectors of the
-        targets that it lacks. gone: targets that it still holds though they were deleted.
-
-        All scores are distances, as most stores say: 1 - s for inner product and cosine, else |q - t|^2. Corrected they
-        are less by the offset, under squared Euclidean distance by twice the offset.
-        """
-        constant = 2 * cap_of(model) if self.metric is Metric.EUCLIDEAN else 0.0
-        # By cosine, a store divides what a map has made of a query by its length.
-        lengths = np.linalg.norm(asked, axis=1) if self.metric is Metric.COSINE else np.ones(len(asked))
-        ids, scores = [], []
-        for row, length in enumerate(lengths.tolist()):
-            pairs = [(score - constant, key) for score, key in _pairs(of_copy, row) if key not in gone]
-            pairs += [(1 - length * (1 - score), key) for score, key in _pairs(neutral, row)]
-            best = sorted(pairs, key=lambda pair: pair[0])[:k]
-            ids.append([key for _, key in best])
-            scores.append([score for score, _ in best])
-        return Hits(ids, scores)
+        return np.where(changed, np.inf, offsets).astype(np.float32)
 
 
 class CopyWriting(Writing):
@@ -246,6 +316,10 @@ def e_of(model: OffsetModel) -> float:
     spread = 0.0 if model.gallery is None else model.gallery.deviation
     bank = model.terms[0].bank
     return 2 * spread / float(np.sqrt(np.square(bank, dtype=np.float64).mean())) if spread > 0 else 1.0
+
+
+def _finite(offset: float) -> float:
+    return offset if np.isfinite(offset) else 0.0
 
 
 def _pairs(hits: Hits, row: int) -> Iterator[tuple[float, Id]]:

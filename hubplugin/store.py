@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,10 +29,11 @@ Found: TypeAlias = Literal["nothing", "half-written", "active"]
 @dataclass(frozen=True)
 class Batch:
     """Some targets of a store: `ids`, `vectors` [b, d] float32, and the `offsets` [b] float32 stored with them
-    under the active correction, NaN where there is none. `foreign` of them carry something else where offsets lie,
-    which no correction of this store has written. `place` is the store's own, which it wants back with what is
-    written. `groups`: the value by which each target is grouped, None where it has none; see `Store.scan`.
-    `rounding` [b]: by how much each of `offsets` may differ from what was written, None where float32 keeps them."""
+    under the active correction, NaN where there is none, infinite where it is that of another vector. `foreign` of
+    them carry something else where offsets lie, which no correction of this store has written. `place` is the store's
+    own, which it wants back with what is written. `groups`: the value by which each target is grouped, None where it
+    has none; see `Store.scan`. `rounding` [b]: by how much each of `offsets` may differ from what was written, None
+    where float32 keeps them."""
 
     ids: Sequence[Id]
     vectors: np.ndarray
@@ -254,13 +256,18 @@ class Told:
         try:
             result = function(*args, **named)
         except kinds as error:
-            first = str(error).partition("\n")[0]
-            raise StoreError(f"{url}: {first}{advice(error) if advice else ''}") from error
+            raise told(error, url, advice(error) if advice else "") from error
         return [self._told(each) for each in result] if isinstance(result, list) else self._told(result)
 
     def _told(self, result: Any) -> Any:
         same = _library(result) == (self._of.__name__ if isinstance(self._of, ModuleType) else _library(self._of))
         return Told(result, *self._rest) if same else result
+
+
+def told(error: Exception, url: str, advice: str = "") -> StoreError:
+    """The first line of an `error` of another library, without the place in its own source that it names."""
+    first = re.sub(r",? \S+\.rs:\d+(:\d+)?", "", str(error).strip().partition("\n")[0])
+    return StoreError(f"{url}: {first}{advice}")
 
 
 def _library(of: object) -> str:

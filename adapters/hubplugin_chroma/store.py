@@ -1,8 +1,8 @@
 """A Chroma collection as a `Store`: `chroma:FOLDER/COLLECTION`, or `chroma://HOST:8000/COLLECTION` on a server.
 
-A correction of `photos` is a copy of its vectors, the collection `photos--hub-1`; the next is `photos--hub-2`. The
-collection `photos--hub` holds the models, and its metadata say which copy searches use, so that one request switches.
-`photos` itself is never written to.
+A correction of `photos` is a copy of its vectors, the collection `photos--hub-1`, and its model, `photos--hub-1-model`;
+the next is `photos--hub-2`. The metadata of the collection `photos--hub` say which copy searches use, so that one
+request switches. `photos` itself is never written to.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -23,7 +22,7 @@ import httpx
 import numpy as np
 from chromadb.api import ClientAPI
 from chromadb.api.types import maybe_cast_one_to_many
-from chromadb.errors import ChromaError, InternalError, NotFoundError
+from chromadb.errors import ChromaError, InternalError
 
 from hubplugin.compute import Compute
 from hubplugin.copies import BATCH, Copy, CopyStore, CopyWriting
@@ -41,16 +40,27 @@ METRICS = {"cosine": Metric.COSINE, "ip": Metric.DOT, "l2": Metric.EUCLIDEAN}
 ERRORS = (ChromaError, ValueError, httpx.HTTPError)
 
 
+SAMPLE = 20
+"""Targets whose copies a wrapped collection compares beside those that a search returns."""
+
+
+UNSEEN = "Error finding id"
+"""What Chroma says of a target in a folder that another process has added: its index does not know of it."""
+
+
 def damage(error: BaseException | None) -> str:
     """What to say where a collection can never be read again: a kill while Chroma writes an index leaves its files of
-    different ages. A locked or full database is an InternalError, too, and passes."""
-    damaged = isinstance(error, InternalError) and "database" not in str(error)
-    return " (damaged, as by a kill; if it is a copy of ours, `hubplugin refresh` makes it anew)" if damaged else ""
+    different ages. A locked or full database is an InternalError, too, and passes; so does what a client cannot see."""
+    if not isinstance(error, InternalError) or "database" in str(error):
+        return ""
+    if UNSEEN in str(error):
+        return " (another process has written to this folder, and this one reads it only when it starts anew)"
+    return " (damaged, as by a kill; if it is a copy of ours, `hubplugin refresh` makes it anew)"
 
 
 class ChromaStore(CopyStore):
-    """See `hubplugin.store.Store`. every: after how many seconds a search looks again which copy is active, and which
-    targets were added or deleted past hubplugin."""
+    """See `hubplugin.store.Store`. every: after how many seconds a search looks again which copy is active, and
+    compares copies with what others may have changed past hubplugin."""
 
     shared = True
 
@@ -62,24 +72,38 @@ class ChromaStore(CopyStore):
             raise StoreError(f"{self.url} has another index than HNSW, as in Chroma Cloud; use a server or a folder")
         self.metric = METRICS[self._hnsw["space"]]
         self._name, self._id = f"{collection.name}--hub", str(collection.id)
-        self._every, self._looked = every, -np.inf
-        self._known, self._lacking, self._gone = (0, 0), set[str](), set[str]()
+        self._every, self._looked, self._settled = every, -np.inf, False
+        self._rng = np.random.default_rng()
 
     @property
     def dim(self) -> int:  # type: ignore[override]
         for page in pages(self._targets, ["embeddings"]):
             return len(page["embeddings"][0])
+        if (correction := self.correction()) is not None:
+            return correction.model.dim
         raise StoreError(f"{self.url} is empty, so that its dimension is not known; add its targets first")
 
     def count(self) -> int:
         return int(self._targets.count())
 
-    def batches(self, copy: Copy | None, group_by: str | None, ids: Sequence[str] | None = None) -> Iterator[Batch]:
-        """ids: of these targets alone, as far as they are there. Of a copy that cannot be read there are no offsets."""
-        for page in pages(self._targets, ["embeddings", *(["metadatas"] if group_by else [])], ids):
+    def batches(self, copy: Copy | None, group_by: str | None, ids: Sequence[Id] | None = None) -> Iterator[Batch]:
+        """Of a copy that cannot be read there are no offsets."""
+        include = ["embeddings", *(["metadatas"] if group_by else [])]
+        for page in pages(self._targets, include) if ids is None else self._visible(include, ids):
             stored = {} if copy is None else self._stored(copy, page["ids"]) or {}
             groups = [(each or {}).get(group_by) for each in page["metadatas"]] if group_by else None
             yield self.batch(copy, page["ids"], np.asarray(page["embeddings"], np.float32), stored, groups)
+
+    def _visible(self, include: Sequence[str], ids: Sequence[Id]) -> Iterator[dict[str, Any]]:
+        """What there is of `ids`, but for those that another process has added to this folder: this one cannot read
+        their vectors, and plain searches leave them out, too."""
+        try:
+            yield from list(pages(self._targets, include, ids))
+        except StoreError as error:
+            if UNSEEN not in str(error):
+                raise
+            for half in (ids[: len(ids) // 2], ids[len(ids) // 2 :]) if len(ids) > 1 else ():
+                yield from self._visible(include, half)
 
     def readable(self, copy: Copy) -> bool:
         return all(self._stored(copy, page["ids"]) is not None for page in pages(self._targets, []))
@@ -94,43 +118,35 @@ class ChromaStore(CopyStore):
             raise
         return dict(zip(found["ids"], found["embeddings"], strict=True))
 
-    def nearest(self, queries: np.ndarray, k: int, *, raw: bool = False, among: set[str] | None = None) -> Hits:
-        """among: of these ids alone."""
-        copy = None if raw else self.active()
-        if copy is None:
-            return _asked(self._targets, queries, k, among)
-        try:
-            model = self.model_of(copy)
-            asked, longer = model.queries(queries), self.augmented_queries(model, queries)
-            found = _asked(self._copy, longer, k + len(self._gone), among)
-        except StoreError as error:
-            if not isinstance(error.__cause__, NotFoundError):
-                raise
-            self._looked = -np.inf  # the copy has been deleted since
-            return self.nearest(queries, k, among=among)
-        neutral = _asked(self._targets, asked, k, self._lacking if among is None else self._lacking & among)
-        return self.corrected(model, asked, k, found, neutral, gone=self._gone)
+    def nearest(self, copy: Copy | None, queries: np.ndarray, k: int, among: Collection[Id] | None) -> Hits:
+        if among is not None and not among:
+            return Hits([[] for _ in queries], [[] for _ in queries])
+        collection = self._targets if copy is None else self._copy
+        found = collection.query(
+            query_embeddings=queries, n_results=k, ids=None if among is None else list(among), include=["distances"]
+        )
+        return Hits(found["ids"], found["distances"])
 
-    def active(self) -> Copy | None:
-        """The copy that searches use, as of at most `every` seconds ago."""
-        if time.monotonic() > self._looked + self._every:
-            self._active = self.copy_in("active")
+    def active(self, *, anew: bool = False) -> Copy | None:
+        """As of at most `every` seconds ago."""
+        if anew or time.monotonic() > self._looked + self._every:
+            self._active, self._settled = self.copy_in("active"), False
             if self._active is not None:
                 self._copy = self._named(self._active.number)
-                self._compare(self._active.number)
             self._looked = time.monotonic()
         return self._active
 
-    def _compare(self, number: int) -> None:
-        """Reads anew which targets the copy `number` lacks, and which in it are gone, if targets came to or left one of
-        both alone. As many may have come as left; then the one that came last, or one that it lacked, tells."""
-        known = number, (count := self.count()) - self._copy.count()
-        last = self._targets.get(limit=1, offset=max(count - 1, 0), include=[])["ids"]
-        asked = {*last, *islice(self._lacking, 1)}
-        held = set(self._copy.get(ids=list(asked), include=[])["ids"]) if asked else set()
-        if known != self._known or held != asked - self._lacking:
-            targets, copied = ids_of(self._targets), ids_of(self._copy)
-            self._lacking, self._gone, self._known = targets - copied, copied - targets, known
+    def settled(self, copy: Copy) -> bool:
+        """No for the first search after each look, which compares what it finds, some targets at random and the last
+        one; and for all as long as any of these is wrong, or there are more targets than copies, or fewer."""
+        if self._settled or not self._every:
+            return self._settled and not self._wrong
+        count = self.count()
+        some = [int(self._rng.integers(max(count - SAMPLE, 1))), max(count - 1, 0)]
+        samples = [self._targets.get(limit=SAMPLE, offset=start, include=[])["ids"] for start in some]
+        self.offsets_now(copy, {key for page in samples for key in page})
+        self._settled = count == self._copy.count()
+        return False
 
     def keep(self, ids: Sequence[str]) -> None:
         """Puts the targets `ids`, as they are now, into the active copy; what is deleted leaves it."""
@@ -151,8 +167,8 @@ class ChromaStore(CopyStore):
         if self._name not in self._ours():
             self._client.create_collection(self._name, metadata=held, embedding_function=None)
         self._named().modify(metadata=held)
-        self._sweep({self._name, *(f"{self._name}-{copy.number}" for copy in copies if copy.state != "previous")})
-        self._named().delete(where={"version": {"$nin": [0, *(copy.number for copy in copies)]}})
+        named = [f"{self._name}-{copy.number}" for copy in copies if copy.state != "previous"]
+        self._sweep({self._name, *named, *(f"{self._name}-{copy.number}-model" for copy in copies)})
 
     def activate(self, copy: Copy) -> None:
         super().activate(copy)
@@ -162,39 +178,43 @@ class ChromaStore(CopyStore):
         how = {"hnsw": {**self._hnsw, "space": "l2" if self.metric is Metric.EUCLIDEAN else "ip"}}
         name, named = f"{self._name}-{copy.number}", {OF: self._id}
         self._client.create_collection(name, metadata=named, configuration=how, embedding_function=None)
+        parts = self._client.create_collection(f"{name}-model", metadata=named, embedding_function=None)
         for number, part in enumerate(model.to_texts()):
-            held = {"version": copy.number, "number": number, "part": part}
-            self._named().add(ids=[f"{copy.number}.{number}"], embeddings=[[0.0]], metadatas=[held])
+            parts.add(ids=[str(number)], embeddings=[[0.0]], metadatas=[{"number": number, "part": part}])
 
     def stored_model(self, copy: Copy) -> OffsetModel:
-        parts = self._named().get(where={"version": copy.number}, include=["metadatas"])["metadatas"]
+        parts = self._named(f"{copy.number}-model").get(include=["metadatas"])["metadatas"]
         texts = [each["part"] for each in sorted(parts, key=lambda each: int(each["number"]))]
         return OffsetModel.from_texts(texts, self.url)
 
     def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
         self._named(copy.number).upsert(ids=list(ids), embeddings=vectors)
 
+    def notes(self) -> Sequence[str]:
+        copy = self.copy_in("active")
+        return [] if copy is None else [f"searches use the collection {self._name}-{copy.number}"]
+
     def remove(self, progress: Progress | None = None) -> None:
         self._sweep(set())
 
     def _ours(self) -> dict[str, Any]:
         """The collections of this correction, or of one that a collection of the same name has left."""
-        ours, every = re.compile(rf"{re.escape(self._name)}(-\d+)?").fullmatch, self._client.list_collections()
+        ours, every = re.compile(rf"{re.escape(self._name)}(-\d+(-model)?)?").fullmatch, self._client.list_collections()
         return {each.name: each for each in every if ours(each.name) and OF in (each.metadata or {})}
 
-    def _named(self, number: int | None = None) -> Any:
-        """A copy, or what holds the models."""
-        name = self._name if number is None else f"{self._name}-{number}"
+    def _named(self, part: int | str | None = None) -> Any:
+        """A copy, its model, or the list of them."""
+        name = self._name if part is None else f"{self._name}-{part}"
         return self._client.get_collection(name, embedding_function=None)
 
     def _sweep(self, kept: Collection[str]) -> None:
-        """Deletes the collections of this correction but `kept`, that of the models first."""
+        """Deletes the collections of this correction but `kept`, the list of copies first."""
         self._looked = -np.inf
         for name in sorted(self._ours().keys() - set(kept)):
             self._client.delete_collection(name)
 
 
-def pages(collection: Any, include: Sequence[str], ids: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+def pages(collection: Any, include: Sequence[str], ids: Sequence[Id] | None = None) -> Iterator[dict[str, Any]]:
     """What `collection` holds, or holds of `ids`."""
     for start in range(0, collection.count() + BATCH if ids is None else len(ids), BATCH):
         which = {"limit": BATCH, "offset": start} if ids is None else {"ids": ids[start : start + BATCH]}
@@ -205,13 +225,6 @@ def pages(collection: Any, include: Sequence[str], ids: Sequence[str] | None = N
 
 def ids_of(collection: Any) -> set[str]:
     return {key for page in pages(collection, []) for key in page["ids"]}
-
-
-def _asked(collection: Any, queries: np.ndarray, k: int, among: Collection[str] | None) -> Hits:
-    if among is not None and not among:
-        return Hits([[] for _ in queries], [[] for _ in queries])
-    found = collection.query(query_embeddings=queries, n_results=k, ids=among and list(among), include=["distances"])
-    return Hits(found["ids"], found["distances"])
 
 
 def _named(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -251,15 +264,16 @@ class HubCollection(chromadb.Collection):
         asked = _named("query", args, kwargs)
         embeddings = self._validate_and_prepare_query_request(**asked)["embeddings"]
         among = self._among(asked)
-        hits = self._store.nearest(np.asarray(embeddings, np.float32), asked["n_results"], among=among)
+        hits = self._store.search(np.asarray(embeddings, np.float32), asked["n_results"], among=among)
         if not any(hits.ids):
             return super().query(*args, **kwargs)
-        include = [each for each in asked["include"] if each != "distances"]
+        loads = self._data_loader is not None  # without one, `get` refuses data, which `query` leaves out
+        include = [each for each in asked["include"] if each != "distances" and (loads or each != "data")]
         found = list({str(key) for row in hits.ids for key in row})
         held: dict[str, Any] = {**self.get(ids=found, include=include)} if include else {"ids": []}
         at: dict[Id, int] = {key: row for row, key in enumerate(held["ids"])}
         if include and not at.keys() >= set(found):  # some have been deleted since
-            self._store._looked, self._store._known = -np.inf, (0, 0)
+            self._store.active(anew=True)
             return self.query(*args, **kwargs)
         result: dict[str, Any] = dict.fromkeys(("embeddings", "documents", "uris", "data", "metadatas", "distances"))
         result |= {each: [[held[each][at[key]] for key in row] for row in hits.ids] for each in include}

@@ -331,7 +331,7 @@ def _stored(store: Store, model: OffsetModel, compute: Compute) -> dict[str, Any
         by_model, wrong = comparison.offsets(batch)
         total, squares = total + by_model.sum(dtype=np.float64), squares + np.square(by_model, dtype=np.float64).sum()
         absent = np.isnan(batch.offsets)
-        counts += np.histogram(np.clip(batch.offsets[~absent], edges[0], edges[-1]), edges)[0]
+        counts += np.histogram(np.clip(batch.offsets[np.isfinite(batch.offsets)], edges[0], edges[-1]), edges)[0]
         for ids, which in ((missing, absent), (stale, wrong & ~absent)):
             ids += [batch.ids[row] for row in np.flatnonzero(which)[: NAMED - len(ids)].tolist()]
         comparison.done(batch)

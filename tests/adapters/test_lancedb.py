@@ -77,11 +77,113 @@ def test_rows_without_a_vector_are_left_out(tmp_path, rng):
     assert not {3, 7} & set(store.search(vectors[:1], 60).ids[0])
 
 
-def test_a_column_of_somebody_else_is_never_dropped(tmp_path, rng):
-    rows = table(list(range(9)), rng.normal(size=(9, 8)).astype(np.float32)).append_column("hubplugin_1", [range(9)])
-    lancedb.connect(tmp_path).create_table("photos", rows)
-    with pytest.raises(hubplugin.StoreError, match="the column hubplugin_1 holds something of yours"):
-        open_store(f"lancedb:{tmp_path}/photos")
+@pytest.fixture
+def corrected(tmp_path, rng):
+    """A store of 50 rows, and the folder in which it is corrected."""
+    lancedb.connect(tmp_path).create_table("photos", table(list(range(50)), rng.normal(size=(50, 8)).astype("float32")))
+    store = open_store(f"lancedb:{tmp_path}/photos")
+    apply(store, rng.normal(size=(40, 8)).astype("float32"), "is", force=True)
+    return tmp_path, store
+
+
+@pytest.mark.parametrize("name", ["photos__hubplugin", "photos__hubplugin_1", "photos__hubplugin_1_model"])
+def test_a_table_of_somebody_else_is_never_dropped(tmp_path, rng, name):
+    vectors, database = rng.normal(size=(50, 8)).astype("float32"), lancedb.connect(tmp_path)
+    database.create_table("photos", table(list(range(50)), vectors))
+    database.create_table(name, table([1], vectors[:1]))
+    for job in (lambda store: apply(store, vectors[:40] + 0.1, "is", force=True), hubplugin.remove):
+        with pytest.raises(hubplugin.StoreError, match=f"the table {name} holds something of yours; rename it"):
+            job(open_store(f"lancedb:{tmp_path}/photos"))
+    assert database.open_table(name).to_arrow().equals(table([1], vectors[:1]).cast(database.open_table(name).schema))
+
+
+def test_the_table_itself_is_never_written_to_and_a_removal_gives_all_space_back(corrected, rng):
+    folder, store = corrected
+    for seed in range(3):
+        apply(store, rng.normal(size=(40 + seed, 8)).astype("float32"), "is", force=True)
+    store.remove()
+    assert [path.name for path in folder.iterdir()] == ["photos.lance"]
+    assert len(lancedb.connect(folder).open_table("photos").list_versions()) == 1
+
+
+def test_no_version_of_our_tables_keeps_a_query_that_two_corrections_have_left(corrected, rng):
+    folder, store = corrected
+    query = store.correction().model.terms[0].bank[3].tobytes()
+    kept = [path for path in folder.rglob("*") if path.is_file() and query in path.read_bytes()]
+    assert kept
+    for _ in range(2):
+        hubplugin.refit(store, rng.normal(size=(40, 8)).astype("float32"), force=True)
+    assert not [path for path in folder.rglob("*") if path.is_file() and query in path.read_bytes()]
+
+
+@pytest.mark.parametrize("left", ["_versions/latest_version_hint.json", "data/0101.lance"])
+def test_what_a_kill_leaves_of_dropped_tables_is_no_table(corrected, left):
+    folder, store = corrected
+    model = store.correction().model
+    store.remove()
+    raw = store.search(np.ones((1, 8), np.float32), 5)
+    for name in ("photos__hubplugin", "photos__hubplugin_1", "photos__hubplugin_1_model", "photos__hubplugin_2"):
+        path = folder / f"{name}.lance" / left
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    assert store.search(np.ones((1, 8), np.float32), 5) == raw
+    assert hubplugin.inspect(store).correction is None
+    apply(store, model, force=True)
+    assert hubplugin.inspect(store, queries=0).missing == 0
+    store.remove()
+    assert [path.name for path in folder.iterdir()] == ["photos.lance"]
+
+
+@pytest.mark.parametrize("how", ["overwrite", "drop and create", "restore", "of another dimension"])
+def test_a_table_that_is_loaded_anew_is_searched_inspected_and_corrected(corrected, rng, how):
+    folder, store = corrected
+    database, fresh = lancedb.connect(folder), rng.normal(size=(60, 8)).astype("float32")
+    if how == "restore":
+        database.open_table("photos").add(table([50], fresh[:1]))
+        hubplugin.refresh(store)
+        database.open_table("photos").restore(1)
+    elif how == "of another dimension":
+        fresh = rng.normal(size=(60, 6)).astype("float32")
+        database.create_table("photos", table(list(range(60)), fresh), mode="overwrite")
+        store = open_store(store.url)
+        assert store.correction() is None
+    else:
+        if how == "drop and create":
+            database.drop_table("photos")
+        database.create_table("photos", table(list(range(60)), fresh), mode="overwrite")
+    held = np.stack(database.open_table("photos").to_arrow()["vector"].to_pylist()).astype("float32")
+    for job in (lambda: store, lambda: open_store(store.url)):
+        found = [row[0] for row in job().search(held[:5], 1).ids]
+        assert how == "restore" or found == [0, 1, 2, 3, 4]
+    hubplugin.inspect(store)
+    if how != "of another dimension":
+        assert hubplugin.refresh(store).scanned == len(held)
+    apply(store, held[:40] + 0.1, "is", force=True)
+    report = hubplugin.inspect(open_store(store.url), queries=0)
+    assert (report.count, report.missing, report.stale) == (len(held), 0, 0)
+    store.remove()
+    assert [path.name for path in folder.iterdir()] == ["photos.lance"]
+
+
+def test_a_table_dropped_under_a_store_is_told_in_one_line(corrected, rng):
+    folder, store = corrected
+    lancedb.connect(folder).drop_table("photos")
+    for job in (lambda: store.search(np.ones((1, 8), np.float32), 3), lambda: hubplugin.inspect(store)):
+        with pytest.raises(hubplugin.StoreError, match=r"^lancedb:.*/photos: [^\n]*[Nn]ot found[^\n]*$") as raised:
+            job()
+        assert ".rs:" not in str(raised.value)
+
+
+@pytest.mark.parametrize("ids", [[1, 1, 2], [None, 1, 2]])
+def test_rows_without_an_id_of_their_own_are_refused_before_anything_is_written(tmp_path, rng, ids):
+    ids, vectors = [*ids, *range(10, 60)], rng.normal(size=(53, 8)).astype("float32")
+    lancedb.connect(tmp_path).create_table("photos", table(ids, vectors))
+    store = open_store(f"lancedb:{tmp_path}/photos")
+    model = hubplugin.fit(vectors, vectors[:40] + 0.1, "is")
+    for given in (model, vectors[:40] + 0.1):
+        with pytest.raises(hubplugin.StoreError, match=f"each row needs an id of its own, which {ids[0]} is not"):
+            apply(store, given, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["photos.lance"]
 
 
 def test_what_an_earlier_version_kept_beside_the_active_column_is_refused_and_removed(tmp_path, rng):

@@ -1,7 +1,11 @@
 """`HubCollection`: an application searches and writes as before, corrected, and both collections stay the same."""
 
+import base64
 import os
 import sqlite3
+import subprocess
+import sys
+import time
 
 import chromadb
 import numpy as np
@@ -114,6 +118,76 @@ def test_a_vector_changed_past_it_is_stale_although_its_offset_is_the_same(photo
     assert hubplugin.inspect(store, queries=0).missing == 0
 
 
+def test_a_wrapped_collection_sees_within_a_second_what_others_changed(photos, rng, monkeypatch):
+    collection, store, vectors = photos
+    plain, fresh = chromadb.Collection(collection._client, collection._model), gallery(rng, 3)
+    collection.query(fresh, n_results=5)
+    plain.update(ids=["p3", "p4", "p5"], embeddings=fresh)
+    now = time.monotonic()
+    for seconds in (1.1, 1.2, 2.3):  # a look, a search that remembers it, the next look
+        monkeypatch.setattr(time, "monotonic", lambda later=now + seconds: later)
+        assert [row[0] for row in collection.query(fresh, n_results=5)["ids"]] == ["p3", "p4", "p5"]
+    hubplugin.refresh(store)
+    everything = np.concatenate([vectors[:3], fresh, vectors[6:]])
+    order, _ = ranked(store, everything, store.correction().model.offsets(everything).astype(np.float64), vectors[8])
+    for seconds in (3.4, 3.5):
+        monkeypatch.setattr(time, "monotonic", lambda later=now + seconds: later)
+        found = collection.query(vectors[8], n_results=5)["ids"][0]
+        assert found == [f"p{number}" for number in order[:5]]
+
+
+def test_whatever_a_plain_query_may_include_a_corrected_one_may(photos):
+    collection, _, vectors = photos
+    plain = chromadb.Collection(collection._client, collection._model)
+    for include in (["uris", "data"], ["data"], ["data", "documents"]):
+        asked = {"query_embeddings": vectors[:2], "n_results": 200}
+        corrected, raw = (each.query(**asked, include=list(include)) for each in (collection, plain))
+        assert corrected.keys() == raw.keys()
+        assert (corrected["data"], corrected["included"]) == (raw["data"], raw["included"])
+
+
+OTHER = "import chromadb, sys; photos = chromadb.PersistentClient(sys.argv[1]).get_collection('photos'); "
+
+
+@pytest.mark.parametrize(
+    "change", ["photos.add(ids='new', embeddings=[[1.0] * 16])", "photos.update(ids='p3', embeddings=[[1.0] * 16])"]
+)
+def test_a_folder_that_another_process_writes_to_is_searched_on(tmp_path, rng, change):
+    client, vectors = chromadb.PersistentClient(tmp_path), gallery(rng)
+    plain = client.create_collection("photos", configuration={"hnsw": {"space": "cosine"}})
+    plain.add(ids=[f"p{number}" for number in range(200)], embeddings=vectors)
+    hubplugin.apply(ChromaStore(client, plain), hubplugin.fit(vectors, vectors[:100] + 0.1, "is"), force=True)
+    collection = HubCollection(client, client.get_collection("photos"))
+    before = collection.query(vectors[:5], n_results=5)
+    subprocess.run([sys.executable, "-c", OTHER + change, tmp_path], check=True)
+    collection._store.active(anew=True)  # as it looks after a second
+    assert collection.query(vectors[:5], n_results=5)["ids"] == before["ids"]
+
+
+def test_no_row_of_a_folder_keeps_a_query_that_two_corrections_have_left(tmp_path, rng):
+    client, vectors = chromadb.PersistentClient(tmp_path), gallery(rng)
+    plain = client.create_collection("photos", configuration={"hnsw": {"space": "cosine"}})
+    plain.add(ids=[f"p{number}" for number in range(200)], embeddings=vectors)
+    store, asked = ChromaStore(client, plain), gallery(rng, 120)
+    hubplugin.apply(store, asked[:50], "is", force=True)
+    parts = [base64.b64encode(bytes(shift) + asked[3].tobytes())[4 * (shift > 0) : -4].decode() for shift in range(3)]
+
+    def rows():
+        with sqlite3.connect(tmp_path / "chroma.sqlite3") as database:
+            asked = {"embeddings_queue": "metadata", "embedding_metadata": "string_value"}
+            found = [
+                database.execute(f"SELECT count(*) FROM {table} WHERE instr(coalesce({column}, ''), ?)", [part])
+                for table, column in asked.items()
+                for part in parts
+            ]
+            return sum(each.fetchone()[0] for each in found)
+
+    assert rows()
+    for start in (40, 60):
+        hubplugin.refit(store, asked[start : start + 60], force=True)
+    assert not rows()
+
+
 def test_without_a_correction_and_after_its_removal_it_is_the_collection(photos):
     collection, store, vectors = photos
     corrected = collection.query(vectors[:20], n_results=5)["ids"]
@@ -172,7 +246,12 @@ def test_a_copy_that_a_kill_left_unreadable_is_made_anew(tmp_path, rng, file, le
     assert (report.count, report.missing, report.stale) == (200, 0, 0)
     order, _ = ranked(store, vectors, model.offsets(vectors).astype(np.float64), vectors[5])
     assert store.search(vectors[5:6], 10).ids[0] == [str(number) for number in order[:10]]
-    assert {each.name for each in store._client.list_collections()} == {"photos", "photos--hub", "photos--hub-2"}
+    assert {each.name for each in store._client.list_collections()} == {
+        "photos",
+        "photos--hub",
+        "photos--hub-2",
+        "photos--hub-2-model",
+    }
 
 
 @pytest.mark.parametrize(
