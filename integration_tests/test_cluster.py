@@ -4,12 +4,14 @@ import threading
 from collections.abc import Iterator
 
 import httpx
+import numpy as np
 import pytest
 from qdrant_client import models
 
 import hubplugin_qdrant
 import hubplugin_qdrant.transport
 from hubplugin import Compute, apply
+from hubplugin.metric import normalise
 from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K
 from integration_tests.waiting import wait_until
 
@@ -165,3 +167,41 @@ def test_custom_shard_keys_are_corrected_each_and_together(backend, fill):
     assert gallery.agreement(gallery.found(hub), model) >= AGREED
     gallery.ids, gallery.vectors = gallery.ids[::2], gallery.vectors[::2]
     assert gallery.agreement(gallery.found(hub, shard_key_selector="left"), model) >= AGREED
+
+
+@pytest.mark.parametrize("tenants", [8, 20])
+def test_a_tenant_finds_by_a_shard_key_what_the_raw_index_would(backend, fill, storage, tenants):
+    rng, each = np.random.default_rng(0), 250
+    centres = rng.normal(size=(60, 32))
+
+    def drawn(count):
+        made = centres[rng.integers(60, size=count)] * 0.7 + 0.35
+        made += rng.normal(size=made.shape) * rng.uniform(0.5, 1.2, (count, 1))
+        wide = np.pad(made, ((0, 0), (0, TARGETS.shape[1] - made.shape[1])))
+        return normalise(wide.astype(np.float32), "drawn")
+
+    vectors, queries, client = drawn(tenants * each), drawn(40), backend.client()
+    gallery = fill(
+        rows=0,
+        using="code",
+        sharding_method=models.ShardingMethod.CUSTOM,
+        shard_number=1,
+        replication_factor=1,
+    )
+    for number in range(tenants):
+        client.create_shard_key(gallery.name, number)
+        rows = range(number * each, (number + 1) * each)
+        points = [models.PointStruct(id=row, vector={"code": vectors[row].tolist()}) for row in rows]
+        client.upsert(gallery.name, points, shard_key_selector=number, wait=True)
+    model = apply(gallery.store(storage), drawn(400), "nnn", force=True).model
+    hub, found = backend.wrapped(), []
+    for number in range(tenants):
+        gallery.ids = list(range(number * each, (number + 1) * each))
+        gallery.vectors = vectors[gallery.ids]
+        answers = [
+            hub.query_points(gallery.name, query, "code", limit=K, shard_key_selector=number) for query in queries
+        ]
+        ids = [[point.id for point in answer.points] for answer in answers]
+        found.append(gallery.agreement(ids, model, queries))
+    assert np.mean(found) >= 0.985
+    assert min(found) >= AGREED

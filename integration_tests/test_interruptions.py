@@ -253,12 +253,37 @@ def test_a_collection_restored_alone_is_searched_raw_with_a_warning_until_a_refr
     with pytest.warns(UserWarning, match=says) as warned:
         assert gallery.agreement(gallery.found(hub), None) == 1
     assert len([each for each in warned if each.category is UserWarning]) == 1
-    if storage == "payload":
-        hubplugin.refresh(hubplugin_qdrant.open_store(client, gallery.name, vector="code"))
-    else:
-        hubplugin.remove(hubplugin_qdrant.open_store(client, gallery.name, vector="code"))
-        hubplugin_qdrant.apply(client, gallery.name, BANK, **given, **APPLY)
+    hubplugin.refresh(hubplugin_qdrant.open_store(client, gallery.name, vector="code"))
     assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED
+
+
+@pytest.mark.needs("server")
+def test_snapshots_restored_under_another_name_are_corrected_and_alone_raw(backend, fill, storage):
+    gallery, client = fill(using="code"), backend.client()
+    before = gallery.content()
+    model = hubplugin_qdrant.apply(client, gallery.name, BANK, vector="code", storage=storage, **APPLY).model
+    copy, alone = fill(rows=0, using="code"), fill(rows=0, using="code")
+    for each, suffix in ((copy, ""), (copy, "--hub"), (alone, "")):
+        client.delete_collection(f"{each.name}{suffix}")
+        restore(
+            backend.address, f"{each.name}{suffix}", snapshot_of(client, backend.address, f"{gallery.name}{suffix}")
+        )
+    for each in (copy, alone):
+        each.ids, each.vectors = gallery.ids, gallery.vectors
+    assert gallery.agreement(copy.found(backend.wrapped()), model) >= AGREED
+    assert copy.health() == (len(gallery.ids), 0, 0)
+    hubplugin.remove(copy.store())
+    assert_same(copy.content(), before)
+
+    assert gallery.agreement(alone.found(backend.wrapped()), None) == 1
+    (told,) = hubplugin.inspect(alone.store()).attention
+    assert f"metadata is not in '{alone.name}--hub': searches are raw" in told
+    if storage == "payload":
+        hubplugin.remove(alone.store())
+    else:
+        client.delete_vector_name(alone.name, "hub_v1", wait=True)
+    assert_same(alone.content(), before)
+    assert not client.get_collection(alone.name).payload_schema
 
 
 @pytest.mark.needs("storage-snapshot")

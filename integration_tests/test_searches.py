@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
+import hubplugin
 import hubplugin_qdrant
 from hubplugin.metric import normalise
 from integration_tests.galleries import APPLY, BANK, QUERIES, K, exact_scores
@@ -97,6 +98,19 @@ def test_every_form_of_a_query_is_corrected_wherever_it_stands(backend, correcte
             for client, tree in ((corrected.hub, nested), (corrected.hub.raw, by_hand))
         )
         assert set(ids(fused)) == set(ids(expected_points))
+
+
+@pytest.mark.needs("server")
+def test_a_fusion_by_ids_leaves_out_the_points_that_are_asked_for(backend, fill, storage):
+    gallery = fill(using="code")
+    hubplugin.apply(gallery.store(storage), BANK, **APPLY)
+    hub, near = backend.wrapped(), gallery.vectors @ gallery.vectors.T
+    for row in range(0, 100, 5):
+        asked = [gallery.ids[each] for each in np.argsort(-near[row])[:2]]  # a point and its nearest neighbour
+        prefetch = [models.Prefetch(query=key, using="code", limit=20) for key in asked]
+        found = hub.query_points(gallery.name, RRF, prefetch=prefetch, limit=K).points
+        assert len(found) == K
+        assert not set(asked) & set(ids(found))
 
 
 def corrected_by_hand(asked, candidates):

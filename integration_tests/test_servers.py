@@ -8,8 +8,9 @@ from qdrant_client import QdrantClient, models
 import hubplugin
 import hubplugin_qdrant
 import hubplugin_qdrant.transport
+from hubplugin import StoreError
 from hubplugin_qdrant import HubQdrantClient
-from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS
+from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES, TARGETS
 from integration_tests.waiting import wait_until
 
 
@@ -89,6 +90,69 @@ def test_a_strict_server_is_searched_written_and_left_within_its_limits(backend,
     assert gallery.health()[1:] == (0, 0)
     hubplugin.remove(hubplugin_qdrant.open_store(backend.client(), gallery.name))
     assert not any("hub_offset" in beside for _, beside in gallery.content().values())
+
+
+LIMITS = {
+    "few results": {"max_query_limit": 15},
+    "a narrow graph": {"search_max_hnsw_ef": 64},
+    "small filters": {"condition_max_size": 5, "filter_max_conditions": 1},
+    "no unindexed updates": {"unindexed_filtering_update": False, "unindexed_filtering_retrieve": False},
+    "one at a time": {"search_max_batchsize": 1, "upsert_max_batchsize": 20},
+    "no room": {"max_points_count": len(TARGETS), "search_max_oversampling": 1.0},
+}
+
+
+@pytest.mark.needs("server")
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+def test_each_limit_of_strict_mode_is_kept(backend, fill, storage, limits):
+    gallery, client = fill(using="code", graph=True), backend.client()
+    known = {name: each for name, each in limits.items() if name in models.StrictModeConfig.model_fields}
+    client.update_collection(gallery.name, strict_mode_config=models.StrictModeConfig(enabled=True, **known))
+    model = hubplugin.apply(gallery.store(storage), BANK, **APPLY).model
+    hub = backend.wrapped()
+    if "max_query_limit" not in limits or storage == "vector":  # else few of the best are among 15 candidates
+        assert gallery.agreement(gallery.found(hub), model) >= AGREED
+    point = models.PointStruct(id=gallery.ids[0], vector={"code": TARGETS[1].tolist()}, payload={"row": 0})
+    hub.upsert(gallery.name, [point], wait=True)
+    hub.overwrite_payload(gallery.name, {"row": 0}, points=gallery.ids[:5], wait=True)
+    hubplugin.refresh(gallery.store())
+    assert gallery.health()[1:] == (0, 0)
+    hubplugin.apply(gallery.store(), OTHER_BANK, **APPLY)
+    hubplugin.remove(gallery.store())
+    client.update_collection(gallery.name, strict_mode_config=models.StrictModeConfig(enabled=False))
+    assert not any("hub_offset" in beside for _, beside in gallery.content().values())
+
+
+@pytest.mark.needs("server")
+@pytest.mark.parametrize("limit", [0, 1])
+def test_a_strict_server_without_room_for_an_index_is_told_before_anything_is_written(backend, fill, limit):
+    gallery, client = fill(), backend.client()
+    client.create_payload_index(gallery.name, "row", models.PayloadSchemaType.INTEGER, wait=True)
+    client.update_collection(
+        gallery.name, strict_mode_config=models.StrictModeConfig(enabled=True, max_payload_index_count=limit)
+    )
+    before = gallery.content()
+    for job in (
+        lambda: hubplugin.apply(gallery.store("payload"), BANK, dry_run=True, **APPLY),
+        lambda: hubplugin.apply(gallery.store("payload"), BANK, **APPLY),
+    ):
+        with pytest.raises(StoreError, match=rf"strict mode allows {limit} .* there are 1: 'row'; delete one"):
+            job()
+    assert gallery.content() == before
+    assert not client.collection_exists(f"{gallery.name}--hub")
+
+
+@pytest.mark.needs("server")
+@pytest.mark.parametrize("kind", ["integer", "keyword", "datetime"])
+def test_a_payload_index_that_hides_offsets_is_named_and_mended_by_a_refresh(backend, gallery, kind):
+    client = backend.client()
+    model = hubplugin_qdrant.apply(client, gallery.name, BANK, **APPLY).model
+    client.delete_payload_index(gallery.name, "hub_offset.v1", wait=True)
+    client.create_payload_index(gallery.name, "hub_offset.v1", kind, wait=True)
+    assert any(f"is of the type {kind!r}" in each for each in hubplugin.inspect(gallery.store()).attention)
+    hubplugin.refresh(gallery.store())
+    assert hubplugin.inspect(gallery.store()).attention == []
+    assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED
 
 
 @pytest.mark.needs("server")

@@ -53,6 +53,32 @@ def test_a_collection_of_float16_is_corrected_and_stays_so(backend, fill, storag
     assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED - 0.01
 
 
+@pytest.mark.needs("server")
+def test_a_collection_of_four_bits_is_corrected_in_payloads_and_stays_so(backend, fill):
+    backend.require((1, 19), "vectors of 4 bits")
+    gallery = fill(using="code", vector={"datatype": models.Datatype("turbo4")})
+    before, store = gallery.content(), gallery.store()
+    assert store.storage == "payload"
+    model = hubplugin.apply(store, BANK, **APPLY).model
+    assert gallery.health()[1:] == (0, 0)
+    gallery.vectors = np.array([before[key][0]["code"] for key in gallery.ids], np.float32)  # as they are kept
+    assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED - 0.02
+    hubplugin.remove(gallery.store())
+    assert_same(gallery.content(), before)
+
+
+@pytest.mark.needs("server")
+def test_a_second_vector_beside_four_bits_has_sixteen(backend, fill):
+    backend.require((1, 19), "vectors of 4 bits")
+    gallery, client = fill(using="code", vector={"datatype": models.Datatype("turbo4")}), backend.client()
+    model = hubplugin.apply(gallery.store("vector"), BANK, **APPLY).model
+    assert client.get_collection(gallery.name).config.params.vectors["hub_v1"].datatype == models.Datatype.FLOAT16
+    assert gallery.health()[1:] == (0, 0)
+    kept = gallery.content()
+    gallery.vectors = np.array([kept[key][0]["code"] for key in gallery.ids], np.float32)
+    assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED - 0.02
+
+
 QUANTISED = {
     "scalar": models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8)),
     "product": models.ProductQuantization(

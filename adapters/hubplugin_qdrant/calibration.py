@@ -100,7 +100,7 @@ def calibrated(version: Version, points: int, searches: Searches) -> Version:
     exact searches everything, for which an index that misses much is no measure."""
     exact = searches.exact_allowed
     raw = recall(searches.raw(SMALLEST_PAGE, False), searches.raw(2 * SMALLEST_PAGE, exact))
-    most = max(min(points, MOST_CANDIDATES, version.max_candidates or points), SMALLEST_PAGE)
+    most = min(max(points, SMALLEST_PAGE), MOST_CANDIDATES, version.max_candidates or MOST_CANDIDATES)
     widest = version.model_copy(update={"oversampling": most / SMALLEST_PAGE, "max_candidates": most, "hnsw_ef": None})
     if not exact and version.storage == "vector":
         widest = widest.model_copy(update={"hnsw_ef": searches.largest_ef})

@@ -157,7 +157,7 @@ class PayloadSchema(Schema):
 
     def hidden(self, version: Version) -> str | None:
         kind = self._indexes().get(version.key)
-        if kind in (None, models.PayloadSchemaType.FLOAT):
+        if kind in (None, models.PayloadSchemaType.FLOAT, models.PayloadSchemaType.TEXT):  # a formula reads no texts
             return None
         return (
             f"the payload index on {version.key!r} is of the type {kind.value!r}, which hides offsets from searches: "

@@ -72,9 +72,12 @@ def test_what_never_reaches_gets_the_most_that_there_are(points):
     assert (found.candidates(K), found.recall) == (max(points, K), 0.0)
 
 
-def test_a_limit_on_candidates_is_kept():
-    found = calibrated(version("payload", max_candidates=100), POINTS, Index(np.full(QUERIES * K, np.inf)))
-    assert found.candidates(K) == found.candidates(1000) == 100
+@pytest.mark.parametrize("limit", [1, 100])
+def test_a_limit_on_candidates_is_kept(limit):
+    index = Index(np.full(QUERIES * K, np.inf))
+    found = calibrated(version("payload", max_candidates=limit), POINTS, index)
+    assert found.candidates(K) == found.candidates(1000) == limit
+    assert max(index.asked) <= limit
 
 
 @pytest.mark.parametrize(("allowed", "chosen"), [(64, None), (100, None), (200, 200), (10_000, 4096)])
