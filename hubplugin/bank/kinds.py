@@ -108,7 +108,8 @@ class BankProfile:
         if self.own_share < OWN_SHARE <= self.target_share:
             return "swapped"
         one_set = self.own_share < (OWN_SHARE if self.near < NEARER else COPIES)
-        if not self.known and (one_set or (self.like_documents and self.near < AS_NEAR)):
+        far = self.like_documents and self.near < AS_NEAR and not self.answers_stand_out
+        if (one_set or far) and not self.known:
             return "documents"
         if self.clustered > CLUSTERED and self.agreement < AGREEMENT and self.own_share < OVERLAP:
             return "elsewhere"

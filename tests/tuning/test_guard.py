@@ -238,6 +238,7 @@ def test_a_bank_about_another_subject_is_refused(real, banks):
         ({"clustered": 0.3, "agreement": 0.7}, "clean or log", False),
         ({"clustered": 0.1, "agreement": 0.2, "answered": False}, "clean", False),
         ({"one_sided": 0.5, "near": 0.6}, "documents", False),
+        ({"one_sided": 0.5, "near": 0.6, "spacing": 1.3}, "log", True),
         ({"one_sided": 0.5, "near": 0.9}, "clean or log", True),
         ({"one_sided": 0.5, "near": 0.6, "known": True}, "clean or log", False),
         ({"one_sided": 0.9, "near": 0.6}, "clean or log", False),
