@@ -307,7 +307,8 @@ def test_a_full_disk_ends_in_one_line_and_stays_as_it_was(large, kind, step, fre
     assert run.returncode == 0, run.stderr
     status, said, same, less_free, there = json.loads(run.stdout)
     assert status == 1, f"signal {-status}" if status < 0 else said
-    assert re.search(r"^cannot write (in )?'.*': No space left on device, [\d,]+ bytes are needed and [\d,]+ were free", said)
+    full = r"^cannot write (in )?'.*': No space left on device, [\d,]+ bytes are needed and [\d,]+ were free"
+    assert re.search(full, said)
     assert said.count("\n") == 1
     assert same, there
     assert less_free == 0

@@ -153,7 +153,8 @@ class PreTransformHandler(WrapperHandler):
 
     def __init__(self, index: faiss.Index):
         super().__init__(index)
-        if appends_by_linear(faiss.downcast_VectorTransform(index.chain.at(index.chain.size() - 1))):
+        links = index.chain.size()
+        if links and appends_by_linear(faiss.downcast_VectorTransform(index.chain.at(links - 1))):
             raise StoreError("this copy was made for a GPU, for searches alone; use the index that for_gpu was given")
 
     def check(self) -> None:
