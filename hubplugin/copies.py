@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin.metric import Metric, augment_queries, augment_targets
+from hubplugin.metric import Metric, augment_queries, augment_targets, unit_or_zero
 from hubplugin.model import OffsetModel, Value, group_key
 from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, now, require_room
 from hubplugin.vectors import Progress
@@ -258,8 +258,7 @@ class CopyStore(Store):
     def augmented(self, model: OffsetModel, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """What a copy holds of targets [b, d] with `offsets` [b]: float32 [b, d + 1]. A zero vector stays one."""
         if self.metric is Metric.COSINE:
-            lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-            vectors = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+            vectors = unit_or_zero(vectors)
         if model.query_map is not None:
             vectors = model.query_map.on_targets(vectors)
         return augment_targets(vectors, offsets, self.metric, e=self._e_of(model), max_offset=cap_of(model))

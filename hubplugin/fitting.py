@@ -15,7 +15,7 @@ from hubplugin.learning import NOTHING, require_learnable, taught
 from hubplugin.methods import METHODS, configured
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
-from hubplugin.vectors import GalleryLike, VectorLike, shards_of
+from hubplugin.vectors import Directed, GalleryLike, VectorLike, Vectors, shards_of
 
 
 def fit(
@@ -68,14 +68,25 @@ def fit(
             gallery = ShardedGallery("targets", planned, executor, kept, compute)
             return configuration.fit(Bank.of(bank).read(metric, compute, targets=gallery))
     if not learn:
-        return configuration.fit(Bank.of(bank).read(metric, compute, targets=cast("VectorLike | None", targets)))
+        given = Bank.of(bank).read(metric, compute, targets=cast("VectorLike | None", targets))
+        _tell_of_zeros(given.targets)
+        return configuration.fit(given)
     whole = cast(VectorLike, targets)
     prepared = Bank.of(bank).prepare(metric, compute).against(whole)
+    _tell_of_zeros(prepared.targets)
     looked_at = None if judged is None else Bank.of(judged).prepare(metric, compute).against(whole)
     model = taught(configuration, prepared, looked_at).model
     if model.query_map is None:
         warnings.warn(NOTHING, stacklevel=2)
     return model
+
+
+def _tell_of_zeros(targets: Vectors | None) -> None:
+    if isinstance(targets, Directed):
+        warnings.warn(
+            f"{targets.name}: {targets.left_out} zero vectors are left out, and keep the offset 0",
+            stacklevel=3,
+        )
 
 
 def require_executor(executor: object, shards: int | None, workspace: object) -> bool:

@@ -60,6 +60,12 @@ def normalise(vectors: np.ndarray, name: str, numbers: np.ndarray | range | None
     return unit
 
 
+def unit_or_zero(vectors: np.ndarray) -> np.ndarray:
+    """Rows of `vectors` [b, d] at unit length, float32; a zero vector stays one."""
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+
+
 def augment_targets(
     vectors: np.ndarray, offsets: np.ndarray, metric: Metric, *, e: float = 1.0, max_offset: float = 0.0
 ) -> np.ndarray:

@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
-from hubplugin.metric import Metric, augment_queries, augment_targets, normalise
+from hubplugin.metric import Metric, augment_queries, augment_targets, unit_or_zero
 from hubplugin.model import OffsetModel
 from hubplugin.store import Answered
 from hubplugin_faiss.encoding.codecs import bank_queries, evenly
@@ -264,7 +264,7 @@ def _reconstructed(upgraded: faiss.Index, scale: IndexScale) -> Iterator[tuple[n
         assert offsets is not None
         labels = handler.labels(row, row + len(vectors))
         offsets = scale.of_model(offsets, vectors).astype(np.float32)
-        yield normalise(vectors, "index") if unit and handler.lossy else vectors, offsets, labels
+        yield unit_or_zero(handler.with_zeros(vectors)) if unit and handler.lossy else vectors, offsets, labels
         row += len(vectors)
 
 

@@ -148,6 +148,7 @@ def add(
         if model.metric is Metric.COSINE:
             require_unit(block, given.name)
         coded = handler.coded(block)
+        coded = handler.with_zeros(coded) if model.metric is Metric.COSINE else coded
         offsets = model.offsets(coded, compute=compute.quiet)
         offsets = scale.stored(offsets, coded).astype(np.float32)
     else:
@@ -215,6 +216,8 @@ class Gallery(Vectors):
     def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         row = 0
         for vectors, _ in self.handler.scan(0, size):
+            if self._unit:
+                vectors = self.handler.with_zeros(vectors)
             if self._unit and not self.handler.lossy:
                 require_unit(vectors, self.name, row)
             elif self._unit and row == 0:
@@ -265,11 +268,12 @@ def _tolerant(
     model: OffsetModel, handler: IndexHandler, compute: Compute, invalid_vectors: InvalidVectors
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Vectors [b, d] and offsets [b] of all entries, the smallest offset for those then in `invalid_vectors`."""
-    unit, row = model.metric is Metric.COSINE and not handler.lossy, 0
+    cosine, row = model.metric is Metric.COSINE, 0
     for vectors, _ in handler.scan(0, block_rows(handler.index.d)):
+        vectors = handler.with_zeros(vectors) if cosine else vectors
         ids = handler.labels(row, row + len(vectors)).tolist()
         batch = Batch(ids, vectors, np.full(len(ids), np.nan, np.float32))
-        yield vectors, offsets_of_all(model, batch, invalid_vectors, unit=unit, compute=compute)
+        yield vectors, offsets_of_all(model, batch, invalid_vectors, unit=cosine and not handler.lossy, compute=compute)
         row += len(vectors)
 
 
@@ -278,9 +282,9 @@ ABOUT = 0.3, 1.7
 
 
 def require_unit(vectors: np.ndarray, name: str, first_row: int = 0) -> None:
-    """Raises InputError at the first row of `vectors` [b, d] that is not of unit length."""
+    """Raises InputError at the first row of `vectors` [b, d] that is neither of unit length nor zero."""
     lengths = np.linalg.norm(vectors, axis=1)
-    bad = np.flatnonzero(np.abs(lengths - 1) > UNIT)
+    bad = np.flatnonzero((np.abs(lengths - 1) > UNIT) & (lengths > 0))
     if bad.size:
         raise InputError(
             f"{name}: the model is for cosine, but row {first_row + int(bad[0])} has length {lengths[bad[0]]:.4g} and "
@@ -292,7 +296,7 @@ def require_unit(vectors: np.ndarray, name: str, first_row: int = 0) -> None:
 
 def require_about_unit(vectors: np.ndarray, name: str) -> None:
     """Raises InputError if `vectors` [b, d], as codes have left them, cannot have been of unit length."""
-    length = float(np.median(np.linalg.norm(vectors, axis=1)))
+    length = float(np.median(np.linalg.norm(vectors[vectors.any(axis=1)], axis=1)))
     if not ABOUT[0] < length < ABOUT[1]:
         raise InputError(
             f"{name}: the model is for cosine, but its codes stand for vectors of about length {length:.3g} and Faiss "

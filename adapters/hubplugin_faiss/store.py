@@ -79,6 +79,9 @@ class FaissStore(Store):
         if sample is None or (euclidean and not self.handler.lossy_inside):
             return other
         lengths = np.linalg.norm(sample[0], axis=1)
+        lengths = lengths[self.handler.with_zeros(sample[0]).any(axis=1)]
+        if not len(lengths):
+            return other
         if lossy:  # of unit vectors PQ makes shorter ones
             low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
             most, told = spread_of_unit(self.index)
@@ -147,6 +150,8 @@ class FaissStore(Store):
             if row >= stop:
                 return
             vectors = vectors[: stop - row]
+            if self.metric is Metric.COSINE:
+                vectors = self.handler.with_zeros(vectors)
             offsets = None if offsets is None else offsets[: stop - row]
             if self.unit and not self.handler.is_upgraded():
                 require_unit(vectors, self.url, row)

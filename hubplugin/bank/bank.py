@@ -18,7 +18,7 @@ from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
-from hubplugin.vectors import Progress, Scannable, VectorLike, Vectors, as_vectors, opened_npy, require_file
+from hubplugin.vectors import Directed, Progress, Scannable, VectorLike, Vectors, as_vectors, opened_npy, require_file
 
 Answers: TypeAlias = VectorLike | Sequence[int | str] | None
 """What queries ask for, see `Bank`."""
@@ -118,11 +118,15 @@ class Bank:
 
     def prepare(self, metric: Metric | str, compute: Compute, gallery: object = None) -> PreparedBank:
         """This bank as corrections are tried and fitted on it; raises InputError where it cannot be used."""
-        fit_input = self.read(metric, compute, gallery)
-        count = len(fit_input.query_bank)
+        vectors = self.vectors(gallery, compute.progress)
+        queries, count = Directed.of(vectors, Metric.parse(metric)), vectors.rows
         pairs = None if self.pairs is None else one_each(self.pairs, count, "row of the target bank", "pairs")
         clicks = None if self.answers is None else self.clicks(count)
-        return PreparedBank.of(fit_input, clicks, pairs)
+        fit_input = FitInput.read(queries, None, self.target_bank, Metric.parse(metric), compute)
+        rows = queries.numbers if isinstance(queries, Directed) else slice(None)
+        return PreparedBank.of(
+            fit_input, None if clicks is None else clicks[rows], None if pairs is None else pairs[rows]
+        )
 
     @cached_property
     def _known(self) -> Vectors | np.ndarray | Path | None:

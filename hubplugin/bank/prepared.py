@@ -12,7 +12,7 @@ from hubplugin.bank.texts import is_number
 from hubplugin.compute import Similarities, dense
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods import FitInput
-from hubplugin.vectors import Scannable, VectorLike, Vectors, as_vectors, spool
+from hubplugin.vectors import Directed, Scannable, VectorLike, Vectors, as_vectors, spool
 
 logger = logging.getLogger(__name__)
 
@@ -47,27 +47,40 @@ class PreparedBank(FitInput):
         """
         if self.clicks is not None and ids is None and isinstance(targets, Scannable):
             targets, ids = _spooled(targets, self.clicks)
-        gallery = super().against(targets).targets
-        if self.clicks is None or gallery is None:
+        whole = as_vectors(targets, "targets")
+        gallery = super().against(whole).targets
+        if self.clicks is None:
             return replace(self, targets=gallery)
-        clicks = _rows_of(self.clicks, gallery.rows, ids)
+        clicks = _rows_of(self.clicks, whole.rows, ids)
         if not (clicks >= 0).any():
-            raise InputError(f"answers: none of what they name is in {gallery.name}; one for each query, they are ids")
-        return replace(self, targets=gallery, clicks=clicks)
+            raise InputError(f"answers: none of what they name is in {whole.name}; one for each query, they are ids")
+        return replace(self, targets=gallery, clicks=_places_in(gallery, clicks))
 
     def among(self, members: Vectors, numbers: np.ndarray) -> PreparedBank:
         """This bank with a part of its gallery: the rows `numbers`, which ascend."""
-        clicks = self.clicks
+        clicks, gallery = self.clicked_rows, super().against(members).targets
         if clicks is not None:
             place = np.minimum(np.searchsorted(numbers, clicks), len(numbers) - 1)
-            clicks = np.where(numbers[place] == clicks, place, -1)
+            clicks = _places_in(gallery, np.where(numbers[place] == clicks, place, -1))
             clicks = clicks if len(np.unique(clicks)) > FEWEST else None  # too few to hold any out
-        return replace(self, targets=super().against(members).targets, clicks=clicks)
+        return replace(self, targets=gallery, clicks=clicks)
+
+    @property
+    def clicked_rows(self) -> np.ndarray | None:
+        """`clicks` as rows of the gallery with its zero vectors, which `targets` lack."""
+        if self.clicks is None or not isinstance(self.targets, Directed):
+            return self.clicks
+        return np.where(self.clicks < 0, -1, self.targets.numbers[self.clicks])
 
     @property
     def known(self) -> np.ndarray | None:
         """What each bank query asks for, as far as it is known: a row of target bank or gallery, or -1."""
         return self.clicks if self.pairs is None else self.pairs
+
+
+def _places_in(gallery: Vectors | None, rows: np.ndarray) -> np.ndarray:
+    """Where `rows` are in `gallery`, which may lack zero vectors; -1 for nothing."""
+    return gallery.places(rows) if isinstance(gallery, Directed) else rows
 
 
 def _rows_of(clicks: np.ndarray, count: int, ids: Mapping[int | str, int] | None) -> np.ndarray:

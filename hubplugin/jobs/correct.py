@@ -228,7 +228,9 @@ def _corrected(
         model = configuration.fit(bank) if lesson is None else lesson.model
         model = counted(model, bank) if isinstance(gallery, SpooledGallery) else model
         if not recipe.force:
-            require_displacement(model, as_vectors(bank.query_bank, "query bank"), gallery.vectors, compute)
+            require_displacement(
+                model, as_vectors(bank.query_bank, "query bank"), bank.require_targets(model.method), compute
+            )
     else:
         assert isinstance(gallery, SpooledGallery)
         old = recipe.old if isinstance(recipe.old, GroupedModel) else None
@@ -265,12 +267,14 @@ def _answered(bank: PreparedBank, trial: Trial | None) -> Answered | None:
     """What a store can try its own searches with; None where clicks are not known."""
     if bank.clicks is None:
         return None
-    asked, gains = bank.clicks >= 0, list[tuple[float, float]]()
+    rows = bank.clicked_rows
+    assert rows is not None
+    asked, gains = rows >= 0, list[tuple[float, float]]()
     if trial is not None and trial.gain is not None and trial.error is not None:
         gains.append((trial.gain, trial.error))
     if trial is not None and trial.asked is not None:
         gains.append((trial.asked.after - trial.asked.before, trial.asked.error))
-    return Answered(bank.query_bank[asked], bank.clicks[asked], min(gains, default=None))
+    return Answered(bank.query_bank[asked], rows[asked], min(gains, default=None))
 
 
 def _usable(compute: Compute) -> Compute:

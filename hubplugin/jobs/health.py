@@ -27,7 +27,7 @@ from hubplugin.report import Hub, Plot, Report, Reported, Tile, Verdict, bank_ti
 from hubplugin.report.sections import NEVER, RECALL, WORST
 from hubplugin.store import Correction, Id, Store, recorded_of
 from hubplugin.trial import OCCURRENCE
-from hubplugin.vectors import Vectors
+from hubplugin.vectors import Directed, Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -360,6 +360,7 @@ def _live(store: Store, correction: Correction, live: BankLike | None, compute: 
         asked = bank.vectors(store, compute.progress)
     if asked is None:
         return np.zeros((0, model.dim), np.float32)
+    asked = Directed.of(asked, model.metric)
     some = asked.some(np.sort(np.random.default_rng().permutation(asked.rows)[: 2 * SEEN]))
     if model.metric is Metric.COSINE:
         some = normalise(some, asked.name)

@@ -54,7 +54,8 @@ class InvalidVectors:
     def __str__(self) -> str:
         which = ", ".join(f"{name} ({what})" for name, what in self.named.items())
         more = f" and {self.count - len(self.named)} more" if self.count > len(self.named) else ""
-        return f"{self.count} with vectors that the model cannot judge have its smallest offset: {which}{more}"
+        kept = "those of length 0 have the offset 0, others its smallest"
+        return f"{self.count} with vectors that the model cannot judge, {kept}: {which}{more}"
 
 
 def offsets_of_all(
@@ -63,9 +64,8 @@ def offsets_of_all(
     """Offsets of the vectors of `batch` by `model`, float32 [b]; those it cannot judge are added to `invalid_vectors`.
 
     Those are vectors that are not finite, and for a model of cosine vectors of length 0 and, where `unit` says that the
-    store does not normalise, of another length than 1. They get the smallest offset of the model's gallery. A neutral
-    one would rank such a vector above most others, and no sound one loses much by it: the store ranks
-    what has another length, or none, by something else than cosine anyway.
+    store does not normalise, of another length than 1. Those get the smallest offset of the model's gallery, since a
+    neutral one would rank them above most others. A vector of length 0 is near to no query, and gets the neutral one.
     """
 
     def judged_by_model(batch: Batch) -> np.ndarray:
@@ -81,6 +81,8 @@ def offsets_of_all(
     rows = np.flatnonzero(judged)
     invalid_vectors.note(batch.ids, batch.vectors, np.flatnonzero(~judged))
     offsets = np.full(len(batch.vectors), 0.0 if model.gallery is None else model.gallery.smallest, np.float32)
+    if model.metric is Metric.COSINE:
+        offsets[lengths == 0] = 0
     if len(rows):
         offsets[rows] = judged_by_model(batch.some(rows))
     return offsets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +15,9 @@ from hubplugin.compute import SURVEYED, Answers, Compute, Similarities, Survey, 
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting, Term
-from hubplugin.vectors import VectorLike, Vectors, as_vectors, fingerprint, prepared
+from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, fingerprint, prepared
+
+logger = logging.getLogger(__name__)
 
 AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]
 """What becomes of the answers of bank queries, see `Method`."""
@@ -42,7 +45,9 @@ class FitInput:
         compute: Compute,
     ) -> FitInput:
         """The input as a user gave it, checked; raises InputError where it cannot be used."""
-        bank = as_vectors(query_bank, "query bank")
+        bank = Directed.of(as_vectors(query_bank, "query bank"), metric)
+        if isinstance(bank, Directed):
+            logger.warning("%s: %d zero vectors, which have no direction, are left out", bank.name, bank.left_out)
         gallery = None if targets is None else as_vectors(targets, "targets")
         second = None if target_bank is None else as_vectors(target_bank, "target bank")
         for other in (gallery, second):
@@ -50,7 +55,7 @@ class FitInput:
                 _require_one_model(bank.name, bank.dim, other)
         return cls(
             query_bank=prepared(bank, metric),
-            targets=gallery,
+            targets=None if gallery is None else Directed.of(gallery, metric),
             target_bank=None if second is None else prepared(second, metric),
             metric=metric,
             compute=compute,
@@ -60,7 +65,7 @@ class FitInput:
         """The same banks with another gallery, likewise checked."""
         gallery = as_vectors(targets, "targets")
         _require_one_model("query bank", self.query_bank.shape[1], gallery)
-        return replace(self, targets=gallery)
+        return replace(self, targets=Directed.of(gallery, self.metric))
 
     @cached_property
     def same(self) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError
+from hubplugin.metric import Metric
 from hubplugin.model.file import Header, are_numbers, is_number, require
 from hubplugin.model.offset_model import Dot, GalleryStatistics, LogSumExp, OffsetModel, Term, Value, capped
 from hubplugin.vectors import VectorLike, as_vectors
@@ -63,14 +64,16 @@ class GroupedModel(OffsetModel):
         if groups is None:
             raise InputError(f"the model has offsets within each {self.key!r}: pass groups=, the value of each target")
         vectors = as_vectors(targets, "targets").array()
+        directed = vectors.any(axis=1) if self.metric is Metric.COSINE else np.ones(len(vectors), bool)
         rows: dict[Value, list[int]] = {}
         for row, value in enumerate(groups):
-            if value in self.groups:
+            if value in self.groups and directed[row]:
                 rows.setdefault(value, []).append(row)
         offsets = np.zeros(len(vectors), np.float32)
         known = [self.groups[value] for value in rows]
         if known and all(group.log_weights is None and group.answers is None for group in known):  # one pass for all
-            raw = self.raw_offsets(vectors, compute)
+            raw = np.zeros(len(vectors))
+            raw[directed] = self.raw_offsets(vectors[directed], compute)
             for value, some in rows.items():
                 offsets[some] = capped(raw[some] - self.groups[value].centre, self.groups[value].gallery)
         else:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 
 from hubplugin.compute import Compute, Precision
-from hubplugin.errors import InputError, ModelFileError
+from hubplugin.errors import EmptyInput, InputError, ModelFileError
 from hubplugin.metric import Metric
 from hubplugin.model import file
 from hubplugin.model.file import LARGEST, Header, are_numbers, is_number, require
 from hubplugin.model.query_map import QueryMap
-from hubplugin.vectors import Spread, VectorLike, Vectors, as_vectors, prepared
+from hubplugin.vectors import Directed, Spread, VectorLike, Vectors, as_vectors, prepared
 
 if TYPE_CHECKING:
     from hubplugin.compute import LogSum, MeanOfLargest
@@ -250,12 +250,20 @@ class OffsetModel:
         would otherwise get more than any target has, and rank above them. Targets of the fit keep theirs. A model that
         was fitted without a gallery has no cap.
 
+        Under cosine a zero vector, which has no direction, has the neutral offset 0.
         groups: what a `GroupedModel` must know of each target; others do not look at it.
         Raises InputError where `targets` cannot be used or have other dimensions than the bank.
         """
         vectors = as_vectors(targets, "targets")
-        compute = compute.for_products(vectors.rows * sum(term.bank.size for term in self.terms))
-        return capped(self.raw_offsets(vectors, compute) - self.centre, self.gallery)
+        offsets = np.zeros(vectors.rows, np.float32)
+        try:
+            directed = Directed.of(vectors, self.metric)
+        except EmptyInput:
+            return offsets
+        compute = compute.for_products(directed.rows * sum(term.bank.size for term in self.terms))
+        rows = directed.numbers if isinstance(directed, Directed) and directed is not vectors else slice(None)
+        offsets[rows] = capped(self.raw_offsets(directed, compute) - self.centre, self.gallery)
+        return offsets
 
     def _asked(self, term: Term) -> np.ndarray:
         """What the bank of `term` is searched with: [m, d]."""
@@ -283,7 +291,7 @@ class OffsetModel:
 
     def centred_on(self, targets: VectorLike, *, compute: Compute = Compute()) -> OffsetModel:
         """This model with offsets of mean 0 over `targets` [n, d], and their statistics."""
-        vectors = as_vectors(targets, "targets")
+        vectors = Directed.of(as_vectors(targets, "targets"), self.metric)
         return self.centred_by(self.raw_offsets(vectors, compute), vectors, compute.precision)
 
     def centred_by(self, raw: np.ndarray, targets: Vectors, precision: Precision) -> OffsetModel:

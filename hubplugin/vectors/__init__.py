@@ -1,6 +1,7 @@
 """Whatever holds vectors, as checked blocks [rows, d] of float32."""
 
 from hubplugin.vectors.base import BLOCK_ROWS as BLOCK_ROWS
+from hubplugin.vectors.base import Directed as Directed
 from hubplugin.vectors.base import OffsetsLike as OffsetsLike
 from hubplugin.vectors.base import Progress as Progress
 from hubplugin.vectors.base import Scannable as Scannable

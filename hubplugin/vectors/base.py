@@ -121,6 +121,46 @@ class Sliceable(Vectors):
         return self._checked(self.take(rows), rows)  # without reading the others
 
 
+class Directed(Vectors):
+    """Those rows of `source` that are no zero vectors, which have no direction. numbers: of these rows, ascending."""
+
+    def __init__(self, source: Vectors, numbers: np.ndarray):
+        if not len(numbers):
+            raise EmptyInput(f"{source.name}: all {source.rows} rows are zero vectors, which have no cosine similarity")
+        super().__init__(source.name, len(numbers), source.dim)
+        self._source, self.numbers = source, numbers
+
+    @staticmethod
+    def of(vectors: Vectors, metric: Metric) -> Vectors:
+        """`vectors` without zero vectors where the metric is cosine, under which these can be compared with nothing.
+        Shards that other machines read are not looked into."""
+        if metric is not Metric.COSINE or isinstance(vectors, Spread):
+            return vectors
+        there = np.concatenate([block.any(axis=1) for block in vectors.blocks()])
+        return vectors if there.all() else Directed(vectors, np.flatnonzero(there))
+
+    @property
+    def left_out(self) -> int:
+        """How many zero vectors there are."""
+        return self._source.rows - self.rows
+
+    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+        start = 0
+        for raw in self._source._raw_blocks(size):
+            first, last = np.searchsorted(self.numbers, (start, start + len(raw)))
+            if last > first:
+                yield raw[self.numbers[first:last] - start]
+            start += len(raw)
+
+    def some(self, rows: np.ndarray) -> np.ndarray:
+        return self._source.some(self.numbers[rows])
+
+    def places(self, rows: np.ndarray) -> np.ndarray:
+        """Where the `rows` of the source are here: int [n], -1 for zero vectors and for -1."""
+        place = np.minimum(np.searchsorted(self.numbers, rows), self.rows - 1)
+        return np.where(self.numbers[place] == rows, place, -1)
+
+
 class Spread(Vectors):
     """Vectors in shards that other machines read: work goes to them. What has to be read here comes shard by shard."""
 

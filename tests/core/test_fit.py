@@ -90,3 +90,33 @@ def test_a_read_only_memory_map_and_a_model_from_a_file_are_used_without_a_warni
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     hubplugin.fit(mapped, mapped, "sn", metric="dot").save(tmp_path / "m.hub")
     assert hubplugin.load(tmp_path / "m.hub").offsets(mapped).shape == (30,)
+
+
+def with_zeros(vectors: np.ndarray, rows: list[int]) -> np.ndarray:
+    """`vectors` with zero vectors that then lie in `rows`."""
+    found = np.zeros((len(vectors) + len(rows), vectors.shape[1]), np.float32)
+    found[np.delete(np.arange(len(found)), rows)] = vectors
+    return found
+
+
+def test_zero_vectors_are_left_out_of_a_fit_and_have_the_offset_0(rng):
+    gallery, bank = (rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60))
+    expected = hubplugin.fit(gallery, bank)
+    more = with_zeros(gallery, [0, 7, 301])
+    with pytest.warns(UserWarning, match="targets: 3 zero vectors are left out, and keep the offset 0"):
+        model = hubplugin.fit(more, with_zeros(bank, [5]))
+    assert model.gallery == expected.gallery
+    np.testing.assert_allclose(model.offsets(more), with_zeros(expected.offsets(gallery)[:, None], [0, 7, 301])[:, 0])
+    assert model.offsets(np.zeros((2, 8))).tolist() == [0, 0]
+    with pytest.raises(hubplugin.InputError, match="targets: all 4 rows are zero vectors"):
+        hubplugin.fit(np.zeros((4, 8)), bank)
+
+
+def test_answers_stay_with_their_queries_where_zero_vectors_are_left_out(rng):
+    gallery, bank = (rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60))
+    answers = rng.permutation(300)[:60]
+    more, queries = with_zeros(gallery, [0, 7]), with_zeros(bank, [5])
+    rows = np.delete(np.arange(302), [0, 7])[answers]
+    prepared = hubplugin.Bank(queries, np.insert(rows, 5, 9)).prepare("cosine", hubplugin.Compute()).against(more)
+    np.testing.assert_array_equal(prepared.clicks, answers)
+    np.testing.assert_array_equal(prepared.clicked_rows, rows)

@@ -7,6 +7,7 @@ import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import ClassVar
 
 import faiss
@@ -149,7 +150,7 @@ class IndexScale:
         if not handler.holds_offsets_of(model):
             return cls(handler, nearness)
         vectors, stored, rows = some_entries(handler, RUNS)
-        some = evenly(np.flatnonzero(vectors.any(axis=1)), READ_OFF)  # the model cannot judge zeros
+        some = evenly(np.flatnonzero(handler.with_zeros(vectors).any(axis=1)), READ_OFF)
         vectors, stored, rows = vectors[some], stored[some], rows[some]
         if not len(vectors) or not np.ndim(handler.lengths_and_bias(vectors, nearness)[1]):
             return cls(handler, nearness)
@@ -164,17 +165,26 @@ class IndexScale:
 
     def stored(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """What the index holds for `offsets` [b] of `vectors` [b, d], as it reconstructs them: float64 [b]."""
-        lengths, bias = self._handler.lengths_and_bias(vectors, self.nearness)
-        return np.asarray(lengths * offsets - (bias - self._mean))
+        lengths, bias = self._lengths_and_bias(vectors)
+        return np.asarray(lengths * offsets - bias)
 
     def of_model(self, stored: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """The offsets of the model for which it holds `stored` [b]: float64 [b]."""
-        lengths, bias = self._handler.lengths_and_bias(vectors, self.nearness)
-        return np.asarray((stored + (bias - self._mean)) / lengths)
+        lengths, bias = self._lengths_and_bias(vectors)
+        return np.asarray((stored + bias) / lengths)
 
     def unbiased(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """`stored` for offsets that are on the scale of the index already: float64 [b]."""
-        return np.asarray(offsets - (self._handler.lengths_and_bias(vectors, self.nearness)[1] - self._mean))
+        return np.asarray(offsets - self._lengths_and_bias(vectors)[1])
+
+    def _lengths_and_bias(self, vectors: np.ndarray) -> tuple[np.ndarray | float, np.ndarray | float]:
+        """Lengths, and the norm bias less its mean. A zero vector has no length that codes could have changed."""
+        lengths, bias = self._handler.lengths_and_bias(vectors, self.nearness)
+        bias = bias - self._mean
+        if self.nearness is None or not np.ndim(bias):
+            return lengths, bias
+        directed = self._handler.with_zeros(vectors).any(axis=1)
+        return np.where(directed, lengths, 1.0), np.where(directed, bias, 0.0)
 
 
 BLOCK = 32
@@ -309,9 +319,20 @@ class IndexHandler(ABC):
         """
         self.index.remove_ids(faiss.IDSelectorBatch(ids))
 
+    @abstractmethod
     def coded(self, vectors: np.ndarray) -> np.ndarray:
-        """`vectors` [n, d] as an upgraded index reconstructs them once they are added: float32 [n, d]."""
-        return vectors
+        """`vectors` [n, d] as this index reconstructs them once they are added: float32 [n, d]."""
+
+    @cached_property
+    def coded_zeros(self) -> np.ndarray:
+        """What this index may hold of a zero vector: float32 [k, d]."""
+        return self.coded(np.zeros((1, int(self.index.d)), np.float32))
+
+    def with_zeros(self, vectors: np.ndarray) -> np.ndarray:
+        """`vectors` [b, d] as the index reconstructs them, but zero where it holds what codes make of a zero vector.
+        They may give it any direction, which it does not have."""
+        is_zero = np.any([np.abs(vectors - each).max(axis=1) <= 1e-6 for each in self.coded_zeros], axis=0)
+        return np.where(is_zero[:, None], np.float32(0), vectors)
 
     @abstractmethod
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
@@ -460,9 +481,9 @@ class BaseIndexHandler(IndexHandler):
     def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
         """All components of the entries from `start` on, b <= size: float32 [b, d], or [b, d + w] if it is upgraded."""
 
-    @abstractmethod
     def coded_extended(self, extra: ExtraDimensions, vectors: np.ndarray) -> np.ndarray:
         """What the codes of this index, which has extra dimensions, make of `vectors` [n, d]: float32 [n, d]."""
+        return self.coded(with_query(vectors, extra.query))[:, : vectors.shape[1]]
 
     def require_takes_extended(self, vectors: np.ndarray, ids: np.ndarray | None) -> None:
         """Raises StoreError if `append_extended` could not add `vectors` [n, d], whatever their offsets."""
@@ -541,9 +562,8 @@ class FlatCodesHandler(BaseIndexHandler):
         for first in range(start, self.count, size):
             yield np.asarray(self.index.sa_decode(self._codes(first, min(first + size, self.count))))
 
-    def coded_extended(self, extra: ExtraDimensions, vectors: np.ndarray) -> np.ndarray:
-        codes = self.index.sa_encode(with_query(vectors, extra.query))
-        return np.asarray(self.index.sa_decode(codes)[:, : vectors.shape[1]])
+    def coded(self, vectors: np.ndarray) -> np.ndarray:
+        return np.asarray(self.index.sa_decode(self.index.sa_encode(np.ascontiguousarray(vectors))))
 
     def append_extended(
         self, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None

@@ -57,8 +57,8 @@ class GraphHandler(BaseIndexHandler):
     def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
         return self._storage.decoded(start, size)
 
-    def coded_extended(self, extra: ExtraDimensions, vectors: np.ndarray) -> np.ndarray:
-        return self._storage.coded_extended(extra, vectors)
+    def coded(self, vectors: np.ndarray) -> np.ndarray:
+        return self._storage.coded(vectors)
 
     def require_takes_extended(self, vectors: np.ndarray, ids: np.ndarray | None) -> None:
         if ids is not None:

@@ -235,6 +235,11 @@ class InvertedListsHandler(BaseIndexHandler):
         for numbers, codes, _, _ in self._blocks(start, size):
             yield self._decode(codes, numbers)
 
+    def coded(self, vectors: np.ndarray) -> np.ndarray:
+        vectors = np.ascontiguousarray(vectors, np.float32)
+        nearest = np.ascontiguousarray(self.index.quantizer.search(vectors, 1)[1].ravel())
+        return self._decode(self._encode(vectors, nearest), nearest)
+
     def coded_extended(self, extra: ExtraDimensions, vectors: np.ndarray) -> np.ndarray:
         nearest = nearest_lists(self.index.quantizer, vectors, extra)
         codes = self._encode(with_query(vectors, extra.query), nearest)

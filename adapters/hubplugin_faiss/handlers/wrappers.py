@@ -23,6 +23,7 @@ from hubplugin_faiss.handlers.base import (
     most_lost,
     name_of,
     pretransform,
+    with_query,
 )
 
 
@@ -62,6 +63,10 @@ class WrapperHandler(IndexHandler):
 
     def coded(self, vectors: np.ndarray) -> np.ndarray:
         return self._inner.coded(vectors)
+
+    @cached_property
+    def coded_zeros(self) -> np.ndarray:
+        return self._inner.coded_zeros
 
     @property
     def exhaustive(self) -> bool:
@@ -211,6 +216,14 @@ class PreTransformHandler(WrapperHandler):
             inner = base_index_handler(self.index.index).coded_extended(extra, inner)
             inner = np.concatenate([inner, np.broadcast_to(extra.query, (len(inner), extra.width))], axis=1)
         return self._reversed(inner)
+
+    @cached_property
+    def coded_zeros(self) -> np.ndarray:
+        extra, zero = self._extra(), np.zeros((1, int(self.index.d)), np.float32)
+        if extra is None:
+            return self.coded(zero)
+        by_plain_faiss = base_index_handler(self.index.index).coded(with_query(self._transformed(zero), extra.query))
+        return np.concatenate([self.coded(zero), self._reversed(by_plain_faiss)])  # which may choose another list
 
     def require_takes(
         self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
