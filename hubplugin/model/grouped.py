@@ -64,7 +64,9 @@ class GroupedModel(OffsetModel):
         if groups is None:
             raise InputError(f"the model has offsets within each {self.key!r}: pass groups=, the value of each target")
         vectors = as_vectors(targets, "targets").array()
-        directed = vectors.any(axis=1) if self.metric is Metric.COSINE else np.ones(len(vectors), bool)
+        directed: np.ndarray = vectors.any(axis=1)
+        if self.metric is not Metric.COSINE:
+            directed[:] = True
         rows: dict[Value, list[int]] = {}
         for row, value in enumerate(groups):
             if value in self.groups and directed[row]:
