@@ -64,7 +64,7 @@ class GroupedModel(OffsetModel):
         if groups is None:
             raise InputError(f"the model has offsets within each {self.key!r}: pass groups=, the value of each target")
         vectors = as_vectors(targets, "targets").array()
-        directed: np.ndarray = vectors.any(axis=1)
+        directed = np.asarray(vectors.any(axis=1))
         if self.metric is not Metric.COSINE:
             directed[:] = True
         rows: dict[Value, list[int]] = {}
