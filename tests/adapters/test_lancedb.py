@@ -197,3 +197,14 @@ def test_what_an_earlier_version_kept_beside_the_active_column_is_refused_and_re
         open_store(store.url).correction()
     open_store(store.url).remove()
     assert lancedb.connect(tmp_path).open_table("photos").schema.names == ["id", "vector"]
+
+
+def test_a_zero_vector_is_counted_and_keeps_the_offset_0(tmp_path, rng):
+    vectors = rng.normal(size=(60, 8)).astype("float32")
+    vectors[7] = 0
+    lancedb.connect(tmp_path).create_table("photos", table(list(range(60)), vectors))
+    done = apply(open_store(f"lancedb:{tmp_path}/photos"), vectors[20:40] + 0.1, "is", force=True)
+    assert done.model.gallery.count == 59
+    assert done.invalid_vectors.named == {7: "length 0"}
+    (batch,) = open_store(f"lancedb:{tmp_path}/photos").scan()
+    assert batch.offsets[list(batch.ids).index(7)] == 0
