@@ -69,11 +69,11 @@ def fit(
             return configuration.fit(Bank.of(bank).read(metric, compute, targets=gallery))
     if not learn:
         given = Bank.of(bank).read(metric, compute, targets=cast("VectorLike | None", targets))
-        _tell_of_zeros(given.targets)
+        _tell_of_zeros(given.gallery)
         return configuration.fit(given)
     whole = cast(VectorLike, targets)
     prepared = Bank.of(bank).prepare(metric, compute).against(whole)
-    _tell_of_zeros(prepared.targets)
+    _tell_of_zeros(prepared.gallery)
     looked_at = None if judged is None else Bank.of(judged).prepare(metric, compute).against(whole)
     model = taught(configuration, prepared, looked_at).model
     if model.query_map is None:

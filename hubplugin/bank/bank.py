@@ -119,7 +119,7 @@ class Bank:
     def prepare(self, metric: Metric | str, compute: Compute, gallery: object = None) -> PreparedBank:
         """This bank as corrections are tried and fitted on it; raises InputError where it cannot be used."""
         vectors = self.vectors(gallery, compute.progress)
-        queries, count = Directed.of(vectors, Metric.parse(metric)), vectors.rows
+        queries, count = Directed.held(vectors, Metric.parse(metric)), vectors.rows
         pairs = None if self.pairs is None else one_each(self.pairs, count, "row of the target bank", "pairs")
         clicks = None if self.answers is None else self.clicks(count)
         fit_input = FitInput.read(queries, None, self.target_bank, Metric.parse(metric), compute)

@@ -48,9 +48,9 @@ class PreparedBank(FitInput):
         if self.clicks is not None and ids is None and isinstance(targets, Scannable):
             targets, ids = _spooled(targets, self.clicks)
         whole = as_vectors(targets, "targets")
-        gallery = super().against(whole).targets
         if self.clicks is None:
-            return replace(self, targets=gallery)
+            return replace(self, targets=super().against(whole).targets)
+        gallery = super().against(whole).gallery
         clicks = _rows_of(self.clicks, whole.rows, ids)
         if not (clicks >= 0).any():
             raise InputError(f"answers: none of what they name is in {whole.name}; one for each query, they are ids")
@@ -58,7 +58,7 @@ class PreparedBank(FitInput):
 
     def among(self, members: Vectors, numbers: np.ndarray) -> PreparedBank:
         """This bank with a part of its gallery: the rows `numbers`, which ascend."""
-        clicks, gallery = self.clicked_rows, super().against(members).targets
+        clicks, gallery = self.clicked_rows, super().against(members).gallery
         if clicks is not None:
             place = np.minimum(np.searchsorted(numbers, clicks), len(numbers) - 1)
             clicks = _places_in(gallery, np.where(numbers[place] == clicks, place, -1))

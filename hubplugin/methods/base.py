@@ -45,7 +45,7 @@ class FitInput:
         compute: Compute,
     ) -> FitInput:
         """The input as a user gave it, checked; raises InputError where it cannot be used."""
-        bank = Directed.of(as_vectors(query_bank, "query bank"), metric)
+        bank = Directed.held(as_vectors(query_bank, "query bank"), metric)
         if isinstance(bank, Directed):
             logger.warning("%s: %d zero vectors, which have no direction, are left out", bank.name, bank.left_out)
         gallery = None if targets is None else as_vectors(targets, "targets")
@@ -55,7 +55,7 @@ class FitInput:
                 _require_one_model(bank.name, bank.dim, other)
         return cls(
             query_bank=prepared(bank, metric),
-            targets=None if gallery is None else Directed.of(gallery, metric),
+            targets=gallery,
             target_bank=None if second is None else prepared(second, metric),
             metric=metric,
             compute=compute,
@@ -65,7 +65,13 @@ class FitInput:
         """The same banks with another gallery, likewise checked."""
         gallery = as_vectors(targets, "targets")
         _require_one_model("query bank", self.query_bank.shape[1], gallery)
-        return replace(self, targets=Directed.of(gallery, self.metric))
+        return replace(self, targets=gallery)
+
+    @cached_property
+    def gallery(self) -> Vectors | None:
+        """The targets that have a direction, where the metric asks for one: they are read for it once, and only if this
+        is asked for."""
+        return None if self.targets is None else Directed.of(self.targets, self.metric)
 
     @cached_property
     def same(self) -> np.ndarray:
@@ -117,9 +123,9 @@ class FitInput:
         return find_answers(Similarities(self.query_bank, self.metric, self.compute), columns)
 
     def require_targets(self, method: str) -> Vectors:
-        if self.targets is None:
+        if self.gallery is None:
             raise InputError(f"method {method!r} is fitted against the gallery: pass ", Parameter("targets"))
-        return self.targets
+        return self.gallery
 
     def require_target_bank(self, method: str) -> np.ndarray:
         if self.target_bank is None:
@@ -223,10 +229,10 @@ class Method(BaseModel, ABC):
         resolved = self.resolved(given)
         solution = resolved.solve(given)
         model = resolved._model(given, solution.terms)
-        if given.targets is None:
+        if given.gallery is None:
             return model
-        raw = model.raw_offsets(given.targets, given.compute) if solution.raw is None else solution.raw
-        return model.centred_by(raw, given.targets, given.compute.precision)
+        raw = model.raw_offsets(given.gallery, given.compute) if solution.raw is None else solution.raw
+        return model.centred_by(raw, given.gallery, given.compute.precision)
 
 
 class OnePassMethod(Method):

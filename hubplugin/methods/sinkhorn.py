@@ -34,9 +34,9 @@ Sample: TypeAlias = Annotated[
 
 def resolved_sample(sample: Sample, given: FitInput) -> int | None:
     """`sample` without "auto"."""
-    if sample != "auto" or given.targets is None:
+    if sample != "auto" or given.gallery is None:
         return None if sample == "auto" else sample
-    n, second = given.targets.rows, 0 if given.target_bank is None else len(given.target_bank)
+    n, second = given.gallery.rows, 0 if given.target_bank is None else len(given.target_bank)
     held = most_held(len(given.query_bank), given.compute) - second
     if held >= LEAST_HELD:
         return None if n <= min(held, SAMPLED_ABOVE) else min(SAMPLE, held)

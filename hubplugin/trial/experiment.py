@@ -354,7 +354,7 @@ class Experiment:
     @cached_property
     def targets(self) -> np.ndarray:
         """A sample of the gallery: [n, d]."""
-        gallery = self.bank.require_targets("blend")
+        gallery = self.bank.targets or self.bank.require_targets("blend")  # of which the sample alone is read
         if gallery.rows < 2:
             raise InputError(f"{gallery.name} has one row; hubness needs at least 2 targets")
         return sampled(gallery, 2 * self._fit_rows, self.bank.metric, np.random.default_rng([self.seed, 1]))

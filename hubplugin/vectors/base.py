@@ -134,10 +134,17 @@ class Directed(Vectors):
     def of(vectors: Vectors, metric: Metric) -> Vectors:
         """`vectors` without zero vectors where the metric is cosine, under which these can be compared with nothing.
         Shards that other machines read are not looked into."""
-        if metric is not Metric.COSINE or isinstance(vectors, Spread):
+        if metric is not Metric.COSINE or isinstance(vectors, Spread | Directed):
             return vectors
         there = np.concatenate([block.any(axis=1) for block in vectors.blocks()])
         return vectors if there.all() else Directed(vectors, np.flatnonzero(there))
+
+    @staticmethod
+    def held(bank: Vectors, metric: Metric) -> Vectors:
+        """`of` a bank, which is read once, into memory."""
+        if metric is not Metric.COSINE or isinstance(bank, Directed):
+            return bank
+        return Directed.of(from_array(bank.array(), bank.name), metric)
 
     @property
     def left_out(self) -> int:
@@ -184,8 +191,10 @@ def prepared(vectors: Vectors, metric: Metric) -> np.ndarray:
 
 
 def sampled(vectors: Vectors, count: int, metric: Metric, rng: np.random.Generator) -> np.ndarray:
-    """At most `count` rows at random, in order, prepared: float32 [min(count, n), d]."""
-    return taken(vectors, np.sort(rng.permutation(vectors.rows)[:count]), metric)
+    """At most `count` rows at random, in order, prepared, but for those without a direction where the metric asks for
+    one: float32 [min(count, n), d]."""
+    rows = vectors.some(np.sort(rng.permutation(vectors.rows)[:count]))
+    return normalise(rows[rows.any(axis=1)], vectors.name) if metric is Metric.COSINE else rows
 
 
 def taken(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
