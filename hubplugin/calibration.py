@@ -32,6 +32,7 @@ def chosen_queries(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
     bank = model.terms[0].bank
     if len(bank) == 1:
         bank = next(scan).vectors
+        bank = bank[bank.any(axis=1)]
     rows = np.linspace(0, len(bank) - 1, min(QUERIES, len(bank))).astype(int)
     queries: np.ndarray = bank[rows]
     return queries

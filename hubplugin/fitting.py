@@ -65,7 +65,8 @@ def fit(
             raise InputError("an executor computes on the gallery: pass ", Parameter("targets"))
         planned = shards_of(targets, shards)
         with Workspace(workspace) as kept:
-            gallery = ShardedGallery("targets", planned, executor, kept, compute)
+            gallery = ShardedGallery("targets", planned, Metric.parse(metric), executor, kept, compute)
+            _tell_of_zeros(gallery)
             return configuration.fit(Bank.of(bank).read(metric, compute, targets=gallery))
     if not learn:
         given = Bank.of(bank).read(metric, compute, targets=cast("VectorLike | None", targets))
@@ -82,7 +83,7 @@ def fit(
 
 
 def _tell_of_zeros(targets: Vectors | None) -> None:
-    if isinstance(targets, Directed):
+    if isinstance(targets, (Directed, ShardedGallery)) and targets.left_out:
         warnings.warn(
             f"{targets.name}: {targets.left_out} zero vectors are left out, and keep the offset 0",
             stacklevel=3,

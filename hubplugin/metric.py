@@ -15,7 +15,7 @@ from enum import Enum
 
 import numpy as np
 
-from hubplugin.errors import InputError, Parameter
+from hubplugin.errors import InputError
 
 SMALL = 1e-15
 """Norms between this and its inverse have squares that float32 can hold; others are taken in float64."""
@@ -49,10 +49,7 @@ def normalise(vectors: np.ndarray, name: str, numbers: np.ndarray | range | None
         zero = np.flatnonzero(exact[:, 0] == 0)
         if zero.size:
             row = (range(len(vectors)) if numbers is None else numbers)[int(extreme[zero[0]])]
-            raise InputError(
-                f"{name}: row {row} is a zero vector, which has no cosine similarity; remove it or use ",
-                Parameter("metric", "dot"),
-            )
+            raise InputError(f"{name}: row {row} is a zero vector, which has no cosine similarity; remove it")
         vectors = vectors.astype(np.float64)
         vectors[extreme] /= exact
         norms[extreme] = 1

@@ -126,13 +126,8 @@ class Table:
         return name_of(self.schema, self.name)
 
     def vectors_there(self) -> sql.Composable:
-        """The condition on rows that have something to correct: a vector of length 0 has no cosine."""
-        there = sql.SQL("{} IS NOT NULL").format(name_of(self.vector))
-        if self.metric is Metric.COSINE:
-            there += sql.SQL(" AND {}({}) > 0").format(
-                sql.SQL("vector_norm" if self.type == "vector" else "l2_norm"), name_of(self.vector)
-            )
-        return there
+        """The condition on rows that have something to correct."""
+        return sql.SQL("{} IS NOT NULL").format(name_of(self.vector))
 
 
 def firing(transport: Transport, table: Table) -> Sequence[str]:

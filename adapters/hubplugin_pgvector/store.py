@@ -298,7 +298,7 @@ class PgvectorStore(Store):
             distance,
             self.table.key.selected(),
             self.table.identifier,
-            sql.SQL("{} IS NOT NULL").format(name_of(self.table.vector)),
+            self.table.vectors_there(),
             self._condition,
             sql.Literal(k),
         )

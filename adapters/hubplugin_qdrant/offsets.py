@@ -17,7 +17,7 @@ import numpy as np
 from qdrant_client import models
 
 from hubplugin.errors import InputError
-from hubplugin.metric import Metric, augment_targets, normalise
+from hubplugin.metric import Metric, augment_targets, unit_or_zero
 from hubplugin.model import OffsetModel, Value
 from hubplugin_qdrant.manifest import Manifest, Payload, Version, augmented_vectors, our_fields, payload_keys
 from hubplugin_qdrant.plain_client import PointId, ShardKey
@@ -64,10 +64,6 @@ class Storage(ABC, Generic[Stored]):
         """The value of a vector of length 0 under cosine: with the offset 0 it scores 0, as it does raw."""
 
     @abstractmethod
-    def is_neutral(self, payload: Payload | None, augmented: Sequence[float] | None) -> bool:
-        """Whether a point whose vector has length 0 holds nothing that moves it."""
-
-    @abstractmethod
     def offsets(
         self, payloads: Sequence[Payload | None], vectors: np.ndarray, augmented: Sequence[Sequence[float] | None]
     ) -> np.ndarray:
@@ -94,9 +90,6 @@ class PayloadStorage(Storage[float]):
     def neutral(self) -> float:
         return 0.0
 
-    def is_neutral(self, payload: Payload | None, augmented: Sequence[float] | None) -> bool:
-        return not held_offset(self.version, payload)
-
     def offsets(
         self, payloads: Sequence[Payload | None], vectors: np.ndarray, augmented: Sequence[Sequence[float] | None]
     ) -> np.ndarray:
@@ -122,14 +115,11 @@ class VectorStorage(Storage[list[float]]):
     def _targets(self, vectors: np.ndarray) -> np.ndarray:
         """What stands for `vectors` [b, d] in the augmented ones, before the offset."""
         if self.version.metric is Metric.COSINE:
-            vectors = normalise(vectors, "vectors")
+            vectors = unit_or_zero(vectors)
         return self.version.map.on_targets(vectors) if self.version.mapped else vectors
 
     def neutral(self) -> list[float]:
         return [0.0] * (self.version.dim + 1)
-
-    def is_neutral(self, payload: Payload | None, augmented: Sequence[float] | None) -> bool:
-        return augmented is not None and not any(augmented)
 
     def offsets(
         self, payloads: Sequence[Payload | None], vectors: np.ndarray, augmented: Sequence[Sequence[float] | None]

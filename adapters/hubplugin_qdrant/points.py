@@ -10,7 +10,7 @@ import numpy as np
 from qdrant_client import models
 
 from hubplugin.compute import Compute, Similarities, dense_array
-from hubplugin.metric import Metric, normalise
+from hubplugin.metric import Metric, normalise, unit_or_zero
 from hubplugin.store import Batch, Id
 from hubplugin.vectors import as_vectors
 from hubplugin_qdrant.manifest import KEY, Manifest, Version, augmented_vectors
@@ -24,16 +24,14 @@ from hubplugin_qdrant.transport import EVERY_ID, IdRange, Transport, by_shard, p
 class PointReader:
     """Turns records into batches, with the vector of `schema` and the offsets of `version`.
 
-    group_by: the payload key whose values the batches have as groups. A vector of length 0 has no cosine and is in no
-    batch; `undirected` collects, by shard key, the points with such a vector that hold something not neutral;
-    `left_over`, by shard key and payload keys, those that hold offsets of no version of `manifest` there.
+    group_by: the payload key whose values the batches have as groups. `left_over` collects, by shard key and payload
+    keys, the points that hold offsets of no version of `manifest` there.
     """
 
     schema: Schema
     manifest: Manifest
     version: Version | None
     group_by: str | None
-    undirected: dict[Id | None, list[Id]] = field(default_factory=dict)
     left_over: dict[tuple[Id | None, tuple[str, ...]], list[Id]] = field(default_factory=dict)
 
     def read(self, chosen: models.Filter | None = None, between: IdRange = EVERY_ID) -> Iterator[Batch]:
@@ -69,10 +67,6 @@ class PointReader:
                 self.left_over.setdefault((shard_key, keys), []).append(plain_id(record.id))
             vector, augmented = self._vectors(record)
             if vector is None:
-                continue
-            if self.schema.metric is Metric.COSINE and not any(vector):
-                if storage is not None and not storage.is_neutral(record.payload, augmented):
-                    self.undirected.setdefault(shard_key, []).append(plain_id(record.id))
                 continue
             ids.append(plain_id(record.id))
             vectors.append(vector)
@@ -137,8 +131,8 @@ def random_queries(vectors: np.ndarray) -> np.ndarray:
 
 def expected_scores(metric: Metric, vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
     """What a server answers of `vectors` [b, d] to `queries` [m, d]: [m, b] float64."""
-    if metric is Metric.COSINE:
-        queries = normalise(queries, "queries")
+    if metric is Metric.COSINE:  # which is 0 of a vector of length 0
+        queries, vectors, metric = normalise(queries, "queries"), unit_or_zero(vectors), Metric.DOT
     similarities = Similarities(queries, metric, Compute("numpy", precision="float64"))
     found = dense_array(similarities, as_vectors(vectors, "vectors"))
     return np.sqrt(np.maximum(-2 * found, 0)) if metric is Metric.EUCLIDEAN else found

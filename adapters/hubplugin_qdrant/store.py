@@ -124,7 +124,7 @@ class QdrantStore(Store):
         return self._transport.count()
 
     def scan(self, group_by: str | None = None) -> Iterator[Batch]:
-        """Every point that has the vector, in the order of ids. A vector of length 0 has no cosine and is left out."""
+        """Every point that has the vector, in the order of ids."""
         return self.scan_between(EVERY_ID, group_by)
 
     def scan_between(self, between: IdRange, group_by: str | None = None) -> Iterator[Batch]:
@@ -469,9 +469,6 @@ class QdrantWriting(Writing):
         self._transport.settle()
         self._undisturbed()
         if self._read is not None:
-            for shard_key, points in self._read.undirected.items():
-                neutral = storage_of(self.version).neutral()
-                self._schema.write(self.version, [(point, neutral) for point in points], shard_key)
             for (shard_key, keys), points in self._read.left_over.items():
                 self._schema.delete_keys(keys, points, shard_key)
         self._transport.settle()

@@ -12,13 +12,24 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hubplugin.bank.embedding import Embed, embedded
-from hubplugin.bank.prepared import PreparedBank
+from hubplugin.bank.prepared import PreparedBank, require_pairs
 from hubplugin.bank.texts import Texts, holds_texts, read_clicks, read_texts
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
-from hubplugin.vectors import Directed, Progress, Scannable, VectorLike, Vectors, as_vectors, opened_npy, require_file
+from hubplugin.vectors import (
+    Directed,
+    Progress,
+    Scannable,
+    VectorLike,
+    Vectors,
+    as_vectors,
+    numbers_of,
+    opened_npy,
+    places_in,
+    require_file,
+)
 
 Answers: TypeAlias = VectorLike | Sequence[int | str] | None
 """What queries ask for, see `Bank`."""
@@ -118,12 +129,21 @@ class Bank:
 
     def prepare(self, metric: Metric | str, compute: Compute, gallery: object = None) -> PreparedBank:
         """This bank as corrections are tried and fitted on it; raises InputError where it cannot be used."""
-        vectors = self.vectors(gallery, compute.progress)
-        queries, count = Directed.held(vectors, Metric.parse(metric)), vectors.rows
+        metric, vectors, second = Metric.parse(metric), self.vectors(gallery, compute.progress), self.target_bank
+        count, queries = vectors.rows, Directed.held(vectors, metric)
+        answers = None if second is None else Directed.held(second, metric)
         pairs = None if self.pairs is None else one_each(self.pairs, count, "row of the target bank", "pairs")
         clicks = None if self.answers is None else self.clicks(count)
-        fit_input = FitInput.read(queries, None, self.target_bank, Metric.parse(metric), compute)
-        rows = queries.numbers if isinstance(queries, Directed) else slice(None)
+        rows = numbers_of(queries)
+        if pairs is not None:
+            require_pairs(pairs, count, second)
+            pairs = places_in(answers, pairs)
+            rows = rows[pairs[rows] >= 0]
+        elif second is not None and second.rows == count:  # they may be pairs, row to row
+            rows = np.intersect1d(rows, numbers_of(answers))  # type: ignore[arg-type]
+            answers = _only(answers, rows)  # type: ignore[arg-type]
+        queries = _only(queries, rows)
+        fit_input = FitInput.read(queries, None, answers, metric, compute)
         return PreparedBank.of(
             fit_input, None if clicks is None else clicks[rows], None if pairs is None else pairs[rows]
         )
@@ -169,6 +189,11 @@ class Bank:
                 return read_clicks(known, count, self.texts.texts, self.texts.rows)
             return read_clicks(known, count, getattr(self.queries, "texts", None))
         return one_each(known, count, "id or row of the gallery", "answers")
+
+
+def _only(vectors: Vectors, rows: np.ndarray) -> Vectors:
+    """Those of `vectors` that had the numbers `rows` before zero vectors were left out."""
+    return vectors if len(rows) == vectors.rows else Directed(vectors, places_in(vectors, rows))
 
 
 BankLike: TypeAlias = Bank | VectorLike | Sequence[str]

@@ -12,7 +12,7 @@ from hubplugin.bank.texts import is_number
 from hubplugin.compute import Similarities, dense
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods import FitInput
-from hubplugin.vectors import Directed, Scannable, VectorLike, Vectors, as_vectors, spool
+from hubplugin.vectors import Directed, Scannable, VectorLike, Vectors, as_vectors, places_in, spool
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class PreparedBank(FitInput):
 
     @classmethod
     def of(cls, fit_input: FitInput, clicks: np.ndarray | None, pairs: np.ndarray | None) -> PreparedBank:
-        """pairs: as of `Bank`; raises InputError where they cannot be used."""
+        """pairs: as of `Bank`, with rows of the target bank of `fit_input`."""
         read = {each.name: getattr(fit_input, each.name) for each in fields(fit_input)}
         return cls(**read, pairs=_mapping(pairs, fit_input), clicks=clicks)
 
@@ -54,14 +54,14 @@ class PreparedBank(FitInput):
         clicks = _rows_of(self.clicks, whole.rows, ids)
         if not (clicks >= 0).any():
             raise InputError(f"answers: none of what they name is in {whole.name}; one for each query, they are ids")
-        return replace(self, targets=gallery, clicks=_places_in(gallery, clicks))
+        return replace(self, targets=gallery, clicks=places_in(gallery, clicks))
 
     def among(self, members: Vectors, numbers: np.ndarray) -> PreparedBank:
         """This bank with a part of its gallery: the rows `numbers`, which ascend."""
         clicks, gallery = self.clicked_rows, super().against(members).gallery
         if clicks is not None:
             place = np.minimum(np.searchsorted(numbers, clicks), len(numbers) - 1)
-            clicks = _places_in(gallery, np.where(numbers[place] == clicks, place, -1))
+            clicks = places_in(gallery, np.where(numbers[place] == clicks, place, -1))
             clicks = clicks if len(np.unique(clicks)) > FEWEST else None  # too few to hold any out
         return replace(self, targets=gallery, clicks=clicks)
 
@@ -76,11 +76,6 @@ class PreparedBank(FitInput):
     def known(self) -> np.ndarray | None:
         """What each bank query asks for, as far as it is known: a row of target bank or gallery, or -1."""
         return self.clicks if self.pairs is None else self.pairs
-
-
-def _places_in(gallery: Vectors | None, rows: np.ndarray) -> np.ndarray:
-    """Where `rows` are in `gallery`, which may lack zero vectors; -1 for nothing."""
-    return gallery.places(rows) if isinstance(gallery, Directed) else rows
 
 
 def _rows_of(clicks: np.ndarray, count: int, ids: Mapping[int | str, int] | None) -> np.ndarray:
@@ -115,21 +110,25 @@ def _tell_of_unknown(clicks: np.ndarray, rows: np.ndarray) -> None:
 def _mapping(pairs: np.ndarray | None, fit_input: FitInput) -> np.ndarray | None:
     """The row of the target bank that belongs to each bank query, or None."""
     queries, second = fit_input.query_bank, fit_input.target_bank
-    if pairs is None:
-        if second is None or len(second) != len(queries) or not _look_paired(queries, second, fit_input):
-            return None
-        return np.arange(len(queries))
-    if second is None:
+    if pairs is not None:
+        return pairs
+    if second is None or len(second) != len(queries) or not _look_paired(queries, second, fit_input):
+        return None
+    return np.arange(len(queries))
+
+
+def require_pairs(pairs: np.ndarray, count: int, answers: Vectors | None) -> None:
+    """Raises InputError where `pairs` are no rows of `answers`, the target bank of `count` bank queries."""
+    if answers is None:
         raise InputError("pairs were given without answers; pass ", Parameter("answers"))
     if pairs.dtype.kind not in "iu":
-        raise InputError(f"pairs must hold one row of the target bank for each of the {len(queries)} bank queries")
-    outside = np.flatnonzero((pairs < 0) | (pairs >= len(second)))
+        raise InputError(f"pairs must hold one row of the target bank for each of the {count} bank queries")
+    outside = np.flatnonzero((pairs < 0) | (pairs >= answers.rows))
     if outside.size:
         raise InputError(
             f"pairs: bank query {outside[0]} belongs to row {pairs[outside[0]]}, which is outside the target bank "
-            f"of {len(second)} rows"
+            f"of {answers.rows} rows"
         )
-    return pairs
 
 
 def places(ids: Sequence[int | str], first: int, wanted: Container[int | str]) -> dict[int | str, int]:

@@ -16,7 +16,8 @@ from hubplugin.cluster.work import Bank, Order, Reading, opened, work
 from hubplugin.cluster.workspace import Workspace, step_name
 from hubplugin.compute import Compute, ShardResult, Similarities, Task
 from hubplugin.errors import ClusterError, EmptyInput, HubpluginError, InputError, Parameter
-from hubplugin.vectors import Shard, Spread, fingerprint, one_line
+from hubplugin.metric import Metric
+from hubplugin.vectors import Directed, DirectedShard, Shard, Spread, fingerprint, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -143,16 +144,28 @@ def _broken(error: RuntimeError) -> ClusterError:
 
 class ShardedGallery(Spread):
     """The vectors of some `shards`, read by the workers of `executor`: checked once, then reduced as often as a fit
-    asks. What each task finds lies in `workspace`. Those of the `shards` that have no vectors are left out.
+    asks. What each task finds lies in `workspace`. Those of the `shards` that have no vectors are left out, and under
+    cosine zero vectors: `left_out` tells how many.
 
     Raises InputError, naming shard and row, for what cannot be read, is no number, or has other dimensions.
     """
 
-    def __init__(self, name: str, shards: Sequence[Shard], executor: Executor, workspace: Workspace, compute: Compute):
+    def __init__(
+        self,
+        name: str,
+        shards: Sequence[Shard],
+        metric: Metric,
+        executor: Executor,
+        workspace: Workspace,
+        compute: Compute,
+    ):
         self._executor, self._workspace, self._compute = executor, workspace, compute
         self._run = uuid.uuid4().hex
-        self.shards, self._counts = list(shards), [1] * len(shards)  # for progress, as long as nothing is known
-        shapes = [tuple(found["shape"].tolist()) for found in self.each_once([_Look()] * len(shards))]
+        self._rows_of: dict[str, int] = {}
+        shards = [DirectedShard(shard, metric) for shard in shards]
+        looked = self.each_once([_Look()] * len(shards), shards)
+        shapes = [tuple(found["shape"].tolist()) for found in looked]
+        self.left_out = sum(int(found["left_out"]) for found in looked)
         there = [number for number, (rows, _) in enumerate(shapes) if rows]
         if not there:
             raise EmptyInput(f"{name} is empty: none of its {len(shards)} shards has a vector; at least one is needed")
@@ -163,8 +176,9 @@ class ShardedGallery(Spread):
                     f"{shards[number].name} has {shapes[number][1]} dimensions, {first.name} has {dim}; "
                     "embed all with the same model"
                 )
-        self.shards, self._counts = [shards[number] for number in there], [shapes[number][0] for number in there]
-        self._starts = [0, *np.cumsum(self._counts).tolist()]
+        self.shards, counts = [shards[number] for number in there], [shapes[number][0] for number in there]
+        self._rows_of = {shard.identity: count for shard, count in zip(self.shards, counts, strict=True)}
+        self._starts = [0, *np.cumsum(counts).tolist()]
         super().__init__(name, self._starts[-1], dim)
 
     def each(self, task: Task, similarities: Similarities) -> list[tuple[int, ShardResult]]:
@@ -174,15 +188,15 @@ class ShardedGallery(Spread):
         step = Step(self._executor, self._workspace, step_name(task.what, task, bank), similarities.bank)
         return list(zip(self._starts[:-1], self._found(step, orders), strict=True))
 
-    def each_once(self, tasks: Sequence[Reading]) -> list[ShardResult]:
-        """What a task of its own finds in each shard, without a bank."""
-        orders = [Order(shard, task, None, self._run) for shard, task in zip(self.shards, tasks, strict=True)]
+    def each_once(self, tasks: Sequence[Reading], shards: Sequence[Shard]) -> list[ShardResult]:
+        """What a task of its own finds in each of `shards`, without a bank."""
+        orders = [Order(shard, task, None, self._run) for shard, task in zip(shards, tasks, strict=True)]
         return self._found(Step(self._executor, self._workspace, step_name(tasks[0].what, tasks)), orders)
 
     def some(self, rows: np.ndarray) -> np.ndarray:
         ends = np.searchsorted(rows, self._starts)
         places = zip(ends[:-1], ends[1:], self._starts[:-1], strict=True)
-        taken = self.each_once([_Take(rows[first:last] - start) for first, last, start in places])
+        taken = self.each_once([_Take(rows[first:last] - start) for first, last, start in places], self.shards)
         return np.concatenate([found["rows"] for found in taken])
 
     def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
@@ -193,11 +207,12 @@ class ShardedGallery(Spread):
 
     def _found(self, step: Step, orders: Sequence[Order]) -> list[ShardResult]:
         what = f"{orders[0].task.what}, {len(orders)} shards"
-        done, total, found = 0, sum(self._counts), dict[int, ShardResult]()
+        counts = [self._rows_of.get(order.shard.identity, 1) for order in orders]  # 1 as long as nothing is known
+        done, total, found = 0, sum(counts), dict[int, ShardResult]()
         with closing(step.results(orders)) as results:
             for number, result in results:
                 found[number] = result
-                done += self._counts[number]
+                done += counts[number]
                 self._compute.report(what, done, total)
         return [found[number] for number in range(len(orders))]
 
@@ -211,10 +226,12 @@ class _Look(Reading):
     def __call__(self, order: Order) -> ShardResult:
         vectors = opened(order)
         if vectors is None:
-            return {"shape": np.zeros(2, np.int64)}
+            whole = order.shard.whole.vectors() if isinstance(order.shard, DirectedShard) else None
+            return {"shape": np.zeros(2, np.int64), "left_out": np.array(0 if whole is None else whole.rows)}
         for _ in vectors.blocks():
             pass
-        return {"shape": np.array([vectors.rows, vectors.dim])}
+        left_out = vectors.left_out if isinstance(vectors, Directed) else 0
+        return {"shape": np.array([vectors.rows, vectors.dim]), "left_out": np.array(left_out)}
 
 
 @dataclass(frozen=True)

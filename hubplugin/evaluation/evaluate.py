@@ -61,6 +61,9 @@ def evaluate(
     All additive methods share one product of queries and targets. Memory holds the queries, one block of targets, and
     k rows a query and one offset a target for each method.
 
+    Under cosine zero vectors, which have no direction, are left out of queries and of arrays of targets, and counted
+    in the log; so are pairs of the truth that name them.
+
     Raises InputError, one line, for anything that cannot be used as given, and where no query finds a true target of a
     store.
     """
@@ -107,12 +110,10 @@ def evaluate(
             seed=seed,
             compute=compute,
         )
-    return results_of(ranked, asking.rows, called, k, seed, compute)
+    return results_of(ranked, called, k, seed, compute)
 
 
-def results_of(
-    ranked: Ranked, queries: int, query_names: Sequence[object] | None, k: int, seed: int, compute: Compute
-) -> Results:
+def results_of(ranked: Ranked, query_names: Sequence[object] | None, k: int, seed: int, compute: Compute) -> Results:
     rankings = list(ranked.rankings())
     occurrences = [hubness.k_occurrence(each.nearest[each.nearest >= 0], len(ranked.ids)) for each in rankings]
     methods = _methods(ranked, rankings, occurrences, k, seed, compute)
@@ -132,7 +133,7 @@ def results_of(
         mentioned += [*ranked.true_targets(place), *(key for side in sides for key in _found(ranked, side, place))]
     names = dict(zip(mentioned, ranked.names(mentioned), strict=True))
     return Results(
-        queries=queries,
+        queries=len(ranked.queries),
         judged=len(ranked.judged),
         k=k,
         seed=seed,
@@ -255,7 +256,7 @@ def _example(
     names: Mapping[Id, str],
     query_names: Sequence[object] | None,
 ) -> Example:
-    true, row = ranked.true_targets(place), int(ranked.judged[place])
+    true, row = ranked.true_targets(place), int(ranked.queries[ranked.judged[place]])
     before, after = (
         [Answer(name=names[key], true=key in true) for key in _found(ranked, side, place)] for side in sides
     )

@@ -27,7 +27,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap, Setting
 from hubplugin.query_dependent import QUERY_METHODS
 from hubplugin.store import Id, Store
-from hubplugin.vectors import VectorLike, Vectors, as_vectors, prepared
+from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, numbers_of, places_in, prepared
 
 RAW = "raw"
 
@@ -57,12 +57,13 @@ class Ranked(Protocol):
     """Targets that are ranked for queries.
 
     ids: of the targets that are known by name: in a store those that some query finds. count: how many targets there
-    are in all, None where nobody knows, as under a filter. judged [j]: the queries that have a true target. recall_at:
-    the k of R@k, beside 1 and the cut-off.
+    are in all, None where nobody knows, as under a filter. queries [q]: the rows, as they were given, of those that
+    are not left out. judged [j]: which of these have a true target. recall_at: the k of R@k, beside 1 and the cut-off.
     """
 
     ids: Sequence[Id]
     count: int | None
+    queries: np.ndarray
     judged: np.ndarray
     recall_at: tuple[int, ...]
 
@@ -119,9 +120,14 @@ class RankedStore:
             raise InputError(f"k={k}: expected at least 1")
         if not store.count():
             raise InputError(f"{store.url} is empty; add vectors, then evaluate it")
-        self._store, self._queries, self._k, self._condition = store, queries.array(), k, condition
+        asked = Directed.told(queries, store.metric)
+        self.queries = numbers_of(asked)
+        self._store, self._queries, self._k, self._condition = store, asked.array(), k, condition
         self._searched = store if condition is None else able(store, Filtered).filtered(condition)
-        self._true = as_true_ids(truth, queries.rows, query_names)
+        true = as_true_ids(truth, queries.rows, query_names)
+        self._true = [true[row] for row in self.queries]
+        if not any(self._true):
+            raise nothing_judged(queries.name)
         self._names, self._compute = names, compute
         correction = store.correction()
         self._model = correction.model if correction is not None and correction.active else None
@@ -298,16 +304,18 @@ class RankedArrays:
         seed: int,
         compute: Compute,
     ):
-        metric, gallery = Metric.parse(metric), as_vectors(targets, "targets")
-        _require_usable(queries, gallery, k, models)
-        self._names = as_names(names, gallery.rows, "names")
+        metric, whole = Metric.parse(metric), as_vectors(targets, "targets")
+        _require_one_model(queries, whole)
+        asked, gallery = Directed.told(queries, metric), Directed.told(whole, metric)
+        _require_usable(gallery, k, models)
+        self._names = as_names(names, whole.rows, "names")
         given = None if bank is None else Bank.of(bank).read(metric, compute, targets=gallery)
-        pairs = as_truth(truth, queries.rows, gallery.rows, query_names, self._names)
-        self._scene = Scene(prepared(queries, metric), gallery, pairs, given, metric, compute, k, seed)
+        pairs = among(as_truth(truth, queries.rows, whole.rows, query_names, self._names), asked, gallery)
+        self._scene = Scene(prepared(asked, metric), gallery, pairs, given, metric, compute, k, seed)
         self._candidates = candidates_of(methods, models, self._scene)
-        self.ids: Sequence[Id] = range(gallery.rows)
+        self.ids: Sequence[Id] = numbers_of(gallery).tolist()
         self.count: int | None = gallery.rows
-        self.judged = pairs.judged
+        self.queries, self.judged = numbers_of(asked), pairs.judged
 
     def rankings(self) -> Iterator[Ranking]:
         """Those with offsets share one search; a model that maps queries has its own."""
@@ -333,8 +341,7 @@ class RankedArrays:
     def true_targets(self, place: int) -> Sequence[Id]:
         truth = self._scene.truth
         first = truth.starts[place]
-        true: list[Id] = truth.target_rows[first : first + truth.counts[place]].tolist()
-        return true
+        return [self.ids[row] for row in truth.target_rows[first : first + truth.counts[place]].tolist()]
 
     def names(self, ids: Sequence[Id]) -> list[str]:
         return [f"target {row}" if self._names is None else str(self._names[int(row)]) for row in ids]
@@ -368,12 +375,32 @@ class RankedArrays:
         }
 
 
-def _require_usable(queries: Vectors, gallery: Vectors, k: int, models: Mapping[str, OffsetModel]) -> None:
+def among(truth: Truth, queries: Vectors, targets: Vectors) -> Truth:
+    """The pairs of `truth` whose query and target are there, by their rows in `queries` and `targets`, which may lack
+    zero vectors. Raises InputError where there is none."""
+    query_rows, target_rows = places_in(queries, truth.query_rows), places_in(targets, truth.target_rows)
+    there = (query_rows >= 0) & (target_rows >= 0)
+    if not there.any():
+        raise nothing_judged(f"{queries.name} or {targets.name}")
+    return Truth(query_rows[there], target_rows[there], truth.grades[there])
+
+
+def nothing_judged(name: str) -> InputError:
+    return InputError(
+        f"{name}: every pair of the ground truth has a zero vector, which has no cosine similarity; expected at least "
+        "one pair without: embed what it names anew"
+    )
+
+
+def _require_one_model(queries: Vectors, gallery: Vectors) -> None:
     if queries.dim != gallery.dim:
         raise InputError(
             f"{queries.name} have {queries.dim} dimensions, {gallery.name} have {gallery.dim}; "
             "embed both with the same model"
         )
+
+
+def _require_usable(gallery: Vectors, k: int, models: Mapping[str, OffsetModel]) -> None:
     if not 1 <= k <= gallery.rows:
         raise InputError(Parameter("k", k), f" is not between 1 and the {gallery.rows} targets of the gallery")
     unlabelled = [label for label in models if label == RAW or not label.strip()]

@@ -237,14 +237,15 @@ class ShardedStore:
 
     def __init__(self, store: Store, count: int | None, executor: Executor, workspace: Workspace, compute: Compute):
         self.rows: Mapping[int | str, int] = {}
-        self.vectors = ShardedGallery(store.url, able(store, Sharded).shards(count), executor, workspace, compute)
+        self._shards = able(store, Sharded).shards(count)
+        self.vectors = ShardedGallery(store.url, self._shards, store.metric, executor, workspace, compute)
 
     def written(self, share: Share, compute: Compute, closing: bool) -> WrittenByShards:
         """What one pass over all shards wrote. closing: it looks at what came meanwhile, so none has done it before."""
         key = f"{share.key} {uuid.uuid4()}" if closing else share.key
         what = "closing" if closing else "writing offsets"
         task = _WriteShard(share, key, compute.quiet, what)
-        parts = self.vectors.each_once([task] * len(self.vectors.shards))
+        parts = self.vectors.each_once([task] * len(self._shards), self._shards)
         return WrittenByShards.of([json.loads(bytes(part["told"])) for part in parts])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,8 +15,6 @@ from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting, Term
 from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, fingerprint, prepared
-
-logger = logging.getLogger(__name__)
 
 AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]
 """What becomes of the answers of bank queries, see `Method`."""
@@ -46,8 +43,6 @@ class FitInput:
     ) -> FitInput:
         """The input as a user gave it, checked; raises InputError where it cannot be used."""
         bank = Directed.held(as_vectors(query_bank, "query bank"), metric)
-        if isinstance(bank, Directed):
-            logger.warning("%s: %d zero vectors, which have no direction, are left out", bank.name, bank.left_out)
         gallery = None if targets is None else as_vectors(targets, "targets")
         second = None if target_bank is None else as_vectors(target_bank, "target bank")
         for other in (gallery, second):
@@ -56,7 +51,7 @@ class FitInput:
         return cls(
             query_bank=prepared(bank, metric),
             targets=gallery,
-            target_bank=None if second is None else prepared(second, metric),
+            target_bank=None if second is None else prepared(Directed.held(second, metric), metric),
             metric=metric,
             compute=compute,
         )

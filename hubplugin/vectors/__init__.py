@@ -13,8 +13,10 @@ from hubplugin.vectors.base import Vectors as Vectors
 from hubplugin.vectors.base import as_vectors as as_vectors
 from hubplugin.vectors.base import cannot_keep as cannot_keep
 from hubplugin.vectors.base import fingerprint as fingerprint
+from hubplugin.vectors.base import numbers_of as numbers_of
 from hubplugin.vectors.base import one_line as one_line
 from hubplugin.vectors.base import opened_npy as opened_npy
+from hubplugin.vectors.base import places_in as places_in
 from hubplugin.vectors.base import prepared as prepared
 from hubplugin.vectors.base import prepared_blocks as prepared_blocks
 from hubplugin.vectors.base import require_file as require_file
@@ -22,6 +24,7 @@ from hubplugin.vectors.base import sampled as sampled
 from hubplugin.vectors.base import spool as spool
 from hubplugin.vectors.base import taken as taken
 from hubplugin.vectors.shards import SHARD_ROWS as SHARD_ROWS
+from hubplugin.vectors.shards import DirectedShard as DirectedShard
 from hubplugin.vectors.shards import GalleryLike as GalleryLike
 from hubplugin.vectors.shards import Shard as Shard
 from hubplugin.vectors.shards import Sharded as Sharded

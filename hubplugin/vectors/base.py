@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -27,6 +28,8 @@ from hubplugin.metric import Metric, normalise
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called as progress(what, done, total) while long work goes on; total is 0 where it is not known."""
+
+logger = logging.getLogger(__name__)
 
 BLOCK_ROWS = 16_384
 
@@ -141,10 +144,18 @@ class Directed(Vectors):
 
     @staticmethod
     def held(bank: Vectors, metric: Metric) -> Vectors:
-        """`of` a bank, which is read once, into memory."""
+        """`told` of a bank, which is read once, into memory."""
         if metric is not Metric.COSINE or isinstance(bank, Directed):
             return bank
-        return Directed.of(from_array(bank.array(), bank.name), metric)
+        return Directed.told(from_array(bank.array(), bank.name), metric)
+
+    @staticmethod
+    def told(vectors: Vectors, metric: Metric) -> Vectors:
+        """`of`, which counts in the log what it leaves out of `vectors`."""
+        found = Directed.of(vectors, metric)
+        if isinstance(found, Directed) and found is not vectors:
+            logger.warning("%s: %d zero vectors, which have no direction, are left out", found.name, found.left_out)
+        return found
 
     @property
     def left_out(self) -> int:
@@ -166,6 +177,16 @@ class Directed(Vectors):
         """Where the `rows` of the source are here: int [n], -1 for zero vectors and for -1."""
         place = np.minimum(np.searchsorted(self.numbers, rows), self.rows - 1)
         return np.where(self.numbers[place] == rows, place, -1)
+
+
+def numbers_of(vectors: Vectors) -> np.ndarray:
+    """The numbers that the rows of `vectors` had before zero vectors were left out: int [n]."""
+    return vectors.numbers if isinstance(vectors, Directed) else np.arange(vectors.rows)
+
+
+def places_in(vectors: Vectors | None, rows: np.ndarray) -> np.ndarray:
+    """Where the `rows` of before are in `vectors`, which may lack zero vectors: int [n], -1 for nothing."""
+    return vectors.places(rows) if isinstance(vectors, Directed) else rows
 
 
 class Spread(Vectors):

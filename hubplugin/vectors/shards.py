@@ -15,7 +15,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from hubplugin.errors import EmptyInput, InputError, Parameter, install
-from hubplugin.vectors.base import Sliceable, VectorLike, Vectors, as_vectors, spool
+from hubplugin.metric import Metric
+from hubplugin.vectors.base import Directed, Sliceable, VectorLike, Vectors, as_vectors, spool
 
 SHARD_ROWS = 250_000
 """Rows of a shard, where they can be chosen: at 384 dimensions 384 MB, some seconds of work a pass."""
@@ -89,6 +90,29 @@ class FileShard(Shard):
             except OSError as error:
                 raise InputError(f"{self.name}: cannot be fetched to {folder!r}: {error.strerror or error}") from None
             yield from as_vectors(copy, self.name).blocks()
+
+
+@dataclass(frozen=True)
+class DirectedShard(Shard):
+    """`whole`, without its zero vectors where the `metric` is cosine."""
+
+    whole: Shard
+    metric: Metric
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.whole.name
+
+    @property
+    def identity(self) -> str:
+        return f"{self.whole.identity}|{self.metric.value}"
+
+    def vectors(self) -> Vectors | None:
+        found = self.whole.vectors()
+        try:
+            return None if found is None else Directed.of(found, self.metric)
+        except EmptyInput:
+            return None
 
 
 class RowRange(Sliceable):

@@ -180,3 +180,18 @@ def test_inspect_names_where_the_copy_lies(gallery):
     held, store, _, _ = gallery
     name = "photos--hub-1" if isinstance(held, InChroma) else "photos__hubplugin_1"
     assert any(name in note for note in hubplugin.inspect(store, queries=0).notes)
+
+
+def test_a_zero_vector_is_counted_and_keeps_the_offset_0(gallery, rng):
+    held, _, _, vectors = gallery
+    held.add(["none"], np.zeros((1, DIM), np.float32))
+    done = hubplugin.apply(held.store(), unit(rng, 100), "is", force=True)
+    assert done.model.gallery.count == COUNT
+    for each in (done, hubplugin.refresh(held.store()), hubplugin.inspect(held.store())):
+        assert "1 with vectors that the model cannot judge, those of length 0 have the offset 0" in str(each)
+        assert each.invalid_vectors.named == {"none": "length 0"}
+    offsets = {
+        key: offset for batch in held.store().scan() for key, offset in zip(batch.ids, batch.offsets, strict=True)
+    }
+    assert offsets["none"] == 0
+    assert_exact(held.store(), done.model, vectors | {"none": np.zeros(DIM, np.float32)}, {"none"}, unit(rng, 10))

@@ -50,7 +50,6 @@ def row(number, value):
     ("shard", "damage", "said"),
     [
         (2, row(17, np.nan), "row 17 holds a value that is NaN or infinity"),
-        (1, row(4, 0), "row 4 is a zero vector"),
         (3, lambda file: np.save(file, np.ones((5, 6), np.float32)), r"has 6 dimensions, targets, shard 0 .* has 8"),
         (2, lambda file: file.write_bytes(file.read_bytes()[:-100]), "damaged or truncated .npy file"),
     ],
@@ -342,3 +341,16 @@ def test_what_has_come_is_kept_where_the_caller_stops(folder, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fit(folder, compute=hubplugin.Compute(progress=stop), workspace=tmp_path / "work")
     assert len(list((tmp_path / "work").glob("offsets-*/*.npz"))) == 4
+
+
+def test_zero_vectors_are_left_out_and_counted(folder):
+    row(4, 0)(folder / "1.npy")
+    row(slice(None), 0)(folder / "2.npy")
+    with pytest.warns(UserWarning, match="^targets: 51 zero vectors are left out, and keep the offset 0$"):
+        model = fit(folder)
+    with pytest.warns(UserWarning, match="targets: 51 zero vectors"):
+        alone = hubplugin.fit(
+            np.concatenate([np.load(path) for path in sorted(folder.glob("*.npy"))]), BANK, "nnn", answers="left out"
+        )
+    assert model.gallery.count == alone.gallery.count
+    np.testing.assert_allclose(model.offsets(BANK), alone.offsets(BANK), atol=1e-6)

@@ -171,3 +171,26 @@ def test_a_second_coordinator_takes_over_and_the_first_activates_nothing(collect
             first.activate()
         second.close()
     assert not joined.correction().active
+
+
+def test_a_zero_vector_is_counted_by_the_workers_and_keeps_the_offset_0(collection, bank, serial):
+    from qdrant_client import models
+
+    store, dim = collection("a"), bank.shape[1]
+    some = [batch.ids[0] for shard in store.shards(3) for batch in shard.scan()][1]
+    store.client.update_vectors("a", [models.PointVectors(id=some, vector=[0.0] * dim)])
+    done = hubplugin.apply(store, bank, executor=serial, shards=3, force=True)
+    assert (done.model.gallery.count, done.scanned) == (899, 900)
+    assert done.invalid_vectors.named == {some: "length 0"}
+    assert offsets_of(store)[some] == 0
+
+
+def test_a_shard_of_zero_vectors_alone_is_written_and_counted(collection, bank, serial):
+    from qdrant_client import models
+
+    store, dim = collection("a"), bank.shape[1]
+    zeros = [each for batch in store.shards(3)[1].scan() for each in batch.ids]
+    store.client.update_vectors("a", [models.PointVectors(id=each, vector=[0.0] * dim) for each in zeros])
+    done = hubplugin.apply(store, bank, executor=serial, shards=3, force=True)
+    assert (done.model.gallery.count, done.scanned, done.invalid_vectors.count) == (900 - len(zeros), 900, len(zeros))
+    assert not np.isnan([*offsets_of(store).values()]).any()

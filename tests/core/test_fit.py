@@ -120,3 +120,32 @@ def test_answers_stay_with_their_queries_where_zero_vectors_are_left_out(rng):
     prepared = hubplugin.Bank(queries, np.insert(rows, 5, 9)).prepare("cosine", hubplugin.Compute()).against(more)
     np.testing.assert_array_equal(prepared.clicks, answers)
     np.testing.assert_array_equal(prepared.clicked_rows, rows)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_zero_vectors_among_answers_are_left_out_with_their_pairs(rng, caplog, given):
+    gallery, bank = (rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60))
+    answers = bank + 0.1 * rng.normal(size=bank.shape).astype(np.float32)
+    expected = hubplugin.Bank(bank, answers).prepare("cosine", hubplugin.Compute())
+    queries = np.insert(with_zeros(bank, [5]), 9, gallery[0], axis=0)  # row 9 has an answer of zeros
+    own = with_zeros(np.insert(answers, 5, gallery[1], axis=0), [9])
+    pairs = rng.permutation(62) if given else None
+    if given:
+        shuffled = np.empty_like(own)
+        shuffled[pairs] = own
+        own = shuffled
+    found = hubplugin.Bank(queries, own, pairs=pairs).prepare("cosine", hubplugin.Compute())
+    np.testing.assert_array_equal(found.query_bank, expected.query_bank)
+    np.testing.assert_array_equal(found.target_bank[found.pairs], expected.target_bank)
+    assert caplog.messages == [
+        f"{name}: 1 zero vectors, which have no direction, are left out" for name in ("query bank", "target bank")
+    ]
+
+
+@pytest.mark.parametrize("method", ["blend", "dualis", "dbsn"])
+def test_a_fit_with_a_zero_vector_among_answers_is_one_without_it(rng, caplog, method):
+    gallery, bank, answers = (rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60, 50))
+    model = hubplugin.fit(gallery, hubplugin.Bank(bank, with_zeros(answers, [3])), method)
+    assert caplog.messages == ["target bank: 1 zero vectors, which have no direction, are left out"]
+    expected = hubplugin.fit(gallery, hubplugin.Bank(bank, answers), method)
+    np.testing.assert_array_equal(model.offsets(gallery), expected.offsets(gallery))

@@ -216,3 +216,48 @@ def test_bad_input_is_one_line_that_says_what_to_do(scene, change, said):
     with pytest.raises(InputError, match=said) as refused:
         hubplugin.evaluate(**{**scene, "methods": ["is"], **change})
     assert "\n" not in str(refused.value)
+
+
+def test_zero_vectors_among_targets_and_queries_are_left_out_and_counted(scene, caplog):
+    targets = np.insert(scene["targets"], [3, 150], 0, axis=0)
+    queries = np.insert(scene["queries"], 0, 0, axis=0)
+    rows = np.delete(np.arange(152), [3, 151]).tolist()
+    names = [f"photo {row}" for row in range(152)]
+    truth = [[3], *([row, 3] for row in rows)]
+    given = {"bank": scene["bank"], "methods": ["is", "dis", "otn"]}
+    found = hubplugin.evaluate(targets, queries=queries, truth=truth, names=names, **given)
+    assert caplog.messages == [
+        "queries: 1 zero vectors, which have no direction, are left out",
+        "targets: 2 zero vectors, which have no direction, are left out",
+    ]
+    expected = hubplugin.evaluate(**scene | given, names=[names[row] for row in rows])
+    assert (found.queries, found.judged, found.targets) == (150, 150, 150)
+    for one, other in zip(found.methods, expected.methods, strict=True):
+        assert one.recall == other.recall
+    assert [hub.name for hub in found.hubs] == [hub.name for hub in expected.hubs]
+    for one, other in zip(found.examples, expected.examples, strict=True):
+        assert (one.truth, one.raw, one.corrected) == (other.truth, other.raw, other.corrected)
+        assert int(one.query.split()[1]) == int(other.query.split()[1]) + 1
+
+
+def test_a_store_is_asked_no_zero_vectors(scene, tmp_path, caplog):
+    faiss = pytest.importorskip("faiss")
+    index = faiss.IndexFlatIP(12)
+    targets = scene["targets"] / np.linalg.norm(scene["targets"], axis=1, keepdims=True)
+    index.add(targets.astype(np.float32))
+    faiss.write_index(index, str(tmp_path / "x.faiss"))
+    store = hubplugin.open_store(f"faiss:{tmp_path}/x.faiss")
+    queries = np.insert(scene["queries"], 4, 0, axis=0)
+    truth = np.insert(np.arange(150), 4, 7)
+    found = hubplugin.evaluate(store, queries=queries, truth=truth)
+    assert "queries: 1 zero vectors, which have no direction, are left out" in caplog.messages
+    expected = hubplugin.evaluate(store, queries=scene["queries"], truth=np.arange(150))
+    assert (found.queries, found.methods[0].recall) == (150, expected.methods[0].recall)
+    with pytest.raises(InputError, match=r"^queries: every pair of the ground truth has a zero vector"):
+        hubplugin.evaluate(store, queries=queries, truth=np.where(np.arange(151) == 4, 7, -1))
+
+
+def test_a_ground_truth_of_zero_vectors_alone_is_refused_in_one_line(scene):
+    targets = np.insert(scene["targets"], 3, 0, axis=0)
+    with pytest.raises(InputError, match=r"every pair of the ground truth has a zero vector.*embed what it names anew"):
+        hubplugin.evaluate(targets, queries=scene["queries"], truth=[[3]] + [[]] * 149)

@@ -214,3 +214,35 @@ def test_no_message_has_a_password_in_it(database):
             hubplugin.open_store(url)
         assert "geheim" not in str(caught.value)
         assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("kind", ["vector", "halfvec"])
+def test_a_zero_vector_is_counted_and_keeps_the_offset_0(database, rng, kind):
+    database.run(f"CREATE TABLE photos (id int PRIMARY KEY, embedding {kind}(8))", "INSERT INTO photos VALUES (300)")
+    vectors = rng.normal(size=(60, DIM)).astype(np.float32)
+    vectors[7] = 0
+    database.fill(vectors, cast=kind)
+    store = database.open(metric="cosine")
+    done = hubplugin.apply(store, rng.normal(size=(40, DIM)), "is", force=True)
+    told = "1 with vectors that the model cannot judge, those of length 0 have the offset 0, others its smallest: 7 ("
+    assert (done.model.gallery.count, done.scanned) == (59, 60)
+    assert told in str(done)
+    database.run("UPDATE photos SET embedding = array_fill(0, ARRAY[8])::vector WHERE id = 9")
+    done = hubplugin.refresh(store)
+    assert (done.stale, done.invalid_vectors.named) == (1, {7: "length 0", 9: "length 0"})
+    seen = hubplugin.inspect(store)
+    assert (seen.missing, seen.stale, seen.invalid_vectors.count) == (0, 0, 2)
+    assert database.run("SELECT id, hub_offset FROM photos WHERE id IN (7, 9, 300) ORDER BY id") == [
+        (7, 0),
+        (9, 0),
+        (300, None),
+    ]
+
+
+def test_a_model_that_keeps_the_mean_of_its_bank_is_tried_on_vectors_that_have_a_direction(database, rng):
+    database.run("CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8))", *AFTER["indexed"])
+    vectors = rng.normal(size=(60, DIM)).astype(np.float32)
+    vectors[0] = 0
+    database.fill(vectors)
+    done = hubplugin.apply(database.open(metric="cosine"), rng.normal(size=(40, DIM)), "dn", force=True)
+    assert done.invalid_vectors.named == {0: "length 0"}

@@ -276,13 +276,27 @@ def test_what_a_server_never_finishes_is_told_while_it_is_waited_for_and_given_u
     assert "waiting for the index: not finished after 0.2 s, going on; searches are slower" in caplog.text
 
 
-def test_points_without_the_vector_and_without_a_direction_are_left_alone():
+def test_points_without_the_vector_are_left_alone():
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE)
     photos.plain.upsert("photos", [models.PointStruct(id=900, vector={}, payload={"n": 900})])
-    photos.plain.upsert("photos", [photos.point(901, np.zeros(DIM, np.float32))])
     photos.apply()
     assert not photos.stored(900)
-    assert not photos.stored(901)
+    assert photos.wrong() == (0, 0)
+
+
+@pytest.mark.parametrize("storage", ["payload", "vector"])
+def test_a_zero_vector_is_counted_and_keeps_the_offset_0(storage):
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, storage)
+    photos.plain.upsert("photos", [photos.point(900, np.zeros(DIM, np.float32))])
+    told = "1 with vectors that the model cannot judge, those of length 0 have the offset 0, others its smallest: 900 ("
+    done = hubplugin.apply(photos.store(), photos.bank, "is", force=True)
+    assert done.model.gallery.count == len(photos.gallery)
+    assert told in str(done)
+    assert not np.any(next(iter(photos.stored(900).values())))
+    assert photos.wrong() == (0, 0)
+    photos.plain.upsert("photos", [photos.point(901, np.zeros(DIM, np.float32))])  # past hubplugin
+    for job in (hubplugin.refresh, hubplugin.inspect):
+        assert job(photos.store()).invalid_vectors.named == {900: "length 0", 901: "length 0"}
     assert photos.wrong() == (0, 0)
 
 
