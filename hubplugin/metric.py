@@ -12,13 +12,11 @@ and `corrected(q, t) = s(q, t) + offset(t)` is the same similarity in d + 1 dime
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
 from hubplugin.errors import InputError
-
-SMALL = 1e-15
-"""Norms between this and its inverse have squares that float32 can hold; others are taken in float64."""
 
 
 class Metric(str, Enum):
@@ -38,23 +36,25 @@ class Metric(str, Enum):
             raise InputError(f"unknown metric {value!r}: use one of {known}") from None
 
 
+def unit_length(xp: Any, vectors: Any) -> tuple[Any, Any]:
+    """Rows of `vectors` [b, d], float32, at unit length, and the largest component of each [b], by the functions `xp`
+    of their array library. What is divided first by that has squares that float32 can hold. Rows of zeros stay."""
+    largest = xp.max(xp.abs(vectors), axis=1)
+    scaled = vectors / xp.where(largest == 0, xp.ones_like(largest), largest)[:, None]
+    lengths = xp.sqrt(xp.sum(scaled * scaled, axis=1))
+    return scaled / xp.where(largest == 0, xp.ones_like(lengths), lengths)[:, None], largest
+
+
 def normalise(vectors: np.ndarray, name: str, numbers: np.ndarray | range | None = None) -> np.ndarray:
     """Rows of `vectors` [b, d] at unit length, float32; raises InputError on a zero row, which has no direction.
     numbers: what the error calls the rows, 0 to b - 1 by default."""
-    with np.errstate(over="ignore"):
-        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    extreme = np.flatnonzero(~((norms[:, 0] > SMALL) & (norms[:, 0] < 1 / SMALL)))
-    if extreme.size:
-        exact = np.linalg.norm(vectors[extreme].astype(np.float64), axis=1, keepdims=True)
-        zero = np.flatnonzero(exact[:, 0] == 0)
-        if zero.size:
-            row = (range(len(vectors)) if numbers is None else numbers)[int(extreme[zero[0]])]
-            raise InputError(f"{name}: row {row} is a zero vector, which has no cosine similarity; remove it")
-        vectors = vectors.astype(np.float64)
-        vectors[extreme] /= exact
-        norms[extreme] = 1
-    unit: np.ndarray = (vectors / norms).astype(np.float32, copy=False)
-    return unit
+    unit, largest = unit_length(np, vectors)
+    zero = np.flatnonzero(largest == 0)
+    if zero.size:
+        row = (range(len(vectors)) if numbers is None else numbers)[int(zero[0])]
+        raise InputError(f"{name}: row {row} is a zero vector, which has no cosine similarity; remove it")
+    found: np.ndarray = unit.astype(np.float32, copy=False)
+    return found
 
 
 def unit_or_zero(vectors: np.ndarray) -> np.ndarray:

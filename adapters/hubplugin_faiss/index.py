@@ -213,7 +213,7 @@ class Gallery(Vectors):
         self.handler, self._unit = handler_for(index), unit
         super().__init__(name, self.handler.count, int(index.d))
 
-    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+    def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         row = 0
         for vectors, _ in self.handler.scan(0, size):
             if self._unit:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
-from hubplugin.compute import Compute, Similarities, dense_array
+from hubplugin.compute import Compute, Similarities, dense
 from hubplugin.metric import Metric, normalise, unit_or_zero
 from hubplugin.store import Batch, Id
 from hubplugin.vectors import as_vectors
@@ -134,7 +134,7 @@ def expected_scores(metric: Metric, vectors: np.ndarray, queries: np.ndarray) ->
     if metric is Metric.COSINE:  # which is 0 of a vector of length 0
         queries, vectors, metric = normalise(queries, "queries"), unit_or_zero(vectors), Metric.DOT
     similarities = Similarities(queries, metric, Compute("numpy", precision="float64"))
-    found = dense_array(similarities, as_vectors(vectors, "vectors"))
+    found = dense(similarities, as_vectors(vectors, "vectors"))
     return np.sqrt(np.maximum(-2 * found, 0)) if metric is Metric.EUCLIDEAN else found
 
 

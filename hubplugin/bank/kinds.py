@@ -12,7 +12,17 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from hubplugin.compute import SURVEYED, Compute, Similarities, dense, nearest_targets, spacing_ratio, survey, torch
+from hubplugin.compute import (
+    SPACINGS,
+    SURVEYED,
+    Compute,
+    Similarities,
+    dense,
+    largest,
+    largest_similarities,
+    nearest_targets,
+    spacing_ratio,
+)
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel
@@ -196,7 +206,7 @@ def profile(
     vectors = as_vectors(targets, "targets")
     from_bank = dense(Similarities(asking, fit_input.metric, fit_input.compute), vectors)
     from_gallery = dense(Similarities(own, fit_input.metric, fit_input.compute), vectors)
-    from_gallery.fill_diagonal_(-math.inf)
+    np.fill_diagonal(from_gallery, -math.inf)
     queries, unit = (_unit(part, fit_input.metric) for part in (seen, targets))
     share, target_share = own_share(queries, unit, fit_input.compute, rng), 0.5
     if share < OWN_SHARE and fit_input.target_bank is not None and len(fit_input.target_bank) >= FEWEST:
@@ -221,13 +231,14 @@ def _spacing(fit_input: FitInput, queries: np.ndarray) -> float:
     answer does, but it is one target: so of the queries that have the same nearest target one counts."""
     if fit_input.answers_are_elsewhere:
         return 1.0
-    ratio = spacing_ratio(fit_input.survey)
+    ratio = fit_input.spacing_ratio
     if ratio <= LOG:
         return ratio
     gallery, seen = fit_input.require_targets("blend"), queries[:SURVEYED]
     _, nearest = nearest_targets(Similarities(seen, fit_input.metric, fit_input.compute), [gallery])
     once = np.unique(nearest, return_index=True)[1]
-    return spacing_ratio(survey(Similarities(seen[once], fit_input.metric, fit_input.compute), gallery))
+    similarities = Similarities(seen[once], fit_input.metric, fit_input.compute)
+    return spacing_ratio(largest_similarities(similarities, gallery, SPACINGS + 1))
 
 
 def own_share(first: np.ndarray, second: np.ndarray, compute: Compute, rng: np.random.Generator) -> float:
@@ -238,21 +249,21 @@ def own_share(first: np.ndarray, second: np.ndarray, compute: Compute, rng: np.r
     for _ in range(min(8, SEEN // (2 * size))):
         both = np.concatenate([rng.permutation(first)[:size], rng.permutation(second)[:size]])
         near = _neighbours(both, compute)
-        same = (near >= size) == (torch.arange(2 * size) >= size)[:, None]
-        shares.append(float(same.double().mean()))
+        same = (near >= size) == (np.arange(2 * size) >= size)[:, None]
+        shares.append(float(same.mean()))
     return float(np.mean(shares))
 
 
-def _neighbours(vectors: np.ndarray, compute: Compute) -> torch.Tensor:
+def _neighbours(vectors: np.ndarray, compute: Compute) -> np.ndarray:
     """The rows of the `NEIGHBOURS` nearest other vectors: [n, k]."""
     similarities = dense(Similarities(vectors, Metric.EUCLIDEAN, compute), as_vectors(vectors, "vectors"))
-    similarities.fill_diagonal_(-math.inf)
-    return similarities.topk(min(NEIGHBOURS, len(vectors) - 1), dim=1).indices
+    np.fill_diagonal(similarities, -math.inf)
+    return largest(similarities, min(NEIGHBOURS, len(vectors) - 1))[1]
 
 
-def _share_between_rows(similarities: torch.Tensor) -> float:
-    whole = float(similarities.double().var(correction=0))
-    return float(similarities.double().mean(dim=1).var(correction=0)) / whole if whole > 0 else 0.0
+def _share_between_rows(similarities: np.ndarray) -> float:
+    whole = float(similarities.var())
+    return float(similarities.mean(axis=1).var()) / whole if whole > 0 else 0.0
 
 
 def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> float:
@@ -264,8 +275,7 @@ def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> flo
     """
     similarities = dense(Similarities(queries, Metric.EUCLIDEAN, compute), as_vectors(targets, "targets"))
     size = min(NEIGHBOURS, *similarities.shape)
-    asked = similarities.topk(size, dim=0).indices.numpy()
-    near = similarities.topk(size, dim=1).indices.numpy()
+    asked, near = largest(similarities.T, size)[1], largest(similarities, size)[1]
     direction = np.bincount(asked.reshape(-1), minlength=len(queries)) @ queries / asked.size - targets.mean(axis=0)
     return float((queries @ direction > (targets @ direction)[near].mean(axis=1)).mean())
 
@@ -282,7 +292,7 @@ def nearness(
 
     def nearest(vectors: np.ndarray) -> float:
         found = dense(Similarities(vectors, Metric.DOT, compute), as_vectors(gallery, "targets"))
-        return float(found.masked_fill_(found > COPY, -1).amax(dim=1).double().mean())
+        return float(np.where(found > COPY, -1, found).max(axis=1).mean())
 
     chance, most = nearest(anywhere), nearest(gallery)
     if chance > 0.5 or most - chance < ORDER * (1 - chance):
@@ -290,29 +300,29 @@ def nearness(
     return (nearest(asking) - chance) / (most - chance)
 
 
-def _clustered(from_bank: torch.Tensor, targets: np.ndarray, fit_input: FitInput) -> float:
+def _clustered(from_bank: np.ndarray, targets: np.ndarray, fit_input: FitInput) -> float:
     """A join count: whether the targets that the bank finds are neighbours of one another; of a large bank the mean of
     parts of `FINDING` queries."""
-    nearest, neighbours = from_bank.argmax(dim=1), _neighbours(_unit(targets, fit_input.metric), fit_input.compute)
-    parts = nearest[None] if len(nearest) < FINDING else nearest.unfold(0, FINDING, FINDING)
+    nearest, neighbours = from_bank.argmax(axis=1), _neighbours(_unit(targets, fit_input.metric), fit_input.compute)
+    whole = len(nearest) // FINDING
+    parts = nearest[: whole * FINDING].reshape(whole, FINDING) if whole else nearest[None]
     counts = []
     for part in parts:
-        found = torch.zeros(len(targets), dtype=torch.float64)
+        found = np.zeros(len(targets))
         found[part] = 1
-        counts.append(_correlation(found, found[neighbours].mean(dim=1)))
+        counts.append(_correlation(found, found[neighbours].mean(axis=1)))
     return float(np.mean(counts))
 
 
-def _agreement(from_bank: torch.Tensor, from_gallery: torch.Tensor) -> float:
+def _agreement(from_bank: np.ndarray, from_gallery: np.ndarray) -> float:
     return _correlation(
-        *(part.topk(min(16, len(part) - 1), dim=0).values.mean(0) for part in (from_bank, from_gallery))
+        *(largest(part.T, min(16, len(part) - 1))[0].mean(axis=1) for part in (from_bank, from_gallery))
     )
 
 
-def _correlation(first: torch.Tensor, second: torch.Tensor) -> float:
+def _correlation(first: np.ndarray, second: np.ndarray) -> float:
     """0 where either is constant."""
-    found = float(torch.corrcoef(torch.stack([first.double(), second.double()]))[0, 1])
-    return 0.0 if math.isnan(found) else found
+    return float(np.corrcoef(first, second)[0, 1]) if np.ptp(first) and np.ptp(second) else 0.0
 
 
 def _unit(vectors: np.ndarray, metric: Metric) -> np.ndarray:
@@ -360,7 +370,7 @@ def displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: C
         queries, targets = normalise(queries, bank.name), normalise(targets, gallery.name)
     if model.query_map is not None:
         queries = model.query_map(queries)
-    raw = dense(Similarities(queries, model.metric, compute), as_vectors(targets, "targets")).numpy()
+    raw = dense(Similarities(queries, model.metric, compute), as_vectors(targets, "targets"))
     best = np.argmax(raw + offsets, axis=1)
     return float((raw > np.take_along_axis(raw, best[:, None], axis=1)).mean())
 

@@ -162,5 +162,4 @@ def _look_paired(queries: np.ndarray, second: np.ndarray, fit_input: FitInput) -
     similarities = dense(
         Similarities(queries[rows], fit_input.metric, fit_input.compute), as_vectors(second[rows], "target bank")
     )
-    own = similarities.diagonal()
-    return bool((own > similarities.roll(1, dims=1).diagonal()).double().mean() > 0.75)
+    return bool((similarities.diagonal() > np.roll(similarities, 1, axis=1).diagonal()).mean() > 0.75)

@@ -199,7 +199,7 @@ class ShardedGallery(Spread):
         taken = self.each_once([_Take(rows[first:last] - start) for first, last, start in places], self.shards)
         return np.concatenate([found["rows"] for found in taken])
 
-    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+    def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         for shard in self.shards:
             vectors = shard.vectors()
             if vectors is not None:

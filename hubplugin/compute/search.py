@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hubplugin.compute.largest import Array, largest
-from hubplugin.compute.similarities import Compute, Similarities, host, like, module_of, step_of
+from hubplugin.compute.device import Array, Compute, Library, host
+from hubplugin.compute.reductions import largest
+from hubplugin.compute.similarities import Similarities
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.vectors import BLOCK_ROWS, Vectors, as_vectors, prepared_blocks
@@ -24,15 +25,15 @@ product gives copies of one vector slightly different bits, depending on where i
 
 @dataclass(frozen=True)
 class Scores:
-    """Corrected scores of queries [rows] against the targets from `start` on, under candidate number `candidate`:
-    they are `s` [b, w] + `own` [b] (float64). Scores nearer than `tie` cannot be told apart."""
+    """Corrected scores `s` [b, w] of queries [rows] against the targets from `start` on, under candidate number
+    `candidate`. Scores nearer than `tie` cannot be told apart."""
 
     candidate: int
     rows: slice
     start: int
     s: Array
-    own: np.ndarray
     tie: float
+    library: Library
 
 
 class TopK:
@@ -55,12 +56,12 @@ class TopK:
     def take(self, part: Scores, offsets: np.ndarray) -> None:
         known, rows = self.scores[part.candidate, part.rows], self.rows[part.candidate, part.rows]
         # Finding a row's maximum costs a tenth of finding its k best, and most later tiles hold none of them.
-        changed = np.flatnonzero(host(module_of(part.s).amax(part.s, 1)) + part.own > known[:, -1])
+        changed = np.flatnonzero(host(part.library.xp.max(part.s, axis=1)) > known[:, -1])
         if not len(changed):
             return
         values, columns = largest(part.s[changed], min(self.k, part.s.shape[1]))
-        scores = np.concatenate([known[changed], host(values) + part.own[changed, None]], axis=1)
-        numbers = np.concatenate([rows[changed], host(columns).astype(np.int64) + part.start], axis=1)
+        scores = np.concatenate([known[changed], values], axis=1)
+        numbers = np.concatenate([rows[changed], columns + part.start], axis=1)
         best = np.argsort(-scores, axis=1, kind="stable")[:, : self.k]
         known[changed] = np.take_along_axis(scores, best, axis=1)
         rows[changed] = np.take_along_axis(numbers, best, axis=1)
@@ -90,17 +91,19 @@ class TruthCounts:
         for start in range(first, last, height):  # as many pairs at a time as the tile has rows
             pairs = slice(start, min(start + height, last))
             local = self.query_rows[pairs] - part.rows.start
-            true = self._true[pairs] + offsets[self.target_rows[pairs]] - part.own[local]
-            above, below = (like(limit, part.s)[:, None] for limit in (true + part.tie, true - part.tie))
+            true = self._true[pairs] + offsets[self.target_rows[pairs]]
             one_each = len(local) == height and (local == np.arange(height)).all()
-            scores, module = part.s if one_each else part.s[local], module_of(part.s)
+            scores, xp = part.s if one_each else part.s[local], part.library.xp
+            above, below = (
+                part.library.put(limit, scores.dtype)[:, None] for limit in (true + part.tie, true - part.tie)
+            )
             here = self.target_rows[pairs] - part.start
             inside = np.flatnonzero((here >= 0) & (here < width))
             itself = scores[inside, here[inside]][:, None]
             # Summing truth values as floats is exact below 2^24 and several times as fast as summing booleans.
-            truth = module.empty_like(scores)
+            truth = xp.empty_like(scores)
             counts = []
-            for compare, limit in ((module.greater, above), (module.greater_equal, below)):
+            for compare, limit in ((xp.greater, above), (xp.greater_equal, below)):
                 count = host(compare(scores, limit, out=truth).sum(1)).astype(np.int64)
                 count[inside] -= host(compare(itself, limit[inside])[:, 0]).astype(np.int64)  # no rival of itself
                 counts.append(count)
@@ -135,10 +138,11 @@ def search(
         similarities = Similarities(block, of_prepared, quiet)
         shifts = offsets[:, start : start + len(block)]
         for tile in similarities.tiles(asked, what):
-            tie = TIE * step_of(tile.s) * (tile.bound + float(largest))
+            step = float(similarities.library.xp.finfo(tile.s.dtype).eps)
+            tie = TIE * step * (tile.bound + float(largest))
             for candidate, shift in enumerate(shifts):
-                corrected = tile.s + like(shift, tile.s)
-                part = Scores(candidate, slice(tile.start, tile.stop), start, corrected, host(tile.own), tie)
+                corrected = tile.s + similarities.library.put(shift, tile.s.dtype)
+                part = Scores(candidate, slice(tile.start, tile.stop), start, corrected, tie, similarities.library)
                 for collector in collectors:
                     collector.take(part, offsets[candidate])
             compute.report(what, start + len(block) * tile.stop // len(queries), targets.rows)

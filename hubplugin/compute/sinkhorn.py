@@ -13,43 +13,39 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hubplugin.compute.answers import Answers
-from hubplugin.compute.similarities import (
+from hubplugin.compute.device import Array, Compute, host, multiply
+from hubplugin.compute.reductions import (
     SAFE_EXPONENT,
-    Compute,
+    Answers,
+    Bias,
     LeftOut,
-    Similarities,
-    Tile,
-    exponentials_of,
-    full_product,
-    torch,
+    MeanOfLargest,
+    exponentials,
+    logarithms,
 )
-from hubplugin.compute.terms import MeanOfLargest
+from hubplugin.compute.similarities import Similarities, Tile
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.vectors import Vectors
 
-SAFE_DRIFT = {"float64": 20.0, "float32": 20.0, "float16": 12.0}
-"""While no log alpha has moved from another by more, held exponentials lose nothing that counts: what lies below the
-type's range beside its column's peak (87 in the exponent, for float16 under `HALF_PEAK` 26) stays far below it."""
-
+SAFE_DRIFT = {8: 20.0, 4: 20.0, 2: 12.0}
+"""By bytes of a number: while no log alpha has moved from another by more, held exponentials lose nothing that counts.
+What lies below the type's range beside its column's peak (87 in the exponent, for halves under `HALF_PEAK` 26) stays
+far below it."""
 
 HALF_PEAK = 2.0**14
-"""The largest float16 of a target: its range then ends at 4e-12 of that. What is rounded off each term, up to 5e-4 of
-it, averages out over the bank and the targets: log alpha comes within 1e-5 of float64's (see the tests)."""
-
+"""The largest half-precision number of a target: its range then ends at 4e-12 of that. What is rounded off each term,
+up to 5e-4 of it, averages out over the bank and the targets: log alpha comes within 1e-5 of float64's (the tests)."""
 
 BLOCK_BYTES = 1 << 20
 """A thread reads exponentials in blocks of so many bytes of float32, so that the second product of an iteration finds
 them in the cache of a core. Measured where that is 2 MiB (Intel, AMX): 0.5 to 1.5 MiB are alike, 2 a tenth slower."""
 
-
 HALF_TERMS = 256
-"""Targets, and bank rows, below which what float16 rounds off is not taken to average out."""
-
+"""Targets, and bank rows, below which what half precision rounds off is not taken to average out."""
 
 HALF_TAU = 0.1
-"""The largest temperature at which log sums of what is held in float16, off by up to 1e-4, are offsets within 1e-5."""
+"""The largest temperature at which log sums of what is held in halves, off by up to 1e-4, are offsets within 1e-5."""
 
 
 @dataclass(frozen=True)
@@ -62,202 +58,18 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Exponentials:
-    """exp( s(b_u, t_j)/tau + log alpha_u ) of some targets of a part of the columns: `exponentials` [b, m] x
-    `weights` [m] x exp(`log_scale`) [b]."""
+class Held:
+    """exp( s(b_u, t_j)/tau + log alpha_u ) of some targets of a part of the columns: `exponentials` [b, m] times
+    exp(`log_scale`) [b], which None leaves out."""
 
     part: int
-    exponentials: torch.Tensor
-    weights: torch.Tensor
-    log_scale: torch.Tensor
-
-    def row_sums(self) -> torch.Tensor:
-        """Their sum over the targets: [m]. At log alpha = 0 alone, where no value is too large."""
-        scale = self.log_scale.exp().to(self.weights)
-        return full_product(_over_targets, scale, self.exponentials) * self.weights
+    exponentials: Array
+    log_scale: Array | None
 
 
 def most_held(m: int, compute: Compute) -> int:
     """How many targets find room beside a bank of m, so that one product serves all iterations."""
     return compute.bytes() // (m * (8 if compute.precision == "float64" else 2))
-
-
-class Kernel:
-    """exp( s(b_u, t_j)/tau + log alpha_u ), tile by tile.
-
-    Where the memory budget has room for all of it, the tiles of one iteration serve the next ones too, with
-    weights exp(change of log alpha). So an iteration costs two products with a vector instead of one with a matrix.
-    They are held in float32 or, where that has no room and similarities are not large, in float16: see `HALF_PEAK`.
-
-    left_out: the entries that are left out; the largest of a target in the first columns alone.
-    k_means: see `Scaling`, NaN before a product at log alpha = 0.
-    """
-
-    def __init__(
-        self,
-        similarities: Similarities,
-        columns: Sequence[Columns],
-        tau: float,
-        left_out: LeftOut | None,
-        k: int | None,
-    ):
-        self._similarities, self._tau = similarities, tau
-        self._columns, self._masses = [part.targets for part in columns], [part.mass for part in columns]
-        self._rows = sum(part.rows for part in self._columns)
-        size, room = self._rows * similarities.m, similarities.compute.bytes()
-        dtypes = [torch.float64]
-        if similarities.compute.precision != "float64":
-            averages_out = min(self._rows, similarities.m) >= HALF_TERMS
-            dtypes = [torch.float32, torch.float16] if averages_out else [torch.float32]
-        self._dtype = next((dtype for dtype in dtypes if size * dtype.itemsize <= room), None)
-        self._held: list[Exponentials] = []
-        self._reference = torch.zeros(0)
-        self._left_out = left_out
-        self._k, self.k_means = k, None if k is None else np.full(self._columns[0].rows, np.nan)
-
-    def first_log_sums(self) -> torch.Tensor:
-        """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m]."""
-        if not serves_first_iteration(self._similarities, self._tau):
-            return self._log_sums_over_targets()
-        total = self._no_sums()
-        for tile in self._tiles(torch.zeros(self._similarities.m, dtype=torch.float64), "Sinkhorn iteration 1"):
-            total += tile.row_sums().to(total) * self._masses[tile.part]
-        return total.cpu().log()
-
-    def shares(self, log_alpha: torch.Tensor, what: str) -> torch.Tensor:
-        """What each bank row has of the targets, each of which has its mass w_j to give: float64 [m]."""
-        total = self._no_sums()
-        for tile in self._tiles(log_alpha, what):
-            total += (full_product(_shares_of, tile.weights, tile.exponentials) * self._masses[tile.part]).to(total)
-        return total.cpu()
-
-    def _no_sums(self) -> torch.Tensor:
-        return torch.zeros(self._similarities.m, dtype=torch.float64, device=self._similarities.sums_device)
-
-    def _tiles(self, log_alpha: torch.Tensor, what: str) -> Iterator[Exponentials]:
-        """All columns, in order. A tile is overwritten by the next."""
-        if not self._serves(log_alpha):
-            yield from self._multiplied(log_alpha, what)
-            return
-        change = log_alpha - self._reference
-        largest, done = change.max(), 0
-        dtype = self._held[0].exponentials.dtype
-        weights = (change - largest).exp().to(torch.float32 if dtype is torch.float16 else dtype)
-        weights = weights.to(self._similarities.device)
-        for held in self._held:
-            yield replace(held, weights=weights, log_scale=held.log_scale + largest)
-            done += len(held.exponentials)
-            self._similarities.compute.report(what, done, self._rows)
-
-    def held_log_sums(self, log_alpha: torch.Tensor) -> np.ndarray | None:
-        """LSE_u( s(b_u, t)/tau + log_alpha_u ) for the first columns, if that needs no multiplication."""
-        if not self._serves(log_alpha):
-            return None
-        if self._held[0].exponentials.dtype is torch.float16 and self._tau > HALF_TAU:
-            return None
-        tiles = itertools.takewhile(lambda tile: tile.part == 0, self._tiles(log_alpha, "log-sum-exp"))
-        totals = ((full_product(_sums_of, tile.weights, tile.exponentials), tile.log_scale) for tile in tiles)
-        sums = [total.cpu().double().log() + log_scale for total, log_scale in totals]
-        self._similarities.compute.report("log-sum-exp", self._rows, self._rows)
-        return torch.cat(sums).numpy()
-
-    def _serves(self, log_alpha: torch.Tensor) -> bool:
-        if not self._held:
-            return False
-        change, dtype = log_alpha - self._reference, self._held[0].exponentials.dtype
-        return float(change.max() - change.min()) <= SAFE_DRIFT[str(dtype).removeprefix("torch.")]
-
-    def _log_sums_over_targets(self) -> torch.Tensor:
-        """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m], carried from tile to tile with its
-        peak."""
-        total = self._no_sums()
-        peak = torch.full_like(total, -math.inf)
-        for part, (targets, mass) in enumerate(zip(self._columns, self._masses, strict=True)):
-            for tile in self._scaled_tiles(part, targets, "Sinkhorn iteration 1", None):
-                s = tile.s.add_(tile.own.to(tile.s.device, tile.s.dtype)[:, None])
-                # A row may have nothing but what is left out so far: -inf less itself would be no number.
-                highest = torch.maximum(peak, s.amax(dim=0).to(peak)).clamp(min=torch.finfo(s.dtype).min)
-                share = s.sub_(highest.to(s)).exp_().sum(dim=0).to(total) * mass
-                total = total * (peak - highest).exp() + share
-                peak = highest
-        return (peak + total.log()).cpu()
-
-    def _scaled_tiles(self, part: int, targets: Vectors, what: str, log_alpha: torch.Tensor | None) -> Iterator[Tile]:
-        """Tiles of s/tau + log alpha over `targets` of a part, less what is left out. Without log alpha they also give
-        the mean of the k largest, if asked for."""
-        out = self._left_out if self._left_out is None or part == 0 else replace(self._left_out, largest=False)
-        scale, weights = 1 / self._tau, None if log_alpha is None else log_alpha.cpu().numpy()
-        for tile in self._similarities.tiles(targets, what, scale=scale, weights=weights, left_out=out):
-            if not tile.resolves_its_exponents():
-                raise InputError(
-                    f"tau={self._tau:.4g} is out of proportion to the similarities of these vectors: it is below their "
-                    "rounding; use a larger one, such as the default"
-                )
-            if log_alpha is None and self._k is not None and self.k_means is not None and part == 0:
-                self.k_means[tile.start : tile.stop] = MeanOfLargest(self._k).of(tile) * self._tau
-            yield tile
-
-    def _multiplied(self, log_alpha: torch.Tensor, what: str) -> Iterator[Exponentials]:
-        self._held, self._reference = [], log_alpha
-        ones = torch.ones(self._similarities.m, device=self._similarities.device)
-        weights, holds = log_alpha if bool(log_alpha.any()) else None, self._dtype is not None
-        for part, targets in enumerate(self._columns):
-            for tile in self._scaled_tiles(part, targets, what, weights):
-                exponentials, peak = exponentials_of(tile)
-                log_scale = peak + tile.own
-                yield Exponentials(part, exponentials, ones.to(exponentials.dtype), log_scale)
-                if self._dtype is torch.float16 and exponentials.dtype is torch.float64:
-                    self._held, holds = [], False  # what is too large for float32 is so for float16
-                if not holds:
-                    continue
-                if self._dtype is torch.float16:
-                    largest = exponentials.amax(dim=1, keepdim=True)
-                    exponentials.mul_(HALF_PEAK / largest)
-                    log_scale = log_scale + (largest[:, 0].cpu().double() / HALF_PEAK).log()
-                self._held.append(Exponentials(part, exponentials.to(self._dtype, copy=True), ones, log_scale))
-
-
-def serves_first_iteration(similarities: Similarities, tau: float) -> bool:
-    """Whether exponentials at log alpha = 0 neither overflow nor vanish over all targets."""
-    # A bank that a query map has mapped has lengths of its own; what rounding adds to a length of 1 does not count.
-    return similarities.metric is Metric.COSINE and similarities.longest / tau <= 1.001 * SAFE_EXPONENT
-
-
-def _shares_of(weights: torch.Tensor, exponentials: torch.Tensor, out: None = None) -> torch.Tensor:
-    """What each bank row has of the beta = 1 / sum_u of some targets [b, m]: [m]."""
-    total = torch.zeros_like(weights)
-    for _, block in _blocks(exponentials, weights):
-        n_beta = torch.mv(block, weights).reciprocal_()
-        torch.addmv(total, block.T, n_beta, out=total)
-    return total.mul_(weights)
-
-
-def _sums_of(weights: torch.Tensor, exponentials: torch.Tensor, out: None = None) -> torch.Tensor:
-    """sum_u of some targets [b, m]: [b]."""
-    return torch.cat([torch.mv(block, weights) for _, block in _blocks(exponentials, weights)])
-
-
-def _over_targets(scale: torch.Tensor, exponentials: torch.Tensor, out: None = None) -> torch.Tensor:
-    """The sum over some targets [b, m] of `scale` [b] times their exponentials: [m]."""
-    total = scale.new_zeros(exponentials.shape[1])
-    for rows, block in _blocks(exponentials, scale):
-        torch.addmv(total, block.T, scale[rows], out=total)
-    return total
-
-
-def _blocks(exponentials: torch.Tensor, other: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-    """`exponentials` [b, m] in the type of the `other` factor, on a CPU in blocks, and the rows of each. It may
-    overwrite the one before."""
-    height = len(exponentials)
-    if other.device.type == "cpu":
-        size = BLOCK_BYTES * torch.get_num_threads()
-        height = min(height, max(size // (exponentials.shape[1] * other.itemsize), 1))
-    scratch = None
-    if exponentials.dtype != other.dtype:
-        scratch = torch.empty_like(exponentials[:height], dtype=other.dtype)
-    for start in range(0, len(exponentials), height):
-        block = exponentials[start : start + height]
-        yield slice(start, start + height), block if scratch is None else scratch[: len(block)].copy_(block)
 
 
 @dataclass(frozen=True)
@@ -269,6 +81,180 @@ class Scaling:
     log_alpha: np.ndarray
     log_sums: np.ndarray | None
     k_means: np.ndarray | None = None
+
+
+class Kernel:
+    """exp( s(b_u, t_j)/tau + log alpha_u ), tile by tile.
+
+    Where the memory budget has room for all of it, the tiles of one iteration serve the next ones too, with
+    weights exp(change of log alpha). So an iteration costs two products with a vector instead of one with a matrix.
+    They are held in float32 or, where that has no room and similarities are not large, in halves: see `HALF_PEAK`.
+
+    left_out: the entries that are left out; the largest of a target in the first columns alone. k: see `Scaling`.
+    """
+
+    def __init__(
+        self,
+        similarities: Similarities,
+        columns: Sequence[Columns],
+        tau: float,
+        left_out: LeftOut | None,
+        k: int | None,
+    ):
+        self._similarities, self._library = similarities, similarities.library
+        self._tau, self._columns, self._left_out, self._k = tau, columns, left_out, k
+        self._rows = sum(part.targets.rows for part in columns)
+        self._width = self._held_width()
+        self._held: list[Held] = []
+        self._k_means: list[Array] = []
+        self._reference = np.zeros(similarities.m)
+
+    def _held_width(self) -> int:
+        """Bytes of each number that is held; 0 where there is no room."""
+        size, room = self._rows * self._similarities.m, self._similarities.compute.bytes()
+        if self._similarities.compute.precision == "float64":
+            widths = [8]
+        else:
+            widths = [4, 2] if min(self._rows, self._similarities.m) >= HALF_TERMS else [4]
+        return next((width for width in widths if size * width <= room), 0)
+
+    @property
+    def k_means(self) -> np.ndarray | None:
+        return host(self._library.xp.concat(self._k_means)).astype(np.float64) if self._k_means else None
+
+    def first_log_sums(self) -> np.ndarray:
+        """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m]."""
+        if not serves_first_iteration(self._similarities, self._tau):
+            return self._log_sums_over_targets()
+        total = self._no_sums()
+        for held in self._multiplied(None, "Sinkhorn iteration 1"):
+            total += self._library.xp.sum(held.exponentials, axis=0) * self._columns[held.part].mass
+        return np.log(host(total).astype(np.float64))
+
+    def shares(self, log_alpha: np.ndarray, what: str) -> np.ndarray:
+        """What each bank row has of the targets, each of which has its mass w_j to give: float64 [m]."""
+        total = self._no_sums()
+        for held, weights in self._tiles(log_alpha, what):
+            for block in self._blocks(held.exponentials, weights):
+                n_beta = self._columns[held.part].mass / multiply(block, weights)
+                total += multiply(block.T, n_beta) * weights
+        return host(total).astype(np.float64)
+
+    def held_log_sums(self, log_alpha: np.ndarray) -> np.ndarray | None:
+        """LSE_u( s(b_u, t)/tau + log_alpha_u ) for the first columns, if that needs no multiplication."""
+        if not self._serves(log_alpha) or (self._width == 2 and self._tau > HALF_TAU):
+            return None
+        sums, xp = [], self._library.xp
+        for held, weights in itertools.takewhile(lambda tile: not tile[0].part, self._tiles(log_alpha, "log-sum-exp")):
+            total = [multiply(block, weights) for block in self._blocks(held.exponentials, weights)]
+            sums.append(logarithms(xp.concat(total), held.log_scale, self._library))
+        self._similarities.compute.report("log-sum-exp", self._rows, self._rows)
+        return host(xp.concat(sums)) + float((log_alpha - self._reference).max())
+
+    def _no_sums(self) -> Array:
+        return self._library.zeros((self._similarities.m,), self._library.accumulator)
+
+    def _serves(self, log_alpha: np.ndarray) -> bool:
+        return bool(self._held) and float(np.ptp(log_alpha - self._reference)) <= SAFE_DRIFT[self._width]
+
+    def _tiles(self, log_alpha: np.ndarray, what: str) -> Iterator[tuple[Held, Array]]:
+        """All columns, in order, of which one may overwrite the one before; and with each the weights [m] of the bank
+        rows, up to a factor that all have."""
+        xp = self._library.xp
+        if not self._serves(log_alpha):
+            for held in self._multiplied(log_alpha, what):
+                yield held, xp.ones_like(held.exponentials[0])
+            return
+        change, done = log_alpha - self._reference, 0
+        exact = self._library.put(np.exp(change - change.max()))
+        narrow = xp.astype(exact, xp.float32)
+        for held in self._held:
+            yield held, exact if held.exponentials.dtype == exact.dtype else narrow
+            done += len(held.exponentials)
+            self._similarities.compute.report(what, done, self._rows)
+
+    def _multiplied(self, log_alpha: np.ndarray | None, what: str) -> Iterator[Held]:
+        """By products with the targets; what there is room for is held from then on. None is 0."""
+        self._held, holds, library = [], self._width > 0, self._library
+        bias = Bias(library, log_alpha)
+        self._reference = np.zeros(self._similarities.m) if log_alpha is None else log_alpha - bias.middle
+        for part in range(len(self._columns)):
+            for tile in self._scaled_tiles(part, what, bias):
+                made = Held(part, *exponentials(tile.s, tile.bound, library))
+                yield made
+                if self._width == 2 and made.exponentials.dtype == library.xp.float64:
+                    self._held, holds = [], False  # what is too large for float32 is so for halves
+                if holds:
+                    self._held.append(self._kept(made))
+
+    def _kept(self, made: Held) -> Held:
+        """A copy in the type that is held."""
+        xp, exponentials = self._library.xp, made.exponentials
+        if self._width != 2:
+            return Held(made.part, xp.asarray(exponentials, copy=True), made.log_scale)
+        largest = xp.max(exponentials, axis=1)
+        exponentials *= (HALF_PEAK / largest)[:, None]
+        log_scale = xp.log(largest / HALF_PEAK) + (0.0 if made.log_scale is None else made.log_scale)
+        return Held(made.part, xp.astype(exponentials, self._library.half), log_scale)
+
+    def _scaled_tiles(self, part: int, what: str, log_alpha: Bias) -> Iterator[Tile]:
+        """Tiles of s/tau + log alpha over the targets of a part, less what is left out. Without log alpha they also
+        give the mean of the k largest, if asked for."""
+        library, leave_out, scale = self._library, None, 1 / self._tau
+        if self._left_out is not None:
+            left_out = replace(self._left_out, largest=self._left_out.largest and part == 0)
+            leave_out = left_out.leaver(self._similarities, scale)
+        for tile in self._similarities.tiles(self._columns[part].targets, what, scale=scale):
+            if not tile.bound * library.xp.finfo(tile.s.dtype).eps < 1:  # which NaN is not
+                raise InputError(
+                    f"tau={self._tau:.4g} is out of proportion to the similarities of these vectors: it is below their "
+                    "rounding; use a larger one, such as the default"
+                )
+            if leave_out is not None:
+                leave_out(tile.s)
+            if self._k is not None and part == 0 and not log_alpha:
+                self._k_means.append(MeanOfLargest(self._k).of(tile.s, library) * self._tau)
+            log_alpha.add_to(tile.s)
+            yield replace(tile, bound=tile.bound + log_alpha.largest)
+
+    def _log_sums_over_targets(self) -> np.ndarray:
+        """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m], carried from tile to tile with its
+        peak."""
+        xp, total = self._library.xp, self._no_sums()
+        peak = total - math.inf
+        for part, columns in enumerate(self._columns):
+            for tile in self._scaled_tiles(part, "Sinkhorn iteration 1", Bias(self._library, None)):
+                s = tile.s
+                # A row may have nothing but what is left out so far: -inf less itself would be no number.
+                lowest = float(xp.finfo(s.dtype).min)
+                highest = xp.clip(xp.maximum(peak, xp.astype(xp.max(s, axis=0), peak.dtype)), min=lowest)
+                s -= xp.astype(highest, s.dtype)
+                share = xp.sum(xp.exp(s, out=s), axis=0) * columns.mass
+                total = total * xp.exp(peak - highest) + share
+                peak = highest
+        return host(peak + xp.log(total)).astype(np.float64)
+
+    def _blocks(self, exponentials: Array, weights: Array) -> Iterator[Array]:
+        """`exponentials` [b, m] in the type of the weights; on a CPU in blocks, of which one may overwrite the one
+        before."""
+        height, library = len(exponentials), self._library
+        if library.on_cpu:
+            height = max(BLOCK_BYTES * library.threads // (exponentials.shape[1] * 4), 1)
+        scratch = None
+        if exponentials.dtype != weights.dtype:
+            scratch = library.empty((min(height, len(exponentials)), exponentials.shape[1]), weights.dtype)
+        for start in range(0, len(exponentials), height):
+            block = exponentials[start : start + height]
+            if scratch is not None:
+                scratch[: len(block)] = block
+                block = scratch[: len(block)]
+            yield block
+
+
+def serves_first_iteration(similarities: Similarities, tau: float) -> bool:
+    """Whether exponentials at log alpha = 0 neither overflow nor vanish over all targets."""
+    # A bank that a query map has mapped has lengths of its own; what rounding adds to a length of 1 does not count.
+    return similarities.metric is Metric.COSINE and similarities.longest / tau <= 1.001 * SAFE_EXPONENT
 
 
 def sinkhorn(
@@ -303,15 +289,16 @@ def sinkhorn(
     n = sum(part.targets.rows * part.mass for part in columns)
     kernel = Kernel(similarities, columns, tau, None if answers is None else LeftOut(answers.levels), k)
     weights = np.ones(similarities.m) if answers is None else answers.weights
-    log_mass = torch.from_numpy(np.log(weights / weights.sum()))
+    log_mass = np.log(weights / weights.sum())
     log_alpha = _balanced(log_mass, kernel.first_log_sums(), same)
     for iteration in range(2, iterations + 1):
         shares = kernel.shares(log_alpha, f"Sinkhorn iteration {iteration} of {iterations}")
-        log_alpha = _balanced(log_alpha + log_mass, (shares / n).log(), same)
-    return Scaling(log_alpha.numpy(), kernel.held_log_sums(log_alpha), kernel.k_means)
+        with np.errstate(divide="ignore"):  # a bank row of which all is left out has no share
+            log_alpha = _balanced(log_alpha + log_mass, np.log(shares / n), same)
+    return Scaling(log_alpha, kernel.held_log_sums(log_alpha), kernel.k_means)
 
 
-def _balanced(log_alpha: torch.Tensor, log_sums: torch.Tensor, same: np.ndarray) -> torch.Tensor:
+def _balanced(log_alpha: np.ndarray, log_sums: np.ndarray, same: np.ndarray) -> np.ndarray:
     """`log_alpha` less `log_sums` [m], the same for all copies of a query, with the smallest in the place of what is
     infinite. same: see `sinkhorn`.
 
@@ -321,8 +308,9 @@ def _balanced(log_alpha: torch.Tensor, log_sums: torch.Tensor, same: np.ndarray)
     reads its weight.
     """
     total = np.full(len(same), -math.inf)
-    np.logaddexp.at(total, same, log_sums.numpy())
-    found = log_alpha - torch.from_numpy(total[same] - np.log(np.bincount(same, minlength=len(same))[same]))
-    finite = torch.isfinite(found)
-    smallest = found[finite].min() if finite.any() else torch.zeros((), dtype=found.dtype)
-    return torch.where(found == math.inf, smallest, found)
+    np.logaddexp.at(total, same, log_sums)
+    found = log_alpha - (total[same] - np.log(np.bincount(same, minlength=len(same))[same]))
+    finite = np.isfinite(found)
+    smallest = found[finite].min() if finite.any() else 0.0
+    result: np.ndarray = np.where(found == math.inf, smallest, found)
+    return result

@@ -17,7 +17,7 @@ import numpy as np
 
 from hubplugin.abilities import Filtered, able
 from hubplugin.bank import Bank, BankLike
-from hubplugin.compute import TIE, Compute, Similarities, TopK, TruthCounts, dense, search, torch
+from hubplugin.compute import TIE, Compute, Similarities, TopK, TruthCounts, dense, largest, search
 from hubplugin.errors import InputError, Parameter, install
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names, as_true_ids, as_truth
 from hubplugin.jobs.naming import Naming
@@ -456,7 +456,7 @@ def _scored(candidate: Candidate, scene: Scene) -> Counted:
             equal[pair] = (row >= row[own] - tie).sum() - greater[pair] - 1
         if whole:  # nearly all of a plan ties at zero; which of those are found must not depend on their rows
             scores = scores + generator.random(scores.shape) * scores[scores > 0].min() * 1e-3
-        nearest[rows] = torch.topk(torch.from_numpy(scores), scene.k, dim=1).indices.numpy()
+        nearest[rows] = largest(scores, scene.k)[1]
         scene.compute.report(f"ranking by {candidate.label}", rows.stop, count)
     return greater, equal, nearest
 
@@ -517,5 +517,5 @@ def candidate_of(method: str, scene: Scene) -> Candidate:
 
 def similarities(rows: slice, scene: Scene) -> np.ndarray:
     product = Similarities(scene.queries[rows], scene.metric, scene.compute.quiet)
-    scores: np.ndarray = dense(product, scene.targets).numpy()
+    scores: np.ndarray = dense(product, scene.targets)
     return scores

@@ -160,7 +160,7 @@ class Members(Vectors):
         super().__init__(name, len(rows), gallery.dim)
         self._gallery, self.numbers = gallery, rows
 
-    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+    def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         for first in range(0, self.rows, size):
             yield self._gallery.take(self.numbers[first : first + size])
 

@@ -10,16 +10,29 @@ from typing import ClassVar, Literal, TypeAlias, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from hubplugin.compute import SURVEYED, Answers, Compute, Similarities, Survey, find_answers, spacing_ratio, survey
+from hubplugin.compute import (
+    SPACINGS,
+    SURVEYED,
+    Answers,
+    Compute,
+    Similarities,
+    dense,
+    find_answers,
+    largest_similarities,
+    spacing_ratio,
+)
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting, Term
-from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, fingerprint, prepared
+from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, fingerprint, prepared, sampled
 
 AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]
 """What becomes of the answers of bank queries, see `Method`."""
 
 Configuration = TypeVar("Configuration", bound="Method")
+
+SPREAD_SAMPLE = 4_096
+"""Targets of which the spread of similarities is taken, with `SURVEYED` queries: it is within 1 % of the whole's."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +105,25 @@ class FitInput:
 
     @cached_property
     def _surveying(self) -> Similarities:
+        """A sample of the bank."""
         rows = np.sort(np.random.default_rng(0).permutation(len(self.query_bank))[:SURVEYED])
-        bank = self.query_bank if len(rows) == len(self.query_bank) else self.query_bank[rows]
-        return Similarities(bank, self.metric, self.compute)
+        return Similarities(self.query_bank[rows], self.metric, self.compute)
 
     @cached_property
-    def survey(self) -> Survey:
-        """What a sample of the bank finds in the whole gallery."""
-        return survey(self._surveying, self.require_targets("blend"))
+    def deviation(self) -> float:
+        """The standard deviation of the similarities between bank and gallery, of a sample of both."""
+        sample = sampled(self.require_targets("blend"), SPREAD_SAMPLE, self.metric, np.random.default_rng(0))
+        of_prepared = Metric.DOT if self.metric is Metric.COSINE else self.metric
+        similarities = Similarities(self._surveying.bank, of_prepared, self.compute.quiet)
+        return float(dense(similarities, as_vectors(sample, "targets")).std())
+
+    @cached_property
+    def spacing_ratio(self) -> float:
+        """Of a sample of the bank in the whole gallery."""
+        return self._spacing_ratio(self.require_targets("blend"))
+
+    def _spacing_ratio(self, targets: Vectors) -> float:
+        return spacing_ratio(largest_similarities(self._surveying, targets, SPACINGS + 1))
 
     @cached_property
     def answers_are_elsewhere(self) -> bool:
@@ -109,7 +133,7 @@ class FitInput:
         """
         if self.target_bank is None:
             return False
-        return spacing_ratio(survey(self._surveying, self.target_bank_vectors)) > spacing_ratio(self.survey)
+        return self._spacing_ratio(self.target_bank_vectors) > self.spacing_ratio
 
     @cached_property
     def answers(self) -> Answers | None:

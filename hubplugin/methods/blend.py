@@ -47,7 +47,7 @@ class Blend(Method):
 
     def found_in(self, given: FitInput) -> dict[str, Setting | None]:
         m = len(given.distinct)  # a query that is there twice says nothing more
-        tau = SPREAD_SHARE * given.survey.deviation if self.tau is None else self.tau
+        tau = SPREAD_SHARE * given.deviation if self.tau is None else self.tau
         strength = m / (m + HALF_STRENGTH) if self.strength is None else self.strength
         return {
             "tau": float(f"{max(tau, 1e-12):.4g}"),

@@ -308,7 +308,7 @@ class OffsetModel:
 
         Raises InputError if k is not in 1 ... n, or a term has no bank of examples (`dn`).
         """
-        from hubplugin.compute import Similarities, kth_largest
+        from hubplugin.compute import Similarities, largest_similarities
 
         vectors = as_vectors(targets, "targets")
         if not 1 <= k <= vectors.rows:
@@ -316,7 +316,7 @@ class OffsetModel:
         if any(isinstance(term, Dot) for term in self.terms):
             raise InputError(f"method {self.method!r} keeps the mean of its bank only, so it has no activation set")
         banks = [Similarities(self._asked(term), self.metric, compute) for term in self.terms]
-        thresholds = [kth_largest(bank, vectors, k) for bank in banks]
+        thresholds = [largest_similarities(bank, vectors, k)[:, -1] for bank in banks]
         return replace(self, activation=Activation(k, tuple(thresholds)))
 
     def activated(self, targets: VectorLike, *, compute: Compute = Compute()) -> np.ndarray:

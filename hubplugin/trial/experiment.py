@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hubplugin.bank import BankProfile, PreparedBank, profile
-from hubplugin.compute import Similarities, dense, torch
+from hubplugin.compute import Similarities, dense, largest
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
 from hubplugin.learning import Learning, folds_within
 from hubplugin.measures.hubness import Hubness, k_occurrence, skewness
@@ -283,8 +283,8 @@ class Fold:
     fit_input: FitInput
     fitted: np.ndarray
     queries: np.ndarray
-    similarities: torch.Tensor
-    own: torch.Tensor | None
+    similarities: np.ndarray
+    own: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -381,8 +381,7 @@ class Experiment:
         held_out, fitted = self.split.held_out(number), self.split.fitted(number, self._fit_rows)
         targets, second, own = self.targets, bank.target_bank, None
         if bank.known is not None:
-            targets, columns = with_rows(targets, self.answers(held_out))
-            own = torch.from_numpy(columns)
+            targets, own = with_rows(targets, self.answers(held_out))
         if second is not None and bank.pairs is not None:
             second = second[np.unique(bank.pairs[fitted])]
         elif second is not None:
@@ -405,7 +404,7 @@ class Experiment:
         gaps = []
         for number in range(FOLDS):
             fold = self._fold(number)
-            nearest = fold.similarities[:, :n].topk(min(2, n), dim=1).values
+            nearest = largest(fold.similarities[:, :n], min(2, n))[0]
             gaps.append(float((nearest[:, 0] - nearest[:, -1]).mean()))
             for place, configuration in enumerate(configurations):
                 found[place].append(self._tried(fold, configuration, nearest[:, 0]))
@@ -419,7 +418,7 @@ class Experiment:
             outcomes.append(Outcome(method, k_occurrence(rows, n), costs, gap, hits, log_ranks, rows))
         return outcomes
 
-    def _tried(self, fold: Fold, configuration: Tried, nearest: torch.Tensor) -> tuple[np.ndarray, ...]:
+    def _tried(self, fold: Fold, configuration: Tried, nearest: np.ndarray) -> tuple[np.ndarray, ...]:
         """The nearest targets [p, k], costs [p] and, with answers, hits and log ranks [p] of one fold's queries."""
         n, scores = len(self.targets), fold.similarities
         if configuration is not None:
@@ -427,16 +426,16 @@ class Experiment:
             if query_map is not None:
                 asked = Similarities(query_map(fold.queries), self.bank.metric, fold.fit_input.compute)
                 scores = dense(asked, fold.fit_input.require_targets("blend"))
-            scores = scores + torch.tensor(offsets)
-        found = scores[:, :n].topk(min(OCCURRENCE, max(n // 4, 1)), dim=1).indices
-        costs = nearest - fold.similarities.gather(1, found[:, :1])[:, 0]
+            scores = scores + offsets
+        found = largest(scores[:, :n], min(OCCURRENCE, max(n // 4, 1)))[1]
+        costs = nearest - np.take_along_axis(fold.similarities, found[:, :1], axis=1)[:, 0]
         if fold.own is None:
-            return found.numpy(), costs.numpy()
-        own = scores.gather(1, fold.own[:, None])
-        greater, equal = (scores > own).sum(dim=1), (scores == own).sum(dim=1)
+            return found, costs
+        own = np.take_along_axis(scores, fold.own[:, None], axis=1)
+        greater, equal = (scores > own).sum(axis=1), (scores == own).sum(axis=1)
         hits = (greater == 0) / equal
         ranks = greater + (equal + 1) / 2  # the expected rank among equals
-        return found.numpy(), costs.numpy(), hits.double().numpy(), ranks.double().log().numpy()
+        return found, costs, hits, np.log(ranks)
 
     @property
     def answered(self) -> float:

@@ -50,7 +50,7 @@ class Vectors(ABC):
         self.name, self.rows, self.dim = name, rows, dim
 
     @abstractmethod
-    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+    def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         """Blocks [b, dim] in order, of any numeric dtype, b <= size."""
 
     def blocks(self, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
@@ -59,7 +59,7 @@ class Vectors(ABC):
         Raises InputError with the first row that is not finite, or if the source changed its shape.
         """
         row = 0
-        for raw in self._raw_blocks(size):
+        for raw in self.raw_blocks(size):
             yield self._checked(raw, range(row, row + len(raw)))
             row += len(raw)
         if row != self.rows:
@@ -69,7 +69,7 @@ class Vectors(ABC):
         """The vectors of some `rows`, which ascend, as `blocks` gives them: float32 [len(rows), dim]. One pass, of
         which only these are kept and checked."""
         parts, start = [], 0
-        for raw in self._raw_blocks(BLOCK_ROWS):
+        for raw in self.raw_blocks(BLOCK_ROWS):
             inside = rows[(rows >= start) & (rows < start + len(raw))]
             parts.append(self._checked(raw[inside - start], inside))
             start += len(raw)
@@ -91,7 +91,7 @@ class Vectors(ABC):
     def fingerprint(self) -> str:
         """Names the content as it is now, to the last bit: read once and hashed, nothing is held."""
         digest = hashlib.sha256(repr((self.rows, self.dim)).encode())
-        for raw in self._raw_blocks(BLOCK_ROWS):
+        for raw in self.raw_blocks(BLOCK_ROWS):
             digest.update(raw.dtype.str.encode())
             digest.update(np.ascontiguousarray(raw).data)
         return digest.hexdigest()
@@ -112,7 +112,7 @@ class Sliceable(Vectors):
         super().__init__(name, int(shape[0]), int(shape[1]))
         self._source, self._to_numpy = source, to_numpy
 
-    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+    def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         for start in range(0, self.rows, size):
             yield self.take(slice(start, start + size))
 
@@ -162,9 +162,9 @@ class Directed(Vectors):
         """How many zero vectors there are."""
         return self._source.rows - self.rows
 
-    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+    def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         start = 0
-        for raw in self._source._raw_blocks(size):
+        for raw in self._source.raw_blocks(size):
             first, last = np.searchsorted(self.numbers, (start, start + len(raw)))
             if last > first:
                 yield raw[self.numbers[first:last] - start]
@@ -407,7 +407,7 @@ class _Parquet(Vectors):
         if not (pa.types.is_floating(values) or pa.types.is_integer(values)):
             raise InputError(f"{name}: column {self._column!r} has lists of {values}; expected floats or integers")
         _require_plausible(name, path, self._unpacked_bytes(values.bit_width // 8))
-        first = next(self._raw_blocks(1), np.empty((0, 0)))
+        first = next(self.raw_blocks(1), np.empty((0, 0)))
         super().__init__(name, self._file.metadata.num_rows, first.shape[1])
 
     def _unpacked_bytes(self, width: int) -> int:
@@ -418,7 +418,7 @@ class _Parquet(Vectors):
             total += sum(each.num_values for each in columns if each.path_in_schema.split(".")[0] == self._column)
         return int(total * width)
 
-    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+    def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         batches = self._file.iter_batches(batch_size=size, columns=[self._column])
         while True:
             try:

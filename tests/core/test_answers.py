@@ -6,8 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.compute import Compute, LeftOut, MeanOfLargest, Similarities, Survey, reduce, spacing_ratio
-from hubplugin.compute.answers import SMALLEST_LOG, survey
+from hubplugin.compute import (
+    Compute,
+    LeftOut,
+    MeanOfLargest,
+    Similarities,
+    largest_similarities,
+    reduce,
+    spacing_ratio,
+)
+from hubplugin.compute.reductions import SMALLEST_LOG
 from hubplugin.metric import Metric, normalise
 from hubplugin.vectors import as_vectors
 from tests.core.formulas import blend, log_of, similarity, without_answers
@@ -151,21 +159,20 @@ def test_copies_of_queries_do_not_strengthen_a_correction():
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("memory", ["1GiB", "1MiB"])
-def test_a_survey_sees_the_largest_and_the_deviation(metric, memory):
+def test_the_largest_similarities_of_bank_rows_are_those_of_a_sort(metric, memory):
     bank, targets = made(n=3_000)
     unit = normalise(bank, "bank") if metric == "cosine" else bank
-    seen = survey(Similarities(unit, Metric(metric), Compute(memory=memory)), as_vectors(targets, "targets"), 11)
+    similarities = Similarities(unit, Metric(metric), Compute(memory=memory))
+    found = largest_similarities(similarities, as_vectors(targets, "targets"), 11)
     s = similarity(bank, targets, metric)
-    np.testing.assert_allclose(seen.largest, np.sort(s, axis=1)[:, ::-1][:, :11], atol=1e-4)
-    assert seen.deviation == pytest.approx(s.std(), rel=1e-4)
+    np.testing.assert_allclose(found, np.sort(s, axis=1)[:, ::-1][:, :11], atol=1e-4)
 
 
 @settings(max_examples=40, deadline=None)
 @given(scale=st.floats(0.01, 50), shift=st.floats(-5, 5), seed=st.integers(0, 5))
 def test_the_spacing_ratio_knows_neither_scale_nor_origin(scale, shift, seed):
     largest = -np.sort(-np.random.default_rng(seed).standard_normal((30, 11)), axis=1)
-    moved = Survey(scale * largest + shift, 1.0)
-    assert spacing_ratio(moved) == pytest.approx(spacing_ratio(Survey(largest, 1.0)), rel=1e-6)
+    assert spacing_ratio(scale * largest + shift) == pytest.approx(spacing_ratio(largest), rel=1e-6)
 
 
 def test_a_mean_of_fewer_than_k_takes_what_is_left():

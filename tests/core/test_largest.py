@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.compute import similarities
-from hubplugin.compute.largest import largest, largest_values
+from hubplugin.compute import largest, similarities
+from hubplugin.compute.device import Library
+from hubplugin.compute.reductions import largest_values
 from tests.core.formulas import log_of, similarity, without_answers
 
 
@@ -26,11 +27,15 @@ def test_the_largest_of_rows_are_those_of_a_sort(b, m, k, digits, double, seed):
     s = torch.randn(b, m, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).round(decimals=digits)
     s = s if double else s.float()
     s[:, seed % m] = -np.inf
+    expected = s.sort(dim=1, descending=True).values[:, :k].numpy()
     values, columns = largest(s, k)
-    assert torch.equal(values, s.sort(dim=1, descending=True).values[:, :k])
-    assert torch.equal(values, s.gather(1, columns))
+    np.testing.assert_array_equal(values, expected)
+    np.testing.assert_array_equal(values, np.take_along_axis(s.numpy(), columns, axis=1))
     assert all(len(set(row)) == k for row in columns.tolist())
-    assert torch.equal(largest_values(s, k).sort(dim=1, descending=True).values, values)
+    library = Library(torch.device("cpu"))
+    for on_cpu in (True, False):  # as a card finds them: in the groups of columns whose largest are large
+        library.on_cpu = on_cpu
+        np.testing.assert_array_equal(-np.sort(-largest_values(s, k, library).numpy(), axis=1), expected)
 
 
 def made(kind, m=400, n=700, d=12):
@@ -84,14 +89,14 @@ def test_answers_are_left_out_as_float64_leaves_them_out(kind, method, parameter
 @pytest.mark.parametrize("apart", [1e-8, 1e-7, 1e-6])
 @pytest.mark.parametrize(("method", "parameters"), METHODS)
 def test_all_near_copies_of_an_answer_are_answers_however_they_are_rounded(apart, method, parameters, rng, monkeypatch):
-    multiply = similarities.product
+    multiply = similarities.multiply
 
-    def rounded(bias, rows, columns, out):  # as a product of another shape, or on another processor
-        result = multiply(bias, rows, columns, out)
+    def rounded(rows, columns, out):  # as a product of another shape, or on another processor
+        result = multiply(rows, columns, out)
         steps = torch.from_numpy(rng.uniform(-2, 2, out.shape).astype(np.float32))
         return result.add_(steps, alpha=np.finfo(np.float32).eps * float(rows.norm(dim=1).max()))
 
-    monkeypatch.setattr(similarities, "product", rounded)
+    monkeypatch.setattr(similarities, "multiply", rounded)
     monkeypatch.setattr(similarities, "CACHE_BYTES", 4 * 400 * 37)
     bank, targets = made("many")
     targets[350:] = targets[:350] + apart * rng.standard_normal((350, 12))

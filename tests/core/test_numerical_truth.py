@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 import hubplugin
 from hubplugin.compute import Columns, Compute, Similarities, sinkhorn
-from hubplugin.compute.similarities import reduces_precision
+from hubplugin.compute.device import reduces_precision
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import QueryMap
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
 
-DEVICES = ["cpu"]
+DEVICES = ["cpu", "numpy"]
 if torch.cuda.is_available():
     DEVICES.append("cuda")
 if torch.backends.mps.is_available():
@@ -241,14 +241,14 @@ def test_a_program_that_allows_reduced_precision_products_gets_true_offsets_and_
 
 def test_a_setting_that_another_thread_makes_meanwhile_is_noticed(rng, monkeypatch):
     settings = iter([False, True])  # before and after the first product; then what it is left at
-    monkeypatch.setattr("hubplugin.compute.similarities.reduces_precision", lambda factor: next(settings, True))
+    monkeypatch.setattr("hubplugin.compute.device.reduces_precision", lambda factor: next(settings, True))
     seen = []
 
-    def spy(*factors, multiply=torch.addmm, **options):
+    def spy(*factors, multiply=torch.matmul, **options):
         seen.append(factors[0].dtype)
         return multiply(*factors, **options)
 
-    monkeypatch.setattr(torch, "addmm", spy)
+    monkeypatch.setattr(torch, "matmul", spy)
     hubplugin.fit(unit(rng, 30, 16), unit(rng, 40, 16), "is", compute=Compute("cpu"))
     assert seen[:2] == [torch.float32, torch.float64]
 

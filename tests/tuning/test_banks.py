@@ -21,9 +21,9 @@ def read(real):
     counts: dict[str, int] = {}
 
     class Counted(Sliceable):
-        def _raw_blocks(self, size):
+        def raw_blocks(self, size):
             counts[self.name] = counts.get(self.name, 0) + 1
-            return super()._raw_blocks(size)
+            return super().raw_blocks(size)
 
     def counted(name, array):
         return Counted(name, array, array.shape, np.asarray)

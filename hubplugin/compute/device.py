@@ -1,0 +1,271 @@
+"""With what to compute: a device, the memory that may be used, and the array library that serves it.
+
+numpy and torch answer to one interface, the array API standard (torch by array-api-compat), so that a formula is
+written once. Values come back from a device by `host` alone, once a pass: whatever else asked for one would make the
+device wait.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from hubplugin.errors import InputError, Parameter, install
+from hubplugin.vectors import Progress
+
+if TYPE_CHECKING:
+    import torch
+
+Array: TypeAlias = Any
+"""A numpy array, or a torch tensor on any device."""
+
+LEAST, SAFE = 1 << 20, 1 << 30
+"""Bytes: what any work needs, and the default of a processor, which is a bound on a small machine, too."""
+
+SHARE_OF_CARD = 0.7
+"""Of the free memory of a card, the default: the rest is for one tile's temporary results."""
+
+FEW = 1e10
+"""Products of two numbers that numpy does before an import of torch is over, which takes some 3 s: an upsert of 1,000
+vectors of 384 dimensions against a bank of 15,000 takes 6e9 (benchmarks/serving.py)."""
+
+Precision: TypeAlias = Literal["auto", "float64"]
+
+
+@cache
+def has_torch() -> bool:
+    """Whether torch is installed; it is not imported."""
+    return find_spec("torch") is not None
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where, within what memory and how precisely to compute. Everything that computes takes it as `compute`.
+
+    device: "auto" (cuda, then mps, then cpu), any torch device name, or "numpy". Where torch is not installed, and for
+        the offsets of few targets (see `FEW`), "auto" is "numpy".
+    memory: bytes, or text such as "512MiB", from 1MiB to what the machine has, or `SAFE` where that is more. It bounds
+        what is held of similarities beyond the bank itself. By default 1 GiB on a processor, and on a card
+        `SHARE_OF_CARD` of what it has free. A Sinkhorn fit that finds room for m x n in half precision takes the time
+        of two or three products.
+    progress: called as progress(what, done, total).
+    precision: "auto" is within 1e-5 of exact arithmetic, or of 1e-4 of the temperature where that is more: float32,
+        and float64 by itself where similarities are large. "float64" computes so throughout, at twice the time.
+
+    Raises InputError for an unknown precision, and for an amount of memory that is no bound here.
+    """
+
+    device: str = "auto"
+    memory: int | str | None = None
+    progress: Progress | None = None
+    precision: Precision = "auto"
+
+    def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise InputError(f"precision={self.precision!r} is unknown; use one of {', '.join(get_args(Precision))}")
+        if self.memory is not None:
+            self.bytes()
+
+    @property
+    def by_numpy(self) -> bool:
+        """Whether numpy computes."""
+        return self.device == "numpy" or (self.device == "auto" and not has_torch())
+
+    def for_products(self, count: float) -> Compute:
+        """The same for so many products of two numbers: by numpy where they are few."""
+        return replace(self, device="numpy") if self.device == "auto" and count <= FEW else self
+
+    def torch_device(self) -> torch.device:
+        """The device; raises InputError where it cannot be used here."""
+        if not has_torch():
+            raise InputError(f"device {self.device!r} needs torch, which is not installed; {install('fit')}")
+        import torch
+
+        double = self.precision == "float64"
+        if self.device == "auto":
+            if torch.cuda.is_available():
+                return torch.device("cuda")
+            return torch.device("mps" if torch.backends.mps.is_available() and not double else "cpu")
+        try:
+            device = torch.device(self.device)
+            torch.empty(1, device=device).cpu()
+        except (RuntimeError, AssertionError, TypeError) as error:
+            reason = str(error).splitlines()[0].partition(". ")[0]
+            if "device type" in reason:  # torch lists all it has ever heard of
+                reason = "known are cuda, mps and cpu"
+            raise InputError(f"device {self.device!r} is not usable here ({reason}); use 'auto' or 'cpu'") from None
+        if double and device.type == "mps":
+            raise InputError("precision='float64' is not to be had on mps; use device='cpu'")
+        return device
+
+    def library(self) -> Library:
+        """The array library of the device; raises InputError where it cannot be used here."""
+        return Library(None) if self.by_numpy else Library(self.torch_device())
+
+    def bytes(self) -> int:
+        """`memory` as a number; raises InputError for what is no size, and for one that is no bound here."""
+        if self.memory is None:
+            return SAFE if self.by_numpy or (device := self.torch_device()).type != "cuda" else _free(device)
+        from pydantic import ByteSize, TypeAdapter, ValidationError
+
+        given = Parameter("memory", self.memory)
+        try:
+            size = int(TypeAdapter(ByteSize).validate_python(self.memory))
+        except ValidationError:
+            raise InputError(given, " is not a size; write it like '512MiB' or '2GiB'") from None
+        if size < LEAST:
+            raise InputError(given, f" is too little; expected {LEAST >> 20}MiB or more")
+        if size > SAFE and size > (most := self._installed()):
+            raise InputError(given, f" is more than this machine has; expected {max(most, SAFE) >> 30}GiB or less")
+        return size
+
+    def _installed(self) -> int:
+        """The bytes of memory that this machine has, or its device if that has more."""
+        own = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else sys.maxsize
+        if self.by_numpy or (device := self.torch_device()).type != "cuda":
+            return own
+        import torch
+
+        return max(own, torch.cuda.get_device_properties(device).total_memory)
+
+    @property
+    def quiet(self) -> Compute:
+        """The same, and nobody is told how far it is."""
+        return replace(self, progress=None)
+
+    def report(self, what: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(what, done, total)
+
+
+def _free(device: torch.device) -> int:
+    import torch
+
+    return int(SHARE_OF_CARD * torch.cuda.mem_get_info(device)[0])
+
+
+class Library:
+    """The functions of arrays on a device, `xp`, by the names of the array API standard.
+
+    device: of torch; None is numpy. on_cpu: whether arrays lie in memory of the processor, where `view` shows them to
+    numpy, which looks for few among many several times as fast as torch does. accumulator: the type of sums over all
+    targets.
+    """
+
+    def __init__(self, device: torch.device | None):
+        self.device = device
+        self.xp: Any = np
+        if device is not None:
+            import array_api_compat.torch as torch_library
+
+            self.xp = torch_library
+        self.on_cpu = device is None or device.type == "cpu"
+        self.has_float64 = device is None or device.type != "mps"
+        self.accumulator = self.xp.float64 if self.has_float64 else self.xp.float32
+        self.half = np.float16 if device is None else self.xp.float16
+
+    @property
+    def threads(self) -> int:
+        """Of a processor, as far as this library uses them."""
+        if self.device is None:
+            return 1
+        import torch
+
+        return torch.get_num_threads()
+
+    def put(self, array: np.ndarray, dtype: Any = None) -> Array:
+        """`array` on the device, as `dtype`, by default its own."""
+        if self.device is None:
+            return array if dtype is None else array.astype(dtype, copy=False)
+        import torch
+
+        # What a memory map or a model file gives is read-only, of which torch would warn.
+        tensor = torch.from_numpy(np.ascontiguousarray(array if array.flags.writeable else array.copy()))
+        if not self.has_float64 and tensor.dtype is torch.float64:
+            tensor = tensor.float()
+        return tensor.to(self.device, dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return self.xp.empty(shape, dtype=dtype, device=self.device) if self.device else np.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return self.xp.zeros(shape, dtype=dtype, device=self.device) if self.device else np.zeros(shape, dtype)
+
+    def uploaded(self, blocks: Iterable[np.ndarray], rows: int, dim: int) -> Iterator[Array]:
+        """Blocks of at most `rows` rows on the device, as float32. On a card by two pinned buffers and a stream of
+        their own, so that reading, copying and computing go on at the same time."""
+        import torch
+
+        if self.device is None or self.device.type != "cuda" or not torch.cuda.is_available():
+            yield from (self.put(block, self.xp.float32) for block in blocks)
+            return
+        buffers = [torch.empty(rows, dim, pin_memory=True) for _ in range(2)]
+        copied, stream = [torch.cuda.Event() for _ in range(2)], torch.cuda.Stream(self.device)
+        for number, block in enumerate(blocks):
+            side = number % 2
+            if number > 1:
+                copied[side].synchronize()
+            pinned = buffers[side][: len(block)]
+            pinned.copy_(torch.from_numpy(np.ascontiguousarray(block)))
+            with torch.cuda.stream(stream):
+                part = pinned.to(self.device, non_blocking=True)
+                copied[side].record(stream)
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+            part.record_stream(torch.cuda.current_stream(self.device))
+            yield part
+
+
+def host(array: Array) -> np.ndarray:
+    """`array` in memory of the processor. A device ends all of its work first."""
+    return array if isinstance(array, np.ndarray) else array.cpu().numpy()
+
+
+def view(array: Array) -> np.ndarray:
+    """An array that lies in memory of the processor, as numpy's, without a copy."""
+    return array if isinstance(array, np.ndarray) else array.numpy()
+
+
+def multiply(rows: Array, columns: Array, out: Array | None = None) -> Array:
+    """rows [b, d] times columns [d, m] or [d], at the full precision of their type.
+
+    A program may have allowed TF32 or bfloat16 products for its own training; ten bits of mantissa over tau are not
+    enough here. The setting belongs to the whole process, so it is read and never changed: where it allows less than
+    float32, the product is done in float64. It is read again afterwards, since another thread may have changed it.
+    """
+    if isinstance(rows, np.ndarray):
+        return np.matmul(rows, columns, out=out)
+    import torch
+
+    return _at_full_precision(torch.matmul, rows, columns, out=out)
+
+
+def _at_full_precision(
+    product: Callable[..., torch.Tensor], *factors: torch.Tensor, out: torch.Tensor | None
+) -> torch.Tensor:
+    if not reduces_precision(factors[0]):
+        result = product(*factors, out=out)
+        if not reduces_precision(factors[0]):
+            return result
+    exact = product(*(factor.double() for factor in factors)).to(factors[0].dtype)
+    return exact if out is None else out.copy_(exact)
+
+
+def reduces_precision(factor: torch.Tensor) -> bool:
+    """Whether torch may now multiply such tensors at less than their own precision."""
+    import torch
+
+    if factor.dtype is not torch.float32 or factor.device.type not in ("cpu", "cuda"):
+        return False
+    backend = torch.backends.cuda if factor.device.type == "cuda" else torch.backends.mkldnn
+    # From torch 2.9 on each backend has a setting of its own, and to ask for the common one can be an error.
+    precision = getattr(getattr(backend, "matmul", None), "fp32_precision", None)
+    if precision is None:
+        return torch.get_float32_matmul_precision() != "highest"
+    return precision not in ("none", "ieee")
