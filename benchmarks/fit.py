@@ -99,16 +99,22 @@ def _single(method: str, **parameters: float) -> Callable[[Operands], np.ndarray
 
 def _whole(method: str, **parameters: Any) -> Callable[[Operands], np.ndarray]:
     """A fit on the gallery, and its offsets."""
-    return lambda of: hubplugin.fit(of.gallery, of.bank, method, compute=CPU, **parameters).offsets(
-        of.gallery, compute=CPU
-    )
+
+    def run(of: Operands) -> np.ndarray:
+        fitted = hubplugin.fit(of.gallery, of.bank, method, compute=CPU, **parameters).fitted
+        assert fitted is not None
+        return fitted
+
+    return run
 
 
 def _dbsn(memory: str) -> Callable[[Operands], np.ndarray]:
     def run(of: Operands) -> np.ndarray:
         compute = hubplugin.Compute("cpu", memory)
         bank = hubplugin.Bank(of.bank, of.second)
-        return hubplugin.fit(of.targets, bank, "dbsn", tau=TAU, compute=compute).offsets(of.targets, compute=compute)
+        fitted = hubplugin.fit(of.targets, bank, "dbsn", tau=TAU, compute=compute).fitted
+        assert fitted is not None
+        return fitted
 
     return run
 

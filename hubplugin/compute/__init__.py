@@ -25,6 +25,7 @@ from hubplugin.compute.search import TIE as TIE
 from hubplugin.compute.search import TopK as TopK
 from hubplugin.compute.search import TruthCounts as TruthCounts
 from hubplugin.compute.search import search as search
+from hubplugin.compute.similarities import CACHE_BYTES as CACHE_BYTES
 from hubplugin.compute.similarities import Similarities as Similarities
 from hubplugin.compute.similarities import dense as dense
 from hubplugin.compute.sinkhorn import Columns as Columns

@@ -129,7 +129,8 @@ class Kernel:
         total = self._no_sums()
         for held in self._multiplied(None, "Sinkhorn iteration 1"):
             total += self._library.xp.sum(held.exponentials, axis=0) * self._columns[held.part].mass
-        return np.log(host(total).astype(np.float64))
+        with np.errstate(divide="ignore"):  # a bank row of which all is left out has no share
+            return np.log(host(total).astype(np.float64))
 
     def shares(self, log_alpha: np.ndarray, what: str) -> np.ndarray:
         """What each bank row has of the targets, each of which has its mass w_j to give: float64 [m]."""

@@ -408,7 +408,9 @@ def counted(model: OffsetModel, bank: FitInput) -> OffsetModel:
     if len(queries) < 2 or targets.rows <= OCCURRENCE:
         return model
     quiet = bank.compute.quiet
-    offsets = model.offsets(targets, compute=quiet)
+    offsets = model.fitted
+    if offsets is None or len(offsets) != targets.rows:  # which lack zero vectors
+        offsets = model.offsets(targets, compute=quiet)
     both, nearest = np.stack([np.zeros_like(offsets), offsets]), TopK(OCCURRENCE)
     search(queries, targets, model.metric, bank.compute, nearest, offsets=both, what="counting hubs")
     rows_of_both = list(nearest.rows)

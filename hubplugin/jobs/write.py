@@ -59,17 +59,27 @@ class InvalidVectors:
 
 
 def offsets_of_all(
-    model: OffsetModel, batch: Batch, invalid_vectors: InvalidVectors, *, unit: bool, compute: Compute
+    model: OffsetModel,
+    batch: Batch,
+    invalid_vectors: InvalidVectors,
+    *,
+    unit: bool,
+    compute: Compute,
+    fitted: np.ndarray | None = None,
 ) -> np.ndarray:
     """Offsets of the vectors of `batch` by `model`, float32 [b]; those it cannot judge are added to `invalid_vectors`.
+    fitted: of these vectors, where the fit has given them.
 
     Those are vectors that are not finite, and for a model of cosine vectors of length 0 and, where `unit` says that the
     store does not normalise, of another length than 1. Those get the smallest offset of the model's gallery, since a
     neutral one would rank them above most others. A vector of length 0 is near to no query, and gets the neutral one.
     """
 
-    def judged_by_model(batch: Batch) -> np.ndarray:
-        return model.offsets(batch.vectors, groups=batch.groups, compute=compute.quiet)
+    def judged_by_model(rows: np.ndarray | slice) -> np.ndarray:
+        if fitted is not None:
+            return fitted[rows]
+        some = batch if isinstance(rows, slice) else batch.some(rows)
+        return model.offsets(some.vectors, groups=some.groups, compute=compute.quiet)
 
     with np.errstate(over="ignore", invalid="ignore"):
         lengths = np.linalg.norm(batch.vectors.astype(np.float64), axis=1)
@@ -77,14 +87,14 @@ def offsets_of_all(
     if model.metric is Metric.COSINE:
         judged &= (np.abs(lengths - 1) <= UNIT) if unit else (lengths > 0)
     if judged.all():
-        return judged_by_model(batch)
+        return judged_by_model(slice(None))
     rows = np.flatnonzero(judged)
     invalid_vectors.note(batch.ids, batch.vectors, np.flatnonzero(~judged))
     offsets = np.full(len(batch.vectors), 0.0 if model.gallery is None else model.gallery.smallest, np.float32)
     if model.metric is Metric.COSINE:
         offsets[lengths == 0] = 0
     if len(rows):
-        offsets[rows] = judged_by_model(batch.some(rows))
+        offsets[rows] = judged_by_model(rows)
     return offsets
 
 
@@ -97,12 +107,13 @@ Euclidean distance and dot product they grow with the square of the vectors, and
 class Comparison:
     """Of the targets `scanned` so far, how many have no offset (`missing`), how many one that `model` does not give
     (`stale`), how many something else in its place (`foreign`), and which the model cannot judge. what: the name of the
-    work, for progress."""
+    work, for progress. gallery: what `model` was just fitted on, so that its offsets need not be computed again."""
 
     store: Store
     model: OffsetModel
     compute: Compute
     what: str
+    gallery: Sliceable | None = None
     scanned: int = 0
     missing: int = 0
     stale: int = 0
@@ -117,12 +128,27 @@ class Comparison:
     def offsets(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """What the model gives to the targets of `batch`, float32 [b], and whose stored offset differs, bool [b]."""
         absent = np.isnan(batch.offsets)
-        offsets = offsets_of_all(self.model, batch, self.invalid_vectors, unit=self.store.unit, compute=self.compute)
+        offsets = offsets_of_all(
+            self.model,
+            batch,
+            self.invalid_vectors,
+            unit=self.store.unit,
+            compute=self.compute,
+            fitted=self._fitted(batch),
+        )
         differs = self._differs(batch, offsets)
         self.missing += int(absent.sum())
         self.stale += int(differs.sum())
         self.foreign += batch.foreign
         return offsets, absent | differs
+
+    def _fitted(self, batch: Batch) -> np.ndarray | None:
+        """What the fit gave to the targets of `batch`, if it has met them in this place."""
+        if self.gallery is None or self.model.fitted is None:
+            return None
+        rows = slice(self.scanned, self.scanned + len(batch.ids))
+        is_same = np.array_equal(self.gallery.take(rows), batch.vectors)
+        return self.model.fitted[rows] if is_same else None
 
     def _differs(self, batch: Batch, offsets: np.ndarray) -> np.ndarray:
         """Whose stored offset is another one than `offsets` [b], bool [b]."""
@@ -432,7 +458,8 @@ def written(
         read = gallery if store.shared and writing.found == "nothing" else None
         what = "closing" if closing else "writing offsets"
         batches = writing.scan() if read is None else writing.changed(read.batches()) if closing else read.batches()
-        return one_pass(Comparison(store, model, compute, what), writing, batches)
+        known = gallery.vectors if isinstance(gallery, SpooledGallery) else None
+        return one_pass(Comparison(store, model, compute, what, known), writing, batches)
 
     half = f"{store.url}: offsets were being written; searches are as before, and the same command goes on"
     whole = f"{store.url}: searches use the old correction or the new one, whole; the same command finishes"

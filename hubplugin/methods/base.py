@@ -251,7 +251,7 @@ class Method(BaseModel, ABC):
         if given.gallery is None:
             return model
         raw = model.raw_offsets(given.gallery, given.compute) if solution.raw is None else solution.raw
-        return model.centred_by(raw, given.gallery, given.compute.precision)
+        return model.centred_by(raw, given.gallery)
 
 
 class OnePassMethod(Method):

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from hubplugin.compute import Compute, Precision
+from hubplugin.compute import Compute
 from hubplugin.errors import EmptyInput, InputError, ModelFileError
 from hubplugin.metric import Metric
 from hubplugin.model import file
 from hubplugin.model.file import LARGEST, Header, are_numbers, is_number, require
 from hubplugin.model.query_map import QueryMap
-from hubplugin.vectors import Directed, Spread, VectorLike, Vectors, as_vectors, prepared
+from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, prepared
 
 if TYPE_CHECKING:
     from hubplugin.compute import LogSum, MeanOfLargest
@@ -137,33 +137,6 @@ class HubnessAtFit:
     largest: float
 
 
-KEPT_BYTES = 32 << 20
-"""Offsets of larger galleries, above four million targets, are not kept: a model's memory does not grow with them."""
-
-
-@dataclass(frozen=True)
-class KeptOffsets:
-    """raw: float64 [n], of the targets that `fingerprint` names, computed in `precision`."""
-
-    raw: np.ndarray
-    fingerprint: str
-    precision: str
-
-    @classmethod
-    def of(cls, raw: np.ndarray, targets: Vectors, precision: str) -> KeptOffsets | None:
-        """`raw` [n] of `targets`; None where it is too large to keep, or the targets are not here to be compared."""
-        if raw.nbytes > KEPT_BYTES or isinstance(targets, Spread):
-            return None
-        raw = raw.copy()
-        raw.flags.writeable = False
-        return cls(raw, targets.fingerprint(), precision)
-
-    def for_targets(self, targets: Vectors, precision: str) -> np.ndarray | None:
-        """What is kept, float64 [n], read-only, if these are the same targets to the last bit; None otherwise."""
-        same = len(self.raw) == targets.rows and self.precision == precision
-        return self.raw if same and self.fingerprint == targets.fingerprint() else None
-
-
 Setting: TypeAlias = float | str | None
 """The value of a parameter of a method: a number or a name; None where the fit finds it."""
 
@@ -213,6 +186,8 @@ class OffsetModel:
     hubness_at_fit: counted by `apply` and `refit`, for `inspect`; it makes no other model.
     query_map: what known answers taught, None where nothing was to be learned from them. Banks lie here as they were
     given, and are mapped as all queries are: offsets belong to what is searched with.
+    fitted: what `offsets` would give the gallery of the fit, in its order: float32 [n]. None in a model that was read
+    from a file, or fitted without a gallery.
     """
 
     method: str
@@ -226,7 +201,7 @@ class OffsetModel:
     hubness_at_fit: HubnessAtFit | None = None
     query_map: QueryMap | None = None
     # Of no other model: `replace` does not carry what is not given, so other terms never have these numbers.
-    _kept: KeptOffsets | None = field(default=None, init=False, compare=False, repr=False)
+    fitted: np.ndarray | None = field(default=None, init=False, compare=False, repr=False)
 
     mark: ClassVar[str] = ""
     """What only the header of this kind of model has; "" for the plain one."""
@@ -286,21 +261,23 @@ class OffsetModel:
         """This model with another `hubness_at_fit`, on which its raw offsets do not depend; or with a `query_map` and
         the `terms` that give the same raw offsets with it."""
         model = replace(self, **changes)
-        object.__setattr__(model, "_kept", self._kept)
+        object.__setattr__(model, "fitted", self.fitted)
         return model
 
     def centred_on(self, targets: VectorLike, *, compute: Compute = Compute()) -> OffsetModel:
         """This model with offsets of mean 0 over `targets` [n, d], and their statistics."""
         vectors = Directed.of(as_vectors(targets, "targets"), self.metric)
-        return self.centred_by(self.raw_offsets(vectors, compute), vectors, compute.precision)
+        return self.centred_by(self.raw_offsets(vectors, compute), vectors)
 
-    def centred_by(self, raw: np.ndarray, targets: Vectors, precision: Precision) -> OffsetModel:
-        """`centred_on` for whoever knows the raw offsets of the targets: float64 [n]. The model keeps them."""
+    def centred_by(self, raw: np.ndarray, targets: Vectors) -> OffsetModel:
+        """`centred_on` for whoever knows the raw offsets of the targets: float64 [n]."""
         centre = float(self._checked(raw).mean())
         centred = raw - centre
         statistics = GalleryStatistics(len(raw), float(centred.min()), float(centred.max()), float(centred.std()))
-        centred_model = replace(self, centre=centre, gallery=statistics)
-        object.__setattr__(centred_model, "_kept", KeptOffsets.of(raw, targets, precision))
+        centred_model, fitted = replace(self, centre=centre, gallery=statistics), capped(centred, statistics)
+        fitted = targets.of_source(fitted) if isinstance(targets, Directed) else fitted
+        fitted.flags.writeable = False
+        object.__setattr__(centred_model, "fitted", fitted)
         return centred_model
 
     def with_activation(self, targets: VectorLike, k: int = 1, *, compute: Compute = Compute()) -> OffsetModel:
@@ -341,9 +318,6 @@ class OffsetModel:
                 f"{vectors.name} has {vectors.dim} dimensions, the query bank of this model has {self.dim}; "
                 "embed both with the same model"
             )
-        kept = None if self._kept is None else self._kept.for_targets(vectors, compute.precision)
-        if kept is not None:
-            return kept
         total = np.zeros(vectors.rows)
         for terms in of_one_bank(self.terms):
             first, asked = terms[0], self._asked(terms[0])

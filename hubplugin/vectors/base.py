@@ -88,14 +88,6 @@ class Vectors(ABC):
             raise InputError(f"{self.name}: row {numbers[bad]} holds a value that is {reason}; remove or repair it")
         return block
 
-    def fingerprint(self) -> str:
-        """Names the content as it is now, to the last bit: read once and hashed, nothing is held."""
-        digest = hashlib.sha256(repr((self.rows, self.dim)).encode())
-        for raw in self.raw_blocks(BLOCK_ROWS):
-            digest.update(raw.dtype.str.encode())
-            digest.update(np.ascontiguousarray(raw).data)
-        return digest.hexdigest()
-
     def array(self) -> np.ndarray:
         """All rows at once: float32 [rows, dim]. For banks; a gallery is read in blocks."""
         return np.concatenate(list(self.blocks()))
@@ -172,6 +164,12 @@ class Directed(Vectors):
 
     def some(self, rows: np.ndarray) -> np.ndarray:
         return self._source.some(self.numbers[rows])
+
+    def of_source(self, values: np.ndarray) -> np.ndarray:
+        """`values` [rows] as those of the whole source, with 0 for zero vectors."""
+        whole = np.zeros(self._source.rows, values.dtype)
+        whole[self.numbers] = values
+        return whole
 
     def places(self, rows: np.ndarray) -> np.ndarray:
         """Where the `rows` of the source are here: int [n], -1 for zero vectors and for -1."""

@@ -1,11 +1,11 @@
-"""A fit keeps the offsets of its gallery, and gives them to that very gallery only."""
+"""A fit gives the offsets of its gallery, and a model computes those of any targets."""
 
 import numpy as np
 import pytest
 
 import hubplugin
 from hubplugin.compute import Similarities
-from hubplugin.model import offset_model as kept
+from tests.galleries import flat_index
 
 
 @pytest.fixture
@@ -29,48 +29,30 @@ def passes(monkeypatch):
 
 @pytest.mark.parametrize("method", ["blend", "is", "nnn", "dbsn", "dualis", "dn"])
 @pytest.mark.parametrize("memory", ["1GiB", "1MiB"])
-def test_offsets_of_the_fits_gallery_cost_no_product_and_those_of_another_precision_do(method, memory, sets, passes):
+@pytest.mark.parametrize("zeros", [0, 3])
+def test_a_fit_gives_the_offsets_of_its_gallery(method, memory, zeros, sets):
     bank, targets, second = sets
+    targets[:zeros] = 0
     model = hubplugin.fit(targets, hubplugin.Bank(bank, second), method, compute=hubplugin.Compute(memory=memory))
-    del passes[:]
-    model.offsets(targets)
-    assert passes == []
-    model.offsets(targets, compute=hubplugin.Compute(precision="float64"))
-    assert passes
+    assert model.fitted.dtype == np.float32
+    np.testing.assert_allclose(model.fitted, model.offsets(targets), rtol=0, atol=1e-5)
+    assert not model.fitted[:zeros].any()
 
 
-@pytest.mark.parametrize("change", ["one bit", "two rows swapped", "one more", "another shape"])
-def test_a_gallery_that_changed_gets_new_offsets(change, sets):
+def test_other_terms_and_files_have_none_and_nobody_can_write_to_them(sets):
     bank, targets, _ = sets
     model = hubplugin.fit(targets, bank, "is")
-    if change == "one bit":
-        targets[7, 3] = np.nextafter(targets[7, 3], np.float32(np.inf))
-        targets[8] *= -1
-    elif change == "two rows swapped":
-        targets[[0, 1]] = targets[[1, 0]]
-    elif change == "one more":
-        targets = np.concatenate([targets, targets[:1]])
-    else:
-        targets = targets[:45]
-    fresh = hubplugin.fit(None, bank, "is").offsets(targets)
-    np.testing.assert_allclose(model.offsets(targets), np.minimum(fresh - model.centre, model.gallery.cap), atol=1e-6)
+    assert hubplugin.OffsetModel.from_bytes(model.to_bytes()).fitted is None
+    assert hubplugin.fit(None, bank, "is").fitted is None
+    with pytest.raises(ValueError, match="read-only"):
+        model.fitted[0] = 0
 
 
-def test_large_galleries_are_not_kept_and_files_hold_none(sets, passes, monkeypatch, tmp_path):
+def test_what_a_store_gets_is_not_computed_again(sets, passes, tmp_path):
     bank, targets, _ = sets
-    hubplugin.fit(targets, bank, "is").save(tmp_path / "model.hub")
-    loaded = hubplugin.load(tmp_path / "model.hub")
-    monkeypatch.setattr(kept, "KEPT_BYTES", 8 * len(targets) - 1)
-    for model in (loaded, hubplugin.fit(targets, bank, "is")):
-        del passes[:]
-        model.offsets(targets)
-        assert passes == ["offsets"]
-
-
-def test_who_writes_to_what_was_given_does_not_change_what_is_kept(sets):
-    bank, targets, _ = sets
-    model = hubplugin.fit(targets, bank, "nnn")
-    first = model.offsets(targets)
-    expected = first.copy()
-    first[:] = 0
-    np.testing.assert_array_equal(model.offsets(targets), expected)
+    bank, targets = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (bank, targets))
+    store = hubplugin.open_store(flat_index(tmp_path / "photos.faiss", targets))
+    done = hubplugin.apply(store, bank, force=True)
+    assert "offsets" not in passes
+    assert done.missing == len(targets)
+    assert not hubplugin.inspect(store).stale
