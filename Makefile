@@ -39,8 +39,8 @@ slow: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=20 \
 	  -m "(slow or network) and not server"
 
-# A service's environment, without torch: its size, what it costs to import, and the adapters' tests, of which those that
-# fit are left out, each with the reason.
+# A service's environment, without torch: its size, what it costs to import, and the adapters' tests. Where one asks for
+# a device of torch it is left out, with the reason.
 light: $(VENV)/installed
 	$(BIN)/python -m venv --clear .light
 	.light/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[qdrant]'
@@ -74,10 +74,12 @@ docs: $(VENV)/installed
 	$(BIN)/python -m pages
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=.:adapters $(BIN)/python -m mkdocs build --strict
 
-# Constraints pin every direct dependency; torch comes first, so that nothing else chooses its build.
-$(VENV)/torch: constraints.txt
+$(VENV)/bin/python:
 	@echo "Making an environment in $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
+
+# Constraints pin every direct dependency; torch comes first, so that nothing else chooses its build.
+$(VENV)/torch: $(VENV)/bin/python constraints.txt
 ifdef CPU_TORCH
 	@echo "Installing torch without CUDA, some 200 MB, once ..."
 	@$(PIP) --retries 0 --timeout 15 --index-url $(CPU_TORCH) torch 2> /dev/null || echo "$(CPU_TORCH) cannot be reached."
@@ -87,9 +89,9 @@ endif
 	@touch $@
 
 # The stores that the demo corrects, and what the blocks of the README use.
-$(VENV)/demo: $(VENV)/torch pyproject.toml
+$(VENV)/demo: $(VENV)/bin/python pyproject.toml
 	@echo "Installing hubplugin with Faiss and Qdrant ..."
-	@$(PIP) --editable '.[fit,faiss,qdrant,evaluation]'
+	@$(PIP) --editable '.[faiss,qdrant,evaluation]'
 	@touch $@
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml

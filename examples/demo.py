@@ -1,6 +1,6 @@
 """Real docstring-to-function pairs in Faiss and in Qdrant, both corrected in place, and what that changes.
 
-make demo                             # or, in an environment with the extras fit, faiss and qdrant:
+make demo                             # or, in an environment with the extras faiss and qdrant:
 python examples/demo.py [--folder .demo]
 """
 

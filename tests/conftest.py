@@ -54,12 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Where torch is not installed (`make light`), leaves out the tests that fit, and says so."""
+    """Where torch is not installed (`make light`), leaves out the tests that ask for a device of it, and says so."""
     outcome = yield
     report, error = outcome.get_result(), call.excinfo
     if error is not None and not has_torch() and "torch, which is not installed" in str(error.value):
         path, line, _ = item.location
-        report.outcome, report.longrepr = "skipped", (path, line, "fits, which needs torch")
+        report.outcome, report.longrepr = "skipped", (path, line, "asks for a device of torch")
 
 
 @pytest.fixture(scope="session")
