@@ -28,7 +28,7 @@ class Repeated(Vectors):
         super().__init__("targets", rows, block.shape[1])
         self._block = block
 
-    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+    def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         size = min(size, len(self._block))
         for start in range(0, self.rows, size):
             yield self._block[: min(size, self.rows - start)]

@@ -59,8 +59,8 @@ def normalise(vectors: np.ndarray, name: str, numbers: np.ndarray | range | None
 
 def unit_or_zero(vectors: np.ndarray) -> np.ndarray:
     """Rows of `vectors` [b, d] at unit length, float32; a zero vector stays one."""
-    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+    unit: np.ndarray = unit_length(np, vectors)[0].astype(np.float32, copy=False)
+    return unit
 
 
 def augment_targets(

@@ -35,7 +35,8 @@ WALKS = """## Six walks
    `metadata.py` drives one for both clients. `searches.py` asks it whether the collection is corrected, and
    `requests.py` makes the corrected request of the user's, with what `manifest.py` says. One request is sent.
 3. **`client.upsert(...)` of one point.** `client.py` and `metadata.py` again, then `writes.py`. `offsets.py` asks the
-   model (`hubplugin/model/offset_model.py`, `compute/reductions.py`) for the point's offset, and says how a point holds it.
+   model (`hubplugin/model/offset_model.py`, `compute/reductions.py`) for the point's offset, and says how a point
+   holds it.
 4. **`hubplugin_faiss.upgrade(index, model)`.** `index.py` finds the handler of the index type (`handlers/base.py`,
    `handlers/lists.py`) and asks the model for the offsets of the vectors that the index stores. `encoding/codecs.py`
    says how extra dimensions carry them, `encoding/layout.py` where codes lie. `calibration.py` searches the new index
