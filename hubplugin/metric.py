@@ -38,9 +38,11 @@ class Metric(str, Enum):
 
 def unit_length(xp: Any, vectors: Any) -> tuple[Any, Any]:
     """Rows of `vectors` [b, d], float32, at unit length, and the largest component of each [b], by the functions `xp`
-    of their array library. What is divided first by that has squares that float32 can hold. Rows of zeros stay."""
+    of their array library. Rows of zeros stay. They are divided by a power of two first, which changes no digit and
+    leaves squares that float32 can hold: what has unit length keeps its bits."""
     largest = xp.max(xp.abs(vectors), axis=1)
-    scaled = vectors / xp.where(largest == 0, xp.ones_like(largest), largest)[:, None]
+    there = xp.where(largest == 0, xp.ones_like(largest), largest)
+    scaled = vectors / xp.exp2(xp.floor(xp.log2(there)))[:, None]
     lengths = xp.sqrt(xp.sum(scaled * scaled, axis=1))
     return scaled / xp.where(largest == 0, xp.ones_like(lengths), lengths)[:, None], largest
 

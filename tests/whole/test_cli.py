@@ -202,7 +202,15 @@ def test_ctrl_c_says_in_one_line_what_was_changed_and_the_same_command_goes_on(
 def test_ctrl_c_in_a_terminal_is_one_line_and_status_130(tmp_path, rng):
     url = flat_index(tmp_path / "photos.faiss", unit(rng.normal(size=(200_000, 16))))
     np.save(tmp_path / "bank.npy", unit(rng.normal(size=(3000, 16))))
-    command = [COMMAND, "apply", url, "--bank", str(tmp_path / "bank.npy"), "--verbose"]
+    command = [
+        COMMAND,
+        "apply",
+        url,
+        "--bank",
+        str(tmp_path / "bank.npy"),
+        "--verbose",
+        "--force",
+    ]  # which refuses nothing
     before = (tmp_path / "photos.faiss").read_bytes()
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
         assert run.stderr is not None
