@@ -210,8 +210,8 @@ JOURNAL_OF_SEVERAL = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
 
 
 def _require_own(path: Path) -> None:
-    """Raises StoreError where SQLite would write to, give away or delete what is somebody else's: a link or a second
-    name in the place of the record or of a file that SQLite keeps beside it, and a journal that names another one."""
+    """Raises StoreError where SQLite would write to, give away or delete what is somebody else's. That is a link or a
+    second name in the place of the record or of a file beside it, and a journal that names another journal."""
     journal = path.with_name(f"{FILE}-journal")
     for each in (path, journal, path.with_name(f"{FILE}-wal"), path.with_name(f"{FILE}-shm")):
         if os.path.lexists(each) and not alone(each):

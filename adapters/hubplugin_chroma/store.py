@@ -138,7 +138,7 @@ class ChromaStore(CopyStore):
 
     def settled(self, copy: Copy) -> bool:
         """No for the first search after each look, which compares what it finds, some targets at random and the last
-        one; and for all as long as any of these is wrong, or there are more targets than copies, or fewer."""
+        one. No for all searches, too, as long as any of these is wrong, or copies and targets differ in number."""
         if self._settled or not self._every:
             return self._settled and not self._wrong
         count = self.count()

@@ -21,7 +21,7 @@ def for_gpu(index: faiss.Index) -> faiss.Index:
     """A copy of an upgraded index that `faiss.index_cpu_to_gpu` takes.
 
     Faiss's cloner knows no `CenteringTransform`. One `LinearTransform` with bias does what the two transforms of an
-    upgrade do: the same ids and scores to the bit, in 1.06 to 1.55 times the time of a search on a CPU. PQ codes get
+    upgrade do: the same ids and scores to the bit, somewhat slower on a CPU. PQ codes get
     parts that hold 0, up to a number of parts that there is on a GPU. The copy is for searches alone: keep the upgraded
     index to inspect, refresh or downgrade it. For a moment it takes three times the memory of the index.
 

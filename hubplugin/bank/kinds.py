@@ -42,9 +42,9 @@ FEWEST = 20
 """Queries, and targets, below which nothing is said about the kind of a bank."""
 
 OWN_SHARE, COPIES = 0.525, 0.475
-"""Share of nearest neighbours from the own set below which bank and gallery are one set, or nearly the same vectors:
-documents have 0.50, with an error of 0.01 for 100 to 300 of them, and those of the gallery, moved a little or not, 0.40
-to 0.47. Names asked for by their synonyms have 0.49 to 0.57, other queries 0.55 to 1."""
+"""Share of nearest neighbours from the own set below which bank and gallery are one set, or nearly the same vectors.
+Documents have 0.50, with an error of 0.01 for 100 to 300 of them. Those of the gallery, moved a little or not, have
+0.40 to 0.47. Names asked for by their synonyms have 0.49 to 0.57, other queries 0.55 to 1."""
 
 ONE_SIDED = 0.8
 """`one_sided` below which nothing sets the bank apart from documents: these have 0.14 to 0.79, whatever their subjects,

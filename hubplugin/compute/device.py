@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -30,7 +30,7 @@ LEAST, SAFE = 1 << 20, 1 << 30
 """Bytes: what any work needs, and the default of a processor, which is a bound on a small machine, too."""
 
 SHARE_OF_CARD = 0.7
-"""Of the free memory of a card, the default: the rest is for one tile's temporary results."""
+"""Of the free memory of a card, the default: the rest is for one tile's temporary results. No card has tried it yet."""
 
 FEW = 1e10
 """Products of two numbers that numpy does before an import of torch is over, which takes some 3 s: an upsert of 1,000
@@ -186,8 +186,9 @@ class Library:
             return array if dtype is None else array.astype(dtype, copy=False)
         import torch
 
-        # What a memory map or a model file gives is read-only, of which torch would warn.
-        tensor = torch.from_numpy(np.ascontiguousarray(array if array.flags.writeable else array.copy()))
+        # What a memory map or a model file gives is read-only, of which torch would warn, or in another byte order.
+        native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        tensor = torch.from_numpy(native if native.flags.writeable else native.copy())
         if not self.has_float64 and tensor.dtype is torch.float64:
             tensor = tensor.float()
         return tensor.to(self.device, dtype)
@@ -213,13 +214,27 @@ class Library:
             if number > 1:
                 copied[side].synchronize()
             pinned = buffers[side][: len(block)]
-            pinned.copy_(torch.from_numpy(np.ascontiguousarray(block)))
+            with np.errstate(over="ignore"):  # what float32 cannot hold is told by whoever checks the block
+                np.copyto(pinned.numpy(), block, casting="unsafe")
             with torch.cuda.stream(stream):
                 part = pinned.to(self.device, non_blocking=True)
                 copied[side].record(stream)
             torch.cuda.current_stream(self.device).wait_stream(stream)
             part.record_stream(torch.cuda.current_stream(self.device))
             yield part
+
+
+class Placed:
+    """Some numbers of the host, on the device in the type of whatever tile they meet."""
+
+    def __init__(self, library: Library, values: np.ndarray):
+        self._library, self._values = library, values
+        self._by_type: dict[object, Array] = {}
+
+    def like(self, s: Array) -> Array:
+        if s.dtype not in self._by_type:
+            self._by_type[s.dtype] = self._library.put(self._values, s.dtype)
+        return self._by_type[s.dtype]
 
 
 def host(array: Array) -> np.ndarray:
@@ -243,17 +258,11 @@ def multiply(rows: Array, columns: Array, out: Array | None = None) -> Array:
         return np.matmul(rows, columns, out=out)
     import torch
 
-    return _at_full_precision(torch.matmul, rows, columns, out=out)
-
-
-def _at_full_precision(
-    product: Callable[..., torch.Tensor], *factors: torch.Tensor, out: torch.Tensor | None
-) -> torch.Tensor:
-    if not reduces_precision(factors[0]):
-        result = product(*factors, out=out)
-        if not reduces_precision(factors[0]):
+    if not reduces_precision(rows):
+        result = torch.matmul(rows, columns, out=out)
+        if not reduces_precision(rows):
             return result
-    exact = product(*(factor.double() for factor in factors)).to(factors[0].dtype)
+    exact = torch.matmul(rows.double(), columns.double()).to(rows.dtype)
     return exact if out is None else out.copy_(exact)
 
 

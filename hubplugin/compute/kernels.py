@@ -19,7 +19,7 @@ LOWEST = tl.constexpr(-1e30)
 """In the place of minus infinity, of which a difference is no number."""
 
 ROWS, COLUMNS, DEPTH = 128, 128, 32
-"""The tile of a program: targets, bank rows, components. One shape serves all cards that were tried."""
+"""The tile of a program: targets, bank rows, components. One fixed shape, which no card has been asked about yet."""
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hubplugin.compute.device import Array, Library, host, view
+from hubplugin.compute.device import Array, Library, Placed, host, view
 from hubplugin.compute.similarities import Similarities, Tile
 from hubplugin.metric import Metric
 from hubplugin.vectors import Spread, Vectors
@@ -109,29 +109,24 @@ class LeftOut:
     largest: bool = True
 
     def leaver(self, similarities: Similarities, scale: float = 1.0) -> Leaver:
-        return Leaver(similarities.library, scale * similarities.reached(self.levels), self.largest)
+        levels = Placed(similarities.library, scale * similarities.reached(self.levels))
+        return Leaver(similarities.library.on_cpu, levels, self.largest)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Leaver:
     """Sets to -inf, in place, the entries of a tile that are at least their column's level [m], but for those of a hub,
     and then each target's largest."""
 
-    library: Library
-    levels: np.ndarray
+    on_cpu: bool
+    levels: Placed
     largest: bool
 
-    def __post_init__(self) -> None:
-        self.on_device: dict[object, Array] = {}
-
     def __call__(self, s: Array) -> None:
-        if s.dtype not in self.on_device:
-            self.on_device[s.dtype] = self.library.put(self.levels, s.dtype)
-        levels = self.on_device[s.dtype]
-        if self.library.on_cpu:
-            self._few(view(s), view(levels))
+        if self.on_cpu:
+            self._few(view(s), view(self.levels.like(s)))
         else:
-            self._all(s, levels)
+            self._all(s, self.levels.like(s))
 
     def _few(self, s: np.ndarray, levels: np.ndarray) -> None:
         some = np.flatnonzero(s.max(axis=0) >= levels)  # most columns have none
@@ -247,21 +242,18 @@ class Bias:
     """Weights of bank rows, in the log domain, about their middle, so that the exponents of a tile stay small."""
 
     def __init__(self, library: Library, weights: np.ndarray | None):
-        self._library, self._weights = library, None if weights is None else np.asarray(weights, np.float64)
-        self.middle, self.largest = 0.0, 0.0
-        self._placed: dict[object, Array] = {}
-        if self._weights is not None:
-            low, high = float(self._weights.min()), float(self._weights.max())
+        self.middle, self.largest, self._placed = 0.0, 0.0, None
+        if weights is not None:
+            low, high = float(weights.min()), float(weights.max())
             self.middle, self.largest = (low + high) / 2, (high - low) / 2
+            self._placed = Placed(library, np.asarray(weights, np.float64) - self.middle)
 
     def __bool__(self) -> bool:
-        return self._weights is not None
+        return self._placed is not None
 
     def add_to(self, x: Array) -> None:
-        if self._weights is not None:
-            if x.dtype not in self._placed:
-                self._placed[x.dtype] = self._library.put(self._weights - self.middle, x.dtype)
-            x += self._placed[x.dtype]
+        if self._placed is not None:
+            x += self._placed.like(x)
 
 
 def _log_sum(x: Array, bound: float, bias: Bias, library: Library) -> Array:
@@ -442,10 +434,10 @@ def spacing_ratio(largest: np.ndarray) -> float:
 def reaches(similarities: Similarities, targets: Vectors, thresholds: np.ndarray) -> np.ndarray:
     """Whether s(b_u, t) is at least `thresholds` [m] for some bank row, to float32 rounding: bool [n]."""
     slack = 1e-6 * max(1.0, float(np.abs(thresholds).max()))
-    xp, put = similarities.library.xp, similarities.library.put
-    levels = np.asarray(thresholds, np.float64) - slack
+    xp = similarities.library.xp
+    levels = Placed(similarities.library, np.asarray(thresholds, np.float64) - slack)
     tiles = similarities.tiles(targets, "activation set")
-    parts = [xp.any(tile.s >= put(levels, tile.s.dtype), axis=1) for tile in tiles]
+    parts = [xp.any(tile.s >= levels.like(tile.s), axis=1) for tile in tiles]
     return host(xp.concat(parts))
 
 

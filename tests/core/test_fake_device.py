@@ -2,6 +2,7 @@
 
 They raise where tensors of two devices meet, and wherever a value is asked for, as by `.item()`, `nonzero` or
 `.numpy()`: on a card, each would make the host wait for all that was begun. `host` alone may, once a pass.
+By dot product and Euclidean distance each block is asked for its longest vector, so these are not here.
 """
 
 import sys
@@ -44,23 +45,23 @@ def returned(monkeypatch):
     return seen
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a card is there; make gpu tries it")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a card is there: test_numerical_truth tries every method on it")
 @pytest.mark.parametrize("memory", ["1GiB", "1MiB"])
 @pytest.mark.parametrize("answers", ["kept", "left out"])
-@pytest.mark.parametrize(("metric", "precision"), [("cosine", "auto"), ("cosine", "float64")])
+@pytest.mark.parametrize("precision", ["auto", "float64"])
 @pytest.mark.parametrize(("method", "parameters"), METHODS)
 def test_no_pass_asks_a_card_for_a_value_or_mixes_devices(
-    method, parameters, metric, precision, answers, memory, returned, rng
+    method, parameters, precision, answers, memory, returned, rng
 ):
     bank, targets, second = (rng.normal(size=(rows, 24)).astype(np.float32) for rows in (400, 700, 300))
     targets[350:] = targets[:350]  # copies of answers
+    targets = targets.astype(">f8")  # as a file may hold them
     compute = hubplugin.Compute("cuda", memory=memory, precision=precision)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = hubplugin.fit(
             targets,
             hubplugin.Bank(bank, second) if method in ("dualis", "dbsn", "blend") else bank,
             method,
-            metric=metric,
             answers=answers,
             compute=compute,
             **parameters,

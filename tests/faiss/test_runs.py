@@ -476,20 +476,6 @@ PLACES = {
 
 
 @pytest.fixture
-def ends():
-    """A pipe that is read without a writer is waited for without an end."""
-
-    def stop(*_):
-        raise TimeoutError("it waits for a pipe")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(20)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
-@pytest.fixture
 def impatient():
     """A pipe that is read without a writer is waited for without an end."""
 
