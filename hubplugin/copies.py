@@ -1,5 +1,5 @@
-"""For a store that keeps a correction as a copy of its vectors with one more dimension, such as a second column or a
-second collection: what is the same in each of them. An adapter says where copies lie, and how they are searched."""
+"""For a store that keeps a correction as a copy of its vectors with one more dimension, in a table or a
+collection of its own: what is the same in each of them. An adapter says where copies lie, and how they are searched."""
 
 from __future__ import annotations
 

@@ -313,7 +313,7 @@ class RankedArrays:
         pairs = among(as_truth(truth, queries.rows, whole.rows, query_names, self._names), asked, gallery)
         self._scene = Scene(prepared(asked, metric), gallery, pairs, given, metric, compute, k, seed)
         self._candidates = candidates_of(methods, models, self._scene)
-        self.ids: Sequence[Id] = numbers_of(gallery).tolist()
+        self.ids: Sequence[Id] = range(whole.rows) if gallery is whole else numbers_of(gallery).tolist()
         self.count: int | None = gallery.rows
         self.queries, self.judged = numbers_of(asked), pairs.judged
 
