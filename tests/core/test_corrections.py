@@ -1,0 +1,288 @@
+"""The manifest, in a store of some seventy lines: what follows which, and a kill between any two steps."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import hubplugin
+from hubplugin.corrections import FORMAT, Manifest, ManifestStore, Version
+from hubplugin.errors import StoreError
+from hubplugin.jobs.write import refresh, write
+from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel
+from hubplugin.store import Batch, Hits, Writing
+from hubplugin.testing import StoreConformance
+
+
+class Disk(dict):
+    """What outlives a process. kill_at: before which change it is killed."""
+
+    changes, kill_at = 0, None
+
+    def touch(self):
+        self.changes += 1
+        if self.changes == self.kill_at:
+            raise KeyboardInterrupt
+
+    def put(self, name, value):
+        self.touch()
+        self[name] = value
+
+    def drop(self, name):
+        self.touch()
+        self.pop(name, None)
+
+
+class InMemory(ManifestStore[Version]):
+    url, metric, dim = "memory:photos", Metric.COSINE, 24
+
+    def __init__(self, disk, vectors):
+        self.disk, self.vectors = disk, vectors
+
+    def read_manifest(self):
+        content = self.disk.get("manifest")
+        return Manifest[Version]() if content is None else Manifest[Version].read(content, self.url, "delete it")
+
+    def write_manifest(self, manifest):
+        self.disk.put("manifest", manifest.model_dump_json())
+
+    def delete_manifest(self):
+        self.disk.drop("manifest")
+
+    def new_version(self, model, number):
+        return Version.of(model, number)
+
+    def read_model(self, version):
+        return OffsetModel.from_bytes(self.disk[f"model {version.number}"], self.url)
+
+    def write_model(self, version, model):
+        self.disk.put(f"model {version.number}", model.to_bytes())
+
+    def delete_model(self, version):
+        self.disk.drop(f"model {version.number}")
+
+    def make_room(self, version):
+        if f"offsets {version.number}" not in self.disk:
+            self.disk.put(f"offsets {version.number}", {})
+
+    def delete_offsets(self, versions, progress):
+        for version in versions:
+            self.disk.drop(f"offsets {version.number}")
+
+    def offsets(self, version):
+        held = {} if version is None else self.disk[f"offsets {version.number}"]
+        return np.array([held.get(key, np.nan) for key in self.vectors], np.float32)
+
+    def count(self):
+        return len(self.vectors)
+
+    def scan(self, group_by=None):
+        yield Batch(list(self.vectors), np.stack(list(self.vectors.values())), self.offsets(self.active()))
+
+    def begin(self, model, progress=None):
+        return InMemoryWriting(self, *self.start_version(model, progress))
+
+    def search(self, queries, k, *, raw=False):
+        scores = queries @ np.stack(list(self.vectors.values())).T
+        scores = scores + np.nan_to_num(self.offsets(None if raw else self.active()))
+        rows, ids = np.argsort(-scores, axis=1)[:, :k], list(self.vectors)
+        return Hits([[ids[row] for row in line] for line in rows], np.take_along_axis(scores, rows, axis=1).tolist())
+
+
+class InMemoryWriting(Writing):
+    def __init__(self, store, version, found):
+        self.store, self.version, self.found = store, version, found
+
+    def scan(self):
+        for batch in self.store.scan():
+            offsets = self.store.offsets(self.version)
+            for rows in np.array_split(np.arange(len(offsets)), 3):
+                yield Batch([batch.ids[row] for row in rows], batch.vectors[rows], offsets[rows])
+
+    def write(self, batch, offsets):
+        self.store.require_held(self.version)
+        name = f"offsets {self.version.number}"
+        self.store.disk.put(name, self.store.disk[name] | dict(zip(batch.ids, offsets.tolist(), strict=True)))
+
+    def activate(self):
+        self.store.switch(self.version)
+        self.store.clear()
+
+
+class TestConformance(StoreConformance):
+    def create(self, ids, vectors):
+        return InMemory(Disk(), dict(zip(ids, vectors, strict=True)))
+
+    def reopen(self, store):
+        return InMemory(store.disk, store.vectors)
+
+    def insert_plain(self, store, ids, vectors):
+        return InMemory(store.disk, store.vectors | dict(zip(ids, vectors, strict=True)))
+
+
+@pytest.fixture
+def vectors(rng):
+    made = rng.normal(size=(8, 24))[rng.integers(8, size=60)] + rng.normal(size=(60, 24))
+    made = (made / np.linalg.norm(made, axis=1, keepdims=True)).astype(np.float32)
+    return dict(enumerate(made))
+
+
+@pytest.fixture
+def models(vectors):
+    gallery = np.stack(list(vectors.values()))
+    return [hubplugin.fit(gallery, gallery[:40] + 0.01, method) for method in ("is", "nnn", "csls")]
+
+
+def names(disk):
+    """Of what kinds something lies there, and how many."""
+    return sorted(name.partition(" ")[0] for name in disk)
+
+
+WHOLE = ["manifest", "model", "model", "offsets"]
+"""The active version and the model before it."""
+
+
+@pytest.mark.parametrize("job", ["apply", "resume", "roll back", "remove"])
+def test_a_kill_before_any_change_leaves_the_old_or_the_new_and_the_next_run_finishes(vectors, models, job):
+    first, second, third = models
+
+    def prepared():
+        store = InMemory(Disk(), vectors)
+        write(store, first)
+        write(store, second)
+        if job == "resume":
+            store.begin(third)
+        return store.disk
+
+    def run(disk):
+        store = InMemory(disk, vectors)
+        if job == "remove":
+            store.remove()
+        else:
+            write(store, first if job == "roll back" else third)
+
+    expected = None if job == "remove" else first if job == "roll back" else third
+    for number in itertools.count(1):
+        disk = prepared()
+        disk.changes, disk.kill_at = 0, number
+        try:
+            run(disk)
+        except KeyboardInterrupt:
+            pass
+        else:
+            break
+        disk.kill_at = None
+        active = InMemory(disk, vectors).active()
+        assert (active and active.model) in (second.fingerprint, expected and expected.fingerprint)
+        if active is not None:
+            report = hubplugin.inspect(InMemory(disk, vectors), queries=0)
+            assert (report.missing, report.stale) == (0, 0)
+        run(disk)
+        if expected is None:
+            assert not disk
+        else:
+            assert names(disk) == WHOLE
+            active, before = InMemory(disk, vectors).active(), InMemory(disk, vectors).previous()
+            assert (active.model, before.fingerprint) == (expected.fingerprint, second.fingerprint)
+    assert number > 4
+
+
+def test_of_two_runs_the_one_that_began_last_writes_and_the_other_stops(vectors, models):
+    first, second, third = models
+    store = InMemory(Disk(), vectors)
+    write(store, first)
+    older = store.begin(second)
+    batch, other = next(older.scan()), store.begin(third)
+    with pytest.raises(StoreError, match="another run has begun since"):
+        older.write(batch, np.zeros(len(batch.ids), np.float32))
+    with pytest.raises(StoreError, match="another run has begun since"):
+        older.activate()
+    newer = store.begin(third)
+    assert newer.found == "half-written"
+    with pytest.raises(StoreError, match="another run has begun since"):
+        other.activate()
+    write(store, third)
+    assert names(store.disk) == WHOLE
+
+
+def test_an_amendment_of_what_another_run_has_replaced_stops(vectors, models):
+    store = InMemory(Disk(), vectors)
+    write(store, models[0])
+    amending = store.begin(models[0])
+    write(InMemory(store.disk, vectors), models[1])
+    with pytest.raises(StoreError, match="another run has begun since"):
+        amending.activate()
+
+
+def test_what_cannot_be_read_of_a_version_is_written_anew(vectors, models):
+    store = InMemory(Disk(), vectors)
+    write(store, models[0])
+    store.is_readable = lambda version: version.number != 1
+    write(store, models[0])
+    assert store.active().number == 2
+    assert names(store.disk) == ["manifest", "model", "offsets"]
+
+
+def test_a_version_keeps_its_number_and_date_when_it_is_amended(vectors, models):
+    store = InMemory(Disk(), vectors)
+    write(store, models[0])
+    before = store.active()
+    refresh(store)
+    assert store.active() == before
+
+
+DAMAGED = [
+    ("", "no JSON"),
+    ("{", "no JSON"),
+    ("[]", "damaged"),
+    ('{"active": {"": {"number": 1}}}', r"damaged at 'active\.\.model'"),
+    ('{"invented": 1}', "damaged at 'invented'"),
+    (json.dumps({"format": FORMAT + 1, "hubplugin": "9.0"}), "of hubplugin 9.0; .* upgrade hubplugin"),
+    (json.dumps({"format": 6, "hubplugin": "0.1"}), "of hubplugin 0.1; .* delete it"),
+]
+
+
+@pytest.mark.parametrize(("content", "said"), DAMAGED)
+def test_a_manifest_that_cannot_be_read_is_refused_in_one_line_and_never_written_over(vectors, models, content, said):
+    store = InMemory(Disk(manifest=content), vectors)
+    for job in (store.correction, store.remove, lambda: write(store, models[0]), lambda: refresh(store)):
+        with pytest.raises(StoreError, match=said) as refused:
+            job()
+        assert "\n" not in str(refused.value)
+    assert store.disk == {"manifest": content}
+
+
+def version(number, vector="image", **fields):
+    return Version(number=number, vector=vector, model=f"model {number}", metric="dot", dim=2, **fields)
+
+
+def applied(manifest, *numbers):
+    for number in numbers:
+        manifest = manifest.begun(version(number)).activated(version(number))
+    return manifest
+
+
+def numbers(manifest):
+    writing = manifest.writing and manifest.writing.number
+    return {name: each.number for name, each in manifest.active.items()}, writing, [e.number for e in manifest.retired]
+
+
+def test_what_was_retired_meanwhile_stays_so():
+    second = applied(Manifest[Version](), 1, 2)
+    later = applied(second, 3)
+    assert numbers(later.cleared(second.retired)) == ({"image": 3}, None, [2])
+
+
+def test_an_amended_version_stays_active_beside_what_another_run_writes():
+    manifest = applied(Manifest[Version](), 1).begun(version(2, "text"))
+    amended = manifest.activated(version(1, owner="another"))
+    assert numbers(amended) == ({"image": 1}, 2, [])
+    assert amended.active["image"].owner == "another"
+
+
+def test_the_correction_of_one_vector_goes_and_that_of_another_stays():
+    manifest = applied(Manifest[Version](), 1, 2).begun(version(3, "text"))
+    assert numbers(manifest.withdrawn("image")) == ({}, 3, [1, 2, 1])
+    assert numbers(manifest.withdrawn("text")) == ({"image": 2}, None, [1, 3])
