@@ -11,7 +11,7 @@ WORKERS ?= 2
 # Without these files each worker and each process that a test starts compiles everything anew: twenty seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test lint fast slow light lowest ratios integration bench docs clean
+.PHONY: demo check test lint fast slow light lowest ratios gpu integration bench docs clean
 .NOTPARALLEL:
 
 demo: $(VENV)/demo
@@ -63,6 +63,16 @@ integration: $(VENV)/installed
 # Ratios to the bare product, against those stored in benchmarks/results. Fails on the processor they were stored on only.
 ratios: $(VENV)/installed
 	$(BIN)/python -m benchmarks.fit --check
+
+# The numerical tests and the benchmark on a CUDA card.
+ifneq ($(shell command -v nvidia-smi),)
+gpu: $(VENV)/installed
+	$(BIN)/python -m pytest tests/core/test_numerical_truth.py tests/core/test_kernels.py tests/core/test_largest.py tests/core/test_sampled.py
+	$(BIN)/python -m benchmarks.gpu
+else
+gpu:
+	@echo "gpu: nvidia-smi finds no card here, so nothing is run; python -m benchmarks.gpu counts what a card would wait for"
+endif
 
 # The peers are installed for this alone.
 bench: $(VENV)/installed

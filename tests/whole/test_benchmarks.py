@@ -1,10 +1,13 @@
-"""The settings that every default is measured by run on the data of the checkout alone."""
+"""The settings that every default is measured by run on the data of the checkout alone, and the count of a card needs
+no card."""
 
 from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
+from benchmarks import gpu
 from benchmarks.bank_settings import Family, code
 from benchmarks.settings import comparison, measure
 from benchmarks.tables import EXAMPLES
@@ -32,3 +35,13 @@ def test_the_table_has_the_change_of_every_column_and_hindsight(rows):
     change = np.mean(np.array(found["default"]) - np.array(found["raw"]), axis=0)
     assert f"| {change[0]:+.1f} / {change[1]:+.1f} |" in table
     assert "best in hindsight" in table
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a card is there: the benchmark times it")
+def test_what_a_card_would_wait_for_is_counted_without_one(monkeypatch):
+    monkeypatch.setattr(gpu, "WORKS", [gpu.Work("is", {"tau": 0.05}), gpu.Work("sn", {"tau": 0.05, "iterations": 10})])
+    rows = [[cell.strip() for cell in line.split("|")[2:6]] for line in gpu.count(1_000, 300).splitlines()[-2:]]
+    once, iterated = ((int(waits), int(back.replace(",", ""))) for waits, _, back, _ in rows)
+    assert 4 * 1_000 <= once[1] <= 5 * 1_000  # one float32 a target, and a few flags
+    assert once[0] < 10 <= iterated[0]  # an iteration brings its sums back
