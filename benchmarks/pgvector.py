@@ -70,7 +70,7 @@ def measured(url: str, rows: int, raw_last: bool, workers: int) -> None:
     url += f"{'&' if '?' in url else '?'}options={options}"
     with psycopg.connect(url, autocommit=True) as connection:
         build(connection, url, targets, hubplugin.fit(targets, bank), raw_last)
-        sizes(connection)
+        sizes(connection, url)
         store = hubplugin.open_store(f"{url}&table=hub_benchmark")
         stored = connection.execute("SELECT array_agg(hub_offset ORDER BY id) FROM hub_benchmark").fetchone()
         assert stored is not None
@@ -104,15 +104,14 @@ def build(
     connection.execute("VACUUM ANALYZE hub_benchmark")
 
 
-def sizes(connection: psycopg.Connection) -> None:
+def sizes(connection: psycopg.Connection, url: str) -> None:
     """What the correction takes, as the server says."""
     column = connection.execute("SELECT sum(pg_column_size(hub_offset)) FROM hub_benchmark").fetchone()
     assert column is not None
     print(f"column {column[0] / 2**20:.1f} MB, table {megabytes(connection, 'pg_table_size', 'hub_benchmark')}")
     print(f"raw index {megabytes(connection, 'pg_relation_size', 'hub_raw')}")
-    corrected = connection.execute("SELECT index FROM hubplugin.corrections").fetchone()
-    assert corrected is not None
-    print(f"corrected index {megabytes(connection, 'pg_relation_size', corrected[0])}", flush=True)
+    index = hubplugin_pgvector.open_url(f"{url}&table=hub_benchmark").require_active().index
+    print(f"corrected index {megabytes(connection, 'pg_relation_size', index)}", flush=True)
 
 
 def megabytes(connection: psycopg.Connection, function: str, name: str) -> str:

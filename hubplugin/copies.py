@@ -6,22 +6,18 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
+from hubplugin.corrections import Manifest, ManifestStore, Version
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric, augment_queries, augment_targets, unit_or_zero
-from hubplugin.model import OffsetModel, Value, group_key
-from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, now, require_room
+from hubplugin.model import OffsetModel, Value
+from hubplugin.store import Batch, Found, Hits, Id, Writing, require_room
 from hubplugin.vectors import Progress
 
 logger = logging.getLogger(__name__)
-
-State: TypeAlias = Literal["active", "half-written", "previous"]
-"""Of a previous one only the model is left."""
 
 BATCH = 500
 """The most vectors in one request: a server takes some 32 MB."""
@@ -34,54 +30,45 @@ REMEMBERED = 100
 """How many targets that lack their offset are looked at again with each search, until they have it."""
 
 
-@dataclass(frozen=True)
-class Copy:
-    """One correction; fingerprint: that of its model."""
+class Copy(Version):
+    """One correction. gallery: what tells the gallery from another that had its name before."""
 
-    number: int
-    state: State
-    made: str
-    fingerprint: str
-
-    def __post_init__(self) -> None:
-        if self.state not in get_args(State):
-            raise StoreError(
-                f"correction {self.number} is {self.state}, as an earlier version of hubplugin wrote it: run hubplugin "
-                "remove, and apply again"
-            )
+    gallery: str
 
 
-class CopyStore(Store):
+class CopyStore(ManifestStore[Copy]):
     """A store of copies. Searches go to the copy that is active, with s(q, t) + offset(t) as its score:
 
     inner product, cosine of unit vectors   [t + S't, offset / e], searched with [q, e]: q + Sq is the query map
     squared Euclidean distance              [t, sqrt(2 (cap - offset))], searched with [q, 0]
+
+    The manifest, each copy and each model have a place of their own, a table or a collection, called by `named`.
     """
+
+    name: str
+    """Of the place of the manifest."""
+
+    joint: str = "-"
+    place: str
+    """What a place is: "table"."""
+
+    gallery: str
+    """See `Copy`."""
 
     folder: Path | None = None
     """In which the store lies, where that is a folder of this machine."""
 
-    _model: OffsetModel | None = None
     _e: tuple[OffsetModel, float] | None = None
     _wrong: frozenset[Id] = frozenset()
     _told = False
 
     @abstractmethod
-    def copies(self) -> list[Copy]:
-        """The corrections that `list_copies` was given."""
+    def read_text(self) -> str | None:
+        """The manifest as it was written, JSON; None if there is none."""
 
     @abstractmethod
-    def list_copies(self, copies: Sequence[Copy]) -> None:
-        """Makes `copies` the corrections, in one step. Then deletes what belongs to none of them, and the vectors of a
-        previous one."""
-
-    @abstractmethod
-    def create_copy(self, copy: Copy, model: OffsetModel) -> None:
-        """Makes room for a copy that is not listed yet, and keeps its model."""
-
-    @abstractmethod
-    def stored_model(self, copy: Copy) -> OffsetModel:
-        """The model of a copy that is listed."""
+    def drop(self, name: str) -> None:
+        """Deletes a place of ours, which may be gone, or half deleted by a run that was killed."""
 
     @abstractmethod
     def batches(self, copy: Copy | None, group_by: str | None, ids: Sequence[Id] | None = None) -> Iterator[Batch]:
@@ -96,35 +83,55 @@ class CopyStore(Store):
     def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
         """Puts `vectors` [b, d + 1] of the targets `ids` into `copy`."""
 
+    def named(self, *parts: int | str) -> str:
+        """What the place of the manifest is called, of a copy by its number, and of its model by that and "model"."""
+        return self.joint.join((self.name, *map(str, parts)))
+
+    def read_manifest(self) -> Manifest[Copy]:
+        text = self.read_text()
+        if text is None:
+            return Manifest[Copy]()
+        mend = f"delete each {self.place} whose name begins so, and apply again"
+        manifest = Manifest[Copy].read(text, f"{self.url}: the {self.place} {self.name}", mend)
+        known = (*manifest.kept_up(), *manifest.previous.values())
+        is_anew = any(copy.gallery != self.gallery for copy in known)
+        return manifest.withdrawn() if is_anew else manifest
+
+    def new_version(self, model: OffsetModel, number: int) -> Copy:
+        return Copy.of(model, number, gallery=self.gallery)
+
+    def delete_manifest(self) -> None:
+        self.drop(self.named())
+
+    def delete_model(self, version: Copy) -> None:
+        self.drop(self.named(version.number, "model"))
+
+    def delete_offsets(self, versions: Sequence[Copy], progress: Progress | None) -> None:
+        for copy in versions:
+            self.drop(self.named(copy.number))
+
+    def begin(self, model: OffsetModel, progress: Progress | None = None) -> CopyWriting:
+        return CopyWriting(self, model, *self.start_version(model, progress))
+
+    def notes(self) -> Sequence[str]:
+        copy = self.active(anew=True)
+        return [] if copy is None else [f"searches use the {self.place} {self.named(copy.number)}"]
+
     def active(self, *, anew: bool = False) -> Copy | None:
-        """The correction that searches use. anew: looked up, where a store remembers it for a while."""
-        return self.copy_in("active")
+        """The copy that searches use. anew: looked up, where a store remembers it for a while."""
+        return super().active()
 
     def settled(self, copy: Copy) -> bool:
         """Whether a search need not ask if others have changed targets: as long as a store has just looked."""
         return False
 
-    def readable(self, copy: Copy) -> bool:
-        """Whether all of `copy` can be read. One that cannot, which a kill may have left, is begun anew."""
-        return True
-
     @property
     def maps_queries(self) -> bool:  # type: ignore[override]
         return self.metric is not Metric.EUCLIDEAN
 
-    def model_of(self, copy: Copy) -> OffsetModel:
-        """`stored_model`, read once."""
-        if self._model is None or self._model.fingerprint != copy.fingerprint:
-            self._model = self.stored_model(copy)
-        return self._model
-
-    def copy_in(self, state: State) -> Copy | None:
-        """The correction that is in `state`, if there is one."""
-        return next((copy for copy in self.copies() if copy.state == state), None)
-
     def scan(self, group_by: str | None = None) -> Iterator[Batch]:
-        copy = self.copy_in("active")
-        return self.batches(copy, group_by or (None if copy is None else group_key(self.model_of(copy))))
+        copy = self.active(anew=True)
+        return self.batches(copy, group_by or (None if copy is None else copy.group_by))
 
     def batch(
         self,
@@ -139,7 +146,7 @@ class CopyStore(Store):
         rows = [row for row, key in enumerate(ids) if key in stored]
         if copy is not None and rows:
             found = np.asarray([stored[ids[row]] for row in rows], np.float32)
-            offsets[rows] = self.offsets_of(self.model_of(copy), vectors[rows], found)
+            offsets[rows] = self.offsets_of(self.model(copy), vectors[rows], found)
         return Batch(ids, vectors, offsets, groups=groups)
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False, among: Collection[Id] | None = None) -> Hits:
@@ -169,7 +176,7 @@ class CopyStore(Store):
         Others may have added, changed and deleted targets since. What is in neither list scores no higher than the last
         of that in which it would stand, so the lists grow until the k-th best scores as high as that.
         """
-        model = self.model_of(copy)
+        model = self.model(copy)
         asked, longer = model.queries(queries), self.augmented_queries(model, queries)
         constant, scale = (2 * cap_of(model), 2) if self.metric is Metric.EUCLIDEAN else (0.0, 1)
         if self.settled(copy):
@@ -220,40 +227,10 @@ class CopyStore(Store):
             )
         return offsets
 
-    def correction(self) -> Correction | None:
-        copy = self.copy_in("active") or self.copy_in("half-written")
-        return None if copy is None else Correction(self.model_of(copy), copy.state == "active", copy.made)
-
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raises StoreError if the folder has no room for another copy."""
         if self.folder is not None and not dry_run:
             require_room(self.folder, 4 * (self.dim + 1) * self.count())
-
-    def begin(self, model: OffsetModel, progress: Progress | None = None) -> CopyWriting:
-        copies = self.copies()
-        mine = (copy for copy in copies if copy.fingerprint == model.fingerprint and copy.state != "previous")
-        there = next(mine, None)
-        if there is not None and self.readable(there):
-            return CopyWriting(self, there, model, "active" if there.state == "active" else "half-written")
-        number = 1 + max((copy.number for copy in copies), default=0)
-        begun = Copy(number, "half-written", now(), model.fingerprint)
-        others = [copy for copy in copies if copy.state != "half-written" and copy is not there]
-        self.list_copies(others)
-        self.create_copy(begun, model)
-        self.list_copies([*others, begun])
-        return CopyWriting(self, begun, model, "nothing")
-
-    def previous(self) -> OffsetModel | None:
-        copy = self.copy_in("previous")
-        return None if copy is None else self.stored_model(copy)
-
-    def activate(self, copy: Copy) -> None:
-        """Searches use `copy` from now on; the one that they used, if it is another, is the previous one."""
-        others = [each for each in self.copies() if each.number != copy.number]
-        replaced = [replace(each, state="previous") for each in others if each.state == "active"]
-        gone = {"active", "previous"} if replaced else {"active"}
-        left = [each for each in others if each.state not in gone]
-        self.list_copies([*left, *replaced, replace(copy, state="active")])
 
     def augmented(self, model: OffsetModel, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """What a copy holds of targets [b, d] with `offsets` [b]: float32 [b, d + 1]. A zero vector stays one."""
@@ -288,17 +265,18 @@ class CopyStore(Store):
 class CopyWriting(Writing):
     """The offsets of `model` on their way into a copy, which no search reads before it is activated."""
 
-    def __init__(self, store: CopyStore, copy: Copy, model: OffsetModel, found: Found):
-        self._store, self._copy, self._model, self.found = store, copy, model, found
+    def __init__(self, store: CopyStore, model: OffsetModel, copy: Copy, found: Found):
+        self._store, self._model, self._copy, self.found = store, model, copy, found
 
     def scan(self) -> Iterator[Batch]:
-        return self._store.batches(self._copy, group_key(self._model))
+        return self._store.batches(self._copy, self._copy.group_by)
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         self._store.write_copy(self._copy, batch.ids, self._store.augmented(self._model, batch.vectors, offsets))
 
     def activate(self) -> None:
-        self._store.activate(self._copy)
+        self._store.switch(self._copy)
+        self._store.clear()
 
 
 def cap_of(model: OffsetModel) -> float:

@@ -11,7 +11,8 @@ that is being written. Everything else of which something may still lie in the s
 
 These are pure functions from manifest to manifest. `ManifestStore` drives them: an adapter gives it one document that
 is read and written in one step, a place for models, and room for one number a target. A kill between any two steps
-leaves a manifest by which the next run goes on.
+leaves a manifest by which the next run goes on: it names what lies in the store before that is made, and until it is
+gone.
 """
 
 from __future__ import annotations
@@ -299,6 +300,9 @@ class ManifestStore(Store, Generic[V]):
                     self.write_manifest(manifest.given_up())
                     manifest = self.clear(progress)
                 version = self.new_version(model, self.next_number(manifest))
+                self.write_manifest(
+                    manifest.changed(last_number=version.number, retired=(version,))
+                )  # before it is made
                 self.write_model(version, model)
             if found != "active":
                 version = version.changed(owner=uuid.uuid4().hex)

@@ -1,18 +1,15 @@
 """A Chroma collection as a `Store`: `chroma:FOLDER/COLLECTION`, or `chroma://HOST:8000/COLLECTION` on a server.
 
 A correction of `photos` is a copy of its vectors, the collection `photos--hub-1`, and its model, `photos--hub-1-model`;
-the next is `photos--hub-2`. The metadata of the collection `photos--hub` say which copy searches use, so that one
-request switches. `photos` itself is never written to.
+the next is `photos--hub-2`. The manifest in the metadata of the collection `photos--hub` says which copy searches use,
+so that one request switches. `photos` itself is never written to.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
-import re
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -26,15 +23,15 @@ from chromadb.errors import ChromaError, InternalError
 
 from hubplugin.compute import Compute
 from hubplugin.copies import BATCH, Copy, CopyStore, CopyWriting
+from hubplugin.corrections import Manifest
 from hubplugin.errors import StoreError
 from hubplugin.jobs.write import Comparison, one_pass
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, group_key
+from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Hits, Id, Told
-from hubplugin.vectors import Progress
 
-OF, LISTED = "hubplugin:collection", "hubplugin:versions"
-"""Metadata of our collections: the id of the collection that they correct, and the corrections."""
+OURS, MANIFEST = "hubplugin", "hubplugin:manifest"
+"""Metadata of our collections, and where that of the first holds the manifest."""
 
 METRICS = {"cosine": Metric.COSINE, "ip": Metric.DOT, "l2": Metric.EUCLIDEAN}
 ERRORS = (ChromaError, ValueError, httpx.HTTPError)
@@ -63,6 +60,7 @@ class ChromaStore(CopyStore):
     compares copies with what others may have changed past hubplugin."""
 
     shared = True
+    place = "collection"
 
     def __init__(self, client: ClientAPI, collection: chromadb.Collection, url: str | None = None, every: float = 0.0):
         self.url = url or f"chroma:{collection.name}"
@@ -71,7 +69,7 @@ class ChromaStore(CopyStore):
         if not self._hnsw:
             raise StoreError(f"{self.url} has another index than HNSW, as in Chroma Cloud; use a server or a folder")
         self.metric = METRICS[self._hnsw["space"]]
-        self._name, self._id = f"{collection.name}--hub", str(collection.id)
+        self.name, self.gallery = f"{collection.name}--hub", str(collection.id)
         self._every, self._looked, self._settled = every, -np.inf, False
         self._rng = np.random.default_rng()
 
@@ -105,13 +103,13 @@ class ChromaStore(CopyStore):
             for half in (ids[: len(ids) // 2], ids[len(ids) // 2 :]) if len(ids) > 1 else ():
                 yield from self._visible(include, half)
 
-    def readable(self, copy: Copy) -> bool:
-        return all(self._stored(copy, page["ids"]) is not None for page in pages(self._targets, []))
+    def is_readable(self, version: Copy) -> bool:
+        return all(self._stored(version, page["ids"]) is not None for page in pages(self._targets, []))
 
     def _stored(self, copy: Copy, ids: Sequence[str]) -> dict[Id, Any] | None:
         """What `copy` holds of `ids`, None if it cannot be read."""
         try:
-            found = self._named(copy.number).get(ids=ids, include=["embeddings"])
+            found = self._collection(copy).get(ids=ids, include=["embeddings"])
         except StoreError as error:
             if damage(error.__cause__):
                 return None
@@ -130,9 +128,9 @@ class ChromaStore(CopyStore):
     def active(self, *, anew: bool = False) -> Copy | None:
         """As of at most `every` seconds ago."""
         if anew or time.monotonic() > self._looked + self._every:
-            self._active, self._settled = self.copy_in("active"), False
+            self._active, self._settled = super().active(), False
             if self._active is not None:
-                self._copy = self._named(self._active.number)
+                self._copy = self._collection(self._active)
             self._looked = time.monotonic()
         return self._active
 
@@ -150,68 +148,62 @@ class ChromaStore(CopyStore):
 
     def keep(self, ids: Sequence[str]) -> None:
         """Puts the targets `ids`, as they are now, into the active copy; what is deleted leaves it."""
-        copy = self.copy_in("active")
+        copy = self.active(anew=True)
         if copy is not None and ids:
-            model = self.model_of(copy)
-            batches = list(self.batches(copy, group_key(model), ids))
-            one_pass(Comparison(self, model, Compute(), "keeping"), CopyWriting(self, copy, model, "active"), batches)
+            model = self.model(copy)
+            batches = list(self.batches(copy, copy.group_by, ids))
+            one_pass(Comparison(self, model, Compute(), "keeping"), CopyWriting(self, model, copy, "active"), batches)
             if gone := set(ids).difference(*(batch.ids for batch in batches)):
-                self._named(copy.number).delete(ids=list(gone))
+                self._collection(copy).delete(ids=list(gone))
 
-    def copies(self) -> list[Copy]:
-        held = getattr(self._ours().get(self._name), "metadata", {OF: None})
-        return [Copy(**each) for each in json.loads(held[LISTED])] if held[OF] == self._id else []
+    def read_text(self) -> str | None:
+        ours = self._ours()
+        return ours[self.name].metadata.get(MANIFEST, "") if self.name in ours else None
 
-    def list_copies(self, copies: Sequence[Copy]) -> None:
-        held = {OF: self._id, LISTED: json.dumps([asdict(copy) for copy in copies])}
-        if self._name not in self._ours():
-            self._client.create_collection(self._name, metadata=held, embedding_function=None)
-        self._named().modify(metadata=held)
-        named = [f"{self._name}-{copy.number}" for copy in copies if copy.state != "previous"]
-        self._sweep({self._name, *named, *(f"{self._name}-{copy.number}-model" for copy in copies)})
+    def write_manifest(self, manifest: Manifest[Copy]) -> None:
+        held = {OURS: "1", MANIFEST: manifest.model_dump_json()}
+        if self.name in self._ours():
+            self._client.get_collection(self.name, embedding_function=None).modify(metadata=held)
+        else:
+            self._client.create_collection(self.name, metadata=held, embedding_function=None)
+        self._looked = -np.inf
 
-    def activate(self, copy: Copy) -> None:
-        super().activate(copy)
-        self.keep(list(ids_of(self._named(copy.number)) - ids_of(self._targets)))
+    def switch(self, version: Copy) -> None:
+        super().switch(version)
+        self.keep(list(ids_of(self._collection(version)) - ids_of(self._targets)))
 
-    def create_copy(self, copy: Copy, model: OffsetModel) -> None:
-        how = {"hnsw": {**self._hnsw, "space": "l2" if self.metric is Metric.EUCLIDEAN else "ip"}}
-        name, named = f"{self._name}-{copy.number}", {OF: self._id}
-        self._client.create_collection(name, metadata=named, configuration=how, embedding_function=None)
-        parts = self._client.create_collection(f"{name}-model", metadata=named, embedding_function=None)
+    def write_model(self, version: Copy, model: OffsetModel) -> None:
+        for name in (self.named(version.number), self.named(version.number, "model")):
+            self.drop(name)
+        parts = self._client.create_collection(name, metadata={OURS: "1"}, embedding_function=None)
         for number, part in enumerate(model.to_texts()):
             parts.add(ids=[str(number)], embeddings=[[0.0]], metadatas=[{"number": number, "part": part}])
 
-    def stored_model(self, copy: Copy) -> OffsetModel:
-        parts = self._named(f"{copy.number}-model").get(include=["metadatas"])["metadatas"]
-        texts = [each["part"] for each in sorted(parts, key=lambda each: int(each["number"]))]
-        return OffsetModel.from_texts(texts, self.url)
+    def read_model(self, version: Copy) -> OffsetModel:
+        collection = self._client.get_collection(self.named(version.number, "model"), embedding_function=None)
+        parts = sorted(collection.get(include=["metadatas"])["metadatas"], key=lambda each: int(each["number"]))
+        return OffsetModel.from_texts([each["part"] for each in parts], self.url)
+
+    def make_room(self, version: Copy) -> None:
+        how = {"hnsw": {**self._hnsw, "space": "l2" if self.metric is Metric.EUCLIDEAN else "ip"}}
+        given = {"metadata": {OURS: "1"}, "configuration": how, "embedding_function": None}
+        if self.named(version.number) not in self._ours():
+            self._client.create_collection(self.named(version.number), **given)
 
     def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
-        self._named(copy.number).upsert(ids=list(ids), embeddings=vectors)
+        self._collection(copy).upsert(ids=list(ids), embeddings=vectors)
 
-    def notes(self) -> Sequence[str]:
-        copy = self.copy_in("active")
-        return [] if copy is None else [f"searches use the collection {self._name}-{copy.number}"]
-
-    def remove(self, progress: Progress | None = None) -> None:
-        self._sweep(set())
+    def drop(self, name: str) -> None:
+        self._looked = -np.inf
+        if name in self._ours():
+            self._client.delete_collection(name)
 
     def _ours(self) -> dict[str, Any]:
-        """The collections of this correction, or of one that a collection of the same name has left."""
-        ours, every = re.compile(rf"{re.escape(self._name)}(-\d+(-model)?)?").fullmatch, self._client.list_collections()
-        return {each.name: each for each in every if ours(each.name) and OF in (each.metadata or {})}
+        """The collections that a correction has made, of whatever collection, by name."""
+        return {each.name: each for each in self._client.list_collections() if OURS in (each.metadata or {})}
 
-    def _named(self, part: int | str | None = None) -> Any:
-        """A copy, its model, or the list of them."""
-        name = self._name if part is None else f"{self._name}-{part}"
-        return self._client.get_collection(name, embedding_function=None)
-
-    def _sweep(self, kept: Collection[str]) -> None:
-        """Deletes the collections of this correction but `kept`, the list of copies first."""
-        self._looked = -np.inf
-        for name in sorted(self._ours().keys() - set(kept)):
-            self._client.delete_collection(name)
+    def _collection(self, copy: Copy) -> Any:
+        return self._client.get_collection(self.named(copy.number), embedding_function=None)
 
 
 def pages(collection: Any, include: Sequence[str], ids: Sequence[Id] | None = None) -> Iterator[dict[str, Any]]:

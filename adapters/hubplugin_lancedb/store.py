@@ -2,13 +2,12 @@
 
 The table has a column `id` and a column `vector`, compared by cosine. A correction of `photos` is a copy of its
 vectors, the table `photos__hubplugin_1`, which LanceDB's own search ranks by inner product, and its model,
-`photos__hubplugin_1_model`. The table `photos__hubplugin` says which copy searches use. `photos` itself is never
-written to, so that each of its versions is its user's.
+`photos__hubplugin_1_model`. The manifest in the table `photos__hubplugin` says which copy searches use. `photos` itself
+is never written to, so that each of its versions is its user's.
 """
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -21,30 +20,20 @@ import numpy as np
 import pyarrow as pa
 
 from hubplugin.copies import BATCH, Copy, CopyStore
+from hubplugin.corrections import Manifest
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.registry import without_secrets
 from hubplugin.store import Batch, Hits, Id, Told, require_ungrouped, told
-from hubplugin.vectors import Progress
 
 BATCH_ROWS = 4096
 ERRORS = (RuntimeError, ValueError, OSError, LookupError)
 OURS = {b"hubplugin": b"1"}
 """Metadata of the schemas of our tables."""
 
-LIST = pa.schema(
-    [
-        ("number", pa.int64()),
-        ("state", pa.string()),
-        ("made", pa.string()),
-        ("fingerprint", pa.string()),
-        ("dim", pa.int64()),
-    ],
-    OURS,
-)
-COPY = [name for name in LIST.names if name != "dim"]
-MODEL = pa.schema([("model", pa.large_binary())], OURS)
+DOCUMENT = pa.schema([("content", pa.large_binary())], OURS)
+"""Of the manifest and of a model."""
 
 READING = timedelta(minutes=10)
 """How long a search may still read a version of our tables that has been written over."""
@@ -63,9 +52,10 @@ class LanceStore(CopyStore):
 
     metric = Metric.COSINE
     shared = True
+    joint, place = "_", "table"
 
     def __init__(self, folder: str, table: str):
-        self.url, self.folder, self._name = f"lancedb:{folder}/{table}", Path(folder), f"{table}__hubplugin"
+        self.url, self.folder, self.name = f"lancedb:{folder}/{table}", Path(folder), f"{table}__hubplugin"
         newest = timedelta(0)  # each request reads what was written last, by whomever
         self._database = Told(lancedb, self.url, ERRORS).connect(folder, read_consistency_interval=newest)
         self.table = self._database.open_table(table)
@@ -73,13 +63,14 @@ class LanceStore(CopyStore):
         if "id" not in columns or not pa.types.is_fixed_size_list(columns.get("vector", pa.null())):
             raise StoreError(f"{self.url} has the columns {', '.join(columns)}; expected an id and a vector among them")
         self.dim = columns["vector"].list_size
+        self.gallery = f"of {self.dim} dimensions"
 
     def count(self) -> int:
         return int(self.table.count_rows("vector IS NOT NULL"))
 
     def batches(self, copy: Copy | None, group_by: str | None, ids: Sequence[Id] | None = None) -> Iterator[Batch]:
         require_ungrouped(self, group_by)
-        table = None if copy is None else self._named(copy.number)
+        table = None if copy is None else self._table(copy)
         held = {} if table is None else self._rows(table, ids)
         if ids is None:
             read = self._read(self.table.search().where("vector IS NOT NULL").select(["id", "vector"]))
@@ -103,7 +94,7 @@ class LanceStore(CopyStore):
         return table.take_row_ids(rows).select(["id", "vector"]).to_arrow().to_batches() if rows else iter(())
 
     def nearest(self, copy: Copy | None, queries: np.ndarray, k: int, among: Collection[Id] | None) -> Hits:
-        table, how = (self.table, "cosine") if copy is None else (self._named(copy.number), "dot")
+        table, how = (self.table, "cosine") if copy is None else (self._table(copy), "dot")
         search = table.search([*queries], vector_column_name="vector").distance_type(how).limit(k)
         search = search.select(["id", "_distance"])
         hits = Hits([[] for _ in queries], [[] for _ in queries])
@@ -125,60 +116,61 @@ class LanceStore(CopyStore):
                 f"{self.url}: each row needs an id of its own, which {names} is not; mend the ids, then apply"
             )
 
-    def copies(self) -> list[Copy]:
-        rows = self._named().search().to_list() if self._is_there(self._name) else []
-        return [Copy(**{name: row[name] for name in COPY}) for row in rows if row["dim"] == self.dim]
+    def read_text(self) -> str | None:
+        return self._content(self.name).decode() if self._is_there(self.name) else None
 
-    def list_copies(self, copies: Sequence[Copy]) -> None:
-        rows = pa.Table.from_pylist([{"dim": self.dim, **vars(copy)} for copy in copies], LIST)
-        self._create(None, rows)
-        self._named().optimize(cleanup_older_than=READING)
-        kept = {self._name, *(f"{self._name}_{copy.number}_model" for copy in copies)}
-        self._sweep(kept | {f"{self._name}_{copy.number}" for copy in copies if copy.state != "previous"})
+    def write_manifest(self, manifest: Manifest[Copy]) -> None:
+        self._write(self.name, manifest.model_dump_json().encode())
+        self._database.open_table(self.name).optimize(cleanup_older_than=READING)
 
-    def create_copy(self, copy: Copy, model: OffsetModel) -> None:
-        self._create(f"{copy.number}_model", pa.Table.from_pylist([{"model": model.to_bytes()}], MODEL))
-        ids, vectors = self.table.schema.field("id"), pa.field("vector", pa.list_(pa.float32(), self.dim + 1))
-        self._create(copy.number, pa.schema([ids, vectors], OURS).empty_table())
+    def delete_manifest(self) -> None:
+        """LanceDB deletes a table file by file, so that only its last version is left before: an empty manifest."""
+        if self._is_there(self.name):
+            self._compact(self._database.open_table(self.name))
+        super().delete_manifest()
 
-    def stored_model(self, copy: Copy) -> OffsetModel:
-        (row,) = self._named(f"{copy.number}_model").search().to_list()
-        return OffsetModel.from_bytes(bytes(row["model"]), self.url)
+    def read_model(self, version: Copy) -> OffsetModel:
+        return OffsetModel.from_bytes(self._content(self.named(version.number, "model")), self.url)
+
+    def write_model(self, version: Copy, model: OffsetModel) -> None:
+        self.drop(self.named(version.number))
+        self._write(self.named(version.number, "model"), model.to_bytes())
+
+    def make_room(self, version: Copy) -> None:
+        if not self._is_there(self.named(version.number)):
+            columns = [self.table.schema.field("id"), pa.field("vector", pa.list_(pa.float32(), self.dim + 1))]
+            self._database.create_table(self.named(version.number), pa.schema(columns, OURS).empty_table())
 
     def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
-        table = self._named(copy.number)
+        table = self._table(copy)
         column = pa.FixedSizeListArray.from_arrays(vectors.ravel(), self.dim + 1)
         rows = pa.table([pa.array(ids, table.schema.field("id").type), column], table.schema)
         table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
-    def activate(self, copy: Copy) -> None:
+    def switch(self, version: Copy) -> None:
         """Its table is made compact before; a version that a search may still read stays for a while."""
-        table = self._named(copy.number)
+        table = self._table(version)
         there = {key for batch in self.batches(None, None) for key in batch.ids}
         gone = [key for key in self._rows(table, None) if key not in there]
         for start in range(0, len(gone), BATCH):
             table.delete(_among(gone[start : start + BATCH]))
-        self._compact(table, READING if copy.state == "active" else timedelta(0))
-        super().activate(copy)
+        self._compact(table, READING if version == self.active() else timedelta(0))
+        super().switch(version)
 
-    def notes(self) -> Sequence[str]:
-        copy = self.copy_in("active")
-        return [] if copy is None else [f"searches use the table {self._name}_{copy.number}"]
+    def drop(self, name: str) -> None:
+        if name in _tables(self._database):
+            self._is_there(name)
+            self._database.drop_table(name, ignore_missing=True)
 
-    def remove(self, progress: Progress | None = None) -> None:
-        """LanceDB deletes a table file by file. So the list is emptied first, and only that version of it is left: a
-        kill while it is deleted leaves an empty list, or none."""
-        if self._is_there(self._name):
-            self.list_copies([])
-            self._compact(self._named())
-        self._sweep(set())
+    def _table(self, copy: Copy) -> Any:
+        return self._database.open_table(self.named(copy.number))
 
-    def _named(self, part: int | str | None = None) -> Any:
-        """A copy, its model, or the list of them."""
-        return self._database.open_table(self._name if part is None else f"{self._name}_{part}")
+    def _content(self, name: str) -> bytes:
+        rows = self._database.open_table(name).search().to_list()
+        return bytes(rows[0].get("content", b"")) if len(rows) == 1 else b""
 
-    def _create(self, part: int | str | None, rows: pa.Table) -> None:
-        name = self._name if part is None else f"{self._name}_{part}"
+    def _write(self, name: str, content: bytes) -> None:
+        rows = pa.Table.from_pylist([{"content": content}], DOCUMENT)
         self._database.create_table(name, rows, mode="overwrite" if self._is_there(name) else "create")
 
     def _is_there(self, name: str) -> bool:
@@ -200,13 +192,6 @@ class LanceStore(CopyStore):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of readers of older versions, where nobody can read them
             table.optimize(cleanup_older_than=older_than)
-
-    def _sweep(self, kept: Collection[str]) -> None:
-        """Drops the tables of this correction but `kept`, the list of copies first."""
-        ours = re.compile(rf"{re.escape(self._name)}(_\d+(_model)?)?").fullmatch
-        for name in sorted(name for name in _tables(self._database) if ours(name) and name not in kept):
-            self._is_there(name)
-            self._database.drop_table(name, ignore_missing=True)
 
     def _read(self, search: Any) -> Iterator[pa.RecordBatch]:
         try:

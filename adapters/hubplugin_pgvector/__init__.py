@@ -42,4 +42,4 @@ def offsets(store: PgvectorStore, vectors: VectorLike) -> np.ndarray:
     A row without one is found by its raw similarity until `hubplugin refresh`. The model is read anew where it is not
     the one of the last call. Raises StoreError where no correction is active.
     """
-    return store.model(store.active_version()).offsets(vectors)
+    return store.model(store.require_active()).offsets(vectors)

@@ -5,25 +5,23 @@ from __future__ import annotations
 import json
 import logging
 import re
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 from psycopg import sql
-from psycopg.types.json import Json
 
 from hubplugin.abilities import Explanation
 from hubplugin.calibration import FIRST, chosen_queries, first_that, ratios, recall
+from hubplugin.corrections import Manifest, ManifestStore
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel, Value
-from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing
+from hubplugin.store import Batch, Found, Hits, Id, Writing
 from hubplugin.vectors import Progress
 from hubplugin_pgvector import schema
-from hubplugin_pgvector.metadata import Metadata, Version, begun, left_behind
+from hubplugin_pgvector.metadata import Column, Metadata, left_behind, read_manifest
 from hubplugin_pgvector.requests import OrderBy, Ranking, as_text, explanation, order_by, scale_of
 from hubplugin_pgvector.transport import (
     WAIT_FOR_TABLE,
@@ -68,7 +66,7 @@ def open_url(url: str) -> PgvectorStore:
     return PgvectorStore(url)
 
 
-class PgvectorStore(Store):
+class PgvectorStore(ManifestStore[Column]):
     """See `open_url`, and `hubplugin.store.Store`, which says what each method does."""
 
     shared = True
@@ -95,14 +93,13 @@ class PgvectorStore(Store):
         self.metadata = Metadata(self.transport, self.table)
         self.record = Path(given["record"]) if given.get("record") else None
         self._condition: sql.Composable = NOTHING
-        self._model: OffsetModel | None = None
 
     def count(self) -> int:
         query = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(self.table.identifier, self.table.vectors_there())
         return int(self.transport.rows(query)[0][0])
 
     def scan(self, group_by: str | None = None) -> Iterator[Batch]:
-        active = self.metadata.active()
+        active = self.active()
         group_by = group_by or (active.group_by if active else None)
         return self.batches(active.column if active else None, group_by)
 
@@ -139,17 +136,72 @@ class PgvectorStore(Store):
             [self.table.key.id_of(row[3:]) for row in rows], vectors, offsets, groups=[_value(row[2]) for row in rows]
         )
 
-    def correction(self) -> Correction | None:
-        versions = self.metadata.versions()
-        for state in ("active", "half-written"):
-            for version in versions:
-                if version.state == state:
-                    return Correction(self.metadata.model(version), state == "active", version.made)
-        return None
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        with self.transport.transaction(wait=WAIT_FOR_TABLE):
+            self.metadata.tidy()
+            if self.metadata.exists():
+                self.metadata.lock("FOR UPDATE")
+            yield
+
+    def read_manifest(self) -> Manifest[Column]:
+        content = self.metadata.read(0)
+        return Manifest[Column]() if content is None else read_manifest(content, self.url)
+
+    def write_manifest(self, manifest: Manifest[Column]) -> None:
+        self.metadata.write(0, manifest.model_dump_json().encode())
+
+    def delete_manifest(self) -> None:
+        if self.metadata.exists():
+            self.metadata.delete(0)
+            self.metadata.delete_place()
+
+    def new_version(self, model: OffsetModel, number: int) -> Column:
+        manifest = self.read_manifest()
+        lying, active = manifest.lying()[0], manifest.active.get("")
+        base = self.metadata.base() if lying is None else lying.base
+        index = schema.index_name(self.table.name, self.table.oid, number)
+        scale = scale_of(model, None if active is None else active.scale)
+        version = Column.of(model, number, base=base, column=base, index=index, scale=scale)
+        return version.changed(column=version.numbered)
+
+    def next_number(self, manifest: Manifest[Column]) -> int:
+        return self.metadata.next_number() if self.metadata.exists() else 1
+
+    def read_model(self, version: Column) -> OffsetModel:
+        return OffsetModel.from_bytes(self.metadata.read(version.number) or b"", self.url)
+
+    def write_model(self, version: Column, model: OffsetModel) -> None:
+        self.metadata.write(version.number, model.to_bytes())
+        self.metadata.add_column(version.column)
+
+    def delete_model(self, version: Column) -> None:
+        self.metadata.delete(version.number)
+
+    def make_room(self, version: Column) -> None:
+        """`write_model` has added the column, in the same transaction."""
+
+    def delete_offsets(self, versions: Sequence[Column], progress: Progress | None) -> None:
+        for version in versions:
+            self.metadata.drop_column(version.column)
+
+    def switch(self, version: Column) -> None:
+        """In one transaction with the columns: that of the version before goes, and this one's takes its name, so that
+        SQL which names it stays as it is."""
+        with self.changing():
+            manifest, before = self.require_held(version), self.active()
+            if before is None or before.number != version.number:
+                if before is not None:
+                    self.metadata.rename_column(before.column, before.numbered)
+                    aside = {"": before.changed(column=before.numbered)}
+                    self.write_manifest(manifest.changed(active=aside))
+                self.metadata.rename_column(version.column, version.base)
+            super().switch(version.changed(column=version.base))
+            self.clear()
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raises StoreError where the role may not change the table, or has a column where offsets would lie."""
-        if not self.metadata.exists() or not self.metadata.versions():
+        if self.read_manifest().lying()[0] is None:
             base = self.metadata.base()
             if base in self.table.columns:
                 raise StoreError(f"{self.url}: the column {base} holds something of yours; rename it, or drop it")
@@ -187,39 +239,22 @@ class PgvectorStore(Store):
     @retried_after_deadlock
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> PgvectorWriting:
         self.require_writable()
-        owner = uuid.uuid4().hex
-        with self.transport.transaction(wait=WAIT_FOR_TABLE):
-            self.metadata.create()
-            versions = self.metadata.versions("FOR UPDATE")
-            same = [each for each in versions if each.fingerprint == model.fingerprint and each.state != "previous"]
-            if same:
-                found: Found = "active" if same[0].state == "active" else "half-written"
-                self.metadata.change(same[0], owner=owner)
-                return PgvectorWriting(self, replace(same[0], owner=owner), found)
-            self.metadata.delete([each for each in versions if each.state == "half-written"])
-            number = self.metadata.next_number()
-            base = versions[0].base if versions else self.metadata.base()
-            before = next((each.scale for each in versions if each.state == "active"), None)
-            version = begun(model, number, owner, base, self.table, scale_of(model, before))
-            self.metadata.add(version, model)
-            self.metadata.add_column(version)
-        if firing := schema.firing(self.transport, self.table):
+        writing = PgvectorWriting(self, *self.start_version(model, progress))
+        if writing.found == "nothing" and (firing := schema.firing(self.transport, self.table)):
             logger.warning("%s: these fire on the update of every row: %s", self.url, ", ".join(firing))
-        return PgvectorWriting(self, version, "nothing")
+        return writing
 
     def notes(self) -> Sequence[str]:
-        versions = self.metadata.versions()
-        version = next((each for each in versions if each.state == "active"), None)
+        manifest = self.read_manifest()
+        version = manifest.active.get("")
         if version is None:
             return []
         where = f"offsets in the column {version.column} of {self.table.name}"
         hidden = schema.hiding(self.transport, self.table)
         notes = [f"{hidden} may hide rows from this role: only those it sees are counted"] if hidden else []
-        notes += [
-            f"{each.column}, and its index where there is one, are of a run that goes on or was cut off: run it again"
-            for each in versions
-            if each.state == "half-written"
-        ]
+        if manifest.writing is not None:
+            half = f"{manifest.writing.column}, and its index where there is one"
+            notes.append(f"{half}, are of a run that goes on or was cut off: run it again")
         if self.table.index == "none":
             return [f"{where}; no index, as index=none says", *notes]
         if self._pgvector < SOUND:
@@ -232,13 +267,13 @@ class PgvectorStore(Store):
         if not indexes or not all(valid for *_, valid in indexes):
             gone = f"its index {version.index} is {'not whole' if indexes else 'gone'}"
             return [f"{where}; {gone}, so that searches read all rows: hubplugin refresh", *notes]
-        width = version.facts.get("ef_search")
+        width = version.ef_search
         wide = f"; with hnsw.ef_search = {width} it finds as much as a raw one did" if width else ""
         used = "uses" if self._uses(version, [row[0] for row in indexes]) else "sorts all rows rather than use"
         size = sum(row[1] for row in indexes) / 2**20
         return [f"{where}; a search {used} the index {version.index} ({size:.1f} MB){wide}", *notes]
 
-    def _uses(self, version: Version, indexes: Sequence[str]) -> bool:
+    def _uses(self, version: Column, indexes: Sequence[str]) -> bool:
         """Whether the planner has a search by `version` use one of `indexes`."""
         ranking, query = self._ranking(version), np.full((1, self.dim), self.dim**-0.5, np.float32)
         statement = sql.SQL("EXPLAIN (FORMAT JSON) ") + self._searched(ranking.distance(), 10)
@@ -254,9 +289,9 @@ class PgvectorStore(Store):
         ]
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
-        return self._found(None if raw else self.metadata.active(), queries, k)
+        return self._found(None if raw else self.active(), queries, k)
 
-    def _found(self, version: Version | None, queries: np.ndarray, k: int, **settings: str) -> Hits:
+    def _found(self, version: Column | None, queries: np.ndarray, k: int, **settings: str) -> Hits:
         """What a search by `version`, or a raw one, finds with `settings` of the server."""
         ids, scores = [], []
         if version is None:
@@ -273,7 +308,7 @@ class PgvectorStore(Store):
                 scores.append([score(row[0]) for row in rows])
         return Hits(ids, scores)
 
-    def width(self, version: Version) -> int | None:
+    def width(self, version: Column) -> int | None:
         """The least hnsw.ef_search with which corrected searches for queries of the bank find as much of the exact
         results as raw searches do as the server is set. None where the user has no HNSW index to compare with."""
         if not any(
@@ -303,39 +338,26 @@ class PgvectorStore(Store):
             sql.Literal(k),
         )
 
-    def _ranking(self, version: Version, alias: str = "") -> Ranking:
+    def _ranking(self, version: Column, alias: str = "") -> Ranking:
         return Ranking(self.table, version.column, version.scale, alias)
 
-    def asked(self, queries: np.ndarray, version: Version) -> np.ndarray:
+    def asked(self, queries: np.ndarray, version: Column) -> np.ndarray:
         """`queries` [m, d] as they are searched with: of unit length where the metric is cosine, and mapped."""
-        if version.facts["mapped"]:
+        if version.mapped:
             return self.model(version).queries(queries)
         return normalise(queries, "queries") if self.metric is Metric.COSINE else queries
 
-    def model(self, version: Version) -> OffsetModel:
-        """That of `version`, read once."""
-        if self._model is None or self._model.fingerprint != version.fingerprint:
-            self._model = self.metadata.model(version)
-        return self._model
-
-    def active_version(self) -> Version:
-        """Raises StoreError where no correction is active."""
-        version = self.metadata.active()
-        if version is None:
-            raise StoreError(f"{self.url}: no correction is active; run `hubplugin apply` first")
-        return version
-
     def order_by(self, query: np.ndarray, alias: str = "") -> OrderBy:
         """See `hubplugin_pgvector.order_by`."""
-        version = self.active_version()
+        version = self.require_active()
         return order_by(self._ranking(version, alias), self.asked(self._query(query)[None], version)[0])
 
     def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
-        version = self.active_version()
+        version = self.require_active()
         query = self._query(asked) if isinstance(asked, np.ndarray) else self._vector_of(asked)
         query = self.asked(query[None], version)[0]
-        width = version.facts.get("ef_search")
-        return explanation(self._ranking(version), query, k, bool(version.facts["mapped"]), width)
+        width = version.ef_search
+        return explanation(self._ranking(version), query, k, version.mapped, width)
 
     def _query(self, query: np.ndarray) -> np.ndarray:
         query = np.asarray(query, np.float32)
@@ -368,18 +390,9 @@ class PgvectorStore(Store):
             raise InputError(f"{error}; a filter is what stands behind WHERE: \"tenant = 'a'\"") from None
         return other
 
-    def previous(self) -> OffsetModel | None:
-        version = next((each for each in self.metadata.versions() if each.state == "previous"), None)
-        return None if version is None else self.metadata.model(version)
-
     @retried_after_deadlock
     def remove(self, progress: Progress | None = None) -> None:
-        if not self.metadata.exists():
-            return
-        with self.transport.transaction(wait=WAIT_FOR_TABLE):
-            self.metadata.delete(self.metadata.versions("FOR UPDATE"))
-            self.metadata.delete_gone()
-            self.metadata.delete_place()
+        super().remove(progress)
 
 
 class Refused(StoreError):
@@ -389,7 +402,7 @@ class Refused(StoreError):
 class PgvectorWriting(Writing):
     """The offsets of `version` on their way into its column. The run that began last writes; an older one stops."""
 
-    def __init__(self, store: PgvectorStore, version: Version, found: Found):
+    def __init__(self, store: PgvectorStore, version: Column, found: Found):
         self._store, self._version, self.found = store, version, found
 
     def scan(self) -> Iterator[Batch]:
@@ -403,7 +416,9 @@ class PgvectorWriting(Writing):
         store = self._store
         try:
             with store.transport.transaction():
-                self._undisturbed("FOR SHARE")
+                store.require_sight()
+                store.metadata.lock("FOR SHARE")
+                store.require_held(self._version)
                 self._update(batch, dict(zip(batch.ids, offsets.tolist(), strict=True)))
         except Refused as refused:
             self._withdraw()
@@ -465,44 +480,25 @@ class PgvectorWriting(Writing):
 
     def _withdraw(self) -> None:
         """Takes out a version that is half-written. Where that has to wait, `remove` does it."""
-        metadata = self._store.metadata
-        if self._version.state == "active":
+        store = self._store
+        if self.found == "active":
             return
-        with suppress(StoreError), self._store.transport.transaction(wait=WAIT_FOR_TABLE):
-            self._undisturbed("FOR UPDATE")
-            metadata.delete([self._version])
-            metadata.delete_place()
+        with suppress(StoreError), store.changing():
+            store.write_manifest(store.require_held(self._version).given_up())
+            if store.clear().lying()[0] is None:
+                store.delete_manifest()
 
     @retried_after_deadlock
     def activate(self) -> None:
         store = self._store
-        self._undisturbed("")
+        store.require_sight()
+        store.require_held(self._version)
         if store.table.index != "none":
             ranking = Ranking(store.table, self._version.column, self._version.scale)
             named = self._version.index, self._version.number
             schema.build_index(store.transport, store.table, *named, ranking.opclass())
-            self._version.facts["ef_search"] = store.width(self._version)
-        with store.transport.transaction(wait=WAIT_FOR_TABLE):
-            versions = self._undisturbed("FOR UPDATE")
-            store.metadata.change(self._version, facts=Json(self._version.facts))
-            if self._version.state == "active":
-                return
-            active = next((each for each in versions if each.state == "active"), None)
-            if active is not None:
-                store.metadata.delete([each for each in versions if each.state == "previous"])
-                store.metadata.retire(active)
-            store.metadata.change(self._version, state="active")
-
-    def _undisturbed(self, lock: str) -> Sequence[Version]:
-        """All versions. Raises StoreError where another run has begun to write this one, or deleted it, and where rows
-        are hidden since."""
-        self._store.require_sight()
-        versions = self._store.metadata.versions(lock)
-        if any((each.number, each.owner) == (self._version.number, self._version.owner) for each in versions):
-            return versions
-        raise StoreError(
-            f"{self._store.url}: another run has begun since, and this one stops; searches use nothing that it wrote"
-        )
+            self._version = self._version.changed(ef_search=store.width(self._version))
+        store.switch(self._version)
 
 
 def _value(value: object) -> Value | None:

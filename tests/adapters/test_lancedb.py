@@ -122,7 +122,7 @@ def test_what_a_kill_leaves_of_dropped_tables_is_no_table(corrected, left):
     model = store.correction().model
     store.remove()
     raw = store.search(np.ones((1, 8), np.float32), 5)
-    for name in ("photos__hubplugin", "photos__hubplugin_1", "photos__hubplugin_1_model", "photos__hubplugin_2"):
+    for name in ("photos__hubplugin", "photos__hubplugin_1", "photos__hubplugin_1_model"):
         path = folder / f"{name}.lance" / left
         path.parent.mkdir(parents=True)
         path.write_text("{}")
@@ -186,17 +186,18 @@ def test_rows_without_an_id_of_their_own_are_refused_before_anything_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["photos.lance"]
 
 
-def test_what_an_earlier_version_kept_beside_the_active_column_is_refused_and_removed(tmp_path, rng):
-    lancedb.connect(tmp_path).create_table("photos", table(list(range(50)), rng.normal(size=(50, 8)).astype("float32")))
-    store = open_store(f"lancedb:{tmp_path}/photos")
-    apply(store, rng.normal(size=(40, 8)).astype("float32"), "is", force=True)
-    lancedb.connect(tmp_path).open_table("photos__hubplugin").update(values={"state": "kept"})
-    with pytest.raises(
-        hubplugin.StoreError, match=r"correction 1 is kept, as an earlier .*: run hubplugin remove, and"
-    ):
-        open_store(store.url).correction()
-    open_store(store.url).remove()
-    assert lancedb.connect(tmp_path).open_table("photos").schema.names == ["id", "vector"]
+@pytest.mark.parametrize("held", [{"content": [b"{"]}, {"content": []}, {"number": [1], "state": ["kept"]}])
+def test_a_manifest_that_cannot_be_read_is_refused_in_one_line_and_never_written_over(corrected, held):
+    folder, store = corrected
+    model, database = store.correction().model, lancedb.connect(folder)
+    columns = {
+        name: pa.array(values, pa.large_binary() if name == "content" else None) for name, values in held.items()
+    }
+    database.create_table("photos__hubplugin", pa.table(columns, metadata={"hubplugin": "1"}), mode="overwrite")
+    for job in (hubplugin.remove, hubplugin.inspect, lambda each: apply(each, model, force=True)):
+        with pytest.raises(hubplugin.StoreError, match=r"table photos__hubplugin has a manifest that is [^\n]*again$"):
+            job(open_store(store.url))
+    assert database.open_table("photos__hubplugin").to_arrow().to_pydict() == held
 
 
 def test_a_zero_vector_is_counted_and_keeps_the_offset_0(tmp_path, rng):

@@ -179,6 +179,9 @@ def test_a_kill_before_any_change_leaves_the_old_or_the_new_and_the_next_run_fin
         if active is not None:
             report = hubplugin.inspect(InMemory(disk, vectors), queries=0)
             assert (report.missing, report.stale) == (0, 0)
+        removed = InMemory(Disk(disk), vectors)
+        removed.remove()
+        assert not removed.disk
         run(disk)
         if expected is None:
             assert not disk

@@ -187,8 +187,8 @@ def test_the_width_that_finds_as_much_as_the_raw_index_is_proposed(database):
     store = database.open()
     model = hubplugin.fit(vectors, vectors[:300] + 0.1, "is", metric="dot")
     write(store, model)
-    version = store.active_version()
-    width = version.facts["ef_search"]
+    version = store.require_active()
+    width = version.ef_search
     queries = chosen_queries(model, store.scan())
 
     def found(version, **settings):

@@ -371,7 +371,7 @@ def test_a_statement_timeout_stops_a_run_which_the_next_one_finishes(store, data
 
 def test_an_index_that_somebody_dropped_is_told_and_built_by_a_refresh(store, database):
     write(store, model())
-    index = store.active_version().index
+    index = store.require_active().index
     database.run(f"DROP INDEX {index}")
     assert f"its index {index} is gone" in store.notes()[0]
     hubplugin.refresh(store)
@@ -387,12 +387,22 @@ def test_a_table_that_is_locked_by_a_trigger_is_named_in_a_dry_run(store, databa
     assert any("these fire on the update of every row: trigger touched" in note for note in notes)
 
 
-def test_the_table_of_an_earlier_version_is_refused_in_one_line(store, database):
+@pytest.mark.parametrize("name", ["versions", "corrections"])
+def test_the_table_of_an_earlier_version_is_refused_in_one_line(name, store, database):
     database.run("CREATE SCHEMA hubplugin")
-    database.run("CREATE TABLE hubplugin.versions (number int)")
+    database.run(f"CREATE TABLE hubplugin.{name} (number int)")
     for job in (store.correction, lambda: write(store, model()), store.remove):
-        with pytest.raises(StoreError, match=r"hubplugin\.versions is of an earlier version .*, and apply again$"):
+        with pytest.raises(StoreError, match=rf"hubplugin\.{name} is of an earlier version .*, and apply again$"):
             job()
+
+
+def test_a_manifest_that_cannot_be_read_is_refused_in_one_line_and_never_written_over(store, database):
+    write(store, model())
+    database.run("UPDATE hubplugin.corrections SET content = '{' WHERE number = 0")
+    for job in (store.correction, lambda: write(store, model("nnn")), store.remove):
+        with pytest.raises(StoreError, match=r"hubplugin\.corrections has a manifest that is damaged[^\n]*again$"):
+            job()
+    assert database.run("SELECT content FROM hubplugin.corrections WHERE number = 0") == [(b"{",)]
 
 
 def test_a_refit_under_a_view_on_the_offsets_is_refused_and_the_active_ones_stay(store, database):

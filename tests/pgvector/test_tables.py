@@ -116,8 +116,8 @@ def test_two_columns_of_one_table_are_corrected_each_on_its_own(database):
     for vector in ("embedding", "title"):
         hubplugin.apply(database.open(vector=vector, metric="dot"), queries(), "is", force=True)
     one, other = (database.open(vector=vector, metric="dot") for vector in ("embedding", "title"))
-    assert one.active_version().column == "hub_offset"
-    assert other.active_version().column == "title_hub_offset"
+    assert one.require_active().column == "hub_offset"
+    assert other.require_active().column == "title_hub_offset"
     hubplugin.remove(one)
     assert hubplugin.inspect(other, queries=0).missing == 0
 
