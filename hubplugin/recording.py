@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
 import random
 import sqlite3
@@ -22,6 +21,7 @@ import time
 import weakref
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,20 +30,19 @@ from uuid import UUID
 
 import numpy as np
 
-from hubplugin.atomic import alone, lack_of_room, opened
+from hubplugin.atomic import alone, lack_of_room
 from hubplugin.errors import InputError, StoreError
 from hubplugin.vectors import Sliceable, one_line
 
 if TYPE_CHECKING:
     from hubplugin.vectors import VectorLike
 
-logger = logging.getLogger(__name__)
-
 FILE = "record.sqlite"
 MOST_WITHIN = 64  # recorders within one: each has a thread and a sample, and tenants with a collection each may be many
 MOST_CLICKS = 100_000  # in memory between two writings; further ones are dropped
 LONGEST = 200  # characters of the id of a target: what is longer is a text
 PATIENCE = 5.0  # seconds to wait for others who write, which takes them some milliseconds
+JOURNAL_OF_SEVERAL = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"  # ends a journal of several databases, and names one more
 ALL = "g"  # a bound above every id
 MOMENT = "BETWEEN -62135596800 AND 253402300799"  # the years 1 to 9999 in Unix seconds
 SCHEMA = [  # A file with other tables is of another version. user_version: another after each `clear` and `forget`.
@@ -58,9 +57,8 @@ SCHEMA = [  # A file with other tables is of another version. user_version: anot
     f"'integer' AND count > 0), time REAL NOT NULL CHECK (time {MOMENT}), PRIMARY KEY (id, target))",
 ]
 ADD = {
-    "samples": "INSERT INTO samples VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-    "bound = min(bound, excluded.bound), seen = seen + excluded.seen, first = min(first, excluded.first), "
-    "last = max(last, excluded.last)",
+    "samples": "INSERT INTO samples VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET bound = min(bound, "
+    "excluded.bound), seen = seen + excluded.seen, first = min(first, excluded.first), last = max(last, excluded.last)",
     "queries": "INSERT INTO queries VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
     "time = max(time, excluded.time), text = ifnull(excluded.text, text)",
     "clicks": "INSERT INTO clicks VALUES (?, ?, 1, ?) ON CONFLICT DO UPDATE SET "
@@ -101,10 +99,8 @@ class Recorded(Sliceable):
         self.texts = [row[3] for row in rows] if any(row[3] is not None for row in rows) else None
         self.different = len(rows) if bound == ALL else round(len(rows) * 2**64 / (int(bound, 16) or 1))
         self.clicks = [clicks.get(id, {}) for id in self.ids]
-        self.answers: np.ndarray | None = None
-        if any(self.clicks):
-            most = [max(counts, key=lambda target: counts[target], default=-1) for counts in self.clicks]
-            self.answers = np.array(most, object)
+        most = [max(counts, key=lambda target: counts[target], default=-1) for counts in self.clicks]
+        self.answers = np.array(most, object) if any(self.clicks) else None
 
 
 def folder_within(folder: str | os.PathLike[str], *names: str) -> Path:
@@ -172,9 +168,7 @@ def _opened(folder: Path, begin: str = "BEGIN IMMEDIATE", make: bool = False) ->
     that all writers share. Raises StoreError, and OSError where no file can be made.
     """
     path = folder / FILE
-    if any(folder.glob("part-*.safetensors")):
-        raise StoreError(f"{folder} holds part files of an earlier version; delete it: it is only a sample")
-    with _creating:
+    with _making:
         if make:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with suppress(FileExistsError):
@@ -182,7 +176,14 @@ def _opened(folder: Path, begin: str = "BEGIN IMMEDIATE", make: bool = False) ->
     if not os.path.lexists(path):
         yield None
         return
-    _require_own(path)
+    # SQLite would write to what is somebody else's, give it away, or delete it.
+    for each in (path, *(path.with_name(f"{FILE}-{kind}") for kind in ("wal", "shm", "journal"))):
+        if os.path.lexists(each) and not alone(each):
+            raise StoreError(f"{each} is a link, or no file; delete it: a record is only a sample")
+    with suppress(FileNotFoundError), each.open("rb") as journal:  # another process may have finished with it
+        journal.seek(max(os.fstat(journal.fileno()).st_size - len(JOURNAL_OF_SEVERAL), 0))
+        if journal.read() == JOURNAL_OF_SEVERAL:
+            raise StoreError(f"{each} names another file, which SQLite would delete; delete the journal")
     try:
         url = f"{path.absolute().as_uri()}?mode=rw"
         with closing(sqlite3.connect(url, PATIENCE, isolation_level=None, uri=True)) as record:
@@ -205,23 +206,6 @@ def _opened(folder: Path, begin: str = "BEGIN IMMEDIATE", make: bool = False) ->
         raise StoreError(f"{path} is damaged ({one_line(error)}); delete it: it is only a sample") from None
 
 
-JOURNAL_OF_SEVERAL = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
-"""What a journal ends with that names the journal of several databases. SQLite deletes what has that name."""
-
-
-def _require_own(path: Path) -> None:
-    """Raises StoreError where SQLite would write to, give away or delete what is somebody else's. That is a link or a
-    second name in the place of the record or of a file beside it, and a journal that names another journal."""
-    journal = path.with_name(f"{FILE}-journal")
-    for each in (path, journal, path.with_name(f"{FILE}-wal"), path.with_name(f"{FILE}-shm")):
-        if os.path.lexists(each) and not alone(each):
-            raise StoreError(f"{each} is a link, or no file; delete it: a record is only a sample")
-    with suppress(FileNotFoundError), opened(journal) as file:  # another process may have finished with it
-        file.seek(max(os.fstat(file.fileno()).st_size - len(JOURNAL_OF_SEVERAL), 0))
-        if file.read() == JOURNAL_OF_SEVERAL:
-            raise StoreError(f"{journal} names another file, which SQLite would delete; delete the journal")
-
-
 def _has_direction(vector: bytes) -> bool:
     """Whether its numbers are finite, and one is not 0: else it is no example of any query."""
     values = np.frombuffer(vector, np.float32)
@@ -233,7 +217,7 @@ def _vectors(queries: Any) -> list[bytes]:
     if isinstance(queries, (list, tuple)) and queries and isinstance(queries[0], (float, int)):
         return [struct.pack(f"={len(queries)}f", *queries)]  # four times as fast as numpy
     values = np.asarray(queries, np.float32)
-    if values.ndim not in (1, 2):
+    if values.ndim not in (1, 2) or not values.size:
         raise InputError(f"expected a query [d], or several [m, d]; got shape {values.shape}")
     return [row.tobytes() for row in np.atleast_2d(values)]
 
@@ -245,25 +229,34 @@ def _id(vector: bytes) -> str:
 def as_id(search: str) -> str:
     """The id of a search, as it was given; raises InputError for other texts, without repeating them."""
     if len(search) != 16 or not set(search) <= set("0123456789abcdef"):
-        raise InputError(f"expected a query's vector, or its id of 16 hexadecimal digits; got {_kind(search)}")
+        length = len(search)
+        raise InputError(
+            f"expected a query's vector, or its id of 16 hexadecimal digits; got a text of {length} characters"
+        )
     return search
 
 
 def as_target(target: object) -> int | str:
     """The id of a target as it is kept: digits are a number, as in a file of clicks, but for those that begin with 0
     and would lose it. Raises InputError for what is no id, without repeating it: it may be what somebody wrote."""
-    if isinstance(target, UUID):
-        return str(target)
-    if isinstance(target, (int, np.integer)) and not isinstance(target, bool) and 0 <= target < 2**64:
-        return int(target)
-    if isinstance(target, str) and 0 < len(target) <= LONGEST:
-        digits = target.isascii() and target.isdecimal() and str(int(target)) == target
-        return int(target) if digits and int(target) < 2**64 else target
-    raise InputError(f"expected the id of a target, 0 or more or up to {LONGEST} characters; got {_kind(target)}")
+    text = str(target) if isinstance(target, (int, np.integer, str, UUID)) and not isinstance(target, bool) else ""
+    if not 0 < len(text) <= LONGEST or (text[0] == "-" and not isinstance(target, str)):
+        kind = type(target).__name__
+        raise InputError(f"expected the id of a target, 0 or more or up to {LONGEST} characters; got {kind}")
+    is_number = text.isascii() and text.isdecimal() and str(int(text)) == text and int(text) < 2**64
+    return int(text) if is_number else text
 
 
-def _kind(value: object) -> str:
-    return f"a text of {len(value)} characters" if isinstance(value, str) else type(value).__name__
+@dataclass
+class Heard:
+    """What a recorder has heard since it wrote last: how many queries of `dim` dimensions were `seen`, those whose ids
+    are below `bound` by their ids, as rows of the table, and clicks."""
+
+    dim: int = 0
+    bound: str = ALL
+    seen: int = 0
+    asked: dict[str, tuple[int, str, bytes, float, str | None]] = field(default_factory=dict)
+    clicks: list[tuple[str, str, float]] = field(default_factory=list)
 
 
 class Recorder:
@@ -273,12 +266,13 @@ class Recorder:
         recorder.add(queries)                         # beside each index.search(queries, k)
         recorder.click(query, 4711)                   # where somebody clicked what the search found
 
-    folder: where the sample lies; `hubplugin.apply` and `hubplugin bank` read it. Any number of processes may record to
-    it at the same time, and go on after a restart. size: how many different queries are kept, drawn at random from all
-    that were ever asked, each counted once; 10,000, or 15 MB at 384 dimensions. texts: whether the texts that come with
-    queries are kept, too; by default they are not, since people write private things. seconds: between one writing to
-    the disk and the next, which a thread of its own does. collections: of a Qdrant client, those whose queries are
-    kept, by their names or as searches name them; all by default.
+    folder: where the sample lies, on a disk of this machine: the locks of network disks cannot be trusted.
+    `hubplugin.apply` and `hubplugin bank` read it. Any number of processes may record to it at the same time, and go on
+    after a restart. size: how many different queries are kept, drawn at random from all that were ever asked, each
+    counted once; 10,000, or 15 MB at 384 dimensions. texts: whether the texts that come with queries are kept, too; by
+    default they are not, since people write private things. seconds: between one writing to the disk and the next,
+    which a thread of its own does. collections: of a Qdrant client, those whose queries are kept, by their names or as
+    searches name them; all by default.
 
     Nothing that goes wrong while recording is raised: a folder that cannot be written is one line in the log.
     Raises InputError for a `size` or `seconds` that is not above 0, and for one text as `collections`.
@@ -312,13 +306,7 @@ class Recorder:
         self._timer: threading.Timer | None = None
         self._failed = set[str]()
         self._epoch: int | None = None  # the user_version of the record that it goes on with
-        self._clicks: list[tuple[str, str, float]] = []
-        self._hear(0)
-
-    def _hear(self, dim: int) -> None:
-        """From now on, queries of `dim` dimensions whose ids are below the bound."""
-        self._dim, self._bound, self._seen, self._first, self._last = dim, ALL, 0, math.inf, 0.0
-        self._asked: dict[str, tuple[int, str, bytes, float, str | None]] = {}
+        self._heard = Heard()
 
     def add(self, queries: VectorLike, text: str | None = None) -> None:
         """One query [d] was asked, or several [m, d]. Never raises.
@@ -335,27 +323,25 @@ class Recorder:
             self.fail(error)
 
     def _add(self, vector: bytes, text: str | None) -> None:
-        id, now, dim = _id(vector), time.time(), len(vector) // 4
+        id, dim = _id(vector), len(vector) // 4
         with self._adding:
-            if dim != self._dim:  # another model embeds queries from now on, or these are the first
-                self._hear(dim)
-            self._seen, self._first, self._last = self._seen + 1, min(self._first, now), now
-            if id < self._bound and _has_direction(vector):
-                before = self._asked.get(id)
-                self._asked[id] = (dim, id, vector, now, before[4] if before and text is None else text)
-                if len(self._asked) > 2 * self.size:
-                    ids = sorted(self._asked)
-                    self._bound = ids[self.size]
-                    self._asked = {id: self._asked[id] for id in ids[: self.size]}
-        self._start()
+            heard = self._heard
+            if dim != heard.dim:  # another model embeds queries from now on, or these are the first
+                heard = self._heard = Heard(dim, clicks=heard.clicks)
+            heard.seen += 1
+            if id < heard.bound and _has_direction(vector):
+                before = heard.asked.get(id)
+                heard.asked[id] = (dim, id, vector, time.time(), before[4] if before and text is None else text)
+                if len(heard.asked) > 2 * self.size:
+                    ids = sorted(heard.asked)
+                    heard.bound, heard.asked = ids[self.size], {id: heard.asked[id] for id in ids[: self.size]}
+            self._write_later()
 
-    def _start(self) -> None:
+    def _write_later(self) -> None:
         if self._timer is None:
-            with self._adding:
-                if self._timer is None:
-                    self._timer = threading.Timer(self.seconds, self._flush)
-                    self._timer.daemon = True
-                    self._timer.start()
+            self._timer = threading.Timer(self.seconds, self.flush)
+            self._timer.daemon = True
+            self._timer.start()
 
     @staticmethod
     def id_of(query: VectorLike) -> str:
@@ -376,13 +362,12 @@ class Recorder:
         process may be told of a click, whichever answered the query.
         """
         try:
-            id = as_id(query if isinstance(query, str) else self.id_of(query))
-            clicked = (id, str(as_target(target)), time.time())
-            clicked[1].encode()  # what no database takes would keep all other clicks out
+            id, clicked = as_id(query if isinstance(query, str) else self.id_of(query)), str(as_target(target))
+            clicked.encode()  # what no database takes would keep all other clicks out
             with self._adding:
-                if len(self._clicks) < MOST_CLICKS:
-                    self._clicks.append(clicked)
-            self._start()
+                if len(self._heard.clicks) < MOST_CLICKS:
+                    self._heard.clicks.append((id, clicked, time.time()))
+                self._write_later()
         except Exception as error:
             self.fail(error, "a click is")
 
@@ -404,9 +389,8 @@ class Recorder:
                 if record is not None:
                     _begin_anew(record)
                     for id in named:
-                        deleted = [
-                            record.execute(f"DELETE FROM {each} WHERE id = ?", (id,)) for each in ("queries", "clicks")
-                        ]
+                        tables = ("queries", "clicks")
+                        deleted = [record.execute(f"DELETE FROM {table} WHERE id = ?", (id,)) for table in tables]
                         count += any(each.rowcount > 0 for each in deleted)
         self.flush()
         return count
@@ -414,14 +398,11 @@ class Recorder:
     def flush(self) -> None:
         """Writes what is not on disk yet, here and `within`. Never raises."""
         for recorder in (self, *list(self._within.values())):
-            recorder._flush()
-
-    def _flush(self) -> None:
-        try:
-            self._write()
-            self._failed.clear()
-        except Exception as error:
-            self.fail(error)
+            try:
+                recorder._write()
+                recorder._failed.clear()
+            except Exception as error:
+                recorder.fail(error)
 
     def _write(self) -> None:
         with self._writing:
@@ -429,43 +410,40 @@ class Recorder:
                 if self._timer is not None:
                     self._timer.cancel()
                     self._timer = None
-                if self._epoch is None and not (self._seen or self._clicks):
-                    return  # no folder is made for nothing
-                dim, asked, clicks, seen = self._dim, self._asked, self._clicks, self._seen
-                sample = (dim, self._bound, seen, self._first, self._last)
-                self._asked, self._clicks, self._seen, self._first = {}, [], 0, math.inf
-            try:
-                with _opened(self.folder, make=True) as record:
-                    assert record is not None
-                    (epoch,) = record.execute("PRAGMA user_version").fetchone()
-                    if self._epoch in (None, epoch):
-                        if seen and dim:
-                            record.execute(ADD["samples"], sample)
-                        record.executemany(ADD["queries"], asked.values())
-                        record.executemany(ADD["clicks"], clicks)
-                        if asked or clicks:
-                            _keep(record, self.size)
-                    found = record.execute("SELECT bound FROM samples WHERE dim = ?", (dim,)).fetchone()
-            except BaseException:
-                with self._adding:  # it is written the next time
-                    self._asked, self._clicks = asked | self._asked, clicks + self._clicks
-                    self._seen, self._first = self._seen + seen, min(self._first, sample[3])
-                    self._last = max(self._last, sample[4])
-                raise
-            with self._adding:
-                if self._epoch not in (None, epoch):  # others have cleared it or forgotten a query
-                    self._hear(self._dim)
-                    self._clicks = []
-                if found is not None and dim == self._dim:
-                    self._bound = min(self._bound, found[0])
+                heard = self._heard
+                seen, asked, clicks = heard.seen, dict(heard.asked), list(heard.clicks)
+            if self._epoch is None and not (seen or clicks):
+                return  # no folder is made for nothing
+            with _opened(self.folder, make=True) as record:
+                assert record is not None
+                (epoch,) = record.execute("PRAGMA user_version").fetchone()
+                cleared = self._epoch not in (None, epoch)  # by others, or a query was forgotten
+                if not cleared:
+                    if seen:
+                        now = time.time()
+                        first = min((query[3] for query in asked.values()), default=now)
+                        record.execute(ADD["samples"], (heard.dim, heard.bound, seen, first, now))
+                    record.executemany(ADD["queries"], asked.values())
+                    record.executemany(ADD["clicks"], clicks)
+                    if asked or clicks:
+                        _keep(record, self.size)
+                found = record.execute("SELECT bound FROM samples WHERE dim = ?", (heard.dim,)).fetchone()
+            with self._adding:  # what was heard meanwhile is written the next time, and all of it where this fails
                 self._epoch = epoch
+                heard.seen -= seen
+                heard.asked = {id: query for id, query in heard.asked.items() if asked.get(id) is not query}
+                del heard.clicks[: len(clicks)]
+                if cleared:
+                    self._heard = Heard(self._heard.dim)
+                if found is not None and heard.dim == self._heard.dim:
+                    self._heard.bound = min(self._heard.bound, found[0])
 
     def fail(self, error: Exception, what: str = "queries are") -> None:
         """Says in the log, once until it goes well again, that `what` not recorded."""
         if what not in self._failed:
             self._failed.add(what)
             reason = getattr(error, "strerror", None) or error
-            logger.warning("%s not recorded in %s: %s; searches go on", what, self.folder, reason)
+            logging.getLogger(__name__).warning("%s not recorded in %s: %s; searches go on", what, self.folder, reason)
 
     def close(self) -> None:
         """Writes what is not on disk yet. It happens by itself where Python ends."""
@@ -474,31 +452,25 @@ class Recorder:
     def within(self, *names: str) -> Recorder:
         """A recorder of the same settings for what is called `names`, such as a collection and its vector: its folder
         lies in this one's. Raises InputError for more than 64 of them."""
-        found = self._within.get(names)
-        if found is None:
+        if names not in self._within:
             if len(self._within) >= MOST_WITHIN:
                 raise InputError(f"{MOST_WITHIN} samples are kept in it already; {'/'.join(names)} is left out")
             made = Recorder(folder_within(self.folder, *names), self.size, texts=self.texts, seconds=self.seconds)
-            found = self._within.setdefault(names, made)
-        return found
+            return self._within.setdefault(names, made)
+        return self._within[names]
 
 
 _ALL: weakref.WeakSet[Recorder] = weakref.WeakSet()
-_creating = threading.Lock()  # closing a file drops the locks that other threads have on it, those of SQLite too
-
-
-def _close_all() -> None:
-    for recorder in list(_ALL):
-        recorder._flush()
+_making = threading.Lock()  # closing a file drops the locks that other threads have on it, those of SQLite too
 
 
 def _begin_all() -> None:
-    global _creating
-    _creating = threading.Lock()
+    global _making
+    _making = threading.Lock()
     for recorder in list(_ALL):
         recorder._begin()
 
 
-atexit.register(_close_all)
+atexit.register(lambda: [recorder.flush() for recorder in list(_ALL)])
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_all)
