@@ -464,6 +464,11 @@ _ALL: weakref.WeakSet[Recorder] = weakref.WeakSet()
 _making = threading.Lock()  # closing a file drops the locks that other threads have on it, those of SQLite too
 
 
+def _flush_all() -> None:
+    for recorder in list(_ALL):
+        recorder.flush()
+
+
 def _begin_all() -> None:
     global _making
     _making = threading.Lock()
@@ -471,6 +476,6 @@ def _begin_all() -> None:
         recorder._begin()
 
 
-atexit.register(lambda: [recorder.flush() for recorder in list(_ALL)])
+atexit.register(_flush_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_all)
