@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from hubplugin.errors import EmptyInput, StoreError
+from hubplugin.executors import Shard
+from hubplugin.executors import Sharded as Sharded
 from hubplugin.store import Batch, Id, Store, Writing
-from hubplugin.vectors import Shard, Vectors, spool
-from hubplugin.vectors import Sharded as Sharded
+from hubplugin.vectors import Vectors, spool
 
 if TYPE_CHECKING:
     from hubplugin.model import OffsetModel
@@ -37,13 +38,7 @@ class StoreShard(Shard):
 
 
 class Share(Protocol):
-    """A `Writing` that its coordinator has begun, for other machines to take part in: a small value that travels.
-
-    key: the same whenever the same model is written to the same store.
-    """
-
-    @property
-    def key(self) -> str: ...
+    """A `Writing` that its coordinator has begun, for other machines to take part in: a small value that travels."""
 
     def joined(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
         """The store, the writing of `shard` alone, which is not to be activated, and its model."""

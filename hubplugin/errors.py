@@ -65,7 +65,7 @@ class EmptyInput(InputError):
 
 
 class ClusterError(HubpluginError):
-    """Workers that cannot be reached or were lost. What they found by then lies in the workspace, if one was named."""
+    """Workers of an executor that were lost, or failed for no fault of the vectors."""
 
 
 class ModelFileError(HubpluginError):

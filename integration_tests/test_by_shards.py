@@ -26,7 +26,7 @@ def offsets(store) -> dict[int | str, float]:
     }
 
 
-def test_a_worker_that_dies_while_it_writes_costs_its_shard(fill, tmp_path):
+def test_a_worker_that_dies_while_it_writes_costs_its_shard(fill):
     alone, shared = (hubplugin.open_store(fill().url) for _ in range(2))
     hubplugin.apply(alone, BANK, **APPLY)
 
@@ -35,13 +35,9 @@ def test_a_worker_that_dies_while_it_writes_costs_its_shard(fill, tmp_path):
             with suppress(ProcessLookupError):  # dead by now, if another shard is reported meanwhile
                 os.kill(next(iter(executor._processes)), signal.SIGKILL)
 
-    work = tmp_path / "work"
     with pool() as executor, pytest.raises(ClusterError, match="the executor has lost its workers"):
-        hubplugin.apply(
-            shared, BANK, executor=executor, shards=6, workspace=work, compute=hubplugin.Compute(progress=kill), **APPLY
-        )
+        hubplugin.apply(shared, BANK, executor=executor, shards=6, compute=hubplugin.Compute(progress=kill), **APPLY)
     assert not hubplugin.open_store(shared.url).correction().active
     with pool() as executor:
-        hubplugin.apply(shared, BANK, executor=executor, shards=6, workspace=work, **APPLY)
+        hubplugin.apply(shared, BANK, executor=executor, shards=6, **APPLY)
     np.testing.assert_allclose(list(offsets(shared).values()), list(offsets(alone).values()), rtol=0, atol=1e-5)
-    assert not work.exists()

@@ -14,12 +14,13 @@ import numpy as np
 
 from hubplugin.abilities import Explanation, Share, StoreShard
 from hubplugin.errors import HubpluginError, InputError, ModelFileError, StoreError
+from hubplugin.executors import even_ranges
 from hubplugin.jobs.write import UNIT
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.registry import without_secrets
 from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, require_ungrouped
-from hubplugin.vectors import Progress, even_ranges
+from hubplugin.vectors import Progress
 from hubplugin_faiss.calibration import Asked, is_exact, spread_of_unit
 from hubplugin_faiss.files import making, require_memory, require_unchanged, stamp_of, write_index_file
 from hubplugin_faiss.folder import HubFolder, Run, date_of
@@ -444,8 +445,8 @@ class FaissShard(StoreShard):
     stop: int
 
     @property
-    def identity(self) -> str:
-        return f"{self.url}|{self.stamp}|{self.start}|{self.stop}"
+    def rows(self) -> int:  # type: ignore[override]
+        return self.stop - self.start
 
     def scan(self) -> Iterator[Batch]:
         yield from _opened(self.url, self.stamp).scan_rows(self.start, self.stop)
@@ -458,10 +459,6 @@ class FaissShare(Share):
     url: str
     stamp: str
     fingerprint: str
-
-    @property
-    def key(self) -> str:
-        return f"{self.url}|{self.stamp}|{self.fingerprint}"
 
     def joined(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
         assert isinstance(shard, FaissShard)

@@ -107,6 +107,5 @@ def apply(
         compute=compute,
         executor=None,
         shards=None,
-        workspace=None,
         **parameters,
     )

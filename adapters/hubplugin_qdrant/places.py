@@ -14,10 +14,10 @@ from qdrant_client import QdrantClient
 
 from hubplugin.abilities import Share, StoreShard
 from hubplugin.errors import InputError, StoreError
+from hubplugin.executors import SHARD_ROWS
 from hubplugin.model import OffsetModel
 from hubplugin.registry import open_store
 from hubplugin.store import Batch, Id, Store, Writing
-from hubplugin.vectors import SHARD_ROWS
 from hubplugin_qdrant.manifest import Version
 
 
@@ -93,18 +93,13 @@ OPTIONS = frozenset(("using", "storage", "offset_key", "grpc", "record"))
 
 @dataclass(frozen=True)
 class QdrantShard(StoreShard):
-    """The points with ids from `first` on and below `last`; None is no bound. count: of the points of the
-    collection, when it was divided."""
+    """The points with ids from `first` on and below `last`; None is no bound."""
 
     name: str
     url: str
     first: Id | None
     last: Id | None
-    count: int
-
-    @property
-    def identity(self) -> str:
-        return f"{self.url}|{self.first}|{self.last}|{self.count}"
+    rows: int
 
     def scan(self) -> Iterator[Batch]:
         yield from _opened(self.url).scan_between((self.first, self.last))
@@ -116,11 +111,6 @@ class QdrantShare(Share):
 
     url: str
     version: str
-
-    @property
-    def key(self) -> str:
-        version = Version.model_validate_json(self.version)
-        return f"{self.url}|{version.number}|{version.model}"
 
     def joined(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
         assert isinstance(shard, QdrantShard)
@@ -137,7 +127,7 @@ def divided(url: str, ids: Iterable[Id], points: int, count: int | None) -> list
     ranges = pairwise([*bounds, None])
     return [
         QdrantShard(
-            f"{url}, shard {number} (ids from {'the first' if first is None else first} on)", url, first, last, points
+            f"{url}, shard {number} (ids from {'the first' if first is None else first} on)", url, first, last, height
         )
         for number, (first, last) in enumerate(ranges)
     ]

@@ -13,17 +13,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from hubplugin.compute import (
-    SPACINGS,
-    SURVEYED,
     Compute,
     Similarities,
     dense,
     largest,
     largest_similarities,
     nearest_targets,
-    spacing_ratio,
 )
-from hubplugin.methods import FitInput
+from hubplugin.methods import SPACINGS, SURVEYED, FitInput, spacing_ratio
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Vectors, as_vectors

@@ -11,18 +11,14 @@ from hubplugin.cli.application import Answer, command, progress_shown
 from hubplugin.cli.options import (
     BankOptions,
     ComputeOptions,
-    Dask,
     ReportOptions,
     Settings,
-    Shards,
     StoreUrl,
-    Workspace,
     answer,
     bank_of,
     parameters_of,
     require_files,
     told,
-    workers,
 )
 from hubplugin.compute import Compute
 from hubplugin.errors import HubpluginError, InputError, telling
@@ -46,9 +42,6 @@ def apply(
     learn: Learn = False,
     force: Annotated[bool, typer.Option("--force", help="Apply it even if the guard refuses it.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and check, and write nothing.")] = False,
-    executor: Dask = None,
-    shards: Shards = None,
-    workspace: Workspace = None,
     shown: ReportOptions,
     computing: ComputeOptions,
 ) -> Answer:
@@ -63,11 +56,11 @@ def apply(
     from hubplugin.jobs.correct import apply
 
     parameters = parameters_of(method, settings)
-    with workers(executor) as engine, progress_shown() as progress:
+    with progress_shown() as progress:
         applied = apply(
             opened, bank, method, group_by=group_by, learn=learn, judged=None,
-            force=force, dry_run=dry_run, compute=computing.compute(progress), executor=engine,
-            shards=shards, workspace=workspace, **parameters,
+            force=force, dry_run=dry_run, compute=computing.compute(progress), executor=None, shards=None,
+            **parameters,
         )  # fmt: skip
     state = "the correction is active, and its report was being written" if applied.written else "nothing was changed"
     with telling(f"{opened.url}: {state}"):
@@ -182,6 +175,7 @@ def refit(
     with progress_shown() as progress:
         done = refit(
             opened, bank, method, learn=learn, judged=None, force=force, dry_run=dry_run,
-            compute=computing.compute(progress), **parameters,
+            compute=computing.compute(progress), executor=None, shards=None,
+            **parameters,
         )  # fmt: skip
     return replace(answer(done.report(), done, store=opened), of=opened.url)

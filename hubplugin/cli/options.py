@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,16 +36,6 @@ TargetNames = Annotated[
 ]
 ReportFile = Annotated[
     Path | None, typer.Option("--report", metavar="FILE.html", help="Also write a report: one HTML file to look at.")
-]
-Dask = Annotated[
-    str | None,
-    typer.Option(
-        "--dask", metavar="ADDRESS", help="Read, fit and write on a Dask cluster: tcp://scheduler:8786 (docs/scale.md)."
-    ),
-]
-Shards = Annotated[int | None, typer.Option(help="With --dask: into how many parts the store is divided.")]
-Workspace = Annotated[
-    str | None, typer.Option(metavar="FOLDER", help="With --dask: where a run that was cut off is taken up.")
 ]
 Device = Annotated[str, typer.Option(help="auto is cuda, then mps, then cpu.")]
 Memory = Annotated[str, typer.Option(help="Bounds the similarities held at one time.")]
@@ -128,18 +117,6 @@ def require_files(read: Sequence[str | None], written: Sequence[Path | None]) ->
             raise InputError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
         if path is not None and (lack := lack_of_room(Path(os.path.realpath(path)).parent, needed=1)):
             raise InputError(f"cannot write {str(path)!r}: {lack}")
-
-
-@contextmanager
-def workers(dask: str | None) -> Iterator[Any]:
-    """The executor on the Dask cluster at an address, None without one."""
-    if dask is None:
-        yield None
-        return
-    from hubplugin.cluster import dask_cluster
-
-    with dask_cluster(dask) as executor:
-        yield executor
 
 
 def parameters_of(method: str, settings: list[str] | None) -> dict[str, Setting]:

@@ -1,8 +1,7 @@
 """What is reduced over a bank for each target: log-sum-exp, mean of the k largest, dot product; with answers left out.
 
 A fit takes two passes over the similarities: the first finds the nearest target of each query (`find_answers`), the
-second reduces what is left (`reduce`, `sinkhorn`). Each is a task over some targets by themselves, so that a gallery in
-shards is reduced shard by shard. Values come back from a device once a pass.
+second reduces what is left (`reduce`, `sinkhorn`). Values come back from a device once a pass.
 
 An answer is no hub. A *log* holds queries that people asked of this very gallery. Each is near its answer because it
 was asked for it, not because the answer is a hub, so the answer's entry says nothing about hubness and is left out of
@@ -13,63 +12,17 @@ most of it.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from hubplugin.compute.device import Array, Library, Placed, host, view
 from hubplugin.compute.similarities import Similarities, Tile
 from hubplugin.metric import Metric
-from hubplugin.vectors import Spread, Vectors
-
-ShardResult: TypeAlias = dict[str, np.ndarray]
-"""What a task found, by name: sums, or a row a target."""
-
-
-class Task(ABC):
-    """A pure function of a shard: done again, anywhere, it finds the same. A frozen dataclass of numbers, texts, arrays
-    and others of its kind, which says all that the result depends on but the bank and the shard."""
-
-    what: str
-    """The work, for progress."""
-
-    @abstractmethod
-    def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
-        """Of all of `targets`."""
-
-
-def over(similarities: Similarities, targets: Vectors, task: Task) -> list[tuple[int, ShardResult]]:
-    """What `task` finds in each shard of `targets`, behind the number of its first target. Targets that lie in one
-    place are one shard."""
-    if isinstance(targets, Spread):
-        return targets.each(task, similarities)
-    return [(0, task(similarities, targets))]
-
-
-def joined(similarities: Similarities, targets: Vectors, task: Task, names: Sequence[str]) -> list[np.ndarray]:
-    """What `task` finds under each of `names`, of all targets: float64 [n] each."""
-    parts = [found for _, found in over(similarities, targets, task)]
-    return [np.concatenate([part[name] for part in parts], dtype=np.float64) for name in names]
-
-
-# The largest of rows
-
-
-def largest(s: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k largest of every row of s [b, m], the largest first, k <= m: values and columns, [b, k] each."""
-    s = host(s)
-    if k == 1:
-        columns = s.argmax(axis=1)[:, None]
-        return np.take_along_axis(s, columns, axis=1), columns
-    some = np.argpartition(s, s.shape[1] - k, axis=1)[:, -k:]
-    values = np.take_along_axis(s, some, axis=1)
-    order = np.argsort(-values, axis=1, kind="stable")
-    return np.take_along_axis(values, order, axis=1), np.take_along_axis(some, order, axis=1)
-
+from hubplugin.vectors import Vectors
 
 GROUP = 8
 """Columns of a group, of which a card looks at the largest first: the k largest of a row lie in the k groups with the
@@ -108,32 +61,27 @@ class LeftOut:
     levels: np.ndarray
     largest: bool = True
 
-    def leaver(self, similarities: Similarities, scale: float = 1.0) -> Leaver:
-        levels = Placed(similarities.library, scale * similarities.reached(self.levels))
-        return Leaver(similarities.library.on_cpu, levels, self.largest)
 
-
-@dataclass(frozen=True)
 class Leaver:
-    """Sets to -inf, in place, the entries of a tile that are at least their column's level [m], but for those of a hub,
-    and then each target's largest."""
+    """Sets to -inf, in place, what `left_out` names in tiles of `scale` times the similarities, but for answers of a
+    hub."""
 
-    on_cpu: bool
-    levels: Placed
-    largest: bool
+    def __init__(self, similarities: Similarities, left_out: LeftOut, scale: float = 1.0):
+        self._on_cpu, self._largest = similarities.library.on_cpu, left_out.largest
+        self._levels = Placed(similarities.library, scale * similarities.reached(left_out.levels))
 
     def __call__(self, s: Array) -> None:
-        if self.on_cpu:
-            self._few(view(s), view(self.levels.like(s)))
+        if self._on_cpu:
+            self._few(view(s), view(self._levels.like(s)))
         else:
-            self._all(s, self.levels.like(s))
+            self._all(s, self._levels.like(s))
 
     def _few(self, s: np.ndarray, levels: np.ndarray) -> None:
         some = np.flatnonzero(s.max(axis=0) >= levels)  # most columns have none
         rows, columns = np.nonzero(s[:, some] >= levels[some])
         out = np.bincount(rows, minlength=len(s))[rows] <= MOST_ANSWERS * s.shape[1]
         s[rows[out], some[columns[out]]] = -math.inf
-        if self.largest:
+        if self._largest:
             np.put_along_axis(s, s.argmax(axis=1)[:, None], -math.inf, axis=1)
 
     def _all(self, s: Array, levels: Array) -> None:
@@ -141,7 +89,7 @@ class Leaver:
         answers = s >= levels
         answers &= answers.sum(dim=1, keepdim=True) <= MOST_ANSWERS * s.shape[1]
         s.masked_fill_(answers, -math.inf)
-        if self.largest:
+        if self._largest:
             s.scatter_(1, s.argmax(dim=1, keepdim=True), -math.inf)
 
 
@@ -198,44 +146,26 @@ def reduce(
     reductions: Sequence[LogSum | MeanOfLargest],
     left_out: LeftOut | None = None,
 ) -> list[np.ndarray]:
-    """The value of each of `reductions` for every target, in one pass over the similarities: float64 [n] each."""
-    names = [str(i) for i in range(len(reductions))]
-    return joined(similarities, targets, ReducedShard(tuple(reductions), left_out), names)
-
-
-@dataclass(frozen=True)
-class ReducedShard(Task):
-    """`reduce`, the value of each reduction under its number."""
-
-    reductions: tuple[LogSum | MeanOfLargest, ...]
-    left_out: LeftOut | None
-    what: str = "offsets"
-
-    def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
-        reductions, library = self.reductions, similarities.library
-        only = reductions[0]
-        if len(reductions) == 1 and isinstance(only, LogSum):
-            fused = fused_log_sum(similarities, targets, only, self.left_out, self.what)
-            if fused is not None:
-                return {"0": fused}
-        sums = [i for i, each in enumerate(reductions) if isinstance(each, LogSum)]
-        scale = 1 / reductions[sums[0]].tau if sums else 1.0  # type: ignore[union-attr]
-        leave_out = None if self.left_out is None else self.left_out.leaver(similarities, scale)
-        found: list[list[Array]] = [[] for _ in reductions]
-        biases = {i: Bias(library, reductions[i].log_weights) for i in sums}  # type: ignore[union-attr]
-        for tile in similarities.tiles(targets, self.what, scale=scale):
-            if leave_out is not None:
-                leave_out(tile.s)
-            for i, each in enumerate(reductions):
-                if isinstance(each, MeanOfLargest):
-                    found[i].append(each.of(tile.s, library) / scale)
-            for i in sums:
-                x = tile.s if i == sums[-1] else library.xp.asarray(tile.s, copy=True)
-                factor = 1 / (reductions[i].tau * scale)  # type: ignore[union-attr]
-                if i != sums[0]:
-                    x *= factor
-                found[i].append(_log_sum(x, tile.bound * factor, biases[i], library))
-        return {str(i): host(library.xp.concat(parts)).astype(np.float64) for i, parts in enumerate(found)}
+    """The value of each of `reductions`, of which at most one is a `LogSum`, for every target, in one pass over the
+    similarities: float64 [n] each."""
+    log_sum = next((each for each in reductions if isinstance(each, LogSum)), None)
+    if log_sum is not None and len(reductions) == 1:
+        fused = fused_log_sum(similarities, targets, log_sum, left_out)
+        if fused is not None:
+            return [fused]
+    library, scale = similarities.library, 1.0 if log_sum is None else 1 / log_sum.tau
+    leave_out = None if left_out is None else Leaver(similarities, left_out, scale)
+    bias = Bias(library, None if log_sum is None else log_sum.log_weights)
+    parts: list[list[Array]] = [[] for _ in reductions]
+    for tile in similarities.tiles(targets, "offsets", scale=scale):
+        if leave_out is not None:
+            leave_out(tile.s)
+        for part, each in zip(parts, reductions, strict=True):
+            if isinstance(each, MeanOfLargest):
+                part.append(each.of(tile.s, library) / scale)
+        if log_sum is not None:  # last, since it overwrites the tile
+            parts[reductions.index(log_sum)].append(_log_sum(tile.s, tile.bound, bias, library))
+    return [host(library.xp.concat(part)).astype(np.float64) for part in parts]
 
 
 class Bias:
@@ -264,7 +194,7 @@ def _log_sum(x: Array, bound: float, bias: Bias, library: Library) -> Array:
 
 
 def fused_log_sum(
-    similarities: Similarities, targets: Vectors, of: LogSum, left_out: LeftOut | None, what: str
+    similarities: Similarities, targets: Vectors, of: LogSum, left_out: LeftOut | None
 ) -> np.ndarray | None:
     """The log-sum-exp of unit vectors on a card by one kernel, in which no similarity reaches memory: float64 [n].
     None where there is no card, no triton, or vectors have lengths of their own."""
@@ -275,26 +205,30 @@ def fused_log_sum(
     bank = kernels.halves(library.put(similarities.bank, library.xp.float32))
     bias = library.put(np.zeros(m) if of.log_weights is None else np.asarray(of.log_weights, np.float64))
     levels = None if left_out is None else library.put(similarities.reached(left_out.levels))
-    found = []
+    parts = []
     for start, block in similarities.blocks(targets):
-        found.append(kernels.log_sum_exp(kernels.halves(block), bank, bias, 1 / of.tau, levels, MOST_ANSWERS * m))
-        similarities.compute.report(what, start + len(block), targets.rows)
-    return host(library.xp.concat(found)).astype(np.float64)
+        parts.append(kernels.log_sum_exp(kernels.halves(block), bank, bias, 1 / of.tau, levels, MOST_ANSWERS * m))
+        similarities.compute.report("offsets", start + len(block), targets.rows)
+    return host(library.xp.concat(parts)).astype(np.float64)
+
+
+def kernels_for(similarities: Similarities) -> Any:
+    """The module of fused kernels where it serves: vectors of length 1 on a card, with triton. None elsewhere."""
+    device = similarities.library.device
+    if device is None or device.type != "cuda" or similarities.compute.precision != "auto":
+        return None
+    if similarities.metric is not Metric.COSINE or similarities.longest > 1.001 or find_spec("triton") is None:
+        return None
+    from hubplugin.compute import kernels
+
+    return kernels
 
 
 def dot(similarities: Similarities, targets: Vectors) -> np.ndarray:
     """s(v, t) for every target, where the bank is the one vector v: float64 [n]."""
-    return joined(similarities, targets, _DotOfShard(), ["dot"])[0]
-
-
-@dataclass(frozen=True)
-class _DotOfShard(Task):
-    what: str = "offsets"
-
-    def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
-        xp = similarities.library.xp
-        parts = [xp.asarray(tile.s[:, 0], copy=True) for tile in similarities.tiles(targets, self.what)]
-        return {"dot": host(xp.concat(parts)).astype(np.float64)}
+    xp = similarities.library.xp
+    parts = [xp.asarray(tile.s[:, 0], copy=True) for tile in similarities.tiles(targets, "offsets")]
+    return host(xp.concat(parts)).astype(np.float64)
 
 
 # Answers
@@ -315,50 +249,41 @@ class Answers:
     levels: np.ndarray
     weights: np.ndarray
 
-
-@dataclass(frozen=True)
-class NearestOfShard(Task):
-    """The nearest target of every bank row, the first of several that are as near (see `ANSWER_SLACK`). similarity:
-    float64 [m]; rows: int64 [m]."""
-
-    what: str = "answers of the bank"
-
-    def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
-        library, m = similarities.library, similarities.m
-        xp = library.xp
-        similarity = library.zeros((m,), library.accumulator) - math.inf
-        rows = library.zeros((m,), xp.int64)
-        for tile in similarities.tiles(targets, self.what):
-            highest = xp.astype(xp.max(tile.s, axis=0), library.accumulator)
-            least = similarities.reached(highest)
-            _note_first(rows, tile, least, least > similarity, library)
-            similarity = xp.maximum(similarity, highest)
-        return {"similarity": host(similarity).astype(np.float64), "rows": host(rows)}
-
-
-def _note_first(rows: Array, tile: Tile, least: Array, nearer: Array, library: Library) -> None:
-    """Writes the number of the first target that reaches `least` [m] to those of `rows` [m] that are `nearer`."""
-    xp = library.xp
-    if library.on_cpu:
-        some = np.flatnonzero(view(nearer))
-        view(rows)[some] = (view(tile.s)[:, some] >= view(least)[some]).argmax(axis=0) + tile.start
-        return
-    numbers = xp.arange(len(tile.s), device=library.device)[:, None]
-    first = xp.where(tile.s >= least, numbers, len(tile.s)).amin(dim=0) + tile.start
-    rows.copy_(xp.where(nearer, first, rows))
+    @staticmethod
+    def of(levels: np.ndarray, rows: np.ndarray) -> Answers:
+        """levels, rows: what `nearest_targets` found."""
+        _, place, count = np.unique(rows, return_inverse=True, return_counts=True)
+        count[count > MOST_ANSWERS * len(rows)] = 1  # a hub, not an answer: the queries that find it ask for others
+        return Answers(levels, 1.0 / count[place.reshape(-1)])
 
 
 def nearest_targets(similarities: Similarities, columns: Sequence[Vectors]) -> tuple[np.ndarray, np.ndarray]:
     """Of every bank row its similarity to the nearest target of all `columns`, in one pass, and that target's number,
-    counted through all of them: float64 [m] and int64 [m]."""
-    similarity, nearest, first = np.full(similarities.m, -math.inf), np.zeros(similarities.m, np.int64), 0
+    counted through all of them, the first of several that are as near (see `ANSWER_SLACK`): float64 and int64 [m]."""
+    library, m, first = similarities.library, similarities.m, 0
+    xp = library.xp
+    similarity = library.zeros((m,), library.accumulator) - math.inf
+    rows = library.zeros((m,), xp.int64)
     for targets in columns:
-        for start, found in over(similarities, targets, NearestOfShard()):
-            nearer = similarities.reached(found["similarity"]) > similarity
-            nearest = np.where(nearer, found["rows"] + first + start, nearest)
-            similarity = np.maximum(similarity, found["similarity"])
+        for tile in similarities.tiles(targets, "answers of the bank"):
+            highest = xp.astype(xp.max(tile.s, axis=0), library.accumulator)
+            least = similarities.reached(highest)
+            _note_first(rows, tile, first, least, least > similarity, library)
+            similarity = xp.maximum(similarity, highest)
         first += targets.rows
-    return similarity, nearest
+    return host(similarity).astype(np.float64), host(rows)
+
+
+def _note_first(rows: Array, tile: Tile, first: int, least: Array, nearer: Array, library: Library) -> None:
+    """Writes the number of the first target that reaches `least` [m] to those of `rows` [m] that are `nearer`."""
+    xp, start = library.xp, first + tile.start
+    if library.on_cpu:
+        some = np.flatnonzero(view(nearer))
+        view(rows)[some] = (view(tile.s)[:, some] >= view(least)[some]).argmax(axis=0) + start
+        return
+    numbers = xp.arange(len(tile.s), device=library.device)[:, None]
+    reaching = xp.where(tile.s >= least, numbers, len(tile.s)).amin(dim=0) + start
+    rows.copy_(xp.where(nearer, reaching, rows))
 
 
 def find_answers(similarities: Similarities, columns: Sequence[Vectors]) -> Answers | None:
@@ -366,66 +291,21 @@ def find_answers(similarities: Similarities, columns: Sequence[Vectors]) -> Answ
     targets are too few."""
     if min(similarities.m, sum(part.rows for part in columns)) < SMALLEST_LOG:
         return None
-    levels, rows = nearest_targets(similarities, columns)
-    _, place, count = np.unique(rows, return_inverse=True, return_counts=True)
-    count[count > MOST_ANSWERS * len(rows)] = 1  # a hub, not an answer: the queries that find it ask for others
-    return Answers(levels, 1.0 / count[place.reshape(-1)])
-
-
-# What the k nearest targets of each bank row say
-
-
-@dataclass(frozen=True)
-class _LargestOfShard(Task):
-    """largest: the k largest similarities of each bank row, the largest first, or all if there are fewer: [m, k]."""
-
-    k: int
-    what: str = "looking at the bank"
-
-    def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
-        library, k = similarities.library, self.k
-        most: Array = None
-        for tile in similarities.tiles(targets, self.what):
-            both = tile.s if most is None else library.xp.concat([most, tile.s])
-            if len(both) <= k:
-                most = library.xp.asarray(both, copy=True)
-            elif library.on_cpu:
-                most = library.xp.asarray(np.partition(view(both), len(both) - k, axis=0)[len(both) - k :])
-            else:
-                most = both.topk(k, dim=0).values
-        return {"largest": np.sort(host(most).astype(np.float64).T, axis=1)[:, ::-1]}
+    return Answers.of(*nearest_targets(similarities, columns))
 
 
 def largest_similarities(similarities: Similarities, targets: Vectors, k: int) -> np.ndarray:
     """The k largest similarities of every bank row, the largest first, in one pass: float64 [m, min(k, n)]."""
-    parts = [found["largest"] for _, found in over(similarities, targets, _LargestOfShard(k))]
-    return np.sort(np.concatenate(parts, axis=1), axis=1)[:, ::-1][:, :k]
-
-
-SURVEYED = 512
-"""Bank queries that the kind of a bank is judged by: the spacing ratio then has a standard error of about 0.05."""
-
-SPACINGS = 10
-"""Gaps between neighbours in a query's list that the spacing ratio reads: the first, and those it is compared with."""
-
-
-def spacing_ratio(largest: np.ndarray) -> float:
-    """How far the nearest target stands out: about 1 and below where answers are elsewhere, above 1 in a log.
-
-    largest: the `SPACINGS` + 1 largest similarities of each query, the largest first: [m, k].
-
-    With s_1 >= s_2 >= ... the similarities of one query, the gaps j (s_j - s_j+1) have one mean for all j if the upper
-    end of their distribution is exponential (Renyi's representation of order statistics). It is less for small j if
-    the end is shorter. The ratio is the mean of the first gap over the mean of the others, over all queries: it knows
-    neither scale nor metric. An answer makes the first gap larger. 1 where there are fewer than 3 targets.
-
-    Measured (benchmarks/settings.py): banks whose answers are elsewhere 0.60 to 0.95, logs 0.95 to 3.5, on text and
-    code, text and images, and across languages.
-    """
-    gaps = -np.diff(largest, axis=1) * np.arange(1, largest.shape[1])
-    if gaps.shape[1] < 2 or not gaps[:, 1:].mean() > 0:
-        return 1.0
-    return float(gaps[:, 0].mean() / gaps[:, 1:].mean())
+    library, most = similarities.library, None
+    for tile in similarities.tiles(targets, "looking at the bank"):
+        both = tile.s if most is None else library.xp.concat([most, tile.s])
+        if len(both) <= k:
+            most = library.xp.asarray(both, copy=True)
+        elif library.on_cpu:
+            most = library.xp.asarray(np.partition(view(both), len(both) - k, axis=0)[len(both) - k :])
+        else:
+            most = both.topk(k, dim=0).values
+    return np.sort(host(most).astype(np.float64).T, axis=1)[:, ::-1]
 
 
 # What query-dependent corrections ask
@@ -448,15 +328,3 @@ def count_larger(similarities: Similarities, targets: Vectors, levels: np.ndarra
         part = levels[:, tile.start : tile.stop]
         parts.append(xp.stack([xp.sum(tile.s > put(level, tile.s.dtype)[:, None], axis=1) for level in part]))
     return host(xp.concat(parts, axis=1))
-
-
-def kernels_for(similarities: Similarities) -> Any:
-    """The module of fused kernels where it serves: vectors of length 1 on a card, with triton. None elsewhere."""
-    device = similarities.library.device
-    if device is None or device.type != "cuda" or similarities.compute.precision != "auto":
-        return None
-    if similarities.metric is not Metric.COSINE or similarities.longest > 1.001 or find_spec("triton") is None:
-        return None
-    from hubplugin.compute import kernels
-
-    return kernels

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from hubplugin.compute.device import Array, Compute, Library, host
-from hubplugin.compute.reductions import largest
 from hubplugin.compute.similarities import Similarities
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
@@ -34,6 +33,18 @@ class Scores:
     s: Array
     tie: float
     library: Library
+
+
+def largest(s: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The k largest of every row of s [b, m], the largest first, k <= m: values and columns, [b, k] each."""
+    s = host(s)
+    if k == 1:
+        columns = s.argmax(axis=1)[:, None]
+        return np.take_along_axis(s, columns, axis=1), columns
+    some = np.argpartition(s, s.shape[1] - k, axis=1)[:, -k:]
+    values = np.take_along_axis(s, some, axis=1)
+    order = np.argsort(-values, axis=1, kind="stable")
+    return np.take_along_axis(values, order, axis=1), np.take_along_axis(some, order, axis=1)
 
 
 class TopK:

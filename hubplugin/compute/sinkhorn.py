@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from hubplugin.compute.reductions import (
     SAFE_EXPONENT,
     Answers,
     Bias,
+    Leaver,
     LeftOut,
     MeanOfLargest,
     exponentials,
@@ -37,15 +37,15 @@ HALF_PEAK = 2.0**14
 """The largest half-precision number of a target: its range then ends at 4e-12 of that. What is rounded off each term,
 up to 5e-4 of it, averages out over the bank and the targets: log alpha comes within 1e-5 of float64's (the tests)."""
 
-BLOCK_BYTES = 1 << 20
-"""A thread reads exponentials in blocks of so many bytes of float32, so that the second product of an iteration finds
-them in the cache of a core. Measured where that is 2 MiB (Intel, AMX): 0.5 to 1.5 MiB are alike, 2 a tenth slower."""
-
 HALF_TERMS = 256
 """Targets, and bank rows, below which what half precision rounds off is not taken to average out."""
 
 HALF_TAU = 0.1
 """The largest temperature at which log sums of what is held in halves, off by up to 1e-4, are offsets within 1e-5."""
+
+BLOCK_BYTES = 1 << 20
+"""A thread reads exponentials in blocks of so many bytes of float32, so that the second product of an iteration finds
+them in the cache of a core. Measured where that is 2 MiB (Intel, AMX): 0.5 to 1.5 MiB are alike, 2 a tenth slower."""
 
 
 @dataclass(frozen=True)
@@ -58,21 +58,6 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Held:
-    """exp( s(b_u, t_j)/tau + log alpha_u ) of some targets of a part of the columns: `exponentials` [b, m] times
-    exp(`log_scale`) [b], which None leaves out."""
-
-    part: int
-    exponentials: Array
-    log_scale: Array | None
-
-
-def most_held(m: int, compute: Compute) -> int:
-    """How many targets find room beside a bank of m, so that one product serves all iterations."""
-    return compute.bytes() // (m * (8 if compute.precision == "float64" else 2))
-
-
-@dataclass(frozen=True)
 class Scaling:
     """What `sinkhorn` found. log_alpha: [m], float64. log_sums: LSE_u( s(b_u, t)/tau + log_alpha_u ) of the first
     columns [n], float64, to 1e-4 where the exponentials were held; None where they were not. k_means: the mean of the k
@@ -80,7 +65,22 @@ class Scaling:
 
     log_alpha: np.ndarray
     log_sums: np.ndarray | None
-    k_means: np.ndarray | None = None
+    k_means: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Exponentials:
+    """exp( s(b_u, t_j)/tau + log alpha_u ) of some targets of some columns: `values` [b, m] times exp(`log_scale`)
+    [b], which None leaves out."""
+
+    columns: Columns
+    values: Array
+    log_scale: Array | None
+
+
+def most_held(m: int, compute: Compute) -> int:
+    """How many targets find room beside a bank of m, so that one product serves all iterations."""
+    return compute.bytes() // (m * (8 if compute.precision == "float64" else 2))
 
 
 class Kernel:
@@ -103,20 +103,15 @@ class Kernel:
     ):
         self._similarities, self._library = similarities, similarities.library
         self._tau, self._columns, self._left_out, self._k = tau, columns, left_out, k
-        self._rows = sum(part.targets.rows for part in columns)
-        self._width = self._held_width()
-        self._held: list[Held] = []
+        self._rows, m = sum(part.targets.rows for part in columns), similarities.m
+        widths = (
+            [8] if similarities.compute.precision == "float64" else [4, 2][: 1 + (min(self._rows, m) >= HALF_TERMS)]
+        )
+        room = similarities.compute.bytes()
+        self._width = next((width for width in widths if self._rows * m * width <= room), 0)  # 0: nothing is held
+        self._held: list[Exponentials] = []
+        self._reference = np.zeros(m)
         self._k_means: list[Array] = []
-        self._reference = np.zeros(similarities.m)
-
-    def _held_width(self) -> int:
-        """Bytes of each number that is held; 0 where there is no room."""
-        size, room = self._rows * self._similarities.m, self._similarities.compute.bytes()
-        if self._similarities.compute.precision == "float64":
-            widths = [8]
-        else:
-            widths = [4, 2] if min(self._rows, self._similarities.m) >= HALF_TERMS else [4]
-        return next((width for width in widths if size * width <= room), 0)
 
     @property
     def k_means(self) -> np.ndarray | None:
@@ -124,20 +119,30 @@ class Kernel:
 
     def first_log_sums(self) -> np.ndarray:
         """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m]."""
-        if not serves_first_iteration(self._similarities, self._tau):
-            return self._log_sums_over_targets()
-        total = self._no_sums()
-        for held in self._multiplied(None, "Sinkhorn iteration 1"):
-            total += self._library.xp.sum(held.exponentials, axis=0) * self._columns[held.part].mass
-        with np.errstate(divide="ignore"):  # a bank row of which all is left out has no share
-            return np.log(host(total).astype(np.float64))
+        what, xp, total = "Sinkhorn iteration 1", self._library.xp, self._no_sums()
+        if self._no_peaks:
+            for part in self._multiplied(None, what):
+                total += xp.sum(part.values, axis=0) * part.columns.mass
+            with np.errstate(divide="ignore"):  # a bank row of which all is left out has no share
+                return np.log(host(total).astype(np.float64))
+        peak = total - math.inf  # carried from tile to tile
+        for columns in self._columns:
+            for tile in self._scaled_tiles(columns, what, Bias(self._library, None)):
+                s = tile.s
+                # A row may have nothing but what is left out so far: -inf less itself would be no number.
+                lowest = float(xp.finfo(s.dtype).min)
+                highest = xp.clip(xp.maximum(peak, xp.astype(xp.max(s, axis=0), peak.dtype)), min=lowest)
+                s -= xp.astype(highest, s.dtype)
+                total = total * xp.exp(peak - highest) + xp.sum(xp.exp(s, out=s), axis=0) * columns.mass
+                peak = highest
+        return host(peak + xp.log(total)).astype(np.float64)
 
     def shares(self, log_alpha: np.ndarray, what: str) -> np.ndarray:
         """What each bank row has of the targets, each of which has its mass w_j to give: float64 [m]."""
         total = self._no_sums()
-        for held, weights in self._tiles(log_alpha, what):
-            for block in self._blocks(held.exponentials, weights):
-                n_beta = self._columns[held.part].mass / multiply(block, weights)
+        for part, weights in self._parts(log_alpha, what):
+            for block in self._blocks(part.values, weights):
+                n_beta = part.columns.mass / multiply(block, weights)
                 total += multiply(block.T, n_beta) * weights
         return host(total).astype(np.float64)
 
@@ -146,11 +151,18 @@ class Kernel:
         if not self._serves(log_alpha) or (self._width == 2 and self._tau > HALF_TAU):
             return None
         sums, xp = [], self._library.xp
-        for held, weights in itertools.takewhile(lambda tile: not tile[0].part, self._tiles(log_alpha, "log-sum-exp")):
-            total = [multiply(block, weights) for block in self._blocks(held.exponentials, weights)]
-            sums.append(logarithms(xp.concat(total), held.log_scale, self._library))
-        self._similarities.compute.report("log-sum-exp", self._rows, self._rows)
+        for part, weights in self._parts(log_alpha, "log-sum-exp"):
+            if part.columns is self._columns[0]:
+                total = xp.concat([multiply(block, weights) for block in self._blocks(part.values, weights)])
+                sums.append(logarithms(total, part.log_scale, self._library))
         return host(xp.concat(sums)) + float((log_alpha - self._reference).max())
+
+    @property
+    def _no_peaks(self) -> bool:
+        """Whether exponentials at log alpha = 0 neither overflow nor vanish over all targets."""
+        # A bank that a query map has mapped has lengths of its own; what rounding adds to a length of 1 is nothing.
+        largest = self._similarities.longest / self._tau
+        return self._similarities.metric is Metric.COSINE and largest <= 1.001 * SAFE_EXPONENT
 
     def _no_sums(self) -> Array:
         return self._library.zeros((self._similarities.m,), self._library.accumulator)
@@ -158,54 +170,54 @@ class Kernel:
     def _serves(self, log_alpha: np.ndarray) -> bool:
         return bool(self._held) and float(np.ptp(log_alpha - self._reference)) <= SAFE_DRIFT[self._width]
 
-    def _tiles(self, log_alpha: np.ndarray, what: str) -> Iterator[tuple[Held, Array]]:
+    def _parts(self, log_alpha: np.ndarray, what: str) -> Iterator[tuple[Exponentials, Array]]:
         """All columns, in order, of which one may overwrite the one before; and with each the weights [m] of the bank
         rows, up to a factor that all have."""
         xp = self._library.xp
         if not self._serves(log_alpha):
-            for held in self._multiplied(log_alpha, what):
-                yield held, xp.ones_like(held.exponentials[0])
+            for part in self._multiplied(log_alpha, what):
+                yield part, xp.ones_like(part.values[0])
             return
         change, done = log_alpha - self._reference, 0
         exact = self._library.put(np.exp(change - change.max()))
         narrow = xp.astype(exact, xp.float32)
-        for held in self._held:
-            yield held, exact if held.exponentials.dtype == exact.dtype else narrow
-            done += len(held.exponentials)
+        for part in self._held:
+            yield part, exact if part.values.dtype == exact.dtype else narrow
+            done += len(part.values)
             self._similarities.compute.report(what, done, self._rows)
 
-    def _multiplied(self, log_alpha: np.ndarray | None, what: str) -> Iterator[Held]:
+    def _multiplied(self, log_alpha: np.ndarray | None, what: str) -> Iterator[Exponentials]:
         """By products with the targets; what there is room for is held from then on. None is 0."""
         self._held, holds, library = [], self._width > 0, self._library
         bias = Bias(library, log_alpha)
         self._reference = np.zeros(self._similarities.m) if log_alpha is None else log_alpha - bias.middle
-        for part in range(len(self._columns)):
-            for tile in self._scaled_tiles(part, what, bias):
-                made = Held(part, *exponentials(tile.s, tile.bound, library))
-                yield made
-                if self._width == 2 and made.exponentials.dtype == library.xp.float64:
+        for columns in self._columns:
+            for tile in self._scaled_tiles(columns, what, bias):
+                part = Exponentials(columns, *exponentials(tile.s, tile.bound, library))
+                yield part
+                if self._width == 2 and part.values.dtype == library.xp.float64:
                     self._held, holds = [], False  # what is too large for float32 is so for halves
                 if holds:
-                    self._held.append(self._kept(made))
+                    self._held.append(self._copied(part))
 
-    def _kept(self, made: Held) -> Held:
+    def _copied(self, part: Exponentials) -> Exponentials:
         """A copy in the type that is held."""
-        xp, exponentials = self._library.xp, made.exponentials
+        xp, values = self._library.xp, part.values
         if self._width != 2:
-            return Held(made.part, xp.asarray(exponentials, copy=True), made.log_scale)
-        largest = xp.max(exponentials, axis=1)
-        exponentials *= (HALF_PEAK / largest)[:, None]
-        log_scale = xp.log(largest / HALF_PEAK) + (0.0 if made.log_scale is None else made.log_scale)
-        return Held(made.part, xp.astype(exponentials, self._library.half), log_scale)
+            return replace(part, values=xp.asarray(values, copy=True))
+        largest = xp.max(values, axis=1)
+        values *= (HALF_PEAK / largest)[:, None]
+        log_scale = xp.log(largest / HALF_PEAK) + (0.0 if part.log_scale is None else part.log_scale)
+        return Exponentials(part.columns, xp.astype(values, self._library.half), log_scale)
 
-    def _scaled_tiles(self, part: int, what: str, log_alpha: Bias) -> Iterator[Tile]:
-        """Tiles of s/tau + log alpha over the targets of a part, less what is left out. Without log alpha they also
-        give the mean of the k largest, if asked for."""
-        library, leave_out, scale = self._library, None, 1 / self._tau
+    def _scaled_tiles(self, columns: Columns, what: str, log_alpha: Bias) -> Iterator[Tile]:
+        """Tiles of s/tau + log alpha over the targets of some columns, less what is left out. Without log alpha they
+        also give the mean of the k largest, if asked for."""
+        library, is_first, leave_out, scale = self._library, columns is self._columns[0], None, 1 / self._tau
         if self._left_out is not None:
-            left_out = replace(self._left_out, largest=self._left_out.largest and part == 0)
-            leave_out = left_out.leaver(self._similarities, scale)
-        for tile in self._similarities.tiles(self._columns[part].targets, what, scale=scale):
+            left_out = replace(self._left_out, largest=self._left_out.largest and is_first)
+            leave_out = Leaver(self._similarities, left_out, scale)
+        for tile in self._similarities.tiles(columns.targets, what, scale=scale):
             if not tile.bound * library.xp.finfo(tile.s.dtype).eps < 1:  # which NaN is not
                 raise InputError(
                     f"tau={self._tau:.4g} is out of proportion to the similarities of these vectors: it is below their "
@@ -213,49 +225,25 @@ class Kernel:
                 )
             if leave_out is not None:
                 leave_out(tile.s)
-            if self._k is not None and part == 0 and not log_alpha:
+            if self._k is not None and is_first and not log_alpha:
                 self._k_means.append(MeanOfLargest(self._k).of(tile.s, library) * self._tau)
             log_alpha.add_to(tile.s)
             yield replace(tile, bound=tile.bound + log_alpha.largest)
 
-    def _log_sums_over_targets(self) -> np.ndarray:
-        """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m], carried from tile to tile with its
-        peak."""
-        xp, total = self._library.xp, self._no_sums()
-        peak = total - math.inf
-        for part, columns in enumerate(self._columns):
-            for tile in self._scaled_tiles(part, "Sinkhorn iteration 1", Bias(self._library, None)):
-                s = tile.s
-                # A row may have nothing but what is left out so far: -inf less itself would be no number.
-                lowest = float(xp.finfo(s.dtype).min)
-                highest = xp.clip(xp.maximum(peak, xp.astype(xp.max(s, axis=0), peak.dtype)), min=lowest)
-                s -= xp.astype(highest, s.dtype)
-                share = xp.sum(xp.exp(s, out=s), axis=0) * columns.mass
-                total = total * xp.exp(peak - highest) + share
-                peak = highest
-        return host(peak + xp.log(total)).astype(np.float64)
-
-    def _blocks(self, exponentials: Array, weights: Array) -> Iterator[Array]:
-        """`exponentials` [b, m] in the type of the weights; on a CPU in blocks, of which one may overwrite the one
-        before."""
-        height, library = len(exponentials), self._library
+    def _blocks(self, values: Array, weights: Array) -> Iterator[Array]:
+        """`values` [b, m] in the type of the weights; on a CPU in blocks, of which one may overwrite the one before."""
+        height, library = len(values), self._library
         if library.on_cpu:
-            height = max(BLOCK_BYTES * library.threads // (exponentials.shape[1] * 4), 1)
+            height = max(BLOCK_BYTES * library.threads // (values.shape[1] * 4), 1)
         scratch = None
-        if exponentials.dtype != weights.dtype:
-            scratch = library.empty((min(height, len(exponentials)), exponentials.shape[1]), weights.dtype)
-        for start in range(0, len(exponentials), height):
-            block = exponentials[start : start + height]
+        if values.dtype != weights.dtype:
+            scratch = library.empty((min(height, len(values)), values.shape[1]), weights.dtype)
+        for start in range(0, len(values), height):
+            block = values[start : start + height]
             if scratch is not None:
                 scratch[: len(block)] = block
                 block = scratch[: len(block)]
             yield block
-
-
-def serves_first_iteration(similarities: Similarities, tau: float) -> bool:
-    """Whether exponentials at log alpha = 0 neither overflow nor vanish over all targets."""
-    # A bank that a query map has mapped has lengths of its own; what rounding adds to a length of 1 does not count.
-    return similarities.metric is Metric.COSINE and similarities.longest / tau <= 1.001 * SAFE_EXPONENT
 
 
 def sinkhorn(
@@ -310,8 +298,7 @@ def _balanced(log_alpha: np.ndarray, log_sums: np.ndarray, same: np.ndarray) -> 
     """
     total = np.full(len(same), -math.inf)
     np.logaddexp.at(total, same, log_sums)
-    found = log_alpha - (total[same] - np.log(np.bincount(same, minlength=len(same))[same]))
-    finite = np.isfinite(found)
-    smallest = found[finite].min() if finite.any() else 0.0
-    result: np.ndarray = np.where(found == math.inf, smallest, found)
-    return result
+    balanced = log_alpha - (total[same] - np.log(np.bincount(same, minlength=len(same))[same]))
+    finite = np.isfinite(balanced)
+    smallest = balanced[finite].min() if finite.any() else 0.0
+    return np.where(balanced == math.inf, smallest, balanced)

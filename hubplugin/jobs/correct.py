@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, cast
 
 import numpy as np
 from pydantic import Field
 
 from hubplugin.bank import Bank, BankLike, PreparedBank
-from hubplugin.cluster import Workspace
 from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
+from hubplugin.executors import GalleryLike, read_by_workers
 from hubplugin.fitting import require_executor
 from hubplugin.jobs.facts import ToldFigures
 from hubplugin.jobs.health import counted
@@ -81,7 +79,6 @@ def apply(
     compute: Compute = Compute(),
     executor: Executor | None = None,
     shards: int | None = None,
-    workspace: str | os.PathLike[str] | None = None,
     **parameters: Setting,
 ) -> Applied:
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
@@ -98,7 +95,7 @@ def apply(
     where it stopped, with its own model, if it is started again with the same bank, method and parameters.
     dry_run=True does all of it but the writing, and counts what would be written. The model that was
     active before is kept for `rollback`.
-    executor, shards, workspace: as in `hubplugin.fit`; the workers of the executor write, too (docs/scale.md).
+    executor, shards: as in `hubplugin.fit`; the workers of the executor write, too (docs/scale.md).
     Raises InputError for the bank or a parameter, StoreError for the store; searches are unchanged in every case.
     """
     if isinstance(bank, OffsetModel):
@@ -114,24 +111,24 @@ def apply(
     compute = _usable(compute)
     configuration = configured(METHODS, method, parameters, apply)
     prepared = bank_for(store, bank, learn).prepare(store.metric, compute, store)
-    if require_executor(executor, shards, workspace):
+    if require_executor(executor, shards):
         _require_by_shards(prepared, group_by)
     _require_usable(store, prepared, configuration, force, dry_run)
     looked_at = _looked_at(store, judged, learn, compute)
     clicked = _clicked(prepared, looked_at)
     recipe = Recipe(configuration, group_by, learn, force)
     cut_off = None if dry_run else _cut_off(store, recipe, prepared)
-    with ExitStack() as stack:
-        gallery: SpooledGallery | ShardedStore
-        if executor is not None:
-            gallery = ShardedStore(store, shards, executor, stack.enter_context(Workspace(workspace)), compute)
-        elif cut_off is None:
-            gallery = SpooledGallery(store, compute.progress, group_by, clicked)
-        if cut_off is not None:
-            return written(store, cut_off, None if executor is None else gallery, compute, force)
-        if looked_at is not None:
-            recipe = replace(recipe, judged=looked_at.against(gallery.vectors, gallery.rows))
-        return _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, recipe, dry_run)[0]
+    by_workers = None if executor is None else ShardedStore(store, shards, executor)
+    if cut_off is not None:
+        return written(store, cut_off, by_workers, compute, force)
+    if by_workers is not None:
+        source = cast(GalleryLike, store)
+        sampled = read_by_workers(prepared, source, by_workers.shards, configuration, by_workers.executor)
+        return _corrected(store, sampled, by_workers, recipe, dry_run)[0]
+    gallery = SpooledGallery(store, compute.progress, group_by, clicked)
+    if looked_at is not None:
+        recipe = replace(recipe, judged=looked_at.against(gallery.vectors, gallery.rows))
+    return _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, recipe, dry_run)[0]
 
 
 def refit(

@@ -9,7 +9,6 @@ import itertools
 import json
 import logging
 import tempfile
-import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -21,9 +20,9 @@ from pydantic import Field, PlainSerializer
 
 from hubplugin.abilities import Sharded, Share, SharedWriting, StoreShard, able
 from hubplugin.bank import places
-from hubplugin.cluster import Order, Reading, ShardedGallery, Workspace
-from hubplugin.compute import Compute, ShardResult
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, StoreError, telling
+from hubplugin.executors import Shard, each
 from hubplugin.jobs.facts import ToldModel, ToldTrial, tiles_of
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value, group_key, unmapped, warn_if_swapped
@@ -259,64 +258,47 @@ class SpooledGallery:
 
 
 class ShardedStore:
-    """The `vectors` of `store` in shards, in the place of a `SpooledGallery`, and their offsets written by shards."""
+    """The shards of `store`, whose offsets workers write. rows: of clicked ids, of which none are known."""
 
-    def __init__(self, store: Store, count: int | None, executor: Executor, workspace: Workspace, compute: Compute):
+    def __init__(self, store: Store, count: int | None, executor: Executor):
         self.rows: Mapping[int | str, int] = {}
-        self._shards = able(store, Sharded).shards(count)
-        self.vectors = ShardedGallery(store.url, self._shards, store.metric, executor, workspace, compute)
+        self.shards = able(store, Sharded).shards(count)
+        self.executor = executor
 
-    def written(self, share: Share, compute: Compute, closing: bool) -> WrittenByShards:
-        """What one pass over all shards wrote. closing: it looks at what came meanwhile, so none has done it before."""
-        key = f"{share.key} {uuid.uuid4()}" if closing else share.key
-        what = "closing" if closing else "writing offsets"
-        task = _WriteShard(share, key, compute.quiet, what)
-        parts = self.vectors.each_once([task] * len(self._shards), self._shards)
-        return WrittenByShards.of([json.loads(bytes(part["told"])) for part in parts])
+    def write(self, share: Share, compute: Compute, what: str) -> Counts:
+        """Reads all shards once, and writes the offsets that are missing or differ."""
+        parts = each(self.executor, _WriteShard(share, compute.quiet, what), self.shards, compute, what)
+        invalid = InvalidVectors(sum(part.invalid_vectors.count for part in parts))
+        for part in parts:
+            invalid.named |= part.invalid_vectors.named
+        scanned, missing, stale = np.sum([(part.scanned, part.missing, part.stale) for part in parts], axis=0).tolist()
+        return Counts(scanned, missing, stale, invalid)
 
 
 @dataclass(frozen=True)
-class WrittenByShards:
-    """What all shards together tell as a `Comparison` does."""
+class Counts:
+    """What a `Comparison` has counted, in all shards or in one."""
 
     scanned: int
     missing: int
     stale: int
     invalid_vectors: InvalidVectors
 
-    @classmethod
-    def of(cls, told: Sequence[Mapping[str, object]]) -> WrittenByShards:
-        scanned, missing, stale, count = (
-            sum(cast(int, each[name]) for each in told) for name in ("scanned", "missing", "stale", "invalid_vectors")
-        )
-        named = [pair for each in told for pair in cast("list[tuple[int | str, str]]", each["named"])]
-        return cls(scanned, missing, stale, InvalidVectors(count, dict(named)))
-
 
 @dataclass(frozen=True)
-class _WriteShard(Reading):
-    """Writes the offsets that are missing or differ in a shard. key: names the writing, which a share does anew in each
-    run."""
+class _WriteShard:
+    """What a worker does with a shard of a store."""
 
-    share: Share = field(compare=False)
-    key: str
+    share: Share
     compute: Compute
     what: str
 
-    def __call__(self, order: Order) -> ShardResult:
-        store, writing, model = self.share.joined(cast(StoreShard, order.shard))
+    def __call__(self, number: int, shard: Shard) -> Counts:
+        store, writing, model = self.share.joined(cast(StoreShard, shard))
         with writing:
-            comparison = one_pass(Comparison(store, model, self.compute, self.what), writing, writing.scan())
+            seen = one_pass(Comparison(store, model, self.compute, self.what), writing, writing.scan())
             writing.settle()
-        named = list(comparison.invalid_vectors.named.items())
-        told = {
-            "scanned": comparison.scanned,
-            "missing": comparison.missing,
-            "stale": comparison.stale,
-            "invalid_vectors": comparison.invalid_vectors.count,
-            "named": named,
-        }
-        return {"told": np.frombuffer(json.dumps(told).encode(), np.uint8)}
+        return Counts(seen.scanned, seen.missing, seen.stale, seen.invalid_vectors)
 
 
 logger = logging.getLogger(__name__)
@@ -451,12 +433,12 @@ def written(
     """`write`, of what was just read from the store, the `gallery`, where there is one; by its workers, where it has
     some. answered: as of a `Writing`."""
 
-    def once(closing: bool) -> Comparison | WrittenByShards:
+    def once(closing: bool) -> Comparison | Counts:
+        what = "closing" if closing else "writing offsets"
         if isinstance(gallery, ShardedStore):
             assert isinstance(writing, SharedWriting)  # as of every `Sharded` store
-            return gallery.written(writing.share(), compute, closing)
+            return gallery.write(writing.share(), compute, what)
         read = gallery if store.shared and writing.found == "nothing" else None
-        what = "closing" if closing else "writing offsets"
         batches = writing.scan() if read is None else writing.changed(read.batches()) if closing else read.batches()
         known = gallery.vectors if isinstance(gallery, SpooledGallery) else None
         return one_pass(Comparison(store, model, compute, what, known), writing, batches)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
-from hubplugin.methods.base import FitInput, Method
+from hubplugin.methods.base import SPACINGS, SURVEYED, FitInput, Method, Whole, spacing_ratio
 from hubplugin.methods.blend import Blend
 from hubplugin.methods.distribution import DistributionNormalisation
 from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
@@ -37,7 +37,17 @@ METHODS: dict[str, type[Method]] = {
 QUERY_DEPENDENT = ("dis", "dualdis", "dsl", "gc")
 """Those of `hubplugin.query_dependent`, which this package does not know, by name: errors say where to find them."""
 
-__all__ = ["METHODS", "FitInput", "Method", "configure", "configured"]
+__all__ = [
+    "METHODS",
+    "SPACINGS",
+    "SURVEYED",
+    "FitInput",
+    "Method",
+    "Whole",
+    "configure",
+    "configured",
+    "spacing_ratio",
+]
 
 
 Configuration = TypeVar("Configuration", bound=BaseModel)

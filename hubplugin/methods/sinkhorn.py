@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from hubplugin.compute import Columns, Scaling, Similarities, most_held, sinkhorn
 from hubplugin.methods.base import FitInput, Method, Solution
 from hubplugin.model import LogSumExp, Setting
-from hubplugin.vectors import Spread, as_vectors, sampled, spool
+from hubplugin.vectors import as_vectors, sampled
 
 logger = logging.getLogger(__name__)
 
@@ -80,16 +80,15 @@ class SinkhornNormalisation(Method):
         answers = self.answers_left_out(given)
         sample = resolved_sample(self.sample, given)
         is_sampled = sample is not None and sample < targets.rows
+        mass = 1.0 if given.whole is None else given.whole.count / targets.rows
         if sample is not None and is_sampled:
             logger.warning(
                 "Sinkhorn runs on a sample of %d of %d targets; sample='all' takes all", sample, targets.rows
             )
             drawn = sampled(targets, sample, given.metric, np.random.default_rng(0))
-            columns = [Columns(as_vectors(drawn, targets.name), targets.rows / sample)]
-            k = None
+            columns, k = [Columns(as_vectors(drawn, targets.name), mass * targets.rows / sample)], None
         else:
-            # Iterations read all of what lies in shards again and again, so it is brought here.
-            columns = [Columns(spool(targets.blocks(), targets.name) if isinstance(targets, Spread) else targets)]
+            columns = [Columns(targets, mass)]
         if self.name == "dbsn" and given.target_bank is not None:
             columns.append(Columns(given.target_bank_vectors))
         found = sinkhorn(similarities, columns, self.tau, self.iterations, given.same, answers, k)

@@ -68,14 +68,16 @@ TERMS: dict[str, Callable[..., Term]] = {term.kind: term for term in (LogSumExp,
 
 
 def of_one_bank(terms: Sequence[Term]) -> list[list[Term]]:
-    """`terms` in lists that share a bank, and what is left out of it, so that one pass serves each list."""
+    """`terms` in lists that share a bank, and what is left out of it, so that one pass serves each list, of
+    which at most one is a log-sum-exp."""
     lists: list[list[Term]] = []
     for term in terms:
         for others in lists:
             first = others[0]
             if isinstance(term, Dot) or isinstance(first, Dot) or term.bank is not first.bank:
                 continue
-            if term.answers is first.answers:
+            sums = [each for each in (*others, term) if isinstance(each, LogSumExp)]
+            if term.answers is first.answers and len(sums) < 2:
                 others.append(term)
                 break
         else:
@@ -187,7 +189,7 @@ class OffsetModel:
     query_map: what known answers taught, None where nothing was to be learned from them. Banks lie here as they were
     given, and are mapped as all queries are: offsets belong to what is searched with.
     fitted: what `offsets` would give the gallery of the fit, in its order: float32 [n]. None in a model that was read
-    from a file, or fitted without a gallery.
+    from a file, or fitted without a gallery or by the workers of an executor.
     """
 
     method: str
@@ -279,6 +281,11 @@ class OffsetModel:
         fitted.flags.writeable = False
         object.__setattr__(centred_model, "fitted", fitted)
         return centred_model
+
+    def of_sample(self, count: int) -> OffsetModel:
+        """This model, which was fitted on a sample of `count` targets: what it was fitted on is not the gallery."""
+        assert self.gallery is not None
+        return replace(self, gallery=replace(self.gallery, count=count))
 
     def with_activation(self, targets: VectorLike, k: int = 1, *, compute: Compute = Compute()) -> OffsetModel:
         """This model with the activation set of the gallery `targets` [n, d]: QB-Norm eq. 2, whose k is 1.

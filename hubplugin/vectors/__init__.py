@@ -6,7 +6,6 @@ from hubplugin.vectors.base import OffsetsLike as OffsetsLike
 from hubplugin.vectors.base import Progress as Progress
 from hubplugin.vectors.base import Scannable as Scannable
 from hubplugin.vectors.base import Sliceable as Sliceable
-from hubplugin.vectors.base import Spread as Spread
 from hubplugin.vectors.base import SupportsArray as SupportsArray
 from hubplugin.vectors.base import VectorLike as VectorLike
 from hubplugin.vectors.base import Vectors as Vectors
@@ -23,10 +22,3 @@ from hubplugin.vectors.base import require_file as require_file
 from hubplugin.vectors.base import sampled as sampled
 from hubplugin.vectors.base import spool as spool
 from hubplugin.vectors.base import taken as taken
-from hubplugin.vectors.shards import SHARD_ROWS as SHARD_ROWS
-from hubplugin.vectors.shards import DirectedShard as DirectedShard
-from hubplugin.vectors.shards import GalleryLike as GalleryLike
-from hubplugin.vectors.shards import Shard as Shard
-from hubplugin.vectors.shards import Sharded as Sharded
-from hubplugin.vectors.shards import even_ranges as even_ranges
-from hubplugin.vectors.shards import shards_of as shards_of

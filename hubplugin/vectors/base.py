@@ -127,9 +127,8 @@ class Directed(Vectors):
 
     @staticmethod
     def of(vectors: Vectors, metric: Metric) -> Vectors:
-        """`vectors` without zero vectors where the metric is cosine, under which these can be compared with nothing.
-        Shards that other machines read are not looked into."""
-        if metric is not Metric.COSINE or isinstance(vectors, Spread | Directed):
+        """`vectors` without zero vectors where the metric is cosine, under which these can be compared with nothing."""
+        if metric is not Metric.COSINE or isinstance(vectors, Directed):
             return vectors
         there = np.concatenate([block.any(axis=1) for block in vectors.blocks()])
         return vectors if there.all() else Directed(vectors, np.flatnonzero(there))
@@ -185,15 +184,6 @@ def numbers_of(vectors: Vectors) -> np.ndarray:
 def places_in(vectors: Vectors | None, rows: np.ndarray) -> np.ndarray:
     """Where the `rows` of before are in `vectors`, which may lack zero vectors: int [n], -1 for nothing."""
     return vectors.places(rows) if isinstance(vectors, Directed) else rows
-
-
-class Spread(Vectors):
-    """Vectors in shards that other machines read: work goes to them. What has to be read here comes shard by shard."""
-
-    @abstractmethod
-    def each(self, task: Any, similarities: Any) -> list[tuple[int, dict[str, np.ndarray]]]:
-        """What `task` (`hubplugin.compute.Task`) finds in each shard beside the bank of `similarities`, with the
-        number of the shard's first row, in the order of the shards."""
 
 
 def prepared_blocks(vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
@@ -464,7 +454,7 @@ def from_file(text: str, name: str) -> Vectors:
     except OSError as error:
         raise InputError(f"{name}: {text[:80]!r} cannot be opened: {error.strerror}") from None
     if not found:
-        url = re.match(r"([a-z][a-z+-]+):", text)
+        url = re.match(r"([a-z][a-z0-9+-]+):", text)
         if url:  # what stands behind the scheme may hold a password
             raise InputError(f"{name}: there is no file '{url[0]}...'; a store is opened by hubplugin.open_store(URL)")
     require_file(path, name, f"a file, {', '.join(READERS)}")

@@ -13,9 +13,9 @@ from hubplugin.compute import (
     Similarities,
     largest_similarities,
     reduce,
-    spacing_ratio,
 )
 from hubplugin.compute.reductions import SMALLEST_LOG
+from hubplugin.methods import spacing_ratio
 from hubplugin.metric import Metric, normalise
 from hubplugin.vectors import as_vectors
 from tests.core.formulas import blend, log_of, similarity, without_answers

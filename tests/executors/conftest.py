@@ -4,8 +4,6 @@ from concurrent.futures import Executor, Future
 import numpy as np
 import pytest
 
-from hubplugin.cluster import work
-
 UNEVEN = {
     1: [0, 1900],
     3: [0, 20, 1300, 1900],
@@ -14,34 +12,26 @@ UNEVEN = {
 
 
 class Serial(Executor):
-    """Does each order at once, as another process would: what goes there and comes back is pickled. Counts what was
-    found, and after `limit` of it falls silent as a coordinator that is killed."""
+    """Does each task at once, as another process would: what goes there and comes back is pickled. Remembers the shards
+    that it met, and after `limit` of them falls silent as a process that is killed."""
 
     def __init__(self, limit: int | None = None):
-        self.found: list[str] = []
-        self.sent_banks, self.limit = 0, limit
+        self.shards: list[str] = []
+        self.limit = limit
 
-    def submit(self, fn, /, order):
+    def submit(self, fn, /, number, shard):
         future: Future = Future()
-        if self.limit is not None and len(self.found) >= self.limit:
+        if self.limit is not None and len(self.shards) >= self.limit:
             raise KeyboardInterrupt
-        order = pickle.loads(pickle.dumps(order))
-        self.sent_banks += order.bank is not None and order.bank.rows is not None
+        self.shards.append(shard.name)
+        fn, shard = pickle.loads(pickle.dumps((fn, shard)))
         try:
-            found = fn(order)
+            found = fn(number, shard)
         except Exception as error:
             future.set_exception(pickle.loads(pickle.dumps(error)))
         else:
-            if found is not None:
-                self.found.append(f"{order.task.what}: {order.shard.name}")
             future.set_result(pickle.loads(pickle.dumps(found)))
         return future
-
-
-@pytest.fixture(autouse=True)
-def fresh_worker():
-    """No shard and no bank is known."""
-    work.let_go()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A fit in shards gives the offsets of a fit on one machine."""
+"""A fit in shards gives the offsets of a fit on one machine, as long as its sample is the gallery."""
 
 import numpy as np
 import pytest
@@ -75,7 +75,7 @@ def test_any_division_into_shards(sizes, seed, tmp_path, serial):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["npy", "safetensors", "parquet", "npz", "url"])
+@pytest.mark.parametrize("kind", ["npy", "safetensors", "parquet", "npz"])
 def test_kinds_of_files(kind, gallery, real, tmp_path, serial):
     if kind == "safetensors":
         from safetensors.numpy import save_file
@@ -89,7 +89,7 @@ def test_kinds_of_files(kind, gallery, real, tmp_path, serial):
         where = [tmp_path / "0.npz", tmp_path / "1.npz"]
         np.savez_compressed(where[0], gallery[:300])
         np.savez_compressed(where[1], gallery[300:])
-    elif kind == "parquet":
+    else:
         pa = pytest.importorskip("pyarrow", reason="pip install '.[tables]'")
         import pyarrow.parquet as pq
 
@@ -97,14 +97,26 @@ def test_kinds_of_files(kind, gallery, real, tmp_path, serial):
             table = pa.table({"id": range(len(part)), "vector": list(part.astype(np.float32))})
             pq.write_table(table, tmp_path / f"{number}.parquet")
         where = str(tmp_path / "*.parquet")
-    else:
-        fsspec = pytest.importorskip("fsspec", reason="pip install '.[cluster]'")
-        files = fsspec.filesystem("memory")
-        for number, part in enumerate(np.array_split(gallery, 3)):
-            with files.open(f"/parts/{number}.npy", "wb") as file:
-                np.save(file, part)
-        where = "memory://parts/*.npy"
     bank = real["bank_queries"][:150]
     _, expected = offsets(bank, "blend", gallery, None)
     _, found = offsets(bank, "blend", gallery, None, shards_at=where, executor=serial, shards=5)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def apart(offsets: np.ndarray, exact: np.ndarray) -> float:
+    """Root mean square difference, beside the spread of what is exact; a constant makes none."""
+    return float((offsets - exact).std() / exact.std())
+
+
+@pytest.mark.parametrize("has_second", [False, True])
+def test_a_sample_gives_nearly_the_offsets_of_the_whole(has_second, gallery, parts, real, serial, monkeypatch, caplog):
+    """Answers are those of the whole gallery, so that of a log no other entries are left out."""
+    bank, second = real["test_queries"][:400], real["bank_targets"][1000:1150] if has_second else None
+    _, exact = offsets(bank, "blend", gallery, second)
+    _, sampled = offsets(bank, "blend", gallery, second, sample=len(gallery) // 3)
+    monkeypatch.setattr("hubplugin.executors.SAMPLE", len(gallery) // 3)
+    model, found = offsets(bank, "blend", gallery, second, shards_at=parts[8], executor=serial)
+    assert apart(found, exact) < 1.2 * apart(sampled, exact)
+    assert model.gallery.count == len(gallery)
+    assert model.fitted is None
+    assert "the correction is fitted on a sample of" in caplog.text

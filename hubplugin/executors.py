@@ -1,0 +1,268 @@
+"""A gallery in shards, which the workers of any `concurrent.futures.Executor` read.
+
+Workers look at all of it once: each query's nearest target, and a sample. The sample is what a correction is tried and
+fitted on, in the process that asks; offsets are then a map over the shards, `model.offsets`, by the same workers.
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor, Executor
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import numpy as np
+
+from hubplugin.compute import SMALLEST_LOG, Answers, Compute, Similarities, largest_similarities, nearest_targets
+from hubplugin.errors import ClusterError, EmptyInput, HubpluginError, InputError, Parameter
+from hubplugin.methods import SPACINGS, FitInput, Method, Whole, spacing_ratio
+from hubplugin.metric import Metric
+from hubplugin.vectors import Directed, Sliceable, VectorLike, Vectors, as_vectors, one_line
+
+logger = logging.getLogger(__name__)
+
+SHARD_ROWS = 250_000
+"""Rows of a shard, where they can be chosen: at 384 dimensions 384 MB, some seconds of work a pass."""
+
+SAMPLE = 200_000
+"""Targets that a correction is fitted on, as many as Sinkhorn takes of a large gallery: docs/speed.md has the error."""
+
+Result = TypeVar("Result")
+
+
+class Shard(ABC):
+    """Some targets of a gallery: where they are, not what. A small value that travels to whoever reads it.
+
+    name: what errors call it. rows: how many there are, of which a sample is drawn.
+    """
+
+    name: str
+    rows: int
+
+    @abstractmethod
+    def vectors(self) -> Vectors | None:
+        """Its vectors as whoever calls this can read them, again and again; None if it has none."""
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """A store that other machines can read in parts."""
+
+    def count(self) -> int: ...
+
+    def shards(self, count: int | None) -> Sequence[Shard]:
+        """About `count` parts; by default as many as have `SHARD_ROWS` targets each."""
+
+
+GalleryLike: TypeAlias = VectorLike | Sharded | Sequence["Shard | str | os.PathLike[str]"]
+"""What can be read as vectors, and a gallery in parts: a list of files, or a pattern of their names."""
+
+
+@dataclass(frozen=True)
+class FileShard(Shard):
+    """The rows of a file from `start` on."""
+
+    name: str
+    path: str
+    start: int
+    rows: int
+
+    def vectors(self) -> Vectors | None:
+        whole = as_vectors(self.path, self.name)
+        if whole.rows < self.start + self.rows:
+            raise InputError(f"{self.name}: the file has {whole.rows} rows; it changed after the shards were planned")
+        if self.rows == whole.rows or not isinstance(whole, Sliceable):
+            return whole
+        rows = slice(self.start, self.start + self.rows)
+        return Sliceable(self.name, whole.take(rows), (self.rows, whole.dim), np.asarray)
+
+
+def shards_of(source: GalleryLike, count: int | None = None, name: str = "targets") -> list[Shard]:
+    """The shards of a gallery.
+
+    source: a list of shards or of files (.npy, .npz, .safetensors, .parquet); a pattern of file names, as in
+        "parts/*.parquet"; one .npy or .safetensors file, whose rows are divided; or a store that other machines can
+        read (`hubplugin.open_store`).
+    count: into how many shards a file or a store is divided; by default as many as have `SHARD_ROWS` each.
+
+    Raises InputError for what workers cannot read, such as an array in the memory of this process.
+    """
+    if count is not None and count < 1:
+        raise InputError(Parameter("shards", count), ": expected 1 or more")
+    if isinstance(source, Sharded):
+        return list(source.shards(count))
+    if isinstance(source, (str, os.PathLike)):
+        path = os.fspath(source)
+        if not glob.has_magic(path):
+            return _divided(path, count, name)
+        source = sorted(glob.glob(path))
+        if not source:
+            raise InputError(f"{name}: no file matches {path!r}")
+    if isinstance(source, (list, tuple)) and source:
+        if all(isinstance(each, Shard) for each in source):
+            return list(source)
+        if all(isinstance(each, (str, os.PathLike)) for each in source):
+            parts = [_whole(os.path.abspath(path), f"{name}, shard {i}") for i, path in enumerate(source)]
+            return [part for part in parts if part.rows]
+    raise InputError(
+        f"{name}: workers cannot read {type(source).__name__} from the memory of this process; with ",
+        Parameter("executor"),
+        " pass files, as in 'parts/*.npy', or a store",
+    )
+
+
+def _whole(path: str, name: str) -> FileShard:
+    try:
+        return FileShard(f"{name} ({os.path.basename(path)})", path, 0, as_vectors(path, name).rows)
+    except EmptyInput:
+        return FileShard(name, path, 0, 0)
+
+
+def _divided(path: str, count: int | None, name: str) -> list[Shard]:
+    whole = as_vectors(path, name)
+    if not isinstance(whole, Sliceable) or path.endswith(".npz"):
+        return [_whole(os.path.abspath(path), name)]
+    return [
+        FileShard(
+            f"{name}, shard {number} ({os.path.basename(path)} from row {start} on)",
+            os.path.abspath(path),
+            start,
+            stop - start,
+        )
+        for number, (start, stop) in enumerate(even_ranges(whole.rows, count))
+    ]
+
+
+def even_ranges(rows: int, count: int | None) -> list[tuple[int, int]]:
+    """First and last of the rows of `count` shards, none of them empty; by default of as many as have `SHARD_ROWS`."""
+    ends = np.linspace(0, rows, min(count or -(-rows // SHARD_ROWS), rows) + 1).astype(int).tolist()
+    return list(itertools.pairwise(ends))
+
+
+def each(
+    executor: Executor, task: Callable[[int, Shard], Result], shards: Sequence[Shard], compute: Compute, what: str
+) -> list[Result]:
+    """What `task` finds in each of `shards`, of which it is told the number, in their order.
+
+    What still runs is cancelled where one fails, or by Ctrl-C. Raises ClusterError where workers are lost for good: an
+    engine that starts a task of a lost worker anew, as Dask and Ray do, has tried so before.
+    """
+    results = []
+    futures = [executor.submit(task, number, shard) for number, shard in enumerate(shards)]
+    try:
+        for shard, future in zip(shards, futures, strict=True):
+            results.append(_result(future.result, shard, what))
+            compute.report(f"{what}, {len(shards)} shards", len(results), len(shards))
+    finally:
+        for future in futures:
+            future.cancel()
+    return results
+
+
+def _result(result: Callable[[], Result], shard: Shard, what: str) -> Result:
+    try:
+        return result()
+    except BrokenExecutor as error:
+        raise ClusterError(
+            f"the executor has lost its workers ({one_line(error)}); start a new one and run it again: what was "
+            "written to a store is not written again"
+        ) from None
+    except Exception as error:
+        cause = getattr(error, "cause", error)  # Ray wraps an error in pages of its own
+        if isinstance(cause, HubpluginError):
+            raise cause from None
+        raise ClusterError(f"{shard.name}: {what} failed with {type(error).__name__}: {one_line(error)}") from None
+
+
+Given = TypeVar("Given", bound=FitInput)
+
+
+def read_by_workers(
+    given: Given, source: GalleryLike, shards: Sequence[Shard], method: Method, executor: Executor
+) -> Given:
+    """The banks of `given` against a sample of a gallery, and what workers found in the whole of it.
+
+    source: what `shards` are of. The sample is drawn with a fixed seed: all targets, where they are at most `SAMPLE`.
+    """
+    total = source.count() if isinstance(source, Sharded) else sum(shard.rows for shard in shards)
+    share = SAMPLE / max(total, SAMPLE)
+    look = _Look(given.query_bank, given.surveyed, given.metric, given.compute.quiet, share, method.answers != "kept")
+    seen_all = each(executor, look, shards, given.compute, "reading the gallery")
+    looks = [seen for seen in seen_all if seen.count]
+    name = shards[0].name.partition(", shard")[0] if shards else "targets"
+    if not looks:
+        raise EmptyInput(f"{name} is empty: no shard has a vector with a direction; at least one is needed")
+    sample = as_vectors(np.concatenate([seen.sample for seen in looks]), name)
+    largest = -np.sort(-np.concatenate([seen.largest for seen in looks], axis=1), axis=1)[:, : SPACINGS + 1]
+    count = sum(seen.count for seen in looks)
+    answers = _answers(given, looks) if look.finds_answers else None
+    whole = Whole(count, sum(seen.zeros for seen in seen_all), spacing_ratio(largest), answers)
+    if sample.rows < count:
+        logger.warning("the correction is fitted on a sample of %d of %d targets", sample.rows, count)
+    return replace(given, targets=sample, whole=whole)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Of one shard. count: vectors with a direction. zeros: those without. sample: some of them, [s, d]. largest: the
+    largest similarities of some bank queries, [q, <= SPACINGS + 1]. similarity, nearest: of every bank query's nearest
+    target, and its row; empty where nobody asks."""
+
+    count: int
+    zeros: int
+    sample: np.ndarray
+    largest: np.ndarray
+    similarity: np.ndarray
+    nearest: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a worker does with a shard in a fit. share: of the rows, for the sample."""
+
+    bank: np.ndarray
+    surveyed: np.ndarray
+    metric: Metric
+    compute: Compute
+    share: float
+    finds_answers: bool
+
+    def __call__(self, number: int, shard: Shard) -> _Seen:
+        dim, none = self.bank.shape[1], np.empty(0)
+        whole = vectors = None
+        try:
+            whole = shard.vectors()
+            vectors = None if whole is None else Directed.of(whole, self.metric)
+        except EmptyInput:
+            pass
+        except OSError as error:
+            raise InputError(f"{shard.name} cannot be read: {error.strerror or error}") from None
+        if vectors is None:
+            return _Seen(0, 0 if whole is None else whole.rows, np.empty((0, dim), np.float32), none, none, none)
+        kept = np.random.default_rng([0, number]).random(vectors.rows) < self.share
+        surveyed = Similarities(self.surveyed, self.metric, self.compute)
+        largest, found = largest_similarities(surveyed, vectors, SPACINGS + 1), (none, none)
+        if self.finds_answers:
+            found = nearest_targets(Similarities(self.bank, self.metric, self.compute), [vectors])
+        zeros = vectors.left_out if isinstance(vectors, Directed) else 0
+        return _Seen(vectors.rows, zeros, vectors.some(np.flatnonzero(kept)), largest, *found)
+
+
+def _answers(given: FitInput, looks: Sequence[_Seen]) -> Answers | None:
+    """Of the nearest targets of all shards, and of the target bank."""
+    if min(len(given.query_bank), sum(seen.count for seen in looks)) < SMALLEST_LOG:
+        return None
+    similarities = Similarities(given.query_bank, given.metric, given.compute)
+    found, first = [(seen.similarity, seen.nearest, seen.count) for seen in looks], 0
+    if given.target_bank is not None:
+        found.append((*nearest_targets(similarities, [given.target_bank_vectors]), len(given.target_bank)))
+    levels, rows = np.full(similarities.m, -np.inf), np.zeros(similarities.m, np.int64)
+    for similarity, nearest, count in found:
+        rows = np.where(similarities.reached(similarity) > levels, nearest + first, rows)
+        levels, first = np.maximum(levels, similarity), first + count
+    return Answers.of(levels, rows)

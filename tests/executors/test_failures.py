@@ -1,0 +1,167 @@
+"""What cannot be used is told in one line that names shard and row."""
+
+import re
+import threading
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from multiprocessing import get_all_start_methods, get_context
+
+import numpy as np
+import pytest
+
+import hubplugin
+from hubplugin.errors import ClusterError, InputError
+from hubplugin.executors import shards_of
+from tests.executors.conftest import Serial
+from tests.galleries import flat_index
+
+BANK = np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(4):
+        np.save(tmp_path / f"{number}.npy", rng.normal(size=(50, 8)).astype(np.float32))
+    return tmp_path
+
+
+def fit(folder, executor=None, **more):
+    given = {"executor": executor or Serial(), "answers": "left out"}
+    return hubplugin.fit(str(folder / "*.npy"), BANK, "nnn", **given | more)
+
+
+def row(number, value):
+    """What puts `value` into row `number` of a shard."""
+
+    def put(file):
+        part = np.load(file)
+        part[number] = value
+        np.save(file, part)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("shard", "damage", "said"),
+    [
+        (2, row(17, np.nan), "row 17 holds a value that is NaN or infinity"),
+        (3, lambda file: np.save(file, np.ones((5, 6), np.float32)), "has 6 dimensions, the bank has 8"),
+        (2, lambda file: file.write_bytes(file.read_bytes()[:-100]), "damaged or truncated .npy file"),
+    ],
+)
+def test_a_shard_that_cannot_be_used_is_named(folder, shard, damage, said):
+    damage(folder / f"{shard}.npy")
+    with pytest.raises(InputError, match=rf"^targets, shard {shard} \({shard}.npy\).* {said}"):
+        fit(folder)
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        ("FOLDER/?.npy", "has 6 dimensions, the bank has 8"),
+        ("FOLDER/none-*.npy", "no file matches"),
+        (["FOLDER/0.npy", "FOLDER/gone.npy"], r"^targets, shard 1: there is no file .*gone.npy"),
+        (["FOLDER/empty.npy"], "is empty"),
+        (["FOLDER/x.parquet"], r"^targets, shard 0 .*damaged or truncated .parquet file"),
+        ("s3://bucket/x.npy", "there is no file 's3:...'"),
+        (None, "an executor computes on the gallery: pass targets="),
+        *((source, "workers cannot read .* from the memory of this process") for source in (BANK, [[1.0, 2.0]], 7)),
+    ],
+)
+def test_targets_that_workers_cannot_use_are_refused_in_one_line(tmp_path, targets, said):
+    np.save(tmp_path / "0.npy", np.ones((5, 6), np.float32))
+    np.save(tmp_path / "empty.npy", np.ones((0, 8), np.float32))
+    (tmp_path / "x.parquet").write_bytes(b"PAR1" + b"nonsense" * 50 + b"PAR1")
+    if isinstance(targets, str):
+        targets = targets.replace("FOLDER", str(tmp_path))
+    elif isinstance(targets, list) and isinstance(targets[0], str):
+        targets = [each.replace("FOLDER", str(tmp_path)) for each in targets]
+    with pytest.raises(InputError, match=said) as caught:
+        hubplugin.fit(targets, BANK, executor=Serial())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_became_shorter_since_it_was_divided(folder):
+    shards = shards_of(folder / "0.npy", 2)
+    np.save(folder / "0.npy", np.ones((30, 8), np.float32))
+    with pytest.raises(InputError, match=r"shard 1 \(0.npy from row 25 on\): the file has 30 rows; it changed"):
+        hubplugin.fit(shards, BANK, executor=Serial())
+
+
+def test_a_secret_in_a_url_is_not_told():
+    with pytest.raises(InputError) as told:
+        hubplugin.fit("nosuch://me:secret@host/parts/0.npy", BANK, executor=Serial())
+    assert "secret" not in str(told.value)
+
+
+class Pending(Executor):
+    """Never answers, and raises in the place of a wait."""
+
+    def __init__(self):
+        self.futures: list[Future] = []
+
+    def submit(self, fn, /, number, shard):
+        future: Future = Future()
+        if number == 1:
+            future.set_exception(OSError("the worker is on fire\nand more"))
+        elif number == 0:
+            future.set_result(fn(number, shard))
+        self.futures.append(future)
+        return future
+
+
+def test_a_task_that_fails_is_told_with_its_shard_and_the_others_are_cancelled(folder):
+    executor = Pending()
+    said = r"^targets, shard 1 \(1.npy\): reading the gallery failed with OSError: the worker is on fire and more$"
+    with pytest.raises(ClusterError, match=said):
+        fit(folder, executor)
+    assert all(future.cancelled() for future in executor.futures[2:])
+
+
+def test_ctrl_c_cancels_what_was_sent(folder):
+    executor = Pending()
+
+    def interrupt(what, done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(folder, executor, compute=hubplugin.Compute(progress=interrupt))
+    assert all(future.cancelled() for future in executor.futures[2:])
+
+
+@pytest.mark.parametrize("job", ["fit", "apply"])
+def test_processes_that_are_forks_are_refused_in_one_line(folder, job):
+    if "fork" not in get_all_start_methods():
+        pytest.skip("this system has no fork")
+    store = hubplugin.open_store(flat_index(folder / "a.faiss", np.load(folder / "0.npy")))
+    jobs = {
+        "fit": lambda forks: fit(folder, forks),
+        "apply": lambda forks: hubplugin.apply(store, BANK, executor=forks),
+    }
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as forks, pytest.raises(InputError) as refused:
+        jobs[job](forks)
+    assert re.fullmatch(r"the processes of this executor are forks, .* mp_context=.*spawn.*", str(refused.value))
+
+
+def test_progress_tells_shards(folder):
+    told, thread = [], threading.current_thread()
+
+    def progress(what, done, total):
+        assert threading.current_thread() is thread
+        told.append((what, done, total))
+
+    fit(folder, compute=hubplugin.Compute(progress=progress))
+    assert told[:4] == [("reading the gallery, 4 shards", done, 4) for done in (1, 2, 3, 4)]
+
+
+def test_shards_are_refused_without_workers():
+    with pytest.raises(InputError, match="shards= are for workers: pass executor=, too"):
+        hubplugin.fit(BANK, BANK, "nnn", shards=2)
+
+
+def test_zero_vectors_are_left_out_and_counted(folder):
+    row(3, 0)(folder / "1.npy")
+    np.save(folder / "2.npy", np.zeros((5, 8), np.float32))
+    with pytest.warns(UserWarning, match="targets: 6 zero vectors are left out, and keep the offset 0"):
+        model = fit(folder)
+    assert model.gallery.count == 149
