@@ -12,8 +12,9 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import BrokenExecutor, Executor
+from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
@@ -76,6 +77,7 @@ class FileShard(Shard):
         whole = as_vectors(self.path, self.name)
         if whole.rows < self.start + self.rows:
             raise InputError(f"{self.name}: the file has {whole.rows} rows; it changed after the shards were planned")
+        whole.name = self.name
         if self.rows == whole.rows or not isinstance(whole, Sliceable):
             return whole
         rows = slice(self.start, self.start + self.rows)
@@ -152,9 +154,10 @@ def each(
     What still runs is cancelled where one fails, or by Ctrl-C. Raises ClusterError where workers are lost for good: an
     engine that starts a task of a lost worker anew, as Dask and Ray do, has tried so before.
     """
-    results = []
-    futures = [executor.submit(task, number, shard) for number, shard in enumerate(shards)]
+    results, futures = list[Result](), list[Future[Result]]()
     try:
+        for number, shard in enumerate(shards):
+            futures.append(_result(partial(executor.submit, task, number, shard), shard, what))
         for shard, future in zip(shards, futures, strict=True):
             results.append(_result(future.result, shard, what))
             compute.report(f"{what}, {len(shards)} shards", len(results), len(shards))
