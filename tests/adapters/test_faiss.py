@@ -5,11 +5,11 @@ import pytest
 
 from hubplugin import Metric
 from hubplugin.registry import open_store
-from hubplugin.testing import QueryMapConformance, StoreConformance, StoreUnderTest
+from hubplugin.testing import StoreConformance
 from hubplugin_faiss.handlers.base import behind_map
 
 
-class IndexFile(StoreUnderTest):
+class IndexFile(StoreConformance):
     kind = faiss.IndexFlatIP
 
     @pytest.fixture(autouse=True)
@@ -34,11 +34,11 @@ class IndexFile(StoreUnderTest):
         return self.reopen(store)
 
 
-class TestInnerProduct(IndexFile, StoreConformance):
+class TestInnerProduct(IndexFile):
     metric = Metric.DOT
 
 
-class TestMapsByCosine(IndexFile, QueryMapConformance):
+class TestMapsByCosine(IndexFile):
     metric = Metric.COSINE
 
 
