@@ -95,26 +95,21 @@ class Leaver:
 
 # The reductions
 
-SAFE_EXPONENT = 60.0
-"""exp(+-60) summed over a bank of any size stays inside float32, so no maximum need be taken out first."""
 
-
-def exponentials(x: Array, bound: float, library: Library) -> tuple[Array, Array | None]:
-    """exp(x - peak) in the place of x [b, m], and the peak [b] of each row: None is 0, where exponents, which are at
-    most `bound`, are small anyway."""
+def exponentials(x: Array, library: Library) -> tuple[Array, Array]:
+    """exp(x - peak) in the place of x [b, m], and the peak [b] of each row."""
     xp = library.xp
-    if bound <= SAFE_EXPONENT:
-        return xp.exp(x, out=x), None
-    peak = xp.max(x, axis=1)
+    # Of a row of which all is left out the peak is finite, too: -inf less itself would be no number.
+    peak = xp.clip(xp.max(x, axis=1), min=float(xp.finfo(x.dtype).min))
     x -= peak[:, None]
     return xp.exp(x, out=x), peak
 
 
-def logarithms(sums: Array, peak: Array | None, library: Library) -> Array:
-    """log(sums) + peak. The log of 0 is told where offsets are checked."""
+def log_sum(x: Array, library: Library) -> Array:
+    """LSE over the rows of x [b, m], which is overwritten: [b]. The log of 0 is told where offsets are checked."""
+    values, peak = exponentials(x, library)
     with np.errstate(divide="ignore"):
-        found = library.xp.log(sums)
-    return found if peak is None else found + peak
+        return library.xp.log(library.xp.sum(values, axis=1)) + peak
 
 
 @dataclass(frozen=True)
@@ -148,14 +143,14 @@ def reduce(
 ) -> list[np.ndarray]:
     """The value of each of `reductions`, of which at most one is a `LogSum`, for every target, in one pass over the
     similarities: float64 [n] each."""
-    log_sum = next((each for each in reductions if isinstance(each, LogSum)), None)
-    if log_sum is not None and len(reductions) == 1:
-        fused = fused_log_sum(similarities, targets, log_sum, left_out)
+    of_sums = next((each for each in reductions if isinstance(each, LogSum)), None)
+    if of_sums is not None and len(reductions) == 1:
+        fused = fused_log_sum(similarities, targets, of_sums, left_out)
         if fused is not None:
             return [fused]
-    library, scale = similarities.library, 1.0 if log_sum is None else 1 / log_sum.tau
+    library, scale = similarities.library, 1.0 if of_sums is None else 1 / of_sums.tau
     leave_out = None if left_out is None else Leaver(similarities, left_out, scale)
-    bias = Bias(library, None if log_sum is None else log_sum.log_weights)
+    weights = None if of_sums is None or of_sums.log_weights is None else Placed(library, of_sums.log_weights)
     parts: list[list[Array]] = [[] for _ in reductions]
     for tile in similarities.tiles(targets, "offsets", scale=scale):
         if leave_out is not None:
@@ -163,34 +158,12 @@ def reduce(
         for part, each in zip(parts, reductions, strict=True):
             if isinstance(each, MeanOfLargest):
                 part.append(each.of(tile.s, library) / scale)
-        if log_sum is not None:  # last, since it overwrites the tile
-            parts[reductions.index(log_sum)].append(_log_sum(tile.s, tile.bound, bias, library))
+        if of_sums is not None:  # last, since it overwrites the tile
+            x = tile.s
+            if weights is not None:
+                x += weights.like(x)
+            parts[reductions.index(of_sums)].append(log_sum(x, library))
     return [host(library.xp.concat(part)).astype(np.float64) for part in parts]
-
-
-class Bias:
-    """Weights of bank rows, in the log domain, about their middle, so that the exponents of a tile stay small."""
-
-    def __init__(self, library: Library, weights: np.ndarray | None):
-        self.middle, self.largest, self._placed = 0.0, 0.0, None
-        if weights is not None:
-            low, high = float(weights.min()), float(weights.max())
-            self.middle, self.largest = (low + high) / 2, (high - low) / 2
-            self._placed = Placed(library, np.asarray(weights, np.float64) - self.middle)
-
-    def __bool__(self) -> bool:
-        return self._placed is not None
-
-    def add_to(self, x: Array) -> None:
-        if self._placed is not None:
-            x += self._placed.like(x)
-
-
-def _log_sum(x: Array, bound: float, bias: Bias, library: Library) -> Array:
-    """LSE over the rows of a tile of s/tau, which is overwritten: [b]."""
-    bias.add_to(x)
-    summed, peak = exponentials(x, bound + bias.largest, library)
-    return logarithms(library.xp.sum(summed, axis=1), peak, library) + bias.middle
 
 
 def fused_log_sum(

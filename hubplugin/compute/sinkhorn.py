@@ -7,25 +7,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hubplugin.compute.device import Array, Compute, host, multiply
-from hubplugin.compute.reductions import (
-    SAFE_EXPONENT,
-    Answers,
-    Bias,
-    Leaver,
-    LeftOut,
-    MeanOfLargest,
-    exponentials,
-    logarithms,
-)
-from hubplugin.compute.similarities import Similarities, Tile
+from hubplugin.compute.device import Array, Compute, Placed, host, multiply
+from hubplugin.compute.reductions import Answers, Leaver, LeftOut, MeanOfLargest, exponentials
+from hubplugin.compute.similarities import Similarities
 from hubplugin.errors import InputError
-from hubplugin.metric import Metric
 from hubplugin.vectors import Vectors
 
 SAFE_DRIFT = {8: 20.0, 4: 20.0, 2: 12.0}
@@ -71,11 +61,11 @@ class Scaling:
 @dataclass(frozen=True)
 class Exponentials:
     """exp( s(b_u, t_j)/tau + log alpha_u ) of some targets of some columns: `values` [b, m] times exp(`log_scale`)
-    [b], which None leaves out."""
+    [b]."""
 
     columns: Columns
     values: Array
-    log_scale: Array | None
+    log_scale: Array
 
 
 def most_held(m: int, compute: Compute) -> int:
@@ -104,9 +94,9 @@ class Kernel:
         self._similarities, self._library = similarities, similarities.library
         self._tau, self._columns, self._left_out, self._k = tau, columns, left_out, k
         self._rows, m = sum(part.targets.rows for part in columns), similarities.m
-        widths = (
-            [8] if similarities.compute.precision == "float64" else [4, 2][: 1 + (min(self._rows, m) >= HALF_TERMS)]
-        )
+        widths = [4, 2] if min(self._rows, m) >= HALF_TERMS else [4]
+        if similarities.compute.precision == "float64":
+            widths = [8]
         room = similarities.compute.bytes()
         self._width = next((width for width in widths if self._rows * m * width <= room), 0)  # 0: nothing is held
         self._held: list[Exponentials] = []
@@ -118,24 +108,22 @@ class Kernel:
         return host(self._library.xp.concat(self._k_means)).astype(np.float64) if self._k_means else None
 
     def first_log_sums(self) -> np.ndarray:
-        """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m]."""
-        what, xp, total = "Sinkhorn iteration 1", self._library.xp, self._no_sums()
-        if self._no_peaks:
-            for part in self._multiplied(None, what):
-                total += xp.sum(part.values, axis=0) * part.columns.mass
-            with np.errstate(divide="ignore"):  # a bank row of which all is left out has no share
-                return np.log(host(total).astype(np.float64))
-        peak = total - math.inf  # carried from tile to tile
-        for columns in self._columns:
-            for tile in self._scaled_tiles(columns, what, Bias(self._library, None)):
-                s = tile.s
-                # A row may have nothing but what is left out so far: -inf less itself would be no number.
-                lowest = float(xp.finfo(s.dtype).min)
-                highest = xp.clip(xp.maximum(peak, xp.astype(xp.max(s, axis=0), peak.dtype)), min=lowest)
-                s -= xp.astype(highest, s.dtype)
-                total = total * xp.exp(peak - highest) + xp.sum(xp.exp(s, out=s), axis=0) * columns.mass
-                peak = highest
-        return host(peak + xp.log(total)).astype(np.float64)
+        """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m]. -inf where all of it is left out."""
+        xp, total = self._library.xp, self._no_sums()
+        peak = total + float(xp.finfo(xp.float32).min)  # carried from tile to tile, and finite
+
+        def look(columns: Columns, s: Array) -> None:
+            nonlocal total, peak
+            highest = xp.maximum(peak, xp.astype(xp.max(s, axis=0), peak.dtype))
+            share = xp.sum(xp.exp(s - xp.astype(highest, s.dtype)), axis=0) * columns.mass
+            total, peak = total * xp.exp(peak - highest) + share, highest
+            if self._k is not None and columns is self._columns[0]:
+                self._k_means.append(MeanOfLargest(self._k).of(s, self._library) * self._tau)
+
+        for _ in self._multiplied(np.zeros(self._similarities.m), "Sinkhorn iteration 1", look):
+            pass
+        with np.errstate(divide="ignore"):
+            return host(peak + xp.log(total)).astype(np.float64)
 
     def shares(self, log_alpha: np.ndarray, what: str) -> np.ndarray:
         """What each bank row has of the targets, each of which has its mass w_j to give: float64 [m]."""
@@ -154,15 +142,8 @@ class Kernel:
         for part, weights in self._parts(log_alpha, "log-sum-exp"):
             if part.columns is self._columns[0]:
                 total = xp.concat([multiply(block, weights) for block in self._blocks(part.values, weights)])
-                sums.append(logarithms(total, part.log_scale, self._library))
+                sums.append(xp.log(total) + part.log_scale)
         return host(xp.concat(sums)) + float((log_alpha - self._reference).max())
-
-    @property
-    def _no_peaks(self) -> bool:
-        """Whether exponentials at log alpha = 0 neither overflow nor vanish over all targets."""
-        # A bank that a query map has mapped has lengths of its own; what rounding adds to a length of 1 is nothing.
-        largest = self._similarities.longest / self._tau
-        return self._similarities.metric is Metric.COSINE and largest <= 1.001 * SAFE_EXPONENT
 
     def _no_sums(self) -> Array:
         return self._library.zeros((self._similarities.m,), self._library.accumulator)
@@ -186,14 +167,32 @@ class Kernel:
             done += len(part.values)
             self._similarities.compute.report(what, done, self._rows)
 
-    def _multiplied(self, log_alpha: np.ndarray | None, what: str) -> Iterator[Exponentials]:
-        """By products with the targets; what there is room for is held from then on. None is 0."""
-        self._held, holds, library = [], self._width > 0, self._library
-        bias = Bias(library, log_alpha)
-        self._reference = np.zeros(self._similarities.m) if log_alpha is None else log_alpha - bias.middle
+    def _multiplied(
+        self, log_alpha: np.ndarray, what: str, look: Callable[[Columns, Array], None] | None = None
+    ) -> Iterator[Exponentials]:
+        """By products with the targets; what there is room for is held from then on. look: is shown each tile of
+        s/tau [b, m], less what is left out, and changes nothing in it."""
+        self._held, self._reference, library = [], log_alpha, self._library
+        holds, placed, scale = self._width > 0, Placed(library, log_alpha), 1 / self._tau
         for columns in self._columns:
-            for tile in self._scaled_tiles(columns, what, bias):
-                part = Exponentials(columns, *exponentials(tile.s, tile.bound, library))
+            leave_out = None
+            if self._left_out is not None:
+                largest = self._left_out.largest and columns is self._columns[0]
+                leave_out = Leaver(self._similarities, replace(self._left_out, largest=largest), scale)
+            for tile in self._similarities.tiles(columns.targets, what, scale=scale):
+                if not tile.bound * library.xp.finfo(tile.s.dtype).eps < 1:  # which NaN is not
+                    raise InputError(
+                        f"tau={self._tau:.4g} is out of proportion to the similarities of these vectors: it is below "
+                        "their rounding; use a larger one, such as the default"
+                    )
+                s = tile.s
+                if leave_out is not None:
+                    leave_out(s)
+                if look is not None:
+                    look(columns, s)
+                else:
+                    s += placed.like(s)
+                part = Exponentials(columns, *exponentials(s, library))
                 yield part
                 if self._width == 2 and part.values.dtype == library.xp.float64:
                     self._held, holds = [], False  # what is too large for float32 is so for halves
@@ -202,33 +201,11 @@ class Kernel:
 
     def _copied(self, part: Exponentials) -> Exponentials:
         """A copy in the type that is held."""
-        xp, values = self._library.xp, part.values
+        xp = self._library.xp
         if self._width != 2:
-            return replace(part, values=xp.asarray(values, copy=True))
-        largest = xp.max(values, axis=1)
-        values *= (HALF_PEAK / largest)[:, None]
-        log_scale = xp.log(largest / HALF_PEAK) + (0.0 if part.log_scale is None else part.log_scale)
-        return Exponentials(part.columns, xp.astype(values, self._library.half), log_scale)
-
-    def _scaled_tiles(self, columns: Columns, what: str, log_alpha: Bias) -> Iterator[Tile]:
-        """Tiles of s/tau + log alpha over the targets of some columns, less what is left out. Without log alpha they
-        also give the mean of the k largest, if asked for."""
-        library, is_first, leave_out, scale = self._library, columns is self._columns[0], None, 1 / self._tau
-        if self._left_out is not None:
-            left_out = replace(self._left_out, largest=self._left_out.largest and is_first)
-            leave_out = Leaver(self._similarities, left_out, scale)
-        for tile in self._similarities.tiles(columns.targets, what, scale=scale):
-            if not tile.bound * library.xp.finfo(tile.s.dtype).eps < 1:  # which NaN is not
-                raise InputError(
-                    f"tau={self._tau:.4g} is out of proportion to the similarities of these vectors: it is below their "
-                    "rounding; use a larger one, such as the default"
-                )
-            if leave_out is not None:
-                leave_out(tile.s)
-            if self._k is not None and is_first and not log_alpha:
-                self._k_means.append(MeanOfLargest(self._k).of(tile.s, library) * self._tau)
-            log_alpha.add_to(tile.s)
-            yield replace(tile, bound=tile.bound + log_alpha.largest)
+            return replace(part, values=xp.asarray(part.values, copy=True))
+        values = xp.astype(part.values * HALF_PEAK, self._library.half)
+        return replace(part, values=values, log_scale=part.log_scale - math.log(HALF_PEAK))
 
     def _blocks(self, values: Array, weights: Array) -> Iterator[Array]:
         """`values` [b, m] in the type of the weights; on a CPU in blocks, of which one may overwrite the one before."""
