@@ -175,7 +175,7 @@ def refit(
     with progress_shown() as progress:
         done = refit(
             opened, bank, method, learn=learn, judged=None, force=force, dry_run=dry_run,
-            compute=computing.compute(progress), executor=None, shards=None,
+            compute=computing.compute(progress),
             **parameters,
         )  # fmt: skip
     return replace(answer(done.report(), done, store=opened), of=opened.url)
