@@ -1,10 +1,11 @@
-"""`Bank`: example queries, and what is known of their answers, as a user has them: arrays, files, texts."""
+"""`Bank`: example queries, and what is known of their answers, as given; `PreparedBank`: the same, checked."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,9 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hubplugin.bank.embedding import Embed, embedded
-from hubplugin.bank.prepared import PreparedBank, require_pairs
-from hubplugin.bank.texts import Texts, holds_texts, read_clicks, read_texts
-from hubplugin.compute import Compute
+from hubplugin.bank.texts import Texts, holds_texts, is_number, named, read_clicks, read_texts
+from hubplugin.compute import Compute, Similarities, dense
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
@@ -29,7 +29,10 @@ from hubplugin.vectors import (
     opened_npy,
     places_in,
     require_file,
+    spool,
 )
+
+logger = logging.getLogger(__name__)
 
 Answers: TypeAlias = VectorLike | Sequence[int | str] | None
 """What queries ask for, see `Bank`."""
@@ -73,9 +76,10 @@ class Bank:
     @cached_property
     def texts(self) -> Texts | None:
         """The queries as texts, None where they are vectors."""
-        path = self.queries if isinstance(self.queries, (str, os.PathLike)) else None
-        if path is not None and (self.embed is not None or holds_texts(os.fspath(path))):
-            found = read_texts(os.fspath(path), self.name)
+        if isinstance(self.queries, (str, os.PathLike)):
+            if self.embed is None and not holds_texts(os.fspath(self.queries)):
+                return None
+            found = read_texts(os.fspath(self.queries), self.name)
             if self.embed is None:
                 raise InputError(
                     f"{found.name} has texts; name the model that embeds queries: ",
@@ -83,15 +87,15 @@ class Bank:
                     ", fastembed:NAME or module:function",
                 )
             return found
-        if path is None and self.embed is not None and self.queries is not None:
-            texts: list[Any] = list(self.queries)  # type: ignore[arg-type]
-            if not texts or not all(isinstance(text, str) for text in texts):
-                raise InputError(f"{self.name}: embed= is for texts; vectors are passed without it")
-            return Texts(texts, list(range(len(texts))), self.name)
-        if self.embed is not None:
+        if self.embed is None:
+            return None
+        if self.queries is None:
             where = "bank" if self.name == "query bank" else self.name
             raise InputError(Parameter("embed", self.embed), " is for texts; pass them as ", Parameter(where))
-        return None
+        texts: list[Any] = list(self.queries)  # type: ignore[arg-type]
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise InputError(f"{self.name}: embed= is for texts; vectors are passed without it")
+        return Texts(texts, list(range(len(texts))), self.name)
 
     @cached_property
     def _vectors(self) -> Vectors:
@@ -99,12 +103,50 @@ class Bank:
             raise InputError(f"{self.name}: no queries were given, and recorded ones are those of a store")
         return as_vectors(self.queries, self.name)  # type: ignore[arg-type]
 
+    @cached_property
+    def _known(self) -> Vectors | np.ndarray | Path | None:
+        """The answers as vectors, as ids, or as a file of clicks."""
+        if self.answers is None:
+            return None
+        found: np.ndarray | Path | None = None
+        if not isinstance(self.answers, (str, os.PathLike)):
+            found = _one_dimensional(self.answers)
+        elif (path := Path(self.answers)).suffix in (".csv", ".tsv", ".json", ".jsonl", ".md", ".txt"):
+            require_file(path, "answers")
+            if path.suffix not in (".csv", ".tsv"):
+                raise InputError(
+                    f"answers: {path.name!r} is no file of answers; expected .csv, .tsv or .npy, or vectors"
+                )
+            found = path
+        elif path.suffix == ".npy" and (ids := opened_npy(path, "answers")).ndim == 1:
+            found = np.array(ids)
+        if found is None:
+            return as_vectors(self.answers, "target bank")  # type: ignore[arg-type]
+        if self.pairs is not None:
+            raise InputError("pairs are of answers that are vectors; ids and rows belong to the queries one by one")
+        return found
+
     def look(self) -> Bank:
         """This bank, whose files are there and of a kind that can be read; nothing is computed."""
         if self.texts is None and self.queries is not None:
             _ = self._vectors
         _ = self._known
         return self
+
+    @property
+    def target_bank(self) -> Vectors | None:
+        """The answers where they are vectors [p, d]."""
+        return self._known if isinstance(self._known, Vectors) else None
+
+    def clicks(self, count: int) -> np.ndarray | None:
+        """The answers where they are ids or rows, one for each of the `count` queries: [m], -1 for none."""
+        if isinstance(self._known, Path):
+            if self.texts is not None:
+                return read_clicks(self._known, count, self.texts.texts, self.texts.rows)
+            return read_clicks(self._known, count, getattr(self.queries, "texts", None))
+        if isinstance(self._known, np.ndarray):
+            return _one_each(self._known, count, "id or row of the gallery", "answers", "iuUO")
+        return None
 
     def vectors(self, gallery: object = None, progress: Progress | None = None) -> Vectors:
         """The queries [m, d]. gallery: what they ask, whose dimensions they must have where it tells them."""
@@ -130,74 +172,34 @@ class Bank:
     def prepare(self, metric: Metric | str, compute: Compute, gallery: object = None) -> PreparedBank:
         """This bank as corrections are tried and fitted on it; raises InputError where it cannot be used."""
         metric, vectors, second = Metric.parse(metric), self.vectors(gallery, compute.progress), self.target_bank
-        count, queries = vectors.rows, Directed.held(vectors, metric)
-        answers = None if second is None else Directed.held(second, metric)
-        pairs = None if self.pairs is None else one_each(self.pairs, count, "row of the target bank", "pairs")
-        clicks = None if self.answers is None else self.clicks(count)
-        rows = numbers_of(queries)
-        if pairs is not None:
-            require_pairs(pairs, count, second)
+        queries, answers = (None if each is None else Directed.held(each, metric) for each in (vectors, second))
+        assert queries is not None
+        rows, pairs, clicks = numbers_of(queries), None, self.clicks(vectors.rows)
+        if self.pairs is not None:
+            if second is None:
+                raise InputError("pairs were given without answers; pass ", Parameter("answers"))
+            pairs = _one_each(self.pairs, vectors.rows, "row of the target bank", "pairs", "iu")
+            _require_rows(pairs, 0, second.rows, "pairs", "target bank")
             pairs = places_in(answers, pairs)
             rows = rows[pairs[rows] >= 0]
-        elif second is not None and second.rows == count:  # they may be pairs, row to row
-            rows = np.intersect1d(rows, numbers_of(answers))  # type: ignore[arg-type]
-            answers = _only(answers, rows)  # type: ignore[arg-type]
-        queries = _only(queries, rows)
-        fit_input = FitInput.read(queries, None, answers, metric, compute)
-        return PreparedBank.of(
-            fit_input, None if clicks is None else clicks[rows], None if pairs is None else pairs[rows]
-        )
+        elif answers is not None and second is not None and second.rows == vectors.rows:  # they may be pairs
+            rows = np.intersect1d(rows, numbers_of(answers))
+            answers = _only(answers, rows)
+        given = PreparedBank.read(_only(queries, rows), None, answers, metric, compute)
+        if pairs is not None:
+            pairs = pairs[rows]
+        elif _look_paired(given):
+            pairs = np.arange(len(rows))
+        return replace(given, pairs=pairs, clicks=None if clicks is None else clicks[rows])
 
-    @cached_property
-    def _known(self) -> Vectors | np.ndarray | Path | None:
-        """The answers as vectors, as ids, or as a file of clicks."""
-        if self.answers is None:
-            return None
-        found: Vectors | np.ndarray | Path | None = None
-        if isinstance(self.answers, (str, os.PathLike)):
-            path = Path(self.answers)
-            if path.suffix in (".csv", ".tsv"):
-                require_file(path, "answers")
-                found = path
-            elif path.suffix in (".json", ".jsonl", ".md", ".txt"):
-                require_file(path, "answers")
-                raise InputError(
-                    f"answers: {path.name!r} is of an unknown kind; expected .csv, .tsv or .npy, or vectors"
-                )
-            elif path.suffix == ".npy" and (ids := opened_npy(path, "answers")).ndim == 1:
-                found = np.array(ids)
-        else:
-            found = _one_dimensional(self.answers)
-        if found is None:
-            return as_vectors(self.answers, "target bank")  # type: ignore[arg-type]
-        if self.pairs is not None:
-            raise InputError("pairs are of answers that are vectors; ids and rows belong to the queries one by one")
-        return found
 
-    @property
-    def target_bank(self) -> Vectors | None:
-        """The answers where they are vectors [p, d]."""
-        return self._known if isinstance(self._known, Vectors) else None
-
-    def clicks(self, count: int) -> np.ndarray | None:
-        """The answers where they are ids or rows, one for each of the `count` queries: [m], -1 for none."""
-        known = self._known
-        if known is None or isinstance(known, Vectors):
-            return None
-        if isinstance(known, Path):
-            if self.texts is not None:
-                return read_clicks(known, count, self.texts.texts, self.texts.rows)
-            return read_clicks(known, count, getattr(self.queries, "texts", None))
-        return one_each(known, count, "id or row of the gallery", "answers")
+BankLike: TypeAlias = Bank | VectorLike | Sequence[str]
+"""A bank, or its queries alone."""
 
 
 def _only(vectors: Vectors, rows: np.ndarray) -> Vectors:
     """Those of `vectors` that had the numbers `rows` before zero vectors were left out."""
     return vectors if len(rows) == vectors.rows else Directed(vectors, places_in(vectors, rows))
-
-
-BankLike: TypeAlias = Bank | VectorLike | Sequence[str]
-"""A bank, or its queries alone."""
 
 
 def _one_dimensional(answers: Any) -> np.ndarray | None:
@@ -213,9 +215,123 @@ def _one_dimensional(answers: Any) -> np.ndarray | None:
     return array
 
 
-def one_each(known: Sequence[Any] | np.ndarray, count: int, what: str, name: str) -> np.ndarray:
+def _one_each(known: Any, count: int, what: str, name: str, kinds: str) -> np.ndarray:
     """`known` as an array [count] of numbers or texts; raises InputError where it is none."""
     array = np.asarray(known)
-    if array.shape != (count,) or array.dtype.kind not in "iuUO":
+    if array.shape != (count,) or array.dtype.kind not in kinds:
         raise InputError(f"{name} must hold one {what} for each of the {count} bank queries")
     return array
+
+
+def _require_rows(rows: np.ndarray, lowest: int, count: int, name: str, where: str) -> None:
+    outside = np.flatnonzero((rows < lowest) | (rows >= count))
+    if outside.size:
+        raise InputError(
+            f"{name}: bank query {outside[0]} belongs to row {rows[outside[0]]}, which is outside the {where} of "
+            f"{count} rows"
+        )
+
+
+@dataclass(frozen=True)
+class PreparedBank(FitInput):
+    """A bank, and the gallery once it is known, on which a correction is chosen, tried and fitted.
+
+    pairs: the row of the target bank that belongs to each bank query, int [m], or None. clicks: the row of the gallery,
+    likewise, or the id in a store; -1 for none.
+    """
+
+    pairs: np.ndarray | None = None
+    clicks: np.ndarray | None = None
+
+    def against(self, targets: VectorLike, ids: Mapping[int | str, int] | None = None) -> PreparedBank:
+        """This bank with a gallery; raises InputError where it has other dimensions, or lacks what was clicked.
+
+        ids: the rows of what was clicked, by its id, where `targets` were read from a store.
+        """
+        if self.clicks is None:
+            return super().against(targets)
+        if ids is None and isinstance(targets, Scannable):
+            targets, ids = _spooled(targets, self.clicks)
+        given = super().against(targets)
+        assert given.targets is not None
+        clicks = _rows_of(self.clicks, given.targets.rows, ids)
+        if not (clicks >= 0).any():
+            name = given.targets.name
+            raise InputError(f"answers: none of what they name is in {name}; one for each query, they are ids")
+        return replace(given, targets=given.gallery, clicks=places_in(given.gallery, clicks))
+
+    def among(self, members: Vectors, numbers: np.ndarray) -> PreparedBank:
+        """This bank with a part of its gallery: the rows `numbers`, which ascend."""
+        clicks, gallery = self.clicked_rows, super().against(members).gallery
+        if clicks is not None:
+            place = np.minimum(np.searchsorted(numbers, clicks), len(numbers) - 1)
+            clicks = places_in(gallery, np.where(numbers[place] == clicks, place, -1))
+            clicks = clicks if len(np.unique(clicks)) > FEWEST else None  # too few to hold any out
+        return replace(self, targets=gallery, clicks=clicks)
+
+    @property
+    def clicked_rows(self) -> np.ndarray | None:
+        """`clicks` as rows of the gallery with its zero vectors, which `targets` lack."""
+        if self.clicks is None or not isinstance(self.targets, Directed):
+            return self.clicks
+        return np.where(self.clicks < 0, -1, self.targets.numbers[self.clicks])
+
+    @property
+    def known(self) -> np.ndarray | None:
+        """What each bank query asks for, as far as it is known: a row of target bank or gallery, or -1."""
+        return self.clicks if self.pairs is None else self.pairs
+
+
+def _rows_of(clicks: np.ndarray, count: int, ids: Mapping[int | str, int] | None) -> np.ndarray:
+    """The rows [m] of what was clicked, -1 for nothing. Ids that are not in the store are counted and named in the
+    log."""
+    if ids is None:
+        if clicks.dtype.kind not in "iu":
+            raise InputError("answers must be rows of the gallery, which are numbers, or vectors; -1 for none")
+        _require_rows(clicks, -1, count, "answers", "gallery")
+        return clicks.astype(np.int64)
+    clicked = [each for each in clicks.tolist() if each != -1]
+    unknown = [each for each in clicked if each not in ids]
+    if unknown:
+        said = "%d of %d clicked ids are not in the store, and are left out: %s"
+        logger.warning(said, len(unknown), len(clicked), named(unknown))
+    return np.array([ids.get(each, -1) for each in clicks.tolist()], np.int64)
+
+
+def places(ids: Sequence[int | str], first: int, wanted: Container[int | str]) -> dict[int | str, int]:
+    """The rows of those of `ids` that are wanted, of which the first is in row `first`. Clicks have digits as a number,
+    a store of texts has them as a text."""
+    rows = {each: first + row for row, each in enumerate(ids) if each in wanted}
+    digits = ((int(each), row) for row, each in enumerate(ids) if isinstance(each, str) and is_number(each))
+    return rows | {each: first + row for each, row in digits if each in wanted}
+
+
+def _spooled(store: Scannable, clicks: np.ndarray) -> tuple[Vectors, dict[int | str, int]]:
+    """What a store holds, read once, and the rows of what was clicked."""
+    rows: dict[int | str, int] = {}
+    wanted = set(clicks.tolist())
+
+    def read() -> Iterator[np.ndarray]:
+        first = 0
+        for batch in store.scan():
+            rows.update(places(batch.ids, first, wanted))
+            first += len(batch.ids)
+            yield batch.vectors
+
+    return spool(read(), "targets"), rows
+
+
+LOOKED_AT, FEWEST = 1_000, 10
+"""Bank queries that tell whether banks are pairs, at most and at least."""
+
+
+def _look_paired(given: FitInput) -> bool:
+    """Whether most queries are nearer to their own row of the target bank than to the next row's: half are by
+    chance."""
+    count = len(given.query_bank)
+    if given.target_bank is None or len(given.target_bank) != count or count < FEWEST:
+        return False
+    rows = np.random.default_rng(0).permutation(count)[:LOOKED_AT]
+    second = as_vectors(given.target_bank[rows], "target bank")
+    similarities = dense(Similarities(given.query_bank[rows], given.metric, given.compute), second)
+    return bool((similarities.diagonal() > np.roll(similarities, 1, axis=1).diagonal()).mean() > 0.75)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hubplugin.errors import InputError, install
-from hubplugin.vectors import opened_npy, require_file
+from hubplugin.vectors import one_line, require_file
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +20,14 @@ READABLE = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 TEXT = ("query", "text", "question")
 """What the column of the texts may be called; of several the first that the file has."""
 
+TARGET = ("target", "id", "target_id", "document", "doc_id")
+"""What the column of what was clicked may be called, likewise."""
+
 BLOCK = 16 << 20
 """Bytes of a file that are read at a time. A row must fit."""
+
+NAMED = 5
+"""How many of those that are left out are named."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +59,19 @@ def read_texts(path: str | Path, name: str = "query bank") -> Texts:
     found: Sequence[str | None]
     if path.suffix == ".txt":
         try:
-            found = path.read_text(encoding="utf-8-sig").split("\n")
+            found = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{name} cannot be read as .txt: {error}") from None
-        found = found[:-1] if found[-1] == "" else found
     else:
         found = next(iter(read_columns(path, TEXT).values()), ())
         if not found:
             raise InputError(f"{path.name} has no column called {' or '.join(TEXT)}; rename the one that has the texts")
-    kept = [(row, text.strip()) for row, text in enumerate(found) if text is not None and text.strip()]
+    kept = {row: text.strip() for row, text in enumerate(found) if text is not None and text.strip()}
     if not kept:
         raise InputError(f"{name} has no texts")
     if len(kept) < len(found):
         logger.warning("%s: %d of %d rows have no text and are left out", name, len(found) - len(kept), len(found))
-    return Texts([text for _, text in kept], [row for row, _ in kept], name)
+    return Texts(list(kept.values()), list(kept), name)
 
 
 def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[str | None]]:
@@ -93,87 +98,53 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[str | None]
                 csv.ConvertOptions(column_types=texts, include_columns=list(names), include_missing_columns=True),
             )
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise InputError(f"{path.name} cannot be read as {path.suffix}: {' '.join(str(error).split())}") from None
+        raise InputError(f"{path.name} cannot be read as {path.suffix}: {one_line(error)}") from None
     columns = {name: table.column(name).to_pylist() for name in names if name in table.column_names}
     return {name: column for name, column in columns.items() if any(text is not None for text in column)}
 
 
-QUERY, TARGET = TEXT, ("target", "id", "target_id", "document", "doc_id")
-"""What the two columns of clicks may be called; of several the first that the file has."""
-
-NAMED = 5
-"""How many of those that are left out are named."""
-
-
 def read_clicks(
-    path: str | Path, count: int, texts: Sequence[str | None] | None = None, rows: Sequence[int] | None = None
+    path: Path, count: int, texts: Sequence[str | None] | None = None, rows: Iterable[int] | None = None
 ) -> np.ndarray:
-    """The id of the target that each of `count` bank queries led to, [count], -1 for none: `pairs` as `apply` takes it.
+    """The id of the target that each of `count` bank queries led to, [count], -1 for none.
 
-    path: .npy of just that, or .csv or .tsv with the columns `query`, the text of a bank query or its row counted from
-    0, and `target`, an id in the store. texts: those of the bank [count]. rows: what rows of the file that the bank was
-    read from are called, where some were left out.
+    path: .csv or .tsv with the columns `query`, the text of a bank query or its row counted from 0, and `target`, an id
+    in the store. texts: those of the bank [count]. rows: what rows of the file that the bank was read from are called,
+    where some were left out.
     Of several clicks of a query the most frequent target counts, of equally frequent ones the first in the file: the
     ids of a bank query are one each, and one click may be a slip. Clicks of queries that are not in the bank are
     counted and named in the log. Raises InputError for a file that cannot be read, or that has nothing of the bank.
     """
-    path = Path(path)
-    require_file(path, "clicks")
-    if path.suffix == ".npy":
-        return np.array(opened_npy(path, f"clicks ({path.name})"))
-    clicks: list[Counter[int | str]] = [Counter() for _ in range(count)]
-    places = _places(count, texts, rows)
-    unknown: Counter[str] = Counter()
-    total = 0
-    for query, target in _click_table(path):
-        total += 1
-        found = places.get(query, ())
-        for place in found:
-            clicks[place][_id(target)] += 1
-        if not found:
-            unknown[query] += 1
-    if unknown:
-        named = ", ".join(repr(query) for query in list(unknown)[:NAMED])
-        logger.warning(
-            "%s: %d of %d clicks are of queries that are not in the bank, and are left out: %s%s",
-            path.name,
-            unknown.total(),
-            total,
-            named,
-            ", ..." if len(unknown) > NAMED else "",
-        )
-    if unknown.total() == total:
-        expected = f"a row from 0 to {count - 1}" + ("" if texts is None else ", or the text of a query")
-        raise InputError(f"{path.name}: none of {total} clicks is of a query in the bank; expected {expected}")
-    ids = [each.most_common(1)[0][0] if each else -1 for each in clicks]
-    numbers = all(isinstance(each, int) for each in ids)
-    return np.array(ids, np.int64 if numbers else object)
-
-
-def _places(count: int, texts: Sequence[str | None] | None, rows: Sequence[int] | None) -> Mapping[str, Sequence[int]]:
-    """The bank queries that a click can name, by text and by row; a text is stronger than a number."""
-    by_row = {str(row): [place] for place, row in enumerate(range(count) if rows is None else rows)}
-    by_text: dict[str, list[int]] = {}
+    columns = read_columns(path, (*TEXT, *TARGET))
+    queries, targets = (next((columns[name] for name in usual if name in columns), None) for usual in (TEXT, TARGET))
+    if queries is None or targets is None:
+        raise InputError(f"clicks: {path.name} needs the columns query and target")
+    places: dict[str, list[int]] = {}  # a text is stronger than a number
     for place, text in enumerate(texts or ()):
         if text is not None:
-            by_text.setdefault(text.strip(), []).append(place)
-    return {**by_row, **by_text}
+            places.setdefault(text.strip(), []).append(place)
+    for place, row in enumerate(range(count) if rows is None else rows):
+        places.setdefault(str(row), [place])
+    given = [(q.strip(), t.strip()) for q, t in zip(queries, targets, strict=True) if q and t]
+    clicks = [Counter[int | str]() for _ in range(count)]
+    for query, target in given:
+        for place in places.get(query, ()):
+            clicks[place][int(target) if is_number(target) else target] += 1
+    unknown = [query for query, _ in given if query not in places]
+    if len(unknown) == len(given):
+        expected = f"a row from 0 to {count - 1}" + ("" if texts is None else ", or the text of a query")
+        raise InputError(f"{path.name}: none of {len(given)} clicks is of a query in the bank; expected {expected}")
+    if unknown:
+        said = "%s: %d of %d clicks are of queries that are not in the bank, and are left out: %s"
+        logger.warning(said, path.name, len(unknown), len(given), named(unknown))
+    ids = [each.most_common(1)[0][0] if each else -1 for each in clicks]
+    return np.array(ids, np.int64 if all(isinstance(each, int) for each in ids) else object)
 
 
-def _click_table(path: Path) -> list[tuple[str, str]]:
-    if path.suffix not in (".csv", ".tsv"):
-        raise InputError(f"clicks: {path.name!r} is of an unknown kind; expected .csv, .tsv or .npy")
-    columns = read_columns(path, (*QUERY, *TARGET))
-    query, target = (next((columns[name] for name in usual if name in columns), None) for usual in (QUERY, TARGET))
-    if query is None or target is None:
-        raise InputError(f"clicks: {path.name} needs the columns query and target")
-    pairs = zip(query, target, strict=True)
-    return [(asked.strip(), clicked.strip()) for asked, clicked in pairs if asked and clicked]
-
-
-def _id(text: str) -> int | str:
-    """An id as most stores have it: a number as it is usually written, or a text."""
-    return int(text) if is_number(text) else text
+def named(left_out: Collection[object]) -> str:
+    """The first few of them that differ."""
+    different = list(dict.fromkeys(left_out))
+    return ", ".join(map(repr, different[:NAMED])) + (", ..." if len(different) > NAMED else "")
 
 
 def is_number(text: str) -> bool:

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
+from typing_extensions import Self
 
 from hubplugin.compute import (
     Answers,
@@ -91,7 +92,7 @@ class FitInput:
         target_bank: VectorLike | None,
         metric: Metric,
         compute: Compute,
-    ) -> FitInput:
+    ) -> Self:
         """The input as a user gave it, checked; raises InputError where it cannot be used."""
         bank = Directed.held(as_vectors(query_bank, "query bank"), metric)
         gallery = None if targets is None else as_vectors(targets, "targets")
@@ -107,7 +108,7 @@ class FitInput:
             compute=compute,
         )
 
-    def against(self, targets: VectorLike) -> FitInput:
+    def against(self, targets: VectorLike) -> Self:
         """The same banks with another gallery, likewise checked."""
         gallery = as_vectors(targets, "targets")
         _require_one_model("query bank", self.query_bank.shape[1], gallery)

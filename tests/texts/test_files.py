@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hubplugin import InputError
+from hubplugin.bank import Bank
 from hubplugin.bank.texts import read_clicks, read_texts
 
 TEXTS = ["red shoes", "blue, with laces", 'a "quoted" one', "ÄÖÜ"]
@@ -90,12 +91,14 @@ def test_what_cannot_be_read_is_one_line(name, content, said, tmp_path):
     ("name", "content", "said"),
     [
         ("clicks.csv", b"a,b\n1,2\n", "needs the columns query and target$"),
+        ("clicks.csv", b"", "cannot be read as .csv: Empty CSV file"),
         ("clicks.npy", b"a,b\n1,2\n", "is no .npy file: it holds "),
         ("clicks.npy", b"", "is an empty file"),
         ("clicks.npy", pickled(), "holds pickled objects, which are never loaded"),
         ("clicks.npy", None, "is a folder; expected a file"),
         ("clicks.csv", None, "is a folder; expected a file"),
-        ("clicks.xls", b"", r"expected \.csv, \.tsv or \.npy"),
+        ("clicks.xls", b"", r"unknown kind of file '\.xls'; expected one of \.npy"),
+        ("clicks.txt", b"red", r"expected \.csv, \.tsv or \.npy"),
     ],
 )
 def test_clicks_that_cannot_be_read_are_one_line(name, content, said, tmp_path):
@@ -105,11 +108,11 @@ def test_clicks_that_cannot_be_read_are_one_line(name, content, said, tmp_path):
     else:
         path.write_bytes(content)
     with pytest.raises(InputError, match=said) as raised:
-        read_clicks(path, 3)
+        Bank(np.eye(3), path).clicks(3)
     assert "\n" not in str(raised.value)
     assert "allow_pickle" not in str(raised.value)
     with pytest.raises(InputError, match="there is no file"):
-        read_clicks(tmp_path / "nowhere.csv", 2)
+        Bank(np.eye(3), path.with_stem("nowhere")).clicks(3)
 
 
 def clicked(path, content, *given):
@@ -146,4 +149,4 @@ def test_clicks_of_unknown_queries_are_counted_and_named(tmp_path, caplog):
 
 def test_an_array_of_ids_is_taken_as_it_is(tmp_path):
     np.save(tmp_path / "clicks.npy", [3, -1])
-    assert read_clicks(tmp_path / "clicks.npy", 2).tolist() == [3, -1]
+    assert Bank(np.eye(2), tmp_path / "clicks.npy").clicks(2).tolist() == [3, -1]

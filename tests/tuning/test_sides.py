@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.bank import Bank
-from hubplugin.bank.prepared import places
+from hubplugin.bank import Bank, places
 from hubplugin.compute import Compute
 from hubplugin.learning import folds_within
 from hubplugin.measures.significance import Figure, Side
