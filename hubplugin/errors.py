@@ -60,6 +60,10 @@ class InputError(HubpluginError, ValueError):
     """Vectors, parameters or ground truth that cannot be used as given."""
 
 
+class ZeroVector(InputError):
+    """A vector of length 0, which has no cosine similarity."""
+
+
 class EmptyInput(InputError):
     """Vectors of which there are none."""
 

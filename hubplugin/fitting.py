@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import replace
 from typing import cast
 
 from hubplugin.bank import Bank, BankLike
 from hubplugin.compute import Compute
-from hubplugin.errors import InputError, Parameter
+from hubplugin.errors import InputError, Parameter, ZeroVector
 from hubplugin.executors import GalleryLike, read_by_workers, shards_of
 from hubplugin.learning import NOTHING, require_learnable, taught
 from hubplugin.methods import METHODS, FitInput, configured
@@ -67,6 +69,9 @@ def fit(
         return configuration.fit(given)
     if not learn:
         given = Bank.of(bank).read(metric, compute, targets=cast("VectorLike | None", targets))
+        if not compute.library().on_cpu:  # a card is through before the gallery is looked through for zero vectors
+            with suppress(ZeroVector):
+                return configuration.fit(replace(given, directed=True))
         _tell_of_zeros(given)
         return configuration.fit(given)
     whole = cast(VectorLike, targets)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hubplugin.errors import InputError
+from hubplugin.errors import InputError, ZeroVector
 
 
 class Metric(str, Enum):
@@ -48,13 +48,13 @@ def unit_length(xp: Any, vectors: Any) -> tuple[Any, Any]:
 
 
 def normalise(vectors: np.ndarray, name: str, numbers: np.ndarray | range | None = None) -> np.ndarray:
-    """Rows of `vectors` [b, d] at unit length, float32; raises InputError on a zero row, which has no direction.
+    """Rows of `vectors` [b, d] at unit length, float32; raises ZeroVector on a zero row, which has no direction.
     numbers: what the error calls the rows, 0 to b - 1 by default."""
     unit, largest = unit_length(np, vectors)
     zero = np.flatnonzero(largest == 0)
     if zero.size:
         row = (range(len(vectors)) if numbers is None else numbers)[int(zero[0])]
-        raise InputError(f"{name}: row {row} is a zero vector, which has no cosine similarity; remove it")
+        raise ZeroVector(f"{name}: row {row} is a zero vector, which has no cosine similarity; remove it")
     found: np.ndarray = unit.astype(np.float32, copy=False)
     return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -214,8 +215,10 @@ class Library:
             if number > 1:
                 copied[side].synchronize()
             pinned = buffers[side][: len(block)]
-            with np.errstate(over="ignore"):  # what float32 cannot hold is told by whoever checks the block
-                np.copyto(pinned.numpy(), block, casting="unsafe")
+            native = block.astype(block.dtype.newbyteorder("="), copy=False)
+            with warnings.catch_warnings():  # torch warns of a read-only map
+                warnings.simplefilter("ignore", UserWarning)
+                pinned.copy_(torch.from_numpy(native))  # by all cores, which numpy does not
             with torch.cuda.stream(stream):
                 part = pinned.to(self.device, non_blocking=True)
                 copied[side].record(stream)

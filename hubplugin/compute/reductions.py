@@ -26,7 +26,8 @@ from hubplugin.vectors import Vectors
 
 GROUP = 8
 """Columns of a group, of which a card looks at the largest first: the k largest of a row lie in the k groups with the
-largest maxima, and in the columns that belong to none."""
+largest maxima, and in the columns that belong to none. Columns of a group lie apart, so that a card reads neighbouring
+groups together."""
 
 
 def largest_values(s: Array, k: int, library: Library) -> Array:
@@ -37,9 +38,9 @@ def largest_values(s: Array, k: int, library: Library) -> Array:
     groups = m // GROUP
     if groups <= k:
         return s.topk(k, dim=1, sorted=False).values
-    grouped = s[:, : groups * GROUP].reshape(len(s), groups, GROUP)
-    best = grouped.amax(dim=2).topk(k, dim=1, sorted=False).indices
-    inside = grouped.gather(1, best[:, :, None].expand(-1, -1, GROUP)).flatten(1)
+    best = s[:, : groups * GROUP].reshape(len(s), GROUP, groups).amax(dim=1).topk(k, dim=1, sorted=False).indices
+    columns = best[:, None, :] + groups * xp.arange(GROUP, device=s.device)[:, None]
+    inside = s.gather(1, columns.flatten(1))
     return xp.concat([inside, s[:, groups * GROUP :]], axis=1).topk(k, dim=1, sorted=False).values
 
 

@@ -75,7 +75,8 @@ class Whole:
 @dataclass(frozen=True)
 class FitInput:
     """Checked input of a fit. Banks are at unit length where the metric is cosine: [m, d] and [p, d]. whole: where
-    `targets` are a sample of the gallery."""
+    `targets` are a sample of the gallery. directed: no target is taken to be a zero vector, for which a fit raises
+    ZeroVector."""
 
     query_bank: np.ndarray
     targets: Vectors | None
@@ -83,6 +84,7 @@ class FitInput:
     metric: Metric
     compute: Compute
     whole: Whole | None = None
+    directed: bool = False
 
     @classmethod
     def read(
@@ -118,7 +120,7 @@ class FitInput:
     def gallery(self) -> Vectors | None:
         """The targets that have a direction, where the metric asks for one: they are read for it once, and only if this
         is asked for."""
-        return None if self.targets is None else Directed.of(self.targets, self.metric)
+        return self.targets if self.targets is None or self.directed else Directed.of(self.targets, self.metric)
 
     @cached_property
     def same(self) -> np.ndarray:

@@ -6,6 +6,7 @@ import base64
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 
 from hubplugin.compute import Compute
-from hubplugin.errors import EmptyInput, InputError, ModelFileError
+from hubplugin.errors import EmptyInput, InputError, ModelFileError, ZeroVector
 from hubplugin.metric import Metric
 from hubplugin.model import file
 from hubplugin.model.file import LARGEST, Header, are_numbers, is_number, require
@@ -232,12 +233,15 @@ class OffsetModel:
         Raises InputError where `targets` cannot be used or have other dimensions than the bank.
         """
         vectors = as_vectors(targets, "targets")
+        compute = compute.for_products(vectors.rows * sum(term.bank.size for term in self.terms))
+        if not compute.library().on_cpu:  # a card is through before they are looked through for zero vectors
+            with suppress(ZeroVector):
+                return capped(self.raw_offsets(vectors, compute) - self.centre, self.gallery)
         offsets = np.zeros(vectors.rows, np.float32)
         try:
             directed = Directed.of(vectors, self.metric)
         except EmptyInput:
             return offsets
-        compute = compute.for_products(directed.rows * sum(term.bank.size for term in self.terms))
         rows = directed.numbers if isinstance(directed, Directed) and directed is not vectors else slice(None)
         offsets[rows] = capped(self.raw_offsets(directed, compute) - self.centre, self.gallery)
         return offsets
