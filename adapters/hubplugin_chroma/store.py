@@ -25,7 +25,7 @@ from hubplugin.compute import Compute
 from hubplugin.copies import BATCH, Copy, CopyStore, CopyWriting
 from hubplugin.corrections import Manifest
 from hubplugin.errors import StoreError
-from hubplugin.jobs.write import Comparison, one_pass
+from hubplugin.jobs.write import Counts, compare, write_wrong
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Hits, Id, Told
@@ -152,7 +152,8 @@ class ChromaStore(CopyStore):
         if copy is not None and ids:
             model = self.model(copy)
             batches = list(self.batches(copy, copy.group_by, ids))
-            one_pass(Comparison(self, model, Compute(), "keeping"), CopyWriting(self, model, copy, "active"), batches)
+            compared = compare(self, model, batches, Counts(), Compute(), "keeping")
+            write_wrong(CopyWriting(self, model, copy, "active"), compared)
             if gone := set(ids).difference(*(batch.ids for batch in batches)):
                 self._collection(copy).delete(ids=list(gone))
 

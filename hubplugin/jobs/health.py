@@ -18,7 +18,7 @@ from hubplugin.compute import Compute, TopK, search
 from hubplugin.errors import InputError, StoreError
 from hubplugin.jobs.facts import ToldCorrection, ToldModel
 from hubplugin.jobs.naming import Naming
-from hubplugin.jobs.write import Comparison, InvalidVectors, ToldInvalidVectors, require_match
+from hubplugin.jobs.write import Counts, InvalidVectors, ToldInvalidVectors, compare, require_match
 from hubplugin.measures.hubness import k_occurrence, skewness, skewness_by_chance, skewness_of_found
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric, normalise
@@ -322,22 +322,21 @@ def inspect(
 
 def _stored(store: Store, model: OffsetModel, compute: Compute) -> dict[str, Any]:
     """The fields of an inspection that tell what lies in `store` beside what `model` gives."""
-    comparison, gallery = Comparison(store, model, compute, "checking offsets"), model.gallery
+    seen, gallery = Counts(), model.gallery
     missing, stale = list[Id](), list[Id]()
     total = squares = 0.0
     edges = np.zeros(2) if gallery is None else np.linspace(gallery.smallest, gallery.largest, BINS + 1)
     counts = np.zeros(len(edges) - 1, np.int64)
-    for batch in store.scan(group_key(model)):
-        by_model, wrong = comparison.offsets(batch)
+    batches = store.scan(group_key(model))
+    for batch, by_model, wrong in compare(store, model, batches, seen, compute, "checking offsets"):
         total, squares = total + by_model.sum(dtype=np.float64), squares + np.square(by_model, dtype=np.float64).sum()
         absent = np.isnan(batch.offsets)
         counts += np.histogram(np.clip(batch.offsets[np.isfinite(batch.offsets)], edges[0], edges[-1]), edges)[0]
         for ids, which in ((missing, absent), (stale, wrong & ~absent)):
             ids += [batch.ids[row] for row in np.flatnonzero(which)[: NAMED - len(ids)].tolist()]
-        comparison.done(batch)
-    told = {name: getattr(comparison, name) for name in ("missing", "stale", "foreign", "invalid_vectors")}
+    told = {name: getattr(seen, name) for name in ("missing", "stale", "foreign", "invalid_vectors")}
     told |= {"missing_ids": missing, "stale_ids": stale}
-    count = comparison.scanned
+    count = seen.scanned
     if gallery is not None:
         told["offsets"] = (edges.tolist(), counts.tolist())
     if gallery is not None and gallery.deviation > 0 and count > 1 and not isinstance(model, GroupedModel):

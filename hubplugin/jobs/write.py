@@ -6,8 +6,8 @@ How offsets are kept is the store's to say.
 from __future__ import annotations
 
 import itertools
-import json
 import logging
+import pickle
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from hubplugin.jobs.facts import ToldModel, ToldTrial, tiles_of
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value, group_key, unmapped, warn_if_swapped
 from hubplugin.report import Report, Reported, Verdict, changes_told
-from hubplugin.store import Answered, Batch, Store, Writing
+from hubplugin.store import Answered, Batch, Id, Store, Writing
 from hubplugin.vectors import Progress, Sliceable, Vectors, cannot_keep, spool
 
 UNIT = 1e-2
@@ -103,79 +103,66 @@ Euclidean distance and dot product they grow with the square of the vectors, and
 
 
 @dataclass
-class Comparison:
-    """Of the targets `scanned` so far, how many have no offset (`missing`), how many one that `model` does not give
-    (`stale`), how many something else in its place (`foreign`), and which the model cannot judge. what: the name of the
-    work, for progress. gallery: what `model` was just fitted on, so that its offsets need not be computed again."""
+class Counts:
+    """Of the targets `scanned`, how many have no offset (`missing`), how many one that the model does not give
+    (`stale`), how many something else in its place (`foreign`), and which the model cannot judge."""
 
-    store: Store
-    model: OffsetModel
-    compute: Compute
-    what: str
-    gallery: Sliceable | None = None
     scanned: int = 0
     missing: int = 0
     stale: int = 0
     foreign: int = 0
     invalid_vectors: InvalidVectors = field(default_factory=InvalidVectors)
 
-    def __post_init__(self) -> None:
-        self._total, self._precision = self.store.count(), self.store.precision
-        gallery = self.model.gallery
-        self._scale = 0.0 if gallery is None else max(abs(gallery.smallest), abs(gallery.largest))
-
-    def offsets(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """What the model gives to the targets of `batch`, float32 [b], and whose stored offset differs, bool [b]."""
-        absent = np.isnan(batch.offsets)
-        offsets = offsets_of_all(
-            self.model,
-            batch,
-            self.invalid_vectors,
-            unit=self.store.unit,
-            compute=self.compute,
-            fitted=self._fitted(batch),
-        )
-        differs = self._differs(batch, offsets)
-        self.missing += int(absent.sum())
-        self.stale += int(differs.sum())
-        self.foreign += batch.foreign
-        return offsets, absent | differs
-
-    def _fitted(self, batch: Batch) -> np.ndarray | None:
-        """What the fit gave to the targets of `batch`, if it has met them in this place."""
-        if self.gallery is None or self.model.fitted is None:
-            return None
-        rows = slice(self.scanned, self.scanned + len(batch.ids))
-        is_same = np.array_equal(self.gallery.take(rows), batch.vectors)
-        return self.model.fitted[rows] if is_same else None
-
-    def _differs(self, batch: Batch, offsets: np.ndarray) -> np.ndarray:
-        """Whose stored offset is another one than `offsets` [b], bool [b]."""
-        if np.isnan(batch.offsets).all():
-            return np.zeros(len(offsets), bool)
-        room = self._precision + ROUNDING * np.maximum(self._scale, np.abs(offsets))
-        if batch.rounding is not None:
-            room += batch.rounding
-        room += self.store.rounding(batch, offsets)
-        apart: np.ndarray = np.abs(batch.offsets - offsets) > room  # of NaN, none
-        return apart
-
-    def done(self, batch: Batch) -> None:
-        """`batch` is finished with."""
-        self.scanned += len(batch.ids)
-        self.compute.report(self.what, min(self.scanned, self._total), self._total)
+    def add(self, other: Counts) -> None:
+        for name in ("scanned", "missing", "stale", "foreign"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.invalid_vectors.count += other.invalid_vectors.count
+        self.invalid_vectors.named |= other.invalid_vectors.named
 
 
-def one_pass(comparison: Comparison, writing: Writing, batches: Iterable[Batch]) -> Comparison:
-    """Writes the offsets of `batches` that are missing or differ."""
+def compare(
+    store: Store,
+    model: OffsetModel,
+    batches: Iterable[Batch],
+    counts: Counts,
+    compute: Compute,
+    what: str,
+    gallery: Sliceable | None = None,
+) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
+    """Each batch, what `model` gives to its targets, float32 [b], and whose stored offset is missing or differs, bool
+    [b].
+
+    counts: kept up. what: the name of the work, for progress. gallery: what the model was just fitted on, in the order
+    of `batches`, so that its offsets need not be computed again.
+    """
+    total, scale = store.count(), 0.0
+    if model.gallery is not None:
+        scale = max(abs(model.gallery.smallest), abs(model.gallery.largest))
     for batch in batches:
-        offsets, wrong = comparison.offsets(batch)
+        rows, fitted = slice(counts.scanned, counts.scanned + len(batch.ids)), None
+        if gallery is not None and model.fitted is not None and np.array_equal(gallery.take(rows), batch.vectors):
+            fitted = model.fitted[rows]
+        offsets = offsets_of_all(model, batch, counts.invalid_vectors, unit=store.unit, compute=compute, fitted=fitted)
+        absent, differs = np.isnan(batch.offsets), np.zeros(len(offsets), bool)
+        if not absent.all():
+            room = store.precision + ROUNDING * np.maximum(scale, np.abs(offsets)) + store.rounding(batch, offsets)
+            room += 0.0 if batch.rounding is None else batch.rounding
+            differs = np.abs(batch.offsets - offsets) > room  # of NaN, none
+        counts.missing += int(absent.sum())
+        counts.stale += int(differs.sum())
+        counts.foreign += batch.foreign
+        yield batch, offsets, absent | differs
+        counts.scanned = rows.stop
+        compute.report(what, min(rows.stop, total), total)
+
+
+def write_wrong(writing: Writing, compared: Iterable[tuple[Batch, np.ndarray, np.ndarray]]) -> None:
+    """Writes the offsets that are missing or differ."""
+    for batch, offsets, wrong in compared:
         if writing.takes_all or wrong.all():
             writing.write(batch, offsets)
         elif wrong.any():
             writing.write(batch.some(np.flatnonzero(wrong)), offsets[wrong])
-        comparison.done(batch)
-    return comparison
 
 
 class Members(Vectors):
@@ -202,20 +189,19 @@ class SpooledGallery:
     ):
         self.rows: dict[int | str, int] = {}
         self._clicked = set() if clicked is None else set(clicked.tolist())
-        self._values: dict[Value, int] | None = None if group_by is None else {}
-        self._codes = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with this object
-        self._lines = tempfile.TemporaryFile("w+")  # noqa: SIM115 - so does this
-        for file in (self._codes, self._lines):
-            weakref.finalize(self, file.close)
+        self._lists = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with this object
+        weakref.finalize(self, self._lists.close)
         self.vectors = spool(self._read(store, progress, group_by), store.url, store.count())
 
     def _read(self, store: Store, progress: Progress | None, group_by: str | None) -> Iterator[np.ndarray]:
         total, done = store.count(), 0
         for batch in store.scan(group_by):
-            try:
-                self._keep(store, batch)
-            except OSError as error:
-                raise cannot_keep(store.url, error, 4 * store.dim * total) from None
+            if store.shared or group_by is not None:
+                try:
+                    pickle.dump((batch.place, batch.ids, batch.groups), self._lists)
+                    self._lists.flush()
+                except OSError as error:
+                    raise cannot_keep(store.url, error, 4 * store.dim * total) from None
             if self._clicked:
                 self.rows.update(places(batch.ids, done, self._clicked))
             yield batch.vectors
@@ -223,36 +209,29 @@ class SpooledGallery:
             if progress is not None:
                 progress("reading the gallery", min(done, total), total)
 
-    def _keep(self, store: Store, batch: Batch) -> None:
-        """Keeps what there is of `batch` beside its vectors."""
-        if store.shared:
-            print(json.dumps([batch.place, batch.ids]), file=self._lines, flush=True)
-        if self._values is not None:
-            codes = [self._values.setdefault(value, len(self._values)) for value in batch.groups or ()]
-            self._codes.write(np.array(codes, np.int32).tobytes())
-            self._codes.flush()
+    def _listed(self) -> Iterator[tuple[slice, Id | None, Sequence[Id], Sequence[Value] | None]]:
+        """Of each batch its rows, and what there is of it beside vectors."""
+        self._lists.seek(0)
+        first = 0
+        while first < self.vectors.rows:
+            place, ids, groups = pickle.load(self._lists)
+            yield slice(first, first + len(ids)), place, ids, groups
+            first += len(ids)
 
     def groups(self) -> list[tuple[Value, Members]]:
         """The targets of each value, but of none: in the order in which they first came."""
-        codes = self._by_row()
+        rows: dict[Value, list[int]] = {}
+        for where, _, _, groups in self._listed():
+            for row, value in enumerate(groups or (), where.start):
+                rows.setdefault(value, []).append(row)
         return [
-            (value, Members(f"{self.vectors.name}, {value!r}", self.vectors, np.flatnonzero(codes == code)))
-            for value, code in (self._values or {}).items()
+            (value, Members(f"{self.vectors.name}, {value!r}", self.vectors, np.array(those)))
+            for value, those in rows.items()
             if value is not None
         ]
 
-    def _by_row(self) -> np.ndarray:
-        return np.memmap(self._codes, np.int32, "r")
-
     def batches(self) -> Iterator[Batch]:
-        self._lines.seek(0)
-        values = list(self._values or ())
-        first = 0
-        for line in self._lines:
-            place, ids = json.loads(line)
-            rows = slice(first, first + len(ids))
-            groups = [values[code] for code in self._by_row()[rows]] if values else None
-            first += len(ids)
+        for rows, place, ids, groups in self._listed():
             offsets = np.full(len(ids), np.nan, np.float32)
             yield Batch(ids, self.vectors.take(rows), offsets, place=place, groups=groups)
 
@@ -267,22 +246,10 @@ class ShardedStore:
 
     def write(self, share: Share, compute: Compute, what: str) -> Counts:
         """Reads all shards once, and writes the offsets that are missing or differ."""
-        parts = each(self.executor, _WriteShard(share, compute.quiet, what), self.shards, compute, what)
-        invalid = InvalidVectors(sum(part.invalid_vectors.count for part in parts))
-        for part in parts:
-            invalid.named |= part.invalid_vectors.named
-        scanned, missing, stale = np.sum([(part.scanned, part.missing, part.stale) for part in parts], axis=0).tolist()
-        return Counts(scanned, missing, stale, invalid)
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What a `Comparison` has counted, in all shards or in one."""
-
-    scanned: int
-    missing: int
-    stale: int
-    invalid_vectors: InvalidVectors
+        counts = Counts()
+        for part in each(self.executor, _WriteShard(share, compute.quiet, what), self.shards, compute, what):
+            counts.add(part)
+        return counts
 
 
 @dataclass(frozen=True)
@@ -295,10 +262,11 @@ class _WriteShard:
 
     def __call__(self, number: int, shard: Shard) -> Counts:
         store, writing, model = self.share.joined(cast(StoreShard, shard))
+        counts = Counts()
         with writing:
-            seen = one_pass(Comparison(store, model, self.compute, self.what), writing, writing.scan())
+            write_wrong(writing, compare(store, model, writing.scan(), counts, self.compute, self.what))
             writing.settle()
-        return Counts(seen.scanned, seen.missing, seen.stale, seen.invalid_vectors)
+        return counts
 
 
 logger = logging.getLogger(__name__)
@@ -433,15 +401,18 @@ def written(
     """`write`, of what was just read from the store, the `gallery`, where there is one; by its workers, where it has
     some. answered: as of a `Writing`."""
 
-    def once(closing: bool) -> Comparison | Counts:
-        what = "closing" if closing else "writing offsets"
+    def once(closing: bool) -> Counts:
+        """One pass: read, compare, write. A gallery that was just read is not read again but to close."""
+        what, counts = "closing" if closing else "writing offsets", Counts()
         if isinstance(gallery, ShardedStore):
             assert isinstance(writing, SharedWriting)  # as of every `Sharded` store
             return gallery.write(writing.share(), compute, what)
-        read = gallery if store.shared and writing.found == "nothing" else None
-        batches = writing.scan() if read is None else writing.changed(read.batches()) if closing else read.batches()
-        known = gallery.vectors if isinstance(gallery, SpooledGallery) else None
-        return one_pass(Comparison(store, model, compute, what, known), writing, batches)
+        batches = writing.scan()
+        if gallery is not None and store.shared and writing.found == "nothing":
+            batches = writing.changed(gallery.batches()) if closing else gallery.batches()
+        vectors = None if gallery is None else gallery.vectors
+        write_wrong(writing, compare(store, model, batches, counts, compute, what, vectors))
+        return counts
 
     half = f"{store.url}: offsets were being written; searches are as before, and the same command goes on"
     whole = f"{store.url}: searches use the old correction or the new one, whole; the same command finishes"
@@ -464,10 +435,9 @@ def written(
 
 def unwritten(store: Store, model: OffsetModel, compute: Compute) -> Applied:
     """`model` compared with what `store` has, and nothing written."""
-    seen = Comparison(store, model, compute, "comparing offsets")
-    for batch in store.scan(group_key(model)):
-        seen.offsets(batch)
-        seen.done(batch)
+    seen = Counts()
+    for _ in compare(store, model, store.scan(group_key(model)), seen, compute, "comparing offsets"):
+        pass
     return Applied(model, seen.scanned, seen.missing, seen.stale, False, invalid_vectors=seen.invalid_vectors)
 
 
