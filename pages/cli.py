@@ -8,10 +8,7 @@ from typing import Any
 from typer.main import get_command
 
 from hubplugin.cli import app
-from hubplugin.cli.application import FUNCTIONS, STORE, groups_of
-from hubplugin.cli.options import BankOptions, ComputeOptions, ReportOptions
-
-GROUPS = (BankOptions, ReportOptions, ComputeOptions)
+from hubplugin.cli.application import SHARED, STORE
 
 START = """# Command line
 
@@ -29,42 +26,23 @@ START = """# Command line
 
 
 def reference() -> str:
-    """The page, of all commands in the order of `hubplugin --help`; behind them the options that several share."""
-    commands = get_command(app).commands
-    of_all = set.intersection(*({option.name for option in command.params} for command in commands.values()))
+    """The page, of all commands in the order of `hubplugin --help`; behind them the options that every one has."""
+    commands = get_command(app).commands  # type: ignore[attr-defined]
     parts = [START, f"## STORE\n\n{_cell(STORE)}\n"]
-    parts += ["\n".join(_command(name, command, of_all)) for name, command in commands.items()]
-    parts += ["\n".join(_group(group, commands)) for group in GROUPS]
-    return "\n".join([*parts, "\n".join(_shared(next(iter(commands.values())), of_all))])
+    parts += ["\n".join(_command(name, command)) for name, command in commands.items()]
+    shared = [each for each in commands["apply"].params if each.name in SHARED]
+    return "\n".join([*parts, "## Options of every command\n", *_table("option", shared)])
 
 
-def _command(name: str, command: Any, of_all: set[str]) -> Iterator[str]:
-    groups = list(groups_of(FUNCTIONS[name]).values())
-    shared = of_all.union(*(group.__annotations__ for group in groups))
-    own = [each for each in command.params if each.name not in shared]
+def _command(name: str, command: Any) -> Iterator[str]:
     arguments = [each for each in command.params if each.param_type_name == "argument"]
-    options = [each for each in own if each.param_type_name == "option"]
+    options = [each for each in command.params if each not in arguments and each.name not in SHARED]
     needed = [f"{each.opts[0]} {_metavar(each)}" for each in options if each.required]
     yield f"## hubplugin {name}\n"
     yield f"    hubplugin {' '.join([name, *(_metavar(each) for each in arguments), *needed])} [OPTIONS]\n"
     yield f"{command.help}\n"
     yield from _table("argument", [each for each in arguments if each.name != "store"])
     yield from _table("option", options)
-    if groups:
-        links = (f"[{group.__doc__}](#options-of-{group.__doc__.replace(' ', '-')})" for group in groups)
-        yield f"Besides, options of {', '.join(links)}.\n"
-
-
-def _group(group: Any, commands: dict[str, Any]) -> Iterator[str]:
-    having = [name for name in commands if group in groups_of(FUNCTIONS[name]).values()]
-    yield f"## Options of {group.__doc__}\n"
-    yield f"Of {', '.join(f'`{name}`' for name in having)}.\n"
-    yield from _table("option", [each for each in commands[having[0]].params if each.name in group.__annotations__])
-
-
-def _shared(command: Any, of_all: set[str]) -> Iterator[str]:
-    yield "## Options of every command\n"
-    yield from _table("option", [each for each in command.params if each.name in of_all])
 
 
 def _table(kind: str, parameters: list[Any]) -> Iterator[str]:

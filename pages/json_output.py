@@ -5,37 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
-from hubplugin.cli.json_types import RecordedBank, Removed
+from hubplugin.cli.manage import Explained, RecordedBank
 from hubplugin.evaluation.results import Results
-from hubplugin.jobs.correct import Refitted
 from hubplugin.jobs.diagnose import Diagnosis
-from hubplugin.jobs.health import Inspection
-from hubplugin.jobs.write import Applied
+from hubplugin.jobs.results import Applied, Inspection, Refitted, Removed
+from hubplugin.report import Result
 
 START = """# JSON
 
 With `--json` a command prints one line of JSON: its name under `command`, the version of this form under `version`,
-and its figures; of a command on a store also the store's URL under `store`. The version grows if a name changes its
-meaning or goes away; a new name may come at any time. Errors and warnings go to stderr, as text. The exit status is the
-same with and without `--json` ([command line](cli.md)).
+and the fields of its result. The version grows if a name changes its meaning or goes away; a new name may come at any
+time. Errors and warnings go to stderr, as text. The exit status is the same with and without `--json`
+([command line](cli.md)). In Python a result has the same fields; `as_json` and `to_json(path)` give the same JSON.
 
-    hubplugin evaluate --queries q.npy --targets t.npy --bank bank.npy --json | jq .best
+    hubplugin evaluate photos.npy --queries q.npy --bank bank.npy --json | jq .best
 
 What these pages call None is null; so are numbers that are none, as a skewness of no finds.
 """
 
-
-class Explained(BaseModel):
-    """The request; method and path where there is a server."""
-
-    method: str | None = None
-    path: str | None = None
-    body: dict[str, Any]
-
-
-FIGURES: dict[str, type] = {
+FIGURES: dict[str, type[Result]] = {
     "evaluate": Results,
     "diagnose": Diagnosis,
     "inspect": Inspection,
@@ -47,9 +37,7 @@ FIGURES: dict[str, type] = {
     "bank": RecordedBank,
     "explain": Explained,
 }
-"""What each command prints, beside its name, the version and the `store`."""
-
-FILES = "`Results.to_json` writes the same to a file."
+"""What each command prints, beside its name and the version."""
 
 
 def reference() -> str:
@@ -58,19 +46,20 @@ def reference() -> str:
 
 
 def _sections() -> Iterator[str]:
-    known: set[str] = set()
+    known: dict[str, str] = {}
     for command, figures in FIGURES.items():
         schema = schema_of(figures)
-        yield from (f"## {command}\n", f"{_one_line(schema.get('description', ''))}\n")
-        yield from ([f"{FILES}\n"] if command == "evaluate" else [])
-        yield _fields(schema)
+        if figures.__name__ in known:
+            yield f"## {command}\n\nAs [{known[figures.__name__]}](#{known[figures.__name__]}).\n"
+            continue
+        known[figures.__name__] = command
+        yield from (f"## {command}\n", f"{_one_line(schema.get('description', ''))}\n", _fields(schema))
         for name, part in schema.get("$defs", {}).items():
-            if name not in known:
+            if known.setdefault(name, command) == command:
                 yield from (f"### {name}\n", f"{_one_line(part.get('description', ''))}\n", _fields(part))
-        known |= set(schema.get("$defs", {}))
 
 
-def schema_of(figures: type) -> dict[str, Any]:
+def schema_of(figures: type[Result]) -> dict[str, Any]:
     """The JSON that values of the type `figures` become."""
     return TypeAdapter(figures).json_schema(mode="serialization")
 
@@ -89,8 +78,6 @@ def _kind(of: dict[str, Any]) -> str:
         return f"[{name}](#{name.lower()})"
     if "anyOf" in of:
         return " or ".join(_kind(each) for each in of["anyOf"])
-    if "prefixItems" in of:
-        return f"list of two: {', '.join(_kind(each) for each in of['prefixItems'])}"
     if of.get("type") == "array":
         return f"list of {_kind(of['items'])}" if "items" in of else "list"
     if isinstance(of.get("additionalProperties"), dict):

@@ -10,7 +10,8 @@ import numpy as np
 
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, StoreError
-from hubplugin.jobs.write import UNIT, InvalidVectors, offsets_of_all
+from hubplugin.jobs.results import InvalidVectors
+from hubplugin.jobs.write import UNIT, offsets_of_all
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, unmapped, warn_if_swapped
 from hubplugin.store import Batch

@@ -23,7 +23,8 @@ from qdrant_client import QdrantClient
 
 from hubplugin.bank import BankLike
 from hubplugin.compute import Compute
-from hubplugin.jobs import correct, write
+from hubplugin.jobs import correct
+from hubplugin.jobs.results import Applied
 from hubplugin.methods import METHODS, configured
 from hubplugin.model import Setting
 from hubplugin_qdrant.client import AsyncHubQdrantClient, HubQdrantClient
@@ -83,7 +84,7 @@ def apply(
     dry_run: bool = False,
     compute: Compute = Compute(),
     **parameters: Setting,
-) -> write.Applied:
+) -> Applied:
     """Corrects a vector of `collection` in place; a `HubQdrantClient` then searches it corrected.
 
     It is `hubplugin.apply` of the store that `open_store` gives for client, collection, vector, storage, agreement and

@@ -1,7 +1,8 @@
 """The command line's frame: what every command shares, and how it ends.
 
-A command returns an `Answer`. Its exit status is 0 if all is well, 1 after an error, 2 where it was typed wrongly, 3 if
-the guard refused a correction, 4 if the answer needs somebody's attention, and 130 after Ctrl-C.
+A command returns a result, of which the frame prints text or JSON. Its exit status is 0 if all is well, 1 after an
+error, 2 where it was typed wrongly, 3 if the guard refused a correction, 4 if the result needs somebody's attention,
+and 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any
 
 import typer
@@ -24,11 +24,16 @@ from typer.core import TyperGroup
 
 from hubplugin._version import __version__
 from hubplugin.errors import CorrectionRefused, HubpluginError, Parameter
-from hubplugin.report import Report, as_text
-from hubplugin.vectors import Progress
+from hubplugin.report import Result, as_text
 
 OF_A_URL = {"metric": "metric", "offset_key": "offset_key", "storage": "storage", "vector": "using"}
 """What a parameter is called behind a URL."""
+
+ERROR, REFUSED, ATTENTION, STOPPED = 1, 3, 4, 130
+"""Exit statuses beside 0; typer's own for wrong usage is 2."""
+
+JSON_VERSION = 1
+"""Version of what `--json` prints. It grows when a name in it changes its meaning or goes away, not when one comes."""
 
 
 def as_typed(parameter: Parameter, command: Any) -> str:
@@ -40,13 +45,6 @@ def as_typed(parameter: Parameter, command: Any) -> str:
     return f"?{OF_A_URL[name]}={value or 'NAME'}" if name in OF_A_URL else str(parameter)
 
 
-class LogLines(logging.Handler):
-    """What is logged: a line each, and of a warning that it is one."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        (warn if record.levelno >= logging.WARNING else say)(record.getMessage())
-
-
 def say(text: str) -> None:
     typer.echo(f"hubplugin: {text}", err=True)
 
@@ -55,28 +53,11 @@ def warn(text: str) -> None:
     say(f"warning: {' '.join(text.split())}")
 
 
-ERROR, REFUSED, ATTENTION, STOPPED = 1, 3, 4, 130
-"""Exit statuses beside 0; typer's own for wrong usage is 2."""
+class LogLines(logging.Handler):
+    """What is logged: a line each, and of a warning that it is one."""
 
-JSON_VERSION = 1
-"""Version of what `--json` prints. It grows when a name in it changes its meaning or goes away, not when one comes."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a command answers: `text` for people, or a report that becomes text, and `figures` for programs as plain
-    JSON. attention: whether somebody should look at it, which is the command's exit status. of: the store whose URL
-    stands before the text."""
-
-    text: str | Report
-    figures: Mapping[str, object] = field(default_factory=dict)
-    attention: bool = False
-    of: str = ""
-
-    def as_text(self, width: int, verbose: bool) -> str:
-        """`text`, for so many columns; verbose: with all details."""
-        text = self.text if isinstance(self.text, str) else as_text(self.text, width, verbose)
-        return f"{self.of}: {text}" if self.of else text
+    def emit(self, record: logging.LogRecord) -> None:
+        (warn if record.levelno >= logging.WARNING else say)(record.getMessage())
 
 
 class Commands(TyperGroup):
@@ -129,54 +110,59 @@ def options(
 ) -> None: ...
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print figures as JSON instead of text.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors and what needs attention.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Print all details, and say on stderr what is being done.")]
-Threads = Annotated[
-    int | None,
-    typer.Option("--threads", min=1, help="Threads that compute; by default what OMP_NUM_THREADS says, or all."),
-]
-SHARED = {"json": (Json, False), "quiet": (Quiet, False), "verbose": (Verbose, False), "threads": (Threads, None)}
+SHARED: dict[str, tuple[Any, Any]] = {
+    "json": (Annotated[bool, typer.Option("--json", help="Print figures as JSON instead of text.")], False),
+    "quiet": (
+        Annotated[bool, typer.Option("--quiet", help="Print nothing but errors and what needs attention.")],
+        False,
+    ),
+    "verbose": (
+        Annotated[bool, typer.Option("--verbose", help="Print all details, and say on stderr what is being done.")],
+        False,
+    ),
+    "threads": (
+        Annotated[
+            int | None,
+            typer.Option("--threads", min=1, help="Threads that compute; by default those of OMP_NUM_THREADS, or all."),
+        ],
+        None,
+    ),
+}
+"""The options that every command has: each one's type, and its default."""
 
 
-FUNCTIONS: dict[str, Callable[..., Answer]] = {}
-"""The function of each command, by the command's name."""
-
-
-def groups_of(function: Callable[..., Answer]) -> dict[str, Any]:
-    """The parameters of `function` that are groups of options which several commands have: dataclasses, by name."""
-    parameters = inspect.signature(function, eval_str=True).parameters
-    return {name: each.annotation for name, each in parameters.items() if is_dataclass(each.annotation)}
-
-
-def command(function: Callable[..., Answer]) -> Callable[..., Answer]:
-    """Makes `function` a command of its name, with the options that every command has. Those of a group stand in the
-    place of the group."""
-    groups = groups_of(function)
-    typed: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        typed += inspect.signature(groups[name], eval_str=True).parameters.values() if name in groups else [parameter]
+def command(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Makes `function` a command of its name, with the options that every command has."""
 
     @functools.wraps(function)
     def run(*, json: bool, quiet: bool, verbose: bool, threads: int | None, **arguments: Any) -> None:
         if threads is not None:
             _use(threads)
-        for name, group in groups.items():
-            arguments[name] = group(**{each.name: arguments.pop(each.name) for each in fields(group)})
         with _loudness(quiet, verbose):
-            answer = function(**arguments)
-        _show(answer, function.__name__, json, quiet, verbose)
-        if answer.attention:
+            result = function(**arguments)
+        attention = bool(getattr(result, "attention", ()))
+        if json or attention or not quiet:
+            typer.echo(_as_json(function.__name__, result) if json else _as_text(result, verbose))
+        if attention:
             raise typer.Exit(ATTENTION)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
-    for name, (option, default) in SHARED.items():
-        typed.append(inspect.Parameter(name, keyword, default=default, annotation=option))
-    run.__signature__ = inspect.Signature([each.replace(kind=keyword) for each in typed])  # type: ignore[attr-defined]
-    name = function.__name__.replace("_", "-")
-    FUNCTIONS[name] = function
-    app.command(name)(run)
+    own = inspect.signature(function, eval_str=True).parameters.values()
+    shared = (
+        inspect.Parameter(name, keyword, default=default, annotation=kind) for name, (kind, default) in SHARED.items()
+    )
+    run.__signature__ = inspect.Signature([*(each.replace(kind=keyword) for each in own), *shared])  # type: ignore[attr-defined]
+    app.command(function.__name__)(run)
     return function
+
+
+def _as_json(name: str, result: Result) -> str:
+    return json.dumps({"command": name, "version": JSON_VERSION, **result.as_json()}, allow_nan=False)
+
+
+def _as_text(result: Result, verbose: bool) -> str:
+    text = as_text(result.report(), Console().width, verbose)
+    return text if result.store is None else f"{result.store}: {text}"
 
 
 def _use(threads: int) -> None:
@@ -184,21 +170,6 @@ def _use(threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
-
-
-@contextmanager
-def progress_shown() -> Iterator[Progress | None]:
-    """Progress as `--quiet` allows it: bars on a terminal, lines elsewhere."""
-    from hubplugin.progress import bars, lines
-
-    if logging.getLogger("hubplugin").getEffectiveLevel() > logging.WARNING:
-        yield None
-        return
-    if not sys.stderr.isatty():
-        yield lines(say)
-        return
-    with bars() as shown:
-        yield shown
 
 
 @contextmanager
@@ -214,13 +185,6 @@ def _loudness(quiet: bool, verbose: bool) -> Iterator[None]:
             yield
     finally:
         logger.setLevel(before)
-
-
-def _show(answer: Answer, name: str, as_json: bool, quiet: bool, verbose: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps({"command": name, "version": JSON_VERSION, **answer.figures}, allow_nan=False))
-    elif answer.text and (not quiet or answer.attention):
-        typer.echo(answer.as_text(Console().width, verbose))
 
 
 def main() -> None:

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from hubplugin.abilities import Explaining, able
-from hubplugin.cli.application import Answer, command, say
-from hubplugin.cli.options import StoreUrl, require_files, told, vectors
+from hubplugin.cli.application import command, say
+from hubplugin.cli.options import StoreUrl, require_writable
 from hubplugin.errors import InputError, Parameter, telling
 from hubplugin.recording import Recorded, Recorder, as_id, clear, thin
+from hubplugin.registry import open_store
+from hubplugin.report import Report, Result, write_file
 from hubplugin.store import Store, recorded_of
+from hubplugin.vectors import as_vectors
+
+
+@dataclass(frozen=True)
+class Explained(Result):
+    """What other clients send for the corrected ranking: `text` to paste, and the `request` as JSON. Its form is the
+    store's: method, path and body where there is a server."""
+
+    text: str
+    request: dict[str, Any]
+    store: None = None
+
+    def report(self) -> Report:
+        return Report("The request of other clients", sentences=[self.text])
 
 
 @command
@@ -25,14 +43,13 @@ def explain(
         str | None, typer.Option(help="The query is this target. Without either it is the first one.")
     ] = None,
     k: Annotated[int, typer.Option(min=1, help="How many results the request asks for.")] = 10,
-) -> Answer:
+) -> Result:
     """Print the request that other clients send for the corrected ranking, with its constants filled in."""
-    from hubplugin.registry import open_store
-
     if vector is not None and id is not None:
         raise InputError("--vector and --id both name the query; give one of them")
-    queries = None if vector is None else vectors(vector, "query")
+    queries = None if vector is None else as_vectors(vector, "query")
     opened = open_store(store)
+    query: Any
     if queries is not None:
         if queries.dim != opened.dim:
             raise InputError(f"--vector has {queries.dim} dimensions, {opened.url} has {opened.dim}")
@@ -45,7 +62,47 @@ def explain(
             raise InputError(f"{opened.url} is empty; name a query by --vector")
         query = batch.vectors[0]
     explanation = able(opened, Explaining).explain(query, k)
-    return Answer(explanation.text, explanation.request)
+    return Explained(explanation.text, dict(explanation.request))
+
+
+@dataclass(frozen=True)
+class RecordedBank(Result):
+    """What is recorded now: so many queries and, unless there are none, their dimensions, how many were asked (seen),
+    about how many of these differ, and when the first and the last was asked. clicks: how often targets were
+    clicked for them; pairs: of how many different queries and targets; targets: how many. how_to_record: how to collect
+    some. written: whether any went; notes: what was done."""
+
+    store: str
+    folder: str
+    how_to_record: str
+    written: bool
+    notes: list[str]
+    queries: int = 0
+    dim: int | None = None
+    seen: int | None = None
+    different: int | None = None
+    first: str | None = None
+    last: str | None = None
+    texts: bool | None = None
+    clicks: int = 0
+    pairs: int = 0
+    targets: int = 0
+
+    def report(self) -> Report:
+        return Report("Recorded queries", sentences=[self._summary(), *self.notes])
+
+    def _summary(self) -> str:
+        if not self.queries:
+            return f"no queries are recorded in {self.folder}; to collect some: {self.how_to_record}"
+        about = "" if self.different == self.queries else "about "
+        clicks = (
+            f"; {self.clicks:,} clicks on {self.pairs:,} different pairs of query and target, {self.targets:,} targets"
+        )
+        return (
+            f"{self.queries:,} queries of {self.dim} dimensions{', with texts' if self.texts else ''}, of "
+            f"{self.seen:,} that were asked from {self.first} to {self.last}, {about}{self.different:,} of them "
+            f"different{clicks if self.clicks else ''}, in {self.folder}"
+        )
 
 
 @command
@@ -63,16 +120,11 @@ def bank(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what --thin, --clear or --forget would do, and do nothing.")
     ] = False,
-) -> Answer:
+) -> Result:
     """Show, export, thin, clear or forget the queries and clicks that are recorded of the store."""
-    import numpy as np
-
-    from hubplugin.registry import open_store
-    from hubplugin.report.render import write_file
-
     if export is not None and export.suffix != ".npy":
         raise InputError("a bank is written as .npy; given: ", Parameter("export", str(export)))
-    require_files([], [export])
+    require_writable(export)
     if delete and keep is not None:
         raise InputError("--thin keeps some of the queries and --clear none; give one of them")
     if forget and (delete or keep is not None):
@@ -82,68 +134,42 @@ def bank(
     opened = open_store(store)
     if opened.record is None:
         raise InputError(f"{opened.url}: nobody has said where its queries are recorded; {opened.how_to_record}")
-    recorded = recorded_of(opened)
+    recorded, notes = recorded_of(opened), list[str]()
     if export is not None:
         if recorded is None:
-            raise InputError(_nothing(opened))
+            raise InputError(f"{opened.url}: no queries are recorded in {opened.record}; {opened.how_to_record}")
         content = io.BytesIO()
         np.save(content, recorded.array())
         write_file(export, content.getvalue())
+        notes.append(f"written to {export}")
     # Clicks may be there without their queries, and queries of a model of other dimensions.
     changes = opened.record.is_dir() and (delete or keep is not None or bool(forget))
-    with telling(f"{opened.record}: queries were being deleted; the same command finishes"):
-        left = _changed(opened, keep, delete, forget or []) if changes and not dry_run else recorded
-    lines = [_nothing(opened) if recorded is None else f"{opened.url}: {_summary(recorded)}, in {opened.record}"]
-    if export is not None:
-        lines.append(f"written to {export}")
-    if changes:
+    if changes and dry_run:
         ids = [] if recorded is None or delete else recorded.ids
         planned = len(set(ids) - set(forget or [])) if keep is None else min(len(ids), keep)
-        rows = 0 if left is None else left.rows
-        lines.append(f"nothing was changed; would keep {planned}" if dry_run else f"kept: {rows}")
-    from hubplugin.cli.json_types import RecordedBank
+        notes.append(f"nothing was changed; would keep {planned}")
+    elif changes:
+        with telling(f"{opened.record}: queries were being deleted; the same command finishes"):
+            recorded = _changed(opened, opened.record, keep, delete, forget or [])
+        notes.append(f"kept: {0 if recorded is None else recorded.rows}")
+    how = opened.how_to_record
+    return RecordedBank(opened.url, str(opened.record), how, changes and not dry_run, notes, **_figures(recorded))
 
-    figures = RecordedBank(folder=str(opened.record), written=changes and not dry_run)
-    if left is not None:
-        figures = figures.model_copy(update=_figures(left))
-    return Answer("\n".join(lines), told(opened, figures))
 
-
-def _changed(store: Store, keep: int | None, delete: bool, ids: list[str]) -> Recorded | None:
+def _changed(store: Store, record: Path, keep: int | None, delete: bool, ids: list[str]) -> Recorded | None:
     """What is recorded of `store` once it is thinned or cleared, or the queries `ids` are forgotten."""
-    assert store.record is not None
     if ids:
-        say(f"{Recorder(store.record).forget(ids)} recorded queries forgotten, with their clicks")
+        say(f"{Recorder(record).forget(ids)} recorded queries forgotten, with their clicks")
     if delete:
-        clear(store.record)
+        clear(record)
     elif keep is not None:
-        thin(store.record, keep)
+        thin(record, keep)
     return recorded_of(store)
 
 
-def _nothing(store: Store) -> str:
-    return f"{store.url}: no queries are recorded in {store.record}; to collect some: {store.how_to_record}"
-
-
-def _summary(recorded: Recorded) -> str:
-    texts = "" if recorded.texts is None else ", with texts"
-    about = "" if recorded.different == recorded.rows else "about "
-    clicks, pairs, targets = _clicked(recorded)
-    on = f"; {clicks:,} clicks on {pairs:,} different pairs of query and target, {targets:,} targets" if clicks else ""
-    return (
-        f"{recorded.rows:,} queries of {recorded.dim} dimensions{texts}, of {recorded.seen:,} that were asked from "
-        f"{_moment(recorded.first)} to {_moment(recorded.last)}, {about}{recorded.different:,} of them different{on}"
-    )
-
-
-def _clicked(recorded: Recorded) -> tuple[int, int, int]:
-    """How many clicks, different pairs of query and target, and targets."""
-    targets = {target for counts in recorded.clicks for target in counts}
-    return sum(sum(counts.values()) for counts in recorded.clicks), sum(map(len, recorded.clicks)), len(targets)
-
-
-def _figures(recorded: Recorded) -> dict[str, object]:
-    clicks, pairs, targets = _clicked(recorded)
+def _figures(recorded: Recorded | None) -> dict[str, Any]:
+    if recorded is None:
+        return {}
     return {
         "queries": recorded.rows,
         "dim": recorded.dim,
@@ -152,9 +178,9 @@ def _figures(recorded: Recorded) -> dict[str, object]:
         "first": _moment(recorded.first),
         "last": _moment(recorded.last),
         "texts": recorded.texts is not None,
-        "clicks": clicks,
-        "pairs": pairs,
-        "targets": targets,
+        "clicks": sum(sum(counts.values()) for counts in recorded.clicks),
+        "pairs": sum(map(len, recorded.clicks)),
+        "targets": len({target for counts in recorded.clicks for target in counts}),
     }
 
 

@@ -1,207 +1,174 @@
-"""Commands that look and change nothing: diagnose, inspect, evaluate."""
+"""Commands that look and change nothing: diagnose, evaluate, inspect."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+import hubplugin
 from hubplugin.bank import Bank, holds_texts
 from hubplugin.bank.embedding import for_documents
-from hubplugin.cli.application import Answer, command, progress_shown
+from hubplugin.cli.application import command
 from hubplugin.cli.options import (
-    BankOptions,
-    ComputeOptions,
+    Answers,
+    BankFile,
+    Device,
     Embed,
-    ReportOptions,
+    Memory,
+    ReportFile,
     StoreUrl,
-    answer,
+    TargetNames,
     bank_of,
-    require_files,
-    vectors,
+    computing,
+    reported,
+    require_writable,
 )
 from hubplugin.errors import InputError, Parameter
-from hubplugin.vectors import Progress, Vectors
-
-if TYPE_CHECKING:
-    from hubplugin.evaluation.beir import Beir
-
-
-Forecast = Annotated[
-    bool,
-    typer.Option("--learn", help="Also says what known answers would teach, or recorded clicks (docs/learning.md)."),
-]
+from hubplugin.jobs.naming import naming
+from hubplugin.registry import adapters, open_store
+from hubplugin.report import Result
+from hubplugin.vectors import Progress, Vectors, as_vectors, require_file
 
 
 @command
 def diagnose(
     store: StoreUrl,
-    *,
-    banks: BankOptions,
-    learn: Forecast = False,
-    shown: ReportOptions,
-    computing: ComputeOptions,
-) -> Answer:
+    bank: BankFile = None,
+    answers: Answers = None,
+    embed: Embed = None,
+    learn: Annotated[
+        bool, typer.Option("--learn", help="Also says what known answers or clicks would teach (docs/learning.md).")
+    ] = False,
+    names: TargetNames = None,
+    report: ReportFile = None,
+    device: Device = "auto",
+    memory: Memory = "1GiB",
+) -> Result:
     """What is wrong with these searches: hubness or something else? Who are the hubs, what would a fit change?"""
-    from hubplugin.jobs.naming import naming
-    from hubplugin.registry import open_store
-
-    require_files(read=(), written=(shown.report,))
-    bank, opened = bank_of(banks), open_store(store)
-    called = naming(shown.names, "--names")
-
-    from hubplugin.jobs.diagnose import diagnose
-
-    with progress_shown() as progress:
-        computed = computing.compute(progress)
-        diagnosis = diagnose(opened, bank, learn=learn, names=called, compute=computed)
-    return answer(diagnosis.report(), diagnosis, shown.report, opened)
-
-
-LiveQueries = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Queries that people ask now: a file, as for a bank. By default those recorded since the fit.",
-    ),
-]
+    require_writable(report)
+    examples, opened, called = bank_of(bank, answers, embed), open_store(store), naming(names, "--names")
+    with computing(device, memory) as compute:
+        diagnosis = hubplugin.diagnose(opened, examples, learn=learn, names=called, compute=compute)
+    return reported(diagnosis, report)
 
 
 @command
 def inspect(
-    store: StoreUrl, live: LiveQueries = None, embed: Embed = None, *, shown: ReportOptions, computing: ComputeOptions
-) -> Answer:
+    store: StoreUrl,
+    live: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Queries that people ask now: a file, as for a bank. By default those recorded since the fit.",
+        ),
+    ] = None,
+    embed: Embed = None,
+    names: TargetNames = None,
+    report: ReportFile = None,
+    device: Device = "auto",
+    memory: Memory = "1GiB",
+) -> Result:
     """Which correction lies in the store, is it whole, is hubness still lower? The exit status is 4 where it is not."""
-    from hubplugin.jobs.naming import naming
-    from hubplugin.registry import open_store
-
-    require_files(read=(), written=(shown.report,))
+    require_writable(report)
     asked = None if live is None else Bank(live, embed=embed, name="live queries").look()
-    opened = open_store(store)
-    called = naming(shown.names, "--names")
-
-    from hubplugin.jobs.health import inspect
-
-    with progress_shown() as progress:
-        inspection = inspect(opened, asked, compute=computing.compute(progress))
-    answered = answer(inspection.report(called), inspection, shown.report, opened)
-    return replace(answered, attention=bool(inspection.attention))
-
-
-TrueTargets = Annotated[
-    str | None,
-    typer.Option(
-        help="True target rows, ids in a STORE (.npy, .json), or qrels (TREC, BEIR); by default row i to row i."
-    ),
-]
-Methods = Annotated[
-    list[str] | None,
-    typer.Option(help="As 'dbsn' or 'nnn k=128 alpha=0.75'; may be repeated. All additive ones by default."),
-]
-MeasuredQueries = Annotated[
-    str,
-    typer.Option(
-        help="Queries whose true targets are known: a file of vectors or, with --embed, of texts, or a BEIR folder, "
-        "whose corpus is the gallery unless there is another."
-    ),
-]
-InStore = Annotated[
-    str | None,
-    typer.Argument(metavar="[STORE]", help="Searched raw and corrected, by its own search; or pass --targets."),
-]
-Gallery = Annotated[str | None, typer.Option(help="The gallery: a file, as for a bank.")]
-CutOff = Annotated[int, typer.Option(help="Cut-off k for hubness, mAP and nDCG; how many a STORE is asked for.")]
-MetricName = Annotated[str, typer.Option(help="cosine, dot or euclidean.")]
-Condition = Annotated[
-    str | None, typer.Option("--filter", help="A STORE's own filter, such as Qdrant's in JSON: searched with it.")
-]
+    opened, called = open_store(store), naming(names, "--names")
+    with computing(device, memory) as compute:
+        inspection = hubplugin.inspect(opened, asked, names=called, compute=compute)
+    return reported(inspection, report)
 
 
 @command
 def evaluate(
-    queries: MeasuredQueries,
-    store: InStore = None,
-    *,
-    targets: Gallery = None,
-    truth: TrueTargets = None,
-    banks: BankOptions,
-    method: Methods = None,
-    k: CutOff = 10,
-    metric: MetricName = "cosine",
-    condition: Condition = None,
-    shown: ReportOptions,
-    computing: ComputeOptions,
-) -> Answer:
+    queries: Annotated[
+        str,
+        typer.Option(
+            help="Queries whose true targets are known: a file of vectors or, with --embed, of texts, or a BEIR "
+            "folder, whose corpus is the gallery unless there is another.",
+        ),
+    ],
+    targets: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[STORE]",
+            help="A STORE, searched raw and corrected by its own search; or a file of vectors, ranked by each method.",
+        ),
+    ] = None,
+    truth: Annotated[
+        str | None,
+        typer.Option(
+            help="True target rows, ids in a STORE (.npy, .json), or qrels (TREC, BEIR); by default row i to row i."
+        ),
+    ] = None,
+    bank: BankFile = None,
+    answers: Answers = None,
+    embed: Embed = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method", help="As 'dbsn' or 'nnn k=128 alpha=0.75'; may be repeated. All additive ones by default."
+        ),
+    ] = None,
+    k: Annotated[int, typer.Option(help="Cut-off k for hubness, mAP and nDCG; how many a STORE is asked for.")] = 10,
+    metric: Annotated[
+        str | None, typer.Option(help="Of files: cosine, dot or euclidean.", show_default="cosine")
+    ] = None,
+    names: TargetNames = None,
+    report: ReportFile = None,
+) -> Result:
     """Queries whose true targets are known: a corrected store beside its raw search, or every method side by side."""
-    for_files = {"--targets": targets, "--bank": banks.bank, "--answers": banks.answers, "--method": method}
-    beir = _beir(queries, banks.embed) if Path(queries).is_dir() else None
-    truth = truth if beir is None or truth is not None else str(beir.qrels)
-    if store is not None:
-        for option in (name for name, value in for_files.items() if value):
-            raise InputError(f"{option} is for files; a STORE is searched as it is")
-        if truth is None:
-            raise InputError("a STORE needs --truth: for each query the id of its true target")
-    elif targets is None and beir is None:
-        raise InputError("expected a STORE, to search it as it is, or --targets, to try methods on files")
-    elif condition is not None:
-        raise InputError("--filter is for a STORE; files are searched whole")
-    test_queries, bank = _queries_and_bank(queries if beir is None else beir.queries, banks)
-    require_files(read=(truth, shown.names if store is None else None), written=(shown.report,))
-    ranked, names = _ranked(store, targets, shown.names, beir, banks.embed)
-
-    from hubplugin.evaluation.evaluate import evaluate
-
-    with progress_shown() as progress:
-        compute = computing.compute(progress)
-        ranked = ranked.vectors(None, progress) if isinstance(ranked, Bank) else ranked
-        if bank is not None:
-            bank = replace(bank, queries=bank.vectors(ranked, progress), embed=None)
-        results = evaluate(
-            ranked, bank, queries=_each_row(test_queries, ranked, progress), truth=truth,
-            methods=method or None, k=k,
-            condition=condition, names=names, query_names=None if beir is None else beir.query_ids,
-            metric=metric if store is None else None, compute=compute,
-        )  # fmt: skip
-    return answer(results.report(), results, shown.report)
-
-
-def _ranked(
-    store: str | None, targets: str | None, names: str | None, beir: Beir | None, embed: str | None
-) -> tuple[Any, Any]:
-    """What is evaluated, a store, the vectors in a file or a corpus to embed, and what its targets are called."""
-    if store is None and beir is not None:
-        corpus = Bank(beir.documents, embed=for_documents(str(embed)), name="corpus")
-        return (corpus if targets is None else vectors(targets, "targets")), beir.ids
-    if store is None:
-        return vectors(targets, "targets"), names
-    from hubplugin.jobs.naming import naming
-    from hubplugin.registry import open_store
-
-    return open_store(store), naming(names, "--names")
-
-
-def _beir(folder: str, embed: str | None) -> Beir:
-    """What lies in a folder that was named in the place of a file of queries."""
     from hubplugin.evaluation.beir import read_beir
 
-    if embed is None:
-        raise InputError(f"{folder!r} is a folder, as of BEIR: name the model of its texts by ", Parameter("embed"))
-    return read_beir(Path(folder))
+    beir = None
+    if Path(queries).is_dir():
+        if embed is None:
+            raise InputError(
+                f"{queries!r} is a folder, as of BEIR: name the model of its texts by ", Parameter("embed")
+            )
+        beir = read_beir(Path(queries))
+        truth = truth or str(beir.qrels)
+    elif targets is None:
+        raise InputError("expected a STORE, or a file of vectors to try methods on")
+    require_writable(report)
+    of_store = targets is not None and (":" in targets or targets.rpartition(".")[2] in adapters())
+    for path in (truth, None if of_store else names):
+        if path is not None:
+            require_file(Path(path))
+    asked, examples = _asked(queries if beir is None else beir.queries, bank, answers, embed)
+    called: Any = naming(names, "--names") if of_store else names
+    ranked: Any = None
+    if targets is not None:
+        ranked = open_store(targets) if of_store else as_vectors(targets, "targets")
+    with computing() as compute:
+        if beir is not None:
+            called = called if of_store or names is not None else beir.ids
+        if ranked is None and beir is not None:
+            ranked = Bank(beir.documents, embed=for_documents(str(embed)), name="corpus").vectors(
+                None, compute.progress
+            )
+        if examples is not None:
+            examples = replace(examples, queries=examples.vectors(ranked, compute.progress), embed=None)
+        found = hubplugin.evaluate(
+            ranked, examples, queries=_each_row(asked, ranked, compute.progress), truth=truth, methods=methods, k=k,
+            names=called, query_names=None if beir is None else beir.query_ids, metric=metric, compute=compute,
+        )  # fmt: skip
+    return reported(found, report)
 
 
-def _queries_and_bank(queries: str | list[str], banks: BankOptions) -> tuple[Bank, Bank | None]:
+def _asked(
+    queries: str | list[str], bank: str | None, answers: str | None, embed: str | None
+) -> tuple[Bank, Bank | None]:
     """Test queries and bank as they were typed; either may be texts and the other vectors."""
     in_queries, in_bank = (
-        path is not None and (isinstance(path, list) or holds_texts(path, banks.embed is not None))
-        for path in (queries, banks.bank)
+        each is not None and (isinstance(each, list) or holds_texts(each, embed is not None))
+        for each in (queries, bank)
     )
-    embed = banks.embed if in_queries or not in_bank else None
-    test_queries = Bank(queries, embed=embed, name="queries").look()
-    if banks.bank is None:
+    test_queries = Bank(queries, embed=embed if in_queries or not in_bank else None, name="queries").look()
+    if bank is None and answers is None:
         return test_queries, None
-    return test_queries, bank_of(banks if in_bank else replace(banks, embed=None))
+    return test_queries, bank_of(bank, answers, embed if in_bank else None)
 
 
 def _each_row(queries: Bank, gallery: object, progress: Progress | None) -> Vectors:

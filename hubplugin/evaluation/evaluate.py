@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -11,16 +11,16 @@ from hubplugin.bank import BankLike
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.ranked import Ranked, RankedArrays, RankedStore, Ranking
-from hubplugin.evaluation.results import MethodResult, Results, best_of, shares, shown_of
+from hubplugin.evaluation.results import MethodResult, Results, best_of, shown_of
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures import hubness
 from hubplugin.measures.retrieval import average_precision, ndcg
-from hubplugin.measures.significance import adjusted, compare, hubness_interval, interval
+from hubplugin.measures.significance import Side, adjusted, compare, hubness_interval, interval
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.report import Answer, Example, Histogram, Hub
-from hubplugin.store import Id, Store
+from hubplugin.store import Store
 from hubplugin.vectors import VectorLike, as_vectors
 
 
@@ -113,98 +113,6 @@ def evaluate(
     return results_of(ranked, called, k, seed, compute)
 
 
-def results_of(ranked: Ranked, query_names: Sequence[object] | None, k: int, seed: int, compute: Compute) -> Results:
-    rankings = list(ranked.rankings())
-    occurrences = [hubness.k_occurrence(each.nearest[each.nearest >= 0], len(ranked.ids)) for each in rankings]
-    methods = _methods(ranked, rankings, occurrences, k, seed, compute)
-    winner = best_of(methods)
-    shown = shown_of(methods, winner)
-    raw = rankings[0]
-    other = next((ranking for ranking, method in zip(rankings, methods, strict=True) if method is shown), None)
-    sides = [raw] if other is None else [raw, other]
-    parts: dict[str, Any] = {}
-    if other is not None and (first := ranked.found_first()) is not None:
-        parts = dict(shares(first, raw.best, other.best))
-    hubs = {ranked.ids[row]: row for row in hubness.hubs(occurrences[0], HUBS)}
-    never = _never_found(ranked, occurrences[0])
-    examples = [] if other is None else _drawn(raw.best, other.best, seed)
-    mentioned = [*hubs, *never]
-    for _, place in examples:
-        mentioned += [*ranked.true_targets(place), *(key for side in sides for key in _found(ranked, side, place))]
-    names = dict(zip(mentioned, ranked.names(mentioned), strict=True))
-    return Results(
-        queries=len(ranked.queries),
-        judged=len(ranked.judged),
-        k=k,
-        seed=seed,
-        methods=methods,
-        best=winner,
-        hubs=[
-            Hub(
-                id=key,
-                name=names[key],
-                found_by={each.label: int(found[row]) for each, found in zip(rankings, occurrences, strict=True)},
-            )
-            for key, row in hubs.items()
-        ],
-        anti_hubs=[names[key] for key in never],
-        offsets=None if other is None or other.offsets is None else histogram(other.label, other.offsets),
-        examples=[_example(ranked, sides, outcome, place, names, query_names) for outcome, place in examples],
-        **parts,
-        **ranked.facts(),
-    )
-
-
-def _counted(occurrence: np.ndarray, count: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """The values of the k-occurrence, and how many of `count` targets have each: those that have no place in
-    `occurrence` are never found. Without a count only those that are found."""
-    values, times = np.unique(np.append(occurrence, 0), return_counts=True)
-    times[0] = 0 if count is None else times[0] + count - len(occurrence) - 1
-    return values[times > 0], times[times > 0]
-
-
-def _methods(
-    ranked: Ranked, rankings: Sequence[Ranking], occurrences: Sequence[np.ndarray], k: int, seed: int, compute: Compute
-) -> list[MethodResult]:
-    versus = [compare(rankings[0].best, ranking.best) for ranking in rankings[1:]]
-    corrected = adjusted([comparison.p for comparison in versus])
-    results = []
-    for number, (ranking, occurrence) in enumerate(zip(rankings, occurrences, strict=True)):
-        values, times = _counted(occurrence, ranked.count)
-        ranks, known = ranking.ranks, {}
-        if ranks is not None:  # of the whole gallery
-            known = {
-                "median_rank": interval(ranking.best, seed, np.median),
-                "mean_rank": interval(ranking.best, seed),
-                "mean_average_precision": interval(average_precision(ranks, k), seed),
-                "ndcg": interval(ndcg(ranks, k), seed),
-                "skewness": hubness_interval(ranking.nearest, len(ranked.ids), hubness.skewness, seed),
-            }
-        results.append(
-            MethodResult(
-                label=ranking.label,
-                method=ranking.method,
-                parameters=ranking.parameters,
-                recall={
-                    at: interval((ranking.best <= at).astype(np.float64), seed)
-                    for at in sorted({1, k, *ranked.recall_at})
-                },
-                worst=float(occurrence.max()) / len(ranking.nearest),
-                most_found=None if ranked.count is None else hubness.share_of_most_found(occurrence, ranked.count),
-                hubness=None if ranked.count is None else hubness.Hubness.of(values, k, times),
-                occurrences=dict(zip(values.tolist(), times.tolist(), strict=True)),
-                storable=ranking.storable,
-                transductive=ranking.transductive,
-                versus_raw=versus[number - 1] if number else None,
-                adjusted_p=corrected[number - 1] if number else None,
-                best_ranks=ranking.best,
-                **known,
-            )
-        )
-        compute.report("bootstrap intervals", number + 1, len(rankings))
-    return results
-
-
 HUBS = 20
 """Hubs and anti-hubs that are named, at most."""
 
@@ -215,55 +123,109 @@ BINS = 40
 """Of the distribution of offsets."""
 
 
-def _never_found(ranked: Ranked, occurrence: np.ndarray) -> list[Id]:
-    """Some of the targets that no query finds in the raw search, where all are known by name."""
-    if ranked.count != len(ranked.ids):
-        return []
-    never = np.flatnonzero(occurrence == 0)
-    return [ranked.ids[row] for row in never[np.linspace(0, len(never) - 1, min(len(never), HUBS)).astype(int)]]
-
-
-def histogram(label: str, offsets: np.ndarray) -> Histogram:
-    """The distribution of `offsets` [n]."""
-    counts, edges = np.histogram(offsets, BINS)
-    return Histogram(label=label, edges=edges.tolist(), counts=counts.tolist())
-
-
-Outcome = Literal["won", "lost"]
-
-
-def _drawn(raw: np.ndarray, other: np.ndarray, seed: int) -> list[tuple[Outcome, int]]:
-    """The places of some judged queries, of ranks `raw` and `other` [j], that were won, and of some that were lost."""
-    rng, before, after = np.random.default_rng(seed), raw <= 1, other <= 1
-    outcomes: tuple[tuple[Outcome, np.ndarray], ...] = (("won", after & ~before), ("lost", before & ~after))
-    return [
-        (outcome, int(place))
-        for outcome, happened in outcomes
-        for place in rng.permutation(np.flatnonzero(happened))[:EXAMPLES]
-    ]
-
-
-def _found(ranked: Ranked, ranking: Ranking, place: int) -> list[Id]:
-    """What a judged query finds."""
-    return [ranked.ids[number] for number in ranking.nearest[ranked.judged[place]].tolist() if number >= 0]
-
-
-def _example(
-    ranked: Ranked,
-    sides: Sequence[Ranking],
-    outcome: Outcome,
-    place: int,
-    names: Mapping[Id, str],
-    query_names: Sequence[object] | None,
-) -> Example:
-    true, row = ranked.true_targets(place), int(ranked.queries[ranked.judged[place]])
-    before, after = (
-        [Answer(name=names[key], true=key in true) for key in _found(ranked, side, place)] for side in sides
+def results_of(ranked: Ranked, query_names: Sequence[object] | None, k: int, seed: int, compute: Compute) -> Results:
+    """What the rankings come to: all figures, and by name what is worth looking at."""
+    rankings = list(ranked.rankings())
+    occurrences = [hubness.k_occurrence(each.nearest[each.nearest >= 0], len(ranked.ids)) for each in rankings]
+    methods = _methods(ranked, rankings, occurrences, k, seed, compute)
+    best, raw = best_of(methods), rankings[0]
+    shown = shown_of(methods, best)
+    other = next((ranking for ranking, method in zip(rankings, methods, strict=True) if method is shown), None)
+    hubs, never = hubness.hubs(occurrences[0], HUBS).tolist(), list[int]()
+    if ranked.count == len(ranked.ids):  # all targets are known by name
+        never = hubness.spread_out(np.flatnonzero(occurrences[0] == 0), HUBS).tolist()
+    names = ranked.names([ranked.ids[row] for row in [*hubs, *never]])
+    parts: dict[str, Any] = {}
+    if other is not None:
+        parts["examples"] = list(_examples(ranked, raw, other, query_names, seed))
+        if other.offsets is not None:
+            counts, edges = np.histogram(other.offsets, BINS)
+            parts["offsets"] = Histogram(other.label, edges.tolist(), counts.tolist())
+        if (first := ranked.found_first()) is not None:
+            parts["found_first"] = _side(raw, other, first, "found first by the bank")
+            parts["not_found_first"] = _side(raw, other, ~first, "others")
+    return Results(
+        queries=len(ranked.queries),
+        judged=len(ranked.judged),
+        k=k,
+        seed=seed,
+        methods=methods,
+        best=best,
+        hubs=[
+            Hub(
+                id=ranked.ids[row],
+                name=name,
+                found_by={each.label: int(found[row]) for each, found in zip(rankings, occurrences, strict=True)},
+            )
+            for row, name in zip(hubs, names, strict=False)  # behind them stand those that are never found
+        ],
+        anti_hubs=names[len(hubs) :],
+        **parts,
+        **ranked.facts(),
     )
-    return Example(
-        outcome=outcome,
-        query=f"query {row}" if query_names is None else str(query_names[row]),
-        truth=[names[key] for key in true],
-        raw=before,
-        corrected=after,
-    )
+
+
+def _methods(
+    ranked: Ranked, rankings: Sequence[Ranking], occurrences: Sequence[np.ndarray], k: int, seed: int, compute: Compute
+) -> list[MethodResult]:
+    versus = [compare(rankings[0].best, ranking.best) for ranking in rankings[1:]]
+    corrected = adjusted([comparison.p for comparison in versus])
+    results = []
+    for number, (ranking, occurrence) in enumerate(zip(rankings, occurrences, strict=True)):
+        times, known = hubness.counted(occurrence, ranked.count), dict[str, Any]()
+        if ranked.count is None:
+            times.pop(0, None)  # nobody knows how many there are that no query finds
+        else:
+            known["hubness"] = hubness.Hubness.of(np.array([*times]), k, np.array([*times.values()]))
+            known["most_found"] = hubness.share_of_most_found(occurrence, ranked.count)
+        if ranking.ranks is not None:  # of the whole gallery
+            known |= {
+                "median_rank": interval(ranking.best, seed, np.median),
+                "mean_rank": interval(ranking.best, seed),
+                "mean_average_precision": interval(average_precision(ranking.ranks, k), seed),
+                "ndcg": interval(ndcg(ranking.ranks, k), seed),
+                "skewness": hubness_interval(ranking.nearest, len(ranked.ids), hubness.skewness, seed),
+            }
+        if number:
+            known |= {"versus_raw": versus[number - 1], "adjusted_p": corrected[number - 1]}
+        cut_offs = sorted({1, k, *ranked.recall_at})
+        results.append(
+            MethodResult(
+                label=ranking.label,
+                method=ranking.method,
+                parameters=ranking.parameters,
+                recall={at: interval((ranking.best <= at).astype(np.float64), seed) for at in cut_offs},
+                worst=float(occurrence.max()) / len(ranking.nearest),
+                occurrences=times,
+                storable=ranking.storable,
+                transductive=ranking.transductive,
+                best_ranks=ranking.best,
+                **known,
+            )
+        )
+        compute.report("bootstrap intervals", number + 1, len(rankings))
+    return results
+
+
+def _side(raw: Ranking, other: Ranking, some: np.ndarray, what: str) -> Side | None:
+    """R@1 of `some` of the judged queries; None where there are none."""
+    before, after = ((each.best[some] <= 1).astype(np.float64) for each in (raw, other))
+    return Side.of(before, after, what) if some.any() else None
+
+
+def _examples(
+    ranked: Ranked, raw: Ranking, other: Ranking, query_names: Sequence[object] | None, seed: int
+) -> Iterator[Example]:
+    """Some judged queries that were won, and some that were lost, drawn at random."""
+    rng, before, after = np.random.default_rng(seed), raw.best <= 1, other.best <= 1
+    outcomes: tuple[tuple[Literal["won", "lost"], np.ndarray], ...]
+    outcomes = (("won", after & ~before), ("lost", before & ~after))
+    for outcome, happened in outcomes:
+        for place in rng.permutation(np.flatnonzero(happened))[:EXAMPLES].tolist():
+            true, answers = ranked.true_targets(place), list[list[Answer]]()
+            for ranking in (raw, other):
+                ids = [ranked.ids[row] for row in ranking.nearest[ranked.judged[place]].tolist() if row >= 0]
+                answers.append([Answer(name, key in true) for key, name in zip(ids, ranked.names(ids), strict=True)])
+            row = int(ranked.queries[ranked.judged[place]])
+            query = f"query {row}" if query_names is None else str(query_names[row])
+            yield Example(outcome, query, ranked.names(true), *answers)

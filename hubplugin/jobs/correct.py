@@ -12,21 +12,19 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
-from typing import Annotated, cast
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
-from pydantic import Field
 
 from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
 from hubplugin.executors import GalleryLike, read_by_workers
 from hubplugin.fitting import require_executor
-from hubplugin.jobs.facts import ToldFigures
 from hubplugin.jobs.health import counted
+from hubplugin.jobs.results import Applied, OldVersusNew, Refitted
 from hubplugin.jobs.write import (
-    Applied,
     Members,
     ShardedStore,
     SpooledGallery,
@@ -49,7 +47,6 @@ from hubplugin.model import (
     Value,
     group_key,
 )
-from hubplugin.report import Report
 from hubplugin.store import Answered, Store, recorded_of
 from hubplugin.trial import (
     Experiment,
@@ -377,61 +374,6 @@ def _same(model: OffsetModel, changes: dict[str, Setting]) -> Method:
     found = {name for name, field in fields.items() if field.default in (None, "auto")}
     own = {name: value for name, value in model.parameters.items() if name not in found}
     return configured(METHODS, model.method, own | changes, refit)
-
-
-WORSE = 0.1
-"""The rise of skewness, as a share of that of the raw ranking, from which a new correction is worse where nothing says
-what the queries ask for. On eight galleries a bank of twice the size rises by 0.08 at most; every bank that rose by
-more than 0.1 lost R@1, up to 2.4 points (benchmarks/keeping.py)."""
-
-
-@dataclass(frozen=True)
-class OldVersusNew:
-    """The old and the new correction on held-out queries of the new bank: `old` and `new`; `raw` is no correction.
-
-    gain, error: of R@1 of the new one over the old one, 0 to 1, and its standard error; None without known answers.
-    """
-
-    raw: ToldFigures
-    old: ToldFigures
-    new: ToldFigures
-    gain: float | None
-    error: float | None
-
-    @property
-    def objection(self) -> str | None:
-        """Why the new one is worse, with both figures; None if it is not."""
-        if self.gain is not None and self.error is not None:
-            worse = self.gain < -2 * self.error
-        else:
-            worse = self.new.skewness - self.old.skewness > WORSE * max(self.raw.skewness, 0.0)
-        return self.figures if worse else None
-
-    @property
-    def figures(self) -> str:
-        """From the old one to the new one: R@1, or hubness where no answers are known."""
-        if self.old.recall is not None and self.new.recall is not None:
-            return f"R@1 of held-out queries goes from {100 * self.old.recall:.1f} to {100 * self.new.recall:.1f}"
-        return (
-            f"hubness (skewness) of held-out queries goes from {self.old.skewness:.2f} to {self.new.skewness:.2f}, "
-            f"where it is {self.raw.skewness:.2f} raw"
-        )
-
-    def __str__(self) -> str:
-        return f"on held-out queries of the new bank:\n  raw  {self.raw}\n  old  {self.old}\n  new  {self.new}"
-
-
-@dataclass(frozen=True)
-class Refitted(Applied):
-    """What `refit` did: as of `apply`, and old and new beside each other; in JSON `versus` is called beside."""
-
-    versus: Annotated[OldVersusNew, Field(serialization_alias="beside")] = field(kw_only=True)
-
-    def report(self) -> Report:
-        applied = super().report()
-        beside = f"from the old correction to the new one {self.versus.figures}"
-        sentences, details = [*applied.sentences, beside], [*applied.details, str(self.versus)]
-        return replace(applied, sentences=sentences, details=details)
 
 
 def _require_not_worse(versus: OldVersusNew, force: bool) -> None:

@@ -6,23 +6,23 @@ The causes are told apart by samples of what the search found, and of the galler
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from functools import partial
 
 import numpy as np
-from pydantic import Field, computed_field, field_serializer
-from typing_extensions import TypedDict  # that of `typing` has no schema before Python 3.12
+from pydantic import computed_field
 
 from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.causes import HUBBY, Finding, collapsed, copies, cut_off, lengths, other_model, shifted, short_texts
 from hubplugin.compute import Compute, TopK, search
 from hubplugin.jobs.correct import bank_for, require_learnable_in
-from hubplugin.jobs.facts import ToldLesson, ToldTrial, tiles_of
-from hubplugin.jobs.naming import Naming
+from hubplugin.jobs.naming import Naming, called
+from hubplugin.jobs.results import ToldLesson, ToldTrial, tiles_of
 from hubplugin.learning import require_learnable, taught
 from hubplugin.measures.hubness import (
     Hubness,
+    counted,
     hubs,
     k_occurrence,
     most_found,
@@ -30,10 +30,11 @@ from hubplugin.measures.hubness import (
     share_of_most_found,
     share_of_most_found_by_chance,
     skewness_by_chance,
+    spread_out,
 )
 from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
-from hubplugin.report import Hub, Plot, Report, Reported, Verdict, percent, plots, points
+from hubplugin.report import Hub, Plot, Report, Result, percent, plots, points
 from hubplugin.store import Id, Store
 from hubplugin.trial import OCCURRENCE, Experiment, judge_by, require_enough
 from hubplugin.vectors import Scannable, VectorLike, sampled, taken
@@ -117,7 +118,7 @@ def _ranks(bank: PreparedBank, nearest: np.ndarray) -> np.ndarray | None:
 logger = logging.getLogger(__name__)
 
 LISTED = 20
-"""How many that are never found are named."""
+"""How many hubs, and targets that are never found, are named."""
 
 
 @dataclass(frozen=True)
@@ -128,44 +129,30 @@ class ShareAndChance:
     by_chance: float
 
 
-class NamedTarget(TypedDict):
-    """A target, by its id in the store. name: null where nobody has named it."""
-
-    id: Id
-    name: str | None
-
-
-class NamedHub(NamedTarget):
-    """A target and how many queries found it."""
-
-    found_by: int
-
-
 @dataclass(frozen=True)
-class Diagnosis(Reported):
+class Diagnosis(Result):
     """What `diagnose` found.
 
     targets, queries: how many. hubness: of the raw search, over all targets and queries. most_found, never_found: the
     share of all places that the most found 1 % of the targets take, and the share of the targets that no query finds.
-    hubs: the targets found most often, as (id in the store or row, queries that found it among their k nearest).
-    anti_hubs: ids of some that no query found. names: of hubs and anti-hubs, where they have one. findings: the causes
-    looked for, in JSON called causes. trial: what the default method would change, R@1 where answers are known; in
-    JSON called judgement. lesson: what the answers of the bank would teach beside the default,
-    None where that was not asked; in JSON called learning.
+    hubs: the targets found most often, and how many queries found each among their k nearest. anti_hubs: some that no
+    query found. findings: the causes looked for. trial: what the default method would change, R@1 where answers are
+    known. occurrences: how many targets have the k-occurrence N, by N. lesson: what the answers of the bank would teach
+    beside the default, None where that was not asked.
     """
 
+    store: str | None
     targets: int
     queries: int
     hubness: Hubness
     most_found: ShareAndChance
     never_found: ShareAndChance
-    hubs: list[tuple[Id, int]]
-    anti_hubs: list[Id]
-    names: Annotated[Mapping[Id, str], Field(exclude=True)]
-    findings: Annotated[list[Finding], Field(serialization_alias="causes")]
-    trial: Annotated[ToldTrial, Field(serialization_alias="judgement")]
-    occurrences: Annotated[Mapping[int, int], Field(exclude=True)] = field(default_factory=dict, repr=False)
-    lesson: Annotated[ToldLesson | None, Field(serialization_alias="learning")] = None
+    hubs: list[Hub]
+    anti_hubs: list[str]
+    findings: list[Finding]
+    trial: ToldTrial
+    occurrences: Mapping[int, int] = field(repr=False)
+    lesson: ToldLesson | None = None
 
     @property
     def helps(self) -> bool | None:
@@ -173,20 +160,26 @@ class Diagnosis(Reported):
         answers are known."""
         return self.trial.helps
 
+    @property
+    def causes(self) -> list[Finding]:
+        """Those of the findings that are there."""
+        return [finding for finding in self.findings if finding.found]
+
     @computed_field  # type: ignore[prop-decorator]
     @property
     def hubby(self) -> bool:
         """Whether the search is hubby beyond chance."""
         return self.hubness.skewness - skewness_by_chance(self.queries, self.hubness.k, self.targets) >= HUBBY
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
-    def causes(self) -> list[Finding]:
-        """Those of the findings that are there."""
-        return [finding for finding in self.findings if finding.found]
-
-    def called(self, key: Id) -> str:
-        """The name of a hub or anti-hub, its id where it has none."""
-        return f"{self.names[key]} [{key}]" if key in self.names else str(key)
+    def verdict(self) -> str:
+        """What it is, and what to do first."""
+        listed = ", ".join(finding.cause for finding in self.causes)
+        if self.hubby:
+            also = f", and there is more than that: {listed}; mend that first" if listed else ""
+            return f"there is hubness{also}"
+        return f"this is not hubness, but: {listed}" if listed else "there is no hubness, and no other cause was found"
 
     def sentences(self) -> list[str]:
         """What was seen, in the words of whoever searches."""
@@ -202,56 +195,38 @@ class Diagnosis(Reported):
             f"({percent(self.hubness.largest / self.queries)}), where {usual:.1f} are usual",
         ]
 
-    @field_serializer("hubs")
-    def _hubs(self, hubs: list[tuple[Id, int]]) -> list[NamedHub]:
-        return [{"id": key, "name": self.names.get(key), "found_by": count} for key, count in hubs]
-
-    @field_serializer("anti_hubs")
-    def _anti_hubs(self, anti_hubs: list[Id]) -> list[NamedTarget]:
-        return [{"id": key, "name": self.names.get(key)} for key in anti_hubs]
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def verdict(self) -> str:
-        """What it is, and what to do first."""
-        listed = ", ".join(finding.cause for finding in self.causes)
-        if self.hubby:
-            also = f", and there is more than that: {listed}; mend that first" if listed else ""
-            return f"there is hubness{also}"
-        return f"this is not hubness, but: {listed}" if listed else "there is no hubness, and no other cause was found"
-
     def report(self) -> Report:
         """The tiles are of held-out queries, raw and with the correction that would be fitted."""
         after, hubness = self.trial, self.hubness
         chance = skewness_by_chance(self.queries, hubness.k, self.targets)
         expected = f"expected with a bank of this size: {after.change_of_skewness()}"
         expected += "" if after.change is None else f", R@1 changes by {points(after.change)}"
-        occurrences = plots.occurrences({"raw": self.occurrences}, hubness.k * self.queries / self.targets, hubness.k)
+        even, parts = hubness.k * self.queries / self.targets, {"raw": self.occurrences}
         return Report(
             title="What is wrong with these searches",
             subtitle=f"{self.targets:,} targets, {self.queries:,} queries; nothing was changed",
-            tiles=tiles_of(self.trial),
-            k=hubness.k,
-            verdict=Verdict(
-                "worse" if self.hubby or self.causes else "better",
-                self.verdict,
-                [
-                    str(self.trial.bank),
-                    f"the default: {after.name}",
-                    expected,
-                    *self.trial.notes,
-                    f"it would {after.outlook()}",
-                    *([] if self.lesson is None else [f"with learn: {note}" for note in self.lesson.notes]),
-                ],
-            ),
+            verdict=self.verdict,
+            direction="worse" if self.hubby or self.causes else "better",
+            more=[
+                str(after.bank),
+                f"the default: {after.name}",
+                expected,
+                *after.notes,
+                f"it would {after.outlook()}",
+                *([] if self.lesson is None else [f"with learn: {note}" for note in self.lesson.notes]),
+            ],
+            tiles=tiles_of(after),
             sentences=[
                 *self.sentences(),
                 f"hubness: {'YES' if self.hubby else 'no'}. skewness {hubness.skewness:.2f} ({chance:.2f} by chance)",
             ],
             causes=self.findings,
-            hubs=[Hub(id=key, name=self.called(key), found_by={"raw": count}) for key, count in self.hubs],
-            anti_hubs=[self.called(key) for key in self.anti_hubs],
-            plots=[Plot("How often targets are found", occurrences)],
+            hubs=self.hubs,
+            anti_hubs=self.anti_hubs,
+            k=hubness.k,
+            plots=[
+                Plot("How often targets are found", partial(plots.occurrences, parts=parts, even=even, k=hubness.k))
+            ],
             facts={"method": after.name},
         )
 
@@ -297,33 +272,27 @@ def diagnose(
     trial = judge_by(Experiment(prepared, seed), default.resolved(prepared))
     lesson = taught(default, prepared) if learn else None
     logger.info("diagnosed")
+    rows, never = hubs(occurrence, LISTED), spread_out(np.flatnonzero(occurrence == 0), LISTED)
+    ids = _ids_of(targets, np.concatenate([rows, never]))
+    shown = called(ids, names)
+    count, queries, k = gallery.rows, len(prepared.query_bank), min(OCCURRENCE, gallery.rows)
     return Diagnosis(
-        targets=gallery.rows,
-        queries=len(prepared.query_bank),
+        store=targets.url if isinstance(targets, Store) else None,
+        targets=count,
+        queries=queries,
+        hubness=Hubness.of(occurrence, k),
+        most_found=ShareAndChance(share_of_most_found(occurrence), share_of_most_found_by_chance(queries, k, count)),
+        never_found=ShareAndChance(float(np.mean(occurrence == 0)), never_found_by_chance(queries, k, count)),
+        hubs=[
+            Hub(key, name, {"raw": times})
+            for key, name, times in zip(ids, shown, occurrence[rows].tolist(), strict=False)  # not of those never found
+        ],
+        anti_hubs=shown[len(rows) :],
         findings=causes,
         trial=trial,
+        occurrences=counted(occurrence),
         lesson=lesson,
-        **_told(targets, occurrence, len(prepared.query_bank), names),
     )
-
-
-def _told(targets: object, occurrence: np.ndarray, queries: int, names: Naming | None) -> dict[str, Any]:
-    """What the k-occurrence [n] says, by name."""
-    count, k = len(occurrence), min(OCCURRENCE, len(occurrence))
-    hub_rows, never = hubs(occurrence), np.flatnonzero(occurrence == 0)
-    some = never[np.linspace(0, len(never) - 1, min(len(never), LISTED)).astype(int)]
-    ids = _ids_of(targets, np.concatenate([hub_rows, some]))
-    called = dict(zip(ids, names(ids), strict=True)) if names is not None else {}
-    values, times = np.unique(occurrence, return_counts=True)
-    return {
-        "hubness": Hubness.of(occurrence, k),
-        "most_found": ShareAndChance(share_of_most_found(occurrence), share_of_most_found_by_chance(queries, k, count)),
-        "never_found": ShareAndChance(len(never) / count, never_found_by_chance(queries, k, count)),
-        "hubs": list(zip(ids[: len(hub_rows)], occurrence[hub_rows].tolist(), strict=True)),
-        "anti_hubs": ids[len(hub_rows) :],
-        "names": {key: name for key, name in called.items() if name},
-        "occurrences": dict(zip(values.tolist(), times.tolist(), strict=True)),
-    }
 
 
 def _ids_of(targets: object, rows: np.ndarray) -> list[Id]:
@@ -331,10 +300,6 @@ def _ids_of(targets: object, rows: np.ndarray) -> list[Id]:
     if not isinstance(targets, Scannable):
         return list(rows.tolist())
     wanted = set(rows.tolist())
-    ids = {row: name for row, name in enumerate(_ids(targets)) if row in wanted}
+    every = (key for batch in targets.scan() for key in batch.ids)
+    ids = {row: key for row, key in enumerate(every) if row in wanted}
     return [ids[row] for row in rows.tolist()]
-
-
-def _ids(store: Scannable) -> Iterator[Id]:
-    for batch in store.scan():
-        yield from batch.ids

@@ -5,26 +5,22 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from pydantic import Field, computed_field
 
 from hubplugin.bank import SEEN, Bank, BankLike, own_share
 from hubplugin.compute import Compute, TopK, search
 from hubplugin.errors import InputError, StoreError
-from hubplugin.jobs.facts import ToldCorrection, ToldModel
-from hubplugin.jobs.naming import Naming
-from hubplugin.jobs.write import Counts, InvalidVectors, ToldInvalidVectors, compare, require_match
+from hubplugin.jobs.naming import Naming, called
+from hubplugin.jobs.results import HUBS, NAMED, HubnessNow, Inspection
+from hubplugin.jobs.write import Counts, compare, require_match
 from hubplugin.measures.hubness import k_occurrence, skewness, skewness_by_chance, skewness_of_found
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import GroupedModel, HubnessAtFit, OffsetModel, group_key
-from hubplugin.report import Hub, Plot, Report, Reported, Tile, Verdict, bank_tile, plots, share_tile
-from hubplugin.report.sections import NEVER, RECALL, WORST
+from hubplugin.report import Histogram, Hub
 from hubplugin.store import Correction, Id, Store, recorded_of
 from hubplugin.trial import OCCURRENCE
 from hubplugin.vectors import Directed, Vectors
@@ -34,272 +30,27 @@ logger = logging.getLogger(__name__)
 QUERIES = 200
 """Queries that are counted, at the fit and by `inspect`. Skewness depends on how many they are."""
 
-HUBS, NAMED, SHOWN = 20, 10, 3
-"""Targets of a kind that a page, the figures and the text name."""
-
 BINS = 40
 """Of the distribution of the stored offsets."""
 
-WRONG = 0.05
-"""The share of the targets with a missing or stale offset from which on somebody should look: it costs a tenth of
-what the correction gains, up to 0.8 points of R@1 (benchmarks/keeping.py)."""
-
-DRIFTED, FEWEST_LIVE = 0.57, 100
-"""Own share of live queries and bank from which on they are no longer of one kind, and how many of them it takes
-to see it. Queries of one kind have 0.44 to 0.53, other wordings 0.60 and more (benchmarks/keeping.py)."""
-
-SHIFTED = 0.5
-"""How far the mean offset may move from 0, where the fit put it, in standard deviations of the offsets. Of
-other targets of the same kind it moves by 0.15, of another kind mostly by 0.7 and more (benchmarks/keeping.py)."""
-
-LEFT = 1.2
-"""The hubness that a correction leaves, as a share of the raw one, both beyond chance, from which on to look.
-Banks of the gallery's own queries leave up to 1.12 where there is little of it, those that cost more than 8 points of
-R@1 leave 2.8 to 5.4 (benchmarks/keeping.py)."""
-
-GROWN = 1.0
-"""The rise of the corrected skewness since the fit, beyond chance, from which on somebody should look. By other queries
-or other targets of the same kind it is 0.5 at most, by one planted target 10 and more, by ten 3 and more
-(benchmarks/keeping.py)."""
-
-TIMES = 4.0
-"""Somebody should look if a target is found by more than 4 times the largest share of the queries that any had at the
-fit. Where that share is already large, halfway from it to 100 %."""
-
-FoundBy: TypeAlias = Mapping[Id, int]
-"""By id, how many queries find a target, of those that are found."""
-
-Named: TypeAlias = list[tuple[Id, float]]
-"""Targets by id, each with the share of the queries that find it, the most found first."""
-
-
-@dataclass(frozen=True)
-class HubnessNow:
-    """Skewness of the 10-occurrence of `queries` queries, searched raw and corrected, and what it is by chance. live:
-    whether they are live queries; otherwise they are the bank's. fit: the same of the bank's at the fit, None where
-    that was not counted."""
-
-    queries: int
-    live: bool
-    raw: float
-    corrected: float
-    chance: float
-    fit: HubnessAtFit | None = None
-    found_raw: Annotated[FoundBy, Field(exclude=True)] = field(default_factory=dict, repr=False)
-    found_corrected: Annotated[FoundBy, Field(exclude=True)] = field(default_factory=dict, repr=False)
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def raw_hubs(self) -> Named:
-        """The ten targets found most often, each with the share of the queries."""
-        return self._most(self.found_raw)
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def corrected_hubs(self) -> Named:
-        """Likewise, searched corrected."""
-        return self._most(self.found_corrected)
-
-    def _most(self, found: FoundBy) -> Named:
-        return [(key, count / self.queries) for key, count in Counter(found).most_common(NAMED)]
-
-    @property
-    def attention(self) -> Iterator[str]:
-        beyond = self.corrected - self.chance
-        if self.raw > 2 * self.chance and beyond > LEFT * (self.raw - self.chance):
-            yield f"hubness is worse than raw ({self.corrected:.2f}, raw {self.raw:.2f}): run refit"
-        if self.fit is None:
-            return
-        if beyond - (self.fit.corrected - self.fit.chance) > GROWN:
-            yield (
-                f"hubness has grown since the fit (skewness {self.corrected:.2f}, {self.fit.corrected:.2f} then): run "
-                "refresh, or refit"
-            )
-        too_much = min(TIMES * self.fit.largest, (1 + self.fit.largest) / 2)
-        if too_often := [each for each in self.corrected_hubs if each[1] > too_much]:
-            yield f"found too often ({self.fit.largest:.1%} at most at the fit): {_shares(too_often)}"
-
-    def __str__(self) -> str:
-        kind = "live" if self.live else "bank"
-        text = (
-            f"hubness now: skewness of the {OCCURRENCE}-occurrence of {self.queries} {kind} queries {self.raw:.2f} "
-            f"raw, {self.corrected:.2f} corrected; by chance it would be {self.chance:.2f}"
-        )
-        if self.fit is not None:
-            text += f"; at the fit {self.fit.raw:.2f} raw, {self.fit.corrected:.2f} corrected"
-        raw, corrected = (_shares(hubs[:SHOWN]) for hubs in (self.raw_hubs, self.corrected_hubs))
-        return f"{text}\ntop hubs: {raw} raw; {corrected} corrected"
-
-
-def _shares(named: Named) -> str:
-    return ", ".join(f"{name!r} {share:.1%}" for name, share in named) or "none"
-
-
-def _fingerprints(model: OffsetModel) -> str:
-    return f"fingerprint {model.fingerprint}, query bank {model.bank_fingerprint}"
-
-
-@dataclass(frozen=True)
-class Inspection(Reported):
-    """What `inspect` found: the correction, if any, and of `count` targets how many lack an offset, how many have one
-    that their vector no longer gives, and how many carry something else in its place; ten ids of the first two.
-    previous: the model that was active before, which `rollback` writes.
-
-    shift: the mean of the offsets that the model gives now, in standard deviations of the fit's, 0 at the fit. spread:
-    their standard deviation, as a share of that at the fit. Both None for a model that knew no gallery. hubness: None
-    where no queries were searched for. drift: own share of live queries and bank, 0.5 where they are of one kind, 1
-    where they have nothing in common; None without enough live queries. attention: what somebody should look at, and
-    what to do; the exit status is 4 unless it is empty. offsets: edges, and how many stored offsets lie between one and
-    the next. told: what the store itself asks attention for.
-
-    In JSON `url` is called store, `dim` dimensions, and `count` targets.
-    """
-
-    url: Annotated[str, Field(serialization_alias="store")]
-    metric: Metric
-    dim: Annotated[int, Field(serialization_alias="dimensions")]
-    count: Annotated[int, Field(serialization_alias="targets")]
-    correction: ToldCorrection | None
-    previous: ToldModel | None = None
-    missing: int = 0
-    stale: int = 0
-    foreign: int = 0
-    missing_ids: Sequence[Id] = ()
-    stale_ids: Sequence[Id] = ()
-    invalid_vectors: ToldInvalidVectors = field(default_factory=InvalidVectors)
-    shift: float | None = None
-    spread: float | None = None
-    hubness: HubnessNow | None = None
-    drift: float | None = None
-    notes: Sequence[str] = ()
-    offsets: Annotated[tuple[Sequence[float], Sequence[int]] | None, Field(exclude=True)] = field(
-        default=None, repr=False
-    )
-    told: Annotated[Sequence[str], Field(exclude=True)] = field(default=(), repr=False)
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def attention(self) -> list[str]:
-        """What somebody should look at, and what to do about it."""
-        if self.correction is None:
-            return [*self.told]
-        if not self.correction.active:
-            return ["the correction is half-written, and searches are raw: run apply again, or remove"]
-        lines, wrong = [*self.told], self.missing + self.stale
-        if not self.count:
-            lines.append("no target is left in the store")
-        if wrong > WRONG * self.count:
-            lines.append(f"{wrong / self.count:.0%} of the targets lack their offset: run refresh")
-        if self.foreign:
-            lines.append(f"{self.foreign} targets carry something else in the place of offsets: run refresh, or remove")
-        if self.shift is not None and abs(self.shift) > SHIFTED:
-            lines.append(f"the gallery is no longer that of the fit (mean offset {self.shift:+.2f}): run refit")
-        if self.drift is not None and self.drift > DRIFTED:
-            lines.append(f"live queries are no longer like the bank ({self.drift:.2f}): run refit on recorded queries")
-        return lines if self.hubness is None else [*lines, *self.hubness.attention]
-
-    def report(self, names: Naming | None = None) -> Report:
-        """names: what hubs are called."""
-        whole = self.correction is not None and not self.missing + self.stale
-        health = (
-            f"{self.missing} missing, {self.stale} stale: {'every target has its offset' if whole else 'run refresh'}"
-        )
-        return Report(
-            title="The correction",
-            subtitle=f"{self.count:,} targets, {self.dim} dimensions, {self.metric.value}",
-            tiles=self._tiles(),
-            verdict=Verdict(
-                "same" if self.correction is None else "better" if whole and not self.attention else "worse",
-                "no correction" if self.correction is None else health,
-                [f"attention: {each}" for each in self.attention],
-            ),
-            sentences=list(self._sentences()),
-            hubs=self._hubs(names),
-            plots=self._plots(),
-        )
-
-    def _sentences(self) -> Iterator[str]:
-        yield f"{self.url}: {self.count} targets, {self.dim} dimensions, {self.metric.value}"
-        if self.correction is None:
-            return
-        model, state = self.correction.model, "active" if self.correction.active else "half-written, searches are raw"
-        yield f"{model}, {state}" + (f", made {self.correction.made}" if self.correction.made else "")
-        yield _fingerprints(model)
-        if model.gallery is not None:
-            yield (
-                f"offsets from {model.gallery.smallest:+.4f} to {model.gallery.largest:+.4f}, "
-                f"standard deviation {model.gallery.deviation:.4f}"
-            )
-        yield from self.notes
-        if self.invalid_vectors.count:
-            yield str(self.invalid_vectors)
-        if self.previous is not None:
-            yield f"rollback returns to {self.previous}; {_fingerprints(self.previous)}"
-        if self.foreign:
-            yield f"{self.foreign} with something in the place of offsets that this correction did not write"
-        for kind, ids in (("missing", self.missing_ids), ("stale", self.stale_ids)):
-            if ids:
-                yield f"{kind}: {', '.join(map(repr, ids[:SHOWN]))}"
-        if self.shift is not None and self.spread is not None:
-            yield f"gallery: mean offset {self.shift:+.2f}, spread {self.spread:.2f}; at the fit 0 and 1"
-        if self.hubness is not None:
-            yield str(self.hubness)
-        if self.drift is not None:
-            yield f"drift of live queries: {self.drift:.2f} (0.5: as the bank; 1: apart)"
-
-    @property
-    def _found(self) -> tuple[FoundBy, FoundBy]:
-        return ({}, {}) if self.hubness is None else (self.hubness.found_raw, self.hubness.found_corrected)
-
-    def _tiles(self) -> list[Tile]:
-        queries = 0 if self.hubness is None else self.hubness.queries
-        note, unknown = f"of {queries} queries", "there is no active correction, or no query to search with"
-        needs_truth = "hubplugin evaluate STORE --queries --truth measures it"
-        worst = [max(part.values(), default=0) / queries if part else None for part in self._found]
-        never = [1 - len(part) / self.count if part else None for part in self._found]
-        return [
-            Tile(RECALL, "not measured", note=needs_truth),
-            share_tile(WORST, *worst, more_is_better=False, note=note, unknown=unknown),
-            share_tile(NEVER, *never, more_is_better=False, note=note, unknown=unknown),
-            bank_tile(None, None, needs_truth),
-        ]
-
-    def _hubs(self, names: Naming | None) -> list[Hub]:
-        raw, corrected = self._found
-        worst = sorted(raw, key=lambda key: -raw[key])[:HUBS]
-        called = names(worst) if names is not None else [None] * len(worst)
-        return [
-            Hub(
-                id=key,
-                name=str(key) if name is None else f"{name} [{key}]",
-                found_by={"raw": raw[key], "corrected": corrected.get(key, 0)},
-            )
-            for key, name in zip(worst, called, strict=True)
-        ]
-
-    def _plots(self) -> list[Plot]:
-        shown = []
-        if self.hubness is not None and self.hubness.found_raw:
-            parts = {
-                label: {0: self.count - len(part)} | Counter(part.values())
-                for label, part in zip(("raw", "corrected"), self._found, strict=True)
-            }
-            even = OCCURRENCE * self.hubness.queries / self.count
-            shown.append(Plot("How often targets are found", plots.occurrences(parts, even, OCCURRENCE)))
-        if self.offsets is not None:
-            shown.append(Plot("Offsets", plots.offsets(*self.offsets), "As they are stored."))
-        return shown
+FEWEST_LIVE = 100
+"""Live queries that it takes to see whether they are of one kind with the bank."""
 
 
 def inspect(
-    store: Store, live: BankLike | None = None, *, queries: int = QUERIES, compute: Compute = Compute()
+    store: Store,
+    live: BankLike | None = None,
+    *,
+    queries: int = QUERIES,
+    names: Naming | None = None,
+    compute: Compute = Compute(),
 ) -> Inspection:
     """Whether every target of `store` has the offset that its vector gives, and whether hubness is still lower by it.
 
     live: queries that people ask now [m, d]; by default those that were recorded since the correction was made. Those
     that are in the bank count for nothing. It searches, raw and corrected, for `queries` of them drawn at random, or
     for queries of the bank where fewer than 100 are live; 0 searches for none. Reads the whole store, and changes
-    nothing.
+    nothing. names: a function from ids to what hubs are called; `hubplugin.jobs.naming` makes one.
 
     Raises StoreError for live queries and a store without an active correction, InputError for queries that cannot be
     used.
@@ -314,10 +65,10 @@ def inspect(
         asked = _live(store, correction, live, compute) if correction.active and queries else None
         found = _stored(store, correction.model, compute)
         if asked is not None:
-            found |= _searched(store, correction.model, asked, queries, compute)
+            found |= _searched(store, correction.model, asked, queries, names, compute)
     logger.info("%s: inspected", store.url)
     own = (store.url, store.metric, store.dim, store.count(), correction, store.previous())
-    return Inspection(*own, notes=store.notes(), told=store.attention(), **found)
+    return Inspection(*own, notes=store.notes(), warnings=store.attention(), **found)
 
 
 def _stored(store: Store, model: OffsetModel, compute: Compute) -> dict[str, Any]:
@@ -338,7 +89,7 @@ def _stored(store: Store, model: OffsetModel, compute: Compute) -> dict[str, Any
     told |= {"missing_ids": missing, "stale_ids": stale}
     count = seen.scanned
     if gallery is not None:
-        told["offsets"] = (edges.tolist(), counts.tolist())
+        told["offsets"] = Histogram("stored", edges.tolist(), counts.tolist())
     if gallery is not None and gallery.deviation > 0 and count > 1 and not isinstance(model, GroupedModel):
         mean = total / count
         told["shift"] = mean / gallery.deviation
@@ -375,7 +126,9 @@ def _live(store: Store, correction: Correction, live: BankLike | None, compute: 
     return new
 
 
-def _searched(store: Store, model: OffsetModel, live: np.ndarray, queries: int, compute: Compute) -> dict[str, Any]:
+def _searched(
+    store: Store, model: OffsetModel, live: np.ndarray, queries: int, names: Naming | None, compute: Compute
+) -> dict[str, Any]:
     """The fields of an inspection that tell what live queries find, or those of the bank."""
     rng, bank = np.random.default_rng(), model.terms[0].bank
     at_fit = bank[:: max(len(bank) // SEEN, 1)]
@@ -387,11 +140,19 @@ def _searched(store: Store, model: OffsetModel, live: np.ndarray, queries: int, 
     count = store.count()
     if len(asked) < 2 or not count:  # of a model that keeps no more than the mean of its bank; nothing to be found
         return told
-    lists = (store.search(asked, OCCURRENCE, raw=which).ids for which in (True, False))
-    raw, corrected = (Counter(itertools.chain.from_iterable(each)) for each in lists)
-    before, after = (skewness_of_found(np.array([*found.values()]), count) for found in (raw, corrected))
+    found = {
+        search: Counter(itertools.chain.from_iterable(store.search(asked, OCCURRENCE, raw=search == "raw").ids))
+        for search in ("raw", "corrected")
+    }
+    before, after = (skewness_of_found(np.array([*each.values()]), count) for each in found.values())
+    most = dict.fromkeys(key for each in found.values() for key, _ in each.most_common(HUBS))
+    hubs = [
+        Hub(key, name, {search: each[key] for search, each in found.items()})
+        for key, name in zip(most, called([*most], names), strict=True)
+    ]
+    occurrences = {search: {0: count - len(each)} | Counter(each.values()) for search, each in found.items()}
     chance, fit = skewness_by_chance(len(asked), OCCURRENCE, count), model.hubness_at_fit
-    return told | {"hubness": HubnessNow(len(asked), is_live, before, after, chance, fit, raw, corrected)}
+    return told | {"hubness": HubnessNow(len(asked), is_live, before, after, chance, fit, hubs, occurrences)}
 
 
 def of_bank(model: OffsetModel, count: int = QUERIES) -> np.ndarray:

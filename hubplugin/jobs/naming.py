@@ -15,6 +15,12 @@ Naming: TypeAlias = Callable[[Sequence[Id]], Sequence[str | None]]
 """Texts of some targets, by their ids; None for one that has none."""
 
 
+def called(ids: Sequence[Id], names: Naming | None) -> list[str]:
+    """What targets are called: by name and id, or by the id alone."""
+    known = [None] * len(ids) if names is None or not ids else names(ids)
+    return [str(key) if name is None else f"{name} [{key}]" for key, name in zip(ids, known, strict=True)]
+
+
 def naming(source: str | None, option: str = "names") -> Naming | None:
     """The names in the file `source`: a text file, where line i belongs to the id i, or a .json file of a text for each
     id, or of a list. option: what errors call it."""

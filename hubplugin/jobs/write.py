@@ -5,56 +5,30 @@ How offsets are kept is the store's to say.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import pickle
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Annotated, TypeAlias, cast
+from typing import cast
 
 import numpy as np
-from pydantic import Field, PlainSerializer
 
 from hubplugin.abilities import Sharded, Share, SharedWriting, StoreShard, able
 from hubplugin.bank import places
 from hubplugin.compute import Compute
-from hubplugin.errors import InputError, Parameter, StoreError, telling
+from hubplugin.errors import HubpluginError, InputError, Parameter, StoreError, telling
 from hubplugin.executors import Shard, each
-from hubplugin.jobs.facts import ToldModel, ToldTrial, tiles_of
+from hubplugin.jobs.results import Applied, InvalidVectors, Removed
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value, group_key, unmapped, warn_if_swapped
-from hubplugin.report import Report, Reported, Verdict, changes_told
 from hubplugin.store import Answered, Batch, Id, Store, Writing
 from hubplugin.vectors import Progress, Sliceable, Vectors, cannot_keep, spool
 
 UNIT = 1e-2
 """How far from 1 the length of a vector may lie that counts as normalised; float16 keeps it within 1e-3."""
-
-NAMED = 10
-"""How many targets are named."""
-
-
-@dataclass
-class InvalidVectors:
-    """The targets that a model could not judge: how many, and what is wrong with the first of them, by id."""
-
-    count: int = 0
-    named: dict[int | str, str] = field(default_factory=dict)
-
-    def note(self, ids: Sequence[int | str], vectors: np.ndarray, rows: np.ndarray) -> None:
-        self.count += len(rows)
-        for row in rows[: NAMED - len(self.named)].tolist():
-            length = float(np.linalg.norm(vectors[row].astype(np.float64)))
-            self.named[ids[row]] = f"length {length:.4g}" if np.isfinite(length) else "not finite"
-
-    def __str__(self) -> str:
-        which = ", ".join(f"{name} ({what})" for name, what in self.named.items())
-        more = f" and {self.count - len(self.named)} more" if self.count > len(self.named) else ""
-        kept = "those of length 0 have the offset 0, others its smallest"
-        return f"{self.count} with vectors that the model cannot judge, {kept}: {which}{more}"
 
 
 def offsets_of_all(
@@ -275,74 +249,6 @@ CLOSING_PASSES = 3
 """How often a shared store is read again before the switch. Each pass finds what came during the one before, so
 that more than one finds anything only where others write as fast as it reads."""
 
-NAMED_GROUPS = 10
-"""How many of the groups that stay neutral are named."""
-
-
-ToldInvalidVectors: TypeAlias = Annotated[
-    InvalidVectors, PlainSerializer(lambda invalid_vectors: invalid_vectors.count, return_type=int)
-]
-"""In JSON their number."""
-
-
-@dataclass(frozen=True)
-class Applied(Reported):
-    """What `apply`, `refresh` or `rollback` did: the model, and of `scanned` targets how many had no offset by it
-    before, and how many a different one. `written` is False after a dry run, which only counted them. neutral: the
-    groups that have the offset 0, and why. notes: what was done to the store or, after a dry run, would be, and what to
-    expect of a small bank that was not tried. trial: what the guard saw before `apply`; None where it was not asked, or
-    each group on its own. invalid_vectors: the targets whose vector cannot be judged.
-
-    In JSON `scanned` is called targets, `trial` tried, and `neutral` neutral_groups, which is their number.
-    """
-
-    model: ToldModel
-    scanned: Annotated[int, Field(serialization_alias="targets")]
-    missing: int
-    stale: int
-    written: bool = True
-    neutral: Annotated[
-        Mapping[Value, str], PlainSerializer(len, return_type=int), Field(serialization_alias="neutral_groups")
-    ] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-    trial: Annotated[ToldTrial | None, Field(serialization_alias="tried")] = None
-    invalid_vectors: ToldInvalidVectors = field(default_factory=InvalidVectors)
-
-    def report(self) -> Report:
-        tested = self.trial
-        lines = [f"{self.scanned} targets, of which {self.missing} had no offset and {self.stale} another one"]
-        if self.neutral:
-            some = itertools.islice(self.neutral.items(), NAMED_GROUPS)
-            more = f"; and {len(self.neutral) - NAMED_GROUPS} more" if len(self.neutral) > NAMED_GROUPS else ""
-            lines.append(f"kept at offset 0: {'; '.join(f'{value!r}: {why}' for value, why in some)}{more}")
-        lines += [str(self.invalid_vectors)] if self.invalid_vectors.count else []
-        state = "active" if self.written else "nothing was written; would be active"
-        line = f"{state}: {self.model}"
-        details = list[str]()
-        if tested is not None:
-            lines += [f"note: {note}" for note in tested.notes]
-            before, objections = tested.raw, "; ".join(tested.objections)
-            assert before is not None
-            details = [
-                f"tried on {tested.queries} held-out bank queries:",
-                f"  {before.figures()}",
-                f"  {tested.figures()}",
-                line,
-                f"the guard would refuse it: {objections}" if objections else f"the guard lets it pass; {tested.bank}",
-            ]
-            worst = before.largest, tested.largest, tested.queries
-            told = changes_told(*worst, before.recall, tested.recall, tested.change)
-            line = f"{'applied' if self.written else 'nothing was written'}; on held-out bank queries {told}"
-        return Report(
-            title="The correction",
-            subtitle=str(self.model),
-            tiles=[] if tested is None else tiles_of(tested),
-            verdict=Verdict("better", line),
-            sentences=[*lines, *self.notes],
-            details=details,
-            facts={"fingerprint": self.model.fingerprint},
-        )
-
 
 def refresh(store: Store, *, dry_run: bool = False, compute: Compute = Compute()) -> Applied:
     """Writes the offsets that are missing or stale under the active model, and no others. dry_run: only counts them."""
@@ -356,10 +262,20 @@ def refresh(store: Store, *, dry_run: bool = False, compute: Compute = Compute()
     return write(store, correction.model, compute=compute)
 
 
-def remove(store: Store, *, compute: Compute = Compute()) -> None:
-    """Takes the correction out of `store`, as if it had never been there. Nothing happens without one."""
-    with telling(f"{store.url}: the correction was being taken out; the same command finishes"):
-        store.remove(compute.progress)
+def remove(store: Store, *, dry_run: bool = False, compute: Compute = Compute()) -> Removed:
+    """Takes the correction out of `store`, as if it had never been there. Nothing happens without one. dry_run: only
+    says what it would take out."""
+    try:
+        correction = store.correction()
+        removed = Removed(store.url, not dry_run and correction is not None, correction, store.previous())
+    except HubpluginError:  # a removal needs no model, and takes a damaged one out, too
+        if dry_run:
+            raise
+        removed = Removed(store.url, True)
+    if not dry_run:
+        with telling(f"{store.url}: the correction was being taken out; the same command finishes"):
+            store.remove(compute.progress)
+    return removed
 
 
 def rollback(store: Store, *, compute: Compute = Compute(), dry_run: bool = False) -> Applied:
@@ -430,7 +346,8 @@ def written(
     logger.info("%s: active is %s", store.url, model)
     with telling(f"{store.url}: the correction is active"):
         notes = store.notes()
-    return Applied(model, first.scanned, first.missing, first.stale, notes=notes, invalid_vectors=first.invalid_vectors)
+    counts = first.scanned, first.missing, first.stale
+    return Applied(store.url, model, *counts, notes=notes, invalid_vectors=first.invalid_vectors)
 
 
 def unwritten(store: Store, model: OffsetModel, compute: Compute) -> Applied:
@@ -438,7 +355,8 @@ def unwritten(store: Store, model: OffsetModel, compute: Compute) -> Applied:
     seen = Counts()
     for _ in compare(store, model, store.scan(group_key(model)), seen, compute, "comparing offsets"):
         pass
-    return Applied(model, seen.scanned, seen.missing, seen.stale, False, invalid_vectors=seen.invalid_vectors)
+    counts = seen.scanned, seen.missing, seen.stale
+    return Applied(store.url, model, *counts, written=False, invalid_vectors=seen.invalid_vectors)
 
 
 def require_match(model: OffsetModel, store: Store) -> None:

@@ -40,9 +40,8 @@ def skewness_by_chance(queries: int, k: int, targets: int) -> float:
 def skewness_of_found(found: np.ndarray, targets: int) -> float:
     """`skewness` of the k-occurrence over `targets`, from that of the targets found at all, `found`: what is never
     found takes no memory."""
-    values, times = np.unique(np.append(found, 0), return_counts=True)
-    times[0] += targets - len(found) - 1
-    return skewness(values[times > 0], times[times > 0])
+    parts = counted(found, targets)
+    return skewness(np.array([*parts]), np.array([*parts.values()]))
 
 
 def kurtosis(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
@@ -67,6 +66,21 @@ def robin_hood(occurrence: np.ndarray, times: np.ndarray | None = None) -> float
 def anti_hub_share(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
     """Share of the targets that no query finds, 0 to 1."""
     return float(np.average(occurrence == 0, weights=times))
+
+
+def counted(occurrence: np.ndarray, targets: int | None = None) -> dict[int, int]:
+    """How many targets have the k-occurrence N, by N. targets: how many there are, where `occurrence` has no more than
+    those that are found."""
+    values, times = np.unique(occurrence, return_counts=True)
+    found = dict(zip(values.tolist(), times.tolist(), strict=True))
+    never = found.pop(0, 0) + (0 if targets is None else targets - len(occurrence))
+    return {0: never} | found if never else found
+
+
+def spread_out(rows: np.ndarray, count: int) -> np.ndarray:
+    """At most `count` of `rows`, evenly over all of them."""
+    some: np.ndarray = rows[np.linspace(0, len(rows) - 1, min(len(rows), count)).astype(int)]
+    return some
 
 
 def hubs(occurrence: np.ndarray, count: int = 20) -> np.ndarray:

@@ -8,10 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from hubplugin.measures.hubness import binomial, k_occurrence
 
@@ -59,7 +57,7 @@ class Side:
     before: float
     after: float
     error: float
-    queries: Annotated[int, Field(serialization_alias="probes")]
+    queries: int
     what: str
     change: Figure
 
@@ -77,8 +75,8 @@ class Side:
 
 
 def standard_error(differences: np.ndarray) -> float:
-    """Of their mean."""
-    return float(differences.std(ddof=1) / math.sqrt(len(differences)))
+    """Of their mean; nan of a single one."""
+    return float(differences.std(ddof=1) / math.sqrt(len(differences))) if len(differences) > 1 else math.nan
 
 
 def interval(

@@ -8,7 +8,7 @@ import pytest
 
 import hubplugin
 from hubplugin import HubpluginError, atomic
-from hubplugin.report.render import write_text
+from hubplugin.report import write_file
 
 
 def files(folder):
@@ -83,9 +83,9 @@ def test_a_report_that_finds_no_room_leaves_the_one_before(tmp_path, full_disk, 
     (tmp_path / "report.html").write_bytes(b"before")
     (tmp_path / "link.html").symlink_to(tmp_path / "report.html")
     with full_disk(), pytest.raises(HubpluginError, match=r"cannot write '.*html': File too large"):
-        write_text(tmp_path / name, "x" * 100_000)
+        write_file(tmp_path / name, b"x" * 100_000)
     assert files(tmp_path) == dict.fromkeys(("report.html", "link.html"), b"before")
-    write_text(tmp_path / name, "after")
+    write_file(tmp_path / name, b"after")
     assert files(tmp_path) == dict.fromkeys(("report.html", "link.html"), b"after")
 
 

@@ -12,7 +12,7 @@ from hubplugin.compute import Compute
 from hubplugin.errors import InputError
 from hubplugin.methods import METHODS, FitInput
 from hubplugin.metric import Metric
-from hubplugin.report import as_text, facts_of
+from hubplugin.report import as_text
 from hubplugin.trial import Experiment
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
@@ -220,13 +220,13 @@ def test_a_diagnosis_says_what_would_be_learned(asked):
     targets, queries, answers = asked
     bank = hubplugin.Bank(queries, answers)
     found, query_map = hubplugin.diagnose(targets, bank, learn=True), hubplugin.fit(targets, bank, learn=True).query_map
-    told = facts_of(found)["learning"]
+    told = found.as_json()["lesson"]
     assert (told["strength"], told["whitened"]) == (query_map.strength, query_map.whitened)
     assert told["other"]["after"] > told["other"]["before"]
     assert f"with learn: {query_map}; over the offsets alone, asked before: R@1 " in as_text(
         found.report(), 200, verbose=True
     )
-    assert facts_of(hubplugin.diagnose(targets, bank))["learning"] is None
+    assert hubplugin.diagnose(targets, bank).as_json()["lesson"] is None
     with pytest.raises(InputError, match="for inner products"):
         hubplugin.diagnose(targets, bank, metric="euclidean", learn=True)
 

@@ -88,5 +88,5 @@ def test_the_queries_of_a_folder_ask_a_file_of_vectors(folder):
     from words_model import embed
 
     np.save("corpus.npy", embed(read_beir(folder).documents))
-    told = evaluated("--queries", folder, "--embed", "words_model:embed", "--targets", "corpus.npy")
+    told = evaluated("--queries", folder, "--embed", "words_model:embed", "corpus.npy")
     assert told["methods"][0]["recall"]["1"]["value"] == 1.0

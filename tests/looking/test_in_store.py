@@ -20,9 +20,8 @@ from hubplugin.cli import app
 from hubplugin.evaluation.truth import as_true_ids
 from hubplugin.jobs.write import write
 from hubplugin.measures.hubness import skewness
-from hubplugin.measures.significance import Figure
+from hubplugin.measures.significance import Figure, Side
 from hubplugin.registry import open_store
-from hubplugin.report import Share
 from tests.galleries import flat_index, unit
 
 ROWS, QUERIES, FIRST = 400, 150, 1_000
@@ -77,14 +76,14 @@ def test_what_the_bank_finds_first_is_told_by_its_name_and_beyond_chance_alone(s
     write(store, model)
     found = hubplugin.evaluate(store, queries=vectors[0], truth=TRUE)
     assert "asked" not in str(found)
-    noise = Share(queries=141, before=0.539, after=0.489, change=Figure(value=-0.05, low=-0.11, high=0.01))
+    noise = Side(0.539, 0.489, 0.03, 141, "others", Figure(value=-0.05, low=-0.11, high=0.01))
     harm = replace(noise, change=Figure(value=-0.05, low=-0.09, high=-0.01))
-    said = str(found.model_copy(update={"found_first": harm, "not_found_first": noise}))
+    said = str(replace(found, found_first=harm, not_found_first=noise))
     assert (
         "141 queries whose target some bank query finds first changes by -5.0 points (95 % interval -9.0 to -1" in said
     )
     assert "no bank query finds first" not in said
-    shown = found.model_copy(update={"found_first": harm, "not_found_first": noise}).report().tiles[-1]
+    shown = replace(found, found_first=harm, not_found_first=noise).report().tiles[-1]
     assert (shown.title, shown.shown) == ("R@1 of targets that the bank finds first / of others", "-5.0 / same")
     assert shown.direction == "worse"
 
@@ -96,11 +95,11 @@ def test_the_verdict_is_that_of_p_and_no_order_of_the_queries_changes_it(store, 
         lines = []
         for order in (np.arange(count), rng.permutation(count)):
             found = hubplugin.evaluate(store, queries=vectors[0][order], truth=TRUE[order])
-            versus, verdict = found["corrected"].versus_raw, found.report().verdict
+            versus, told_by = found["corrected"].versus_raw, found.report()
             sign = 0 if versus.p >= 0.05 else np.sign(versus.won - versus.lost)
-            assert (verdict.direction, versus.difference.sign) == (("same", "better", "worse")[sign], sign)
-            assert str(found).startswith(told[verdict.direction])
-            assert found.report().tiles[0].direction == verdict.direction
+            assert (told_by.direction, versus.difference.sign) == (("same", "better", "worse")[sign], sign)
+            assert str(found).startswith(told[told_by.direction])
+            assert told_by.tiles[0].direction == told_by.direction
             lines.append([line for line in str(found).splitlines() if not line.startswith(("hubs", "never"))])
         assert lines[0] == lines[1]
 
@@ -251,7 +250,7 @@ def test_test_queries_are_texts_where_a_model_is_named(store, texts):
     by_vectors = figures(store.url, "--queries", "queries.npy", "--truth", "truth.npy")
     assert figures(store.url, *texts, "--truth", "truth.npy") == by_vectors
     np.save("targets.npy", np.load("queries.npy"))  # among files, too, where the bank may be texts as well
-    files = ("--targets", "targets.npy", "--method", "is")
+    files = ("targets.npy", "--method", "is")
     by_vectors = figures(*files, "--queries", "queries.npy", "--bank", "queries.npy")
     assert figures(*files, *texts, "--bank", "test.jsonl") == by_vectors
     assert figures(*files, *texts, "--bank", "queries.npy") == by_vectors
@@ -281,15 +280,21 @@ def test_a_store_and_files_are_evaluated_without_the_extra_but_for_plans(store, 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["STORE", "--targets", "BANK"], "--targets is for files; a STORE is searched as it is"),
-        (["STORE"], "a STORE needs --truth"),
-        ([], "expected a STORE, to search it as it is, or --targets"),
-        (["--targets", "BANK", "--filter", "{}"], "--filter is for a STORE"),
+        (
+            ["STORE", "--truth", "TRUTH", "--bank", "BANK"],
+            "--bank is for arrays and files; a store is searched as it is",
+        ),
+        (["STORE", "--truth", "TRUTH", "--metric", "dot"], "--metric is for arrays and files"),
+        (["STORE"], "a store needs ids of true targets: pass --truth"),
+        ([], "expected a STORE, or a file of vectors"),
+        (["photos.faiss"], "'photos.faiss' is a file, and a store is named by a URL: faiss:photos.faiss"),
     ],
 )
-def test_a_store_and_files_are_not_mixed(store, vectors, tmp_path, options, says):
+def test_a_store_and_files_are_not_mixed(store, vectors, tmp_path, monkeypatch, options, says):
     np.save(tmp_path / "queries.npy", vectors[0])
-    given = {"STORE": store.url, "BANK": str(tmp_path / "queries.npy")}
+    np.save(tmp_path / "truth.npy", TRUE)
+    monkeypatch.chdir(tmp_path)
+    given = {"STORE": store.url, "BANK": str(tmp_path / "queries.npy"), "TRUTH": str(tmp_path / "truth.npy")}
     typed = [given.get(option, option) for option in options]
     done = CliRunner().invoke(app, ["evaluate", *typed, "--queries", given["BANK"]])
     assert (done.exit_code, says in done.output) == (1, True)

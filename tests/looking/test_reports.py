@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import hubplugin
 from hubplugin.cli import app
-from hubplugin.measures.significance import Figure
-from hubplugin.report import Report, Share, Verdict, changes_told, share_tile, shares_tile
+from hubplugin.measures.significance import Figure, Side
+from hubplugin.report import Report, as_html, changes_told, share_tile, sides_tile
 from hubplugin.report.plots import VARIABLES
-from hubplugin.report.render import as_html
 from tests.galleries import flat_index, unit
 from tests.html import Parsed
 
@@ -29,10 +29,10 @@ def place(real, tmp_path_factory):
 def test_every_command_that_looks_writes_a_page_of_its_own(place):
     store, names = f"faiss:{place / 'photos.faiss'}", ["--names", str(place / "names.txt")]
     bank = ["--bank", str(place / "bank.npy")]
+    hubplugin.apply(hubplugin.open_store(store), place / "bank.npy")
     asked = ["--queries", str(place / "queries.npy"), "--truth", str(place / "truth.npy")]
     for typed in (
         ["diagnose", store, *bank, *names],
-        ["apply", store, *bank, *names],
         ["inspect", store, *names],
         ["evaluate", store, *asked, *names],
     ):
@@ -62,13 +62,13 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_work(place):
 
 
 def share(before, after, low, high):
-    return Share(queries=100, before=before, after=after, change=Figure(value=after - before, low=low, high=high))
+    return Side(before, after, 0.1, 100, "some", Figure(value=after - before, low=low, high=high))
 
 
 def test_both_sides_are_as_bad_as_the_worse_of_them_beyond_chance():
     worse, better, noise = share(0.7, 0.5, -0.3, -0.1), share(0.4, 0.6, 0.1, 0.3), share(0.54, 0.49, -0.11, 0.01)
-    pairs = ({"one": worse, "other": better}, {"one": noise, "other": better}, {"one": None, "other": noise}, {})
-    tiles = [shares_tile("R@1", each, "no log") for each in pairs]
+    pairs = ((worse, better), (noise, better), (None, noise), ())
+    tiles = [sides_tile("R@1", each, "no log") for each in pairs]
     assert [tile.direction for tile in tiles] == ["worse", "better", "same", "unknown"]
     assert [tile.shown for tile in tiles] == ["-20.0 / +20.0", "same / +20.0", "? / same", "not measured"]
     assert "(-11.0 to +1.0)" in tiles[1].note
@@ -79,7 +79,7 @@ def test_bad_news_have_a_word_a_sign_and_a_colour_as_good_ones_do():
     """The arrow is the number's own: a hub that is found less often is better, and goes down."""
     tiles = [share_tile("a hub", *each, more_is_better=False) for each in ((0.02, 0.01), (0.02, 0.03), (0.02, 0.02))]
     tiles += [share_tile("R@1", *each, more_is_better=True) for each in ((0.5, 0.6), (0.6, 0.5))]
-    text = as_html(Report("page", "", tiles, verdict=Verdict("worse", "It does harm")))
+    text = as_html(Report("page", tiles=tiles, verdict="it does harm", direction="worse"), {})
     assert Parsed(text).tiles == ["better", "worse", "same", "better", "worse"]
     signs = [
         "▼ better (was 2.0 %)",
@@ -101,6 +101,6 @@ def test_what_changes_is_told_as_a_user_would_say_it():
 
 
 def test_a_verdict_of_neither_help_nor_harm_is_not_red():
-    text = as_html(Report("page", "", verdict=Verdict("same", "Neither help nor harm beyond chance")))
+    text = as_html(Report("page", verdict="neither help nor harm beyond chance", direction="same"), {})
     assert '<section class="verdict same">' in text
     assert ".verdict.same" not in text  # so that it has the colour of what has no direction

@@ -103,7 +103,7 @@ def test_a_small_bank_is_told_what_to_expect_and_that_nothing_can_be_measured(re
     np.save(tmp_path / "few.npy", banks[0][:15])
     typed = ["apply", store.url, "--bank", str(tmp_path / "few.npy")]
     printed = json.loads(CliRunner().invoke(app, [*typed, "--dry-run", "--json"]).stdout)
-    assert (printed["tried"]["measurable"], len(printed["tried"]["notes"])) == (False, 2)
+    assert (printed["trial"]["measurable"], len(printed["trial"]["notes"])) == (False, 2)
     done = CliRunner().invoke(app, typed)
     assert done.exit_code == 0
     assert "note: the bank has 15 distinct queries" in done.output
@@ -382,8 +382,8 @@ def test_diagnose_names_the_hubs_of_a_store_and_says_what_a_bank_would_change(st
     nearest = np.argsort(-similarity(queries, targets, "cosine"), axis=1)[:, :10]
     counts = np.bincount(nearest.ravel(), minlength=500)
     found = hubplugin.diagnose(store, hubplugin.Bank(banks[0][:600], banks[1][:600]))
-    assert [count for _, count in found.hubs] == np.sort(counts)[::-1][: len(found.hubs)].tolist()
-    assert all(counts[row] == count for row, count in found.hubs)
+    assert [hub.found_by["raw"] for hub in found.hubs] == np.sort(counts)[::-1][: len(found.hubs)].tolist()
+    assert all(counts[hub.id] == hub.found_by["raw"] for hub in found.hubs)
     assert found.hubness.largest == counts.max()
     text = str(found)
     for part in ("hubs: ", "skewness", "R@1", "95 % interval", "the default: blend("):

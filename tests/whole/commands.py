@@ -16,7 +16,7 @@ from tests.galleries import flat_index, unit
 COMMAND = Path(sys.executable).with_name("hubplugin")
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.whole.commands", "torch", "qdrant_client", "hubplugin.cli.json_types"])
+PROCESSES.set_forkserver_preload(["tests.whole.commands", "torch", "qdrant_client", "hubplugin.jobs.results"])
 """Each command has a process of its own, forked from one that has imported what takes a second and computed nothing."""
 
 

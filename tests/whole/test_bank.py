@@ -110,7 +110,7 @@ def test_what_was_clicked_teaches_a_map_where_that_is_asked_for(bank, real):
     assert typed("apply", "faiss:photos.faiss", "--dry-run", "--force").stdout == typed(*by_file).stdout
     taught = typed(*by_file, "--answers", "answers.npy", "--learn").stdout
     assert typed("apply", "faiss:photos.faiss", "--learn", "--dry-run", "--force").stdout == taught
-    forecast = asked("diagnose", "faiss:photos.faiss", "--learn")["learning"]
+    forecast = asked("diagnose", "faiss:photos.faiss", "--learn")["lesson"]
     assert forecast["strength"] > 0
     assert f"{100 * forecast['other']['before']:.1f} -> {100 * forecast['other']['after']:.1f}" in taught
     typed("apply", "faiss:photos.faiss", "--force")

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 from typer.main import get_command
 
+import hubplugin as package
 from hubplugin import __version__
 from hubplugin.cli import app, main
 from hubplugin.cli.application import as_typed
 from hubplugin.errors import Parameter
-from hubplugin.jobs import health
 from tests.galleries import flat_index, unit
 from tests.whole.commands import COMMAND, hubplugin, write_photos
 
@@ -82,14 +82,14 @@ def test_an_error_names_a_parameter_as_it_is_typed(command, parameter, typed):
 
 
 def test_a_warning_is_a_line_of_the_product_without_a_path(made, photos, monkeypatch):
-    inspect = health.inspect
+    inspect = package.inspect
 
     def warns(*arguments, **options):
         warnings.warn("recall fell;\nsearch further", stacklevel=1)
         logging.getLogger("hubplugin.qdrant").warning("no index on %s", "the offsets")
         return inspect(*arguments, **options)
 
-    monkeypatch.setattr("hubplugin.jobs.health.inspect", warns)
+    monkeypatch.setattr(package, "inspect", warns)
     monkeypatch.setattr("sys.argv", ["hubplugin", "inspect", f"faiss:{photos}"])
     monkeypatch.setattr(logging.root, "handlers", [])
     said = StringIO()
@@ -117,8 +117,8 @@ MISSING = [
     (("inspect", "faiss:nowhere.faiss"), "nowhere.faiss"),
     (("refresh", "faiss:nowhere.faiss"), "nowhere.faiss"),
     (("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--answers", "nowhere.npy"), "nowhere.npy"),
-    (("evaluate", "--queries", "BANK", "--targets", "nowhere.npy"), "nowhere.npy"),
-    (("evaluate", "--queries", "BANK", "--targets", "BANK", "--truth", "nowhere.json"), "nowhere.json"),
+    (("evaluate", "nowhere.npy", "--queries", "BANK"), "nowhere.npy"),
+    (("evaluate", "BANK", "--queries", "BANK", "--truth", "nowhere.json"), "nowhere.json"),
 ]
 
 TYPED = """
@@ -245,9 +245,9 @@ def test_a_password_in_a_url_is_never_printed(made):
         (("apply", "faiss:PHOTOS", "--bank", "BANK", "--method", "dualis"), "pass --answers"),
         (("refresh", "faiss:PHOTOS"), "no correction"),
         (("apply", "faiss:PHOTOS", "--bank", "BANK", "--set", "method=is"), "'blend' has no parameter 'method'"),
-        (("evaluate", "--queries", "BANK", "--targets", "BANK", "--k", "0"), "--k 0 is not between 1 and"),
-        (("evaluate", "--queries", "BANK", "--targets", "BANK", "--method", "dbsn"), "pass --bank"),
-        (("evaluate", "--queries", "BANK", "--targets", "BANK", "--report", "no/where.html"), "cannot write"),
+        (("evaluate", "BANK", "--queries", "BANK", "--k", "0"), "--k 0 is not between 1 and"),
+        (("evaluate", "BANK", "--queries", "BANK", "--method", "dbsn"), "pass --bank"),
+        (("evaluate", "BANK", "--queries", "BANK", "--report", "no/where.html"), "cannot write"),
         (("diagnose", "faiss:PHOTOS", "--bank", "FOLDER"), "is a folder; expected a file, .npy"),
         (("diagnose", "faiss:PHOTOS", "--bank", "FOLDER", "--embed", "a:b"), "is a folder; expected a file, .txt"),
         (("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--answers", "FOLDER"), "is a folder; expected a file"),

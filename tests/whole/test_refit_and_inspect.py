@@ -13,12 +13,13 @@ from scipy.stats import skew
 
 import hubplugin
 import hubplugin_qdrant
-from hubplugin.jobs.correct import WORSE, OldVersusNew, refit
-from hubplugin.jobs.health import DRIFTED, HubnessNow, Inspection
+from hubplugin.jobs.correct import refit
+from hubplugin.jobs.results import DRIFTED, WORSE, HubnessNow, Inspection, OldVersusNew
 from hubplugin.jobs.write import write
 from hubplugin.metric import Metric
 from hubplugin.model import HubnessAtFit
 from hubplugin.registry import open_store
+from hubplugin.report import Hub
 from hubplugin.store import Correction
 from hubplugin.trial import Trial
 from tests.whole.commands import hubplugin as typed
@@ -174,7 +175,7 @@ def test_what_is_found_too_often_is_named_and_hubness_is_told_beside_that_of_the
     seen = hubplugin.inspect(open_store(store.url))
     assert any("hubness has grown since the fit" in each for each in seen.attention)
     assert any("found too often" in each and ": 1200 " in each for each in seen.attention)
-    assert seen.hubness.corrected_hubs[0][0] == 1200
+    assert max(seen.hubness.hubs, key=lambda hub: hub.found_by["corrected"]).id == 1200
     assert seen.stale_ids == [1200]
     assert "top hubs: " in str(seen)
     assert "stale: 1200" in str(seen)
@@ -186,6 +187,11 @@ def test_what_was_counted_at_the_fit_lies_in_the_model_and_makes_no_other(real):
     assert hubplugin.OffsetModel.from_bytes(with_fit.to_bytes()).hubness_at_fit == FIT
     assert hubplugin.OffsetModel.from_bytes(model.to_bytes()).hubness_at_fit is None
     assert with_fit.fingerprint == model.fingerprint
+
+
+def hubs(*corrected: int) -> list[Hub]:
+    """Targets 7, 8 and so on, found by so many queries in a corrected search."""
+    return [Hub(row, str(row), {"raw": 1, "corrected": count}) for row, count in enumerate(corrected, 7)]
 
 
 @pytest.mark.parametrize(
@@ -201,9 +207,9 @@ def test_what_was_counted_at_the_fit_lies_in_the_model_and_makes_no_other(real):
         ({"hubness": HubnessNow(200, True, 0.5, 0.9, 0.3)}, None),
         ({"hubness": HubnessNow(200, True, 3.0, 1.4, 0.3, FIT)}, None),
         ({"hubness": HubnessNow(200, True, 3.0, 1.6, 0.3, FIT)}, "grown since the fit (skewness 1.60, 0.50 then)"),
-        ({"hubness": HubnessNow(200, True, 3.0, 1.0, 0.3, FIT, {}, {7: 14, 8: 10})}, None),
+        ({"hubness": HubnessNow(200, True, 3.0, 1.0, 0.3, FIT, hubs(14, 10))}, None),
         (
-            {"hubness": HubnessNow(200, True, 3.0, 1.0, 0.3, FIT, {}, {7: 18, 8: 10})},
+            {"hubness": HubnessNow(200, True, 3.0, 1.0, 0.3, FIT, hubs(18, 10))},
             "found too often (2.0% at most at the fit): 7 9.0%",
         ),
         (

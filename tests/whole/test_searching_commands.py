@@ -46,6 +46,7 @@ def test_explain_prints_a_request_to_paste_for_a_file_an_id_or_the_first_point(m
             assert np.allclose(asked, first) == bool(arguments)
             assert len(asked) == DIM
     printed = json.loads(typed(made, "--id", 7, "--k", 3, "--json").stdout)
+    printed = printed["request"]
     assert (printed["method"], printed["path"]) == ("POST", "/collections/photos/points/query")
     assert printed["body"]["limit"] == 3
     for arguments, message in (
