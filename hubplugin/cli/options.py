@@ -114,9 +114,12 @@ Shown = TypeVar("Shown", bound=Result)
 
 
 def reported(result: Shown, path: Path | None) -> Shown:
-    """`result`, whose page is also written to `path` where one is given. It names the command that was typed, without
-    what is secret in its URLs."""
+    """`result`, whose page, with the command that was typed, is also written to `path` where one is given."""
     if path is not None:
-        words = (without_secrets(each) if ":" in each else each for each in sys.argv[1:])
-        result.to_html(path, shlex.join(["hubplugin", *words]))
+        result.to_html(path, typed())
     return result
+
+
+def typed() -> str:
+    """The command line as it was typed, without what is secret in its URLs."""
+    return shlex.join(["hubplugin", *(without_secrets(each) if ":" in each else each for each in sys.argv[1:])])

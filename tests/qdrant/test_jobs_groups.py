@@ -9,7 +9,6 @@ from qdrant_client import QdrantClient, models
 import hubplugin
 import hubplugin_qdrant
 from hubplugin import METHODS, Bank, Compute, CorrectionRefused, StoreError, apply, refit
-from hubplugin.cli import app
 from hubplugin.measures.hubness import skewness
 from hubplugin.model import GroupedModel
 from hubplugin.trial import Experiment
@@ -228,11 +227,3 @@ def test_a_store_whose_targets_have_no_payload_says_so(tmp_path):
     faiss.write_index(index, str(tmp_path / "a.faiss"))
     with pytest.raises(StoreError, match="nothing to be grouped by"):
         apply(hubplugin.open_store(f"faiss:{tmp_path}/a.faiss"), clustered(2, 20), "is", group_by="tenant", force=True)
-
-
-def test_the_command_line_fits_within_groups(shops, tmp_path, capsys, monkeypatch):
-    np.save(tmp_path / "bank.npy", Photos.bank)
-    monkeypatch.setattr("hubplugin.registry.open_store", lambda url: shops.store())
-    given = ["--bank", str(tmp_path / "bank.npy"), "--method", "nnn", "--force", "--group-by", "shop.tenant"]
-    app(["apply", "qdrant://host/photos", *given], standalone_mode=False)
-    assert "within each 'shop.tenant', 3 of them corrected" in capsys.readouterr().out
