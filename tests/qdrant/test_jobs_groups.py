@@ -199,7 +199,7 @@ def test_the_groups_count_by_their_targets_and_a_neutral_one_as_not_corrected(ev
     shops.apply()
     store = shops.store()
     all_new = refit(store, fresh, force=True, dry_run=True).versus
-    monkeypatch.setattr("hubplugin.jobs.correct.WORSE", 10.0)
+    monkeypatch.setattr("hubplugin.jobs.results.WORSE", 10.0)
     monkeypatch.setattr("hubplugin.bank.kinds.OWN_SHARE", 0)  # its queries lie as documents do
     without = refit(store, fresh, dry_run=True)
     assert [*without.neutral] == ["acme", "tiny"]
