@@ -42,8 +42,8 @@ WALKS = """## Six walks
    says how extra dimensions carry them, `encoding/layout.py` where codes lie. `calibration.py` searches the new index
    as a check.
 5. **`hubplugin_qdrant.apply(client, "photos", bank)`.** The package opens the collection as a store (`store.py`,
-   `schema.py`) and hands it to `hubplugin/jobs/correct.py`. There the bank is read (`bank/bank.py`,
-   `bank/bank.py`), the vectors are spooled (`jobs/write.py`), and the correction is tried (`trial/experiment.py`,
+   `schema.py`) and hands it to `hubplugin/jobs/correct.py`. There the bank is read (`bank/bank.py`),
+   the vectors are spooled (`jobs/write.py`), and the correction is tried (`trial/experiment.py`,
    `trial/guard.py`). Then it is fitted as in the first walk. `jobs/write.py` writes through `store.py`, and
    `calibration.py` and `manifest.py` end in one switch.
 6. **`refit(store, bank)`.** The same eight steps in `hubplugin/jobs/correct.py`, with the old model beside the new
