@@ -34,13 +34,11 @@ NO_SIMILARITY = 1e-7
 """What `DualDynamic` takes for a similarity that is not positive: the float32 rounding of 1."""
 
 
+@dataclass(frozen=True)
 class Rule(ABC):
-    """A fitted correction that depends on the query."""
+    """A fitted correction that depends on the query. fitted: what was made of the bank."""
 
-    @property
-    @abstractmethod
-    def fitted(self) -> OffsetModel | Similarities:
-        """What was made of the bank."""
+    fitted: OffsetModel | Similarities
 
     @property
     def dim(self) -> int:
@@ -95,7 +93,7 @@ class Reranker:
 
 @dataclass(frozen=True)
 class Dynamic(Rule):
-    """The offsets of `model` for the queries whose raw nearest target is in the model's activation set, and the
+    """The offsets of a model for the queries whose raw nearest target is in the model's activation set, and the
     raw similarities for all others: QB-Norm eq. 2 (`dis`).
 
     Where the model has a query map, similarities are those of `model.queries(q)` for all queries.
@@ -104,16 +102,12 @@ class Dynamic(Rule):
     two, never by a mixture.
     """
 
-    model: OffsetModel
-
-    @property
-    def fitted(self) -> OffsetModel:
-        return self.model
+    fitted: OffsetModel
 
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n, 2]: the offset, and 1 where the target is in the activation set, else 0."""
         vectors = as_vectors(targets, "targets")
-        return np.stack([self.model.offsets(vectors), self.model.activated(vectors).astype(np.float32)], axis=1)
+        return np.stack([self.fitted.offsets(vectors), self.fitted.activated(vectors).astype(np.float32)], axis=1)
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         offsets, activated = kept[:, 0], kept[:, 1] > 0
@@ -127,30 +121,27 @@ class DualDynamic(Rule):
     """`dualis`, each factor of which gives way to the raw similarity by itself: NNN appendix A1 (`dualdis`).
 
     The score of eq. 3 is a product, one factor a bank: exp(s/tau) / sum_u exp(s(b_u, t)/tau) for a query whose raw
-    nearest target is in that bank's activation set, and s for every other. `factors` are models of one term each, for
-    the query bank and for the target bank.
+    nearest target is in that bank's activation set, and s for every other. `fitted` and `second` are models of one term
+    each, for the query bank and for the target bank.
 
     Scores are in the log domain: lambda * log of the paper's, up to a constant, where a factor is corrected, lambda as
     in `dualis`; and s where none is. A similarity takes the place of a probability, so it should be positive; what
     is not counts as `NO_SIMILARITY` there, which leaves the ranking to the other factor.
     """
 
-    factors: tuple[OffsetModel, OffsetModel]
-
-    @property
-    def fitted(self) -> OffsetModel:
-        return self.factors[0]
+    fitted: OffsetModel
+    second: OffsetModel
 
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n, 4]: what `Dynamic` keeps for each of the two factors."""
         vectors = as_vectors(targets, "targets")
-        return np.concatenate([Dynamic(factor).keep(vectors) for factor in self.factors], axis=1)
+        return np.concatenate([Dynamic(factor).keep(vectors) for factor in (self.fitted, self.second)], axis=1)
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         nearest = similarities.argmax(axis=1)
         own, other = (kept[nearest, column, None] > 0 for column in (1, 3))
         scores: np.ndarray = similarities + np.where(own & other, kept[:, 0] + kept[:, 2], np.float32(0))
-        alone = zip((own & ~other, other & ~own), self.factors, (kept[:, 0], kept[:, 2]), strict=True)
+        alone = (own & ~other, self.fitted, kept[:, 0]), (other & ~own, self.second, kept[:, 2])
         for applies, factor, offsets in alone:
             (term,) = factor.terms
             assert isinstance(term, LogSumExp)
@@ -168,17 +159,13 @@ class DualSoftmax(Rule):
     are positive.
     """
 
-    bank: Similarities
+    fitted: Similarities
     temperature: float
-
-    @property
-    def fitted(self) -> Similarities:
-        return self.bank
 
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n]: LSE_u( T s(b_u, t) )."""
         vectors = as_vectors(targets, "targets")
-        return reduce(self.bank, vectors, [LogSum(1 / self.temperature)])[0].astype(np.float32)
+        return reduce(self.fitted, vectors, [LogSum(1 / self.temperature)])[0].astype(np.float32)
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         own = self.temperature * similarities
@@ -190,18 +177,14 @@ class DualSoftmax(Rule):
 class GloballyCorrected(Rule):
     """s(q, t) - (how many of s(b_1, t) ... s(b_m, t) are larger than s(q, t)): QB-Norm section 3.4 (`gc`)."""
 
-    bank: Similarities
-
-    @property
-    def fitted(self) -> Similarities:
-        return self.bank
+    fitted: Similarities
 
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n, d]: the targets' own vectors, which their store has already."""
         return as_vectors(targets, "targets").array()
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
-        larger = count_larger(self.bank, as_vectors(kept, "candidates"), similarities)
+        larger = count_larger(self.fitted, as_vectors(kept, "candidates"), similarities)
         scores: np.ndarray = similarities - larger
         return scores
 
@@ -230,9 +213,8 @@ class DynamicInvertedSoftmax(QueryMethod):
     k: int = Field(1, ge=1)
 
     def rule(self, given: FitInput) -> Rule:
-        targets, compute = given.require_targets(self.name), given.compute
         model = InvertedSoftmax(tau=self.tau).fit(given)
-        return Dynamic(model.with_activation(targets, self.k, compute=compute.quiet))
+        return Dynamic(model.with_activation(given.require_targets(self.name), self.k, compute=given.compute.quiet))
 
 
 class DualDynamicInvertedSoftmax(QueryMethod):
@@ -248,15 +230,10 @@ class DualDynamicInvertedSoftmax(QueryMethod):
     k: int = Field(1, ge=1)
 
     def rule(self, given: FitInput) -> Rule:
-        targets, compute = given.require_targets(self.name), given.compute
+        targets, quiet = given.require_targets(self.name), given.compute.quiet
         model = DualInvertedSoftmax(tau_query=self.tau_query, tau_target=self.tau_target).model(given)
-        of_queries, of_targets = (
-            replace(model, terms=(term,))
-            .centred_on(targets, compute=compute.quiet)
-            .with_activation(targets, self.k, compute=compute.quiet)
-            for term in model.terms
-        )
-        return DualDynamic((of_queries, of_targets))
+        alone = [replace(model, terms=(term,)).centred_on(targets, compute=quiet) for term in model.terms]
+        return DualDynamic(*(each.with_activation(targets, self.k, compute=quiet) for each in alone))
 
 
 class SingleQueryDualSoftmax(QueryMethod):
@@ -266,7 +243,7 @@ class SingleQueryDualSoftmax(QueryMethod):
     temperature: float = Field(20.0, gt=0)
 
     def rule(self, given: FitInput) -> Rule:
-        return DualSoftmax(_bank(given), self.temperature)
+        return DualSoftmax(Similarities(given.query_bank, given.metric, given.compute), self.temperature)
 
 
 class GlobalCorrection(QueryMethod):
@@ -275,11 +252,7 @@ class GlobalCorrection(QueryMethod):
     name: ClassVar[str] = "gc"
 
     def rule(self, given: FitInput) -> Rule:
-        return GloballyCorrected(_bank(given))
-
-
-def _bank(given: FitInput) -> Similarities:
-    return Similarities(given.query_bank, given.metric, given.compute)
+        return GloballyCorrected(Similarities(given.query_bank, given.metric, given.compute))
 
 
 QUERY_METHODS: dict[str, type[QueryMethod]] = {

@@ -35,25 +35,8 @@ SERVERS = {"http": "qdrant", "https": "qdrant+https"}
 """The scheme of a store behind the address that people copy from a browser or from the arguments of its client."""
 
 
-SHOWN = frozenset(
-    [
-        "table",
-        "vector",
-        "key",
-        "metric",
-        "index",
-        "record",
-        "using",
-        "storage",
-        "offset_key",
-        "grpc",
-        "tenant",
-        "database",
-        "host",
-        "port",
-        "dbname",
-        "user",
-    ]
+SHOWN = re.compile(
+    "table|vector|key|metric|index|record|using|storage|offset_key|grpc|tenant|database|host|port|dbname|user"
 )
 """The options of URLs that messages and pages show."""
 
@@ -63,7 +46,7 @@ def without_secrets(url: str) -> str:
     password, misspelt or in capitals."""
     place, _, options = url.partition("?")
     place = re.sub(r"(//[^/@:]*?)(:|%3a).*@", r"\1@", place, flags=re.IGNORECASE)
-    shown = "&".join(each for each in options.split("&") if each.partition("=")[0] in SHOWN)
+    shown = "&".join(each for each in options.split("&") if SHOWN.fullmatch(each.partition("=")[0]))
     return f"{place}?{shown}" if shown else place
 
 

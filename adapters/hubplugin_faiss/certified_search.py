@@ -36,7 +36,7 @@ class Certified:
 
 def _mapping(correction: OffsetsLike | OffsetModel | Rule) -> OffsetModel | None:
     """The model in `correction` that maps queries, if one does."""
-    model = correction.model if isinstance(correction, Dynamic) else correction
+    model = correction.fitted if isinstance(correction, Dynamic) else correction
     return model if isinstance(model, OffsetModel) and model.query_map is not None else None
 
 
