@@ -2,7 +2,7 @@
 
     python -m benchmarks.faiss_lengths [--write]
 
-This sets the thresholds of `FaissStore.metric`, which are `LENGTHS_KEPT`, `SPREAD` and `SPREAD_REDUCED`. Types and
+This sets the thresholds of `FaissStore.metric`, which are `SPREADS` in hubplugin_faiss.store. Types and
 settings are those of benchmarks/faiss_found.py, as far as codes decide, with some coarser ones, and text to code cut to
 64 and 16 components; of each setting at most 3,000 targets. A spread is that between the 5 % and the 95 % quantile of
 the lengths of the first 1,000 vectors that an index decodes, over the median. Shown are the largest of unit vectors,

@@ -1,11 +1,9 @@
 """hubplugin for Faiss: an index goes in, an index of the same d comes out, and plain Faiss searches it corrected."""
 
-from hubplugin_faiss.calibration import tune
 from hubplugin_faiss.certified_search import CorrectedSearch
 from hubplugin_faiss.gpu import for_gpu
 from hubplugin_faiss.index import Gallery, add, downgrade, remove_ids, upgrade
-from hubplugin_faiss.index_file import read_index
-from hubplugin_faiss.store import open_store
+from hubplugin_faiss.store import open_store, read_index
 
 __all__ = [
     "CorrectedSearch",
@@ -15,7 +13,6 @@ __all__ = [
     "open_store",
     "read_index",
     "remove_ids",
-    "tune",
     "upgrade",
 ]
 

@@ -16,10 +16,11 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, unmapped, warn_if_swapped
 from hubplugin.store import Batch
 from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
-from hubplugin_faiss.calibration import is_exact, parts, require_recall, trial_of
+from hubplugin_faiss.calibration import is_exact, parts, require_recall
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexHandler, IndexScale, block_rows, name_of, with_map
+from hubplugin_faiss.handlers.base import IndexHandler, block_rows, name_of, with_map
+from hubplugin_faiss.scale import IndexScale
 
 
 def upgrade(
@@ -64,36 +65,34 @@ def upgrade(
             the entries of an upgraded one.
         CorrectionRefused: the upgraded index would find much less than the raw one does.
     """
-    handler, again = handler_for(index), False
-    if handler.is_upgraded():
-        index, again = downgrade(index), True
+    handler = handler_for(index)
+    if again := handler.is_upgraded():
+        index = handler.downgraded()
         handler = handler_for(index)
     require_upgradable(handler)
     if not isinstance(model_or_offsets, OffsetModel):
         offsets = checked_offsets(model_or_offsets, handler.count, "the index")[handler.order()]
         return handler.upgraded(offsets, upgrade_spec(offsets, None))
     model = model_or_offsets
+    require_suits(model, index)
     if model.query_map is not None and normalises_queries(index):
         raise unmapped("an index that normalises queries (L2norm)")
-    gallery = Gallery(index, unit=model.metric is Metric.COSINE)
-    offsets, scale = offsets_by(model, gallery, compute, tolerant=again)
-    return upgraded_by(index, offsets, model, scale, force)
+    warn_if_swapped(model, handler.count)
+    gallery = Gallery(index, unit=model.metric is Metric.COSINE, tolerant=again)
+    if model.gallery is None:
+        model = model.centred_on(gallery, compute=compute)
+    scale = IndexScale.of(handler, model)
+    return upgraded_by(handler, offsets_by(model, gallery, scale, compute), model, scale, force)
 
 
 def upgraded_by(
-    index: faiss.Index,
-    offsets: np.ndarray,
-    model: OffsetModel,
-    scale: IndexScale,
-    force: bool = False,
+    handler: IndexHandler, offsets: np.ndarray, model: OffsetModel, scale: IndexScale, force: bool = False
 ) -> faiss.Index:
-    """`index` with `offsets` [n] of `model`, in scan order and on `scale`, behind its query map. Raises
-    CorrectionRefused where it finds too little."""
-    spec = upgrade_spec(offsets, model, nearness=scale.nearness)
-    upgraded = with_map(handler_for(index).upgraded(offsets, spec), model.query_map)
-    trial = None if is_exact(index) else trial_of(index, upgraded, model, scale)
-    if trial is not None:
-        require_recall(trial, trial.recall(upgraded), index, upgraded, force)
+    """The raw index of `handler` with `offsets` [n] of `model`, in scan order and on `scale`, behind its query map.
+    Raises CorrectionRefused where it finds too little."""
+    upgraded = with_map(handler.upgraded(offsets, upgrade_spec(offsets, model)), model.query_map)
+    if not is_exact(handler):
+        require_recall(handler.index, upgraded, model, scale, force)
     return upgraded
 
 
@@ -140,26 +139,24 @@ def add(
     given = as_vectors(vectors, "vectors")
     if given.dim != index.d:
         raise InputError(f"{given.name} have {given.dim} dimensions, the index has {index.d}")
-    block, nearness = given.array(), None
+    block = given.array()
     if isinstance(model_or_offsets, OffsetModel):
         model = model_or_offsets
         require_made_by(model, handler)
-        scale = IndexScale.of(handler, model)
-        nearness = scale.nearness
+        coded = handler.coded(block)
         if model.metric is Metric.COSINE:
             require_unit(block, given.name)
-        coded = handler.coded(block)
-        coded = handler.with_zeros(coded) if model.metric is Metric.COSINE else coded
+            coded = handler.with_zeros(coded)
         offsets = model.offsets(coded, compute=compute.quiet)
-        offsets = scale.stored(offsets, coded).astype(np.float32)
+        offsets = IndexScale.of(handler, model).stored(offsets, coded).astype(np.float32)
     else:
         offsets = checked_offsets(model_or_offsets, len(block), "the batch")
     if ids is not None:
         ids = np.ascontiguousarray(ids, np.int64)
         if ids.shape != (len(block),):
             raise InputError(f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for each")
-    handler.require_takes(block, offsets, ids, nearness)
-    handler.append(block, offsets, ids, nearness)
+    handler.require_takes(block, offsets, ids)
+    handler.append(block, offsets, ids)
     index.ntotal = handler.count
 
 
@@ -204,82 +201,50 @@ class Gallery(Vectors):
         index: a faiss.Index of a type that can be upgraded.
         name: what errors call it.
         unit: refuse vectors that cannot be of unit length, as a model for cosine needs them.
+        tolerant: `raw_blocks` refuses none.
 
     Raises:
         StoreError: the type of the index cannot carry offsets.
         InputError: while it is read, at the first vector that is not of unit length.
     """
 
-    def __init__(self, index: faiss.Index, name: str = "index", *, unit: bool = False):
-        self.handler, self._unit = handler_for(index), unit
+    def __init__(self, index: faiss.Index, name: str = "index", *, unit: bool = False, tolerant: bool = False):
+        self.handler, self.unit, self.tolerant = handler_for(index), unit, tolerant
         super().__init__(name, self.handler.count, int(index.d))
 
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         row = 0
         for vectors, _ in self.handler.scan(0, size):
-            if self._unit:
+            if self.unit:
                 vectors = self.handler.with_zeros(vectors)
-            if self._unit and not self.handler.lossy:
-                require_unit(vectors, self.name, row)
-            elif self._unit and row == 0:
-                require_about_unit(vectors, self.name)
+                if not self.tolerant and not self.handler.lossy:
+                    require_unit(vectors, self.name, row)
+                elif not self.tolerant and row == 0:
+                    require_about_unit(vectors, self.name)
             yield vectors
             row += len(vectors)
 
 
-def offsets_by(
-    model: OffsetModel, gallery: Gallery, compute: Compute, tolerant: bool = False
-) -> tuple[np.ndarray, IndexScale]:
-    """Offsets for the entries of an index in scan order, on its own scale, float32 [n], and that scale.
-
-    Args:
-        model: its offsets are centred on the index if they are not yet centred on a gallery.
-        gallery: the index.
-        compute: with what they are computed.
-        tolerant: entries that the model cannot judge get its smallest offset, and a warning.
-
-    Raises:
-        InputError: the model does not suit the index, or cannot judge more than half of its entries.
-    """
-    handler = gallery.handler
-    require_suits(model, handler.index)
-    warn_if_swapped(model, gallery.rows)
-    if model.gallery is None:
-        model = model.centred_on(gallery, compute=compute)
-    offsets = np.empty(gallery.rows, np.float32)
-    scale, row, invalid_vectors = IndexScale.of(handler, model), 0, InvalidVectors()
-    if tolerant:
-        computed = _tolerant(model, handler, compute, invalid_vectors)
-    else:
-        computed = ((vectors, model.offsets(vectors, compute=compute.quiet)) for vectors in gallery.blocks())
-    for vectors, values in computed:
-        offsets[row : row + len(vectors)] = scale.stored(values, vectors)
-        row += len(vectors)
-        compute.report("offsets", row, gallery.rows)
-    if invalid_vectors.count > gallery.rows / 2:
-        raise InputError(
-            f"the model does not suit this {name_of(handler.index)}: of {gallery.rows} entries {invalid_vectors}"
-        )
-    if invalid_vectors.count:
-        warnings.warn(f"of {gallery.rows} entries {invalid_vectors}", stacklevel=4)
-    return offsets, scale
-
-
-def _tolerant(
-    model: OffsetModel, handler: IndexHandler, compute: Compute, invalid_vectors: InvalidVectors
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Vectors [b, d] and offsets [b] of all entries, the smallest offset for those then in `invalid_vectors`."""
-    cosine, row = model.metric is Metric.COSINE, 0
-    for vectors, _ in handler.scan(0, block_rows(handler.index.d)):
-        vectors = handler.with_zeros(vectors) if cosine else vectors
-        ids = handler.labels(row, row + len(vectors)).tolist()
+def offsets_by(model: OffsetModel, gallery: Gallery, scale: IndexScale, compute: Compute) -> np.ndarray:
+    """Offsets for the entries of an index in scan order, on `scale`: float32 [n]. Those that the model cannot judge get
+    its smallest one, or 0 at length 0, and a warning counts them; raises InputError if they are more than half."""
+    offsets, row, invalid_vectors = np.empty(gallery.rows, np.float32), 0, InvalidVectors()
+    unit = gallery.unit and not gallery.handler.lossy
+    size = block_rows(gallery.dim)
+    for vectors in gallery.raw_blocks(size) if gallery.tolerant else gallery.blocks(size):
+        rows = slice(row, row + len(vectors))
+        ids = gallery.handler.labels(row, rows.stop).tolist()
         batch = Batch(ids, vectors, np.full(len(ids), np.nan, np.float32))
-        yield vectors, offsets_of_all(model, batch, invalid_vectors, unit=cosine and not handler.lossy, compute=compute)
-        row += len(vectors)
-
-
-ABOUT = 0.3, 1.7
-"""Between these lies the median length that codes leave of unit vectors: PQ makes them shorter, down to a half."""
+        of_model = offsets_of_all(model, batch, invalid_vectors, unit=unit, compute=compute)
+        offsets[rows] = scale.stored(of_model, vectors)
+        row = rows.stop
+        compute.report("offsets", row, gallery.rows)
+    told = f"of {gallery.rows} entries {invalid_vectors}"
+    if invalid_vectors.count > gallery.rows / 2:
+        raise InputError(f"the model does not suit this {name_of(gallery.handler.index)}: {told}")
+    if invalid_vectors.count:
+        warnings.warn(told, stacklevel=3)
+    return offsets
 
 
 def require_unit(vectors: np.ndarray, name: str, first_row: int = 0) -> None:
@@ -297,8 +262,9 @@ def require_unit(vectors: np.ndarray, name: str, first_row: int = 0) -> None:
 
 def require_about_unit(vectors: np.ndarray, name: str) -> None:
     """Raises InputError if `vectors` [b, d], as codes have left them, cannot have been of unit length."""
-    length = float(np.median(np.linalg.norm(vectors[vectors.any(axis=1)], axis=1)))
-    if not ABOUT[0] < length < ABOUT[1]:
+    lengths = np.linalg.norm(vectors[vectors.any(axis=1)], axis=1)
+    length = float(np.median(lengths)) if len(lengths) else 1.0
+    if not 0.3 < length < 1.7:  # PQ makes them shorter, down to a half
         raise InputError(
             f"{name}: the model is for cosine, but its codes stand for vectors of about length {length:.3g} and Faiss "
             "does not normalise; build it of unit vectors (faiss.normalize_L2), or fit with ",
@@ -345,7 +311,7 @@ def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
     require_suits(model, handler.index)
     if model.gallery is None:
         raise InputError("the model is not centred on the index: use model = model.centred_on(targets), then upgrade")
-    if not (handler.holds_offsets_of(None) or handler.holds_offsets_of(model)):
+    if not (handler.holds_offsets_of("") or handler.holds_offsets_of(model.fingerprint)):
         raise StoreError(
             "the offsets in this index are those of another model; add with that one, or take this one for all: "
             "index = upgrade(index, model)"

@@ -1,38 +1,75 @@
-"""A Faiss file as a `Store`: URL `faiss:photos.faiss`; offsets on their way into it, by one process or by several."""
+"""A Faiss file as a `Store`: URL `faiss:photos.faiss`; offsets on their way into it, by one process or by several.
+
+An index file and the manifest beside it are two names, which no single step changes. So the index is replaced first
+(`FaissStore._replace`): until then all is as before, and from then on all is new, though the manifest may not say so
+yet. The index says by 12 bits which model its offsets are of. Whoever reads both goes by the index
+(`FaissStore._lying`), and the next run writes it down (`FaissStore._settle`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import parse_qs
 
 import faiss
 import numpy as np
 
 from hubplugin.abilities import Explanation, Share, StoreShard
+from hubplugin.atomic import kind_of
+from hubplugin.corrections import Manifest, ManifestStore
 from hubplugin.errors import HubpluginError, InputError, ModelFileError, StoreError
 from hubplugin.executors import even_ranges
 from hubplugin.jobs.write import UNIT
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.registry import without_secrets
-from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, require_ungrouped
+from hubplugin.store import Answered, Batch, Found, Hits, Id, Store, Writing, require_ungrouped
 from hubplugin.vectors import Progress
-from hubplugin_faiss.calibration import Asked, is_exact, spread_of_unit
-from hubplugin_faiss.files import making, require_memory, require_unchanged, stamp_of, write_index_file
-from hubplugin_faiss.folder import HubFolder, Run, date_of
+from hubplugin_faiss.calibration import is_exact, parts, require_answers
+from hubplugin_faiss.files import (
+    flushed,
+    making,
+    read_faiss,
+    require_memory,
+    require_unchanged,
+    stamp_of,
+    write_index_file,
+)
+from hubplugin_faiss.folder import FaissVersion, HubFolder, date_of, locked
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexScale, block_rows, is_mapped, most_lost, reason
-from hubplugin_faiss.index import downgrade, normalises_queries, require_unit, require_upgradable, upgraded_by
-from hubplugin_faiss.index_file import Read, read_file
+from hubplugin_faiss.handlers.base import block_rows, is_mapped, reason
+from hubplugin_faiss.index import normalises_queries, require_unit, require_upgradable, upgraded_by
+from hubplugin_faiss.scale import IndexScale
 
 ADD_BEHIND_MAP = (
     "a query map stands before the index, which plain Faiss would put what it adds through, too: add with "
     "hubplugin_faiss.add, or behind it, to faiss.downcast_index(index.index), and set index.ntotal"
 )
+
+SPREADS = {"scalar": 0.12, "codes": 0.45, "reduced": 0.65}
+"""How far apart an index may bring the lengths of unit vectors, from the 5 % quantile to that of 95 %, over the median:
+codes of each component, others, and where a transform has left out dimensions. Seen were at most 0.09, 0.28 and 0.47,
+of 16 to 768 dimensions."""
+
+
+def spread_of_unit(index: faiss.Index) -> float:
+    inside = list(parts(index))
+    if any(part.d < index.d for part in inside):
+        return SPREADS["reduced"]
+    held = [faiss.downcast_index(part.storage) if hasattr(part, "storage") else part for part in inside]
+    return SPREADS["scalar" if any(hasattr(part, "sq") for part in held) else "codes"]
+
+
+TRIES = 3
+"""How often a file is read that another program replaces meanwhile."""
 
 
 class Entry(int):
@@ -41,56 +78,203 @@ class Entry(int):
     row: int
 
 
-class FaissStore(Store):
-    """One index file. Its queries are recorded beside it: photos.faiss.queries.
-
-    metric: overrules what the index looks like. `index`, `handler`, `stamp`: as the file was when it was read; a `run`
-    begins only if it is still so.
+class FaissStore(ManifestStore[FaissVersion]):
+    """One index file, and what lay beside it, as both were when it was read: a run begins only if the file is still so.
+    Its queries are recorded beside it: photos.faiss.queries. metric: overrules what the index looks like.
     """
 
     def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None):
         self.path, self.url, self.folder = Path(path), f"faiss:{os.fspath(path)}", HubFolder(path)
         self._given_metric = metric
-        self._assumed = False  # whether `metric` was found to be cosine though the codes do not tell
-        self._take(read_file(path))
+        for _ in range(TRIES):
+            stamp = stamp_of(path)
+            self._take(read_faiss(path), stamp)
+            if stamp_of(path) == stamp:
+                break
+        else:
+            raise StoreError(f"{os.fspath(path)!r} is being changed by another program; wait until it ends")
         self.dim = int(self.index.d)
         self.record = Path(f"{os.fspath(path)}.queries")
         self.how_to_record = f"hubplugin.Recorder({str(self.record)!r}).add(queries) beside each search"
 
-    def _take(self, read: Read) -> None:
-        self._read = read
-        self.index, self.stamp, self.handler = read.index, read.stamp, handler_for(read.index)
+    def _take(self, index: faiss.Index, stamp: str) -> None:
+        self.index, self.stamp, self.handler = index, stamp, handler_for(index)
+        self.handler.is_upgraded()  # which refuses what no handler can read
         for of_file_before in ("raw", "_most_lost"):
             self.__dict__.pop(of_file_before, None)
-        self._scales: dict[str, IndexScale] = {}
+        self._scale: tuple[str, IndexScale] | None = None
+        self.read_anew()
+
+    def read_anew(self) -> None:
+        """Takes what lies beside the file now. What cannot be read is told by whatever needs it."""
+        self._manifest: Manifest[FaissVersion] | StoreError
+        try:
+            self._manifest = self._lying()
+            if (version := self.active()) is not None:
+                self.model(version)  # now: another run may replace all of it
+        except StoreError as error:
+            self._manifest = error
+
+    def _lying(self) -> Manifest[FaissVersion]:
+        """The manifest, as the index says that it is: a run may have been killed before it wrote that down, and
+        somebody may have put another index in the place of the file. Raises StoreError if no model of its offsets is
+        known."""
+        manifest, handler = self.folder.read_manifest(), self.handler
+        if (writing := manifest.writing) is not None:
+            if writing.index == self.stamp:
+                return manifest.activated(writing)
+            if writing.stamp != self.stamp:
+                manifest = manifest.given_up()
+        if not handler.is_upgraded() or handler.holds_offsets_of(""):
+            return manifest.withdrawn() if manifest.active else manifest
+        active, previous = manifest.active.get(""), manifest.previous.get("")
+        if active is not None and handler.holds_offsets_of(active.model):
+            return manifest
+        retired = (*manifest.retired, *(each for each in (active,) if each is not None))
+        if previous is not None and handler.holds_offsets_of(previous.model):  # somebody has put the old index back
+            return manifest.changed(active={"": previous}, previous={}, retired=retired)
+        given = self.folder.given_model
+        if (model := self._loaded(given)) is not None and handler.holds_offsets_of(model.fingerprint):
+            version = FaissVersion.of(model, 0, stamp=self.stamp).changed(made=date_of(given))
+            return manifest.changed(active={"": version}, previous={}, retired=retired)
+        place = given if active is None else self.folder.model(active)
+        raise self._lacking(f"{str(place)!r} is the model of another index" if place.exists() else "", place)
+
+    def _loaded(self, place: Path) -> OffsetModel | None:
+        """The model in the file `place`; None if there is none. Raises StoreError if it cannot be read."""
+        if kind_of(place) == "a link":
+            raise StoreError(f"{str(place)!r} is a link, where hubplugin keeps a file; move it away")
+        try:
+            return load(place) if place.exists() else None
+        except ModelFileError as error:
+            raise self._lacking(str(error), place) from None
+
+    def _lacking(self, why: str, place: Path) -> StoreError:
+        why = why or f"its model {str(place)!r} is missing"
+        return StoreError(
+            f"{os.fspath(self.path)!r} is corrected, but {why}; put the right one there, or take the correction out: "
+            f"hubplugin remove {self.url}"
+        )
+
+    def read_manifest(self) -> Manifest[FaissVersion]:
+        if isinstance(self._manifest, StoreError):
+            raise self._manifest
+        return self._manifest
+
+    def write_manifest(self, manifest: Manifest[FaissVersion]) -> None:
+        self.folder.put(self.folder.manifest, manifest.model_dump_json().encode())
+        self._manifest = manifest
+
+    def delete_manifest(self) -> None:
+        with making(self.folder.manifest):
+            self.folder.manifest.unlink(missing_ok=True)
+        self._manifest = Manifest[FaissVersion]()
+
+    def new_version(self, model: OffsetModel, number: int) -> FaissVersion:
+        return FaissVersion.of(model, number, stamp=self.stamp)
+
+    def read_model(self, version: FaissVersion) -> OffsetModel:
+        place = self.folder.model(version)
+        model = self._loaded(place)
+        if model is not None and model.fingerprint == version.model:
+            return model
+        raise self._lacking("" if model is None else f"{str(place)!r} is the model of another index", place)
+
+    def write_model(self, version: FaissVersion, model: OffsetModel) -> None:
+        self.folder.put(self.folder.model(version), model.to_bytes())
+
+    def delete_model(self, version: FaissVersion) -> None:
+        with making(self.folder.path):
+            self.folder.model(version).unlink(missing_ok=True)
+
+    def make_room(self, version: FaissVersion) -> None:
+        half_written = self.read_manifest().writing == version and self.folder.has_offsets(version, self.count())
+        if not half_written:  # an amendment finds out anew which offsets are wrong
+            # Offsets have their room now: a map that finds none later ends the process.
+            self.folder.put(self.folder.offsets(version), np.full(self.count(), np.nan, np.float32).tobytes())
+
+    def delete_offsets(self, versions: Sequence[FaissVersion], progress: Progress | None) -> None:
+        with making(self.folder.path):
+            for version in versions:
+                self.folder.offsets(version).unlink(missing_ok=True)
+
+    def is_readable(self, version: FaissVersion) -> bool:
+        manifest = self.read_manifest()
+        return manifest.writing != version or self.folder.has_offsets(version, self.count())
+
+    def _acquire(self, *, settle: bool = True) -> BinaryIO:
+        """The right to write, until it is closed. Raises StoreError if another run has it, or the file has changed."""
+        lock = locked(self.folder)
+        try:
+            require_unchanged(self.path, self.stamp)
+            if settle:
+                self.read_anew()
+                self._settle()
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.folder.delete_if_empty()
+            lock.close()
+            raise
+        return lock
+
+    def _settle(self) -> None:
+        """Writes down what the index says, and deletes what no run needs."""
+        manifest = self.read_manifest()
+        if manifest != self.folder.read_manifest():
+            self.write_manifest(manifest)
+        self._tidy(self.clear())
+
+    def _tidy(self, manifest: Manifest[FaissVersion]) -> None:
+        writing = [] if manifest.writing is None else [manifest.writing.number]
+        known = (*manifest.active.values(), *manifest.previous.values())
+        with making(self.folder.path):
+            self.folder.keep([*writing, *(version.number for version in known)], writing)
+
+    def release(self, lock: BinaryIO) -> None:
+        """Deletes what no later run can go on with, and gives the right to write back."""
+        with contextlib.suppress(OSError, StoreError):  # else it is the next run's to delete
+            self._tidy(self.read_manifest())
+            self.folder.delete_if_empty()
+        lock.close()
+
+    def give_up(self, before: Manifest[FaissVersion]) -> None:
+        """Puts back the manifest that was there before this run, which leaves nothing."""
+        with contextlib.suppress(StoreError):  # the disk may be full: then it is the next run's
+            if before.everything() or before.previous:
+                self.write_manifest(before)
+            else:
+                self.delete_manifest()
 
     @cached_property
     def metric(self) -> Metric:  # type: ignore[override]
-        """cosine if vectors are of unit length, else dot or, for L2, euclidean; always that for L2 and exact codes.
+        """That of the active model. Without one cosine if vectors are of unit length, as far as codes leave it, else
+        dot or, for L2, euclidean; always that for L2 and exact codes.
 
-        Codes change lengths, and by L2 similarities with them. By cosine an upgrade takes that off. What lengths and
-        medians unit vectors come out with is measured (benchmarks/faiss_lengths.py)."""
+        Codes change lengths, and by L2 similarities with them. By cosine an upgrade takes that off. What lengths unit
+        vectors come out with is measured (`SPREADS`)."""
         if self._given_metric is not None:
             return self._given_metric
-        model = self.model()
-        if model is not None:
-            return model.metric
-        euclidean, lossy = self.handler.euclidean, self.handler.lossy
-        other, sample = Metric.EUCLIDEAN if euclidean else Metric.DOT, next(self.handler.scan(0, 1000), None)
-        if sample is None or (euclidean and not self.handler.lossy_inside):
+        if (version := self.active()) is not None:
+            return version.metric
+        handler = self.handler
+        other, sample = Metric.EUCLIDEAN if handler.euclidean else Metric.DOT, next(handler.scan(0, 1000), None)
+        refined = any(isinstance(part, faiss.IndexRefine) for part in parts(self.index))
+        if sample is None or (handler.euclidean and not handler.lossy and not refined):
             return other
-        lengths = np.linalg.norm(sample[0], axis=1)
-        lengths = lengths[self.handler.with_zeros(sample[0]).any(axis=1)]
+        lengths = np.linalg.norm(sample[0], axis=1)[handler.with_zeros(sample[0]).any(axis=1)]
         if not len(lengths):
             return other
-        if lossy:  # of unit vectors PQ makes shorter ones
-            low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
-            most, told = spread_of_unit(self.index)
-            if not (0.4 < middle < 1.6 and high - low < most * middle):
-                return other
-            self._assumed = not told
-            return Metric.COSINE
-        return Metric.COSINE if (np.abs(lengths - 1) <= UNIT).all() else other
+        if not handler.lossy:
+            return Metric.COSINE if (np.abs(lengths - 1) <= UNIT).all() else other
+        low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
+        is_unit = 0.4 < middle < 1.6 and high - low < spread_of_unit(self.index) * middle  # PQ makes them shorter
+        return Metric.COSINE if is_unit else other
+
+    @property
+    def _assumes_cosine(self) -> bool:
+        """Whether `metric` is cosine though codes do not tell small differences of lengths."""
+        coarse = spread_of_unit(self.index) > SPREADS["scalar"]
+        return self._given_metric is None and self.metric is Metric.COSINE and self.handler.lossy and coarse
 
     @property
     def unit(self) -> bool:  # type: ignore[override]
@@ -105,26 +289,32 @@ class FaissStore(Store):
     def rounding(self, batch: Batch, offsets: np.ndarray) -> np.ndarray:
         """How far from an offset lies what codes hold of it, or of one beside it, as far as it fits them (`most_lost`).
         What does not is stale: a refresh makes codes with room for it."""
-        model = self.model()
-        if model is None:
+        version = self.active()
+        if version is None:
             return np.zeros(len(offsets))
-        scale, handler, most = self.scale(model), self.handler, self._most_lost
         rows = np.array([entry.row for entry in batch.ids if isinstance(entry, Entry)], np.int64)
-        right = scale.stored(offsets, batch.vectors)
+        scale, vectors = self.scale(self.model(version)), batch.vectors
+        right = scale.stored(offsets.astype(np.float64), vectors)
 
         def lost(beside: float) -> np.ndarray:
-            held = handler.rounded((right + beside).astype(np.float32), rows)
+            held = self.handler.rounded(right + beside, vectors, rows)
             away = np.nan_to_num(np.abs(held - right))  # NaN of a vector that is not finite
-            return np.asarray(np.minimum(away, most))
+            return np.asarray(np.minimum(away, self._most_lost))
 
         of_own = lost(0)
         quarter = float(of_own.mean())  # of the distance between levels, where they are as far apart
         away = np.max([of_own, *(lost(near * quarter) for near in (-2, -1, 1, 2))], axis=0)
-        return np.asarray(scale.of_model(right + away, batch.vectors) - offsets) + self.precision
+        return np.asarray(scale.of_model(right + away, vectors) - offsets) + self.precision
+
+    def scale(self, model: OffsetModel) -> IndexScale:
+        """Between offsets of `model` and those that the index holds."""
+        if self._scale is None or self._scale[0] != model.fingerprint:
+            self._scale = model.fingerprint, IndexScale.of(self.handler, model)
+        return self._scale[1]
 
     @cached_property
     def _most_lost(self) -> float:
-        return most_lost(self.handler, np.zeros(1))
+        return self.handler.most_lost()
 
     def count(self) -> int:
         return self.handler.count
@@ -136,80 +326,27 @@ class FaissStore(Store):
     @cached_property
     def raw(self) -> faiss.Index:
         """The index without offsets."""
-        return downgrade(self.index) if self.handler.is_upgraded() else self.index
-
-    def scale(self, model: OffsetModel) -> IndexScale:
-        """Between offsets of `model` and those that the index holds."""
-        if model.fingerprint not in self._scales:
-            self._scales[model.fingerprint] = IndexScale.of(self.handler, model)
-        return self._scales[model.fingerprint]
+        return self.handler.downgraded() if self.handler.is_upgraded() else self.index
 
     def scan_rows(self, start: int, stop: int) -> Iterator[Batch]:
         """The entries of the rows from `start` to `stop`, as the index reconstructs them, each id an `Entry`."""
-        active, row = self._read.model, start
+        row, version = start, None if isinstance(self._manifest, StoreError) else self.active()
         for vectors, offsets in self.handler.scan(start, block_rows(self.dim)):
             if row >= stop:
                 return
             vectors = vectors[: stop - row]
             if self.metric is Metric.COSINE:
                 vectors = self.handler.with_zeros(vectors)
-            offsets = None if offsets is None else offsets[: stop - row]
             if self.unit and not self.handler.is_upgraded():
                 require_unit(vectors, self.url, row)
             ids = [Entry(label) for label in self.handler.labels(row, row + len(vectors)).tolist()]
             for place, entry in enumerate(ids, row):
                 entry.row = place
             row += len(ids)
-            known = np.full(len(vectors), np.nan, np.float32) if offsets is None else offsets
-            if isinstance(active, OffsetModel):
-                known = self.scale(active).of_model(known, vectors).astype(np.float32)
+            known = np.full(len(ids), np.nan, np.float32) if offsets is None else offsets[: len(ids)]
+            if version is not None:
+                known = self.scale(self.model(version)).of_model(known, vectors).astype(np.float32)
             yield Batch(ids, vectors, known)
-
-    def stored_offsets(self) -> np.ndarray:
-        """The offsets in an upgraded index, as they are stored: float32 [n]."""
-        blocks = self.handler.scan(0, block_rows(self.dim))
-        return np.concatenate([offsets for _, offsets in blocks if offsets is not None])
-
-    def shards(self, count: int | None) -> list[FaissShard]:
-        """Ranges of rows. The machines that read them see the same file system."""
-        return divided(self, count)
-
-    def model(self) -> OffsetModel | None:
-        """The model of the offsets in the index, None if it is not upgraded. Raises StoreError if it is missing."""
-        return self._read.require_model()
-
-    def correction(self) -> Correction | None:
-        active = self.model()
-        if active is not None:
-            return Correction(active, True, self._read.made)
-        half = self.half_written()
-        return None if half is None else Correction(half, False, date_of(self.folder.pending_model))
-
-    def half_written(self) -> OffsetModel | None:
-        """The model whose offsets are on their way into the index as it is now."""
-        return self.folder.half_written(self.handler.count, self.stamp)
-
-    def previous(self) -> OffsetModel | None:
-        """The model before the active one; None if there is none. Raises StoreError if it cannot be read."""
-        active, models = self.model(), self.folder.models()
-        if active is None or not any(model.fingerprint == active.fingerprint for _, model in models):
-            return None
-        others = (model for place, model in models if place != self.folder.pending_model)
-        behind = next((model for model in others if model.fingerprint != active.fingerprint), None)
-        if behind is None and isinstance(error := self.folder.read_model(self.folder.previous), ModelFileError):
-            raise StoreError(str(error))
-        return behind
-
-    def run(self) -> Run:
-        """The right to write beside the file. Raises StoreError if another run has it, or the file has changed."""
-        run = Run(self.folder)
-        try:
-            require_unchanged(self.path, self.stamp)
-            run.settle(self.handler)
-        except BaseException:
-            run.close()
-            raise
-        return run
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raises StoreError if the index cannot carry offsets, if memory has no room for what is going to be beside
@@ -222,24 +359,57 @@ class FaissStore(Store):
             self.folder.require_room(4 * self.count() + os.path.getsize(self.path))
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> FaissWriting:
-        return FaissWriting.begun(self, model)
+        """Raises StoreError if another run writes the file, or another program has changed it since it was read."""
+        lock = self._acquire()
+        before = self.read_manifest()
+        try:
+            if not self.count():
+                raise StoreError(f"{self.url} is empty; add vectors, then correct it")
+            self.require_writable()
+            return FaissWriting(self, model, *self.start_version(model, progress), begun=(lock, before))
+        except BaseException:
+            self.give_up(before)
+            self.release(lock)
+            raise
 
-    def upgrade(self, run: Run, model: OffsetModel, offsets: np.ndarray, asked: Asked) -> None:
-        """Puts the index with `offsets` [n] of `model`, as they are stored, in the place of the file.
+    def upgrade(
+        self,
+        version: FaissVersion,
+        model: OffsetModel,
+        offsets: np.ndarray,
+        known: Answered | None = None,
+        force: bool = False,
+    ) -> None:
+        """Puts the index with `offsets` [n] of `model`, that of `version`, as it holds them, in the place of the file.
 
-        Raises CorrectionRefused, and the file is as it was, if it finds too little, also of what is `asked`.
+        Raises CorrectionRefused, and the file is as it was, if it finds too little, also of the answers `known`.
         """
-        raw, scale = self.raw, self.scale(model)
-        made = upgraded_by(raw, offsets, model, scale, asked.force)
-        if not is_exact(raw):
-            asked.require_found(raw, made, model, scale)
-        self._replace(run, made, model)
+        handler, scale = handler_for(self.raw), self.scale(model)
+        made = upgraded_by(handler, offsets, model, scale, force)
+        if not is_exact(handler):
+            require_answers(self.raw, made, model, scale, known, force)
+        self._replace(made, version)
 
-    def _replace(self, run: Run, index: faiss.Index, model: OffsetModel | None) -> None:
-        write_index_file(self.folder.new_index, index, self.folder.index)
-        stamp = stamp_of(self.folder.new_index)  # which a new name does not change
-        run.switch(lambda: require_unchanged(self.path, self.stamp), remove=model is None)
-        self._take(Read(index, model, date_of(self.folder.model), stamp))
+    def _replace(self, index: faiss.Index, version: FaissVersion | None) -> None:
+        """Puts `index`, with the offsets of `version` or without any, in the place of the file: the one step from which
+        on all is new."""
+        folder = self.folder
+        write_index_file(folder.new_index, index, folder.index)
+        stamp = stamp_of(folder.new_index)  # which a new name does not change
+        if version is not None and (manifest := self.require_held(version)).writing is not None:
+            self.write_manifest(manifest.changed(writing=version.changed(index=stamp)))
+        with making(folder.index):
+            flushed(folder.path, folder.index.parent)  # the index must not be there without its model
+            require_unchanged(self.path, self.stamp)
+            os.replace(folder.new_index, folder.index)
+        failed = flushed(folder.index.parent)
+        self._take(index, stamp)
+        try:
+            self._settle() if version is not None else folder.delete()
+        except (OSError, StoreError) as error:
+            failed = f"what lies in {str(folder.path)!r} could not be brought up to date: {error}"
+        if failed:
+            warnings.warn(f"{str(folder.index)!r} is written; {failed}", stacklevel=4)
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         index = self.raw if raw else self.index
@@ -255,7 +425,7 @@ class FaissStore(Store):
 
     def notes(self) -> Sequence[str]:
         notes = [ADD_BEHIND_MAP] if is_mapped(self.index) else []
-        if self._assumed:
+        if self._assumes_cosine:
             other = "euclidean" if self.handler.euclidean else "dot"
             notes.append(
                 "cosine is assumed, since these codes do not tell whether lengths of vectors differ; if they do, and "
@@ -284,14 +454,29 @@ class FaissStore(Store):
         """The model is not needed: it may be missing or damaged."""
         if not self.handler.is_upgraded() and not self.folder.path.is_dir():
             return
-        with self.run() as run:
+        lock = self._acquire(settle=False)
+        try:
             if self.handler.is_upgraded():
                 require_memory(self.path, 1, "replacing the index in")
-                run.begin(None, self.count(), self.stamp)
-                self._replace(run, self.raw, None)
-            else:
-                with making(self.folder.path):
-                    self.folder.delete()
+                self._replace(self.raw, None)
+            with making(self.folder.path):
+                self.folder.delete()
+            self._manifest = Manifest[FaissVersion]()
+        finally:
+            self.release(lock)
+
+    def shards(self, count: int | None) -> list[FaissShard]:
+        """Ranges of about as many rows each. The machines that read them see the same file system."""
+        rows, url = self.count(), f"faiss:{self.path.absolute()}?metric={self.metric.value}"
+        cuts = [
+            (start // PAGE * PAGE, stop if stop == rows else stop // PAGE * PAGE)
+            for start, stop in even_ranges(rows, count)
+        ]
+        return [
+            FaissShard(f"{self.url}, shard {number} (from row {start} on)", url, self.stamp, start, stop)
+            for number, (start, stop) in enumerate(cuts)
+            if stop > start
+        ]
 
 
 def open_store(path: str | os.PathLike[str], *, metric: str | Metric | None = None) -> FaissStore:
@@ -303,8 +488,8 @@ def open_store(path: str | os.PathLike[str], *, metric: str | Metric | None = No
 
     Args:
         path: the index file; what belongs to it lies beside it, for photos.faiss in the folder photos.faiss.hub.
-        metric: overrules what the index looks like: "cosine" if its vectors are of unit length, else "dot", or
-            "euclidean" for L2. For L2 it is "euclidean", too, where codes change no lengths.
+        metric: overrules what the index looks like: "cosine" if its vectors are of unit length, also as codes leave
+            them, else "dot", or "euclidean" for L2. For L2 it is "euclidean", too, where codes change no lengths.
 
     Raises:
         StoreError: there is no such file, memory has no room for it, Faiss cannot read it, or its type cannot carry
@@ -312,6 +497,20 @@ def open_store(path: str | os.PathLike[str], *, metric: str | Metric | None = No
         InputError: the metric is none.
     """
     return FaissStore(path, None if metric is None else Metric.parse(metric))
+
+
+def read_index(path: str | os.PathLike[str]) -> tuple[faiss.Index, OffsetModel | None]:
+    """Reads the index in the file `path`, and its model.
+
+    Returns:
+        The index, and the model that its offsets are from; None if they are from no model or it is not upgraded.
+
+    Raises:
+        StoreError: Faiss cannot read the file, or its model is missing or belongs to another index.
+    """
+    store = FaissStore(path)
+    version = store.active()
+    return store.index, None if version is None else store.model(version)
 
 
 def open_url(url: str) -> FaissStore:
@@ -330,61 +529,27 @@ def open_url(url: str) -> FaissStore:
 
 
 class FaissWriting(Writing):
-    """The offsets of `model` for some `rows` of `store`, all by default, on their way into it.
+    """The offsets of `version`, of `model`, for some `rows` of `store`, all by default, on their way into it.
 
-    run: the one that began the writing, and alone activates it; it is closed with the writing.
+    begun: the right to write, which goes with it, and the manifest to put back where it comes to nothing; None for a
+    part of what another process has begun.
     """
-
-    found: Found
 
     def __init__(
         self,
         store: FaissStore,
         model: OffsetModel,
-        offsets: np.memmap,
+        version: FaissVersion,
+        found: Found,
+        *,
+        begun: tuple[BinaryIO, Manifest[FaissVersion]] | None = None,
         rows: range | None = None,
-        run: Run | None = None,
     ):
-        self._store, self._model, self._offsets, self._run = store, model, offsets, run
+        self._store, self._model, self._version, self.found, self._begun = store, model, version, found, begun
+        self._release = None if begun is None else weakref.finalize(self, begun[0].close)
+        self._offsets = store.folder.map_offsets(version, store.count())
         self._rows = range(store.count()) if rows is None else rows
-        active = store.model()
-        self.found = "active" if active is not None and active.fingerprint == model.fingerprint else "nothing"
-        self.takes_all = self.found == "active"  # codes are made anew, and would round what is rounded already
-
-    @classmethod
-    def begun(cls, store: FaissStore, model: OffsetModel) -> FaissWriting:
-        """Raises StoreError if another run writes the file, or another program has changed it since it was read."""
-        run, rows = store.run(), store.count()
-        try:
-            active, half = store.model(), store.half_written()
-            if not rows:
-                raise StoreError(f"{store.url} is empty; add vectors, then correct it")
-            store.require_writable()
-            amended = active is not None and active.fingerprint == model.fingerprint
-            again = not amended and half is not None and half.fingerprint == model.fingerprint
-            if not again:  # an amendment finds out anew which offsets are wrong
-                run.begin(model, rows, store.stamp)
-            writing = cls(store, model, store.folder.pending_offsets(rows), run=run)
-        except BaseException:
-            run.close()
-            raise
-        if again:
-            writing.found = "half-written"
-        return writing
-
-    @classmethod
-    def joined(cls, store: FaissStore, fingerprint: str, rows: range) -> tuple[FaissWriting, OffsetModel]:
-        """The part for some rows of a writing that another process has begun, and its model."""
-        folder = store.folder
-        try:
-            offsets = folder.pending_offsets(store.count())  # first: a run that begins anew has its own
-            model = load(folder.pending_model)
-        except HubpluginError:
-            model = None
-        claim = folder.claimed()
-        if model is None or claim is None or not (claim.model == model.fingerprint == fingerprint):
-            raise StoreError(f"{store.url}: another run has begun since, and this one stops; the index is unchanged")
-        return cls(store, model, offsets, rows), model
+        self.takes_all = found == "active"  # codes are made anew, and would round what is rounded already
 
     def scan(self) -> Iterator[Batch]:
         missing = np.flatnonzero(np.isnan(self._offsets[self._rows.start : self._rows.stop]))
@@ -404,30 +569,32 @@ class FaissWriting(Writing):
         self._offsets.flush()
 
     def share(self) -> Share:
-        return FaissShare(url_of(self._store), self._store.stamp, self._model.fingerprint)
+        store = self._store
+        return FaissShare(store.shards(1)[0].url, store.stamp, self._version, self.found)
 
     def activate(self) -> None:
-        assert self._run is not None
+        assert self._begun is not None
         offsets = np.asarray(self._offsets)
         missing = np.isnan(offsets)
         if self.found == "active":
-            offsets = np.where(missing, self._store.stored_offsets(), offsets)
+            blocks = self._store.handler.scan(0, block_rows(self._store.dim))
+            offsets = np.where(missing, np.concatenate([held for _, held in blocks if held is not None]), offsets)
         elif missing.any():
             raise StoreError(f"{self._store.url}: {missing.sum()} targets have no offset yet; run apply again")
         amends = not missing.all() if self.wrong is None else self.wrong > 0
         try:
             if self.found != "active" or amends:  # else all were right as they were
-                asked = Asked(self.answered, self.forced or self.found == "active")
-                self._store.upgrade(self._run, self._model, offsets, asked)
+                force = self.forced or self.found == "active"
+                self._store.upgrade(self._version, self._model, offsets, self.answered, force)
         except HubpluginError:
-            self._run.forget()  # nothing of it would serve a later run, and the disk may be full
+            # Nothing of it would serve a later run, and the disk may be full.
+            self._store.give_up(self._begun[1].changed(writing=None))
             raise
 
     def close(self) -> None:
-        if self._run is not None:
-            if self.found == "active":
-                self._run.forget()
-            self._run.close()
+        if self._begun is not None and self._release is not None and self._release.alive:
+            self._store.release(self._begun[0])
+            self._release.detach()
 
 
 PAGE = 1024
@@ -454,35 +621,20 @@ class FaissShard(StoreShard):
 
 @dataclass(frozen=True)
 class FaissShare(Share):
-    """The writing of the model called `fingerprint` into an index file, beside which it lies."""
+    """The writing of `version` into an index file, beside which it lies."""
 
     url: str
     stamp: str
-    fingerprint: str
+    version: FaissVersion
+    found: Found
 
     def joined(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
         assert isinstance(shard, FaissShard)
         store = _opened(self.url, self.stamp)
-        return store, *FaissWriting.joined(store, self.fingerprint, range(shard.start, shard.stop))
-
-
-def divided(store: FaissStore, count: int | None) -> list[FaissShard]:
-    """Ranges of about as many rows each."""
-    rows, url = store.count(), url_of(store)
-    cuts = [
-        (start // PAGE * PAGE, stop if stop == rows else stop // PAGE * PAGE)
-        for start, stop in even_ranges(rows, count)
-    ]
-    return [
-        FaissShard(f"{store.url}, shard {number} (from row {start} on)", url, store.stamp, start, stop)
-        for number, (start, stop) in enumerate(cuts)
-        if stop > start
-    ]
-
-
-def url_of(store: FaissStore) -> str:
-    """What another process opens the same file by."""
-    return f"faiss:{store.path.absolute()}?metric={store.metric.value}"
+        store.read_anew()
+        store.require_held(self.version)
+        model = store.model(self.version)
+        return store, FaissWriting(store, model, self.version, self.found, rows=range(shard.start, shard.stop)), model
 
 
 @lru_cache(maxsize=1)

@@ -66,7 +66,7 @@ def test_writing_that_was_cut_off_is_taken_up(index_file, bank, tmp_path):
     assert len(rest.shards) == 3  # nothing is fitted again
     assert done.scanned < 3100  # nor written
     assert store.correction().active
-    assert sorted(path.name for path in (tmp_path / "a.faiss.hub").iterdir()) == ["lock", "model.hub"]
+    assert sorted(path.name for path in (tmp_path / "a.faiss.hub").iterdir()) == ["1.model", "lock", "manifest.json"]
 
 
 def test_a_file_that_another_program_changes_meanwhile(index_file, bank):

@@ -9,9 +9,8 @@ import faiss
 import numpy as np
 import pytest
 
-from hubplugin_faiss.calibration import trial_of
+import hubplugin
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexScale
 
 IP, L2 = faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2
 
@@ -175,8 +174,12 @@ def assert_ranked(labels: np.ndarray, truth: np.ndarray, ids: np.ndarray, ties: 
     np.testing.assert_allclose(found, best, rtol=0, atol=ties)
 
 
-def loss_of_recall(index, upgraded, model):
-    """The `Recall` of both, as they are set to search."""
-    scale = IndexScale.of(handler_for(index), model)
-    trial = trial_of(index, upgraded, model, scale)
-    return None if trial is None else trial.recall(upgraded)
+def loss_of_recall(index: faiss.Index, upgraded: faiss.Index, model: hubplugin.OffsetModel) -> tuple[float, float]:
+    """recall@10 of bank queries by `index` against the raw ranking of what it decodes, and by `upgraded` against the
+    corrected one, as both are set to search."""
+    handler, bank = handler_for(upgraded), model.terms[0].bank
+    vectors, offsets = (np.concatenate(part) for part in zip(*handler.scan(0, 1000), strict=True))
+    labels, mapped = handler.labels(), model.queries(bank)
+    raw, corrected = (similarities(queries, vectors, index.metric_type) for queries in (bank, mapped))
+    before = recall(index.search(bank, 10)[1], labels[best(raw)])
+    return before, recall(upgraded.search(bank, 10)[1], labels[best(corrected + offsets)])

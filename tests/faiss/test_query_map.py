@@ -74,8 +74,8 @@ def test_what_a_plain_add_puts_through_the_map_is_named_by_inspect_and_comes_las
 def test_an_index_is_tried_with_mapped_queries_against_their_own_ranking(metric, rng):
     case = cases.made("IVF8,Flat", metric)
     model = model_of(case.vectors, rng)
-    recall = loss_of_recall(case.index, hubplugin_faiss.upgrade(case.index, model), model)
-    assert recall.before == recall.after == 1.0
+    upgraded = hubplugin_faiss.upgrade(case.index, model)
+    assert loss_of_recall(case.index, upgraded, model) == (1.0, 1.0)
 
 
 def test_the_norm_bias_of_codes_goes_by_how_near_mapped_queries_come(rng):
@@ -102,7 +102,7 @@ def test_settings_parameters_and_ranges_reach_the_index_through_the_map(kind, rn
     narrow = upgraded.search(case.queries, K, params=faiss.SearchParametersIVF(nprobe=1))[1]
     faiss.extract_index_ivf(upgraded).nprobe = 1
     np.testing.assert_array_equal(upgraded.search(case.queries, K)[1], narrow)
-    hubplugin_faiss.tune(upgraded, nprobe=8)
+    faiss.ParameterSpace().set_index_parameter(upgraded, "nprobe", 8)
     assert (upgraded.search(case.queries, K)[1] != narrow).any()
 
 
@@ -135,9 +135,9 @@ def assert_found(index: faiss.Index, model: hubplugin.OffsetModel, queries: np.n
 def widened(index: faiss.Index) -> faiss.Index:
     """`index`, searched as widely as it can be."""
     cases.look_everywhere(index)
-    for name, value in {"ef_search": 700, "k_factor": 60}.items():
-        with contextlib.suppress(InputError):
-            hubplugin_faiss.tune(index, **{name: value})
+    for name, value in {"efSearch": 700, "k_factor_rf": 60}.items():
+        with contextlib.suppress(RuntimeError):
+            faiss.ParameterSpace().set_index_parameter(index, name, value)
     return index
 
 

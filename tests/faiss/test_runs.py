@@ -19,7 +19,6 @@ import hubplugin
 import hubplugin_faiss
 from hubplugin import apply, inspect, open_store, refit, refresh, rollback
 from hubplugin.store import Store
-from hubplugin_faiss import folder
 from hubplugin_faiss import store as faiss_store
 from hubplugin_faiss.encoding import codecs
 from tests.faiss import killed_steps
@@ -196,7 +195,13 @@ def test_what_another_program_writes_meanwhile_stays(corrected, monkeypatch, wha
         WRITERS[what](store)
     assert replaced
     assert corrected.read_bytes() == content
-    assert not Path(f"{corrected}.hub/pending").exists()
+    assert not half_written(corrected)
+
+
+def half_written(photos: Path) -> list[str]:
+    """What lies beside an index of a run that has not ended."""
+    names = [path.name for path in Path(f"{photos}.hub").glob("*")]
+    return [name for name in names if name.endswith((".offsets", ".new", ".faiss"))]
 
 
 def killed_at(photos: Path, model: hubplugin.OffsetModel, rows: int) -> None:
@@ -261,7 +266,6 @@ def test_what_finds_no_room_says_how_much_it_needs_and_leaves_all_as_it_was(corr
     with pytest.raises(hubplugin.StoreError, match=needed), full_disk(size):
         WRITERS[what](store)
     assert lying_in(corrected.parent) == before
-    assert not Path(f"{corrected}.hub/pending").exists()
 
 
 @pytest.fixture
@@ -344,17 +348,15 @@ def test_a_gallery_that_finds_no_room_to_be_read_says_how_much_it_needs(photos, 
     assert lying_in(photos.parent) == before
 
 
-@pytest.mark.parametrize("name", ["model.hub", "previous.hub", "lock", "pending", "."])
+@pytest.mark.parametrize("name", ["2.model", "1.model", "manifest.json", "3.offsets", "lock", "."])
 @pytest.mark.parametrize("what", WRITERS)
 def test_what_has_the_place_of_a_file_ends_in_one_line_and_changes_nothing(corrected, what, name):
     """A folder where a file belongs, a file where a folder does."""
     place = Path(f"{corrected}.hub") / name
-    kept = Path(f"{corrected}.hub/model.hub").read_bytes()
+    kept = Path(f"{corrected}.hub/2.model").read_bytes()
     if name == ".":
         shutil.rmtree(place)
         place.write_bytes(kept)
-    elif name == "pending":
-        place.touch()
     else:
         place.unlink(missing_ok=True)
         place.mkdir()
@@ -371,7 +373,7 @@ def test_what_has_the_place_of_a_file_ends_in_one_line_and_changes_nothing(corre
     [("missing", "its model .* is missing"), ("cut off", ""), ("of another index", "is the model of another index")],
 )
 def test_a_correction_whose_model_is_lost_is_refused_and_taken_out_all_the_same(corrected, damage, says):
-    raw, model = built(corrected.parent / "raw").read_bytes(), Path(f"{corrected}.hub/model.hub")
+    raw, model = built(corrected.parent / "raw").read_bytes(), Path(f"{corrected}.hub/2.model")
     if damage == "missing":
         shutil.rmtree(model.parent)
     elif damage == "cut off":
@@ -420,22 +422,19 @@ def test_an_index_and_the_links_to_it_are_one(photos, tmp_path):
     assert sorted(os.listdir(tmp_path / "elsewhere")) == ["first", "second.faiss"]
 
 
-def test_a_folder_of_an_earlier_version_is_refused_and_still_searched(corrected):
-    kept = Path(f"{corrected}.hub/versions.json")
-    kept.write_text("{}")
+@pytest.mark.parametrize("content", ['{"format": 5, "hubplugin": "0.1"}', "{", "{}x", '{"format": 7, "photos": 1}'])
+def test_a_manifest_of_another_version_or_a_damaged_one_is_refused_still_searched_and_taken_out(corrected, content):
+    raw = built(corrected.parent / "raw").read_bytes()
+    Path(f"{corrected}.hub/manifest.json").write_text(content)
     before = lying_in(corrected.parent)
-    with pytest.raises(hubplugin.StoreError, match=r"versions\.json' is of an earlier version .*; delete it, and"):
-        refresh(opened(corrected))
+    for use in (refresh, lambda store: apply(store, fitted("is"))):
+        with pytest.raises(hubplugin.StoreError, match=r"manifest\.json' has a manifest .*hubplugin remove faiss:"):
+            use(opened(corrected))
     assert lying_in(corrected.parent) == before
-    assert opened(corrected).correction().active
-
-
-def test_a_claim_of_an_earlier_version_is_not_gone_on_with(photos):
-    killed_at(photos, fitted(), 800)
-    claim = Path(f"{photos}.hub/pending/claim.json")
-    claim.write_text(claim.read_text().replace(f'"format":{folder.FORMAT}', '"format":1'))
-    assert opened(photos).correction() is None
-    assert apply(opened(photos), fitted()).missing == 900
+    assert opened(corrected).search(BANK[:1], 3).ids
+    opened(corrected).remove()
+    assert corrected.read_bytes() == raw
+    assert not Path(f"{corrected}.hub").exists()
 
 
 def test_a_model_file_of_an_earlier_version_in_the_place_of_the_folder_is_named(photos):
@@ -446,7 +445,7 @@ def test_a_model_file_of_an_earlier_version_in_the_place_of_the_folder_is_named(
     assert photos.read_bytes() == content
     model.rename(photos.parent / "old.hub")
     model.mkdir()
-    os.replace(photos.parent / "old.hub", model / "model.hub")
+    os.replace(photos.parent / "old.hub", model / "model.hub")  # where a user puts it who upgrades in memory
     faiss.write_index(hubplugin_faiss.upgrade(faiss.read_index(str(photos)), fitted()), str(photos))
     assert opened(photos).correction().active
 
@@ -468,9 +467,9 @@ def test_a_run_that_is_refused_leaves_no_folder(photos):
 
 
 PLACES = {
-    "": "a folder", "pending": "a folder", "lock": "a file", "model.hub": "a file", "previous.hub": "a file",
-    "pending/model.hub": "a file", "pending/offsets": "a file", "pending/claim.json": "a file",
-    "pending/index.faiss": "a file",
+    "": "a folder", "lock": "a file", "manifest.json": "a file", "1.model": "a file", "2.model": "a file",
+    "3.model": "a file", "3.offsets": "a file", "index.faiss": "a file", "model.hub": "a file",
+    "manifest.json.new": "a file", "3.model.new": "a file",
 }  # fmt: skip
 """All that hubplugin has in photos.faiss.hub."""
 
@@ -506,17 +505,12 @@ def modes_and_contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 @pytest.mark.parametrize("place", PLACES)
 def test_what_a_link_leads_to_stays_and_one_line_names_the_link(corrected, tmp_path, place, what):
     victim = tmp_path / "victim"
-    (victim / "pending").mkdir(parents=True)
-    for name, copied in (
-        ("lock", "model"),
-        ("model.hub", "model"),
-        ("previous.hub", "previous"),
-        ("pending/x", "model"),
-    ):
-        shutil.copy(f"{corrected}.hub/{copied}.hub", victim / name)
-        (victim / name).chmod(0o600)
+    shutil.copytree(f"{corrected}.hub", victim)
+    for path in victim.iterdir():
+        path.chmod(0o600)
     link = cleared(corrected, place)
-    link.symlink_to(victim if PLACES[place] == "a folder" else victim / "model.hub")
+    same = victim / place if (victim / place).exists() else victim / "2.model"
+    link.symlink_to(victim if PLACES[place] == "a folder" else same)
     before, index = modes_and_contents(victim), corrected.read_bytes()
     told = rf"{re.escape(str(link))}' is a link, where hubplugin keeps {PLACES[place]}; move it away"
     with pytest.raises(hubplugin.StoreError, match=told) as caught:
@@ -556,22 +550,22 @@ def test_a_lock_that_has_a_name_elsewhere_is_made_anew(photos, tmp_path):
 def test_offsets_that_have_a_name_elsewhere_are_not_gone_on_with(photos, tmp_path):
     killed_at(photos, fitted(), 400)
     precious = tmp_path / "precious"
-    os.link(f"{photos}.hub/pending/offsets", precious)
+    os.link(f"{photos}.hub/1.offsets", precious)
     before = precious.read_bytes()
     apply(opened(photos), fitted())
     assert precious.read_bytes() == before
     assert abs(stored(photos) - fitted().offsets(opened(photos).raw.reconstruct_n())).max() < 1e-5
 
 
-def test_what_somebody_else_has_put_beside_pending_offsets_stays(photos):
+def test_what_somebody_else_has_put_beside_half_written_offsets_stays(photos):
     killed_at(photos, fitted(), 400)
-    precious = Path(f"{photos}.hub/pending/sub/precious")
+    precious = Path(f"{photos}.hub/sub/precious")
     precious.parent.mkdir()
     precious.write_text("precious")
     apply(opened(photos), fitted("is"))
     opened(photos).remove()
     assert precious.read_text() == "precious"
-    assert sorted(os.listdir(f"{photos}.hub/pending")) == ["sub"]
+    assert os.listdir(f"{photos}.hub") == ["sub"] or sorted(os.listdir(f"{photos}.hub")) == ["lock", "sub"]
 
 
 def test_an_index_that_is_a_pipe_is_named_and_not_waited_for(tmp_path, impatient):
@@ -584,7 +578,7 @@ def test_whoever_may_read_the_index_and_nobody_else_may_read_what_lies_beside_it
     photos.chmod(0o640)
     apply(opened(photos), fitted())
     modes = {path.name: path.stat().st_mode & 0o777 for path in (photos, *Path(f"{photos}.hub").iterdir())}
-    assert modes == {"photos.faiss": 0o640, "model.hub": 0o640, "lock": 0o640}
+    assert modes == {"photos.faiss": 0o640, "manifest.json": 0o640, "1.model": 0o640, "lock": 0o640}
     assert Path(f"{photos}.hub").stat().st_mode & 0o777 == 0o750
 
 

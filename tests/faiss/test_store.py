@@ -1,6 +1,7 @@
 """An index file as a store, and files that survive what interrupts their writing."""
 
 import os
+import re
 import stat
 import warnings
 from pathlib import Path
@@ -17,6 +18,7 @@ from hubplugin.trial import Trial
 from hubplugin_faiss import files
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import nearness_of
+from hubplugin_faiss.scale import IndexScale
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -217,13 +219,20 @@ def test_a_refresh_leaves_the_date_and_the_model_before_as_they_were(tmp_path, m
     file = cases.written(tmp_path / "x.faiss", cases.filled("IVF4,Flat", GALLERY))
     for each in (hubplugin.fit(GALLERY, BANK, "csls", k=3), model):
         applied(file, each, force=True)
-    os.utime(f"{file}.hub/model.hub", (10**9, 10**9))
+    manifest = Path(f"{file}.hub/manifest.json")
+    manifest.write_text(re.sub(r'"made":"[^"]+"', '"made":"2001-09-09T01:46:40+00:00"', manifest.read_text()))
     cases.grow(file, BANK)
     store = open_store(f"faiss:{file}")
     assert refresh(store).stale
     for each in (store, open_store(f"faiss:{file}")):
         assert each.correction().made == "2001-09-09T01:46:40+00:00"
         assert each.previous().method == "csls"
+
+
+def nearness_now(index: faiss.Index, model: hubplugin.OffsetModel) -> float:
+    """What an upgrade would take for it."""
+    handler = handler_for(index)
+    return nearness_of(model.terms[0].bank, np.concatenate([vectors for vectors, _ in handler.sample()]), handler.count)
 
 
 CHANGE_LENGTHS = "SQ8", "PQ4x8np", "IVF8,PQ4x8np", "PQ4x8np,Refine(SQ8)", "PCA8,Flat", "PCA8,SQ8"
@@ -245,9 +254,11 @@ def test_newcomers_make_no_offset_stale_where_codes_change_lengths(tmp_path, kin
     faiss.write_index(index, str(file))
     hubplugin.apply(hubplugin_faiss.open_store(file, metric="cosine"), bank, "nnn", k=5, force=True)
     index, kept = hubplugin_faiss.read_index(file)
-    before = nearness_of(handler_for(index), kept)
+    before = nearness_now(index, kept)
+    scale = IndexScale.of(handler_for(index), kept)
     hubplugin_faiss.add(index, newcomers, kept)
-    assert nearness_of(handler_for(index), kept) > before
+    assert nearness_now(index, kept) > before
+    assert IndexScale.of(handler_for(index), kept) == scale
     faiss.write_index(index, str(file))
     assert inspect(open_store(f"faiss:{file}")).stale == 0
 
@@ -422,7 +433,8 @@ def test_what_lies_beside_a_private_file_is_private(tmp_path, model):
     file = cases.written(tmp_path / "x.faiss", cases.filled("Flat", GALLERY))
     file.chmod(0o640)
     applied(file, model)
-    assert file.stat().st_mode & 0o777 == Path(f"{file}.hub/model.hub").stat().st_mode & 0o777 == 0o640
+    for beside in Path(f"{file}.hub").iterdir():
+        assert file.stat().st_mode & 0o777 == beside.stat().st_mode & 0o777 == 0o640
     assert Path(f"{file}.hub").stat().st_mode & 0o777 == 0o750
 
 
@@ -494,7 +506,7 @@ def test_an_index_in_a_folder_that_cannot_be_flushed_is_whole(tmp_path, model, m
     expected = index if step == "remove" else hubplugin_faiss.upgrade(cases.filled("IVF4,Flat", GALLERY), model)
     np.testing.assert_array_equal(found.search(BANK, 5)[1], expected.search(BANK, 5)[1])
     assert len(os.listdir(tmp_path)) == 1 + (step != "remove")
-    assert step == "remove" or sorted(os.listdir(f"{file}.hub")) == ["lock", "model.hub"]
+    assert step == "remove" or sorted(os.listdir(f"{file}.hub")) == ["1.model", "lock", "manifest.json"]
 
 
 @pytest.mark.parametrize("kind", ["IVF4,Flat", "PCA8,IVF4,SQ8"])

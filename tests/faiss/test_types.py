@@ -14,8 +14,9 @@ import hubplugin
 import hubplugin_faiss
 from hubplugin_faiss.encoding.layout import list_ids
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexHandler, nearness_of
+from hubplugin_faiss.handlers.base import IndexHandler
 from hubplugin_faiss.handlers.lists import list_ranks
+from hubplugin_faiss.scale import IndexScale
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2, decoded, stored
 
@@ -94,7 +95,7 @@ def test_offsets_that_make_up_for_lengths_leave_a_search_by_l2_what_it_finds(kin
     vectors, queries = (cases.unit(rng.normal(size=(rows, 16))) for rows in (4000, 400))
     vectors = (vectors * rng.lognormal(0, 0.15, size=(4000, 1))).astype(np.float32)
     index = cases.filled(kind, vectors, L2)
-    hubplugin_faiss.tune(index, nprobe=8)
+    faiss.ParameterSpace().set_index_parameter(index, "nprobe", 8)
     model = hubplugin.fit(vectors, queries[:200], "dbsn", metric="euclidean", tau=0.05)
     offsets = model.offsets(vectors)
     upgraded = hubplugin_faiss.upgrade(index, model, force=True)
@@ -586,10 +587,6 @@ def test_offsets_of_a_model_are_on_the_scale_of_the_index_without_its_norm_bias(
     lengths = np.linalg.norm(rows, axis=1)
     nearness = round(20 * np.sort(bank @ (rows / lengths[:, None]).T, axis=1)[:, -10].mean()) / 20
     norm_bias = nearness * lengths - (lengths**2 / 2 if metric == L2 else 0)
-    if kind.startswith("PCA"):
-        pca = faiss.downcast_VectorTransform(upgraded.chain.at(0))
-        matrix = faiss.vector_to_array(pca.A).reshape(-1, 24).astype(np.float64)
-        norm_bias = norm_bias + rows @ matrix.T @ faiss.vector_to_array(pca.b)
     wanted = lengths * model.offsets(rows.astype(np.float32)) - norm_bias
     apart = stored(upgraded) - wanted
     np.testing.assert_allclose(apart, apart.mean(), atol=1e-5 + cases.tolerance(kind))
@@ -604,6 +601,27 @@ def test_offsets_of_a_model_are_on_the_scale_of_the_index_without_its_norm_bias(
     np.testing.assert_allclose(stored(upgraded)[-50:], stored(upgraded)[:50], atol=1e-3 + cases.tolerance(kind))
 
 
+@pytest.mark.parametrize("kind", ["PCA12,Flat", "PCA20,IVF8,Flat", "IDMap2,PCA12,SQ8"])
+def test_what_a_pca_adds_to_similarities_is_no_part_of_what_is_corrected(kind):
+    """It takes the mean off targets and queries, which adds to the similarity of each target a bias of its own."""
+    rng = np.random.default_rng(7)
+    centre = rng.normal(size=24)
+    vectors, queries, bank = (cases.unit(rng.normal(size=(rows, 24)) + 0.3 * centre) for rows in (600, 40, 100))
+    index = cases.filled(kind, vectors, IP)
+    cases.look_everywhere(index)
+    model = hubplugin.fit(index, bank, "nnn", k=5, metric="dot")
+    upgraded, offsets = hubplugin_faiss.upgrade(index, model), model.offsets(decoded(index))
+    np.testing.assert_allclose(stored(upgraded), offsets, atol=1e-3 if "SQ8" in kind else 1e-5)
+    truth = queries @ decoded(upgraded).T + offsets
+    as_numbers = hubplugin_faiss.upgrade(index, offsets)
+    of_model, of_numbers = (
+        cases.recall(each.search(queries, 10)[1], cases.best(truth)) for each in (upgraded, as_numbers)
+    )
+    assert of_model > 0.95 > of_numbers + 0.05
+    hubplugin_faiss.add(upgraded, vectors[:50], model, np.arange(600, 650) if "IDMap" in kind else None)
+    np.testing.assert_allclose(stored(upgraded)[-50:], stored(upgraded)[:50], atol=1e-3)
+
+
 @kinds("PQ6x8np,RFlat", "IVF8,PQ6x8np,RFlat", "IVF8,PQ6x8np,Refine(SQfp16)", "PQ6x4fs,RFlat")
 @both
 def test_a_model_of_unit_vectors_is_exact_in_a_refined_index(kind, metric):
@@ -614,7 +632,7 @@ def test_a_model_of_unit_vectors_is_exact_in_a_refined_index(kind, metric):
     model = hubplugin.fit(case.index, bank, "nnn", k=5)
     upgraded = hubplugin_faiss.upgrade(case.index, model)
     cases.look_everywhere(upgraded)
-    hubplugin_faiss.tune(upgraded, k_factor=60)
+    faiss.ParameterSpace().set_index_parameter(upgraded, "k_factor_rf", 60)
     truth = queries @ case.vectors.T + model.offsets(case.vectors)
     cases.assert_ranked(upgraded.search(queries, 10)[1], truth, np.arange(600), 2 * cases.tolerance(kind) + 1e-3)
     hubplugin_faiss.add(upgraded, case.vectors[:50], model)
@@ -635,7 +653,7 @@ def test_how_near_queries_come_is_seen_all_over_an_index_of_many_blocks(monkeypa
     model = hubplugin.fit(vectors, bank, "nnn")
     rows = cases.unit(decoded(index))
     expected = np.sort(bank @ rows.T, axis=1)[:, -10].mean()
-    assert abs(nearness_of(handler_for(index), model) - expected) < 0.15
+    assert abs(IndexScale.of(handler_for(index), model).nearness - expected) < 0.15
     first = cases.unit(next(handler_for(index).scan(0, 800))[0])
     assert np.sort(bank @ first.T, axis=1)[:, -2].mean() < expected - 0.2
 

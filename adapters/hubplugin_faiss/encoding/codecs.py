@@ -10,7 +10,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar
 
 import faiss
 import numpy as np
@@ -18,9 +18,6 @@ import numpy as np
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel
-
-Quantise: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
-"""quantise(i, values): what a quantiser makes of `values` [n] in extra dimension i."""
 
 MODEL_BITS, STATE_BITS = 12, 8
 """How many of the last bits of the query's last extra component name the model, and how many its quantiser's state."""
@@ -76,12 +73,17 @@ class ExtraDimensions:
         values = (q @ q - ((q - t) ** 2).sum(axis=1)) / 2 if self.euclidean else t @ q - q @ q
         return values.astype(np.float32)
 
-    def components_for(self, offsets: np.ndarray, quantise: Quantise, dimensions: Sequence[int]) -> np.ndarray:
+    def components_for(
+        self,
+        offsets: np.ndarray,
+        dimensions: Sequence[int] = (0,),
+        quantise: Callable[[int, np.ndarray], np.ndarray] | None = None,
+    ) -> np.ndarray:
         """Extra components [n, w] for `offsets` [n], written into `dimensions`, which are in ascending order.
 
         Each dimension takes what is left of the offset, less the q_i^2 that the later ones hold in reserve, as far
         as its quantiser can express it, and leaves the rest to the next one. The neutral offset fills every dimension
-        with its reserve.
+        with its reserve. quantise(i, values): what it makes of `values` [n] in dimension i; by default nothing.
         """
         q = self.query.astype(np.float64)
         components = np.zeros((len(offsets), self.width), np.float32)
@@ -89,7 +91,7 @@ class ExtraDimensions:
         for i in dimensions:
             wanted = left - q[i + 1 :] @ q[i + 1 :]
             exact = q[i] + np.sqrt(np.maximum(wanted, 0)) if self.euclidean else wanted / q[i]
-            components[:, i] = quantise(i, exact)
+            components[:, i] = exact if quantise is None else quantise(i, exact)
             left -= (components[:, i] - q[i]) ** 2 if self.euclidean else components[:, i] * q[i]
         return components
 
@@ -109,14 +111,12 @@ class UpgradeSpec:
 
     low, high: the range of offsets that must find room; the neutral offset 0 lies in it.
     fingerprint: that of the model, "" where offsets come from no model.
-    nearness: see `IndexScale`; None where the model does not take all vectors for unit vectors.
     queries: of the bank [m, d], behind a query map, by which lists are ranked; None where offsets come from no model.
     """
 
     low: float
     high: float
     fingerprint: str
-    nearness: float | None = None
     queries: np.ndarray | None = None
 
     @property
@@ -135,7 +135,7 @@ class UpgradeSpec:
         return float(np.sqrt(2 * (self.high - self.low)))
 
 
-def upgrade_spec(offsets: np.ndarray, model: OffsetModel | None, nearness: float | None = None) -> UpgradeSpec:
+def upgrade_spec(offsets: np.ndarray, model: OffsetModel | None) -> UpgradeSpec:
     """A spec with room for `offsets` [n], for those of the model's gallery, and for half their range more on either
     side, since targets that are added later may lie beyond."""
     low, high = float(offsets.min()), float(offsets.max())
@@ -143,8 +143,7 @@ def upgrade_spec(offsets: np.ndarray, model: OffsetModel | None, nearness: float
         low, high = min(low, model.gallery.smallest), max(high, model.gallery.largest)
     fingerprint, asked = ("", None) if model is None else (model.fingerprint, bank_queries(model, ASKED))
     queries = None if model is None or asked is None else model.queries(asked)
-    spec = UpgradeSpec(0.0, 0.0, fingerprint, nearness, queries)
-    return spec.covering(np.array([low, high]))
+    return UpgradeSpec(0.0, 0.0, fingerprint, queries).covering(np.array([low, high]))
 
 
 ASKED, FEWEST = 200, 20
@@ -179,39 +178,18 @@ LARGEST = 65504.0
 """The largest number in the 16 bits of an fp16; what is larger becomes infinite there, and scores become NaN."""
 
 
-class Quantiser(Protocol):
-    """What Faiss's ScalarQuantizer and ProductQuantizer offer."""
-
-    def compute_codes(self, x: np.ndarray) -> np.ndarray: ...
-
-    def decode(self, codes: np.ndarray) -> np.ndarray: ...
-
-
-class Floats:
-    """float32 components as they are."""
-
-    def __init__(self, width: int):
-        self._width = width
-
-    def compute_codes(self, x: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(x, np.float32).view(np.uint8).reshape(len(x), 4 * self._width)
-
-    def decode(self, codes: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(codes).view(np.float32).reshape(len(codes), self._width)
-
-
 @dataclass(frozen=True)
 class Coder:
     """Appends extra dimensions to codes of `head_bits` bits, as `extra_bits` more, and removes them again.
 
-    quantiser: encodes extra components [n, w].
+    quantiser: encodes extra components [n, w]; None for floats, which stay as they are.
     offset_components: which of them carry the offset; the others are padding.
     limits: the smallest and the largest value that a component may have.
     step: the extra components of centroids are multiples of it, 0 for no such restriction.
     """
 
     extra: ExtraDimensions
-    quantiser: Quantiser
+    quantiser: faiss.ScalarQuantizer | faiss.ProductQuantizer | None
     offset_components: Sequence[int]
     head_bits: int
     extra_bits: int
@@ -232,9 +210,11 @@ class Coder:
         def quantise(i: int, values: np.ndarray) -> np.ndarray:
             components = np.zeros((len(values), self.extra.width), np.float32)
             components[:, i] = np.clip(values - about[:, i], *self.limits)
-            return np.asarray(self.quantiser.decode(self.quantiser.compute_codes(components))[:, i] + about[:, i])
+            if self.quantiser is not None:
+                components = self.quantiser.decode(self.quantiser.compute_codes(components))
+            return np.asarray(components[:, i] + about[:, i])
 
-        return self.extra.components_for(offsets, quantise, self.offset_components)
+        return self.extra.components_for(offsets, self.offset_components, quantise)
 
     def centres(self, offsets: np.ndarray) -> np.ndarray:
         """Extra components [n, w] of centroids whose lists shall rank as if every entry had that of `offsets` [n].
@@ -242,7 +222,7 @@ class Coder:
         Where levels are close they lie a whole number of steps from the query's, so that neutral is a level in every
         list.
         """
-        components = self.extra.components_for(offsets, exactly, self.offset_components[:1])
+        components = self.extra.components_for(offsets)
         if self.step:
             components[:, 0] = (
                 self.extra.query[0] + np.round((components[:, 0] - self.extra.query[0]) / self.step) * self.step
@@ -264,6 +244,8 @@ class Coder:
         """Codes `heads` [n, bytes] with the codes of extra `components` [n, w] appended: uint8 [n, code_size]."""
         if isinstance(self.quantiser, faiss.ScalarQuantizer) and self.quantiser.qtype == HALF:
             require_finite(heads.view(np.uint16))
+        if self.quantiser is None:
+            return np.concatenate([heads, np.ascontiguousarray(components, np.float32).view(np.uint8)], axis=1)
         extra_codes = self.quantiser.compute_codes(components)
         if self.head_bits % 8 == 0:
             return np.concatenate([heads, extra_codes], axis=1)
@@ -286,10 +268,8 @@ class Codec(ABC):
     def __init__(self, index: faiss.Index):
         self.index, self.euclidean = index, index.metric_type == faiss.METRIC_L2
 
-    @property
-    @abstractmethod
-    def lossy(self) -> bool:
-        """Whether codes may change the length of a vector by more than a hundredth."""
+    lossy = False
+    """Whether codes may change the length of a vector by more than a hundredth."""
 
     @abstractmethod
     def design(self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
@@ -306,12 +286,10 @@ class Codec(ABC):
     def require_fits(self, vectors: np.ndarray) -> None:  # noqa: B027
         """Raises StoreError if codes cannot hold components as large as those of `vectors` [n, d]."""
 
-    @abstractmethod
-    def widen(self, new: faiss.Index, coder: Coder) -> None:
+    def widen(self, new: faiss.Index, coder: Coder) -> None:  # noqa: B027
         """Gives the widened index `new` the quantiser of this one, extended by that of `coder`."""
 
-    @abstractmethod
-    def narrow(self, new: faiss.Index, d: int) -> None:
+    def narrow(self, new: faiss.Index, d: int) -> None:  # noqa: B027
         """Gives the index `new` the first d components of the quantiser of this one."""
 
     def _extra(self, spec: UpgradeSpec, query: list[float], width: int, state: bytes) -> ExtraDimensions:
@@ -327,10 +305,6 @@ def require_finite(halves: np.ndarray) -> None:
             f"components beyond {LARGEST:,.0f} are infinite in codes of 16 bits; scale the vectors down before they "
             "are indexed, or give them a type with room for them, such as Flat"
         )
-
-
-def exactly(component: int, values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float32)
 
 
 def _bits(codes: np.ndarray) -> np.ndarray:
@@ -353,7 +327,7 @@ class ScalarCodec(Codec):
 
     def __init__(self, index: faiss.Index):
         super().__init__(index)
-        self.kind = index.sq.qtype
+        self.kind, self.lossy = index.sq.qtype, index.sq.qtype not in self.FLOATS
         if self.kind not in {**self.FLOATS, **self.LEVELS}:
             names = [name for name in dir(faiss.ScalarQuantizer) if name.startswith("QT_") and name != "QT_count"]
             name = next((name for name in names if getattr(faiss.ScalarQuantizer, name) == self.kind), str(self.kind))
@@ -361,10 +335,6 @@ class ScalarCodec(Codec):
                 f"codes of type {name} in this {type(index).__name__} cannot carry offsets; build it with SQ8, or "
                 "leave it as it is and search with hubplugin_faiss.CorrectedSearch(index, offsets)"
             )
-
-    @property
-    def lossy(self) -> bool:
-        return self.kind not in self.FLOATS
 
     def design(self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
         state = np.array([spec.low, spec.high]).tobytes() + (b"" if bases is None else bases.tobytes())
@@ -393,7 +363,7 @@ class ScalarCodec(Codec):
     def widen(self, new: faiss.Index, coder: Coder) -> None:
         trained = faiss.vector_to_array(self.index.sq.trained)
         if self.kind in self.LEVELS:
-            extra_codes = faiss.vector_to_array(coder.quantiser.trained)  # type: ignore[attr-defined]
+            extra_codes = faiss.vector_to_array(coder.quantiser.trained)
             trained = np.concatenate([trained.reshape(2, -1), extra_codes.reshape(2, -1)], axis=1).ravel()
         faiss.copy_array_to_vector(trained, new.sq.trained)
 
@@ -465,9 +435,7 @@ class ProductCodec(Codec):
     """One more sub-quantiser, whose codebook is trained on the offsets. With less than 256 levels there are two: the
     second holds what the first loses."""
 
-    @property
-    def lossy(self) -> bool:
-        return True
+    lossy = True
 
     def design(self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
         pq = self.index.pq
@@ -476,9 +444,9 @@ class ProductCodec(Codec):
         first = -np.sqrt(2 * spec.high) if self.euclidean else max(E, spec.size * 1e-30)
         extra = self._extra(spec, [first], used * pq.dsub, state)
         alone = ExtraDimensions(extra.query[:1], self.euclidean)
-        about = np.zeros(1) if bases is None else Coder(alone, Floats(1), (0,), 0, 0).centres(bases)[:, 0]
-        values = alone.components_for(sample, exactly, (0,))[:, 0] - about
-        low, high = np.sort(alone.components_for(np.array([spec.low, spec.high]), exactly, (0,))[:, 0])
+        about = np.zeros(1) if bases is None else Coder(alone, None, (0,), 0, 0).centres(bases)[:, 0]
+        values = alone.components_for(sample)[:, 0] - about
+        low, high = np.sort(alone.components_for(np.array([spec.low, spec.high]))[:, 0])
         codebooks = np.zeros((used, pq.ksub, pq.dsub), np.float32)
         codebooks[0, :, 0] = levels(values, pq.ksub, extra.query[0] - about, (low - about.max(), high - about.min()))
         if used == 2:
@@ -492,7 +460,7 @@ class ProductCodec(Codec):
             query[0], query[pq.dsub] = extra.query[0], second
             extra = self._extra(spec, query.tolist(), extra.width, state)
             second = extra.query[pq.dsub]
-            values = ExtraDimensions(np.array([second]), self.euclidean).components_for(lost, exactly, (0,))[:, 0]
+            values = ExtraDimensions(np.array([second]), self.euclidean).components_for(lost)[:, 0]
             base = 0.0 if bases is None else second
             codebooks[1, :, 0] = levels(values - base, pq.ksub, np.array([second - base]), (0.0, 0.0))
         return self._coder(self.index.d, extra, codebooks)
@@ -503,7 +471,7 @@ class ProductCodec(Codec):
         return self._coder(d, extra, codebooks[d // pq.dsub :])
 
     def widen(self, new: faiss.Index, coder: Coder) -> None:
-        extra_codes = faiss.vector_to_array(coder.quantiser.centroids)  # type: ignore[attr-defined]
+        extra_codes = faiss.vector_to_array(coder.quantiser.centroids)
         self._set(new, np.concatenate([faiss.vector_to_array(self.index.pq.centroids), extra_codes]))
 
     def narrow(self, new: faiss.Index, d: int) -> None:
@@ -557,22 +525,12 @@ def _nearest(levels: np.ndarray, values: np.ndarray) -> np.ndarray:
 class FloatCodec(Codec):
     """float32: one extra dimension, exact."""
 
-    @property
-    def lossy(self) -> bool:
-        return False
-
     def design(self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
         query = -np.sqrt(2 * spec.high) if self.euclidean else max(E, spec.size * 1e-30)
         return self.coder(self.index.d, self._extra(spec, [query], 1, b""))
 
     def coder(self, d: int, extra: ExtraDimensions) -> Coder:
-        return Coder(extra, Floats(extra.width), range(extra.width), 32 * d, 32 * extra.width)
-
-    def widen(self, new: faiss.Index, coder: Coder) -> None:
-        pass
-
-    def narrow(self, new: faiss.Index, d: int) -> None:
-        pass
+        return Coder(extra, None, range(extra.width), 32 * d, 32 * extra.width)
 
 
 def codec_of(index: faiss.Index) -> Codec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import faiss
 import numpy as np
@@ -26,24 +26,21 @@ class GraphHandler(BaseIndexHandler):
 
     names = ("IndexHNSWFlat", "IndexHNSWSQ", "IndexHNSWPQ")
 
+    def __init__(self, index: faiss.Index):
+        super().__init__(index)
+        self._storage = base_index_handler(index.storage)
+        self.codec = self._storage.codec
+
     def check(self) -> None:
         super().check()
         self._storage.check()
-
-    @property
-    def lossy(self) -> bool:
-        return self._storage.lossy
-
-    @property
-    def _storage(self) -> BaseIndexHandler:
-        return base_index_handler(self.index.storage)
 
     def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
         extra, storage = self._storage.widened(offsets, spec)
         return extra, self._over(storage)
 
-    def widened_by(self, coder: Coder, components: np.ndarray) -> faiss.Index:
-        """A new index with extra `components` [n, w] in the codes of its storage."""
+    def widened_by(self, coder: Coder, components: Callable[[slice], np.ndarray]) -> faiss.Index:
+        """As that of its storage."""
         storage = self._storage
         assert isinstance(storage, FlatCodesHandler)
         return self._over(storage.widened_by(coder, components))
@@ -51,19 +48,11 @@ class GraphHandler(BaseIndexHandler):
     def narrowed(self, d: int, extra: ExtraDimensions) -> faiss.Index:
         return self._over(self._storage.narrowed(d, extra))
 
-    def coder(self, extra: ExtraDimensions) -> Coder:
-        return self._storage.coder(extra)
-
     def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
         return self._storage.decoded(start, size)
 
     def coded(self, vectors: np.ndarray) -> np.ndarray:
         return self._storage.coded(vectors)
-
-    def require_takes_extended(self, vectors: np.ndarray, ids: np.ndarray | None) -> None:
-        if ids is not None:
-            raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
-        self._storage.require_takes_extended(vectors, None)
 
     def require_removes(self, *, renumbered: bool = False) -> None:
         raise StoreError(

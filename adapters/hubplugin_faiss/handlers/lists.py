@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import ClassVar
 
@@ -17,10 +16,8 @@ from hubplugin_faiss.encoding.codecs import (
     HALF,
     Coder,
     ExtraDimensions,
-    FloatCodec,
     ScalarCodec,
     UpgradeSpec,
-    codec_of,
     evenly,
     require_finite,
 )
@@ -110,45 +107,32 @@ def widened_quantizer(
     centroids have none. It has extra dimensions of its own for the ranks. If codes are `residual`, it stays as it is:
     Faiss takes the similarity of a centroid for a part of that of its entries, and would add the rank to these.
     """
-    quantizer = faiss.downcast_index(quantizer)
     if name_of(quantizer) in FLOATS:
-        is_flat = name_of(quantizer) in FlatCodesHandler.names
-        handler = FlatCodesHandler(quantizer) if is_flat else GraphHandler(quantizer)
+        handler = base_index_handler(quantizer)
+        assert isinstance(handler, FlatCodesHandler | GraphHandler)
         centres = coder.centres(ranks)
-        floats = FloatCodec(quantizer).coder(quantizer.d, coder.extra)
-        return handler.widened_by(floats, centres), centres
+        floats = handler.codec.coder(int(quantizer.d), coder.extra)
+        return handler.widened_by(floats, lambda rows: centres[rows]), centres
     d, width = int(quantizer.d), coder.extra.width
     drop = faiss.RemapDimensionsTransform(d + width, d, False)
-    inner = faiss.clone_index(quantizer) if residual else ranked_quantizer(quantizer, ranks, spec)
+    inner = faiss.clone_index(quantizer)
+    if not residual:
+        with suppress(StoreError):  # one that cannot be upgraded stays as it is
+            ranked = handler_for(quantizer)
+            ranked.check()
+            inner = ranked.upgraded(ranks[ranked.order()], spec)
     return pretransform([drop], inner), np.zeros((len(ranks), width), np.float32)
-
-
-def ranked_quantizer(quantizer: faiss.Index, ranks: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
-    """A coarse quantizer of the same d whose centroids rank as if each had the offset in `ranks` [nlist]: upgraded like
-    any index. One that cannot be upgraded stays as it is."""
-    try:
-        handler = handler_for(quantizer)
-        handler.check()
-    except StoreError:
-        return faiss.clone_index(quantizer)
-    return handler.upgraded(ranks[handler.order()], replace(spec, nearness=None))
-
-
-def unranked_quantizer(quantizer: faiss.Index) -> faiss.Index:
-    """The coarse quantizer that `ranked_quantizer` was given."""
-    try:
-        handler = handler_for(quantizer)
-    except StoreError:
-        return faiss.clone_index(quantizer)
-    return handler.downgraded() if handler.is_upgraded() else faiss.clone_index(quantizer)
 
 
 def narrowed_quantizer(quantizer: faiss.Index, d: int, extra: ExtraDimensions) -> faiss.Index:
     """The coarse quantizer of d components that `widened_quantizer` was given."""
     quantizer = faiss.downcast_index(quantizer)
-    if isinstance(quantizer, faiss.IndexPreTransform):
-        return unranked_quantizer(quantizer.index)
-    return base_index_handler(quantizer).narrowed(d, extra)
+    if not isinstance(quantizer, faiss.IndexPreTransform):
+        return base_index_handler(quantizer).narrowed(d, extra)
+    with suppress(StoreError):
+        if (handler := handler_for(quantizer.index)).is_upgraded():
+            return handler.downgraded()
+    return faiss.clone_index(quantizer.index)
 
 
 def nearest_lists(quantizer: faiss.Index, vectors: np.ndarray, extra: ExtraDimensions) -> np.ndarray:
@@ -182,7 +166,7 @@ class InvertedListsHandler(BaseIndexHandler):
             raise StoreError(f"{name_of(index)} has its inverted lists on disk, in {lists.filename!r}; {LOAD_LISTS}")
 
     def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
-        codec, starts = codec_of(self.index), self._starts()
+        codec, starts = self.codec, self._starts()
         if isinstance(codec, ScalarCodec) and codec.kind == HALF:
             for _, codes, _, _ in self._blocks(0, block_rows(self.index.d)):
                 require_finite(codes.view(np.uint16))
@@ -204,10 +188,9 @@ class InvertedListsHandler(BaseIndexHandler):
         return coder.extra, self._filled(new, code)
 
     def narrowed(self, d: int, extra: ExtraDimensions) -> faiss.Index:
-        codec = codec_of(self.index)
-        coder = codec.coder(d, extra)
+        coder = self.codec.coder(d, extra)
         new = self._empty(d, narrowed_quantizer(self.index.quantizer, d, extra))
-        codec.narrow(new, d)
+        self.codec.narrow(new, d)
         return self._filled(new, lambda numbers, codes, rows: coder.head(codes))
 
     def padded(self, parts: int, quantizer: faiss.Index) -> faiss.Index:
@@ -218,11 +201,10 @@ class InvertedListsHandler(BaseIndexHandler):
         faiss.copy_array_to_vector(np.concatenate([faiss.vector_to_array(pq.centroids), nothing]), new.pq.centroids)
         return self._filled(new, lambda numbers, codes, rows: np.pad(codes, ((0, 0), (0, parts - pq.M))))
 
-    def bases(self, extra: ExtraDimensions, rows: np.ndarray | None, vectors: np.ndarray | None) -> np.ndarray | None:
-        if rows is not None:
-            return self._bases_in(np.searchsorted(self._starts(), rows, "right") - 1, extra)
-        assert vectors is not None
-        return self._bases_in(nearest_lists(self.index.quantizer, vectors, extra), extra)
+    def bases(self, extra: ExtraDimensions, vectors: np.ndarray, rows: np.ndarray | None) -> np.ndarray | None:
+        if rows is None:
+            return self._bases_in(nearest_lists(self.index.quantizer, vectors, extra), extra)
+        return self._bases_in(np.searchsorted(self._starts(), rows, "right") - 1, extra)
 
     def _bases_in(self, numbers: np.ndarray, extra: ExtraDimensions) -> np.ndarray | None:
         """`bases` of entries in the lists `numbers` [n]."""
@@ -254,7 +236,7 @@ class InvertedListsHandler(BaseIndexHandler):
         return IndexHandler.order(self)
 
     def require_takes_extended(self, vectors: np.ndarray, ids: np.ndarray | None) -> None:
-        codec_of(self.index).require_fits(vectors)
+        self.codec.require_fits(vectors)
         self._ids_to_add(ids, len(vectors))
 
     def append_extended(
