@@ -149,9 +149,7 @@ def sizes_of_transform(link: faiss.VectorTransform) -> Iterator[tuple[str, int, 
 
 def write_index_file(path: Path, index: faiss.Index, like: Path) -> None:
     """Writes `index` to a `new_file`. Raises StoreError where it cannot."""
-    sizes: list[int] = []
-    faiss.write_index(index, faiss.PyCallbackIOWriter(lambda content: sizes.append(len(content))))
-    with new_file(path, sum(sizes), like) as file:
+    with new_file(path, like.stat().st_size, like) as file:
         try:
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
         except RuntimeError as error:

@@ -10,7 +10,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import faiss
 import numpy as np
@@ -189,7 +189,7 @@ class Coder:
     """
 
     extra: ExtraDimensions
-    quantiser: faiss.ScalarQuantizer | faiss.ProductQuantizer | None
+    quantiser: Any
     offset_components: Sequence[int]
     head_bits: int
     extra_bits: int
