@@ -18,7 +18,7 @@ from hubplugin.compute.similarities import Similarities
 from hubplugin.errors import InputError
 from hubplugin.vectors import Vectors
 
-SAFE_DRIFT = {8: 20.0, 4: 20.0, 2: 12.0}
+SAFE_DRIFT = {4: 20.0, 2: 12.0}
 """By bytes of a number: while no log alpha has moved from another by more, held exponentials lose nothing that counts.
 What lies below the type's range beside its column's peak (87 in the exponent, for halves under `HALF_PEAK` 26) stays
 far below it."""
@@ -70,7 +70,7 @@ class Exponentials:
 
 def most_held(m: int, compute: Compute) -> int:
     """How many targets find room beside a bank of m, so that one product serves all iterations."""
-    return compute.bytes() // (m * (8 if compute.precision == "float64" else 2))
+    return compute.bytes() // (m * 2)
 
 
 class Kernel:
@@ -78,7 +78,7 @@ class Kernel:
 
     Where the memory budget has room for all of it, the tiles of one iteration serve the next ones too, with
     weights exp(change of log alpha). So an iteration costs two products with a vector instead of one with a matrix.
-    They are held in float32 or, where that has no room and similarities are not large, in halves: see `HALF_PEAK`.
+    They are held in float32 or, where that has no room, in halves: see `HALF_PEAK`.
 
     left_out: the entries that are left out; the largest of a target in the first columns alone. k: see `Scaling`.
     """
@@ -94,9 +94,8 @@ class Kernel:
         self._similarities, self._library = similarities, similarities.library
         self._tau, self._columns, self._left_out, self._k = tau, columns, left_out, k
         self._rows, m = sum(part.targets.rows for part in columns), similarities.m
-        widths = [4, 2] if min(self._rows, m) >= HALF_TERMS else [4]
-        if similarities.compute.precision == "float64":
-            widths = [8]
+        # What halves round off log alpha is times tau in an offset.
+        widths = [4, 2] if min(self._rows, m) >= HALF_TERMS and tau <= 1 else [4]
         room = similarities.compute.bytes()
         self._width = next((width for width in widths if self._rows * m * width <= room), 0)  # 0: nothing is held
         self._held: list[Exponentials] = []
@@ -160,10 +159,9 @@ class Kernel:
                 yield part, xp.ones_like(part.values[0])
             return
         change, done = log_alpha - self._reference, 0
-        exact = self._library.put(np.exp(change - change.max()))
-        narrow = xp.astype(exact, xp.float32)
+        weights = self._library.put(np.exp(change - change.max()), xp.float32)
         for part in self._held:
-            yield part, exact if part.values.dtype == exact.dtype else narrow
+            yield part, weights
             done += len(part.values)
             self._similarities.compute.report(what, done, self._rows)
 
@@ -173,7 +171,7 @@ class Kernel:
         """By products with the targets; what there is room for is held from then on. look: is shown each tile of
         s/tau [b, m], less what is left out, and changes nothing in it."""
         self._held, self._reference, library = [], log_alpha, self._library
-        holds, placed, scale = self._width > 0, Placed(library, log_alpha), 1 / self._tau
+        placed, scale = Placed(library, log_alpha), 1 / self._tau
         for columns in self._columns:
             leave_out = None
             if self._left_out is not None:
@@ -194,16 +192,14 @@ class Kernel:
                     s += placed.like(s)
                 part = Exponentials(columns, *exponentials(s, library))
                 yield part
-                if self._width == 2 and part.values.dtype == library.xp.float64:
-                    self._held, holds = [], False  # what is too large for float32 is so for halves
-                if holds:
+                if self._width:
                     self._held.append(self._copied(part))
 
     def _copied(self, part: Exponentials) -> Exponentials:
         """A copy in the type that is held."""
         xp = self._library.xp
-        if self._width != 2:
-            return replace(part, values=xp.asarray(part.values, copy=True))
+        if self._width == 4:
+            return replace(part, values=xp.astype(part.values, xp.float32, copy=True))
         values = xp.astype(part.values * HALF_PEAK, self._library.half)
         return replace(part, values=values, log_scale=part.log_scale - math.log(HALF_PEAK))
 
