@@ -12,7 +12,7 @@ row a bank; --only replaces those of some sources.
 
 --refusals: what `apply` says to banks that are none, and R@1 with force. The gallery is examples/data in a Faiss file;
 another catalogue is the queries of `debian`, embedded by the same model, where the shared data are there.
---reach sets the limit of `hubplugin.jobs.correct`: of each method and kind of bank the mean share of the gallery that
+--reach sets the limit of `hubplugin.guard`: of each method and kind of bank the mean share of the gallery that
 is nearer to a bank query than its corrected nearest target. The last column is the same bank as if another model had
 embedded it: turned, with its mean elsewhere.
 """
@@ -39,9 +39,9 @@ from benchmarks.tables import EXAMPLES, RESULTS, SHARED, machine, markdown, writ
 from hubplugin.bank import Bank, PreparedBank
 from hubplugin.bank.kinds import displacement
 from hubplugin.compute import Compute
+from hubplugin.guard import judge_by, profile_of
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
-from hubplugin.trial import Experiment, judge_by
 from hubplugin.vectors import as_vectors
 
 FILE = RESULTS / "guard.json"
@@ -67,14 +67,14 @@ def judged(case: Case, split: int) -> Iterator[dict[str, Any]]:
     for basis, second in bases.items():
         bank = Bank(case.bank, second, pairs=None if second is None else np.arange(len(second)))
         given = bank.prepare(Metric.COSINE, Compute("cpu", "2GiB")).against(as_vectors(case.gallery, "targets"))
-        experiment = Experiment(given, split)
+        seen = profile_of(given, split)
         if given.pairs is None:  # the default is judged by nothing else then
-            objections = [experiment.profile.objection] if experiment.profile.objection else []
+            objections = (seen.objection,) if seen.objection else ()
         else:
-            objections = judge_by(experiment, DEFAULT).objections
+            objections = judge_by(given, DEFAULT, split, seen).objections
         row = {"basis": basis, "source": case.source, "kind": case.kind, "size": case.size, "split": split}
         row |= {"change": round(change(case, given), 2), "objections": "; ".join(objections)}
-        yield row | {"doubt": bool(experiment.profile.doubt)}
+        yield row | {"doubt": bool(seen.doubt)}
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -34,7 +34,7 @@ from hubplugin.measures.hubness import k_occurrence, skewness, skewness_by_chanc
 from hubplugin.methods import METHODS
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.trial import Experiment
+from hubplugin.validation import Figures, cross_validate, folds_of
 
 TARGETS, PROBES, K = 1_000, 200, 10
 COLUMNS = ("rise", "drift", "left", "shift", "grown", "worst", "R@1")
@@ -159,8 +159,8 @@ def _corner(vectors: np.ndarray) -> np.ndarray:
 
 def _rise(bank: np.ndarray, setting: Setting) -> float:
     banks = Bank(bank).prepare(Metric.COSINE, Compute("cpu")).against(setting.gallery)
-    outcomes = Experiment(banks).run([None, setting.old, METHODS["blend"]()])
-    raw, before, after = (outcome.trial(outcomes[0]).skewness for outcome in outcomes)
+    margins = cross_validate([None, setting.old, METHODS["blend"]()], banks, folds_of(banks))
+    raw, before, after = (Figures.of([margins], number, None).skewness for number in range(3))
     return (after - before) / max(raw, 1e-9)
 
 

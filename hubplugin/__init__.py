@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from hubplugin.errors import StoreError as StoreError
     from hubplugin.evaluation.evaluate import evaluate as evaluate
     from hubplugin.fitting import fit as fit
+    from hubplugin.guard import Trial as Trial
+    from hubplugin.guard import judge as judge
     from hubplugin.jobs.correct import apply as apply
     from hubplugin.jobs.correct import refit as refit
     from hubplugin.jobs.diagnose import diagnose as diagnose
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from hubplugin.query_dependent import fit_rule as fit_rule
     from hubplugin.recording import Recorder as Recorder
     from hubplugin.registry import open_store as open_store
-    from hubplugin.trial import Trial as Trial
-    from hubplugin.trial import judge as judge
 
 # Looked up on first use, so that `import hubplugin` costs milliseconds and imports no torch.
 _HOMES = {
@@ -49,14 +49,14 @@ _HOMES = {
     "Recorder": "recording",
     "Reranker": "query_dependent",
     "StoreError": "errors",
-    "Trial": "trial",
+    "Trial": "guard",
     "apply": "jobs.correct",
     "diagnose": "jobs.diagnose",
     "evaluate": "evaluation.evaluate",
     "fit": "fitting",
     "fit_rule": "query_dependent",
     "inspect": "jobs.health",
-    "judge": "trial",
+    "judge": "guard",
     "load": "model",
     "open_store": "registry",
     "refit": "jobs.correct",

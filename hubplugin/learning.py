@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import chain
 
 import numpy as np
 
 from hubplugin.bank import PreparedBank, own_share
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
+from hubplugin.guard import FEWEST_WORDINGS
 from hubplugin.measures.significance import Side
 from hubplugin.methods import FitInput, Method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap
-from hubplugin.vectors import Vectors, as_vectors, prepared_blocks, sampled, spool, taken
+from hubplugin.validation import (
+    HELD_OUT,
+    Correction,
+    Fold,
+    Left,
+    Margins,
+    change_of,
+    cross_validate,
+    folds,
+    folds_within,
+)
+from hubplugin.vectors import Vectors, prepared_blocks, sampled
 
 FEWEST_PAIRS, FEWEST_TARGETS = 200, 10
 """Different pairs, and different targets in them, below which nothing is learned: the map gains nothing there."""
@@ -25,17 +36,14 @@ model and gallery. It is 0.5 by chance."""
 
 STRENGTHS = 0.0, 0.25, 0.5, 1.0
 
-FOLDS, PROBES = 3, 500
-"""Folds, and the pairs of each that are tried on either side."""
+FOLDS = 3
+"""On either side."""
 
 FEWEST_JUDGED = 50
 """Judged pairs, below which they do not choose."""
 
-FEWEST_WORDINGS = 50
-"""Other wordings of targets that stay asked for, below which nothing is said of what was asked before."""
-
 SOFTNESS = 0.4
-"""A probe counts as right to the degree sigmoid((own score - best other score) / (SOFTNESS tau))."""
+"""A query counts as right to the degree sigmoid(margin / (SOFTNESS tau))."""
 
 APART, ERRORS = 0.85, 2.0
 """No side may be behind by more than so many standard errors with a whitening or a strength: a few hundred pairs are
@@ -48,59 +56,38 @@ KEPT = 0.9
 PRODUCTS = 1 << 22
 """Similarities that are held at once: 16 MiB, which a cache has room for."""
 
+Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Queries [m, d], the place of each one's target [m] among those asked for, and these [c, d]."""
 
-@dataclass(frozen=True)
-class KnownPairs:
-    """The different pairs of a bank. queries: [m, d]. own: the row of each query's target among `targets` [c, d], which
-    are different rows of `candidates`: `numbers` [c]."""
 
-    queries: np.ndarray
-    own: np.ndarray
-    targets: np.ndarray
-    numbers: np.ndarray
+def pairs_of(bank: PreparedBank, what: str = "the bank", fewest: int = FEWEST_PAIRS) -> np.ndarray:
+    """The rows [m] of the different pairs of a bank. what: what errors call it.
 
-    @classmethod
-    def of(cls, given: PreparedBank, what: str = "the bank", fewest: int = FEWEST_PAIRS) -> KnownPairs:
-        """Raises InputError where the bank has less than `fewest`, CorrectionRefused where they are no pairs of this
-        gallery. what: what errors call it."""
-        known = given.known
-        if known is None:
-            raise InputError("learn=True learns from what each query asks for: pass a Bank with ", Parameter("answers"))
-        rows = np.flatnonzero(known >= 0)
-        first = {(given.query_bank[row].tobytes(), int(known[row])): row for row in rows[::-1]}
-        rows = np.sort(np.fromiter(first.values(), np.int64, len(first)))
-        numbers, own = np.unique(known[rows], return_inverse=True)
-        if len(rows) < fewest or len(numbers) < FEWEST_TARGETS:
-            raise InputError(
-                f"{what} has {len(rows)} different pairs of {len(numbers)} targets; learn=True needs {fewest} "
-                f"pairs of {FEWEST_TARGETS} targets: collect more, or leave ",
-                Parameter("learn"),
-                " out",
-            )
-        if given.pairs is not None:
-            targets = given.require_target_bank("learn")[numbers]
-        else:
-            targets = taken(given.require_targets("learn"), numbers, given.metric)
-        pairs = cls(given.query_bank[rows], own.reshape(-1), targets, numbers)
-        if (nearer := pairs.nearer) < NEARER:
-            raise CorrectionRefused(
-                f"the answers of {what} do not belong to its queries: {nearer:.0%} of these are nearer to their own "
-                f"than to another's ({NEARER:.0%} is needed, 50% is chance); nothing was changed: pass answers of "
-                "this gallery to queries of its model"
-            )
-        return pairs
-
-    @property
-    def nearer(self) -> float:
-        """Share of the pairs whose query is nearer to its own target than to one drawn from the others."""
-        other = (self.own + np.random.default_rng(0).integers(1, len(self.targets), len(self.own))) % len(self.targets)
-        ahead = (self.queries * (self.targets[self.own] - self.targets[other])).sum(axis=1)
-        return float((ahead > 0).mean())
-
-    def some(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Queries, own and targets of the pairs `rows`, as `learned` takes them."""
-        clicked, own = np.unique(self.own[rows], return_inverse=True)
-        return self.queries[rows], own.reshape(-1), self.targets[clicked]
+    Raises InputError where it has less than `fewest`, CorrectionRefused where they are no pairs of this gallery.
+    """
+    known = bank.known
+    if known is None:
+        raise InputError("learn=True learns from what each query asks for: pass a Bank with ", Parameter("answers"))
+    rows = np.flatnonzero(known >= 0)
+    first = {(bank.query_bank[row].tobytes(), int(known[row])): row for row in rows[::-1]}
+    rows = np.sort(np.fromiter(first.values(), np.int64, len(first)))
+    queries, own, targets = Left(bank, bank, rows).pairs
+    if len(rows) < fewest or len(targets) < FEWEST_TARGETS:
+        raise InputError(
+            f"{what} has {len(rows)} different pairs of {len(targets)} targets; learn=True needs {fewest} pairs of "
+            f"{FEWEST_TARGETS} targets: collect more, or leave ",
+            Parameter("learn"),
+            " out",
+        )
+    other = (own + np.random.default_rng(0).integers(1, len(targets), len(own))) % len(targets)
+    nearer = float(((queries * (targets[own] - targets[other])).sum(axis=1) > 0).mean())
+    if nearer < NEARER:
+        raise CorrectionRefused(
+            f"the answers of {what} do not belong to its queries: {nearer:.0%} of these are nearer to their own than "
+            f"to another's ({NEARER:.0%} is needed, 50% is chance); nothing was changed: pass answers of this gallery "
+            "to queries of its model"
+        )
+    return rows
 
 
 @dataclass(frozen=True)
@@ -112,15 +99,23 @@ class Learning:
     tau: float
     whitening: np.ndarray | None = None
 
-    def query_map(self, queries: np.ndarray, own: np.ndarray, targets: np.ndarray) -> QueryMap | None:
-        """What pairs teach, see `learned`: (I + s W) Z, with Z the whitening. None for I."""
+    def whitened(self, queries: np.ndarray) -> np.ndarray:
+        return queries if self.whitening is None else queries @ self.whitening.T
+
+    def map_by(self, w: np.ndarray, pairs: int) -> QueryMap | None:
+        """(I + s W) Z, with Z the whitening; None for I."""
         if not self.strength and self.whitening is None:
             return None
-        eye = np.eye(queries.shape[1], dtype=np.float32)
+        eye = np.eye(len(w), dtype=np.float32)
         first = eye if self.whitening is None else self.whitening
-        w = learned(queries @ first.T, own, targets, self.tau) if self.strength else np.zeros_like(eye)
         step = (eye + np.float32(self.strength) * w) @ first - eye
-        return QueryMap(step, self.strength, len(queries), self.whitening is not None)
+        return QueryMap(step, self.strength, pairs, self.whitening is not None)
+
+    def query_map(self, queries: np.ndarray, own: np.ndarray, targets: np.ndarray) -> QueryMap | None:
+        """What pairs teach, see `learned`."""
+        if not self.strength:
+            return self.map_by(np.zeros((queries.shape[1],) * 2, np.float32), len(queries))
+        return self.map_by(learned(self.whitened(queries), own, targets, self.tau), len(queries))
 
     def fit(self, given: FitInput, query_map: QueryMap) -> OffsetModel:
         """The method fitted on the bank of `given`, mapped. The model has the bank as it was given."""
@@ -128,6 +123,14 @@ class Learning:
         model = self.method.fit(replace(given, query_bank=asked))
         terms = tuple(replace(term, bank=given.query_bank) if term.bank is asked else term for term in model.terms)
         return model.having(terms=terms, query_map=query_map, bank_fingerprint=given.fingerprint)
+
+    def __call__(self, left: Left) -> list[Correction]:
+        """What the pairs that a fold leaves teach, and the offsets of its bank as they map it."""
+        query_map = self.query_map(*left.pairs)
+        if query_map is None:
+            return [(self.method.raw_offsets(left.given), None)]
+        model = self.fit(left.given, query_map)
+        return [(model.raw_offsets(left.given.require_targets("learn"), left.given.compute), query_map)]
 
 
 NOTHING = "the pairs taught nothing beyond the offsets: queries are not mapped"
@@ -154,58 +157,90 @@ class Lesson:
         return [f"{self.model.query_map}; over the offsets alone, {said}"]
 
 
-@dataclass(frozen=True)
-class Base:
-    """Before a map is learned. how: the offsets alone, or with a whitening. offsets: of all candidates, float32 [n]."""
-
-    how: Learning
-    model: OffsetModel
-    offsets: np.ndarray
-
-    def queries(self, queries: np.ndarray) -> np.ndarray:
-        whitening = self.how.whitening
-        return queries if whitening is None else queries @ whitening.T
-
-
-def taught(configuration: Method, given: PreparedBank, judged: PreparedBank | None = None) -> Lesson:
-    """`configuration` fitted on `given`, with the query map that the known answers of the bank teach.
+def taught(configuration: Method, bank: PreparedBank, judged: PreparedBank | None = None) -> Lesson:
+    """`configuration` fitted on `bank`, with the query map that its known answers teach.
 
     judged: clicks that somebody has looked at, by which strength and whitening are chosen in the place of the bank's.
     Raises InputError where either has too few answers, CorrectionRefused where these do not belong to the queries.
     """
-    pairs, rng, gallery = KnownPairs.of(given), np.random.default_rng(0), given.require_targets("learn")
-    tried = pairs
-    if judged is not None:
-        if given.clicks is None or judged.clicks is None:
-            raise InputError(Parameter("judged"), " is for logs: pass ids or rows as answers, in both banks")
-        tried = KnownPairs.of(judged, "the judged bank", FEWEST_JUDGED)
-    some = sampled(gallery, len(given.query_bank), given.metric, rng)
-    apart = own_share(given.query_bank, some, given.compute, rng) >= APART
-    bases = [
-        base_of(configuration, given, first) for first in (None, whitening(given.query_bank, gallery, given.metric))
-    ]
-    sides = sides_of(pairs, tried)
-    tries = {
-        name: np.stack([margins_of(pairs, tried, each, base, given) for base in bases]) for name, each in sides.items()
-    }
-    number, strength = chosen(list(tries.values()), bases[0].how.tau, ERRORS if apart else -ERRORS)
-    base = bases[number]
-    how = replace(base.how, strength=STRENGTHS[strength])
-    before, after = ({name: each[place] for name, each in tries.items()} for place in ((0, 0), (number, strength)))
+    rows, rng, gallery = pairs_of(bank), np.random.default_rng(0), bank.require_targets("learn")
+    some = sampled(gallery, len(bank.query_bank), bank.metric, rng)
+    apart = own_share(bank.query_bank, some, bank.compute, rng) >= APART
+    hows = []
+    for first in (None, whitening(bank.query_bank, gallery, bank.metric)):
+        asked = bank if first is None else replace(bank, query_bank=bank.query_bank @ first.T)
+        method = configuration.resolved(asked)
+        hows.append(Learning(method, 0.0, float(str(method.parameters["tau"])), first))
+    tried, sides = sides_of(bank, rows, judged)
+    margins = {side: cross_validate([strengths_of(how) for how in hows], tried, each) for side, each in sides.items()}
+    number, strength = chosen([_by_base(each) for each in margins.values()], hows[0].tau, ERRORS if apart else -ERRORS)
     figures = {
-        name: Side.of((before[name] > 0).astype(float), (after[name] > 0).astype(float), WHAT[name]) for name in sides
+        side: change_of([each], 0, number * len(STRENGTHS) + strength, WHAT[side]) for side, each in margins.items()
     }
-    model = bases[0].model
-    query_map = how.query_map(pairs.queries, pairs.own, pairs.targets)
-    if query_map is not None:
-        asked = replace(given, query_bank=query_map.of_bank(given.query_bank))
-        how = replace(how, method=configuration.resolved(asked))
-        model = how.fit(given, query_map)
-    return Lesson(model, how, figures.get("asked"), figures["other"])
+    how = replace(hows[number], strength=STRENGTHS[strength])
+    query_map = how.query_map(*Left(bank, bank, rows).pairs)
+    if query_map is None:
+        model = how.method.fit(bank)
+    else:
+        how = replace(how, method=configuration.resolved(replace(bank, query_bank=query_map.of_bank(bank.query_bank))))
+        model = how.fit(bank, query_map)
+    other = figures["other"]
+    assert other is not None
+    return Lesson(model, how, figures.get("asked"), other)
 
 
 WHAT = {"asked": "other wordings", "other": "pairs"}
 """What the held-out pairs of each side are."""
+
+
+def _by_base(margins: Margins) -> np.ndarray:
+    """[bases, strengths, probes]."""
+    assert margins.margins is not None
+    return margins.margins.reshape(-1, len(STRENGTHS), margins.margins.shape[1])
+
+
+def strengths_of(how: Learning) -> Callable[[Left], list[Correction]]:
+    """All strengths of a map, beside the offsets of the bank as it is, or whitened."""
+
+    def tried(left: Left) -> list[Correction]:
+        queries, own, targets = left.pairs
+        offsets = how.method.raw_offsets(replace(left.given, query_bank=how.whitened(left.given.query_bank)))
+        w = learned(how.whitened(queries), own, targets, how.tau)
+        return [(offsets, replace(how, strength=each).map_by(w, len(queries))) for each in STRENGTHS]
+
+    return tried
+
+
+def sides_of(
+    bank: PreparedBank, rows: np.ndarray, judged: PreparedBank | None = None
+) -> tuple[PreparedBank, dict[str, list[Fold]]]:
+    """The pairs that are learned from and tried, and by side their folds: "other", where the target of a query was
+    never among the learned; and "asked", other wordings of targets that stay asked for, where there are enough.
+    rows: of the bank's pairs. judged: of whose pairs is tried what is learned from the bank's."""
+    assert bank.known is not None
+    rng, both, tried = np.random.default_rng(0), bank, rows
+    if judged is not None:
+        if bank.clicks is None or judged.clicks is None:
+            raise InputError(Parameter("judged"), " is for logs: pass ids or rows as answers, in both banks")
+        tried = len(bank.query_bank) + pairs_of(judged, "the judged bank", FEWEST_JUDGED)
+        queries = np.concatenate([bank.query_bank, judged.query_bank])
+        both = replace(bank, query_bank=queries, clicks=np.concatenate([bank.clicks, judged.clicks]))
+    known, order = both.known, rng.permutation(tried)
+    assert known is not None
+    numbers, target = np.unique(known, return_inverse=True)
+    fold_of = (rng.permutation(len(numbers)) % FOLDS)[target.reshape(-1)]
+    held = [order[fold_of[order] == number][:HELD_OUT] for number in range(FOLDS)]
+    other = [Fold(rows[fold_of[rows] != number], each) for number, each in enumerate(held)]
+    if judged is None:
+        again = folds(order, folds_within(known[order], FOLDS))
+    else:
+        looked_at = {query.tobytes() for query in both.query_bank[tried]}
+        seen = rows[[query.tobytes() not in looked_at for query in both.query_bank[rows]]]
+        again = [Fold(seen, tried[np.isin(known[tried], known[seen])])]
+    unanswered = np.flatnonzero(bank.known < 0)  # of which offsets are fitted, too
+    other, again = ([Fold(np.union1d(each.seen, unanswered), each.held) for each in side] for side in (other, again))
+    enough = sum(len(fold.held) for fold in again) >= FEWEST_WORDINGS
+    return both, {"other": other, "asked": again} if enough else {"other": other}
 
 
 def chosen(sides: list[np.ndarray], tau: float, errors: float) -> tuple[int, int]:
@@ -276,96 +311,6 @@ def whitening(bank: np.ndarray, gallery: Vectors, metric: Metric) -> np.ndarray:
     size = max(float(np.trace(covariance)) / dim, 1e-30)
     z = size * np.linalg.inv(KEPT * size * np.eye(dim) + (1 - KEPT) * covariance)
     return np.ascontiguousarray(z, np.float32)
-
-
-def base_of(configuration: Method, given: PreparedBank, first: np.ndarray | None) -> Base:
-    """A fit on the bank, `first` whitened."""
-    if first is not None:
-        given = replace(given, query_bank=given.query_bank @ first.T)
-    method = configuration.resolved(given)
-    model, how = method.fit(given), Learning(method, 0.0, float(str(method.parameters["tau"])), first)
-    if given.pairs is None:
-        offsets = model.raw_offsets(given.require_targets("learn"), given.compute)
-    else:  # answers are part of the gallery, so that they stand no worse beside it than the answers of a search will
-        together = as_vectors(spool(_candidates(given), "targets and answers"), "targets")
-        offsets = method.raw_offsets(replace(given, targets=together, target_bank=None, pairs=None))
-    return Base(how, model, offsets.astype(np.float32))
-
-
-def _candidates(given: PreparedBank) -> Iterator[np.ndarray]:
-    """What a probe is searched among, in blocks: the target bank, where answers are vectors, and the gallery."""
-    gallery = prepared_blocks(given.require_targets("learn"), given.metric)
-    return gallery if given.pairs is None else chain([given.require_target_bank("learn")], gallery)
-
-
-Folds = list[tuple[np.ndarray, np.ndarray]]
-"""Of each fold the rows that are tried, and the rows of the pairs that are learned from."""
-
-
-def sides_of(pairs: KnownPairs, tried: KnownPairs) -> dict[str, Folds]:
-    """What is tried of pairs among `tried`, by side: "other", where the target of a probe was never among the learned;
-    and "asked", other wordings of targets that stay asked for, where there are enough."""
-    rng, numbers = np.random.default_rng(0), np.union1d(pairs.numbers, tried.numbers)
-    fold = rng.permutation(len(numbers)) % FOLDS
-    of_tried, of_pairs = (fold[np.searchsorted(numbers, each.numbers)][each.own] for each in (tried, pairs))
-    sides = {"other": _folds(of_tried, of_pairs, rng)}
-    if tried is pairs:
-        within = folds_within(pairs.own, FOLDS)
-        again = _folds(within, within, rng)
-    else:
-        known = {query.tobytes() for query in tried.queries}
-        seen = np.array([query.tobytes() not in known for query in pairs.queries])
-        still = np.isin(tried.numbers[tried.own], pairs.numbers[pairs.own[seen]])
-        again = [(np.flatnonzero(still), np.flatnonzero(seen))]
-    if sum(len(rows) for rows, _ in again) >= FEWEST_WORDINGS:
-        sides["asked"] = again
-    return sides
-
-
-def _folds(tried: np.ndarray, learned_from: np.ndarray, rng: np.random.Generator) -> Folds:
-    """From the fold that holds out each pair that may be tried, and each that may be learned from, -1 for none."""
-    probes = [rng.permutation(np.flatnonzero(tried == held))[:PROBES] for held in range(FOLDS)]
-    return [(rows, np.flatnonzero(learned_from != held)) for held, rows in enumerate(probes)]
-
-
-def margins_of(pairs: KnownPairs, tried: KnownPairs, folds: Folds, base: Base, given: PreparedBank) -> np.ndarray:
-    """How far the own target of each probe is ahead of the best other candidate at each strength of the map:
-    [strengths, p]."""
-    steps = []
-    for rows, seen in folds:
-        queries, own, targets = pairs.some(seen)
-        step = learned(base.queries(queries), own, targets, base.how.tau)
-        steps.append(base.queries(tried.queries[rows]) @ step.T)
-    chosen, stepped = np.concatenate([rows for rows, _ in folds]), np.concatenate(steps)
-    queries, number = base.queries(tried.queries[chosen]), tried.numbers[tried.own[chosen]]
-    moved_own = np.full((len(STRENGTHS), len(queries)), np.nan)
-    best, start = np.full((len(STRENGTHS), len(queries)), -np.inf), 0
-    for block in _candidates(given):
-        size = max(PRODUCTS // len(block), 1)
-        for some in (slice(first, min(first + size, len(queries))) for first in range(0, len(queries), size)):
-            scores = queries[some] @ block.T + base.offsets[start : start + len(block)]
-            gained, here = stepped[some] @ block.T, number[some] - start
-            inside = np.flatnonzero((here >= 0) & (here < len(block)))
-            for row, strength in enumerate(STRENGTHS):
-                moved = scores + np.float32(strength) * gained
-                moved_own[row, some.start + inside] = moved[inside, here[inside]]
-                moved[inside, here[inside]] = -np.inf
-                best[row, some] = np.maximum(best[row, some], moved.max(axis=1))
-        start += len(block)
-    return np.asarray(moved_own - best)
-
-
-def folds_within(answer: np.ndarray, folds: int) -> np.ndarray:
-    """The fold of each query, of those whose answer [m] is that of others too; -1 for others and where it is -1. The
-    wordings of one target are spread over the folds, so that each fold leaves some of them."""
-    by_target = np.argsort(answer, kind="stable")
-    _, first, group, count = np.unique(answer[by_target], return_index=True, return_inverse=True, return_counts=True)
-    group = group.reshape(-1)
-    fold_of = np.empty(len(answer), np.int64)
-    fold_of[by_target] = (np.arange(len(answer)) - first[group] + group) % folds
-    fold_of[by_target[count[group] < 2]] = -1
-    fold_of[answer < 0] = -1
-    return fold_of
 
 
 def require_learnable(learn: bool, method: str, metric: Metric | str, targets: object, **others: object) -> None:

@@ -43,11 +43,11 @@ WALKS = """## Six walks
    as a check.
 5. **`hubplugin_qdrant.apply(client, "photos", bank)`.** The package opens the collection as a store (`store.py`,
    `schema.py`) and hands it to `hubplugin/jobs/correct.py`. There the bank is read (`bank/bank.py`),
-   the vectors are spooled (`jobs/write.py`), and the correction is tried (`trial/experiment.py`,
-   `trial/guard.py`). Then it is fitted as in the first walk. `jobs/write.py` writes through `store.py`, and
+   the vectors are spooled (`jobs/write.py`), and the correction is tried (`guard.py`,
+   `validation.py`). Then it is fitted as in the first walk. `jobs/write.py` writes through `store.py`, and
    `calibration.py` and `manifest.py` end in one switch.
 6. **`refit(store, bank)`.** The same eight steps in `hubplugin/jobs/correct.py`, with the old model beside the new
-   one in `trial/experiment.py`. On a Faiss file `store.py` takes the folder's lock (`folder.py`), and `files.py` writes
+   one in `validation.py`. On a Faiss file `store.py` takes the folder's lock (`folder.py`), and `files.py` writes
    the new index beside the old one, which it replaces in one step.
 """
 

@@ -22,6 +22,7 @@ from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
 from hubplugin.executors import GalleryLike, read_by_workers
 from hubplugin.fitting import require_executor
+from hubplugin.guard import FEWEST_WORDINGS, Trial, check, require_displacement, require_size, small_bank
 from hubplugin.jobs.health import counted
 from hubplugin.jobs.results import Applied, OldVersusNew, Refitted
 from hubplugin.jobs.write import (
@@ -33,8 +34,7 @@ from hubplugin.jobs.write import (
     write,
     written,
 )
-from hubplugin.learning import FEWEST_WORDINGS, Lesson, require_learnable, taught
-from hubplugin.measures.hubness import skewness
+from hubplugin.learning import Lesson, require_learnable, taught
 from hubplugin.methods import METHODS, FitInput, Method, configured
 from hubplugin.model import (
     Dot,
@@ -48,17 +48,7 @@ from hubplugin.model import (
     group_key,
 )
 from hubplugin.store import Answered, Store, recorded_of
-from hubplugin.trial import (
-    Experiment,
-    Outcome,
-    Trial,
-    check_by,
-    require_displacement,
-    require_kind,
-    require_size,
-    small_bank,
-)
-from hubplugin.vectors import as_vectors
+from hubplugin.validation import Configuration, Margins, cross_validate, folds_of
 
 logger = logging.getLogger(__name__)
 
@@ -95,37 +85,30 @@ def apply(
     executor, shards: as in `hubplugin.fit`; the workers of the executor write, too (docs/scale.md).
     Raises InputError for the bank or a parameter, StoreError for the store; searches are unchanged in every case.
     """
+    compute = _usable(compute)
     if isinstance(bank, OffsetModel):
-        compute = _usable(compute)
-        method_given = method != "blend"
-        _require_none(method=method_given, group_by=group_by, learn=learn, executor=executor, **parameters)
+        given = {"method": method != "blend", "group_by": group_by, "learn": learn, "executor": executor, **parameters}
+        for name in (name for name, value in given.items() if value is not None and value is not False):
+            raise InputError("a fitted model has its bank and its method already: leave out ", Parameter(name))
         require_match(bank, store)
         if dry_run:
             return replace(unwritten(store, bank, compute), notes=store.plan())
         return write(store, bank, force=force, compute=compute)
     if learn:
         require_learnable_in(store, learn, method, group_by, executor)
-    compute = _usable(compute)
-    configuration = configured(METHODS, method, parameters, apply)
-    prepared = bank_for(store, bank, learn).prepare(store.metric, compute, store)
-    if require_executor(executor, shards):
-        _require_by_shards(prepared, group_by)
-    _require_usable(store, prepared, configuration, force, dry_run)
-    looked_at = _looked_at(store, judged, learn, compute)
-    clicked = _clicked(prepared, looked_at)
-    recipe = Recipe(configuration, group_by, learn, force)
-    cut_off = None if dry_run else _cut_off(store, recipe, prepared)
+    job = Job(store, configured(METHODS, method, parameters, apply), group_by, learn, force, dry_run)
+    prepared, looked_at = job.read(bank, judged, compute)
+    if require_executor(executor, shards) and (group_by is not None or prepared.clicks is not None):
+        what = "clicks" if prepared.clicks is not None else "groups"
+        raise InputError(f"{what} need all targets in one process: leave ", Parameter("executor"), " out")
+    cut_off = None if dry_run else _cut_off(job, prepared)
     by_workers = None if executor is None else ShardedStore(store, shards, executor)
     if cut_off is not None:
         return written(store, cut_off, by_workers, compute, force)
     if by_workers is not None:
         source = cast(GalleryLike, store)
-        sampled = read_by_workers(prepared, source, by_workers.shards, configuration, by_workers.executor)
-        return _corrected(store, sampled, by_workers, recipe, dry_run)[0]
-    gallery = SpooledGallery(store, compute.progress, group_by, clicked)
-    if looked_at is not None:
-        recipe = replace(recipe, judged=looked_at.against(gallery.vectors, gallery.rows))
-    return _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, recipe, dry_run)[0]
+        prepared = read_by_workers(prepared, source, by_workers.shards, job.configuration, by_workers.executor)
+    return _corrected(job, prepared, looked_at, by_workers)[0]
 
 
 def refit(
@@ -159,22 +142,18 @@ def refit(
     parameter; StoreError for a store without an active correction. Searches are then unchanged. `rollback`
     writes the old model.
     """
-    old = _active(store)
-    compute = _usable(compute)
+    correction = store.correction()
+    if correction is None or not correction.active:
+        raise StoreError(f"{store.url} has no active correction to fit anew; apply one first")
+    old, compute = correction.model, _usable(compute)
     if learn is None:
         learn = old.query_map is not None
     if learn:
-        given = old.method if method is None else method
-        require_learnable_in(store, learn, given, group_key(old), None)
+        require_learnable_in(store, learn, method or old.method, group_key(old), None)
     configuration = _same(old, parameters) if method is None else configured(METHODS, method, parameters, refit)
-    prepared = bank_for(store, Bank() if bank is None else bank, learn).prepare(store.metric, compute, store)
-    _require_usable(store, prepared, configuration, force, dry_run)
-    looked_at = _looked_at(store, judged, learn, compute)
-    clicked = _clicked(prepared, looked_at)
-    gallery = SpooledGallery(store, compute.progress, group_key(old), clicked)
-    looked_at = None if looked_at is None else looked_at.against(gallery.vectors, gallery.rows)
-    recipe = Recipe(configuration, group_key(old), learn, force, old, looked_at)
-    done, versus = _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, recipe, dry_run)
+    job = Job(store, configuration, group_key(old), learn, force, dry_run, old)
+    prepared, looked_at = job.read(Bank() if bank is None else bank, judged, compute)
+    done, versus = _corrected(job, prepared, looked_at)
     assert versus is not None
     before, now = len(old.terms[0].bank), len(prepared.query_bank)  # of `dn` the old one kept is its mean alone
     fewer = [f"the new bank has {now:,} queries, the old one had {before:,}"] if now < before else []
@@ -182,93 +161,103 @@ def refit(
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How to make a correction. group_by: the key within whose values it is fitted. learn: what known answers teach
-    beyond offsets. old: the active model that the new one must not be worse than. judged: what chooses how strong a map
-    is."""
+class Job:
+    """What is asked for. group_by: the key within whose values offsets are fitted. learn: what known answers teach
+    beyond offsets. old: the active model that the new one must not be worse than."""
 
+    store: Store
     configuration: Method
     group_by: str | None
     learn: bool
     force: bool
+    dry_run: bool
     old: OffsetModel | None = None
-    judged: PreparedBank | None = None
+
+    def read(
+        self, bank: BankLike, judged: BankLike | None, compute: Compute
+    ) -> tuple[PreparedBank, PreparedBank | None]:
+        """The bank, and what chooses how strong a map is; raises what can be told before the gallery is read."""
+        store = self.store
+        prepared = bank_for(store, bank, self.learn).prepare(store.metric, compute, store)
+        self.configuration.require_banks(prepared)
+        store.require_writable(dry_run=self.dry_run)
+        if not store.count():
+            raise InputError(f"{store.url} is empty; add vectors, then correct it")
+        if not self.force:
+            require_size(prepared, self.configuration)
+        if judged is None:
+            return prepared, None
+        if not self.learn:
+            raise InputError(Parameter("judged"), " chooses how strong a map is: pass ", Parameter("learn", True))
+        return prepared, Bank.of(judged).prepare(store.metric, compute, store)
 
 
 def _corrected(
-    store: Store, bank: PreparedBank, gallery: SpooledGallery | ShardedStore, recipe: Recipe, dry_run: bool
+    job: Job, bank: PreparedBank, judged: PreparedBank | None, by_workers: ShardedStore | None = None
 ) -> tuple[Applied, OldVersusNew | None]:
-    """Tries, fits and writes, or only counts what would be written. Raises CorrectionRefused where that would do harm,
-    or the new correction is worse than the old one; nothing is written then."""
-    configuration, compute = recipe.configuration, bank.compute
-    logger.info("%s: trying %s", store.url, configuration.name)
-    trial, versus, lesson, neutral = None, None, None, dict[Value, str]()
-    experiment = Experiment(bank)
-    if not recipe.force and (recipe.group_by is None or recipe.old is not None):
-        require_kind(experiment)  # before anything is fitted
-    asked, configuration = configuration, configuration.resolved(bank)
-    if recipe.group_by is None:
-        trial = None if recipe.force else check_by(experiment, configuration)
-        # Its parameters are found on the bank as it maps that.
-        lesson = taught(asked, bank, recipe.judged) if recipe.learn else None
-        if recipe.old is not None:
-            if lesson is None and recipe.old.query_map is None:
-                versus = _versus([tuple(experiment.run([None, recipe.old, configuration]))])
-            else:
-                versus = _on_what_is_new(bank, recipe, configuration, lesson)
-            _require_not_worse(versus, recipe.force)
-    logger.info("%s: fitting %s on %d bank queries", store.url, configuration.name, len(bank.query_bank))
-    if recipe.group_by is None:
-        model = configuration.fit(bank) if lesson is None else lesson.model
-        model = counted(model, bank) if isinstance(gallery, SpooledGallery) else model
-        if not recipe.force:
-            require_displacement(
-                model, as_vectors(bank.query_bank, "query bank"), bank.require_targets(model.method), compute
-            )
+    """Reads the gallery, unless workers have, tries, fits and writes, or only counts what would be written. Raises
+    CorrectionRefused where that would do harm, or the new correction is worse than the old one; nothing is written
+    then."""
+    store, compute, gallery = job.store, bank.compute, None
+    if by_workers is None:
+        clicked = [each.clicks for each in (bank, judged) if each is not None and each.clicks is not None]
+        named = np.concatenate(clicked) if clicked else None
+        gallery = SpooledGallery(store, compute.progress, job.group_by, named)
+        bank = bank.against(gallery.vectors, gallery.rows)
+        judged = None if judged is None else judged.against(gallery.vectors, gallery.rows)
+    logger.info("%s: trying and fitting %s", store.url, job.configuration.name)
+    trial, lesson, versus, neutral = None, None, None, dict[Value, str]()
+    if job.group_by is None:
+        trial = None if job.force else check(bank, job.configuration)
+        lesson = taught(job.configuration, bank, judged) if job.learn else None
+        versus = None if job.old is None else _versus(job, bank, job.old, lesson)
+        model = job.configuration.fit(bank) if lesson is None else lesson.model
+        model = model if gallery is None else counted(model, bank)
+        if not job.force:
+            require_displacement(model, bank)
     else:
-        assert isinstance(gallery, SpooledGallery)
-        old = recipe.old if isinstance(recipe.old, GroupedModel) else None
-        model, neutral, trials = fit_within(bank, configuration, recipe.group_by, gallery.groups(), recipe.force, old)
-        if old is not None:
-            versus = _versus(trials)
-            _require_not_worse(versus, recipe.force)
-    if dry_run:
+        assert gallery is not None
+        old = job.old if isinstance(job.old, GroupedModel) else None
+        model, neutral, parts = fit_within(bank, job.configuration, job.group_by, gallery.groups(), job.force, old)
+        versus = None if old is None else OldVersusNew.of(parts, old, job.configuration)
+        _require_not_worse(versus, job.force)
+    if job.dry_run:
         done = replace(unwritten(store, model, compute), notes=store.plan())
     else:
-        done = written(store, model, gallery, compute, recipe.force, _answered(bank, trial))
+        done = written(store, model, gallery or by_workers, compute, job.force, _answered(bank, trial))
     # Where nothing was tried, what to expect of the bank is still worth a line.
     notes = [*(small_bank(len(bank.distinct)) if trial is None else []), *done.notes]
     notes += [] if lesson is None else lesson.notes
     return replace(done, neutral=neutral, trial=trial, notes=notes), versus
 
 
-def _on_what_is_new(bank: PreparedBank, recipe: Recipe, configuration: Method, lesson: Lesson | None) -> OldVersusNew:
-    """Old and new on queries that the old model has not seen. A map knows the answers it was taught, so that it would
-    be ahead of any that learns without them. Where there are few, both are tried as they are: they have seen the same.
-    """
-    old, known = recipe.old, bank.known
-    assert old is not None
-    seen = {row.tobytes() for row in old.terms[0].bank.round(5) + 0.0}
-    fresh = np.array([row.tobytes() not in seen for row in bank.query_bank.round(5) + 0.0])
-    if known is not None and (fresh & (known >= 0))[bank.distinct].sum() >= FEWEST_WORDINGS:
-        experiment = Experiment(bank, tried=fresh)
-        return _versus([tuple(experiment.run([None, old, configuration if lesson is None else lesson.how]))])
-    new = configuration.fit(bank) if lesson is None else lesson.model
-    return _versus([tuple(Experiment(bank).run([None, old, new]))])
+def _versus(job: Job, bank: PreparedBank, old: OffsetModel, lesson: Lesson | None) -> OldVersusNew:
+    """Old and new beside each other. A map knows the answers it was taught, so that it would be ahead of any that
+    learns without them: with one, they are tried on queries that the old model has not seen. Where there are few, both
+    are tried as they are: they have seen the same."""
+    tried = folds_of(bank)
+    method = job.configuration.resolved(bank) if lesson is None else lesson.how.method
+    new: Configuration = method if lesson is None else lesson.how
+    if lesson is not None or old.query_map is not None:
+        seen = {row.tobytes() for row in old.terms[0].bank.round(5) + 0.0}
+        fresh = np.array([row.tobytes() not in seen for row in bank.query_bank.round(5) + 0.0])
+        if bank.known is not None and (fresh & (bank.known >= 0))[bank.distinct].sum() >= FEWEST_WORDINGS:
+            tried = folds_of(bank, tried=fresh)
+        else:
+            new = method.fit(bank) if lesson is None else lesson.model
+    found = OldVersusNew.of([cross_validate([None, old, new], bank, tried)], old, method)
+    _require_not_worse(found, job.force)
+    return found
 
 
 def _answered(bank: PreparedBank, trial: Trial | None) -> Answered | None:
     """What a store can try its own searches with; None where clicks are not known."""
-    if bank.clicks is None:
-        return None
     rows = bank.clicked_rows
-    assert rows is not None
-    asked, gains = rows >= 0, list[tuple[float, float]]()
-    if trial is not None and trial.gain is not None and trial.error is not None:
-        gains.append((trial.gain, trial.error))
-    if trial is not None and trial.asked is not None:
-        gains.append((trial.asked.after - trial.asked.before, trial.asked.error))
-    return Answered(bank.query_bank[asked], rows[asked], min(gains, default=None))
+    if rows is None:
+        return None
+    sides = [] if trial is None else [side for side in (trial.right, trial.asked) if side is not None]
+    gains = [(side.change.value, side.error) for side in sides]
+    return Answered(bank.query_bank[rows >= 0], rows[rows >= 0], min(gains, default=None))
 
 
 def _usable(compute: Compute) -> Compute:
@@ -278,13 +267,6 @@ def _usable(compute: Compute) -> Compute:
     return compute
 
 
-def _require_none(**arguments: object) -> None:
-    """Raises InputError for the first of the `arguments` beside a fitted model that is there."""
-    for name, value in arguments.items():
-        if value is not None and value is not False:
-            raise InputError("a fitted model has its bank and its method already: leave out ", Parameter(name))
-
-
 def require_learnable_in(
     store: Store, learn: bool, method: str, group_by: str | None, executor: Executor | None
 ) -> None:
@@ -292,38 +274,6 @@ def require_learnable_in(
     if not store.maps_queries:
         raise InputError(f"{store.url} holds no map of queries: leave out ", Parameter("learn"))
     require_learnable(learn, method, store.metric, store, group_by=group_by, executor=executor)
-
-
-def _looked_at(store: Store, judged: BankLike | None, learn: bool, compute: Compute) -> PreparedBank | None:
-    """The judged bank; raises InputError where nothing is learned."""
-    if judged is None:
-        return None
-    if not learn:
-        raise InputError(Parameter("judged"), " chooses how strong a map is: pass ", Parameter("learn", True))
-    return Bank.of(judged).prepare(store.metric, compute, store)
-
-
-def _clicked(*banks: PreparedBank | None) -> np.ndarray | None:
-    """The ids that were clicked in any of `banks`."""
-    known = [bank.clicks for bank in banks if bank is not None and bank.clicks is not None]
-    return np.concatenate(known) if known else None
-
-
-def _require_by_shards(bank: PreparedBank, group_by: str | None) -> None:
-    """Raises InputError for what needs all targets in one place."""
-    if group_by is not None or bank.clicks is not None:
-        what = "clicks" if bank.clicks is not None else "groups"
-        raise InputError(f"{what} need all targets in one process: leave ", Parameter("executor"), " out")
-
-
-def _require_usable(store: Store, bank: PreparedBank, configuration: Method, force: bool, dry_run: bool) -> None:
-    """Raises what can be told before the gallery is read."""
-    configuration.require_banks(bank)
-    store.require_writable(dry_run=dry_run)
-    if not store.count():
-        raise InputError(f"{store.url} is empty; add vectors, then correct it")
-    if not force:
-        require_size(bank, configuration)
 
 
 def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
@@ -349,23 +299,15 @@ def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
     return replace(bank, queries=recorded, answers=answers)
 
 
-def _cut_off(store: Store, recipe: Recipe, bank: FitInput) -> OffsetModel | None:
+def _cut_off(job: Job, bank: FitInput) -> OffsetModel | None:
     """The model whose writing was cut off, if it is the one that is asked for. Of what was learned only another fit
     tells: a model does not say which answers taught it. If that is the same, it is still written where it stopped."""
-    correction = store.correction()
-    if correction is None or correction.active or recipe.learn:
+    correction = job.store.correction()
+    if correction is None or correction.active or job.learn:
         return None
     model = correction.model
-    same = recipe.configuration.made(model, bank) and group_key(model) == recipe.group_by and model.query_map is None
+    same = job.configuration.made(model, bank) and group_key(model) == job.group_by and model.query_map is None
     return model if same else None
-
-
-def _active(store: Store) -> OffsetModel:
-    """The model to be replaced."""
-    correction = store.correction()
-    if correction is None or not correction.active:
-        raise StoreError(f"{store.url} has no active correction to fit anew; apply one first")
-    return correction.model
 
 
 def _same(model: OffsetModel, changes: dict[str, Setting]) -> Method:
@@ -376,43 +318,13 @@ def _same(model: OffsetModel, changes: dict[str, Setting]) -> Method:
     return configured(METHODS, model.method, own | changes, refit)
 
 
-def _require_not_worse(versus: OldVersusNew, force: bool) -> None:
-    logger.info("%s", versus)
-    if versus.objection and not force:
+def _require_not_worse(versus: OldVersusNew | None, force: bool) -> None:
+    if versus is not None and versus.objection and not force:
         raise CorrectionRefused(
             f"the new correction is worse than the active one: {versus.objection}; nothing was changed: record more "
             "queries, or activate it all the same with ",
             Parameter("force", True),
         )
-
-
-def _versus(trials: Sequence[tuple[Outcome, ...]]) -> OldVersusNew:
-    """From raw, old and new of each group, or of the whole gallery."""
-    raw, old, new = (list(each) for each in zip(*trials, strict=True))
-    after = _pooled(new, old)
-    return OldVersusNew(_pooled(raw, raw), _pooled(old, raw), _pooled(new, raw), after.gain, after.error)
-
-
-def _pooled(outcomes: list[Outcome], raw: list[Outcome]) -> Trial:
-    """All groups as one: their queries together, each on a gallery of its own, and their hubness on average, by the
-    number of targets."""
-
-    def together(outcomes: list[Outcome]) -> Outcome:
-        known = [each for each in outcomes if each.hits is not None]
-        hits, ranks = (
-            np.concatenate([getattr(each, name) for each in known]) if known else None for name in ("hits", "log_ranks")
-        )
-        gap = float(np.average([each.gap for each in outcomes], weights=[len(each.costs) for each in outcomes]))
-        occurrence, costs = (
-            np.concatenate([getattr(each, name) for each in outcomes]) for name in ("occurrence", "costs")
-        )
-        return replace(
-            outcomes[0], occurrence=occurrence, costs=costs, gap=gap, hits=hits, log_ranks=ranks, nearest=None
-        )
-
-    skewnesses = [skewness(each.occurrence) for each in outcomes]
-    average = np.average(skewnesses, weights=[len(each.occurrence) for each in outcomes])
-    return replace(together(outcomes).trial(together(raw)), skewness=float(average))
 
 
 SMALLEST_GROUP = 100
@@ -426,29 +338,28 @@ def fit_within(
     groups: Sequence[tuple[Value, Members]],
     force: bool,
     old: GroupedModel | None = None,
-) -> tuple[GroupedModel, dict[Value, str], list[tuple[Outcome, ...]]]:
+) -> tuple[GroupedModel, dict[Value, str], list[Margins]]:
     """A fit on each of `groups` that has `SMALLEST_GROUP` targets and that the guard lets pass on its own gallery,
     and why the others, whose targets stay neutral, have none. What the method takes from the gallery, such as the
     temperature of `blend`, it takes from the whole gallery of `bank`, and has it in common for all groups.
 
-    With an `old` model also raw, old and new beside each other in each group that is large enough; one that either
-    model leaves neutral is tried without a correction there. Raises CorrectionRefused if no group is left.
+    With an `old` model also the margins of no correction, old and new in each group that is large enough; one that
+    either model leaves neutral is tried without a correction there. Raises CorrectionRefused if no group is left.
     """
     method = configuration.resolved(bank)
     fitted: dict[Value, OffsetModel] = {}
     neutral: dict[Value, str] = {}
-    tried: dict[Value, list[Outcome]] = {}
+    tried: dict[Value, Margins] = {}
     for number, (value, members) in enumerate(groups):
         try:
             if members.rows < SMALLEST_GROUP:
                 raise CorrectionRefused(f"{members.rows} targets, {SMALLEST_GROUP} are needed")
             among = bank.among(members, members.numbers)
-            experiment = Experiment(among)  # computes nothing until it is asked
             if old is not None:
                 before = old.within(value) if value in old.groups else None
-                tried[value] = experiment.run([None, before, method])
+                tried[value] = cross_validate([None, before, method], among, folds_of(among))
             if not force:
-                check_by(experiment, method)
+                check(among, method)
             fitted[value] = method.fit(among)
         except CorrectionRefused as refusal:
             neutral[value] = str(refusal).partition("; nothing was changed")[0]  # which holds for all of it or none
@@ -458,11 +369,8 @@ def fit_within(
         raise CorrectionRefused(
             f"no value of {key!r} can be corrected by itself ({len(neutral)} tried; {first or 'no target has one'})"
         )
-    trials: list[tuple[Outcome, ...]] = [
-        (raw, replace(before, configuration=old), replace(after if value in fitted else raw, configuration=method))
-        for value, (raw, before, after) in tried.items()
-    ]
-    return _one_model(key, fitted, bank.require_targets(method.name).rows), neutral, trials
+    parts = [margins if value in fitted else margins.of([0, 1, 0]) for value, margins in tried.items()]
+    return _one_model(key, fitted, bank.require_targets(method.name).rows), neutral, parts
 
 
 def _one_model(key: str, models: Mapping[Value, OffsetModel], count: int) -> GroupedModel:

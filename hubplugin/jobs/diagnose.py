@@ -16,6 +16,7 @@ from pydantic import computed_field
 from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.causes import HUBBY, Finding, collapsed, copies, cut_off, lengths, other_model, shifted, short_texts
 from hubplugin.compute import Compute, TopK, search
+from hubplugin.guard import judge_by
 from hubplugin.jobs.correct import bank_for, require_learnable_in
 from hubplugin.jobs.naming import Naming, called
 from hubplugin.jobs.results import ToldLesson, ToldTrial, tiles_of
@@ -36,7 +37,7 @@ from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
 from hubplugin.report import Hub, Plot, Report, Result, percent, plots, points
 from hubplugin.store import Id, Store
-from hubplugin.trial import OCCURRENCE, Experiment, judge_by, require_enough
+from hubplugin.validation import OCCURRENCE, require_enough
 from hubplugin.vectors import Scannable, VectorLike, sampled, taken
 
 DEEP = 50
@@ -269,7 +270,7 @@ def diagnose(
     occurrence = k_occurrence(found[:, :OCCURRENCE], gallery.rows)
     causes = findings(prepared, found, texts, lambda rows: _ids_of(targets, rows), seed)
     default = configure("blend")
-    trial = judge_by(Experiment(prepared, seed), default.resolved(prepared))
+    trial = judge_by(prepared, default.resolved(prepared), seed)
     lesson = taught(default, prepared) if learn else None
     logger.info("diagnosed")
     rows, never = hubs(occurrence, LISTED), spread_out(np.flatnonzero(occurrence == 0), LISTED)

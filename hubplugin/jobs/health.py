@@ -22,7 +22,7 @@ from hubplugin.metric import Metric, normalise
 from hubplugin.model import GroupedModel, HubnessAtFit, OffsetModel, group_key
 from hubplugin.report import Histogram, Hub
 from hubplugin.store import Correction, Id, Store, recorded_of
-from hubplugin.trial import OCCURRENCE
+from hubplugin.validation import OCCURRENCE
 from hubplugin.vectors import Directed, Vectors
 
 logger = logging.getLogger(__name__)

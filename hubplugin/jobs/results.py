@@ -14,8 +14,10 @@ from typing import Annotated, TypeAlias
 import numpy as np
 from pydantic import InstanceOf, PlainSerializer, computed_field
 
+from hubplugin.guard import Trial
 from hubplugin.learning import Lesson
 from hubplugin.measures.significance import Side
+from hubplugin.methods import Method
 from hubplugin.metric import Metric
 from hubplugin.model import HubnessAtFit, OffsetModel, Value
 from hubplugin.report import (
@@ -35,7 +37,7 @@ from hubplugin.report import (
     sides_tile,
 )
 from hubplugin.store import Correction, Id
-from hubplugin.trial import OCCURRENCE, Trial
+from hubplugin.validation import OCCURRENCE, Figures, Margins, change_of
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,8 @@ class CandidateFacts:
     rank: float | None
 
 
-def candidate_facts(trial: Trial) -> CandidateFacts:
-    return CandidateFacts(trial.method, trial.parameters, trial.skewness, trial.cost, trial.recall, trial.rank)
+def candidate_facts(tried: Figures) -> CandidateFacts:
+    return CandidateFacts(tried.method, tried.parameters, tried.skewness, tried.cost, tried.recall, tried.rank)
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,6 @@ class TrialFacts:
 
 
 def trial_facts(trial: Trial) -> TrialFacts:
-    assert trial.raw is not None
-    assert trial.bank is not None
     return TrialFacts(
         trial.queries,
         candidate_facts(trial.raw),
@@ -140,7 +140,7 @@ def lesson_facts(lesson: Lesson) -> LessonFacts:
 
 ToldModel: TypeAlias = Annotated[InstanceOf[OffsetModel], PlainSerializer(model_facts)]
 ToldCorrection: TypeAlias = Annotated[InstanceOf[Correction], PlainSerializer(correction_facts)]
-ToldCandidate: TypeAlias = Annotated[InstanceOf[Trial], PlainSerializer(candidate_facts)]
+ToldCandidate: TypeAlias = Annotated[InstanceOf[Figures], PlainSerializer(candidate_facts)]
 ToldTrial: TypeAlias = Annotated[InstanceOf[Trial], PlainSerializer(trial_facts)]
 ToldLesson: TypeAlias = Annotated[InstanceOf[Lesson], PlainSerializer(lesson_facts)]
 
@@ -148,7 +148,6 @@ ToldLesson: TypeAlias = Annotated[InstanceOf[Lesson], PlainSerializer(lesson_fac
 def tiles_of(trial: Trial) -> list[Tile]:
     """What the guard saw on held-out queries of the bank."""
     before = trial.raw
-    assert before is not None
     held_out = f"expected with the correction, on {trial.queries:,} held-out bank queries"
     unknown = "the bank is no log with known answers, or asks for few targets in several wordings"
     return [
@@ -219,7 +218,6 @@ class Applied(Result):
         if trial is not None:
             lines += [f"note: {note}" for note in trial.notes]
             before, objections = trial.raw, "; ".join(trial.objections)
-            assert before is not None
             details = [
                 f"tried on {trial.queries} held-out bank queries:",
                 f"  {before.figures()}",
@@ -261,6 +259,14 @@ class OldVersusNew:
     gain: float | None
     error: float | None
 
+    @classmethod
+    def of(cls, parts: Sequence[Margins], old: OffsetModel, new: Method) -> OldVersusNew:
+        """From the margins of no correction, the old and the new one, in each group or the whole gallery."""
+        change, tried = change_of(parts, 1, 2), enumerate((None, old, new))
+        gain, error = (None, None) if change is None else (change.change.value, change.error)
+        raw, before, after = (Figures.of(parts, number, each) for number, each in tried)
+        return cls(raw, before, after, gain, error)
+
     @property
     def objection(self) -> str | None:
         """Why the new one is worse, with both figures; None if it is not."""
@@ -281,7 +287,8 @@ class OldVersusNew:
         )
 
     def __str__(self) -> str:
-        return f"on held-out queries of the new bank:\n  raw  {self.raw}\n  old  {self.old}\n  new  {self.new}"
+        figures = (f"{name}  {getattr(self, name).figures()}" for name in ("raw", "old", "new"))
+        return "\n  ".join(["on held-out queries of the new bank:", *figures])
 
 
 @dataclass(frozen=True)

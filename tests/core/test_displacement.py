@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from hubplugin import CorrectionRefused, fit
+from hubplugin.bank import Bank
 from hubplugin.bank.kinds import displacement
 from hubplugin.compute import Compute
-from hubplugin.trial import require_displacement
+from hubplugin.guard import require_displacement
 from hubplugin.vectors import as_vectors
 
 GALLERY = np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32)
@@ -25,7 +26,7 @@ def test_the_reach_is_the_share_of_the_gallery_before_the_corrected_first(alpha)
 
 
 def test_offsets_that_rank_by_themselves_are_refused_with_the_reason():
-    given = as_vectors(BANK, "bank"), as_vectors(GALLERY, "gallery"), Compute()
-    require_displacement(fit(GALLERY, BANK, "nnn", k=16, alpha=0.5), *given)
+    given = Bank(BANK).prepare("cosine", Compute()).against(GALLERY)
+    require_displacement(fit(GALLERY, BANK, "nnn", k=16, alpha=0.5), given)
     with pytest.raises(CorrectionRefused, match=r"far wider than the similarities.*% of the gallery nearer"):
-        require_displacement(fit(GALLERY, BANK, "nnn", k=1, alpha=50.0), *given)
+        require_displacement(fit(GALLERY, BANK, "nnn", k=1, alpha=50.0), given)

@@ -1,7 +1,5 @@
 """What known answers teach: the map is that of the formula, chosen by targets that were held out, and never ignored."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies
@@ -13,7 +11,7 @@ from hubplugin.errors import InputError
 from hubplugin.methods import METHODS, FitInput
 from hubplugin.metric import Metric
 from hubplugin.report import as_text
-from hubplugin.trial import Experiment
+from hubplugin.validation import cross_validate, folds_of, sample_of
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
 from tests.galleries import unit
@@ -108,70 +106,62 @@ def test_a_trial_maps_what_it_holds_out_by_what_the_others_teach(asked):
     targets, queries, answers = asked
     given = hubplugin.Bank(queries, answers).prepare("cosine", Compute("cpu")).against(targets)
     method = hubplugin.METHODS["blend"]().resolved(given)
-    how, experiment = learning.Learning(method, 0.5, 0.07), Experiment(given)
+    how, folds, sample = learning.Learning(method, 0.5, 0.07), folds_of(given), sample_of(given)
     model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
-    _, learned, old = experiment.run([None, how, model])
+    _, learned, old = cross_validate([None, how, model], given, folds).right
     hits: dict[str, list[float]] = {"learned": [], "old": []}
-    for fold in range(5):
-        held, seen = experiment.split.held_out(fold), experiment.split.fitted(fold, 10_000)
+    for fold in folds:
+        held, seen = fold.held, fold.seen
         step = 0.5 * formulas.query_map(queries[seen], answers[seen], targets, 0.07)
         mapped = [queries[rows].astype(np.float64) @ (np.eye(D) + step).T for rows in (seen, held)]
-        offsets = hubplugin.fit(experiment.targets, mapped[0], metric="dot", tau=method.tau, strength=method.strength)
+        offsets = hubplugin.fit(sample, mapped[0], metric="dot", tau=method.tau, strength=method.strength)
         own = answers[held]
-        scores = mapped[1] @ experiment.targets.T + offsets.offsets(experiment.targets)
+        scores = mapped[1] @ sample.T + offsets.offsets(sample)
         hits["learned"] += (scores.argmax(1) == own).tolist()
-        scores = model.queries(queries[held]) @ experiment.targets.T + model.offsets(experiment.targets)
+        scores = model.queries(queries[held]) @ sample.T + model.offsets(sample)
         hits["old"] += (scores.argmax(1) == own).tolist()
-    assert learned.hits.mean() == pytest.approx(np.mean(hits["learned"]), abs=0.003)
-    assert old.hits.mean() == pytest.approx(np.mean(hits["old"]), abs=0.003)
-    assert old.hits.mean() > learned.hits.mean()  # it has seen the answers
+    assert learned.mean() == pytest.approx(np.mean(hits["learned"]), abs=0.003)
+    assert old.mean() == pytest.approx(np.mean(hits["old"]), abs=0.003)
+    assert old.mean() > learned.mean()  # it has seen the answers
 
 
 @pytest.mark.parametrize("answers_are", ["rows", "vectors"])
 def test_margins_of_held_out_pairs_are_those_of_the_formula(asked, answers_are):
     targets, queries, answers = asked
     if answers_are == "rows":
-        bank, gallery, candidates, number = hubplugin.Bank(queries, answers), targets, targets, answers
+        bank, gallery, number = hubplugin.Bank(queries, answers), targets, answers
     else:
-        half = PAIRS // 2
-        queries, answers = queries[:half], answers[:half]
-        others = np.setdiff1d(np.arange(N), answers)
-        bank, gallery = hubplugin.Bank(queries, targets[answers], pairs=np.arange(len(queries))), targets[others]
-        candidates, number = np.concatenate([targets[answers], gallery]), np.arange(half)
+        queries, number = queries[: PAIRS // 2], np.arange(PAIRS // 2)
+        gallery = targets[np.setdiff1d(np.arange(N), answers)]
+        bank = hubplugin.Bank(queries, targets[answers[: PAIRS // 2]], pairs=number)
     given = bank.prepare("cosine", Compute("cpu")).against(gallery)
-    pairs, tau, z = learning.KnownPairs.of(given), 0.07, formulas.whitening(queries, gallery)
-    offsets = np.random.default_rng(3).normal(size=len(candidates)) / 50
-    how = learning.Learning(hubplugin.METHODS["blend"](), 0.0, tau)
-    bases = [
-        learning.Base(replace(how, whitening=first), None, offsets.astype(np.float32))
-        for first in (None, z.astype(np.float32))
-    ]
-    sides = {
-        name: np.stack([learning.margins_of(pairs, pairs, folds, base, given) for base in bases])
-        for name, folds in learning.sides_of(pairs, pairs).items()
-    }
+    z, asked_for = formulas.whitening(queries, gallery), targets[answers]
+    asked_of = targets if answers_are == "rows" else asked_for
+    method = hubplugin.METHODS["nnn"](k=5)
+    hows = [learning.Learning(method, 0.0, 0.07, first) for first in (None, z.astype(np.float32))]
+    tried, sides = learning.sides_of(given, learning.pairs_of(given))
     assert set(sides) == ({"other", "asked"} if answers_are == "rows" else {"other"})
-
-    rng, names = np.random.default_rng(0), np.unique(number)  # the draws of the folds
-    by_target = rng.permutation(len(names)) % 3
-    fold_of = {"other": np.array([dict(zip(names, by_target, strict=True))[each] for each in number])}
-    fold_of["asked"] = learning.folds_within(np.unique(number, return_inverse=True)[1].reshape(-1), 3)
-    for side in ("other", "asked")[: len(sides)]:
-        held_out = [rng.permutation(np.flatnonzero(fold_of[side] == held)) for held in range(3)]
-        for number_of_base, first in enumerate((np.eye(D), z)):
-            columns = []
-            for held, probes in enumerate(held_out):
-                seen = fold_of[side] != held
-                shared = set(number[seen]) & set(number[probes])
-                assert shared == (set(number[probes]) if side == "asked" else set())
-                w = formulas.query_map(queries[seen] @ first, number[seen], candidates, tau)
-                for probe in probes:
-                    q, margins = first @ queries[probe].astype(np.float64), []
-                    for strength in learning.STRENGTHS:
-                        scores = (q + strength * w @ q) @ candidates.T.astype(np.float64) + offsets
-                        margins.append(scores[number[probe]] - np.delete(scores, number[probe]).max())
-                    columns.append(margins)
-            np.testing.assert_allclose(sides[side][number_of_base], np.array(columns).T, rtol=0, atol=2e-5)
+    for side, folds in sides.items():
+        margins = cross_validate([learning.strengths_of(how) for how in hows], tried, folds).margins
+        assert sorted(np.concatenate([fold.held for fold in folds])) == list(range(len(queries)))
+        wanted = []
+        for fold in folds:
+            shared = set(number[fold.seen]) & set(number[fold.held])
+            assert shared == (set(number[fold.held]) if side == "asked" else set())
+            new = np.zeros((0, D)) if answers_are == "rows" else asked_for[fold.held]
+            candidates = np.concatenate([gallery, new])
+            own = number[fold.held] if answers_are == "rows" else len(gallery) + np.arange(len(fold.held))
+            for first in (np.eye(D), z):
+                offsets = formulas.offsets("nnn", queries[fold.seen] @ first, candidates, "dot", k=5, alpha=0.5)
+                w = formulas.query_map(queries[fold.seen] @ first, number[fold.seen], asked_of, 0.07)
+                q = queries[fold.held].astype(np.float64) @ first
+                for strength in learning.STRENGTHS:
+                    scores = (q + strength * q @ w.T) @ candidates.T.astype(np.float64) + offsets
+                    mine = scores[np.arange(len(own)), own]
+                    scores[np.arange(len(own)), own] = -np.inf
+                    wanted.append(mine - scores.max(axis=1))
+        wanted = np.concatenate([np.stack(wanted[first : first + 8]) for first in range(0, len(wanted), 8)], axis=1)
+        np.testing.assert_allclose(margins, wanted, rtol=0, atol=2e-5)
 
 
 def margins_of(*gains):
@@ -295,13 +285,12 @@ def test_judged_clicks_choose_in_the_place_of_noisy_ones(asked, rng):
         hubplugin.Bank(queries[rows], some[rows]).prepare("cosine", Compute("cpu")).against(targets)
         for rows, some in ((slice(None), noisy), (slice(100, 200), answers))
     )
-    pairs, tried = learning.KnownPairs.of(given), learning.KnownPairs.of(judged, fewest=50)
-    base = learning.Base(learning.Learning(hubplugin.METHODS["blend"](), 0.0, 0.07), None, np.zeros(N, np.float32))
-    sides = {
-        name: learning.margins_of(pairs, tried, folds, base, given)[None]
-        for name, folds in learning.sides_of(pairs, tried).items()
+    tried, sides = learning.sides_of(given, learning.pairs_of(given), judged)
+    how = learning.Learning(hubplugin.METHODS["nnn"](k=5, alpha=1e-9), 0.0, 0.07)
+    margins = {
+        name: cross_validate([learning.strengths_of(how)], tried, folds).margins for name, folds in sides.items()
     }
-    assert len(sides["other"][0, 0]) == 100, "all are tried once"
+    assert margins["other"].shape == (4, 100), "all are tried once"
     asked_for = answers[100:200]
 
     def ahead(mapped, own):
@@ -311,11 +300,11 @@ def test_judged_clicks_choose_in_the_place_of_noisy_ones(asked, rng):
         return of_own - scores.max(1)
 
     plain = queries[100:200].astype(np.float64)
-    np.testing.assert_allclose(np.sort(sides["other"][0, 0]), np.sort(ahead(plain, asked_for)), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(np.sort(margins["other"][0]), np.sort(ahead(plain, asked_for)), rtol=0, atol=1e-5)
     w = formulas.query_map(np.delete(queries, np.s_[100:200], 0), np.delete(noisy, np.s_[100:200]), targets, 0.07)
     still = np.isin(asked_for, np.delete(noisy, np.s_[100:200]))
     wanted = ahead((plain @ (np.eye(D) + w).T)[still], asked_for[still])
-    np.testing.assert_allclose(sides["asked"][0, 3], wanted, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(margins["asked"][3], wanted, rtol=0, atol=2e-5)
 
 
 def test_a_judged_bank_that_cannot_choose_is_refused(asked):

@@ -13,8 +13,11 @@ import pytest
 import hubplugin
 import hubplugin_faiss
 from hubplugin import inspect, open_store, refresh
+from hubplugin.bank import BankProfile
+from hubplugin.guard import Trial
 from hubplugin.jobs.write import Applied
-from hubplugin.trial import Trial
+from hubplugin.measures.significance import Figure, Side
+from hubplugin.validation import Figures
 from hubplugin_faiss import files
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import nearness_of
@@ -142,7 +145,7 @@ def test_known_answers_that_are_found_less_often_keep_a_file_as_it_was(tmp_path,
     cases.look_everywhere(index)
     file = cases.written(tmp_path / "x.faiss", index)
     content = file.read_bytes()
-    monkeypatch.setattr("hubplugin.jobs.correct.check_by", lambda *_: None)
+    monkeypatch.setattr("hubplugin.jobs.correct.check", lambda *_: None)
     monkeypatch.setattr("hubplugin.jobs.correct.require_displacement", lambda *_: None)
     monkeypatch.setattr("hubplugin_faiss.index.require_recall", lambda *_: None)
     says = r"R@1 of \d+ bank queries with known answers from \d+\.\d to \d+\.\d \(\d+\.\d \+- \d\.\d points less\)"
@@ -170,8 +173,10 @@ def test_what_offsets_gain_for_the_queries_they_were_fitted_on_hides_no_loss(tmp
     bank = log_in_lists(0.35, file)
     content = file.read_bytes()
     monkeypatch.setattr("hubplugin_faiss.index.require_recall", lambda *_: None)
-    unchanged = Trial(None, 500, 1.0, 0.0, 0.1, 0.1, gain=0.0, error=0.001)
-    monkeypatch.setattr("hubplugin.jobs.correct.check_by", lambda *_: unchanged)
+    none = Side(0.3, 0.3, 0.001, 500, "queries", Figure(0.0, -0.002, 0.002))
+    raw = Figures(None, 500, 1.0, 0.0, 0.1, 0.1, none, 1.0)
+    unchanged = Trial(**vars(raw), raw=raw, noise=0.1, bank=BankProfile(500))
+    monkeypatch.setattr("hubplugin.jobs.correct.check", lambda *_: unchanged)
     says = r"where held-out ones gain 0\.0 by an exact ranking\); nothing was changed"
     with pytest.raises(hubplugin.CorrectionRefused, match=says):
         hubplugin.apply(hubplugin_faiss.open_store(file), bank, "dbsn", tau=0.05)

@@ -10,7 +10,7 @@ import hubplugin
 from hubplugin.bank import Bank
 from hubplugin.compute import Compute
 from hubplugin.metric import Metric
-from hubplugin.trial import Experiment
+from hubplugin.validation import sample_of
 from hubplugin.vectors import Sliceable
 from tests.galleries import flat_index
 
@@ -41,10 +41,10 @@ def test_a_store_is_corrected_with_each_bank_read_once(read, tmp_path):
 
 
 def test_the_experiment_of_a_large_gallery_reads_its_sample_alone(read, monkeypatch):
-    monkeypatch.setattr("hubplugin.trial.experiment.FIT_ROWS", 50)
+    monkeypatch.setattr("hubplugin.validation.FIT_ROWS", 50)
     (queries, targets, _), counts = read
     banks = Bank(queries).prepare(Metric.COSINE, Compute()).against(targets)
-    assert len(Experiment(banks).targets) == 100
+    assert len(sample_of(banks)) == 100
     assert "test_targets" not in counts
 
 

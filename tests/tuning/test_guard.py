@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 import hubplugin
 from hubplugin.bank import BankProfile
 from hubplugin.cli import app
+from hubplugin.guard import Trial, objections_to_recall
 from hubplugin.jobs import correct
-from hubplugin.measures.hubness import k_occurrence
-from hubplugin.measures.significance import Figure
+from hubplugin.measures.hubness import k_occurrence, skewness
+from hubplugin.measures.significance import Figure, Side
 from hubplugin.registry import open_store
 from hubplugin.store import Store
-from hubplugin.trial import Outcome, Trial
-from hubplugin.trial.guard import _objections_to_recall
+from hubplugin.validation import Figures, Margins
 from tests.core.formulas import similarity
 from tests.galleries import flat_index, unit
 
@@ -113,17 +113,13 @@ def test_a_small_bank_is_told_what_to_expect_and_that_nothing_can_be_measured(re
 def test_the_noise_of_a_change_is_its_spread_over_other_queries(rng):
     popular = rng.dirichlet(np.full(300, 0.5))
 
-    def outcome(rows):
-        return Outcome(None, k_occurrence(rows, 300), np.zeros(400), 1.0, None, None, rows)
-
     changes, noise = [], []
     for _ in range(40):
         before = rng.choice(300, (400, 10), p=popular)
         after = np.where(rng.random((400, 10)) < 0.3, rng.integers(0, 300, (400, 10)), before)  # three of ten move
-        raw, corrected = outcome(before), outcome(after)
-        found = corrected.trial(raw)
-        changes.append(found.skewness - found.raw.skewness)
-        noise.append(found.noise)
+        raw, corrected = (skewness(k_occurrence(rows, 300)) for rows in (before, after))
+        changes.append(corrected - raw)
+        noise.append(Margins(300, 1.0, np.stack([before, after]), np.zeros((2, 400))).noise(0, 1))
     assert np.mean(noise) == pytest.approx(np.std(changes), rel=0.4)
 
 
@@ -186,7 +182,7 @@ def changes(real, bank) -> float:
 
 @pytest.mark.parametrize("rows", [1_200, 300])
 def test_a_gallery_as_its_own_bank_is_refused_though_hubness_falls(real, monkeypatch, rows):
-    monkeypatch.setattr("hubplugin.trial.experiment.FIT_ROWS", rows // 2)  # the experiment sees `rows` of the gallery
+    monkeypatch.setattr("hubplugin.validation.FIT_ROWS", rows // 2)  # the experiment sees `rows` of the gallery
     gallery = real["test_targets"].astype(np.float32)
     assert "looks like documents, not queries" in refused(gallery, gallery.astype(np.float16))
 
@@ -290,10 +286,12 @@ def test_the_papers_inverted_softmax_at_002_is_refused_on_the_example_set(real, 
 
 
 def trial(recall, rank, skewness=1.0, queries=500):
-    raw = Trial(None, queries, 1.0, 0.0, 0.1, 0.1, recall=0.5, rank=4.0)
-    gain = recall - 0.5
-    change = Figure(gain, gain - 0.02, gain + 0.02)
-    return Trial(None, queries, skewness, 0.0, 0.1, 0.1, raw, recall, rank, gain, error=0.01, change=change)
+    def side(after):
+        return Side(0.5, after, 0.01, queries, "queries", Figure(after - 0.5, after - 0.52, after - 0.48))
+
+    raw = Figures(None, queries, 1.0, 0.0, 0.1, 0.1, side(0.5), 4.0)
+    given = (None, queries, skewness, 0.0, 0.1, 0.1, side(recall), rank)
+    return Trial(*given, raw=raw, noise=0.1, bank=BankProfile(500))
 
 
 @pytest.mark.parametrize(
@@ -308,7 +306,7 @@ def trial(recall, rank, skewness=1.0, queries=500):
     ],
 )
 def test_with_pairs_recall_and_mean_rank_decide(after, says):
-    found = _objections_to_recall(after)
+    found = objections_to_recall(after)
     assert (found == []) if says is None else (says in found[0])
 
 

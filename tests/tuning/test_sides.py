@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 import hubplugin
 from hubplugin.bank import Bank, places
 from hubplugin.compute import Compute
-from hubplugin.learning import folds_within
+from hubplugin.guard import judge, other_wordings
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.registry import open_store
-from hubplugin.trial import FOLDS, Experiment, judge
-from hubplugin.trial.guard import other_wordings
+from hubplugin.validation import FOLDS, folds_within
 from tests.core import formulas
 from tests.galleries import flat_index, unit
 
@@ -34,7 +33,7 @@ def wordings(real):
 def asked_before(wordings, method, metric=Metric.COSINE):
     queries, targets, rows = wordings
     banks = Bank(queries, rows).prepare(metric, Compute()).against(targets)
-    return other_wordings(Experiment(banks), method.resolved(banks))
+    return other_wordings(banks, method.resolved(banks))
 
 
 def test_clicks_say_what_each_query_asks_for_and_all_that_is_asked_again_is_tried(wordings):
@@ -80,7 +79,7 @@ def test_with_clicks_a_correction_that_harms_what_was_asked_before_is_refused(wo
 
 def test_a_sample_of_the_gallery_has_the_answers_added(monkeypatch, wordings):
     """Every query is its answer, but for a little: none that is missing could be found."""
-    monkeypatch.setattr("hubplugin.trial.experiment.FIT_ROWS", 250)
+    monkeypatch.setattr("hubplugin.validation.FIT_ROWS", 250)
     _, targets, clicks = wordings
     queries = targets.astype(np.float32)[clicks] + np.random.default_rng(0).normal(size=(400, 384)) * 1e-3
     asked = asked_before((queries, targets, clicks), configure("is"))
@@ -107,7 +106,7 @@ def test_without_clicks_nothing_is_said_of_what_was_asked(wordings):
 def test_a_change_within_chance_is_not_told(wordings, monkeypatch, high, told):
     queries, targets, clicks = wordings
     asked = Side(0.539, 0.489, 0.03, 300, "other wordings", Figure(-0.05, -0.089, high))
-    monkeypatch.setattr("hubplugin.trial.guard.other_wordings", lambda *given: asked)
+    monkeypatch.setattr("hubplugin.guard.other_wordings", lambda *given: asked)
     sentence = "note: asked before: R@1 53.9 -> 48.9 (95 % interval of the change -8.9 to -1.1, 300 other wordings)"
     assert (sentence in str(judge(targets, hubplugin.Bank(queries, clicks), "is"))) == told
 

@@ -16,12 +16,13 @@ import hubplugin_qdrant
 from hubplugin.jobs.correct import refit
 from hubplugin.jobs.results import DRIFTED, WORSE, HubnessNow, Inspection, OldVersusNew
 from hubplugin.jobs.write import write
+from hubplugin.measures.significance import Figure, Side
 from hubplugin.metric import Metric
 from hubplugin.model import HubnessAtFit
 from hubplugin.registry import open_store
 from hubplugin.report import Hub
 from hubplugin.store import Correction
-from hubplugin.trial import Trial
+from hubplugin.validation import Figures
 from tests.whole.commands import hubplugin as typed
 from tests.whole.commands import write_photos
 
@@ -89,8 +90,9 @@ def test_a_refit_without_queries_or_without_a_correction_says_what_is_missing(ph
         refit(photos, real["bank_queries"])
 
 
-def candidate(skewness: float, recall: float | None = None) -> Trial:
-    return Trial(None, 100, skewness, 0.1, 0.1, 0.1, recall=recall)
+def candidate(skewness: float, recall: float | None = None) -> Figures:
+    right = None if recall is None else Side(0.5, recall, 0.01, 100, "queries", Figure(0.0, 0.0, 0.0))
+    return Figures(None, 100, skewness, 0.1, 0.1, 0.1, right)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,286 @@
+"""The guard refuses a correction that would do harm, and says which kind of bank it sees.
+
+Of a log whose answers are known it also looks at what was asked before: single wordings are held out, of targets that
+the log asks for in others, too. All wordings of a target are held out together otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank, profile
+from hubplugin.bank.kinds import FARTHEST, displacement
+from hubplugin.compute import Compute
+from hubplugin.errors import CorrectionRefused, InputError, Parameter
+from hubplugin.measures.significance import Side
+from hubplugin.methods import METHODS, Method, configured
+from hubplugin.methods.blend import Blend
+from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel, Setting
+from hubplugin.validation import (
+    Figures,
+    answers_of,
+    change_of,
+    cross_validate,
+    fit_rows,
+    folds_of,
+    require_enough,
+    sample_of,
+    with_rows,
+    wordings_of,
+)
+from hubplugin.vectors import VectorLike, as_vectors
+
+FEW = 100
+"""Distinct bank queries below which little is to be expected, and nothing is said of what was asked before. With 100
+the default gains 1.0 points of R@1 on the logs of docs/banks.md, where 300 gain 1.6. Of 20 draws of 12 to 50 queries of
+`examples/data` one lowers hubness by more than chance, of four draws of 100 three do, of 16 draws of 150 to 1,200 all
+do."""
+
+FEWEST_WORDINGS = 50
+"""Other wordings of targets that stay asked for, below which nothing is said of what was asked before."""
+
+SMALLEST_PAIRED, SMALLEST = 200, 400
+"""Distinct bank queries that a method needs whose offsets keep their full strength with a small bank: with fewer, R@1
+falls on text and code by up to 3 points. Without pairs it takes more, since only pairs show the fall."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial(Figures):
+    """A correction on held-out queries of a bank, beside `raw`, no correction, and what speaks against it.
+
+    noise: the standard error of the change of the skewness. bank: what kind it is. objections, if any; notes, what is
+    no reason to refuse but worth knowing. asked: R@1 of other wordings of what a log asks for, None where its answers
+    are not known, or few are asked again.
+    """
+
+    raw: Figures
+    noise: float
+    bank: BankProfile
+    asked: Side | None = None
+    objections: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def measurable(self) -> bool:
+        """Whether the correction changes hubness, or R@1 of either kind, by more than chance."""
+        sides = (self.right, self.asked)
+        return bool(self.hubness) or any(side is not None and bool(side.change.sign) for side in sides)
+
+    @property
+    def hubness(self) -> int:
+        """1 where hubness rises beyond chance, -1 where it falls, else 0."""
+        rise = self.skewness - self.raw.skewness
+        return 0 if abs(rise) <= 1.96 * self.noise else 1 if rise > 0 else -1
+
+    @property
+    def helps(self) -> bool | None:
+        """Whether nothing is objected and more right answers come first, beyond chance; None without known answers."""
+        return False if self.objections else None if self.right is None else self.right.change.sign > 0
+
+    def outlook(self) -> str:
+        """In words that follow "it would"."""
+        if self.objections:
+            return f"be refused: {'; '.join(self.objections)}"
+        if not self.measurable:
+            return "be applied, and no effect can be measured"
+        hubness = {1: "raise hubness", 0: "leave hubness as it is", -1: "lower hubness"}[self.hubness]
+        if self.right is None:
+            return f"{hubness}; whether it would help is not known without answers (--answers)"
+        helps = {1: "help", 0: "neither help nor harm beyond chance", -1: "do harm"}[self.right.change.sign]
+        return f"{helps}, and {hubness}"
+
+    def change_of_skewness(self) -> str:
+        """With its 95 % interval, of held-out queries that are drawn anew."""
+        low, high = (self.skewness - self.raw.skewness + side * 1.96 * self.noise for side in (-1, 1))
+        told = f"hubness (skewness) goes {_change(self.raw.skewness, self.skewness)}"
+        return f"{told} on {self.queries:,} held-out queries (a change of {low:+.2f} to {high:+.2f})"
+
+    def __str__(self) -> str:
+        verdict = "refused: " + "; ".join(self.objections) if self.objections else "passed"
+        lines = [verdict, self.raw.figures(), self.figures()]
+        lines += [] if self.bank.objection else [str(self.bank)]  # which is among the objections
+        return "\n  ".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def require_passed(self) -> Trial:
+        """This trial; raises CorrectionRefused, with the numbers and what to do, where there is an objection."""
+        if self.objections:
+            text = f"{self.name} is refused: {'; '.join(self.objections)}"
+            raise CorrectionRefused(text, *_ways_out(_remedy(self.bank, self.method)))
+        return self
+
+
+def judge(
+    targets: VectorLike,
+    bank: BankLike,
+    method: str = "blend",
+    *,
+    metric: Metric | str = "cosine",
+    compute: Compute = Compute(),
+    seed: int = 0,
+    **parameters: Setting,
+) -> Trial:
+    """What a correction would change on held-out bank queries, and what speaks against it; arguments as in `fit`.
+
+    `Trial.require_passed` raises CorrectionRefused where there is an objection, as `hubplugin.apply` does.
+
+    There is an objection if the bank is of the wrong kind (see `BankProfile`). With known answers, if R@1 of held-out
+    queries falls beyond chance, or, with 200 of them, neither it nor the mean rank of their targets gets better. Of a
+    log whose answers are known, also if R@1 of other wordings of what it asked for falls beyond chance.
+    With another method than `blend`, if the bank is small, if it looks like a log and the method keeps its answers, or,
+    without pairs or clicks, if hubness does not fall. Raises InputError for anything that cannot be used.
+    """
+    if seed < 0:
+        raise InputError(Parameter("seed", seed), ": expected 0 or more")
+    configuration = configured(METHODS, method, parameters, judge)
+    return judge_by(Bank.of(bank).prepare(metric, compute).against(targets), configuration, seed)
+
+
+def check(bank: PreparedBank, method: Method) -> Trial:
+    """`judge`, of the parameters that the whole bank and gallery give; raises CorrectionRefused where there is an
+    objection. That to the kind of bank costs a few products of samples, and comes before anything is fitted."""
+    seen = profile_of(bank)
+    if seen.objection:
+        raise CorrectionRefused(seen.objection, *_ways_out(_remedy(seen)))
+    return judge_by(bank, method.resolved(bank), seen=seen).require_passed()
+
+
+def profile_of(bank: PreparedBank, seed: int = 0) -> BankProfile:
+    """What kind of bank it is. Pairs and clicks tell what each query asks for, so documents may ask by them."""
+    require_enough(len(bank.distinct))
+    rows, sample = np.random.default_rng(seed).permutation(bank.distinct)[: 2 * fit_rows(bank)], sample_of(bank, seed)
+    known = bank.known is not None
+    return profile(bank, bank.query_bank[rows], sample, known, _is_answered(bank, sample), seed)
+
+
+def judge_by(bank: PreparedBank, method: Method, seed: int = 0, seen: BankProfile | None = None) -> Trial:
+    """`judge`, of a bank that may have been `seen` already."""
+    margins = cross_validate([None, method], bank, folds_of(bank, seed), seed)
+    seen, corrected = seen or profile_of(bank, seed), Figures.of([margins], 1, method)
+    trial = Trial(**vars(corrected), raw=Figures.of([margins], 0, None), noise=margins.noise(0, 1), bank=seen)
+    objections = [*([seen.objection] if seen.objection else []), *objections_to_method(method, trial)]
+    objections += objections_to_recall(trial)
+    if _is_answered(bank, sample_of(bank, seed)):
+        trial = replace(trial, asked=other_wordings(bank, method.resolved(bank), seed))
+        if trial.asked is not None and trial.asked.change.sign < 0:
+            objections.append(f"what was asked before is harmed: {trial.asked}")
+    return replace(trial, objections=tuple(objections), notes=(*small_bank(seen.distinct), *_notes(trial)))
+
+
+def other_wordings(bank: PreparedBank, method: Method, seed: int = 0) -> Side | None:
+    """R@1 of held-out wordings of targets that the log asks for in others, too; None of a log that has few of them.
+    method: resolved on the whole bank and gallery."""
+    if len(bank.distinct) < FEW:
+        return None
+    again = wordings_of(bank, seed)
+    if sum(len(fold.held) for fold in again) < FEWEST_WORDINGS:
+        return None
+    return change_of([cross_validate([None, method], bank, again, seed)], 0, 1, "other wordings")
+
+
+def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:
+    """Whether most of the queries' own targets are in the gallery, seen on its `sample`; not where nothing says."""
+    if bank.pairs is None:
+        return bank.clicks is not None
+    _, columns = with_rows(sample, answers_of(bank, bank.pairs[bank.distinct]))
+    share = float((columns < len(sample)).mean())
+    return share * bank.require_targets("blend").rows / len(sample) > 0.5
+
+
+def objections_to_recall(trial: Trial) -> list[str]:
+    """With known answers R@1 and the mean rank decide; of a few queries they say nothing."""
+    right, rank, before = trial.right, trial.rank, trial.raw.rank
+    if right is None or rank is None or before is None:
+        return []
+    recall = f"R@1 of held-out bank queries goes {_change(100 * right.before, 100 * right.after)}"
+    if right.change.sign < 0:
+        return [recall]
+    if right.change.value <= 0 and rank >= before and trial.queries >= SMALLEST_PAIRED:
+        return [f"{recall}, and the mean rank of their targets {_change(before, rank)}"]
+    return []
+
+
+def objections_to_method(method: Method, trial: Trial) -> list[str]:
+    """Of other methods than the default, which is made for banks of any size, with or without answers."""
+    bank, objections = trial.bank, _objections_to_size(method, trial.bank.distinct, trial.right is not None)
+    if isinstance(method, Blend):
+        return []
+    if bank.kind == "log" and bank.answers_stand_out and method.answers == "kept":
+        objections.append(f"{bank}, and {method.name!r} would push down what it asks for; pass answers='left out'")
+    if trial.right is None and trial.skewness >= trial.raw.skewness:
+        objections.append(trial.change_of_skewness())
+    return objections
+
+
+def _objections_to_size(method: Method, distinct: int, paired: bool) -> list[str]:
+    smallest = SMALLEST_PAIRED if paired else SMALLEST
+    if isinstance(method, Blend) or distinct >= smallest:
+        return []
+    return [f"{method.name!r} needs {smallest} distinct queries, the bank has {distinct}"]
+
+
+def _notes(trial: Trial) -> list[str]:
+    notes = [trial.bank.doubt] if trial.bank.doubt else []
+    if not trial.measurable:
+        told = f"no effect can be measured: {trial.change_of_skewness()}"
+        if trial.right is not None:
+            told += f", R@1 {_change(100 * trial.right.before, 100 * trial.right.after)}"
+            told += f" (+- {196 * trial.right.error:.1f})"
+        return [*notes, told]
+    notes += [trial.change_of_skewness()] if trial.skewness > trial.raw.skewness else []
+    return notes if trial.asked is None or not trial.asked.change.sign else [*notes, f"asked before: {trial.asked}"]
+
+
+def small_bank(distinct: int) -> list[str]:
+    """What to expect of a bank of so few `distinct` queries; nothing of a larger one."""
+    few = f"the bank has {distinct} distinct queries: below {FEW} expect little; collect 300 or more"
+    return [few] if distinct < FEW else []
+
+
+def require_size(bank: PreparedBank, method: Method) -> None:
+    """Raises CorrectionRefused for a bank that is too small, which is seen without the gallery."""
+    distinct = len(bank.distinct)
+    try:
+        require_enough(distinct)
+    except InputError as error:
+        raise CorrectionRefused(*error.args, *_ways_out(COLLECT)) from None
+    for objection in _objections_to_size(method, distinct, bank.known is not None):
+        raise CorrectionRefused(objection, *_ways_out(USE_BLEND))
+
+
+def require_displacement(model: OffsetModel, bank: PreparedBank) -> None:
+    """Raises CorrectionRefused if the offsets reach too far to be found among the candidates of a search."""
+    queries = as_vectors(bank.query_bank, "query bank")
+    share = displacement(model, queries, bank.require_targets(model.method), bank.compute)
+    if share > FARTHEST:
+        raise CorrectionRefused(
+            "the offsets are far wider than the similarities to the bank: what comes first would have "
+            f"{share:.0%} of the gallery nearer to the query ({FARTHEST:.0%} at most); nothing was changed: embed the "
+            "bank with the gallery's model, or pass ",
+            Parameter("force", True),
+        )
+
+
+Parts = tuple[str | Parameter, ...]
+COLLECT: Parts = ("collect queries that people ask of this very gallery",)
+USE_BLEND: Parts = ("use ", Parameter("method", "blend"), ", which is made for banks of any kind and size")
+
+
+def _remedy(bank: BankProfile, method: str = "blend") -> Parts:
+    """What to do about an objection to a fit of `method` on `bank`."""
+    if bank.kind == "documents":
+        return (*COLLECT, ", pass ", Parameter("answers"), " if documents are to be asked by documents")
+    if bank.kind == "swapped":
+        return ("pass the queries as the bank and the documents that answer them as ", Parameter("answers"))
+    return COLLECT if method == "blend" or bank.objection else USE_BLEND
+
+
+def _ways_out(mend: Parts) -> Parts:
+    """The end of a refusal."""
+    return ("; nothing was changed: ", *mend, ", or apply it all the same with ", Parameter("force", True))
+
+
+def _change(before: float, after: float) -> str:
+    return f"from {before:.2f} to {after:.2f}"
