@@ -73,6 +73,80 @@ def of(tenant):
 def even_shops(monkeypatch) -> EvenShops:
     """With a guard that takes banks as small as these."""
     monkeypatch.setattr("hubplugin.guard.SMALLEST", 100)
+    return EvenShops(QdrantClient(":memory:"), "", models.Distance.COSINE)
+
+
+@pytest.fixture
+def shops() -> Shops:
+    return Shops(QdrantClient(":memory:"), "", models.Distance.COSINE)
+
+
+@pytest.mark.parametrize("method", ["sn", "nnn", "dn"])
+@pytest.mark.parametrize(
+    ("using", "distance", "storage"),
+    [
+        ("", models.Distance.COSINE, "payload"),
+        ("image", models.Distance.DOT, "vector"),
+        ("image", models.Distance.EUCLID, "vector"),
+    ],
+)
+def test_a_search_within_a_tenant_is_that_of_a_fit_on_the_tenant_alone(using, distance, storage, method):
+    shops = Shops(QdrantClient(":memory:"), using, distance, storage)
+    shops.assert_alone(shops.apply(method=method), method)
+
+
+def test_points_of_a_small_group_or_of_none_are_neutral_and_the_group_is_named(shops):
+    applied = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **shops.settings())
+    assert [shops.offset(3 * LARGE + more) for more in range(3)] == [0, 0, 0]
+    assert "kept at offset 0: 'tiny': 2 targets, 100 are needed" in str(applied)
+    report = hubplugin.inspect(shops.store())
+    assert (report.missing, report.stale) == (0, 0)
+    assert "within each 'shop.tenant', 3 of them corrected" in str(report)
+
+
+def test_what_a_wrapped_client_writes_gets_the_offset_of_its_tenant(shops):
+    client = shops.apply()
+    fresh, acme, brown = clustered(12, 5), {"tenant": "acme"}, {"tenant": "brown"}
+    written = [
+        (3, "acme", lambda v: client.upsert("photos", [shops.point(3, v)])),
+        (1000, "brown", lambda v: client.upload_points("photos", [shops.point(1000, v, shop=brown)])),
+        (1001, 7, lambda v: client.upload_collection("photos", [v.tolist()], [{"shop": {"tenant": 7}}], ids=[1001])),
+        (4, "brown", lambda v: client.update_vectors("photos", [models.PointVectors(id=4, vector=v.tolist())])),
+        (1002, "acme", lambda v: client.upsert("photos", batch(1002, v, shop=acme))),
+    ]
+    for (key, tenant, write), vector in zip(written, fresh, strict=True):
+        write(vector)
+        _, model = shops.alone(tenant)
+        assert shops.offset(key) == pytest.approx(model.offsets([vector])[0], abs=1e-5)
+    client.upsert("photos", [shops.point(1003, fresh[0], shop={"tenant": "unheard of"})])
+    assert shops.offset(1003) == 0
+    assert hubplugin.inspect(shops.store()).stale == 0
+
+
+def test_a_refresh_finds_points_that_went_to_another_tenant(shops):
+    client = shops.apply()
+    client.set_payload("photos", {"shop": {"tenant": "brown"}}, points=[0])
+    applied = hubplugin.refresh(shops.store())
+    assert (applied.missing, applied.stale) == (0, 1)
+    _, model = shops.alone("brown")
+    assert shops.offset(0) == pytest.approx(model.offsets(shops.gallery[:1])[0], abs=1e-5)
+
+
+def test_a_run_that_was_cut_off_goes_on_by_the_same_key_and_not_by_another(shops):
+    with pytest.raises(KeyboardInterrupt):
+        shops.apply(compute=stopped("writing offsets"))
+    begun = shops.store().correction().model
+    assert hubplugin.inspect(shops.store()).missing == len(shops.gallery)
+    resumed = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **shops.settings())
+    assert resumed.model.fingerprint == begun.fingerprint
+    whole = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **(shops.settings() | {"group_by": None}))
+    assert not isinstance(whole.model, GroupedModel)
+
+
+def test_the_guard_judges_each_tenant_and_a_run_with_none_left_is_refused(shops, monkeypatch):
+    with pytest.raises(CorrectionRefused, match=r"needs 400 distinct queries, the bank has 150"):
+        shops.apply(force=False)  # which no tenant changes
+    monkeypatch.setattr("hubplugin.guard.SMALLEST", 100)
     with pytest.raises(CorrectionRefused, match=r"no value of 'shop\.tenant' can be corrected .*'acme': the bank"):
         shops.apply(force=False)
     with pytest.raises(CorrectionRefused, match="no target has one"):
