@@ -5,21 +5,22 @@ from __future__ import annotations
 import functools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from hubplugin.atomic import lack_of_room
-from hubplugin.errors import StoreError
+from hubplugin.errors import EmptyInput, StoreError
+from hubplugin.executors import Shard
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value
 from hubplugin.recording import Recorded, read
-from hubplugin.vectors import Progress
+from hubplugin.vectors import Progress, Vectors, spool
 
 Id: TypeAlias = int | str
 
@@ -74,6 +75,14 @@ class Correction:
 def now() -> str:
     """The date of a correction whose writing begins now."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How another client asks what `Store.search` asks: `text` for people, and the `request` as plain JSON."""
+
+    text: str
+    request: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,6 +148,10 @@ class Writing(ABC):
     def settle(self) -> None:  # noqa: B027
         """Waits until all that was written is there."""
 
+    def share(self) -> Share:
+        """What lets other machines write: of a store that has `shards`, as `hubplugin.executors.Sharded` does."""
+        raise NotImplementedError
+
     def close(self) -> None:  # noqa: B027
         """Releases what was held. What is half-written stays for the next run to go on with."""
 
@@ -153,7 +166,8 @@ class Store(ABC):
     """One gallery of vectors in somebody's store, and the offsets that lie with it.
 
     `url` is what errors call it, `metric` and `dim` are those of its vectors. Methods raise StoreError, one line. Only
-    `remove` and a `Writing` change anything. What else an adapter may offer is in `hubplugin.abilities`.
+    `remove` and a `Writing` change anything. The six abstract methods are what a store must have. A store that other
+    machines can read in parts, `StoreShard`s, has the method of `hubplugin.executors.Sharded`, too.
     """
 
     url: str
@@ -236,6 +250,38 @@ class Store(ABC):
     @abstractmethod
     def remove(self, progress: Progress | None = None) -> None:
         """Takes the correction out; the store is as if it had never been there. Nothing happens without one."""
+
+    def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
+        """How a client that knows nothing of hubplugin asks for the k nearest of `asked`, a vector [d] or the id of a
+        target. Raises StoreError where no correction is active."""
+        raise StoreError(f"{self.url} has an adapter that does not say how other clients ask for the corrected ranking")
+
+    def filtered(self, condition: str) -> Store:
+        """This store, whose searches return only targets that meet `condition`, in its own language. Raises InputError
+        for a condition that it cannot read."""
+        raise StoreError(f"{self.url} searches without filters")
+
+
+class StoreShard(Shard):
+    """A part of a store, such as a range of ids, as other machines read it. No two parts share a target, and all parts
+    together have every target, also one that comes later."""
+
+    @abstractmethod
+    def scan(self) -> Iterator[Batch]:
+        """Its targets, as `Store.scan` has them."""
+
+    def vectors(self) -> Vectors | None:
+        try:
+            return spool((batch.vectors for batch in self.scan()), self.name)
+        except EmptyInput:
+            return None
+
+
+class Share(Protocol):
+    """A `Writing` that its coordinator has begun, for other machines to take part in: a small value that travels."""
+
+    def joined(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
+        """The store, the writing of `shard` alone, which is not to be activated, and its model."""
 
 
 class Told:

@@ -22,7 +22,6 @@ from urllib.parse import parse_qs
 import faiss
 import numpy as np
 
-from hubplugin.abilities import Explanation, Share, StoreShard
 from hubplugin.atomic import kind_of
 from hubplugin.corrections import Manifest, ManifestStore
 from hubplugin.errors import HubpluginError, InputError, ModelFileError, StoreError
@@ -31,7 +30,19 @@ from hubplugin.jobs.write import UNIT
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.registry import without_secrets
-from hubplugin.store import Answered, Batch, Found, Hits, Id, Store, Writing, require_ungrouped
+from hubplugin.store import (
+    Answered,
+    Batch,
+    Explanation,
+    Found,
+    Hits,
+    Id,
+    Share,
+    Store,
+    StoreShard,
+    Writing,
+    require_ungrouped,
+)
 from hubplugin.vectors import Progress
 from hubplugin_faiss.calibration import is_exact, parts, require_answers
 from hubplugin_faiss.files import (

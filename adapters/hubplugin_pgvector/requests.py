@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from psycopg import sql
 
-from hubplugin.abilities import Explanation
 from hubplugin.copies import cap_of, e_of
 from hubplugin.metric import Metric, augment_queries
 from hubplugin.model import OffsetModel
+from hubplugin.store import Explanation
 from hubplugin_pgvector.schema import Table
 from hubplugin_pgvector.transport import name_of
 

@@ -12,13 +12,12 @@ from pathlib import Path
 import numpy as np
 from psycopg import sql
 
-from hubplugin.abilities import Explanation
 from hubplugin.calibration import FIRST, chosen_queries, first_that, ratios, recall
 from hubplugin.corrections import Manifest, ManifestStore
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel, Value
-from hubplugin.store import Batch, Found, Hits, Id, Writing
+from hubplugin.store import Batch, Explanation, Found, Hits, Id, Writing
 from hubplugin.vectors import Progress
 from hubplugin_pgvector import schema
 from hubplugin_pgvector.metadata import Column, Metadata, left_behind, read_manifest

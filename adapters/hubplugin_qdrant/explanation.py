@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
-from hubplugin.abilities import Explanation
 from hubplugin.metric import Metric
+from hubplugin.store import Explanation
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.manifest import Version
 from hubplugin_qdrant.metadata import MANIFEST_ID, part_id

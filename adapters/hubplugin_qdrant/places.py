@@ -12,12 +12,11 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from qdrant_client import QdrantClient
 
-from hubplugin.abilities import Share, StoreShard
 from hubplugin.errors import InputError, StoreError
 from hubplugin.executors import SHARD_ROWS
 from hubplugin.model import OffsetModel
 from hubplugin.registry import open_store
-from hubplugin.store import Batch, Id, Store, Writing
+from hubplugin.store import Batch, Id, Share, Store, StoreShard, Writing
 from hubplugin_qdrant.manifest import Version
 
 

@@ -15,13 +15,12 @@ from typing import Any, Literal, cast
 import numpy as np
 from qdrant_client import QdrantClient, models
 
-from hubplugin.abilities import Explanation, Share
 from hubplugin.calibration import chosen_queries
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.recording import folder_within
-from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, now, require_room
+from hubplugin.store import Batch, Correction, Explanation, Found, Hits, Id, Share, Store, Writing, now, require_room
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, plain_client, searches

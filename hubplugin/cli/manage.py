@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from hubplugin.abilities import Explaining, able
 from hubplugin.cli.application import command, say
 from hubplugin.cli.options import StoreUrl, require_writable
 from hubplugin.errors import InputError, Parameter, telling
@@ -61,7 +60,7 @@ def explain(
         if batch is None:
             raise InputError(f"{opened.url} is empty; name a query by --vector")
         query = batch.vectors[0]
-    explanation = able(opened, Explaining).explain(query, k)
+    explanation = opened.explain(query, k)
     return Explained(explanation.text, dict(explanation.request))
 
 

@@ -15,7 +15,6 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from hubplugin.abilities import Filtered, able
 from hubplugin.bank import Bank, BankLike
 from hubplugin.compute import TIE, Compute, Similarities, TopK, TruthCounts, dense, largest, search
 from hubplugin.errors import InputError, Parameter, install
@@ -123,7 +122,7 @@ class RankedStore:
         asked = Directed.told(queries, store.metric)
         self.queries = numbers_of(asked)
         self._store, self._queries, self._k, self._condition = store, asked.array(), k, condition
-        self._searched = store if condition is None else able(store, Filtered).filtered(condition)
+        self._searched = store if condition is None else store.filtered(condition)
         true = as_true_ids(truth, queries.rows, query_names)
         self._true = [true[row] for row in self.queries]
         if not any(self._true):

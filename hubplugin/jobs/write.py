@@ -16,15 +16,14 @@ from typing import cast
 
 import numpy as np
 
-from hubplugin.abilities import Sharded, Share, SharedWriting, StoreShard, able
 from hubplugin.bank import places
 from hubplugin.compute import Compute
 from hubplugin.errors import HubpluginError, InputError, Parameter, StoreError, telling
-from hubplugin.executors import Shard, each
+from hubplugin.executors import Shard, Sharded, each
 from hubplugin.jobs.results import Applied, InvalidVectors, Removed
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value, group_key, unmapped, warn_if_swapped
-from hubplugin.store import Answered, Batch, Id, Store, Writing
+from hubplugin.store import Answered, Batch, Id, Share, Store, StoreShard, Writing
 from hubplugin.vectors import Progress, Sliceable, Vectors, cannot_keep, spool
 
 UNIT = 1e-2
@@ -215,7 +214,9 @@ class ShardedStore:
 
     def __init__(self, store: Store, count: int | None, executor: Executor):
         self.rows: Mapping[int | str, int] = {}
-        self.shards = able(store, Sharded).shards(count)
+        if not isinstance(store, Sharded):
+            raise StoreError(f"{store.url} cannot be read in parts by other machines")
+        self.shards = store.shards(count)
         self.executor = executor
 
     def write(self, share: Share, compute: Compute, what: str) -> Counts:
@@ -321,7 +322,6 @@ def written(
         """One pass: read, compare, write. A gallery that was just read is not read again but to close."""
         what, counts = "closing" if closing else "writing offsets", Counts()
         if isinstance(gallery, ShardedStore):
-            assert isinstance(writing, SharedWriting)  # as of every `Sharded` store
             return gallery.write(writing.share(), compute, what)
         batches = writing.scan()
         if gallery is not None and store.shared and writing.found == "nothing":

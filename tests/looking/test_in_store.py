@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 import hubplugin
 import hubplugin_qdrant
 from hubplugin import InputError, StoreError
-from hubplugin.abilities import Filtered, able
 from hubplugin.cli import app
 from hubplugin.evaluation.truth import as_true_ids
 from hubplugin.jobs.write import write
@@ -187,7 +186,7 @@ def test_a_filter_is_part_of_the_search_and_what_is_none_is_refused(store, vecto
     with pytest.raises(InputError, match="is no Qdrant filter in JSON"):
         photos.filtered('{"musst": []}')
     with pytest.raises(StoreError, match="searches without filters"):
-        able(store, Filtered).filtered(condition)
+        store.filtered(condition)
 
 
 def test_true_ids_come_as_arrays_lists_and_files(tmp_path):
