@@ -28,6 +28,10 @@ of the first two, or a qrels file. Qrels are of TREC (lines of 'query 0 target r
 query, target and relevance, under a header), also as .gz. None: row i of the targets belongs to row i of the
 queries."""
 
+TrueIds: TypeAlias = Sequence[Id | Sequence[Id]] | np.ndarray | str | os.PathLike[str]
+"""For each query the id of its true target, or a list of them; -1 or an empty list where it is not known. Or a path: to
+an .npy or .json file of that, or a qrels file whose targets are ids."""
+
 Names: TypeAlias = Sequence[object] | str | os.PathLike[str] | None
 """One a vector, in their order: a sequence, or a text file with one a line."""
 
@@ -66,14 +70,39 @@ def as_truth(
             )
         source = np.arange(queries)
     if isinstance(source, Truth):
-        pairs, grades = (source.query_rows, source.target_rows), source.grades
-    elif isinstance(source, (str, os.PathLike)) and Path(source).suffix not in (".npy", ".json"):
-        known = row_by_name(query_names, queries, "query_names"), row_by_name(names, targets, "names")
-        pairs, grades = _from_qrels(Path(source), *known)
+        return _checked(source.query_rows, source.target_rows, source.grades, queries, targets)
+    if (path := _qrels(source)) is not None:
+        judgements = judgements_of(path)
+        query_rows = _rows_called((each.query_id for each in judgements), query_names, queries, "query_names", path)
+        target_rows = _rows_called((each.doc_id for each in judgements), names, targets, "names", path)
+        grades = np.array([each.relevance for each in judgements], np.float64)
+        return _checked(query_rows, target_rows, grades, queries, targets)
+    lists = _lists(source, queries, "row number")
+    for number, row in enumerate(lists):
+        if not all(isinstance(each, (int, np.integer)) and not isinstance(each, bool) for each in row):
+            raise InputError(f"ground truth row {number} is no list of row numbers: {row!r}")
+    query_rows = np.repeat(np.arange(queries), [len(row) for row in lists])
+    target_rows = np.fromiter(chain.from_iterable(lists), np.int64, len(query_rows))
+    return _checked(query_rows, target_rows, np.ones(len(query_rows)), queries, targets)
+
+
+def as_true_ids(source: TrueIds, queries: int, query_names: Sequence[object] | None = None) -> list[set[str]]:
+    """`source` as the true ids of each query, as text; none where it is not judged. query_names: what a qrels file
+    calls the queries; row numbers by default. Raises InputError where it cannot be used."""
+    if (path := _qrels(source)) is not None:
+        judgements, found = judgements_of(path), [set[str]() for _ in range(queries)]
+        rows = _rows_called((each.query_id for each in judgements), query_names, queries, "query_names", path)
+        for row, judgement in zip(rows.tolist(), judgements, strict=True):
+            found[row].add(judgement.doc_id)
     else:
-        pairs = _from_rows(rows_from_file(Path(source)) if isinstance(source, (str, os.PathLike)) else source, queries)
-        grades = np.ones(len(pairs[0]))
-    return _checked(*pairs, grades, queries, targets)
+        lists = _lists(source, queries, "id")
+        for each in chain.from_iterable(lists):
+            if isinstance(each, (bool, float)) or not isinstance(each, (int, str, np.integer)):
+                raise InputError(f"ground truth: {each!r} is no id; expected numbers or texts")
+        found = [{str(each) for each in row if each != -1} for row in lists]
+    if not any(found):
+        raise InputError("ground truth names no true target for any query; at least one is needed")
+    return found
 
 
 def _checked(query_rows: np.ndarray, target_rows: np.ndarray, grades: np.ndarray, queries: int, targets: int) -> Truth:
@@ -94,21 +123,20 @@ def _checked(query_rows: np.ndarray, target_rows: np.ndarray, grades: np.ndarray
     return Truth(query_rows, target_rows, grades)
 
 
-def _from_rows(source: Any, queries: int) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        rows = [np.atleast_1d(np.asarray(row)) for row in source]
-    except (TypeError, ValueError):
-        raise InputError("ground truth is no list with a row number, or a list of them, for each query") from None
+def _lists(source: Any, queries: int, what: str) -> list[list[Any]]:
+    """For each query the list of what is true for it, from a value or a file. what: what it should be a list of."""
+    if isinstance(source, (str, os.PathLike)):
+        source = _held(Path(source))
+    rows = source if isinstance(source, (list, tuple)) else np.asarray(source).tolist()
+    if not isinstance(rows, (list, tuple)):
+        raise InputError(f"ground truth is no list with a {what}, or a list of them, for each query")
     if len(rows) != queries:
         raise InputError(f"ground truth has {len(rows)} rows for {queries} queries; expected one row a query")
-    for number, row in enumerate(rows):
-        if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
-            raise InputError(f"ground truth row {number} is no list of row numbers: {row.tolist()!r}")
-    query_rows = np.repeat(np.arange(queries), [row.size for row in rows])
-    return query_rows, np.fromiter(chain.from_iterable(rows), np.int64, len(query_rows))
+    plain = (np.asarray(row).tolist() if hasattr(row, "__array__") else row for row in rows)
+    return [list(row) if isinstance(row, (list, tuple)) else [row] for row in plain]
 
 
-def rows_from_file(path: Path) -> Any:
+def _held(path: Path) -> Any:
     """What an .npy or a .json file holds."""
     name = f"ground truth {path.name}"
     require_file(path, "ground truth")
@@ -120,15 +148,10 @@ def rows_from_file(path: Path) -> Any:
         raise InputError(f"{name}: cannot be read as JSON: {error}") from None
 
 
-def _from_qrels(
-    path: Path, query_rows: dict[str, int], target_rows: dict[str, int]
-) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    judgements = judgements_of(path)
-    pairs = (
-        _looked_up((judgement.query_id for judgement in judgements), query_rows, "query", path),
-        _looked_up((judgement.doc_id for judgement in judgements), target_rows, "target", path),
-    )
-    return pairs, np.array([judgement.relevance for judgement in judgements], np.float64)
+def _qrels(source: object) -> Path | None:
+    """The path of a qrels file; None of all else."""
+    is_path = isinstance(source, (str, os.PathLike)) and Path(source).suffix not in (".npy", ".json")
+    return Path(source) if is_path else None  # type: ignore[arg-type]
 
 
 def judgements_of(path: Path) -> list[Any]:
@@ -157,65 +180,21 @@ def _as_trec(path: Path) -> io.StringIO:
     return io.StringIO("".join(lines))
 
 
-def row_by_name(names: Sequence[object] | None, count: int, what: str) -> dict[str, int]:
-    """The row of each of `names`, or of the `count` row numbers. Raises InputError for a name that is there twice."""
+def _rows_called(
+    ids: Iterable[str], names: Sequence[object] | None, count: int, parameter: str, path: Path
+) -> np.ndarray:
+    """The rows of what a qrels file calls `ids`, among `names`, or the `count` row numbers. Raises InputError for a
+    name that is there twice, and for one that is not there."""
     rows: dict[str, int] = {}
     for row, name in enumerate(names if names is not None else range(count)):
         if rows.setdefault(str(name), row) != row:
-            raise InputError(f"{what}: {str(name)!r} is there twice, and a file of TREC tells by the name")
-    return rows
-
-
-def _looked_up(ids: Iterable[str], rows: dict[str, int], what: str, path: Path) -> np.ndarray:
+            raise InputError(f"{parameter}: {str(name)!r} is there twice, and a file of TREC tells by the name")
     try:
         return np.array([rows[name] for name in ids], np.int64)
     except KeyError as unknown:
+        what = "target" if parameter == "names" else "query"
         raise InputError(
             f"ground truth {path.name}: {what} {unknown} is not among the {len(rows)} known; pass ",
-            Parameter("query_names" if what == "query" else "names"),
+            Parameter(parameter),
             ", what it calls them, in the order of their vectors",
         ) from None
-
-
-TrueIds: TypeAlias = Sequence[Id | Sequence[Id]] | np.ndarray | str | os.PathLike[str]
-"""For each query the id of its true target, or a list of them; -1 or an empty list where it is not known. Or a path: to
-an .npy or .json file of that, or a qrels file whose targets are ids."""
-
-
-def as_true_ids(source: TrueIds, queries: int, query_names: Sequence[object] | None = None) -> list[set[str]]:
-    """`source` as the true ids of each query, as text; none where it is not judged. query_names: what a qrels file
-    calls the queries; row numbers by default. Raises InputError where it cannot be used."""
-    if isinstance(source, (str, os.PathLike)) and Path(source).suffix not in (".npy", ".json"):
-        found = _ids_from_qrels(Path(source), queries, query_names)
-    else:
-        rows = rows_from_file(Path(source)) if isinstance(source, (str, os.PathLike)) else source
-        found = [_ids_of(row) for row in _listed(rows)]
-    if len(found) != queries:
-        raise InputError(f"ground truth has {len(found)} rows for {queries} queries; expected one row a query")
-    if not any(found):
-        raise InputError("ground truth names no true target for any query; at least one is needed")
-    return found
-
-
-def _listed(rows: Any) -> list[Any]:
-    listed = rows.tolist() if isinstance(rows, np.ndarray) else rows
-    if not isinstance(listed, (list, tuple)):
-        raise InputError("ground truth is no list with an id, or a list of them, for each query")
-    return list(listed)
-
-
-def _ids_of(row: Any) -> set[str]:
-    found = row if isinstance(row, (list, tuple)) else [row]
-    for each in found:
-        if isinstance(each, (bool, float)) or not isinstance(each, (int, str)):
-            raise InputError(f"ground truth: {each!r} is no id; expected numbers or texts")
-    return {str(each) for each in found if each != -1}
-
-
-def _ids_from_qrels(path: Path, queries: int, query_names: Sequence[object] | None) -> list[set[str]]:
-    judgements, known = judgements_of(path), row_by_name(query_names, queries, "query_names")
-    found: list[set[str]] = [set() for _ in range(queries)]
-    rows = _looked_up((judgement.query_id for judgement in judgements), known, "query", path)
-    for row, judgement in zip(rows.tolist(), judgements, strict=True):
-        found[row].add(judgement.doc_id)
-    return found

@@ -62,8 +62,8 @@ def test_a_name_that_is_there_twice_names_nothing(tmp_path):
     ("source", "said"),
     [
         (7, "no list with a row number"),
-        ([[[1], [2, 3]], [0]], "no list with a row number"),
-        ({"a": 1, "b": 2}, "no list of row numbers: "),
+        ([[[1], [2, 3]], [0]], "row 0 is no list of row numbers: "),
+        ({"a": 1, "b": 2}, "no list with a row number"),
         ("missing.json", "there is no file 'missing.json'"),
         ([0, 9], "target 9, but there are 5; expected rows 0 to 4"),
         ([0, -1], "target -1"),
