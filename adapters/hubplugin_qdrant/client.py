@@ -1,8 +1,7 @@
 """`HubQdrantClient` and `AsyncHubQdrantClient`: qdrant-client's own, with corrected collections searched corrected.
 
-Who traces qdrant-client, as OpenTelemetry's instrumentation does, puts layers around the methods of its classes by
-`wrapt`. A corrected method runs within those of the plain one that it stands for, so that a call is one span, and what
-it asks the plain client for runs beneath them.
+A corrected method is an operation of `searches` or `writes`, which `run` or `run_async` drives; it is `like` the plain
+one, whose signature and arguments it has.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
@@ -23,10 +21,12 @@ from hubplugin.errors import InputError
 from hubplugin.recording import Recorder
 from hubplugin.vectors import VectorLike
 from hubplugin_qdrant import plain_client, searches, writes
-from hubplugin_qdrant.metadata import CorrectionCache, OfClient, Operation, at_once, run, run_async
+from hubplugin_qdrant.calls import Operation, run, run_async
+from hubplugin_qdrant.metadata import CorrectionCache, OfClient
 from hubplugin_qdrant.plain_client import Arguments
 
 Client = TypeVar("Client", QdrantClient, AsyncQdrantClient)
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 Record: TypeAlias = "str | os.PathLike[str] | Recorder | None"
@@ -34,15 +34,6 @@ Record: TypeAlias = "str | os.PathLike[str] | Recorder | None"
 
 Clicked: TypeAlias = "VectorLike | models.Document | str"
 """The query of a click: a vector, a document, or its id."""
-
-
-def recorder_of(record: Record) -> Recorder | None:
-    """Raises InputError for what is neither a folder nor a `Recorder`."""
-    if record is None or isinstance(record, Recorder):
-        return record
-    if isinstance(record, (str, os.PathLike)):
-        return Recorder(record)
-    raise InputError(f"record={record!r}: expected a folder, or a hubplugin.Recorder")
 
 
 def require_client(client: object, kind: type[Client]) -> Client:
@@ -56,7 +47,35 @@ def require_client(client: object, kind: type[Client]) -> Client:
     return client.raw if isinstance(client, (HubQdrantClient, AsyncHubQdrantClient)) else client  # type: ignore[return-value]
 
 
-def _arguments(method: Callable[..., object]) -> Callable[[tuple[object, ...], Arguments], Arguments]:
+def like(plain: Method) -> Callable[[Callable[[Any, Arguments], Any]], Method]:
+    """Makes a method that stands for `plain`, one of qdrant-client's, of one that takes the arguments by name.
+
+    Who traces qdrant-client, as OpenTelemetry's instrumentation does, puts layers around the methods of its classes by
+    `wrapt`. The method runs within those of `plain`, so that a call is one span, and what it asks runs beneath them.
+    """
+    by_name, name = _by_name(plain), plain.__name__
+
+    def made(method: Callable[[Any, Arguments], Any]) -> Any:
+        @functools.wraps(plain)
+        def corrected(self: Any, *args: object, **given: object) -> Any:
+            layered = vars(self._plain)[name]
+            if not hasattr(layered, "_self_wrapper"):
+                return method(self, by_name(args, given))
+            return _within_layers(layered, lambda *a, **g: method(self, by_name(a, g)), self)(*args, **given)
+
+        if not inspect.iscoroutinefunction(method):
+            return corrected
+
+        @functools.wraps(plain)
+        async def awaited(self: Any, *args: object, **given: object) -> Any:
+            return await corrected(self, *args, **given)
+
+        return awaited
+
+    return made
+
+
+def _by_name(method: Callable[..., object]) -> Callable[[tuple[object, ...], Arguments], Arguments]:
     """What makes of the arguments of a call of `method` one dict of them by name, as Python would; raises TypeError
     where one is unknown, missing or given twice. qdrant-client itself takes any keyword, and then refuses it."""
     parameters = list(inspect.signature(method).parameters.values())[1:]
@@ -99,89 +118,6 @@ class Beneath:
         return found
 
 
-Drive: TypeAlias = "Callable[[Any, OfClient, Arguments], Any]"
-"""What does an operation for a client, with the arguments of a call."""
-
-
-def _sync(client: Any, operation: OfClient, given: Arguments) -> Any:
-    return run(operation(client._corrections, given))
-
-
-async def _async(client: Any, operation: OfClient, given: Arguments) -> Any:
-    return await run_async(operation(client._corrections, given))
-
-
-def _async_upload(client: Any, operation: OfClient, given: Arguments) -> Any:
-    """An upload of the async client is no coroutine: it goes through a sync client to the same place."""
-    if plain_client.is_local(client):
-        return _without_waiting(operation(replace(client._corrections, compute=at_once), given))
-    sync = QdrantClient(**client.init_options)
-    try:
-        return run(operation(CorrectionCache(Beneath(sync), at_once), given))
-    finally:
-        sync.close()
-
-
-def _without_waiting(steps: Operation) -> Any:
-    """What `steps` returns, driven by an async client in local mode, whose coroutines never wait."""
-    try:
-        run_async(steps).send(None)
-    except StopIteration as done:
-        return done.value
-
-
-def _corrected(plain: type, name: str, drive: Drive) -> Callable[..., Any]:
-    """The method `name` of the class `plain`, done by its operation as `drive` does it."""
-    method, operation = getattr(plain, name), OPERATIONS[name]
-    arguments = _arguments(method)
-
-    @functools.wraps(method)
-    def corrected(self: Any, *args: object, **given: object) -> Any:
-        def call(*args: object, **given: object) -> Any:
-            return drive(self, operation, arguments(args, given))
-
-        return _within_layers(vars(plain)[name], call, self)(*args, **given)
-
-    if drive is not _async:
-        return corrected
-
-    @functools.wraps(method)
-    async def awaited(self: Any, *args: object, **given: object) -> Any:
-        return await corrected(self, *args, **given)
-
-    return awaited
-
-
-OPERATIONS: dict[str, OfClient] = {
-    "query_points": searches.query_points,
-    "query_batch_points": searches.query_batch_points,
-    "query_points_groups": searches.query_points_groups,
-    "retrieve": searches.retrieve,
-    "scroll": searches.scroll,
-    "upsert": writes.upsert,
-    "upload_points": writes.upload_points,
-    "upload_collection": writes.upload_collection,
-    "update_vectors": writes.update_vectors,
-    "delete_vectors": writes.delete_vectors,
-    "set_payload": writes.set_payload,
-    "overwrite_payload": writes.overwrite_payload,
-    "clear_payload": writes.clear_payload,
-    "delete_payload": writes.delete_payload,
-    "batch_update_points": writes.batch_update_points,
-    "get_collection": searches.get_collection,
-    "get_collections": searches.get_collections,
-    "delete_vector_name": writes.delete_vector_name,
-    "create_collection": writes.create_collection,
-    "recreate_collection": writes.recreate_collection,
-    "delete_collection": writes.delete_collection,
-    "update_collection_aliases": writes.update_collection_aliases,
-}
-"""The methods of both clients that are done by an operation."""
-
-UPLOADS = ("upload_points", "upload_collection")
-"""Those that are no coroutines of the async client."""
-
-
 class _Corrected:
     """What both clients have in common: how they are made, and what they know of corrections."""
 
@@ -198,7 +134,7 @@ class _Corrected:
     ):
         super().__init__(*args, **kwargs)
         raw: Any = plain_client.over_connection_of(cast(Any, self), self._plain)
-        self._corrections = self._known_by(raw, oversampling, hnsw_ef, record)
+        self._corrections = _known_by(raw, oversampling, hnsw_ef, record)
 
     @classmethod
     def wrap(
@@ -211,15 +147,19 @@ class _Corrected:
     ) -> Self:
         """A corrected client over the connection of `client`; closing either closes both."""
         raw: Any = require_client(client, cast("type[QdrantClient]", cls._plain))
-        corrections = cls._known_by(raw, oversampling, hnsw_ef, record)
+        corrections = _known_by(raw, oversampling, hnsw_ef, record)
         wrapped: Any = plain_client.over_connection_of(raw, cast(Any, cls))
         wrapped._corrections = corrections
         return cast(Self, wrapped)
 
-    @classmethod
-    def _known_by(cls, raw: Any, oversampling: float | None, hnsw_ef: int | None, record: Record) -> CorrectionCache:
-        compute: Any = asyncio.to_thread if cls._plain is AsyncQdrantClient else at_once
-        return CorrectionCache(Beneath(raw), compute, oversampling, hnsw_ef, recorder_of(record))
+
+def _known_by(raw: Any, oversampling: float | None, hnsw_ef: int | None, record: Record) -> CorrectionCache:
+    """Raises InputError for a `record` that is neither a folder nor a `Recorder`."""
+    if isinstance(record, (str, os.PathLike)):
+        record = Recorder(record)
+    if record is not None and not isinstance(record, Recorder):
+        raise InputError(f"record={record!r}: expected a folder, or a hubplugin.Recorder")
+    return CorrectionCache(Beneath(raw), oversampling, hnsw_ef, record)
 
 
 class HubQdrantClient(_Corrected, QdrantClient):
@@ -268,6 +208,94 @@ class HubQdrantClient(_Corrected, QdrantClient):
         `<collection>--hub`, which must be named, too, where names are given."""
         self.raw.migrate(dest_client.raw if isinstance(dest_client, HubQdrantClient) else dest_client, *args, **kwargs)
 
+    @like(QdrantClient.query_points)
+    def query_points(self, given: Arguments) -> Any:
+        return run(searches.query_points(self._corrections, given))
+
+    @like(QdrantClient.query_batch_points)
+    def query_batch_points(self, given: Arguments) -> Any:
+        return run(searches.query_batch_points(self._corrections, given))
+
+    @like(QdrantClient.query_points_groups)
+    def query_points_groups(self, given: Arguments) -> Any:
+        return run(searches.query_points_groups(self._corrections, given))
+
+    @like(QdrantClient.retrieve)
+    def retrieve(self, given: Arguments) -> Any:
+        return run(searches.retrieve(self._corrections, given))
+
+    @like(QdrantClient.scroll)
+    def scroll(self, given: Arguments) -> Any:
+        return run(searches.scroll(self._corrections, given))
+
+    @like(QdrantClient.get_collection)
+    def get_collection(self, given: Arguments) -> Any:
+        return run(searches.get_collection(self._corrections, given))
+
+    @like(QdrantClient.get_collections)
+    def get_collections(self, given: Arguments) -> Any:
+        return run(searches.get_collections(self._corrections, given))
+
+    @like(QdrantClient.upsert)
+    def upsert(self, given: Arguments) -> Any:
+        return run(writes.upsert(self._corrections, given))
+
+    @like(QdrantClient.upload_points)
+    def upload_points(self, given: Arguments) -> Any:
+        return run(writes.upload_points(self._corrections, given))
+
+    @like(QdrantClient.upload_collection)
+    def upload_collection(self, given: Arguments) -> Any:
+        return run(writes.upload_collection(self._corrections, given))
+
+    @like(QdrantClient.update_vectors)
+    def update_vectors(self, given: Arguments) -> Any:
+        return run(writes.update_vectors(self._corrections, given))
+
+    @like(QdrantClient.delete_vectors)
+    def delete_vectors(self, given: Arguments) -> Any:
+        return run(writes.delete_vectors(self._corrections, given))
+
+    @like(QdrantClient.set_payload)
+    def set_payload(self, given: Arguments) -> Any:
+        return run(writes.set_payload(self._corrections, given))
+
+    @like(QdrantClient.overwrite_payload)
+    def overwrite_payload(self, given: Arguments) -> Any:
+        return run(writes.overwrite_payload(self._corrections, given))
+
+    @like(QdrantClient.clear_payload)
+    def clear_payload(self, given: Arguments) -> Any:
+        return run(writes.clear_payload(self._corrections, given))
+
+    @like(QdrantClient.delete_payload)
+    def delete_payload(self, given: Arguments) -> Any:
+        return run(writes.delete_payload(self._corrections, given))
+
+    @like(QdrantClient.batch_update_points)
+    def batch_update_points(self, given: Arguments) -> Any:
+        return run(writes.batch_update_points(self._corrections, given))
+
+    @like(QdrantClient.delete_vector_name)
+    def delete_vector_name(self, given: Arguments) -> Any:
+        return run(writes.delete_vector_name(self._corrections, given))
+
+    @like(QdrantClient.create_collection)
+    def create_collection(self, given: Arguments) -> Any:
+        return run(writes.create_collection(self._corrections, given))
+
+    @like(QdrantClient.recreate_collection)
+    def recreate_collection(self, given: Arguments) -> Any:
+        return run(writes.recreate_collection(self._corrections, given))
+
+    @like(QdrantClient.delete_collection)
+    def delete_collection(self, given: Arguments) -> Any:
+        return run(writes.delete_collection(self._corrections, given))
+
+    @like(QdrantClient.update_collection_aliases)
+    def update_collection_aliases(self, given: Arguments) -> Any:
+        return run(writes.update_collection_aliases(self._corrections, given))
+
 
 class AsyncHubQdrantClient(_Corrected, AsyncQdrantClient):
     """An AsyncQdrantClient that does what `HubQdrantClient` does; offsets are computed in a thread."""
@@ -292,8 +320,109 @@ class AsyncHubQdrantClient(_Corrected, AsyncQdrantClient):
             await asyncio.to_thread(self._corrections.recorder.flush)
         await super().close(grpc_grace, **kwargs)
 
+    @like(AsyncQdrantClient.query_points)
+    async def query_points(self, given: Arguments) -> Any:
+        return await run_async(searches.query_points(self._corrections, given))
 
-for _name in OPERATIONS:
-    setattr(HubQdrantClient, _name, _corrected(QdrantClient, _name, _sync))
-    _drive = _async_upload if _name in UPLOADS else _async
-    setattr(AsyncHubQdrantClient, _name, _corrected(AsyncQdrantClient, _name, _drive))
+    @like(AsyncQdrantClient.query_batch_points)
+    async def query_batch_points(self, given: Arguments) -> Any:
+        return await run_async(searches.query_batch_points(self._corrections, given))
+
+    @like(AsyncQdrantClient.query_points_groups)
+    async def query_points_groups(self, given: Arguments) -> Any:
+        return await run_async(searches.query_points_groups(self._corrections, given))
+
+    @like(AsyncQdrantClient.retrieve)
+    async def retrieve(self, given: Arguments) -> Any:
+        return await run_async(searches.retrieve(self._corrections, given))
+
+    @like(AsyncQdrantClient.scroll)
+    async def scroll(self, given: Arguments) -> Any:
+        return await run_async(searches.scroll(self._corrections, given))
+
+    @like(AsyncQdrantClient.get_collection)
+    async def get_collection(self, given: Arguments) -> Any:
+        return await run_async(searches.get_collection(self._corrections, given))
+
+    @like(AsyncQdrantClient.get_collections)
+    async def get_collections(self, given: Arguments) -> Any:
+        return await run_async(searches.get_collections(self._corrections, given))
+
+    @like(AsyncQdrantClient.upsert)
+    async def upsert(self, given: Arguments) -> Any:
+        return await run_async(writes.upsert(self._corrections, given))
+
+    @like(AsyncQdrantClient.upload_points)
+    def upload_points(self, given: Arguments) -> Any:
+        return _uploaded(self, writes.upload_points, given)
+
+    @like(AsyncQdrantClient.upload_collection)
+    def upload_collection(self, given: Arguments) -> Any:
+        return _uploaded(self, writes.upload_collection, given)
+
+    @like(AsyncQdrantClient.update_vectors)
+    async def update_vectors(self, given: Arguments) -> Any:
+        return await run_async(writes.update_vectors(self._corrections, given))
+
+    @like(AsyncQdrantClient.delete_vectors)
+    async def delete_vectors(self, given: Arguments) -> Any:
+        return await run_async(writes.delete_vectors(self._corrections, given))
+
+    @like(AsyncQdrantClient.set_payload)
+    async def set_payload(self, given: Arguments) -> Any:
+        return await run_async(writes.set_payload(self._corrections, given))
+
+    @like(AsyncQdrantClient.overwrite_payload)
+    async def overwrite_payload(self, given: Arguments) -> Any:
+        return await run_async(writes.overwrite_payload(self._corrections, given))
+
+    @like(AsyncQdrantClient.clear_payload)
+    async def clear_payload(self, given: Arguments) -> Any:
+        return await run_async(writes.clear_payload(self._corrections, given))
+
+    @like(AsyncQdrantClient.delete_payload)
+    async def delete_payload(self, given: Arguments) -> Any:
+        return await run_async(writes.delete_payload(self._corrections, given))
+
+    @like(AsyncQdrantClient.batch_update_points)
+    async def batch_update_points(self, given: Arguments) -> Any:
+        return await run_async(writes.batch_update_points(self._corrections, given))
+
+    @like(AsyncQdrantClient.delete_vector_name)
+    async def delete_vector_name(self, given: Arguments) -> Any:
+        return await run_async(writes.delete_vector_name(self._corrections, given))
+
+    @like(AsyncQdrantClient.create_collection)
+    async def create_collection(self, given: Arguments) -> Any:
+        return await run_async(writes.create_collection(self._corrections, given))
+
+    @like(AsyncQdrantClient.recreate_collection)
+    async def recreate_collection(self, given: Arguments) -> Any:
+        return await run_async(writes.recreate_collection(self._corrections, given))
+
+    @like(AsyncQdrantClient.delete_collection)
+    async def delete_collection(self, given: Arguments) -> Any:
+        return await run_async(writes.delete_collection(self._corrections, given))
+
+    @like(AsyncQdrantClient.update_collection_aliases)
+    async def update_collection_aliases(self, given: Arguments) -> Any:
+        return await run_async(writes.update_collection_aliases(self._corrections, given))
+
+
+def _uploaded(client: AsyncHubQdrantClient, operation: OfClient, given: Arguments) -> Any:
+    """An upload of the async client is no coroutine: it goes through a sync client to the same place."""
+    if plain_client.is_local(client):
+        return _without_waiting(operation(client._corrections, given))
+    sync = QdrantClient(**client.init_options)
+    try:
+        return run(operation(CorrectionCache(Beneath(sync)), given))
+    finally:
+        sync.close()
+
+
+def _without_waiting(operation: Operation[Any]) -> Any:
+    """What `operation` returns, driven by an async client in local mode, whose coroutines never wait."""
+    try:
+        run_async(operation, in_thread=False).send(None)
+    except StopIteration as done:
+        return done.value

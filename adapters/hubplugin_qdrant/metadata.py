@@ -1,9 +1,5 @@
 """The metadata collection `<collection>--hub`: manifest and models, read and written.
 
-Who reads it is driven: an *operation* is a generator that yields what the plain client's methods return, and is sent
-their results. It is written once and driven by both clients, as httpx drives an `auth_flow`: by the sync client, for
-which those are the results themselves, and by the async one, which awaits them.
-
 `CollectionMetadata` is what a job knows of it: each operation is repeated while the server is away. `CorrectionCache`
 is what a corrected client knows: manifests that are read again every few seconds, and models.
 """
@@ -11,12 +7,11 @@ is what a corrected client knows: manifests that are read again every few second
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -27,53 +22,21 @@ from hubplugin.model import OffsetModel
 from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
+from hubplugin_qdrant.calls import Call, Computing, Operation, run
 from hubplugin_qdrant.manifest import Manifest, Payload, Version
-from hubplugin_qdrant.offsets import awaits_embedding, held_offset, stored_offsets
+from hubplugin_qdrant.offsets import StoredOffsets, awaits_embedding, held_offset, stored_offsets
 from hubplugin_qdrant.plain_client import Arguments
 from hubplugin_qdrant.requests import has_vector, holding_offset, lacking_augmented_vector
 from hubplugin_qdrant.transport import PASSING, Fault, Transport, fault_of
-
-Operation: TypeAlias = Generator[Any, Any, Any]
-
-
-def at_once(function: Callable[[], Any]) -> Any:
-    """What `function` returns, computed here and now; the async client computes in a thread."""
-    return function()
-
-
-def run(steps: Operation) -> Any:
-    """What `steps` returns, driven by a sync client."""
-    sent = None
-    while True:
-        try:
-            sent = steps.send(sent)
-        except StopIteration as done:
-            return done.value
-
-
-async def run_async(steps: Operation) -> Any:
-    """What `steps` returns, driven by an async client."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                sent = await step if inspect.isawaitable(step) else step
-            except Exception as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(sent)
-    except StopIteration as done:
-        return done.value
-
 
 MANIFEST_ID = 0
 """Id of the point of the metadata collection that is the manifest."""
 
 
-def real_name(raw: Any, name: str) -> Operation:
+def real_name(raw: Any, name: str) -> Operation[str]:
     """The collection behind an alias; `name` itself where it is none, or where the aliases may not be read."""
     try:
-        aliases = yield raw.get_aliases()
+        aliases = yield Call(raw.get_aliases)
     except Exception as error:
         if fault_of(error) is Fault.FORBIDDEN:
             return name
@@ -81,10 +44,10 @@ def real_name(raw: Any, name: str) -> Operation:
     return next((alias.collection_name for alias in aliases.aliases if alias.alias_name == name), name)
 
 
-def written_manifest(raw: Any, collection: str) -> Operation:
+def written_manifest(raw: Any, collection: str) -> Operation[Payload | None]:
     """The manifest of `collection` as it is written, None if there is none."""
     try:
-        found = yield raw.retrieve(m.metadata_collection(collection), ids=[MANIFEST_ID], with_payload=True)
+        found = yield Call(raw.retrieve, m.metadata_collection(collection), ids=[MANIFEST_ID], with_payload=True)
     except Exception as error:
         if fault_of(error) is Fault.MISSING:
             return None
@@ -92,26 +55,26 @@ def written_manifest(raw: Any, collection: str) -> Operation:
     return (found[0].payload or {}) if found else None
 
 
-def write(raw: Any, collection: str, point: int | str, payload: Payload) -> Operation:
+def write(raw: Any, collection: str, point: int | str, payload: Payload) -> Operation[None]:
     """Puts `payload` in the place of what that point of the metadata collection held, in one step."""
     made = models.PointStruct(id=point, vector={}, payload=payload)
-    yield raw.upsert(m.metadata_collection(collection), [made], wait=True)
+    yield Call(raw.upsert, m.metadata_collection(collection), [made], wait=True)
 
 
-def read_manifest(raw: Any, collection: str) -> Operation:
+def read_manifest(raw: Any, collection: str) -> Operation[Manifest]:
     """The manifest of `collection` (no alias), an empty one if it has none."""
     written = yield from written_manifest(raw, collection)
     return Manifest() if written is None else m.parse(written, collection)
 
 
-def write_manifest(raw: Any, collection: str, manifest: Manifest) -> Operation:
+def write_manifest(raw: Any, collection: str, manifest: Manifest) -> Operation[None]:
     yield from write(raw, collection, MANIFEST_ID, manifest.model_dump(mode="json"))
 
 
-def exists(raw: Any, collection: str) -> Operation:
+def exists(raw: Any, collection: str) -> Operation[bool]:
     """Whether there is a metadata collection. Raises StoreError where the user has a collection of that name."""
     try:
-        found = yield raw.get_collection(m.metadata_collection(collection))
+        found = yield Call(raw.get_collection, m.metadata_collection(collection))
     except Exception as error:
         if fault_of(error) is Fault.MISSING:
             return False
@@ -129,12 +92,13 @@ def is_metadata(found: models.CollectionInfo) -> bool:
     return not found.config.params.vectors and not found.config.params.sparse_vectors
 
 
-def create(raw: Any, collection: str, replication_factor: int | None) -> Operation:
+def create(raw: Any, collection: str, replication_factor: int | None) -> Operation[None]:
     """Creates the metadata collection of `collection`, as well replicated as that, if it is not there."""
     if (yield from exists(raw, collection)):
         return
     try:
-        yield raw.create_collection(
+        yield Call(
+            raw.create_collection,
             m.metadata_collection(collection),
             vectors_config={},
             shard_number=1,
@@ -152,7 +116,7 @@ def part_id(model: str, number: int) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"hubplugin/{model}/{number}"))
 
 
-def write_model(raw: Any, collection: str, model: OffsetModel) -> Operation:
+def write_model(raw: Any, collection: str, model: OffsetModel) -> Operation[int]:
     """Writes `model` to the metadata collection; returns in how many parts."""
     parts = model.to_texts()
     for number, part in enumerate(parts):
@@ -160,12 +124,12 @@ def write_model(raw: Any, collection: str, model: OffsetModel) -> Operation:
     return len(parts)
 
 
-def read_model(raw: Any, collection: str, version: Version) -> Operation:
+def read_model(raw: Any, collection: str, version: Version) -> Operation[OffsetModel]:
     """The model of `version` of `collection`. Raises StoreError if a part of it is missing, ModelFileError if one is
     damaged."""
     place, found = m.metadata_collection(collection), []
     for number in range(version.parts):
-        found += yield raw.retrieve(place, ids=[part_id(version.model, number)], with_payload=True)
+        found += yield Call(raw.retrieve, place, ids=[part_id(version.model, number)], with_payload=True)
     if len(found) < version.parts:
         raise StoreError(f"the model of version {version.number} is incomplete in {place!r}; apply again")
     return OffsetModel.from_texts([record.payload["part"] for record in found], f"the model in collection {place!r}")
@@ -212,7 +176,7 @@ class CollectionMetadata:
         with self._transport.one_line("deleting a model"):
             self._transport.retry(self._transport.client.delete, self._name, points_selector=selector, wait=True)
 
-    def _done(self, doing: str, operation: Callable[..., Operation], *given: object) -> Any:
+    def _done(self, doing: str, operation: Callable[..., Operation[Any]], *given: object) -> Any:
         """What `operation` returns; made again while the server is away."""
         client, collection = self._transport.client, self._transport.collection
         with self._transport.one_line(doing):
@@ -226,14 +190,19 @@ PATIENCE_SECONDS = 1.0
 """When the manifest is asked for again while its collection is away for a moment."""
 
 
+SCROLLED = 1000
+"""Points that a filter chooses, read at a time, where strict mode does not limit them."""
+
+
 @dataclass
 class CachedManifest:
     """The manifest of a collection, valid until `until` (monotonic seconds; inf: it never expires).
 
     collection: its real name, where it was looked up by an alias. manifest: None if it has no correction; without the
     versions whose augmented vectors are not there. written: the manifest as it lies in the store.
-    augmented_vectors, offset_key: what of the collection is ours, as `manifest` tells. needs_vectors: whether a query
-    must be a vector before it is rewritten, for which a document is embedded. kept_up: the versions that a write must
+    augmented_vectors, offset_key: what of the collection is ours, as `manifest` tells. page: how many points may be
+    read at a time. needs_vectors: whether a query must be a vector before it is rewritten, for which a document is
+    embedded. kept_up: the versions that a write must
     bring along. state: what of all this a request depends on. theirs: names that look like ours, and were not when they
     were last seen.
     """
@@ -244,6 +213,7 @@ class CachedManifest:
     written: Payload | None = None
     augmented_vectors: tuple[str, ...] = ()
     offset_key: str | None = None
+    page: int = SCROLLED
     needs_vectors: bool = False
     kept_up: tuple[Version, ...] = ()
     state: tuple[Any, ...] = ()
@@ -254,6 +224,8 @@ class CachedManifest:
         self.augmented_vectors = self.manifest.augmented_vectors() if self.manifest is not None else ()
         self.offset_key = self.manifest.offset_key if self.manifest is not None else None
         active = self.manifest.active.values() if self.manifest is not None else ()
+        limits = [version.max_candidates for version in self.kept_up]
+        self.page = min(SCROLLED, *(limit for limit in limits if limit), SCROLLED)
         self.needs_vectors = any(version.storage == "vector" or version.mapped for version in active)
         versions = [(each.number, each.vector, each.storage, each.model, each.offset_key) for each in self.kept_up]
         self.state = (self.collection, len(active), *versions)
@@ -268,13 +240,12 @@ class CachedManifest:
 class CorrectionCache:
     """What a corrected client adds to the plain one: the manifests and models of the collections that it uses.
 
-    raw: the plain client. compute: runs a function, in a thread for the async client. oversampling, hnsw_ef: take the
+    raw: the plain client. oversampling, hnsw_ef: take the
     places of the calibrated ones. recorder: keeps the queries, if they are to be kept. maps: of a collection and a
     vector, the version that was active when its model was read, with its map. is_old: see `keeps_payloads`.
     """
 
     raw: Any
-    compute: Callable[[Callable[[], Any]], Any]
     oversampling: float | None = None
     hnsw_ef: int | None = None
     recorder: Recorder | None = None
@@ -284,14 +255,14 @@ class CorrectionCache:
     warned: set[str] = field(default_factory=set)
     is_old: bool | None = None
 
-    def lookup(self, name: str) -> Operation:
+    def lookup(self, name: str) -> Operation[CachedManifest]:
         """What is known of the collection or alias `name`, read if it is not known or too old."""
         found = self.known.get(name)
         if found is not None and found.until > time.monotonic():
             return found
         return (yield from self._read_again(name, found))
 
-    def lookup_again(self, name: str, known: CachedManifest) -> Operation:
+    def lookup_again(self, name: str, known: CachedManifest) -> Operation[CachedManifest]:
         """What is so now of `name`, which is no longer, or not only, what was `known`; as it is read here, or was by
         another thread that has seen the change."""
         found = self.known.get(name)
@@ -299,7 +270,7 @@ class CorrectionCache:
             return found
         return (yield from self._read_again(name, found))
 
-    def _read_again(self, name: str, found: CachedManifest | None) -> Operation:
+    def _read_again(self, name: str, found: CachedManifest | None) -> Operation[CachedManifest]:
         try:
             return (yield from self._looked_up(name))
         except Exception as error:
@@ -312,7 +283,7 @@ class CorrectionCache:
             found.until = time.monotonic() + PATIENCE_SECONDS  # until then the old one serves
             return found
 
-    def is_unchanged(self, name: str, known: CachedManifest) -> Operation:
+    def is_unchanged(self, name: str, known: CachedManifest) -> Operation[bool]:
         """Whether the manifest behind `name` is still the one that is `known`, as far as the store tells just now."""
         if known.until == math.inf:
             return True
@@ -326,7 +297,7 @@ class CorrectionCache:
             known.until = 0.0
             return True
 
-    def lookup_shown(self, name: str, known: CachedManifest, shown: Collection[str]) -> Operation:
+    def lookup_shown(self, name: str, known: CachedManifest, shown: Collection[str]) -> Operation[CachedManifest]:
         """`known`, or what is so now if the collection has shown names that look like ours and are not known to be:
         somebody may have applied since."""
         if known.until == math.inf or known.strange(shown) <= known.theirs:
@@ -336,7 +307,7 @@ class CorrectionCache:
         known.theirs = known.strange(shown)
         return known
 
-    def _looked_up(self, name: str) -> Operation:
+    def _looked_up(self, name: str) -> Operation[CachedManifest]:
         collection, written, manifest, doubt = name, None, None, None
         if not name.endswith(m.metadata_collection("")):
             collection = yield from real_name(self.raw, name)
@@ -360,13 +331,13 @@ class CorrectionCache:
         self.known[name] = found
         return found
 
-    def _with_vectors_there(self, collection: str, manifest: Manifest) -> Operation:
+    def _with_vectors_there(self, collection: str, manifest: Manifest) -> Operation[Manifest]:
         """`manifest` without the versions whose augmented vectors are not there: not yet, where one is being written,
         or no more, in a collection that was made anew."""
         if not m.augmented_vectors(manifest.kept_up()):
             return manifest
         try:
-            vectors = (yield self.raw.get_collection(collection)).config.params.vectors
+            vectors = (yield Call(self.raw.get_collection, collection)).config.params.vectors
         except Exception as error:
             if fault_of(error) is Fault.OTHER:
                 raise
@@ -379,7 +350,7 @@ class CorrectionCache:
         active = {name: version for name, version in manifest.active.items() if is_there(version)}
         return manifest.changed(active=active, writing=manifest.writing if is_there(manifest.writing) else None)
 
-    def _mapping(self, collection: str, manifest: Manifest) -> Operation:
+    def _mapping(self, collection: str, manifest: Manifest) -> Operation[Manifest]:
         """`manifest` with the maps by which this client maps queries, out of their models; that of the version before
         is forgotten. Raises what `read_model` raises."""
         active = dict(manifest.active)
@@ -393,7 +364,7 @@ class CorrectionCache:
             active[vector] = version.having(known)
         return manifest.changed(active=active)
 
-    def _seen(self, collection: str, manifest: Manifest) -> Operation:
+    def _seen(self, collection: str, manifest: Manifest) -> Operation[Manifest]:
         """`manifest` with what is so for now: whether a point lacks its augmented vector, and whether there are codes;
         and with what this client was told to search with. Warns of offsets in payloads that are all gone.
 
@@ -410,8 +381,8 @@ class CorrectionCache:
                 yield from self._warn_if_lost(collection, version)
             else:
                 try:
-                    lacking, _ = yield self.raw.scroll(
-                        collection, lacking_augmented_vector(version), limit=1, with_payload=False
+                    lacking, _ = yield Call(
+                        self.raw.scroll, collection, lacking_augmented_vector(version), limit=1, with_payload=False
                     )
                 except Exception as error:
                     if fault_of(error) is Fault.OTHER:
@@ -421,7 +392,7 @@ class CorrectionCache:
                 active[name] = version.model_copy(update={"everywhere": not lacking, "codes": codes})
         return manifest.changed(active=active)
 
-    def _warn_if_lost(self, collection: str, version: Version) -> Operation:
+    def _warn_if_lost(self, collection: str, version: Version) -> Operation[None]:
         """Warns if points have the vector of `version`, and not one of them has an offset of it."""
         text = (
             f"no point of {collection!r} has an offset of version {version.number}, the active one in "
@@ -431,21 +402,22 @@ class CorrectionCache:
         if text in self.warned:
             return
         try:
-            first, _ = yield self.raw.scroll(collection, limit=1, with_payload=[version.offset_key])
+            first, _ = yield Call(self.raw.scroll, collection, limit=1, with_payload=[version.offset_key])
             if not first or held_offset(version, first[0].payload) is not None:
                 return  # at once, as nearly always
             one: Arguments = {"limit": 1, "with_payload": False}
-            holding, _ = yield self.raw.scroll(collection, holding_offset(version), **one)
+            holding, _ = yield Call(self.raw.scroll, collection, holding_offset(version), **one)
             if holding:
                 return
-            having, _ = yield self.raw.scroll(collection, models.Filter(must=has_vector(version.vector)), **one)
+            with_vector = models.Filter(must=has_vector(version.vector))
+            having, _ = yield Call(self.raw.scroll, collection, with_vector, **one)
             if having:
                 self.warn(text)
         except Exception as error:
             if fault_of(error) is Fault.OTHER:
                 raise
 
-    def _read(self, collection: str) -> Operation:
+    def _read(self, collection: str) -> Operation[Payload | None]:
         try:
             return (yield from written_manifest(self.raw, collection))
         except Exception as error:
@@ -457,7 +429,7 @@ class CorrectionCache:
             )
             return None
 
-    def fitted(self, known: CachedManifest) -> Operation:
+    def fitted(self, known: CachedManifest) -> Operation[list[tuple[Version, OffsetModel]]]:
         """The versions of a collection that a write must bring along, each with its model."""
         pairs: list[tuple[Version, OffsetModel]] = []
         for version in known.kept_up:
@@ -467,33 +439,34 @@ class CorrectionCache:
             pairs.append((version.having(model) if version.mapped else version, model))
         return pairs
 
-    def stored_offsets(self, known: CachedManifest, vectors: list[Any], payloads: list[Any]) -> Operation:
-        """What the points of `vectors` and `payloads` store, one each; see `stored_offsets.stored_offsets`."""
+    def stored_offsets(self, known: CachedManifest, points: Sequence[Any]) -> Operation[list[StoredOffsets]]:
+        """What each of `points` stores; see `offsets.stored_offsets`."""
         fitted = yield from self.fitted(known)
-        if awaits_embedding(vectors, known.kept_up):
+        if awaits_embedding(points, known.kept_up):
             self.warn(
                 f"collection {known.collection!r}: documents that the server embeds get no offset here; run refresh"
             )
-        return (yield self.compute(lambda: stored_offsets(vectors, payloads, fitted)))
+        found: list[StoredOffsets] = yield Computing(stored_offsets, points, fitted)
+        return found
 
-    def keeps_payloads(self, known: CachedManifest) -> Operation:
-        """Whether the server keeps the payload of a point that is written without one, as 1.14 does, or may do so; no
-        matter where none has offsets."""
-        if self.is_old is None and known.offset_key is not None:
+    def keeps_payloads(self) -> Operation[bool]:
+        """Whether the server keeps the payload of a point that is written without one, as 1.14 does, or may do so."""
+        if self.is_old is None:
             try:
                 is_local = plain_client.is_local(self.raw)
-                self.is_old = not is_local and (yield self.raw.info()).version.startswith("1.14.")
+                self.is_old = not is_local and (yield Call(self.raw.info)).version.startswith("1.14.")
             except Exception as error:
                 if fault_of(error) is Fault.OTHER:
                     raise
                 return True
-        return self.is_old
+        return bool(self.is_old)
 
-    def embedded_queries(self, requests: list[models.QueryRequest]) -> Operation:
+    def embedded_queries(self, requests: list[models.QueryRequest]) -> Operation[list[models.QueryRequest]]:
         """`requests` with the documents that they ask for the nearest of embedded, as the plain client would do it."""
         if not plain_client.has_documents(self.raw, requests):
             return requests
-        return (yield self.compute(lambda: plain_client.embedded_queries(self.raw, requests)))
+        made: list[models.QueryRequest] = yield Computing(plain_client.embedded_queries, self.raw, requests)
+        return made
 
     def warn(self, text: str) -> None:
         if text not in self.warned:
@@ -508,11 +481,11 @@ class CorrectionCache:
         self.known.clear()
 
 
-OfClient: TypeAlias = Callable[[CorrectionCache, Arguments], Operation]
+OfClient: TypeAlias = Callable[[CorrectionCache, Arguments], Operation[Any]]
 """What a client does for one method, given the arguments by name."""
 
 
-OnState: TypeAlias = Callable[[CorrectionCache, CachedManifest, Arguments], Operation]
+OnState: TypeAlias = Callable[[CorrectionCache, CachedManifest, Arguments], Operation[Any]]
 """The same, given what is known of the collection."""
 
 CHANGES = 10
@@ -529,7 +502,7 @@ def again_if_changed(operation: OnState) -> OfClient:
     meanwhile."""
 
     @functools.wraps(operation)
-    def repeated(cache: CorrectionCache, arguments: Arguments) -> Operation:
+    def repeated(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
         name = arguments["collection_name"]
         known = yield from cache.lookup(name)
         for _ in range(CHANGES):

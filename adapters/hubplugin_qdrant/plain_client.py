@@ -224,15 +224,28 @@ UNREADABLE = (AttributeError, TypeError, ValueError)
 """What the three functions below raise for what the client does not take. It is the client's own to refuse."""
 
 
-def points_taken(client: QdrantClient | AsyncQdrantClient, points: Any) -> models.Batch | list[models.PointStruct]:
-    """`points` as REST structures, as far as `upsert` of `client` takes them: local mode whatever has an id, a vector
-    and a payload; a client by gRPC its messages, too; one by REST dicts as well."""
+def points_taken(client: QdrantClient | AsyncQdrantClient, points: Any) -> list[models.PointStruct]:
+    """`points` one by one, with their documents embedded, as far as `upsert` of `client` takes them: local mode
+    whatever has an id, a vector and a payload; a client by gRPC its messages, too; one by REST dicts as well."""
     if isinstance(points, models.Batch):
-        return points
+        return embedded(client, structs_of(points))
     messages = _speaks_grpc(client) and isinstance(points, Collection)
     if not isinstance(points, list) and not (messages and all(isinstance(each, grpc.PointStruct) for each in points)):
         raise TypeError(f"expected a Batch or a list of points, got {type(points).__name__}")
-    return [_point(client, each) for each in points]
+    return embedded(client, [_point(client, each) for each in points])
+
+
+def structs_of(batch: models.Batch) -> list[models.PointStruct]:
+    """The points of `batch`. Raises ValueError where it has not as many of each: that is the client's own to refuse."""
+    vectors: Any = batch.vectors
+    if isinstance(vectors, dict):
+        rows = zip(*vectors.values(), strict=True)
+        vectors = [dict(zip(vectors, row, strict=True)) for row in rows]
+    payloads = [None] * len(batch.ids) if batch.payloads is None else batch.payloads
+    return [
+        models.PointStruct.model_construct(id=key, vector=vector, payload=payload)
+        for key, vector, payload in zip(batch.ids, vectors, payloads, strict=True)
+    ]
 
 
 def _point(client: QdrantClient | AsyncQdrantClient, given: Any) -> models.PointStruct:
@@ -253,8 +266,8 @@ def point_of(given: Any) -> models.PointStruct:
 
 
 def updates_taken(client: QdrantClient | AsyncQdrantClient, points: Any) -> list[models.PointVectors]:
-    """`points` as far as `update_vectors` of `client` takes them: whatever has an id and a vector; by REST nothing but
-    structures and dicts."""
+    """`points`, with their documents embedded, as far as `update_vectors` of `client` takes them: whatever has an id
+    and a vector; by REST nothing but structures and dicts."""
     points = _listed(client, points)
     if is_local(client) or _speaks_grpc(client):
         taken = [models.PointVectors.model_construct(id=each.id, vector=each.vector) for each in points]
@@ -262,16 +275,31 @@ def updates_taken(client: QdrantClient | AsyncQdrantClient, points: Any) -> list
         taken = models.UpdateVectors(points=points).points
     if not all(isinstance(each.id, (int, str, UUID)) for each in taken):
         raise TypeError("expected ids")
-    return taken
+    return embedded(client, taken)
 
 
 def operations_taken(client: QdrantClient | AsyncQdrantClient, operations: Any) -> list[models.UpdateOperation]:
-    """`operations` as far as `batch_update_points` of `client` takes them: by REST also dicts. By gRPC and in local
-    mode what is no operation stays where it is: local mode does those before it."""
+    """`operations`, with their documents embedded and batches as points one by one, as far as `batch_update_points` of
+    `client` takes them: by REST also dicts. By gRPC and in local mode what is no operation stays where it is: local
+    mode does those before it."""
     taken = _listed(client, operations)
-    if is_local(client) or _speaks_grpc(client):
-        return taken
-    return models.UpdateOperations(operations=taken).operations
+    if not is_local(client) and not _speaks_grpc(client):
+        taken = models.UpdateOperations(operations=taken).operations
+    return embedded(client, [_one_by_one(each) for each in taken])
+
+
+def _one_by_one(operation: models.UpdateOperation) -> models.UpdateOperation:
+    """`operation`; an upsert of a batch as one of points, unless the batch is the client's own to refuse."""
+    given = getattr(operation, "upsert", None)
+    if not isinstance(given, models.PointsBatch):
+        return operation
+    options = {name: value for name, value in given.__dict__.items() if name != "batch"}
+    try:
+        return models.UpsertOperation(
+            upsert=models.PointsList.model_construct(points=structs_of(given.batch), **options)
+        )
+    except UNREADABLE:
+        return operation
 
 
 def _listed(client: QdrantClient | AsyncQdrantClient, items: Any) -> list[Any]:
@@ -313,14 +341,11 @@ def _listed_vector(vector: Any) -> Any:
     return vector.tolist() if isinstance(vector, np.ndarray) else vector
 
 
-def embedded(client: QdrantClient | AsyncQdrantClient, written: Any) -> Any:
+def embedded(client: QdrantClient | AsyncQdrantClient, written: list[Any]) -> list[Any]:
     """`written`, points or vectors or operations, with its documents embedded as `client` would do it."""
     if client.cloud_inference or not client._inference_inspector.inspect(written):
         return written
-    size = client.local_inference_batch_size
-    if isinstance(written, models.Batch):
-        return next(iter(client._embed_models(written, is_query=False, batch_size=size)))
-    return list(client._embed_models(written, is_query=False, batch_size=size))
+    return list(client._embed_models(written, is_query=False, batch_size=client.local_inference_batch_size))
 
 
 def has_documents(client: QdrantClient | AsyncQdrantClient, requests: list[models.QueryRequest]) -> bool:

@@ -14,7 +14,7 @@ from hubplugin.metric import Metric, normalise, unit_or_zero
 from hubplugin.store import Batch, Id
 from hubplugin.vectors import as_vectors
 from hubplugin_qdrant.manifest import KEY, Manifest, Version, augmented_vectors
-from hubplugin_qdrant.offsets import group_of, storage_of
+from hubplugin_qdrant.offsets import group_of, held_offsets, rounding
 from hubplugin_qdrant.requests import having
 from hubplugin_qdrant.schema import Schema
 from hubplugin_qdrant.transport import EVERY_ID, IdRange, Transport, by_shard, plain_id
@@ -60,7 +60,6 @@ class PointReader:
         """`records` as one batch."""
         ids: list[Id] = []
         vectors, groups, payloads, written = [], [], [], []
-        storage = storage_of(self.version) if self.version is not None else None
         for record in records:
             keys = self.manifest.left_over(record.payload)
             if keys:
@@ -79,11 +78,11 @@ class PointReader:
         return Batch(
             ids,
             matrix,
-            absent if storage is None else storage.offsets(payloads, matrix, written),
+            absent if self.version is None else held_offsets(self.version, matrix, payloads, written),
             place=shard_key,
             foreign=sum(self.manifest.is_foreign(record.payload) for record in records),
             groups=groups if self.group_by is not None else None,
-            rounding=None if storage is None else storage.rounding(written),
+            rounding=None if self.version is None else rounding(self.version, written),
         )
 
     def _vectors(self, record: Any) -> tuple[Any, Any]:
@@ -118,7 +117,7 @@ def changed_ids(transport: Transport, using: str, metric: Metric, read: Batch) -
         for point, score in answer:
             scores[places[plain_id(point)]] = score
     differs = (
-        np.abs(found - expected_scores(metric, read.vectors, queries)) > rounding(metric, read.vectors, queries)
+        np.abs(found - expected_scores(metric, read.vectors, queries)) > score_rounding(metric, read.vectors, queries)
     ).any(axis=0)
     return [read.ids[row] for row in np.flatnonzero(differs).tolist()]
 
@@ -138,7 +137,7 @@ def expected_scores(metric: Metric, vectors: np.ndarray, queries: np.ndarray) ->
     return np.sqrt(np.maximum(-2 * found, 0)) if metric is Metric.EUCLIDEAN else found
 
 
-def rounding(metric: Metric, vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
+def score_rounding(metric: Metric, vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
     """By how much a score may differ from the expected one: [m, b]."""
     asked, given = np.linalg.norm(queries, axis=1)[:, None], np.linalg.norm(vectors, axis=1)
     sizes = {Metric.COSINE: np.ones((len(asked), len(given))), Metric.EUCLIDEAN: asked + given}

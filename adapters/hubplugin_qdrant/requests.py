@@ -67,8 +67,10 @@ _DEFAULTS = models.QueryRequest(limit=10, with_payload=True, with_vector=False)
 def as_request(arguments: Arguments) -> models.QueryRequest:
     """The arguments of `query_points` as one request. Raises what the plain client raises for a query that is none, and
     InputError for a limit or an offset that is no whole number."""
-    fields = {_FIELDS[name]: _rest(value) for name, value in arguments.items() if name in _FIELDS and name != "query"}
-    fields["query"] = plain_client.resolved(arguments.get("query"))
+    fields = {"query": plain_client.resolved(arguments.get("query"))}
+    for name, value in arguments.items():
+        if name in _FIELDS and name != "query":
+            fields[_FIELDS[name]] = _rest(value) if isinstance(value, (list, *_FROM_GRPC)) else value
     for name in ("limit", "offset"):
         if isinstance(value := fields.get(name), (float, np.floating)):
             if not value.is_integer():
@@ -105,8 +107,10 @@ def _rest(value: object) -> Any:
 
 def as_arguments(arguments: Arguments, request: models.QueryRequest) -> Arguments:
     """`arguments` with the fields of `request` in their place."""
-    fields = request.__dict__
-    return arguments | {argument: fields[name] for name, argument in _ARGUMENTS.items()}
+    made, fields = dict(arguments), request.__dict__
+    for name, argument in _ARGUMENTS.items():
+        made[argument] = fields[name]
+    return made
 
 
 Node: TypeAlias = models.QueryRequest | models.Prefetch

@@ -130,7 +130,7 @@ class PayloadSchema(Schema):
     def write(self, version: Version, items: Items, shard_key: ShardKey) -> None:
         def request(items: Items) -> None:
             operations: list[models.UpdateOperation] = [
-                set_offsets(k, {version.field: v}, version.offset_key, shard_key=shard_key) for k, v in items
+                set_offsets(k, {version.field: v}, version.offset_key, shard_key) for k, v in items
             ]
             self.transport.client.batch_update_points(self.transport.collection, operations, wait=True)
 

@@ -9,13 +9,11 @@ correction. A document in a prefetch or a batch is embedded out of sight.
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-import numpy as np
 from qdrant_client import grpc, models
 from qdrant_client.conversions.conversion import GrpcToRest
 
@@ -23,12 +21,13 @@ from hubplugin.errors import InputError, Parameter
 from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
+from hubplugin_qdrant.calls import Call, Operation
 from hubplugin_qdrant.manifest import KEY, Manifest
-from hubplugin_qdrant.metadata import CachedManifest, CorrectionCache, OnState, Operation, again_if_changed
+from hubplugin_qdrant.metadata import CachedManifest, CorrectionCache, OnState, again_if_changed
 from hubplugin_qdrant.plain_client import Arguments
 from hubplugin_qdrant.requests import (
     Node,
-    Points,
+    Rewritten,
     as_arguments,
     as_request,
     as_requests,
@@ -52,9 +51,26 @@ class Reference:
 def references(node: Node, manifest: Manifest, searched: str) -> list[Reference]:
     """The points in the tree of `node` whose vectors must be known before it can be rewritten. searched: the name of
     the collection."""
-    found = [each for child in prefetches_of(node.prefetch) for each in references(child, manifest, searched)]
-    reference = _reference(node, manifest, searched)
-    return [*found, reference] if reference is not None else found
+    found = (_reference(each, manifest, searched) for each in nodes(node))
+    return [each for each in found if each is not None]
+
+
+def _reference(node: Node, manifest: Manifest, searched: str) -> Reference | None:
+    version = manifest.active.get(node.using or "")
+    query = nearest(node.query)
+    if version is None or version.storage != "vector" or not isinstance(query, (int, str, UUID)):
+        return None
+    point, place = query if isinstance(query, int) else str(query), node.lookup_from
+    if place is None:
+        return Reference(point, None, version.vector)
+    return Reference(point, None if place.collection == searched else place.collection, place.vector or version.vector)
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    """All that is prefetched for `node`, and `node` itself."""
+    for child in prefetches_of(node.prefetch):
+        yield from nodes(child)
+    yield node
 
 
 def dereferenced(
@@ -69,27 +85,22 @@ def dereferenced(
     Points of the collection that is searched are left out as they are without us: by a server of the whole request, in
     local mode of what is found at the node that asks for them.
     """
-    made: models.QueryRequest = _dereferenced(request, manifest, searched, vectors, by_server)
-    if not by_server:
-        return made
-    found = [each for each in references(request, manifest, searched) if each in vectors]
-    points = dict.fromkeys(each.point for each in found if each.collection is None)
-    return made.model_copy(update={"filter": _without(points, made.filter)}) if points else made
 
+    def made(node: Any) -> Any:
+        update: dict[str, Any] = {}
+        if node.prefetch is not None:
+            update["prefetch"] = [made(child) for child in prefetches_of(node.prefetch)]
+        reference = _reference(node, manifest, searched)
+        if reference is not None and reference in vectors:
+            update |= {"query": vectors[reference], "lookup_from": None}
+            if reference.collection is None and not by_server:
+                update["filter"] = _without([reference.point], node.filter)
+        return node.model_copy(update=update)
 
-def _dereferenced(
-    node: Any, manifest: Manifest, searched: str, vectors: dict[Reference, list[float]], by_server: bool
-) -> Any:
-    update: dict[str, Any] = {}
-    if node.prefetch is not None:
-        children = prefetches_of(node.prefetch)
-        update["prefetch"] = [_dereferenced(child, manifest, searched, vectors, by_server) for child in children]
-    reference = _reference(node, manifest, searched)
-    if reference is not None and reference in vectors:
-        update |= {"query": vectors[reference], "lookup_from": None}
-        if reference.collection is None and not by_server:
-            update["filter"] = _without([reference.point], node.filter)
-    return node.model_copy(update=update)
+    whole: models.QueryRequest = made(request)
+    found = references(request, manifest, searched) if by_server else []
+    points = dict.fromkeys(each.point for each in found if each in vectors and each.collection is None)
+    return whole.model_copy(update={"filter": _without(points, whole.filter)}) if points else whole
 
 
 def _without(points: Iterable[int | str], chosen: models.Filter | None) -> models.Filter:
@@ -98,31 +109,27 @@ def _without(points: Iterable[int | str], chosen: models.Filter | None) -> model
     return others if chosen is None else models.Filter(must=[chosen, others])
 
 
-def _reference(node: Node, manifest: Manifest, searched: str) -> Reference | None:
-    version = manifest.active.get(node.using or "")
-    query = nearest(node.query)
-    if version is None or version.storage != "vector" or not isinstance(query, (int, str, UUID)):
-        return None
-    point, place = query if isinstance(query, int) else str(query), node.lookup_from
-    if place is None:
-        return Reference(point, None, version.vector)
-    return Reference(point, None if place.collection == searched else place.collection, place.vector or version.vector)
-
-
 def recorded(operation: OnState) -> OnState:
     """`operation`, a search, whose queries are recorded once it has been answered."""
 
-    def recording(cache: CorrectionCache, known: CachedManifest, recorder: Recorder, arguments: Arguments) -> Operation:
+    def recording(
+        cache: CorrectionCache, known: CachedManifest, recorder: Recorder, arguments: Arguments
+    ) -> Operation[Any]:
         text, document = None, nearest(arguments.get("query"))
         if isinstance(document, models.Document):  # embedded here, so that its vector is known
             (request,) = yield from cache.embedded_queries([as_request(arguments)])
             text, arguments = document.text, arguments | {"query": request.query}
         found = yield from operation(cache, known, arguments)
-        _record(recorder, known.collection, arguments, text)
+        try:
+            if _keeps(recorder, arguments["collection_name"], known.collection):
+                for using, query in _dense_queries(arguments):
+                    recorder.within(known.collection, using).add(query, text)
+        except Exception as error:  # a search that was answered never fails
+            recorder.fail(error)
         return found
 
     @functools.wraps(operation)
-    def searched(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation:
+    def searched(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation[Any]:
         recorder = cache.recorder
         if recorder is None:
             return operation(cache, known, arguments)
@@ -131,22 +138,22 @@ def recorded(operation: OnState) -> OnState:
     return searched
 
 
-def _record(recorder: Recorder, collection: str, arguments: Arguments, text: str | None) -> None:
-    if not _keeps(recorder, arguments["collection_name"], collection):
-        return
-    try:
-        for using, query in _dense_queries(arguments):
-            recorder.within(collection, using).add(query, text)
-    except Exception as error:  # a search that was answered never fails
-        recorder.fail(error)
-
-
 def _keeps(recorder: Recorder, *names: str) -> bool:
     """Whether `recorder` keeps the queries to the collection of these names."""
     return recorder.collections is None or not recorder.collections.isdisjoint(names)
 
 
-def click(cache: CorrectionCache, collection_name: str, query: Any, target: Any, using: str | None) -> Operation:
+def _dense_queries(arguments: Arguments) -> Iterator[tuple[str, Any]]:
+    """The dense vectors that are asked for the nearest of, each with the vector that it searches."""
+    requests = as_requests(arguments["requests"]) if "requests" in arguments else [as_request(arguments)]
+    for request in requests:
+        for node in nodes(request):
+            query = nearest(node.query)
+            if isinstance(query, list) and query and isinstance(query[0], (float, int)):
+                yield node.using or "", query
+
+
+def click(cache: CorrectionCache, collection_name: str, query: Any, target: Any, using: str | None) -> Operation[None]:
     """Records a click beside the queries to the vector `using` of a collection."""
     recorder = cache.recorder
     if recorder is None:
@@ -162,58 +169,41 @@ def click(cache: CorrectionCache, collection_name: str, query: Any, target: Any,
         recorder.fail(error, "a click is")
 
 
-def _dense_queries(arguments: Arguments) -> Iterable[tuple[str, Any]]:
-    if "requests" not in arguments:
-        query = nearest(arguments.get("query"))
-        if not arguments.get("prefetch"):
-            return [(arguments.get("using") or "", query)] if _is_dense(query) else []
-        return _of_node(as_request(arguments))
-    return [found for request in as_requests(arguments["requests"]) for found in _of_node(request)]
-
-
-def _of_node(root: Node) -> Iterator[tuple[str, Any]]:
-    for node in _nodes(root):
-        query = nearest(node.query)
-        if _is_dense(query):
-            yield node.using or "", query
-
-
-def _is_dense(query: object) -> bool:
-    if isinstance(query, np.ndarray):
-        return query.ndim == 1
-    return isinstance(query, list) and bool(query) and isinstance(query[0], (float, int))
-
-
 @again_if_changed
 @recorded
-def query_points(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation:
+def query_points(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation[Any]:
     finish = None
     if known.manifest is not None:
         (rewritten,) = yield from rewritten_requests(cache, known, [as_request(arguments)])
         arguments, finish = as_arguments(arguments, rewritten.request), rewritten.finish
-    response = yield cache.raw.query_points(**arguments)
+    response = yield Call(cache.raw.query_points, **arguments)
     yield from _hide_ours(cache, known, response.points, arguments)
-    return _finished(response, finish)
+    return response if finish is None else response.model_copy(update={"points": finish(response.points)})
 
 
 @again_if_changed
 @recorded
-def query_batch_points(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation:
-    finishes: Iterable[Any] = itertools.repeat(None)
+def query_batch_points(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation[Any]:
+    requests = list(arguments["requests"])
+    rewritten = [Rewritten(each) for each in requests]
     if known.manifest is not None:
-        rewritten = yield from rewritten_requests(cache, known, as_requests(arguments["requests"]))
+        rewritten = yield from rewritten_requests(cache, known, as_requests(requests))
         arguments = arguments | {"requests": [each.request for each in rewritten]}
-        finishes = [each.finish for each in rewritten]
-    found = yield cache.raw.query_batch_points(**arguments)
-    for response, request in zip(found, arguments["requests"], strict=True):
-        shown = {"with_vectors": request.with_vector, "with_payload": request.with_payload}
-        yield from _hide_ours(cache, known, response.points, arguments | shown)
-    return [_finished(*each) for each in zip(found, finishes, strict=False)]
+    found = yield Call(cache.raw.query_batch_points, **arguments)
+    answers = []
+    for response, sent in zip(found, rewritten, strict=True):
+        vectors, payload = (getattr(sent.request, name, None) for name in ("with_vector", "with_payload"))
+        asked = {"with_vectors": vectors, "with_payload": payload}
+        yield from _hide_ours(cache, known, response.points, arguments | asked)
+        if sent.finish is not None:
+            response = response.model_copy(update={"points": sent.finish(response.points)})
+        answers.append(response)
+    return answers
 
 
 @again_if_changed
 @recorded
-def query_points_groups(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation:
+def query_points_groups(cache: CorrectionCache, known: CachedManifest, arguments: Arguments) -> Operation[Any]:
     finish = None
     if known.manifest is not None:  # the server multiplies the candidates by the size of a group
         (rewritten,) = yield from rewritten_requests(cache, known, [as_request(arguments)])
@@ -221,23 +211,19 @@ def query_points_groups(cache: CorrectionCache, known: CachedManifest, arguments
         arguments.pop("offset", None)
         name = arguments["collection_name"]
         arguments["prefetch"] = plain_client.with_vectors(cache.raw, name, arguments["prefetch"])
-    result = yield cache.raw.query_points_groups(**arguments)
+    result = yield Call(cache.raw.query_points_groups, **arguments)
     if finish is not None:
         for group in result.groups:
             group.hits = finish(group.hits)
         result.groups = [group for group in result.groups if group.hits]
     yield from _hide_ours(cache, known, [hit for group in result.groups for hit in group.hits], arguments)
-    return (yield from _hide_in_lookups(cache, arguments, result))
+    yield from _hide_in_lookups(cache, arguments.get("with_lookup"), result)
+    return result
 
 
-def corrected_request(cache: CorrectionCache, collection: str, request: models.QueryRequest) -> Operation:
-    """`request` as it is sent to be answered corrected, and the manifest by which that was made."""
-    known = yield from cache.lookup(collection)
-    (rewritten,) = yield from rewritten_requests(cache, known, [request])
-    return rewritten.request, known.manifest
-
-
-def rewritten_requests(cache: CorrectionCache, known: CachedManifest, requests: list[models.QueryRequest]) -> Operation:
+def rewritten_requests(
+    cache: CorrectionCache, known: CachedManifest, requests: list[models.QueryRequest]
+) -> Operation[list[Rewritten]]:
     """`requests` as they are sent: corrected by what is `known`, and our payload key left out of all."""
     manifest = known.manifest or Manifest()
     if known.needs_vectors:
@@ -245,49 +231,9 @@ def rewritten_requests(cache: CorrectionCache, known: CachedManifest, requests: 
     return [rewrite(request, manifest, known.offset_key) for request in requests]
 
 
-def _nodes(node: Node) -> Iterator[Node]:
-    """`node`, and all that is prefetched for it."""
-    yield node
-    for child in prefetches_of(node.prefetch):
-        yield from _nodes(child)
-
-
-def _hide_in_lookups(cache: CorrectionCache, arguments: Arguments, result: Any) -> Operation:
-    """`result` with what is ours taken out of the points that its groups were looked up as."""
-    lookup = arguments.get("with_lookup")
-    if isinstance(lookup, str):
-        lookup = models.WithLookup(collection=lookup)
-    elif isinstance(lookup, dict):
-        lookup = models.WithLookup.model_validate(lookup)
-    elif isinstance(lookup, grpc.WithLookup):
-        lookup = GrpcToRest.convert_with_lookup(lookup)
-    if lookup is None:
-        return result
-    known = yield from cache.lookup(lookup.collection)
-    points = [group.lookup for group in result.groups if group.lookup is not None]
-    asked = {"collection_name": lookup.collection, "with_vectors": lookup.with_vectors}
-    payload = {} if lookup.with_payload is None else {"with_payload": lookup.with_payload}
-    yield from _hide_ours(cache, known, points, asked | payload)
-    return result
-
-
-def retrieve(cache: CorrectionCache, arguments: Arguments) -> Operation:
-    known = yield from cache.lookup(arguments["collection_name"])
-    records = yield cache.raw.retrieve(**_without_our_key(known, arguments))
-    yield from _hide_ours(cache, known, records, arguments)
-    return records
-
-
-def scroll(cache: CorrectionCache, arguments: Arguments) -> Operation:
-    known = yield from cache.lookup(arguments["collection_name"])
-    records, following = yield cache.raw.scroll(**_without_our_key(known, arguments))
-    yield from _hide_ours(cache, known, records, arguments)
-    return records, following
-
-
 def _resolved(
     cache: CorrectionCache, known: CachedManifest, requests: list[models.QueryRequest], manifest: Manifest
-) -> Operation:
+) -> Operation[list[models.QueryRequest]]:
     """`requests` with the vectors of the points and documents that they ask for the nearest of, where that is a
     vector that `manifest` corrects."""
     if all(isinstance(nearest(request.query), list) and not request.prefetch for request in requests):
@@ -296,7 +242,7 @@ def _resolved(
     vectors: dict[Reference, list[float]] = {}
     for reference in {found for each in requests for found in references(each, manifest, known.collection)}:
         place = reference.collection or known.collection
-        found = yield cache.raw.retrieve(place, ids=[reference.point], with_payload=False, with_vectors=True)
+        found = yield Call(cache.raw.retrieve, place, ids=[reference.point], with_payload=False, with_vectors=True)
         vector = found[0].vector if found else None
         vector = vector.get(reference.vector) if isinstance(vector, dict) else vector
         if vector is not None:
@@ -305,12 +251,32 @@ def _resolved(
     return [dereferenced(each, manifest, known.collection, vectors, by_server) for each in requests]
 
 
+def retrieve(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
+    known = yield from cache.lookup(arguments["collection_name"])
+    records = yield Call(cache.raw.retrieve, **_without_our_key(known, arguments))
+    yield from _hide_ours(cache, known, records, arguments)
+    return records
+
+
+def scroll(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
+    known = yield from cache.lookup(arguments["collection_name"])
+    records, following = yield Call(cache.raw.scroll, **_without_our_key(known, arguments))
+    yield from _hide_ours(cache, known, records, arguments)
+    return records, following
+
+
+def _without_our_key(known: CachedManifest, arguments: Arguments) -> Arguments:
+    if known.offset_key is None:
+        return arguments
+    return arguments | {"with_payload": without_our_key(arguments.get("with_payload", True), known.offset_key)}
+
+
 def _hide_ours(
     cache: CorrectionCache,
     known: CachedManifest,
     points: Sequence[models.ScoredPoint | models.Record],
     asked: Arguments,
-) -> Operation:
+) -> Operation[None]:
     """Takes our payload key and our vectors out of received `points`, unless they were `asked` for by name."""
     every_vector = asked.get("with_vectors") is True
     key, shown = known.offset_key or KEY, set[str]()
@@ -322,7 +288,7 @@ def _hide_ours(
             shown.add(key)
     if shown:
         known = yield from cache.lookup_shown(asked["collection_name"], known, shown)
-    if known.manifest is None:
+    if not shown or known.manifest is None:
         return
     for point in points:
         if every_vector:
@@ -331,47 +297,42 @@ def _hide_ours(
             point.payload = {name: value for name, value in point.payload.items() if name != known.offset_key}
 
 
-def _finished(response: Any, finish: Callable[[Points], Points] | None) -> Any:
-    return response if finish is None else response.model_copy(update={"points": finish(response.points)})
+def _hide_in_lookups(cache: CorrectionCache, lookup: Any, result: models.GroupsResult) -> Operation[None]:
+    """Takes what is ours out of the points that the groups of `result` were looked up as."""
+    if lookup is None:
+        return
+    if isinstance(lookup, grpc.WithLookup):
+        lookup = GrpcToRest.convert_with_lookup(lookup)
+    elif not isinstance(lookup, models.WithLookup):
+        lookup = models.WithLookup.model_validate({"collection": lookup} if isinstance(lookup, str) else lookup)
+    known = yield from cache.lookup(lookup.collection)
+    asked = {"collection_name": lookup.collection, "with_vectors": lookup.with_vectors}
+    payload = {} if lookup.with_payload is None else {"with_payload": lookup.with_payload}
+    points = [group.lookup for group in result.groups if group.lookup is not None]
+    yield from _hide_ours(cache, known, points, asked | payload)
 
 
-def _without_our_key(known: CachedManifest, arguments: Arguments) -> Arguments:
-    if known.offset_key is None:
-        return arguments
-    return arguments | {"with_payload": without_our_key(arguments.get("with_payload", True), known.offset_key)}
-
-
-def get_collections(cache: CorrectionCache, arguments: Arguments) -> Operation:
+def get_collections(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     """All but the metadata collections."""
-    found = yield cache.raw.get_collections(**arguments)
-    metadata_collections = {m.metadata_collection(each.name) for each in found.collections}
-    return found.model_copy(
-        update={"collections": [each for each in found.collections if each.name not in metadata_collections]}
-    )
+    found = yield Call(cache.raw.get_collections, **arguments)
+    ours = {m.metadata_collection(each.name) for each in found.collections}
+    return found.model_copy(update={"collections": [each for each in found.collections if each.name not in ours]})
 
 
-def get_collection(cache: CorrectionCache, arguments: Arguments) -> Operation:
+def get_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     """The collection without our vectors and our payload indexes."""
     name = arguments["collection_name"]
     known = yield from cache.lookup(name)
-    found = yield cache.raw.get_collection(**arguments)
+    found = yield Call(cache.raw.get_collection, **arguments)
     vectors = found.config.params.vectors
     keys = {key.partition(".")[0] for key in found.payload_schema or ()}
-    known = yield from cache.lookup_shown(name, known, keys.union(vectors if isinstance(vectors, dict) else ()))
+    known = yield from cache.lookup_shown(name, known, {*keys, *(vectors if isinstance(vectors, dict) else ())})
     if known.manifest is None:
         return found
-    if not isinstance(vectors, dict):
-        return _without_our_indexes(found, known.offset_key)
-    vectors = {name: parameters for name, parameters in vectors.items() if name not in known.augmented_vectors}
-    # As it is shown where no augmented vector has ever been beside it.
-    shown = vectors[""] if set(vectors) == {""} else vectors
-    params = found.config.params.model_copy(update={"vectors": shown})
+    schema = {
+        key: index for key, index in (found.payload_schema or {}).items() if key.partition(".")[0] != known.offset_key
+    }
+    # As they are shown where no augmented vector has ever been beside them.
+    params = found.config.params.model_copy(update={"vectors": without_vectors(vectors, known.augmented_vectors)})
     config = found.config.model_copy(update={"params": params})
-    return _without_our_indexes(found.model_copy(update={"config": config}), known.offset_key)
-
-
-def _without_our_indexes(found: models.CollectionInfo, key: str | None) -> models.CollectionInfo:
-    if key is None:
-        return found
-    theirs = {name: index for name, index in (found.payload_schema or {}).items() if name.partition(".")[0] != key}
-    return found.model_copy(update={"payload_schema": theirs})
+    return found.model_copy(update={"payload_schema": schema, "config": config})

@@ -24,11 +24,12 @@ from hubplugin.store import Batch, Correction, Explanation, Found, Hits, Id, Sha
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, plain_client, searches
+from hubplugin_qdrant.calls import run
 from hubplugin_qdrant.client import require_client
 from hubplugin_qdrant.explanation import explanation
 from hubplugin_qdrant.manifest import KEY, Manifest, Version, our_fields, written_fields
-from hubplugin_qdrant.metadata import CollectionMetadata, CorrectionCache, at_once, run
-from hubplugin_qdrant.offsets import storage_of
+from hubplugin_qdrant.metadata import CollectionMetadata, CorrectionCache
+from hubplugin_qdrant.offsets import written_values
 from hubplugin_qdrant.places import Place, QdrantShard, QdrantShare, divided
 from hubplugin_qdrant.points import PointReader, changed_ids
 from hubplugin_qdrant.requests import having, lacking_offset
@@ -313,10 +314,13 @@ class QdrantStore(Store):
         query = asked.astype(np.float32).tolist() if isinstance(asked, np.ndarray) else asked
         given = models.QueryRequest(query=query, using=self.using or None, limit=k, with_payload=True)
         with self._transport.one_line("explaining"):
-            request, manifest = run(searches.corrected_request(self._cache(), self.collection, given))
+            cache = self._cache()
+            known = run(cache.lookup(self.collection))
+            (rewritten,) = run(searches.rewritten_requests(cache, known, [given]))
         has_key = "QDRANT_API_KEY" in os.environ
         place = plain_client.address(self.client)
-        return explanation(manifest.active[self.using], request, self.collection, place, has_key)
+        version = (known.manifest or Manifest()).active[self.using]
+        return explanation(version, rewritten.request, self.collection, place, has_key)
 
     def _corrected_batch(self, collection: str, requests: list[models.QueryRequest]) -> list[models.QueryResponse]:
         """`HubQdrantClient.query_batch_points`."""
@@ -326,7 +330,7 @@ class QdrantStore(Store):
 
     def _cache(self) -> CorrectionCache:
         """What is known of the correction, of which nothing has been read yet."""
-        return CorrectionCache(self.client, at_once)
+        return CorrectionCache(self.client)
 
     def filtered(self, condition: str) -> QdrantStore:
         """condition: a filter as Qdrant has it in JSON, {"must": [{"key": ..., "match": ...}]}."""
@@ -461,7 +465,7 @@ class QdrantWriting(Writing):
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         """Returns before it is written; what goes wrong is raised by a later call. `scan` and `activate` wait."""
-        items = list(zip(batch.ids, storage_of(self.version).values(batch.vectors, offsets), strict=True))
+        items = list(zip(batch.ids, written_values(self.version, batch.vectors, offsets), strict=True))
         self._schema.write(self.version, items, batch.place)
 
     def settle(self) -> None:

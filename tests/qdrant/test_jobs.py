@@ -238,22 +238,18 @@ def test_a_run_that_was_cut_off_writes_only_what_lacks_its_offset(cosine, monkey
 
 @pytest.mark.parametrize("payload", [None, {}])
 def test_a_point_written_without_payload_keeps_what_a_server_keeps_of_it(cosine, monkeypatch, payload):
-    """A server 1.14 keeps the payload that was there (by gRPC also if an empty one is given): so the offset goes in
-    an operation of its own, and the point as it is given."""
-    client, operations = cosine.apply(), []
+    """A server 1.14 keeps the payload that was there (by gRPC also if an empty one is given): so the point is written
+    as it is given, and its offset afterwards."""
+    client, written = cosine.apply(), []
     client._corrections.is_old = True
-    update = cosine.plain.batch_update_points
+    upsert = cosine.plain.upsert
     monkeypatch.setattr(
-        client.raw, "batch_update_points",
-        lambda update_operations, **named: operations.extend(update_operations)
-        or update(update_operations=update_operations, **named),
-    )  # fmt: skip
+        client.raw, "upsert", lambda collection_name, points: written.extend(points) or upsert(collection_name, points)
+    )
     fresh = clustered(9, 2)
     points = [models.PointStruct(id=key, vector=fresh[key].tolist(), payload=payload) for key in range(2)]
     client.upsert("photos", points)
-    upsert, *offsets = operations
-    assert [point.payload for point in upsert.upsert.points] == [payload, payload]
-    assert len(offsets) == 2
+    assert [point.payload for point in written] == [payload, payload]
     found = [cosine.stored(key)["v1"] for key in range(2)]
     np.testing.assert_allclose(found, cosine.model.offsets(fresh), rtol=0, atol=1e-5)
 
