@@ -71,7 +71,7 @@ def corrected_collection(rng: np.random.Generator) -> QdrantClient:
     client = QdrantClient(":memory:")
     client.create_collection("photos", models.VectorParams(size=DIM, distance=models.Distance.COSINE))
     client.upload_collection("photos", rng.normal(size=(100, DIM)))
-    hubplugin_qdrant.apply(client, "photos", rng.normal(size=(50, DIM)), method="is", force=True)
+    hubplugin.apply(hubplugin_qdrant.open_store(client, "photos"), rng.normal(size=(50, DIM)), "is", force=True)
     return client
 
 

@@ -18,6 +18,7 @@ from haystack_integrations.document_stores.qdrant import QdrantDocumentStore
 from qdrant_client import QdrantClient
 from stdlib_search import compare, embed, functions, query_bank, sparse
 
+import hubplugin
 import hubplugin_qdrant
 from hubplugin_qdrant.haystack import HubQdrantDocumentStore
 
@@ -64,7 +65,7 @@ def main(given: list[str] | None = None) -> None:
         raw.close()  # a folder has one client at a time; a server has many
 
         plain = QdrantClient(**where)
-        hubplugin_qdrant.apply(plain, COLLECTION, query_bank(), vector="text-dense")
+        hubplugin.apply(hubplugin_qdrant.open_store(plain, COLLECTION, "text-dense"), query_bank())
         plain.close()
 
         corrected = HubQdrantDocumentStore(**options)

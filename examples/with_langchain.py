@@ -74,7 +74,7 @@ def main(given: list[str] | None = None) -> None:
         texts, metadata = [each.code for each in documents], [each.metadata for each in documents]
         store(plain, RetrievalMode.HYBRID).add_texts(texts, metadata)
 
-        hubplugin_qdrant.apply(plain, COLLECTION, query_bank(), vector="dense")
+        hubplugin.apply(hubplugin_qdrant.open_store(plain, COLLECTION, "dense"), query_bank())
         client = HubQdrantClient.wrap(plain)  # in an application: HubQdrantClient(url=...) for QdrantClient(url=...)
 
         for mode in (RetrievalMode.DENSE, RetrievalMode.HYBRID):

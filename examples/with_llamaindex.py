@@ -76,7 +76,7 @@ def main(given: list[str] | None = None) -> None:
     try:
         raw.insert_nodes([node(each.code, each.metadata) for each in documents])  # makes the collection
 
-        hubplugin_qdrant.apply(plain, COLLECTION, query_bank(), vector="text-dense")
+        hubplugin.apply(hubplugin_qdrant.open_store(plain, COLLECTION, "text-dense"), query_bank())
         client = HubQdrantClient.wrap(plain)  # in an application: HubQdrantClient(url=...) for QdrantClient(url=...)
 
         corrected = index_of(client)

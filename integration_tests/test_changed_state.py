@@ -10,9 +10,8 @@ import pytest
 from qdrant_client import models
 
 import hubplugin
-import hubplugin_qdrant
 from hubplugin_qdrant import metadata
-from integration_tests.galleries import APPLY, BANK, LATER, OTHER_BANK, QUERIES, point_id
+from integration_tests.galleries import APPLY, BANK, LATER, OTHER_BANK, QUERIES, apply_to, point_id
 from integration_tests.waiting import wait_until
 
 pytestmark = pytest.mark.needs("server")
@@ -88,13 +87,13 @@ def held(gallery):
 def test_what_is_written_by_an_old_state_is_brought_to_the_new_one(backend, fill, storage, change, no_wait):
     gallery, client = fill(using="code"), backend.client()
     given = {"vector": "code", "storage": storage, **APPLY}
-    hubplugin_qdrant.apply(client, gallery.name, BANK, **given)
+    apply_to(client, gallery.name, BANK, **given)
     writers = {write: stays(backend.wrapped(), gallery.name) for write in WRITES}
     if change == "remove":
         hubplugin.remove(gallery.store())
     else:
         for tau in (0.05, 0.04) if change == "two more fits" else (0.05,):
-            hubplugin_qdrant.apply(client, gallery.name, OTHER_BANK, **given | {"tau": tau})
+            apply_to(client, gallery.name, OTHER_BANK, **given | {"tau": tau})
     for write, writer in writers.items():
         WRITES[write](writer, gallery.name, gallery.ids)
     if change != "remove":
@@ -106,7 +105,7 @@ def test_what_is_written_by_an_old_state_is_brought_to_the_new_one(backend, fill
 
 def test_an_alias_that_is_moved_under_load_fails_no_search(backend, fill):
     corrected, raw, client = fill(using="code"), fill(using="code"), backend.client()
-    hubplugin_qdrant.apply(client, corrected.name, BANK, vector="code", storage="vector", **APPLY)
+    apply_to(client, corrected.name, BANK, vector="code", storage="vector", **APPLY)
     alias, stop, seen = f"{corrected.name}-alias", threading.Event(), Counter()
 
     def move(to):

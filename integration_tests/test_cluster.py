@@ -12,7 +12,7 @@ import hubplugin_qdrant
 import hubplugin_qdrant.transport
 from hubplugin import Compute, apply
 from hubplugin.metric import normalise
-from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K
+from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K, apply_to
 from integration_tests.waiting import wait_until
 
 pytestmark = pytest.mark.needs("cluster")
@@ -40,7 +40,7 @@ def test_a_node_that_stops_and_comes_back_during_apply_loses_nothing(backend, ga
 
 
 def test_searches_go_on_while_a_node_is_away(backend, gallery):
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
+    model = apply_to(backend.client(), gallery.name, BANK, **APPLY).model
     hub = backend.wrapped()
     backend.stop("node2")
     try:
@@ -141,7 +141,7 @@ def test_a_collection_that_gets_another_shard_during_apply_keeps_every_offset(ba
             next(steps, None)
             phases.append(what)
 
-    model = hubplugin_qdrant.apply(
+    model = apply_to(
         backend.client(), gallery.name, BANK, storage=storage, compute=Compute(progress=stepping), **APPLY
     ).model
     assert next(steps, "ended") == "ended"
@@ -162,7 +162,7 @@ def test_custom_shard_keys_are_corrected_each_and_together(backend, fill):
             wait=True,
         )
     gallery.ids, gallery.vectors = list(range(len(TARGETS))), TARGETS
-    model = hubplugin_qdrant.apply(client, gallery.name, BANK, **APPLY).model
+    model = apply_to(client, gallery.name, BANK, **APPLY).model
     hub = backend.wrapped()
     assert gallery.agreement(gallery.found(hub), model) >= AGREED
     gallery.ids, gallery.vectors = gallery.ids[::2], gallery.vectors[::2]

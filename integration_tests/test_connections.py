@@ -12,7 +12,7 @@ import hubplugin
 import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
 from integration_tests.backends import Server
-from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K
+from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K, apply_to
 from integration_tests.servers import Stalling
 from integration_tests.waiting import wait_until
 
@@ -45,7 +45,7 @@ def last_line(ran):
 def test_a_server_that_stops_answering_is_the_clients_own_error_for_that_time(backend, fill, storage):
     gallery = fill(using="code")
     given = {"vector": "code", "storage": storage}
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **given, **APPLY).model
+    model = apply_to(backend.client(), gallery.name, BANK, **given, **APPLY).model
     between = Stalling(backend.address.http, backend.address.grpc)
     ports = dict(zip(("port", "grpc_port"), between.ports, strict=True))
     options = backend.address.options() | {"host": "127.0.0.1", "timeout": 2} | ports

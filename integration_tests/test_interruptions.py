@@ -16,7 +16,7 @@ import hubplugin_qdrant.transport
 from hubplugin import Compute, apply, inspect
 from hubplugin_qdrant import HubQdrantClient
 from integration_tests import applying
-from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K, assert_same, payload
+from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K, apply_to, assert_same, payload
 
 
 @pytest.mark.needs("processes")
@@ -186,7 +186,7 @@ def test_a_server_restarted_in_mid_apply_is_waited_for(backend, fill, storage, m
 @pytest.mark.needs("restart")
 def test_a_restarted_server_still_corrects(backend, fill, storage):
     gallery = fill(using="code")
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, storage=storage, **APPLY).model
+    model = apply_to(backend.client(), gallery.name, BANK, storage=storage, **APPLY).model
     before = answers(backend.wrapped(), gallery)
     assert gallery.agreement([[key for key, _ in found] for found in before], model) >= AGREED
     backend.stop()
@@ -223,7 +223,7 @@ def asked(address, method, path, **given):
 @pytest.mark.parametrize("using", ["", "code"], ids=["unnamed", "named"])
 def test_snapshots_restored_into_a_fresh_server_are_still_corrected(backend, fill, using, storage):
     gallery, client, fresh = fill(using=using), backend.client(), backend.fresh()
-    hubplugin_qdrant.apply(client, gallery.name, BANK, storage=storage, **APPLY)
+    apply_to(client, gallery.name, BANK, storage=storage, **APPLY)
     before = answers(backend.wrapped(), gallery)
     for name in (gallery.name, f"{gallery.name}--hub"):
         restore(fresh, name, snapshot_of(client, backend.address, name))
@@ -245,7 +245,7 @@ def test_a_collection_restored_alone_is_searched_raw_with_a_warning_until_a_refr
     gallery, client = fill(using="code"), backend.client()
     content = snapshot_of(client, backend.address, gallery.name)
     given = {"vector": "code", "storage": storage}
-    model = hubplugin_qdrant.apply(client, gallery.name, BANK, **given, **APPLY).model
+    model = apply_to(client, gallery.name, BANK, **given, **APPLY).model
     client.delete_collection(gallery.name)  # a server restores over no other set of vectors
     restore(backend.address, gallery.name, content)
     hub = backend.wrapped()
@@ -261,7 +261,7 @@ def test_a_collection_restored_alone_is_searched_raw_with_a_warning_until_a_refr
 def test_snapshots_restored_under_another_name_are_corrected_and_alone_raw(backend, fill, storage):
     gallery, client = fill(using="code"), backend.client()
     before = gallery.content()
-    model = hubplugin_qdrant.apply(client, gallery.name, BANK, vector="code", storage=storage, **APPLY).model
+    model = apply_to(client, gallery.name, BANK, vector="code", storage=storage, **APPLY).model
     copy, alone = fill(rows=0, using="code"), fill(rows=0, using="code")
     for each, suffix in ((copy, ""), (copy, "--hub"), (alone, "")):
         client.delete_collection(f"{each.name}{suffix}")
@@ -289,7 +289,7 @@ def test_snapshots_restored_under_another_name_are_corrected_and_alone_raw(backe
 @pytest.mark.needs("storage-snapshot")
 def test_a_snapshot_of_a_whole_storage_is_still_corrected(backend, fill, storage):
     gallery, client = fill(using="code"), backend.client()
-    hubplugin_qdrant.apply(client, gallery.name, BANK, storage=storage, **APPLY)
+    apply_to(client, gallery.name, BANK, storage=storage, **APPLY)
     snapshot = client.create_full_snapshot(wait=True).name
     content = asked(backend.address, "GET", f"snapshots/{snapshot}").content
     address = replace(backend.restored(content), prefer_grpc=backend.address.prefer_grpc)

@@ -14,7 +14,7 @@ from qdrant_client import QdrantClient, models
 import hubplugin
 import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient, metadata
-from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES, TARGETS, K
+from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES, TARGETS, K, apply_to
 from integration_tests.test_connections import There
 
 pytestmark = pytest.mark.needs("server")
@@ -24,8 +24,7 @@ pytestmark = pytest.mark.needs("server")
 def test_an_alias_that_is_switched_is_followed(backend, fill, through, monkeypatch):
     old, new, client, hub = fill(using="code"), fill(using="code"), backend.client(), backend.wrapped()
     models_of = [
-        hubplugin_qdrant.apply(client, gallery.name, bank, **APPLY).model
-        for gallery, bank in ((old, BANK), (new, OTHER_BANK))
+        apply_to(client, gallery.name, bank, **APPLY).model for gallery, bank in ((old, BANK), (new, OTHER_BANK))
     ]
     alias = f"{old.name}-alias"
 
@@ -76,7 +75,7 @@ def test_a_collection_under_constant_writes_is_corrected_and_nothing_is_lost(bac
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY)
+        apply_to(backend.client(), gallery.name, BANK, **APPLY)
     finally:
         stop.set()
         writer.join()
@@ -101,7 +100,7 @@ def test_tenants_of_one_collection_are_corrected_each(backend, fill, storage):
     ]
     client.upsert(gallery.name, points, wait=True)
     given = {"bank": BANK, "vector": "code", "storage": storage, "group_by": "tenant"}
-    hubplugin_qdrant.apply(client, gallery.name, **given, **APPLY)
+    apply_to(client, gallery.name, **given, **APPLY)
     correction = hubplugin_qdrant.open_store(client, gallery.name, vector="code").correction()
     hub = backend.wrapped()
     for number in range(2):
@@ -119,7 +118,7 @@ def test_tenants_of_one_collection_are_corrected_each(backend, fill, storage):
 def test_vectors_on_disk_are_corrected(backend, fill, storage):
     gallery = fill(using="code", graph=True, vector={"on_disk": True}, on_disk_payload=True)
     client = backend.client()
-    model = hubplugin_qdrant.apply(client, gallery.name, BANK, storage=storage, **APPLY).model
+    model = apply_to(client, gallery.name, BANK, storage=storage, **APPLY).model
     vectors = client.get_collection(gallery.name).config.params.vectors
     assert all(parameters.on_disk for parameters in vectors.values())
     assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED - 0.02
@@ -128,7 +127,7 @@ def test_vectors_on_disk_are_corrected(backend, fill, storage):
 def test_a_strict_limit_on_candidates_is_kept_by_every_search(backend, fill, storage):
     limits = models.StrictModeConfig(enabled=True, max_query_limit=60, search_allow_exact=False)
     gallery, client = fill(using="code", strict_mode_config=limits), backend.client()
-    applied = hubplugin_qdrant.apply(client, gallery.name, BANK, storage=storage, agreement=1.0, **APPLY)
+    applied = apply_to(client, gallery.name, BANK, storage=storage, agreement=1.0, **APPLY)
     hub = backend.wrapped(oversampling=1000)
     assert gallery.agreement(gallery.found(hub), applied.model) >= 0.9
     assert len(hub.query_points(gallery.name, QUERIES[0], "code", limit=60).points) == 60
@@ -162,8 +161,8 @@ def test_keys_of_single_collections_do_what_they_allow(backend, using):
         # Who may read or write the points, but make no collection, cannot begin ...
         for access in ("r", "rw"):
             with pytest.raises(hubplugin.StoreError, match="the api key may not do this"):
-                hubplugin_qdrant.apply(client(QdrantClient, both, access), gallery.name, BANK, **APPLY)
-        model = hubplugin_qdrant.apply(there.client(), gallery.name, BANK, **APPLY).model
+                apply_to(client(QdrantClient, both, access), gallery.name, BANK, **APPLY)
+        model = apply_to(there.client(), gallery.name, BANK, **APPLY).model
         # ... but refreshes, who may read both searches corrected, and who may read the points alone is told.
         assert hubplugin.refresh(hubplugin_qdrant.open_store(client(QdrantClient, both, "rw"), gallery.name)).stale == 0
         assert gallery.agreement(gallery.found(client(HubQdrantClient, both, "r")), model) >= AGREED

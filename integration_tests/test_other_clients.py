@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
-import hubplugin_qdrant
+from integration_tests.galleries import apply_to
 from tests.qdrant.test_other_clients import BLOCKS, QUERY
 
 pytestmark = pytest.mark.needs("server")
@@ -19,7 +19,7 @@ def test_the_curl_blocks_of_the_page_find_what_the_wrapped_client_finds(backend,
     try:
         client.upload_collection(name, {"image": rng.normal(size=(200, 4))}, wait=True)
         bank = rng.normal(size=(120, 4)) + 0.5
-        hubplugin_qdrant.apply(client, name, bank, method="is", force=True, storage=storage, vector="image")
+        apply_to(client, name, bank, method="is", force=True, storage=storage, vector="image")
         block = BLOCKS[storage == "vector"].replace('"limit": 40', '"limit": 40, "using": "image"')
         wrapped = backend.wrapped(oversampling=4.0, hnsw_ef=160).query_points(name, QUERY, "image").points
         assert [point["id"] for point in curl(block, backend, name)["points"]] == [point.id for point in wrapped]

@@ -5,9 +5,8 @@ import pytest
 from qdrant_client import models
 
 import hubplugin
-import hubplugin_qdrant
 from hubplugin.metric import normalise
-from integration_tests.galleries import APPLY, BANK, QUERIES, K, exact_scores
+from integration_tests.galleries import APPLY, BANK, QUERIES, K, apply_to, exact_scores
 
 RRF = models.FusionQuery(fusion=models.Fusion.RRF)
 EXACT = models.SearchParams(exact=True)
@@ -16,7 +15,7 @@ EXACT = models.SearchParams(exact=True)
 @pytest.fixture
 def corrected(backend, gallery):
     """A gallery with a correction, its exact corrected scores, and the client that an application has."""
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
+    model = apply_to(backend.client(), gallery.name, BANK, **APPLY).model
     gallery.scores = exact_scores(QUERIES, gallery.vectors, model)
     gallery.unit, gallery.offsets = normalise(gallery.vectors, "targets"), model.offsets(gallery.vectors)
     gallery.hub = backend.wrapped(oversampling=len(gallery.ids) / K)  # every point is a candidate
@@ -47,7 +46,7 @@ def test_groups_hold_the_corrected_best_of_each(backend, corrected):
 
 def test_a_hybrid_search_fuses_the_corrected_ranking(backend, fill):
     gallery = fill(using="code", sparse=True)
-    hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, vector="code", **APPLY)
+    apply_to(backend.client(), gallery.name, BANK, vector="code", **APPLY)
     hub = backend.wrapped()
     words = models.SparseVector(indices=list(range(0, 384, 3)), values=[1.0] * 128)
     dense = hub.query_points(gallery.name, query=QUERIES[0], using="code", limit=20, search_params=EXACT).points

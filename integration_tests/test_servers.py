@@ -10,7 +10,7 @@ import hubplugin_qdrant
 import hubplugin_qdrant.transport
 from hubplugin import StoreError
 from hubplugin_qdrant import HubQdrantClient
-from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES, TARGETS
+from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES, TARGETS, apply_to
 from integration_tests.waiting import wait_until
 
 
@@ -18,7 +18,7 @@ from integration_tests.waiting import wait_until
 def test_an_upsert_without_a_payload_leaves_what_a_plain_one_leaves(backend, gallery, given):
     """A server 1.14 keeps the payload of a point that was there, by gRPC also if an empty one is given; from 1.15 on it
     is cleared."""
-    hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY)
+    apply_to(backend.client(), gallery.name, BANK, **APPLY)
     hub, keys = backend.wrapped(), gallery.ids[:3]
     for client, key in ((backend.client(), keys[0]), (hub, keys[1])):
         point = models.PointStruct(id=key, vector=TARGETS[0].tolist(), payload=given)
@@ -33,7 +33,7 @@ def test_an_upsert_without_a_payload_leaves_what_a_plain_one_leaves(backend, gal
 
 
 def test_a_payload_that_is_overwritten_right_after_its_vector_keeps_the_new_offset(backend, gallery):
-    hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY)
+    apply_to(backend.client(), gallery.name, BANK, **APPLY)
     key = gallery.ids[0]
     vectors = models.UpdateVectors(points=[models.PointVectors(id=key, vector=TARGETS[7].tolist())])
     payload = models.SetPayload(payload={"row": "new"}, points=[key])
@@ -49,7 +49,7 @@ def test_a_payload_that_is_overwritten_right_after_its_vector_keeps_the_new_offs
 @pytest.mark.needs("threads")
 def test_points_deleted_while_offsets_are_taken_out_do_no_harm(backend, gallery, monkeypatch):
     monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 25)
-    hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY)
+    apply_to(backend.client(), gallery.name, BANK, **APPLY)
 
     def delete():
         for key in gallery.ids[::-3]:
@@ -81,7 +81,7 @@ def test_a_strict_server_is_searched_written_and_left_within_its_limits(backend,
     gallery = fill(strict_mode_config=models.StrictModeConfig(**known))
     # Groups are by a key with an index only: beside it there is room for one more.
     backend.client().create_payload_index(gallery.name, "row", models.PayloadSchemaType.INTEGER, wait=True)
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
+    model = apply_to(backend.client(), gallery.name, BANK, **APPLY).model
     hub = backend.wrapped()
     assert gallery.agreement(gallery.found(hub), model) >= 0.9  # among 100 candidates, which is all that it allows
     hub.query_points_groups(gallery.name, group_by="row", query=QUERIES[0], limit=3, group_size=2)
@@ -146,7 +146,7 @@ def test_a_strict_server_without_room_for_an_index_is_told_before_anything_is_wr
 @pytest.mark.parametrize("kind", ["integer", "keyword", "datetime"])
 def test_a_payload_index_that_hides_offsets_is_named_and_mended_by_a_refresh(backend, gallery, kind):
     client = backend.client()
-    model = hubplugin_qdrant.apply(client, gallery.name, BANK, **APPLY).model
+    model = apply_to(client, gallery.name, BANK, **APPLY).model
     client.delete_payload_index(gallery.name, "hub_offset.v1", wait=True)
     client.create_payload_index(gallery.name, "hub_offset.v1", kind, wait=True)
     assert any(f"is of the type {kind!r}" in each for each in hubplugin.inspect(gallery.store()).attention)
@@ -161,7 +161,7 @@ def test_rates_that_are_limited_are_waited_for(backend, fill):
     # A minute's worth of either is less than what making the gallery and correcting it takes.
     limits = models.StrictModeConfig(enabled=True, read_rate_limit=150, write_rate_limit=90)
     gallery = fill(rows=60, strict_mode_config=limits)
-    model = hubplugin_qdrant.apply(client, gallery.name, BANK, **APPLY).model
+    model = apply_to(client, gallery.name, BANK, **APPLY).model
     client.update_collection(gallery.name, strict_mode_config=models.StrictModeConfig(enabled=False))
     assert gallery.health()[1:] == (0, 0)
     assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED
@@ -170,6 +170,6 @@ def test_rates_that_are_limited_are_waited_for(backend, fill):
 @pytest.mark.needs("server")
 def test_a_client_with_the_default_patience_is_enough(backend, gallery):
     options = {name: value for name, value in backend.address.options().items() if name != "timeout"}
-    model = hubplugin_qdrant.apply(QdrantClient(**options), gallery.name, BANK, **APPLY).model
+    model = apply_to(QdrantClient(**options), gallery.name, BANK, **APPLY).model
     assert gallery.agreement(gallery.found(HubQdrantClient(**options)), model) >= AGREED
     hubplugin.remove(hubplugin_qdrant.open_store(QdrantClient(**options), gallery.name))

@@ -6,7 +6,7 @@ from qdrant_client import models
 
 import hubplugin
 import hubplugin_qdrant
-from integration_tests.galleries import AGREED, APPLY, BANK, LATER, QUERIES, K, assert_same, point_id
+from integration_tests.galleries import AGREED, APPLY, BANK, LATER, QUERIES, K, apply_to, assert_same, point_id
 from integration_tests.waiting import wait_until
 
 
@@ -14,7 +14,7 @@ def test_either_storage_corrects_is_kept_up_and_is_removed_without_a_trace(backe
     gallery = fill(using="code")
     before, client = gallery.content(), backend.client()
     given = {"vector": "code", "storage": storage}
-    model = hubplugin_qdrant.apply(client, gallery.name, BANK, **given, **APPLY).model
+    model = apply_to(client, gallery.name, BANK, **given, **APPLY).model
     assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED
 
     ids, vectors = gallery.ids, gallery.vectors
@@ -37,7 +37,7 @@ def test_either_storage_corrects_is_kept_up_and_is_removed_without_a_trace(backe
 def test_points_that_come_where_others_were_deleted_are_found(backend, fill, storage):
     gallery = fill(using="code")
     client = backend.client()
-    hubplugin_qdrant.apply(client, gallery.name, BANK, vector="code", storage=storage, **APPLY)
+    apply_to(client, gallery.name, BANK, vector="code", storage=storage, **APPLY)
     client.delete(gallery.name, gallery.ids[:30], wait=True)  # whose vectors a server may go on counting
     fresh = [point_id(len(gallery.ids) + row) for row in range(10)]
     gallery.insert(fresh, LATER[:10])
@@ -48,7 +48,7 @@ def test_points_that_come_where_others_were_deleted_are_found(backend, fill, sto
 
 def test_a_collection_of_float16_is_corrected_and_stays_so(backend, fill, storage):
     gallery, client = fill(using="code", vector={"datatype": models.Datatype.FLOAT16}), backend.client()
-    model = hubplugin_qdrant.apply(client, gallery.name, BANK, storage=storage, **APPLY).model
+    model = apply_to(client, gallery.name, BANK, storage=storage, **APPLY).model
     assert gallery.health()[1:] == (0, 0)
     assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED - 0.01
 
@@ -92,7 +92,7 @@ QUANTISED = {
 def test_the_offsets_of_a_quantised_collection_keep_their_weight(backend, fill, storage, kind):
     gallery = fill(using="code", graph="graph" in backend.can, quantization_config=QUANTISED[kind])
     given = {"vector": "code", "storage": storage}
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **given, **APPLY).model
+    model = apply_to(backend.client(), gallery.name, BANK, **given, **APPLY).model
     exact = gallery.found(backend.wrapped(), search_params=models.SearchParams(exact=True))
     assert gallery.agreement(exact, model) >= AGREED  # codes do not count
     raw = gallery.agreement(gallery.store().search(QUERIES, K, raw=True).ids, None)
@@ -103,7 +103,7 @@ def test_the_offsets_of_a_quantised_collection_keep_their_weight(backend, fill, 
 def test_either_storage_reaches_the_recall_of_the_raw_graph(backend, fill, storage):
     gallery = fill(using="code", graph=True)
     given = {"vector": "code", "storage": storage}
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **given, **APPLY).model
+    model = apply_to(backend.client(), gallery.name, BANK, **given, **APPLY).model
     wait_until(gallery.indexed)
     raw = gallery.agreement(gallery.store().search(QUERIES, K, raw=True).ids, None)
     assert gallery.agreement(gallery.found(backend.wrapped()), model) >= raw - 0.02
@@ -114,7 +114,7 @@ def test_a_second_vector_beside_an_unnamed_one_disturbs_no_plain_client(backend,
     backend.require((1, 18), "a second vector in place")
     gallery = fill(graph="graph" in backend.can)
     client, before = backend.client(), gallery.content()
-    model = hubplugin_qdrant.apply(client, gallery.name, BANK, storage="vector", **APPLY).model
+    model = apply_to(client, gallery.name, BANK, storage="vector", **APPLY).model
     assert gallery.agreement(gallery.found(backend.wrapped()), model) >= 0.97
     assert gallery.agreement(gallery.store().search(QUERIES, K, raw=True).ids, None) >= 0.97
     fresh = point_id(len(gallery.ids))

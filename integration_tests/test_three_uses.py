@@ -12,7 +12,7 @@ import hubplugin
 import hubplugin_faiss
 import hubplugin_qdrant
 from hubplugin import apply
-from integration_tests.galleries import AGREED, BANK, FIT, QUERIES, TARGETS, K, exact_scores, payload
+from integration_tests.galleries import AGREED, BANK, FIT, QUERIES, TARGETS, K, apply_to, exact_scores, payload
 
 
 def test_wrapping_an_existing_qdrant_collection(backend, gallery):
@@ -25,7 +25,7 @@ def test_wrapping_an_existing_qdrant_collection(backend, gallery):
     before = search(client)
 
     # One call corrects it in place ...
-    hubplugin_qdrant.apply(client, gallery.name, BANK, **FIT)
+    apply_to(client, gallery.name, BANK, **FIT)
 
     # ... and the application swaps its client for ours. It knows the server's address and nothing else.
     after = search(backend.wrapped())

@@ -8,12 +8,12 @@ from qdrant_client import models
 
 import hubplugin
 import hubplugin_qdrant
-from integration_tests.galleries import AGREED, APPLY, BANK, LATER, QUERIES, TARGETS, K, assert_same, point_id
+from integration_tests.galleries import AGREED, APPLY, BANK, LATER, QUERIES, TARGETS, K, apply_to, assert_same, point_id
 
 
 @pytest.fixture
 def corrected(backend, gallery):
-    gallery.model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
+    gallery.model = apply_to(backend.client(), gallery.name, BANK, **APPLY).model
     return gallery
 
 
@@ -102,9 +102,9 @@ def test_a_payload_key_that_the_user_has_is_refused_and_another_one_taken(backen
         client.upsert(gallery.name, [point], wait=True)
         for dry_run in (True, False):
             with pytest.raises(hubplugin.StoreError, match=f"holds something of yours, in point {key!r}"):
-                hubplugin_qdrant.apply(client, gallery.name, dry_run=dry_run, **given)
+                apply_to(client, gallery.name, dry_run=dry_run, **given)
     content = gallery.content()
-    model = hubplugin_qdrant.apply(client, gallery.name, offset_key="nudge", **given).model
+    model = apply_to(client, gallery.name, offset_key="nudge", **given).model
     assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED
     assert hubplugin.inspect(hubplugin_qdrant.open_store(client, gallery.name), queries=0).missing == 0
     hubplugin.remove(hubplugin_qdrant.open_store(client, gallery.name))

@@ -31,21 +31,22 @@ WALKS = """## Six walks
    bank and targets as checked blocks at unit length (`vectors/base.py`). `methods/base.py` is what every method does,
    and `methods/sinkhorn.py` asks `compute/sinkhorn.py` for log alpha. It goes over `compute/similarities.py` tile by
    tile, once an iteration. `model/offset_model.py` keeps the weighted bank and is what `fit` returns.
-2. **`client.query_points(...)`, corrected.** `hubplugin_qdrant/client.py` has a table of operations, and
-   `metadata.py` drives one for both clients. `searches.py` asks it whether the collection is corrected, and
-   `requests.py` makes the corrected request of the user's, with what `manifest.py` says. One request is sent.
-3. **`client.upsert(...)` of one point.** `client.py` and `metadata.py` again, then `writes.py`. `offsets.py` asks the
+2. **`client.query_points(...)`, corrected.** In `hubplugin_qdrant/client.py` the method hands its `query` to the
+   operation of its name in `searches.py`, which `calls.py` drives for both clients. That asks `metadata.py` whether
+   the collection is corrected, and `requests.py` makes the corrected request of the user's, with what `manifest.py`
+   says. One request is sent.
+3. **`client.upsert(...)` of one point.** `client.py` and `calls.py` again, then `writes.py`. `offsets.py` asks the
    model (`hubplugin/model/offset_model.py`, `compute/reductions.py`) for the point's offset, and says how a point
    holds it.
 4. **`hubplugin_faiss.upgrade(index, model)`.** `index.py` finds the handler of the index type (`handlers/base.py`,
    `handlers/lists.py`) and asks the model for the offsets of the vectors that the index stores. `encoding/codecs.py`
    says how extra dimensions carry them, `encoding/layout.py` where codes lie. `calibration.py` searches the new index
    as a check.
-5. **`hubplugin_qdrant.apply(client, "photos", bank)`.** The package opens the collection as a store (`store.py`,
-   `schema.py`) and hands it to `hubplugin/jobs/correct.py`. There the bank is read (`bank/bank.py`),
+5. **`hubplugin.apply(store, bank)` of a collection.** `hubplugin_qdrant.open_store(client, "photos")` gives the store
+   (`store.py`, `schema.py`) that `hubplugin/jobs/correct.py` takes. There the bank is read (`bank/bank.py`),
    the vectors are spooled (`jobs/write.py`), and the correction is tried (`guard.py`,
    `validation.py`). Then it is fitted as in the first walk. `jobs/write.py` writes through `store.py`, and
-   `calibration.py` and `manifest.py` end in one switch.
+   `calibration.py` and `hubplugin/corrections.py` end in one switch.
 6. **`refit(store, bank)`.** The same eight steps in `hubplugin/jobs/correct.py`, with the old model beside the new
    one in `validation.py`. On a Faiss file `store.py` takes the folder's lock (`folder.py`), and `files.py` writes
    the new index beside the old one, which it replaces in one step.

@@ -1,14 +1,14 @@
 """hubplugin for Qdrant: corrects collections in place, and searches them corrected.
 
-`open_store` gives the store that every job of `hubplugin` takes, such as `hubplugin.inspect(store)`; `apply` is the
-short form of the commonest one. `HubQdrantClient` searches what was corrected, and gives offsets to what it writes.
+`open_store` gives the store that every job of `hubplugin` takes, such as `hubplugin.apply(store, bank)`.
+`HubQdrantClient` searches what was corrected, and gives offsets to what it writes.
 
 Jobs: `store` (the contract of `hubplugin.store`) reads by `points` and writes by `schema`, which is calibrated by
 `calibration`; each asks by `transport`. `places` knows URLs and ranges of ids.
 
-Clients: `client` drives the operations of `searches` and `writes`, which send what the pure functions in `requests` and
-`query_maps` make. `plain_client` has all that is used of qdrant-client's privates. `langchain` and `haystack` put the
-client into frameworks.
+Clients: `client` drives the operations of `searches` and `writes` by `calls`; these send what the pure functions in
+`requests` and `query_maps` make. `plain_client` has all that is used of qdrant-client's privates. `langchain` and
+`haystack` put the client into frameworks.
 
 Both: `manifest` (values and what follows from them), `metadata` (where these lie, and what is known of them), `offsets`
 (what a point holds).
@@ -21,17 +21,11 @@ from typing import Literal
 
 from qdrant_client import QdrantClient
 
-from hubplugin.bank import BankLike
-from hubplugin.compute import Compute
-from hubplugin.jobs import correct
-from hubplugin.jobs.results import Applied
-from hubplugin.methods import METHODS, configured
-from hubplugin.model import Setting
 from hubplugin_qdrant.client import AsyncHubQdrantClient, HubQdrantClient
 from hubplugin_qdrant.schema import Storage
 from hubplugin_qdrant.store import QdrantStore
 
-__all__ = ["AsyncHubQdrantClient", "HubQdrantClient", "apply", "open_store"]
+__all__ = ["AsyncHubQdrantClient", "HubQdrantClient", "open_store"]
 
 
 def open_store(
@@ -65,48 +59,3 @@ def open_store(
     cannot be reached.
     """
     return QdrantStore(client, collection, vector, storage, agreement=agreement, offset_key=offset_key, record=record)
-
-
-def apply(
-    client: QdrantClient,
-    collection: str,
-    bank: BankLike,
-    method: str = "blend",
-    *,
-    vector: str | None = None,
-    storage: Storage | Literal["auto"] = "auto",
-    agreement: float | None = None,
-    offset_key: str | None = None,
-    group_by: str | None = None,
-    learn: bool = False,
-    judged: BankLike | None = None,
-    force: bool = False,
-    dry_run: bool = False,
-    compute: Compute = Compute(),
-    **parameters: Setting,
-) -> Applied:
-    """Corrects a vector of `collection` in place; a `HubQdrantClient` then searches it corrected.
-
-    It is `hubplugin.apply` of the store that `open_store` gives for client, collection, vector, storage, agreement and
-    offset_key. group_by: a payload key that searches are filtered by, such as "tenant". All else is as there. Searches
-    change in one step at the end; a run that was cut off goes on when it is started again.
-
-    Raises InputError for the bank or a parameter, StoreError for the collection or the server, CorrectionRefused if
-    the guard objects.
-    """
-    configured(METHODS, method, parameters, apply)  # a misspelt argument of this function lies among them
-    store = QdrantStore(client, collection, vector, storage, agreement=agreement, offset_key=offset_key)
-    return correct.apply(
-        store,
-        bank,
-        method,
-        group_by=group_by,
-        learn=learn,
-        judged=judged,
-        force=force,
-        dry_run=dry_run,
-        compute=compute,
-        executor=None,
-        shards=None,
-        **parameters,
-    )

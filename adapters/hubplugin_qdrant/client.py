@@ -53,15 +53,21 @@ def like(plain: Method) -> Callable[[Callable[[Any, Arguments], Any]], Method]:
     Who traces qdrant-client, as OpenTelemetry's instrumentation does, puts layers around the methods of its classes by
     `wrapt`. The method runs within those of `plain`, so that a call is one span, and what it asks runs beneath them.
     """
-    by_name, name = _by_name(plain), plain.__name__
+    name, parameters = plain.__name__, inspect.signature(plain).parameters.values()
+    # qdrant-client itself takes any keyword, and then refuses it.
+    signature = inspect.Signature([each for each in parameters if each.kind is not each.VAR_KEYWORD])
 
     def made(method: Callable[[Any, Arguments], Any]) -> Any:
+        def call(self: Any, *args: object, **given: object) -> Any:
+            try:
+                by_name = signature.bind(self, *args, **given).arguments
+            except TypeError as error:
+                raise TypeError(f"{name}() {error}") from None
+            return method(by_name.pop("self"), by_name)
+
         @functools.wraps(plain)
         def corrected(self: Any, *args: object, **given: object) -> Any:
-            layered = vars(self._plain)[name]
-            if not hasattr(layered, "_self_wrapper"):
-                return method(self, by_name(args, given))
-            return _within_layers(layered, lambda *a, **g: method(self, by_name(a, g)), self)(*args, **given)
+            return _within_layers(vars(self._plain)[name], functools.partial(call, self), self)(*args, **given)
 
         if not inspect.iscoroutinefunction(method):
             return corrected
@@ -73,27 +79,6 @@ def like(plain: Method) -> Callable[[Callable[[Any, Arguments], Any]], Method]:
         return awaited
 
     return made
-
-
-def _by_name(method: Callable[..., object]) -> Callable[[tuple[object, ...], Arguments], Arguments]:
-    """What makes of the arguments of a call of `method` one dict of them by name, as Python would; raises TypeError
-    where one is unknown, missing or given twice. qdrant-client itself takes any keyword, and then refuses it."""
-    parameters = list(inspect.signature(method).parameters.values())[1:]
-    named = [each for each in parameters if each.kind is not each.VAR_KEYWORD]
-    names = [each.name for each in named]
-    known, required = frozenset(names), frozenset(each.name for each in named if each.default is each.empty)
-    signature = inspect.Signature(named)
-
-    def arguments(args: tuple[object, ...], given: Arguments) -> Arguments:
-        found = dict(zip(names, args, strict=False)) | given
-        if len(found) < len(args) + len(given) or not required <= found.keys() <= known:
-            try:
-                signature.bind(*args, **given)
-            except TypeError as error:
-                raise TypeError(f"{method.__name__}() {error}") from None
-        return found
-
-    return arguments
 
 
 def _within_layers(method: Any, call: Callable[..., Any], client: object) -> Callable[..., Any]:

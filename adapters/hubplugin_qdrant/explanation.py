@@ -52,7 +52,7 @@ def _mapping(version: Version, place: str) -> list[str]:
     unit = version.metric is Metric.COSINE
     of = "for the query q divided by its length" if unit else "for the query q"
     weighed = "; the server divides by the length of that, so the formula multiplies $score by it" if unit else ""
-    parts = ", ".join(part_id(version.model, number) for number in range(version.parts))
+    parts = ", ".join(part_id(version.number, number) for number in range(version.parts))
     return [
         f"the query in the prefetch is mapped: q + S q, {of}{weighed}",
         "a search by a point's id is not mapped, and its $score stands alone",

@@ -1,15 +1,8 @@
-"""What is known of a corrected collection: values, and which of them follow which.
+"""What is known of a corrected collection: `hubplugin.corrections` says which versions there are, and these are they.
 
-A vector has at most one active version, whose offsets writes keep up to date, and the model of the one before it, which
-a rollback writes. A collection has at most one version that is being written, beside the active one. Everything else
-whose offsets may still be in the points is retired, and is deleted by the same job or the next:
-
-    begun -> activated            a new version takes the place of the one before, which is retired; its model stays
-    begun -> begun                another run gives up what is half-written
-    retired                       the correction of one vector is given up
-    cleared                       what was retired is deleted
-
-These are pure functions from manifest to manifest.
+By vector name, `active` has the version that searches use, and whose offsets writes keep up to date; `previous` the one
+before it, of which only the model is left. `writing` is half-written. `retired` has those whose offsets still lie in
+the points and are to be deleted.
 """
 
 from __future__ import annotations
@@ -18,16 +11,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
+from pydantic import Field, InstanceOf
 
-import hubplugin
-from hubplugin.errors import StoreError
-from hubplugin.metric import Metric
+from hubplugin import corrections
 from hubplugin.model import GroupedModel, OffsetModel, QueryMap
-
-FORMAT = 6
-"""Version of the manifest. A reader refuses what another version wrote: 5 repeated of a model what the model itself
-says, 4 had versions kept beside the active one, and could say that targets were moved."""
 
 KEY = "hub_offset"
 """The payload key that holds offsets, where nobody has named another."""
@@ -53,39 +40,26 @@ Payload: TypeAlias = dict[str, Any]
 """The payload of a point, as JSON."""
 
 
-class FrozenModel(BaseModel):
-    """What the classes of the manifest share: values that never change, and no field that is not known."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Version(FrozenModel):
+class Version(corrections.Version):
     """One fit for one vector of the collection. `vector` is "" for the unnamed one.
 
     storage: "payload", a key that the search adds to the score, or "vector", an augmented vector.
     offset_key: the payload key under which the offsets of all versions lie, where they lie in payloads.
-    model: fingerprint of the model. parts: how many points of the metadata collection hold it.
+    parts: how many points of the metadata collection hold the model.
     oversampling: candidates for each result; hnsw_ef: how widely the graph of the augmented vector is searched, None
     for the server's default; as little as gives `agreement` times the recall of the raw index. exact_oversampling:
     candidates for each result of an exact search, None where none may be made. recall, raw_recall:
     that of the corrected top 10, and of the raw index of its own, on calibration queries; None where exact search is
     not allowed. max_candidates: what the collection's strict mode allows, if it limits them.
-    made: when its writing began. group_by: the payload key within whose values the offsets were fitted. owner: the run
-    that writes it.
     ceiling: upper bound of the offsets; under Euclidean distance the augmented vector stores
-    sqrt(2 (ceiling - offset)), and larger offsets are clipped. mapped: whether the model has a query map.
+    sqrt(2 (ceiling - offset)), and larger offsets are clipped.
     everywhere: whether every point was seen to have its augmented vector. codes: whether the store can search codes
     instead of vectors, which local mode cannot. query_map: that of the model. A reader finds out these three for
     itself; they are not written.
     """
 
-    number: int
-    vector: str
     storage: Literal["payload", "vector"] = "payload"
     offset_key: str = KEY
-    metric: Metric
-    dim: int
-    model: str
     parts: int
     ceiling: float = 0.0
     oversampling: float = DEFAULT_OVERSAMPLING
@@ -95,35 +69,19 @@ class Version(FrozenModel):
     recall: float | None = None
     raw_recall: float | None = None
     max_candidates: int | None = None
-    made: str | None = None
-    group_by: str | None = None
-    mapped: bool = False
-    owner: str = ""
     everywhere: bool = Field(default=False, exclude=True)
     codes: bool = Field(default=True, exclude=True)
     query_map: InstanceOf[QueryMap] | None = Field(default=None, exclude=True)
 
     @classmethod
-    def of(cls, model: OffsetModel, number: int, vector: str, parts: int, **where: Any) -> Version:
-        """The version `number` of `vector` that `model` gives; `where` says how it is stored and searched."""
+    def of(cls, model: OffsetModel, number: int, vector: str = "", **fields: Any) -> Version:
         models = [model, *(model.groups.values() if isinstance(model, GroupedModel) else ())]
         caps = [0.0, *(each.gallery.cap for each in models if each.gallery is not None)]
-        return cls(
-            number=number,
-            vector=vector,
-            metric=model.metric,
-            dim=model.dim,
-            model=model.fingerprint,
-            parts=parts,
-            ceiling=max(caps),
-            group_by=model.key if isinstance(model, GroupedModel) else None,
-            mapped=model.query_map is not None,
-            **where,
-        )
+        return super().of(model, number, vector, ceiling=max(caps), **fields)
 
     def having(self, model: OffsetModel | Version) -> Version:
         """This version with the map of its model, or of a version that has it from there."""
-        return self.model_copy(update={"query_map": model.query_map})
+        return self.changed(query_map=model.query_map)
 
     @property
     def map(self) -> QueryMap:
@@ -134,7 +92,7 @@ class Version(FrozenModel):
     @property
     def key(self) -> str:
         """Where a point's payload holds its offset."""
-        return f"{self.offset_key}.{self.field}"
+        return f"{self.offset_key}.v{self.number}"
 
     @property
     def field(self) -> str:
@@ -143,7 +101,7 @@ class Version(FrozenModel):
     @property
     def augmented_vector(self) -> str:
         """The name of the augmented vector, where the offset is stored in one."""
-        return f"hub_{self.field}"
+        return f"hub_v{self.number}"
 
     def where(self) -> str:
         """Where the offsets lie, and how they are searched, for people."""
@@ -167,44 +125,19 @@ class Version(FrozenModel):
         return f"; recall {self.recall:.3f} of the exact corrected top 10{raw}"
 
     def candidates(self, results: int, exact: bool = False) -> int:
-        """How many candidates are fetched so that the first `results` are the corrected ones: as nearly as the index
-        gives the raw ones, or `exact`."""
+        """How many candidates are fetched so that the first `results`, and never fewer, are the corrected ones: as
+        nearly as the index gives the raw ones, or `exact`."""
         exactly = self.exact_oversampling if exact and self.exact_oversampling else 0.0
-        wanted = candidates(results, max(self.oversampling, exactly))
+        wanted = max(int(max(results, SMALLEST_PAGE) * max(self.oversampling, exactly) + 0.5), results)
         return min(wanted, self.max_candidates) if self.max_candidates else wanted
 
 
-class Manifest(FrozenModel):
-    """All that is known about a collection. By vector name, `active` has the version that searches use, and `previous`
-    the one before it, of which only the model is left. `writing` is half-written. `retired` has those whose offsets
-    still lie in the points and are to be deleted."""
-
-    format: int = FORMAT
-    hubplugin: str = hubplugin.__version__
-    last_number: int = 0
-    active: dict[str, Version] = {}
-    previous: dict[str, Version] = {}
-    writing: Version | None = None
-    retired: tuple[Version, ...] = ()
-
-    def lying(self, vector: str) -> tuple[Version | None, bool]:
-        """The version that lies in `vector`, if any, and whether it is active; a half-written one is not."""
-        if vector in self.active:
-            return self.active[vector], True
-        mine = self.writing is not None and self.writing.vector == vector
-        return self.writing if mine else None, False
-
-    def kept_up(self) -> tuple[Version, ...]:
-        """The versions whose offsets a write must bring along."""
-        return (*self.active.values(), *((self.writing,) if self.writing else ()))
+class Manifest(corrections.Manifest[Version]):
+    """All that is known about a collection."""
 
     def augmented_vectors(self) -> tuple[str, ...]:
         """The names of all augmented vectors."""
         return augmented_vectors(self.everything())
-
-    def everything(self) -> tuple[Version, ...]:
-        """Every version of which something may lie in the points."""
-        return (*self.kept_up(), *self.retired)
 
     def outgoing(self) -> tuple[Version, ...]:
         """The versions before the active ones by which some clients still search, until the job deletes them."""
@@ -233,9 +166,6 @@ class Manifest(FrozenModel):
             return (key,)
         return tuple(f"{key}.{field}" for field in sorted(fields))
 
-    def changed(self, **fields: Any) -> Manifest:
-        return self.model_copy(update=fields)
-
 
 def looks_ours(name: str) -> bool:
     """Whether a payload key or a vector of this name may be ours."""
@@ -245,11 +175,6 @@ def looks_ours(name: str) -> bool:
 def payload_keys(versions: Iterable[Version]) -> tuple[str, ...]:
     """Where a point's payload holds offsets of `versions`."""
     return tuple(version.key for version in versions if version.storage == "payload")
-
-
-def has_number(under: object, fields: Iterable[str]) -> bool:
-    """Whether one of `fields` of what lies `under` our key in a point is a number."""
-    return isinstance(under, dict) and any(type(under.get(field)) in (int, float) for field in fields)
 
 
 def holds_offsets(path: str, key: str) -> bool:
@@ -284,97 +209,12 @@ def augmented_vectors(versions: Iterable[Version]) -> tuple[str, ...]:
     return tuple(version.augmented_vector for version in versions if version.storage == "vector")
 
 
-def candidates(results: int, oversampling: float) -> int:
-    """How many candidates `oversampling` for each result are, and never fewer than the results."""
-    return max(int(max(results, SMALLEST_PAGE) * oversampling + 0.5), results)
-
-
 def metadata_collection(collection: str) -> str:
     """The name of the collection that holds the manifest and the models of `collection`."""
     return f"{collection}--hub"
 
 
-def parse(payload: Payload, collection: str) -> Manifest:
+def read(payload: Payload, collection: str) -> Manifest:
     """The manifest in the payload of point 0. Raises StoreError if another version wrote it, or it is damaged."""
-    written = payload.get("format")
-    if isinstance(written, int) and written != FORMAT:
-        older = f"delete the collection {metadata_collection(collection)!r} and apply again"
-        raise StoreError(
-            f"collection {collection!r} has manifest format {written} of hubplugin {payload.get('hubplugin')}; "
-            f"this version ({hubplugin.__version__}) reads format {FORMAT}: "
-            f"{'upgrade hubplugin' if written > FORMAT else older}"
-        )
-    try:
-        return Manifest.model_validate(payload).changed(hubplugin=hubplugin.__version__)
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise StoreError(
-            f"the manifest in {metadata_collection(collection)!r} is damaged at {where!r}; "
-            "delete that collection and apply again"
-        ) from None
-
-
-def amended(manifest: Manifest, vector: str, model: str, storage: str) -> Version | None:
-    """The active version of `vector`, if it is of that model (a fingerprint) and storage."""
-    version = manifest.active.get(vector)
-    return version if version is not None and (version.model, version.storage) == (model, storage) else None
-
-
-def half_written(manifest: Manifest, vector: str, model: str, storage: str) -> Version | None:
-    """The version of `vector` that was cut off, if it is of that model (a fingerprint) and storage."""
-    version = manifest.writing
-    wanted = (vector, model, storage)
-    return version if version is not None and (version.vector, version.model, version.storage) == wanted else None
-
-
-def begun(manifest: Manifest, version: Version) -> Manifest:
-    """`version` is written from now on; another that is half-written, perhaps by a run that goes on, is given up."""
-    before = manifest.writing
-    if before is not None and before.number == version.number:  # taken up by another run
-        return manifest.changed(writing=version)
-    given_up = () if before is None else (before,)
-    return manifest.changed(writing=version, last_number=version.number, retired=(*manifest.retired, *given_up))
-
-
-def activated(manifest: Manifest, version: Version) -> Manifest:
-    """Searches use `version` from now on. What they used is the previous one, whose offsets are retired; so is the one
-    before it, for its model."""
-    vector, active = version.vector, manifest.active | {version.vector: version}
-    before = manifest.active.get(vector)
-    if before is not None and before.number == version.number:
-        return manifest.changed(active=active)
-    if before is None:
-        return manifest.changed(active=active, writing=None)
-    gone = (manifest.previous[vector], before) if vector in manifest.previous else (before,)
-    previous, retired = manifest.previous | {vector: before}, (*manifest.retired, *gone)
-    return manifest.changed(active=active, previous=previous, writing=None, retired=retired)
-
-
-def retired(manifest: Manifest, vector: str) -> Manifest:
-    """The correction of `vector`, active, previous and half-written, is given up."""
-    known = (*manifest.kept_up(), *manifest.previous.values())
-    gone = tuple(version for version in known if version.vector == vector)
-    active, previous = (
-        {name: version for name, version in versions.items() if name != vector}
-        for versions in (manifest.active, manifest.previous)
-    )
-    writing = manifest.writing if manifest.writing not in gone else None
-    return manifest.changed(active=active, previous=previous, writing=writing, retired=(*manifest.retired, *gone))
-
-
-def cleared(manifest: Manifest, gone: Sequence[Version]) -> Manifest:
-    """The versions `gone`, of those that were retired, have been deleted from the points."""
-    numbers = {version.number for version in gone}
-    return manifest.changed(retired=tuple(each for each in manifest.retired if each.number not in numbers))
-
-
-def unused_models(manifest: Manifest) -> tuple[Version, ...]:
-    """The retired versions whose models no other version needs."""
-    needed = {version.model for version in (*manifest.kept_up(), *manifest.previous.values())}
-    return tuple(version for version in manifest.retired if version.model not in needed)
-
-
-def is_undisturbed(manifest: Manifest, version: Version) -> bool:
-    """Whether `version` is still what its run took it for: no other run has begun it anew, or taken its place."""
-    there = (manifest.writing, manifest.active.get(version.vector))
-    return any(each is not None and (each.number, each.owner) == (version.number, version.owner) for each in there)
+    mend = f"delete the collection {metadata_collection(collection)!r} and apply again"
+    return Manifest.read(payload, f"collection {collection!r}", mend)

@@ -1,7 +1,7 @@
 """The metadata collection `<collection>--hub`: manifest and models, read and written.
 
-`CollectionMetadata` is what a job knows of it: each operation is repeated while the server is away. `CorrectionCache`
-is what a corrected client knows: manifests that are read again every few seconds, and models.
+Its point 0 is the manifest, which is replaced in one step; a model lies in other points, in parts. `CorrectionCache` is
+what a corrected client knows: manifests that are read again every few seconds, and models.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from hubplugin.model import OffsetModel
 from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
-from hubplugin_qdrant.calls import Call, Computing, Operation, run
+from hubplugin_qdrant.calls import Call, Computing, Operation
 from hubplugin_qdrant.manifest import Manifest, Payload, Version
 from hubplugin_qdrant.offsets import StoredOffsets, awaits_embedding, held_offset, stored_offsets
 from hubplugin_qdrant.plain_client import Arguments
 from hubplugin_qdrant.requests import has_vector, holding_offset, lacking_augmented_vector
-from hubplugin_qdrant.transport import PASSING, Fault, Transport, fault_of
+from hubplugin_qdrant.transport import PASSING, Fault, fault_of
 
 MANIFEST_ID = 0
 """Id of the point of the metadata collection that is the manifest."""
@@ -55,20 +55,20 @@ def written_manifest(raw: Any, collection: str) -> Operation[Payload | None]:
     return (found[0].payload or {}) if found else None
 
 
-def write(raw: Any, collection: str, point: int | str, payload: Payload) -> Operation[None]:
-    """Puts `payload` in the place of what that point of the metadata collection held, in one step."""
-    made = models.PointStruct(id=point, vector={}, payload=payload)
-    yield Call(raw.upsert, m.metadata_collection(collection), [made], wait=True)
-
-
 def read_manifest(raw: Any, collection: str) -> Operation[Manifest]:
     """The manifest of `collection` (no alias), an empty one if it has none."""
     written = yield from written_manifest(raw, collection)
-    return Manifest() if written is None else m.parse(written, collection)
+    return Manifest() if written is None else m.read(written, collection)
 
 
 def write_manifest(raw: Any, collection: str, manifest: Manifest) -> Operation[None]:
-    yield from write(raw, collection, MANIFEST_ID, manifest.model_dump(mode="json"))
+    """Puts `manifest` in the place of the one before, in one step."""
+    yield from _write(raw, collection, MANIFEST_ID, manifest.model_dump(mode="json"))
+
+
+def _write(raw: Any, collection: str, point: int | str, payload: Payload) -> Operation[None]:
+    made = models.PointStruct(id=point, vector={}, payload=payload)
+    yield Call(raw.upsert, m.metadata_collection(collection), [made], wait=True)
 
 
 def exists(raw: Any, collection: str) -> Operation[bool]:
@@ -111,76 +111,35 @@ def create(raw: Any, collection: str, replication_factor: int | None) -> Operati
             raise
 
 
-def part_id(model: str, number: int) -> str:
-    """The id of one part of a model, given its fingerprint."""
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"hubplugin/{model}/{number}"))
+def part_id(version: int, part: int) -> str:
+    """The id of one part of the model of a version, given its number."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"hubplugin/{version}/{part}"))
 
 
-def write_model(raw: Any, collection: str, model: OffsetModel) -> Operation[int]:
-    """Writes `model` to the metadata collection; returns in how many parts."""
-    parts = model.to_texts()
-    for number, part in enumerate(parts):
-        yield from write(raw, collection, part_id(model.fingerprint, number), {"part": part})
-    return len(parts)
+def write_model(raw: Any, collection: str, version: Version, model: OffsetModel) -> Operation[None]:
+    """Writes `model`, in parts, as that of `version`."""
+    for number, part in enumerate(model.to_texts()):
+        yield from _write(raw, collection, part_id(version.number, number), {"part": part})
 
 
 def read_model(raw: Any, collection: str, version: Version) -> Operation[OffsetModel]:
-    """The model of `version` of `collection`. Raises StoreError if a part of it is missing, ModelFileError if one is
-    damaged."""
+    """The model of `version` of `collection`. Raises StoreError if a part of it is missing or it is that of another
+    version, ModelFileError if one is damaged."""
     place, found = m.metadata_collection(collection), []
     for number in range(version.parts):
-        found += yield Call(raw.retrieve, place, ids=[part_id(version.model, number)], with_payload=True)
-    if len(found) < version.parts:
-        raise StoreError(f"the model of version {version.number} is incomplete in {place!r}; apply again")
-    return OffsetModel.from_texts([record.payload["part"] for record in found], f"the model in collection {place!r}")
+        found += yield Call(raw.retrieve, place, ids=[part_id(version.number, number)], with_payload=True)
+    if len(found) == version.parts:
+        texts = [record.payload["part"] for record in found]
+        model = OffsetModel.from_texts(texts, f"the model in collection {place!r}")
+        if model.fingerprint == version.model:
+            return model
+    raise StoreError(f"the model of version {version.number} is incomplete in {place!r}; apply again")
 
 
-class CollectionMetadata:
-    """The metadata collection of the collection behind `transport`."""
-
-    def __init__(self, transport: Transport):
-        self._transport, self._name = transport, m.metadata_collection(transport.collection)
-
-    def exists(self) -> bool:
-        """Whether it is there. Raises StoreError where the user has a collection of that name."""
-        return bool(self._done("looking for the manifest", exists))
-
-    def create(self) -> None:
-        """Makes it, if it is not there."""
-        self._done("preparing", create, self._transport.info.config.params.replication_factor)
-
-    def delete(self) -> None:
-        with self._transport.one_line("removing"):
-            self._transport.client.delete_collection(self._name)
-
-    def read_manifest(self) -> Manifest:
-        """The manifest as it is now, an empty one if there is none."""
-        manifest: Manifest = self._done("reading the manifest", read_manifest)
-        return manifest
-
-    def write_manifest(self, manifest: Manifest) -> None:
-        """Puts `manifest` in the place of the one before, in one step."""
-        self._done("writing the manifest", write_manifest, manifest)
-
-    def read_model(self, version: Version) -> OffsetModel:
-        model: OffsetModel = self._done("reading the model", read_model, version)
-        return model
-
-    def write_model(self, model: OffsetModel) -> int:
-        """Returns in how many parts it was written."""
-        return int(self._done("writing the model", write_model, model))
-
-    def delete_model(self, version: Version) -> None:
-        parts: list[Any] = [part_id(version.model, number) for number in range(version.parts)]
-        selector = models.PointIdsList(points=parts)
-        with self._transport.one_line("deleting a model"):
-            self._transport.retry(self._transport.client.delete, self._name, points_selector=selector, wait=True)
-
-    def _done(self, doing: str, operation: Callable[..., Operation[Any]], *given: object) -> Any:
-        """What `operation` returns; made again while the server is away."""
-        client, collection = self._transport.client, self._transport.collection
-        with self._transport.one_line(doing):
-            return self._transport.retry(lambda: run(operation(client, collection, *given)))
+def delete_model(raw: Any, collection: str, version: Version) -> Operation[None]:
+    parts: list[Any] = [part_id(version.number, number) for number in range(version.parts)]
+    selector = models.PointIdsList(points=parts)
+    yield Call(raw.delete, m.metadata_collection(collection), points_selector=selector, wait=True)
 
 
 MANIFEST_SECONDS = 10.0
@@ -188,7 +147,6 @@ MANIFEST_SECONDS = 10.0
 
 PATIENCE_SECONDS = 1.0
 """When the manifest is asked for again while its collection is away for a moment."""
-
 
 SCROLLED = 1000
 """Points that a filter chooses, read at a time, where strict mode does not limit them."""
@@ -199,33 +157,25 @@ class CachedManifest:
     """The manifest of a collection, valid until `until` (monotonic seconds; inf: it never expires).
 
     collection: its real name, where it was looked up by an alias. manifest: None if it has no correction; without the
-    versions whose augmented vectors are not there. written: the manifest as it lies in the store.
-    augmented_vectors, offset_key: what of the collection is ours, as `manifest` tells. page: how many points may be
-    read at a time. needs_vectors: whether a query must be a vector before it is rewritten, for which a document is
-    embedded. kept_up: the versions that a write must
-    bring along. state: what of all this a request depends on. theirs: names that look like ours, and were not when they
-    were last seen.
+    versions whose augmented vectors are not there. written: the manifest as it lies in the store. theirs: names that
+    look like ours, and were not when they were last seen.
+
+    What follows of `manifest`: augmented_vectors, offset_key: what of the collection is ours. page: how many points may
+    be read at a time. needs_vectors: whether a query must be a vector before it is rewritten, for which a document is
+    embedded. kept_up: the versions that a write must bring along. state: what of all this a request depends on.
     """
 
     collection: str
     manifest: Manifest | None
     until: float
     written: Payload | None = None
-    augmented_vectors: tuple[str, ...] = ()
-    offset_key: str | None = None
-    page: int = SCROLLED
-    needs_vectors: bool = False
-    kept_up: tuple[Version, ...] = ()
-    state: tuple[Any, ...] = ()
     theirs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        self.kept_up = self.manifest.kept_up() if self.manifest is not None else ()
-        self.augmented_vectors = self.manifest.augmented_vectors() if self.manifest is not None else ()
-        self.offset_key = self.manifest.offset_key if self.manifest is not None else None
-        active = self.manifest.active.values() if self.manifest is not None else ()
-        limits = [version.max_candidates for version in self.kept_up]
-        self.page = min(SCROLLED, *(limit for limit in limits if limit), SCROLLED)
+        manifest = self.manifest or Manifest()
+        self.kept_up, active = manifest.kept_up(), manifest.active.values()
+        self.augmented_vectors, self.offset_key = manifest.augmented_vectors(), manifest.offset_key
+        self.page = min(SCROLLED, *(version.max_candidates or SCROLLED for version in self.kept_up), SCROLLED)
         self.needs_vectors = any(version.storage == "vector" or version.mapped for version in active)
         versions = [(each.number, each.vector, each.storage, each.model, each.offset_key) for each in self.kept_up]
         self.state = (self.collection, len(active), *versions)
@@ -240,9 +190,9 @@ class CachedManifest:
 class CorrectionCache:
     """What a corrected client adds to the plain one: the manifests and models of the collections that it uses.
 
-    raw: the plain client. oversampling, hnsw_ef: take the
-    places of the calibrated ones. recorder: keeps the queries, if they are to be kept. maps: of a collection and a
-    vector, the version that was active when its model was read, with its map. is_old: see `keeps_payloads`.
+    raw: the plain client. oversampling, hnsw_ef: take the places of the calibrated ones. recorder: keeps the queries,
+    if they are to be kept. maps: of a collection and a vector, the version that was active when its model was read,
+    with its map. is_old: see `keeps_payloads`.
     """
 
     raw: Any
@@ -314,7 +264,7 @@ class CorrectionCache:
             written = yield from self._read(collection)
         if written is not None:
             try:
-                manifest = yield from self._mapping(collection, m.parse(written, collection))
+                manifest = yield from self._mapping(collection, m.read(written, collection))
             except HubpluginError as error:
                 doubt = f"{error}; until then its searches are raw here, and what is written gets no offsets"
         if manifest is not None:
@@ -331,24 +281,43 @@ class CorrectionCache:
         self.known[name] = found
         return found
 
+    def _read(self, collection: str) -> Operation[Payload | None]:
+        try:
+            return (yield from written_manifest(self.raw, collection))
+        except Exception as error:
+            if fault_of(error) is not Fault.FORBIDDEN:
+                raise
+            self.warn(
+                f"the api key may not read {m.metadata_collection(collection)!r}: if collection {collection!r} "
+                "is corrected, its searches are raw here; let the key read that collection, too"
+            )
+            return None
+
+    def _answer(self, call: Call, otherwise: Any) -> Operation[Any]:
+        """The answer to `call`, or what is taken to be so `otherwise`, where the server gives none."""
+        try:
+            return (yield call)
+        except Exception as error:
+            if fault_of(error) is Fault.OTHER:
+                raise
+            return otherwise
+
     def _with_vectors_there(self, collection: str, manifest: Manifest) -> Operation[Manifest]:
         """`manifest` without the versions whose augmented vectors are not there: not yet, where one is being written,
         or no more, in a collection that was made anew."""
         if not m.augmented_vectors(manifest.kept_up()):
             return manifest
-        try:
-            vectors = (yield Call(self.raw.get_collection, collection)).config.params.vectors
-        except Exception as error:
-            if fault_of(error) is Fault.OTHER:
-                raise
+        found = yield from self._answer(Call(self.raw.get_collection, collection), None)
+        if found is None:
             return manifest
+        vectors = found.config.params.vectors or ()
 
-        def is_there(version: Version | None) -> bool:
-            in_vector = version is not None and version.storage == "vector"
-            return version is not None and (not in_vector or version.augmented_vector in (vectors or ()))
+        def is_there(version: Version) -> bool:
+            return version.storage == "payload" or version.augmented_vector in vectors
 
         active = {name: version for name, version in manifest.active.items() if is_there(version)}
-        return manifest.changed(active=active, writing=manifest.writing if is_there(manifest.writing) else None)
+        writing = manifest.writing if manifest.writing is not None and is_there(manifest.writing) else None
+        return manifest.changed(active=active, writing=writing)
 
     def _mapping(self, collection: str, manifest: Manifest) -> Operation[Manifest]:
         """`manifest` with the maps by which this client maps queries, out of their models; that of the version before
@@ -375,21 +344,16 @@ class CorrectionCache:
         given = {"oversampling": self.oversampling, "hnsw_ef": self.hnsw_ef}
         chosen = {name: value for name, value in given.items() if value is not None}
         for name, version in manifest.active.items():
-            if chosen:
-                active[name] = version = version.model_copy(update=chosen)
             if version.storage == "payload":
+                active[name] = version.changed(**chosen)
                 yield from self._warn_if_lost(collection, version)
             else:
-                try:
-                    lacking, _ = yield Call(
-                        self.raw.scroll, collection, lacking_augmented_vector(version), limit=1, with_payload=False
-                    )
-                except Exception as error:
-                    if fault_of(error) is Fault.OTHER:
-                        raise
-                    lacking = True
+                asked = Call(
+                    self.raw.scroll, collection, lacking_augmented_vector(version), limit=1, with_payload=False
+                )
+                lacking, _ = yield from self._answer(asked, (True, None))
                 codes = not plain_client.is_local(self.raw)
-                active[name] = version.model_copy(update={"everywhere": not lacking, "codes": codes})
+                active[name] = version.changed(everywhere=not lacking, codes=codes, **chosen)
         return manifest.changed(active=active)
 
     def _warn_if_lost(self, collection: str, version: Version) -> Operation[None]:
@@ -401,33 +365,16 @@ class CorrectionCache:
         )
         if text in self.warned:
             return
-        try:
-            first, _ = yield Call(self.raw.scroll, collection, limit=1, with_payload=[version.offset_key])
-            if not first or held_offset(version, first[0].payload) is not None:
-                return  # at once, as nearly always
-            one: Arguments = {"limit": 1, "with_payload": False}
-            holding, _ = yield Call(self.raw.scroll, collection, holding_offset(version), **one)
-            if holding:
-                return
-            with_vector = models.Filter(must=has_vector(version.vector))
-            having, _ = yield Call(self.raw.scroll, collection, with_vector, **one)
-            if having:
-                self.warn(text)
-        except Exception as error:
-            if fault_of(error) is Fault.OTHER:
-                raise
-
-    def _read(self, collection: str) -> Operation[Payload | None]:
-        try:
-            return (yield from written_manifest(self.raw, collection))
-        except Exception as error:
-            if fault_of(error) is not Fault.FORBIDDEN:
-                raise
-            self.warn(
-                f"the api key may not read {m.metadata_collection(collection)!r}: if collection {collection!r} "
-                "is corrected, its searches are raw here; let the key read that collection, too"
-            )
-            return None
+        one = Call(self.raw.scroll, collection, limit=1)
+        first, _ = yield from self._answer(Call(one, with_payload=[version.offset_key]), ((), None))
+        if not first or held_offset(version, first[0].payload) is not None:
+            return  # at once, as nearly always
+        holding = Call(one, scroll_filter=holding_offset(version), with_payload=False)
+        if (yield from self._answer(holding, (True, None)))[0]:
+            return
+        having = Call(one, scroll_filter=models.Filter(must=has_vector(version.vector)), with_payload=False)
+        if (yield from self._answer(having, ((), None)))[0]:
+            self.warn(text)
 
     def fitted(self, known: CachedManifest) -> Operation[list[tuple[Version, OffsetModel]]]:
         """The versions of a collection that a write must bring along, each with its model."""
@@ -452,14 +399,11 @@ class CorrectionCache:
     def keeps_payloads(self) -> Operation[bool]:
         """Whether the server keeps the payload of a point that is written without one, as 1.14 does, or may do so."""
         if self.is_old is None:
-            try:
-                is_local = plain_client.is_local(self.raw)
-                self.is_old = not is_local and (yield Call(self.raw.info)).version.startswith("1.14.")
-            except Exception as error:
-                if fault_of(error) is Fault.OTHER:
-                    raise
+            found = None if plain_client.is_local(self.raw) else (yield from self._answer(Call(self.raw.info), True))
+            if found is True:
                 return True
-        return bool(self.is_old)
+            self.is_old = found is not None and found.version.startswith("1.14.")
+        return self.is_old
 
     def embedded_queries(self, requests: list[models.QueryRequest]) -> Operation[list[models.QueryRequest]]:
         """`requests` with the documents that they ask for the nearest of embedded, as the plain client would do it."""
@@ -492,11 +436,6 @@ CHANGES = 10
 """How many changes of a collection may come one after the other while one request is made."""
 
 
-def _lacks_ours(error: Exception, known: CachedManifest) -> bool:
-    """Whether `error` says that a vector of ours is not there, which is `known` to be: an alias was moved, and back."""
-    return not isinstance(error, HubpluginError) and any(name in str(error) for name in known.augmented_vectors)
-
-
 def again_if_changed(operation: OnState) -> OfClient:
     """`operation` on what is known of its collection; made again if it fails because somebody has changed that
     meanwhile."""
@@ -518,3 +457,8 @@ def again_if_changed(operation: OnState) -> OfClient:
         return (yield from operation(cache, known, arguments))
 
     return repeated
+
+
+def _lacks_ours(error: Exception, known: CachedManifest) -> bool:
+    """Whether `error` says that a vector of ours is not there, which is `known` to be: an alias was moved, and back."""
+    return not isinstance(error, HubpluginError) and any(name in str(error) for name in known.augmented_vectors)

@@ -113,8 +113,9 @@ class QdrantShare(Share):
 
     def joined(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
         assert isinstance(shard, QdrantShard)
-        store, model = _opened(self.url), _model(self.url, self.version)
-        version = Version.model_validate_json(self.version)
+        store, version = _opened(self.url), Version.model_validate_json(self.version)
+        store.require_held(version)  # another run takes the model with it
+        model = _model(self.url, self.version)
         return store, store.joined(version, model, (shard.first, shard.last)), model
 
 
@@ -140,5 +141,5 @@ def _opened(url: str) -> Any:
 @lru_cache(maxsize=1)
 def _model(url: str, version: str) -> OffsetModel:
     """Read once in a process."""
-    model: OffsetModel = _opened(url).metadata.read_model(Version.model_validate_json(version))
+    model: OffsetModel = _opened(url).read_model(Version.model_validate_json(version))
     return model

@@ -6,23 +6,19 @@ above: these names may change in any release.
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 from uuid import UUID, uuid4
 
-import httpx
 import numpy as np
 from pydantic import BaseModel
 from qdrant_client import AsyncQdrantClient, QdrantClient, grpc, models
 from qdrant_client import qdrant_client as client_module
-from qdrant_client.connection import get_channel
-from qdrant_client.conversions.conversion import GrpcToRest, RestToGrpc
+from qdrant_client.conversions.conversion import GrpcToRest
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from qdrant_client.local.qdrant_local import QdrantLocal
-from qdrant_client.qdrant_remote import QdrantRemote
 
 PointId: TypeAlias = models.ExtendedPointId
 
@@ -33,13 +29,6 @@ Arguments: TypeAlias = dict[str, Any]
 
 Kind = TypeVar("Kind", bound="QdrantClient | AsyncQdrantClient")
 Model = TypeVar("Model", bound=BaseModel)
-
-PAGE_SECONDS = 60.0
-"""For how long a page of vectors may be under way by gRPC, where the client's own limit, 5 s by default, is for the
-whole page. By REST it is for each piece of it."""
-
-Scrolled: TypeAlias = tuple[list[models.Record], PointId | None]
-Scroll: TypeAlias = Callable[..., Scrolled]
 
 
 def is_local(client: QdrantClient | AsyncQdrantClient) -> bool:
@@ -63,136 +52,6 @@ def over_connection_of(client: QdrantClient | AsyncQdrantClient, kind: type[Kind
     made = kind.__new__(kind)
     made.__dict__.update(client.__dict__)
     return made
-
-
-def scrolling(client: QdrantClient) -> Scroll:
-    """`client.scroll`, made for many vectors: it takes a collection, a filter and all of `limit`, `offset`,
-    `with_vectors` and `with_payload`. Dense vectors that came by gRPC are arrays.
-
-    Servers compress what they answer for clients that take it, by REST and gRPC; with vectors that takes four times as
-    long as to send them. So answers are asked for as they are.
-    """
-    remote = client._client
-    if not isinstance(remote, QdrantRemote):
-        return client.scroll
-    return _ScrollByGrpc(remote) if _speaks_grpc(client) else _uncompressed(remote).scroll
-
-
-def _uncompressed(remote: QdrantRemote) -> QdrantRemote:
-    """A copy of `remote`, over its connection, that asks for answers that are not compressed."""
-    # Of the client itself a copy would close the connection when it is forgotten.
-    remote = copy.copy(remote)
-    apis, rest = copy.copy(remote.openapi_client), copy.copy(remote.openapi_client.client)
-    rest.add_middleware(_as_it_is)
-    apis.points_api = type(apis.points_api)(rest)
-    remote.openapi_client = apis
-    return remote
-
-
-def _as_it_is(request: httpx.Request, send: Callable[[httpx.Request], httpx.Response]) -> httpx.Response:
-    request.headers["Accept-Encoding"] = "identity"
-    return send(request)
-
-
-class _ScrollByGrpc:
-    """Scrolls by gRPC over a connection of its own, which closes when this is forgotten. Vectors become arrays without
-    the client's conversion, from protobuf 7.34 on without a Python number for each."""
-
-    def __init__(self, remote: Any):
-        self._seconds = _page_seconds(remote)
-        channel = get_channel(
-            remote._host,
-            remote._grpc_port,
-            remote._https,
-            remote._grpc_headers,
-            {**remote._grpc_options, "grpc.compression_enabled_algorithms_bitset": 1},  # none but identity
-            auth_token_provider=remote._auth_token_provider,
-        )
-        self._points: Any = grpc.PointsStub(channel)  # type: ignore[no-untyped-call]
-
-    def __call__(self, collection: str, chosen: models.Filter | None = None, **asked: Any) -> Scrolled:
-        offset = asked["offset"]
-        request = grpc.ScrollPoints(
-            collection_name=collection,
-            filter=RestToGrpc.convert_filter(chosen) if chosen is not None else None,
-            limit=asked["limit"],
-            offset=RestToGrpc.convert_extended_point_id(offset) if offset is not None else None,
-            with_vectors=RestToGrpc.convert_with_vectors(asked["with_vectors"]),
-            with_payload=RestToGrpc.convert_with_payload_interface(asked["with_payload"]),
-        )
-        found = self._points.Scroll(request, timeout=self._seconds)
-        following = GrpcToRest.convert_point_id(found.next_page_offset) if found.HasField("next_page_offset") else None
-        return [_record(point) for point in found.result], following
-
-
-def _page_seconds(remote: QdrantRemote) -> float:
-    """PAGE_SECONDS, or the limit of `remote` where that is longer."""
-    return max(remote._timeout or 0, PAGE_SECONDS)
-
-
-def _record(point: grpc.RetrievedPoint) -> models.Record:
-    shard_key = GrpcToRest.convert_shard_key(point.shard_key) if point.HasField("shard_key") else None
-    return models.Record.model_construct(
-        id=GrpcToRest.convert_point_id(point.id),
-        payload=GrpcToRest.convert_payload(point.payload),
-        vector=_vectors(point.vectors),
-        shard_key=shard_key,
-    )
-
-
-def _vectors(given: grpc.VectorsOutput) -> Any:
-    """A vector, a dict of them by name, or None for none."""
-    if given.WhichOneof("vectors_options") == "vectors":
-        return {name: _array(vector) for name, vector in given.vectors.vectors.items()}
-    return _array(given.vector) if given.HasField("vector") else None
-
-
-def _array(given: grpc.VectorOutput) -> Any:
-    """A dense vector as an array; anything else, also a dense vector from a server before 1.16, as the client converts
-    it."""
-    if given.WhichOneof("vector") == "dense":
-        return np.array(given.dense.data, np.float32)
-    return GrpcToRest.convert_vector_output(given)
-
-
-def update_vectors(
-    client: QdrantClient,
-    collection: str,
-    name: str,
-    vectors: Sequence[tuple[PointId, list[float]]],
-    shard_key: ShardKey = None,
-) -> models.UpdateResult:
-    """Gives points their vectors `name`, by id, and waits for it; by gRPC nearly three times as fast as the client."""
-    if not _speaks_grpc(client):
-        points = [models.PointVectors.model_construct(id=point, vector={name: vector}) for point, vector in vectors]
-        return client.update_vectors(collection, points, wait=True, shard_key_selector=shard_key)
-    key = RestToGrpc.convert_shard_key_selector(shard_key) if shard_key is not None else None
-    message = grpc.UpdatePointVectors(collection_name=collection, wait=True, shard_key_selector=key)
-    for point, vector in vectors:
-        update = message.points.add(id=RestToGrpc.convert_extended_point_id(point))
-        update.vectors.vectors.vectors[name].dense.data.extend(vector)
-    remote = cast(QdrantRemote, client._client)
-    answer = remote.grpc_points.UpdateVectors(message, timeout=_page_seconds(remote))
-    return GrpcToRest.convert_update_result(answer.result)
-
-
-def scores(
-    client: QdrantClient, collection: str, request: models.QueryRequest, queries: Sequence[list[float]]
-) -> list[list[tuple[PointId, float]]]:
-    """The id and score of each point that `request` finds for each of `queries`. By gRPC it is converted once, not for
-    each, and so is no more of a point than these two."""
-    if not _speaks_grpc(client):
-        found = client.query_batch_points(collection, [changed(request, {"query": query}) for query in queries])
-        return [[(point.id, point.score) for point in each.points] for each in found]
-    asked = grpc.QueryBatchPoints(collection_name=collection)
-    alike = RestToGrpc.convert_query_request(request, collection)
-    for query in queries:
-        message = asked.query_points.add()
-        message.CopyFrom(alike)
-        message.query.nearest.dense.data.extend(query)
-    remote = cast(QdrantRemote, client._client)
-    answer = remote.grpc_points.QueryBatch(asked, timeout=_page_seconds(remote))
-    return [[(point.id.uuid or point.id.num, point.score) for point in each.result] for each in answer.result]
 
 
 def _speaks_grpc(client: QdrantClient | AsyncQdrantClient) -> bool:

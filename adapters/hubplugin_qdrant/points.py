@@ -17,7 +17,7 @@ from hubplugin_qdrant.manifest import KEY, Manifest, Version, augmented_vectors
 from hubplugin_qdrant.offsets import group_of, held_offsets, rounding
 from hubplugin_qdrant.requests import having
 from hubplugin_qdrant.schema import Schema
-from hubplugin_qdrant.transport import EVERY_ID, IdRange, Transport, by_shard, plain_id
+from hubplugin_qdrant.transport import IdRange, Transport, by_shard, plain_id
 
 
 @dataclass
@@ -34,7 +34,7 @@ class PointReader:
     group_by: str | None
     left_over: dict[tuple[Id | None, tuple[str, ...]], list[Id]] = field(default_factory=dict)
 
-    def read(self, chosen: models.Filter | None = None, between: IdRange = EVERY_ID) -> Iterator[Batch]:
+    def read(self, chosen: models.Filter | None = None, between: IdRange | None = None) -> Iterator[Batch]:
         """Every point that has the vector, or of the `chosen`, or of those `between` two ids, in the order of ids."""
         for batches in self.schema.transport.pages(self.batches, self.vectors, self.payload, chosen, between):
             yield from batches
@@ -113,9 +113,10 @@ def changed_ids(transport: Transport, using: str, metric: Metric, read: Batch) -
     )
     places = {point: row for row, point in enumerate(read.ids)}
     found = np.full((len(queries), len(read.ids)), np.nan)
-    for scores, answer in zip(found, transport.scores(request, queries.tolist()), strict=True):
-        for point, score in answer:
-            scores[places[plain_id(point)]] = score
+    asked = [request.model_copy(update={"query": query}) for query in queries.tolist()]
+    for scores, answer in zip(found, transport.answers(asked), strict=True):
+        for point in answer.points:
+            scores[places[plain_id(point.id)]] = point.score
     differs = (
         np.abs(found - expected_scores(metric, read.vectors, queries)) > score_rounding(metric, read.vectors, queries)
     ).any(axis=0)

@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 from uuid import UUID, uuid4
 
 import numpy as np
@@ -149,10 +149,8 @@ def corrected_version(query: object, using: str | None, manifest: Manifest) -> V
     return None  # another dimension, or a point that is not there, is the server's to refuse
 
 
-def is_exact(params: models.SearchParams | None) -> bool:
+def is_exact(params: models.SearchParams) -> bool:
     """Whether a search asks to be more exact than the index is by itself: without the graph, or without codes."""
-    if params is None:
-        return False
     return params.exact is True or (params.quantization is not None and params.quantization.ignore is True)
 
 
@@ -238,12 +236,11 @@ def selector_fields(points: object, shard_key: ShardKey) -> dict[str, Any]:
     for anything else."""
     if isinstance(points, grpc.PointsSelector):
         points = GrpcToRest.convert_points_selector(points)
+    if isinstance(points, (models.FilterSelector, models.PointIdsList)):
+        fields = {name: value for name, value in points.__dict__.items() if name in ("filter", "points")}
+        return fields | {"shard_key": shard_key if shard_key is not None else points.shard_key}
     if isinstance(points, (models.Filter, grpc.Filter)):
         return {"filter": filter_of(points), "shard_key": shard_key}
-    if isinstance(points, models.FilterSelector):
-        return {"filter": points.filter, "shard_key": shard_key if shard_key is not None else points.shard_key}
-    if isinstance(points, models.PointIdsList):
-        return {"points": points.points, "shard_key": shard_key if shard_key is not None else points.shard_key}
     if not isinstance(points, (list, tuple)):
         raise TypeError(f"expected ids, a Filter or a PointsSelector, got {type(points).__name__}")
     ids = [GrpcToRest.convert_point_id(point) if isinstance(point, grpc.PointId) else point for point in points]
@@ -261,15 +258,14 @@ def formula(version: Version, length: float = 1.0) -> models.FormulaQuery:
     query, by which scores are multiplied."""
     if version.storage == "vector":
         return _sum_by_either_vector(version.metric, version.ceiling, version.augmented_vector)
-    unweighed = _sum_with_key(version.key, version.metric)
-    if length == 1.0:
-        return unweighed
-    score = changed(_WEIGHED, {"mult": [length, "$score"]})
-    whole = cast(models.SumExpression, unweighed.formula)
-    return changed(unweighed, {"formula": changed(whole, {"sum": [score, *whole.sum[1:]]})})
-
-
-_WEIGHED = models.MultExpression(mult=["$score"])
+    similarity: models.Expression = "$score"
+    if version.metric is Metric.EUCLIDEAN:
+        similarity = models.MultExpression.model_construct(mult=[-0.5, "$score", "$score"])
+    elif length != 1.0:
+        similarity = models.MultExpression.model_construct(mult=[length, "$score"])
+    key = version.key
+    summed = models.SumExpression.model_construct(sum=[similarity, key])
+    return models.FormulaQuery.model_construct(formula=summed, defaults={key: 0.0})
 
 
 @lru_cache
@@ -279,35 +275,13 @@ def _sum_by_either_vector(metric: Metric, ceiling: float, augmented_vector: str)
 
     A point that has an augmented vector and is not among those listed by it is worse than all of these.
     """
-    has: models.Condition = models.Filter(must=has_vector(augmented_vector))
-    lacks: models.Condition = models.Filter(must_not=has_vector(augmented_vector))
-    if metric is not Metric.EUCLIDEAN:
-        return models.FormulaQuery(
-            formula=models.SumExpression(
-                sum=[models.MultExpression(mult=["$score[0]", has]), models.MultExpression(mult=["$score[1]", lacks])]
-            ),
-            defaults={"$score[0]": -UNLISTED, "$score[1]": 0.0},
-        )
-    return models.FormulaQuery(
-        formula=models.SumExpression(
-            sum=[
-                models.MultExpression(mult=[-0.5, "$score[0]", "$score[0]", has]),
-                models.MultExpression(mult=[ceiling, has]),
-                models.MultExpression(mult=[-0.5, "$score[1]", "$score[1]", lacks]),
-            ]
-        ),
-        defaults={"$score[0]": UNLISTED, "$score[1]": 0.0},
-    )
-
-
-@lru_cache
-def _sum_with_key(key: str, metric: Metric) -> models.FormulaQuery:
-    """The corrected similarity of a candidate: its score plus its offset, 0 for a point that has none."""
-    similarity: models.Expression = "$score"
+    has, lacks = models.Filter(must=has_vector(augmented_vector)), models.Filter(must_not=has_vector(augmented_vector))
+    terms: list[list[Any]] = [["$score[0]", has], ["$score[1]", lacks]]
     if metric is Metric.EUCLIDEAN:
-        similarity = models.MultExpression.model_construct(mult=[-0.5, "$score", "$score"])
-    return models.FormulaQuery.model_construct(
-        formula=models.SumExpression.model_construct(sum=[similarity, key]), defaults={key: 0.0}
+        terms = [[-0.5, "$score[0]", *terms[0]], [ceiling, has], [-0.5, "$score[1]", *terms[1]]]
+    return models.FormulaQuery(
+        formula=models.SumExpression(sum=[models.MultExpression(mult=each) for each in terms]),
+        defaults={"$score[0]": UNLISTED if metric is Metric.EUCLIDEAN else -UNLISTED, "$score[1]": 0.0},
     )
 
 
@@ -328,20 +302,13 @@ def finishing(metric: Metric, threshold: float | None) -> Callable[[Points], Poi
 
     threshold: on the corrected similarity. A server holds a formula to it from 1.17 on; older ones ignore it.
     """
-    if threshold is None:
-        return with_distances if metric is Metric.EUCLIDEAN else None
-    least = np.float32(threshold)
+    is_distance, least = metric is Metric.EUCLIDEAN, np.float32(-np.inf if threshold is None else threshold)
 
     def finish(points: Points) -> Points:
         kept = [point for point in points if np.float32(point.score) >= least]
-        return with_distances(kept) if metric is Metric.EUCLIDEAN else kept
+        return [each.model_copy(update={"score": distance(each.score)}) for each in kept] if is_distance else kept
 
-    return finish
-
-
-def with_distances(points: Points) -> Points:
-    """`points` with their corrected similarities as corrected distances."""
-    return [point.model_copy(update={"score": distance(point.score)}) for point in points]
+    return finish if is_distance or threshold is not None else None
 
 
 def over_similarities(query: models.FormulaQuery, similarities: Iterable[int]) -> models.FormulaQuery:
@@ -390,54 +357,27 @@ def rewrite(request: models.QueryRequest, manifest: Manifest, hidden: str | None
 
     For storage="vector" the query must be the vector itself: see `searches.references`.
     """
-    version = corrected_version(request.query, request.using, manifest)
-    shown = without_our_key(request.with_payload, hidden)
-    prefetches = [rewrite_prefetch(child, manifest) for child in prefetches_of(request.prefetch)]
-    if version is None:
-        query = with_mapped_examples(request.query, request.using, manifest)
-        query = _over_corrected(query, prefetches_of(request.prefetch), manifest)
-        fields = {"prefetch": prefetches or None, "query": query, "with_payload": shown}
-        return Rewritten(changed(request, fields))
-    if version.everywhere and version.metric is not Metric.EUCLIDEAN:
-        return Rewritten(changed(request, _augmented(request, prefetches, version) | {"with_payload": shown}))
-    results = (request.limit or SERVER_LIMIT) + (request.offset or 0)  # that are needed, from the first on
-    candidates, query = _candidates(request, prefetches, results, version)
-    corrected = changed(
-        request,
-        {
-            "prefetch": candidates,
-            "query": query,
-            "using": None,
-            "filter": None,
-            "lookup_from": None,
-            "score_threshold": similarity_threshold(request.score_threshold, version.metric),
-            "with_payload": shown,
-        },
-    )
-    return Rewritten(corrected, finishing(version.metric, corrected.score_threshold))
+    fields, finish = _corrected(request, manifest)
+    fields["with_payload"] = without_our_key(request.with_payload, hidden)
+    return Rewritten(changed(request, fields), finish)
 
 
-def rewrite_prefetch(prefetch: models.Prefetch, manifest: Manifest) -> models.Prefetch:
-    """`prefetch` with every nearest query on a corrected vector in it corrected."""
-    children = prefetches_of(prefetch.prefetch)
-    prefetches = [rewrite_prefetch(child, manifest) for child in children]
-    version = corrected_version(prefetch.query, prefetch.using, manifest)
+def _corrected(node: Node, manifest: Manifest) -> tuple[dict[str, Any], Callable[[Points], Points] | None]:
+    """The fields of `node` that change, and what makes of the points that it finds those that were asked for."""
+    children = prefetches_of(node.prefetch) if node.prefetch else []
+    prefetches = [changed(child, _corrected(child, manifest)[0]) for child in children] if children else []
+    version = corrected_version(node.query, node.using, manifest)
     if version is None:
-        query = with_mapped_examples(prefetch.query, prefetch.using, manifest)
-        if not prefetches and query is prefetch.query:
-            return prefetch
-        query = _over_corrected(query, children, manifest)
-        return changed(prefetch, {"prefetch": prefetches or None, "query": query})
+        query = with_mapped_examples(node.query, node.using, manifest)
+        return {"prefetch": prefetches or None, "query": _over_corrected(query, children, manifest)}, None
     if version.everywhere and version.metric is not Metric.EUCLIDEAN:
-        return changed(prefetch, _augmented(prefetch, prefetches, version))
-    results = prefetch.limit or SERVER_LIMIT
-    candidates, query = _candidates(prefetch, prefetches, results, version)
-    return _prefetch(
-        prefetch=candidates,
-        query=query,
-        limit=results,
-        score_threshold=similarity_threshold(prefetch.score_threshold, version.metric),
-    )
+        return _augmented(node, prefetches, version), None
+    results = (node.limit or SERVER_LIMIT) + (getattr(node, "offset", None) or 0)  # that are needed, from the first on
+    candidates, query = _candidates(node, prefetches, results, version)
+    threshold = similarity_threshold(node.score_threshold, version.metric)
+    left_to_candidates = {"using": None, "filter": None, "lookup_from": None}
+    fields = {"prefetch": candidates, "query": query, "score_threshold": threshold, **left_to_candidates}
+    return fields, finishing(version.metric, threshold)
 
 
 _PREFETCH = models.Prefetch()
@@ -455,7 +395,8 @@ def _candidates(
     among; and the formula that ranks them."""
     if version.storage == "vector":
         return _by_augmented_vector(node, prefetches, results, version), formula(version)
-    limit = _over_all(prefetches, version.candidates(results, is_exact(node.params)), version)
+    limit = version.candidates(results, node.params is not None and is_exact(node.params))
+    limit = _over_all(prefetches, limit, version) if prefetches else limit
     # Local mode up to 1.19.0 takes no bare id in a prefetch.
     query, length = node.query if isinstance(node.query, list) else resolved(node.query), 1.0
     if version.mapped:
@@ -478,8 +419,6 @@ def _candidates(
 
 def _over_all(prefetches: list[models.Prefetch], limit: int, version: Version) -> int:
     """`limit`, or as many as `prefetches` give: a re-scoring ranks what it is given, so all of that is candidates."""
-    if not prefetches:
-        return limit
     limit = max(limit, sum(child.limit or SERVER_LIMIT for child in prefetches))
     return min(limit, version.max_candidates or limit)
 
@@ -492,7 +431,7 @@ def _by_augmented_vector(
     Over prefetches both list all that these give: a filter for the lacking would go down into them and change what they
     find.
     """
-    limit = results if version.everywhere else _over_all(prefetches, results, version)
+    limit = results if version.everywhere or not prefetches else _over_all(prefetches, results, version)
     augmented = _prefetch(filter=node.filter, limit=limit, **_augmented(node, prefetches, version))
     if version.everywhere:
         return [augmented]

@@ -19,8 +19,8 @@ from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.calibration import Searches, calibrated
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.offsets import set_offsets
-from hubplugin_qdrant.plain_client import ShardKey, update_vectors
-from hubplugin_qdrant.transport import Items, Transport, by_shard, holding, plain_id
+from hubplugin_qdrant.plain_client import ShardKey
+from hubplugin_qdrant.transport import Items, Transport, by_shard, plain_id
 
 VECTORS_IN_PLACE = (1, 18)
 """The first version of the server that adds a named vector to a collection."""
@@ -53,17 +53,6 @@ class Schema(ABC):
     def __init__(self, transport: Transport, using: str, parameters: models.VectorParams):
         self.transport, self.using, self.parameters = transport, using, parameters
         self.metric, self.dim = METRICS[parameters.distance], parameters.size
-
-    def require(self) -> None:  # noqa: B027
-        """Raises StoreError where the collection cannot keep offsets in this way."""
-
-    def doubt(self) -> str | None:
-        """Why offsets should not be kept in this way if nobody asks for it; None if nothing speaks against it."""
-        return None
-
-    def merit(self) -> str:
-        """Why they are kept in this way where nothing speaks against it."""
-        return ""
 
     def require_room(self, manifest: Manifest, version: Version | None) -> None:  # noqa: B027
         """Raises StoreError where strict mode leaves no room for `version`, or for a new one; asked before anything is
@@ -105,14 +94,13 @@ class Schema(ABC):
 
     def delete_keys(self, keys: Sequence[str], points: list[Id], shard_key: ShardKey) -> None:
         """Deletes the payload `keys` of `points`. Returns before it is done, as `write` does."""
-        if not keys:
-            return
 
         def request(items: Items) -> None:
             selector = models.PointIdsList(points=[point for point, _ in items], shard_key=shard_key)
-            self.transport.client.delete_payload(self.transport.collection, keys=list(keys), points=selector, wait=True)
+            self.transport.client.delete_payload(self.transport.collection, list(keys), selector, wait=True)
 
-        self.transport.send([(point, None) for point in points], request)
+        if keys:
+            self.transport.send([(point, None) for point in points], request)
 
     @abstractmethod
     def delete(self, versions: Sequence[Version], last: bool, progress: Progress | None) -> None:
@@ -204,9 +192,8 @@ class PayloadSchema(Schema):
         left = "the index on the offsets is left"
         transport.until(lambda: not indexed(), "deleting the index", left, progress)
         done, total = 0, transport.count()
-        # Of no version may be left what a client brought along that took the collection for another.
-        chosen = None if versions else transport.where_allowed(holding(key, ()))
-        for shards in transport.pages(by_shard, with_payload=[key] if last else False, chosen=chosen):
+        # Of no version, too, may be left what a client brought along that took the collection for another.
+        for shards in transport.pages(by_shard, with_payload=[key] if last else False):
             for shard_key, records in shards.items():
                 points: dict[tuple[str, ...], list[Id]] = {}
                 for record in records:
@@ -250,23 +237,18 @@ class VectorSchema(Schema):
         return None
 
     def doubt(self) -> str | None:
-        obstacle = self._obstacle()
-        if obstacle is not None:
+        """Why a second vector should not be added if nobody asks for it; None if nothing speaks against it."""
+        if obstacle := self._obstacle():
             return obstacle
         if not self.using:
             return "a second vector beside an unnamed one leaves a trace, so it is added on request only"
         if self.parameters.quantization_config or self.transport.info.config.quantization_config:
-            return f"the collection is quantised to save memory, and a second vector has no codes; {self._compared()}"
+            return f"the collection is quantised to save memory, and a second vector has no codes; {self.compared()}"
         if self._numbers > 2 * self.parameters.size * self._bits / 8:
-            return f"a second vector would take more than twice the room of the first; {self._compared()}"
+            return f"a second vector would take more than twice the room of the first; {self.compared()}"
         return None
 
-    def merit(self) -> str:
-        return (
-            f"a search by a second vector is as fast as a raw one, and the server adds it in place; {self._compared()}"
-        )
-
-    def _compared(self) -> str:
+    def compared(self) -> str:
         """What the numbers of a second vector take beside those of the first, in words."""
         points = self.transport.count()
         first, second = (_bytes(each * points) for each in (self.parameters.size * self._bits / 8, self._numbers))
@@ -315,7 +297,9 @@ class VectorSchema(Schema):
         name = version.augmented_vector
 
         def request(items: Items) -> None:
-            update_vectors(self.transport.client, self.transport.collection, name, items, shard_key)
+            points = [models.PointVectors.model_construct(id=key, vector={name: vector}) for key, vector in items]
+            collection = self.transport.collection
+            self.transport.client.update_vectors(collection, points, wait=True, shard_key_selector=shard_key)
 
         self.transport.send(items, request)
 
@@ -348,15 +332,19 @@ def chosen_storage(
     """
     if asked not in ("auto", "payload", "vector"):
         raise InputError(f"storage={asked!r}: use 'auto', 'payload' or 'vector'")
+    vector = schemas["vector"]
+    assert isinstance(vector, VectorSchema)
+    if asked == "vector":
+        vector.require()
     if asked != "auto":
-        schemas[asked].require()
         return asked, []
-    lying, _ = manifest.lying(schemas["payload"].using)
+    lying, _ = manifest.lying(vector.using)
     if lying is not None:
         return lying.storage, []
-    against = schemas["vector"].doubt()
-    storage: Storage = "payload" if against else "vector"
-    return storage, [f"storage={storage!r}: {against or schemas['vector'].merit()}"]
+    if against := vector.doubt():
+        return "payload", [f"storage='payload': {against}"]
+    merit = "a search by a second vector is as fast as a raw one, and the server adds it in place"
+    return "vector", [f"storage='vector': {merit}; {vector.compared()}"]
 
 
 def _bytes(count: float) -> str:

@@ -7,35 +7,37 @@ import itertools
 import os
 import re
 import time
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal, cast
 
 import numpy as np
 from qdrant_client import QdrantClient, models
 
+from hubplugin import corrections
 from hubplugin.calibration import chosen_queries
+from hubplugin.corrections import ManifestStore
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.recording import folder_within
-from hubplugin.store import Batch, Correction, Explanation, Found, Hits, Id, Share, Store, Writing, now, require_room
+from hubplugin.store import Batch, Explanation, Found, Hits, Id, Share, Writing, require_room
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, plain_client, searches
-from hubplugin_qdrant.calls import run
+from hubplugin_qdrant.calls import Operation, run
 from hubplugin_qdrant.client import require_client
 from hubplugin_qdrant.explanation import explanation
 from hubplugin_qdrant.manifest import KEY, Manifest, Version, our_fields, written_fields
-from hubplugin_qdrant.metadata import CollectionMetadata, CorrectionCache
+from hubplugin_qdrant.metadata import CorrectionCache
 from hubplugin_qdrant.offsets import written_values
 from hubplugin_qdrant.places import Place, QdrantShard, QdrantShare, divided
 from hubplugin_qdrant.points import PointReader, changed_ids
 from hubplugin_qdrant.requests import having, lacking_offset
-from hubplugin_qdrant.schema import Schema, Storage, chosen_storage, deleted, dense_vectors, schemas, vector_names
+from hubplugin_qdrant.schema import Storage, chosen_storage, deleted, dense_vectors, schemas, vector_names
 from hubplugin_qdrant.transport import (
     EVERY_ID,
+    Answer,
     IdRange,
     NoAnswerError,
     Transport,
@@ -46,7 +48,7 @@ from hubplugin_qdrant.transport import (
 )
 
 
-class QdrantStore(Store):
+class QdrantStore(ManifestStore[Version]):
     """The vector `vector` of a collection, with its offsets as `storage`; see `open_store`, which makes it."""
 
     shared = True
@@ -81,58 +83,89 @@ class QdrantStore(Store):
             )
         self.url = url or f"qdrant collection {collection!r}"
         self._condition: models.Filter | None = None
-        self._learned: Version | None = None  # whose model was read last
         with one_line(self.url, "opening", collection):
             self.collection = run(metadata.real_name(self.client, collection))
-            self._transport = Transport(self.client, self.collection, self.url, collection)
-            self.metadata = CollectionMetadata(self._transport)
+            self.transport = Transport(self.client, self.collection, self.url, collection)
             manifest = run(metadata.read_manifest(self.client, self.collection))
-        self._schemas = schemas(self._transport, vector or "", manifest)
-        self.using, self.metric, self.dim = (getattr(self._schemas["payload"], n) for n in ("using", "metric", "dim"))
+        self.schemas = schemas(self.transport, vector or "", manifest)
+        schema = self.schemas["payload"]
+        self.vector, self.metric, self.dim = schema.using, schema.metric, schema.dim
         self.maps_queries = self.metric is not Metric.EUCLIDEAN
-        self.storage, self._choice = chosen_storage(self._schemas, storage, manifest)
-        self.record = None if record is None else folder_within(record, self.collection, self.using)
+        self.storage, self._choice = chosen_storage(self.schemas, storage, manifest)
+        self.record = None if record is None else folder_within(record, self.collection, self.vector)
 
     how_to_record = (
         "search through HubQdrantClient(..., record=FOLDER), and name the folder behind this store: ?record=FOLDER"
     )
 
-    def mapping(self, version: Version | None) -> Version | None:
-        """`version` with the query map of its model, as searches and readers need them."""
-        if version is None or not version.mapped:
-            return version
-        if self._learned is None or self._learned.model != version.model:
-            self._learned = version.having(self.metadata.read_model(version))
-        return version.having(self._learned)
+    def _done(self, doing: str, operation: Callable[..., Operation[Answer]], *given: object) -> Answer:
+        """What `operation` returns; made again while the server is away."""
+        with self.transport.one_line(doing):
+            return self.transport.retry(lambda: run(operation(self.client, self.collection, *given)))
 
-    def correction(self) -> Correction | None:
-        version, active = self.metadata.read_manifest().lying(self.using)
-        return None if version is None else Correction(self.metadata.read_model(version), active, version.made)
+    def read_manifest(self) -> Manifest:
+        return self._done("reading the manifest", metadata.read_manifest)
 
-    def previous(self) -> OffsetModel | None:
-        version = self.metadata.read_manifest().previous.get(self.using)
-        return None if version is None else self.metadata.read_model(version)
+    def write_manifest(self, manifest: corrections.Manifest[Version]) -> None:
+        self._done("writing the manifest", metadata.write_manifest, manifest)
 
-    def active_version(self) -> Version:
-        """The version that searches use. Raises StoreError if there is none."""
-        version = self.metadata.read_manifest().active.get(self.using)
-        if version is None:
-            raise StoreError(f"{self.url}: no correction is active; run `hubplugin apply` first")
-        return version
+    def delete_manifest(self) -> None:
+        with self.transport.one_line("removing"):
+            self.client.delete_collection(m.metadata_collection(self.collection))
+
+    def has_manifest(self) -> bool:
+        """Raises StoreError where the user has a collection in its place."""
+        return self._done("looking for the manifest", metadata.exists)
+
+    def new_version(self, model: OffsetModel, number: int) -> Version:
+        where = {"offset_key": self.key_for(self.read_manifest())} if self.storage == "payload" else {}
+        return Version.of(model, number, self.vector, storage=self.storage, parts=len(model.to_texts()), **where)
+
+    def read_model(self, version: Version) -> OffsetModel:
+        return self._done("reading the model", metadata.read_model, version)
+
+    def write_model(self, version: Version, model: OffsetModel) -> None:
+        self._done("writing the model", metadata.write_model, version, model)
+
+    def delete_model(self, version: Version) -> None:
+        self._done("deleting a model", metadata.delete_model, version)
+
+    def make_room(self, version: Version) -> None:
+        self.schemas[version.storage].prepare(version)
+
+    def delete_offsets(self, versions: Sequence[Version], progress: Progress | None = None) -> None:
+        try:
+            with self.transport.one_line("removing"):
+                self.transport.written()
+                last = not self.read_manifest().kept_up()
+                for schema in self.schemas.values():
+                    schema.delete(versions, last, progress)
+        finally:
+            self.transport.give_up()
+
+    def find(self, manifest: corrections.Manifest[Version], model: OffsetModel) -> tuple[Version | None, Found]:
+        return manifest.find(self.vector, model.fingerprint, storage=self.storage)
+
+    def next_number(self, manifest: corrections.Manifest[Version]) -> int:
+        """The first number behind those given so far whose augmented vector no vector of the user's is called."""
+        first, taken = manifest.last_number + 1, vector_names(self.transport.described())
+        return next(n for n in itertools.count(first) if f"hub_v{n}" not in taken)
 
     def count(self) -> int:
-        return self._transport.count()
+        return self.transport.count()
 
     def scan(self, group_by: str | None = None) -> Iterator[Batch]:
-        """Every point that has the vector, in the order of ids."""
-        return self.scan_between(EVERY_ID, group_by)
+        """Every point that has the vector; see `Transport.pages`."""
+        return self.scan_between(None, group_by)
 
-    def scan_between(self, between: IdRange, group_by: str | None = None) -> Iterator[Batch]:
+    def scan_between(self, between: IdRange | None, group_by: str | None = None) -> Iterator[Batch]:
         """`scan` of the points between two ids."""
-        manifest = self.metadata.read_manifest()
-        version = self.mapping(manifest.active.get(self.using))
+        manifest = self.read_manifest()
+        version = manifest.active.get(self.vector)
+        if version is not None and version.mapped:
+            version = version.having(self.model(version))
         key = group_by or (version.group_by if version is not None else None)
-        return PointReader(self._schemas["payload"], manifest, version, key).read(between=between)
+        return PointReader(self.schemas["payload"], manifest, version, key).read(between=between)
 
     def shards(self, count: int | None) -> list[QdrantShard]:
         """Ranges of ids, of as many points each: all ids are read for it."""
@@ -140,72 +173,48 @@ class QdrantStore(Store):
             raise StoreError(
                 f"{self.url}: other machines cannot open it; open a server's by hubplugin.open_store('qdrant://...')"
             )
-        pages = self._transport.pages(lambda records: [plain_id(record.id) for record in records])
+        pages = self.transport.pages(lambda records: [plain_id(each.id) for each in records], between=EVERY_ID)
         return divided(self.url, chain.from_iterable(pages), self.count(), count)
 
     def joined(self, version: Version, model: OffsetModel, between: IdRange) -> QdrantWriting:
         """The part between two ids of a writing of `model` that another process has begun."""
-        return QdrantWriting(self, version, "half-written", self._schemas[version.storage], model, None, between)
+        return QdrantWriting(self, version, "half-written", model, between=between)
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> QdrantWriting:
-        self.require_writable()
-        schema = self._schemas[self.storage]
-        with self._transport.one_line("preparing"):
-            version, found = self._begun(model, progress)
-            schema.prepare(version)  # an active one, too, may have lost its room: the collection may be made anew
-        limit = self._transport.strict.max_query_limit  # as it is now
-        searched = {"max_candidates": limit, "agreement": self._agreement or version.agreement}
-        return QdrantWriting(self, version.model_copy(update=searched), found, schema, model, progress)
-
-    def _begun(self, model: OffsetModel, progress: Progress | None) -> tuple[Version, Found]:
-        """The version that a writing of `model` writes, and what of it was found."""
-        manifest, schema = self.metadata.read_manifest(), self._schemas[self.storage]
-        given = (self.using, model.fingerprint, self.storage)
-        version = m.amended(manifest, *given)
-        if version is not None:
-            schema.require_room(manifest, version)
-            return version, "active"
-        version, owner = m.half_written(manifest, *given), uuid.uuid4().hex
-        schema.require_room(manifest, version)
-        self.metadata.create()
-        found: Found = "nothing" if version is None else "half-written"
-        if version is not None:
-            version = version.model_copy(update={"owner": owner})
-        else:
-            manifest = self.clear(progress)
-            parts, number = self.metadata.write_model(model), self.next_number(manifest)
-            where: dict[str, str] = {"offset_key": self.key_for(manifest)} if self.storage == "payload" else {}
-            where |= {"storage": self.storage, "owner": owner, "made": now()}
-            version = Version.of(model, number, self.using, parts, **where)
-        self.metadata.write_manifest(m.begun(manifest, version))
-        return version, found
+        with self.transport.one_line("preparing"):
+            manifest = self.read_manifest()
+            self.schemas[self.storage].require_room(manifest, self.find(manifest, model)[0])
+            self._done("preparing", metadata.create, self.transport.info.config.params.replication_factor)
+            version, found = self.start_version(model, progress)
+        limit = self.transport.strict.max_query_limit  # as it is now
+        version = version.changed(max_candidates=limit, agreement=self._agreement or version.agreement)
+        return QdrantWriting(self, version, found, model, progress)
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raises StoreError where there is nothing to write to, writing would take for ever, the payload key of the
         offsets is not free, or the api key may not write."""
         if self.count() == 0:
             raise StoreError(f"{self.url}: the collection is empty; add points first")
-        if self._transport.info.config.optimizer_config.prevent_unoptimized:
+        if self.transport.info.config.optimizer_config.prevent_unoptimized:
             raise StoreError(
                 f"{self.url}: with prevent_unoptimized each write waits for the graph; switch it off for the time: "
                 "update_collection(optimizers_config=OptimizersConfigDiff(prevent_unoptimized=False))"
             )
-        self.metadata.exists()  # raises where the user has something in its place
+        there = self.has_manifest()
         if self.storage == "payload":
-            manifest = self.metadata.read_manifest()
-            if self.using not in manifest.active:  # else that may be what is written, for which there is room
-                self._schemas[self.storage].require_room(manifest, manifest.writing)
-            is_first = manifest.offset_key is None  # else the manifest says that the key is ours
+            manifest = self.read_manifest()
+            if self.vector not in manifest.active:  # else that may be what is written, for which there is room
+                self.schemas[self.storage].require_room(manifest, manifest.writing)
             key = self.key_for(manifest)
-            if is_first:
+            if manifest.offset_key is None:  # else the manifest says that the key is ours
                 self._require_free(key)
         folder = plain_client.folder_of(self.client)
         if not dry_run and folder is not None:
             require_room(folder, (4 * self.dim if self.storage == "vector" else 20) * self.count())
-        if not dry_run and not self._transport.is_local:
+        if not dry_run and not self.transport.is_local:
             names = [self.collection, m.metadata_collection(self.collection)]
-            for name in names if self.metadata.exists() else names[:1]:
-                self._transport.require_right_to_write(name)
+            for name in names if there else names[:1]:
+                self.transport.require_right_to_write(name)
 
     def key_for(self, manifest: Manifest) -> str:
         """The payload key under which a new version has its offsets: one for all versions. Raises StoreError if
@@ -221,51 +230,39 @@ class QdrantStore(Store):
 
     def _require_free(self, key: str) -> None:
         """Offsets of a correction whose manifest was lost are ours, too, and written over."""
-        seen: set[str] = set()
-        while True:
-            with self._transport.one_line("looking for what lies under the payload key of offsets"):
-                found = self._transport.holding(key, seen)
-            if not found:
-                return
-            for point, payload in found.items():
-                fields = written_fields(payload.get(key))
-                if not fields:
+        for page in self.transport.pages(list, with_payload=[key]):
+            for record in page:
+                if key in (record.payload or ()) and not written_fields((record.payload or {})[key]):
                     raise StoreError(
-                        f"{self.url}: the payload key {key!r} holds something of yours, in point {point!r}; "
+                        f"{self.url}: the payload key {key!r} holds something of yours, in point {record.id!r}; "
                         "name another key for the offsets: ",
                         Parameter("offset_key", f"{key}_2"),
                     )
-                seen |= fields
-
-    def next_number(self, manifest: Manifest) -> int:
-        """The first number behind those given so far whose augmented vector no vector of the user's is called."""
-        first, taken = manifest.last_number + 1, vector_names(self._transport.described())
-        return next(n for n in itertools.count(first) if f"hub_v{n}" not in taken)
 
     def notes(self) -> Sequence[str]:
-        manifest = self.metadata.read_manifest()
-        active = manifest.active.get(self.using)
+        manifest = self.read_manifest()
+        active = manifest.active.get(self.vector)
         lines = []
         if active is not None:
             lines = [
                 active.where(),
                 *self._choice,
-                f"they take {self._schemas[active.storage].cost()}",
+                f"they take {self.schemas[active.storage].cost()}",
             ]
         if active is not None and active.metric is Metric.EUCLIDEAN:
             lines.append(
                 "a fusion by DBSF gets similarities here where it gets distances raw: other scores, other order"
             )
-        if manifest.writing is not None and manifest.writing.vector == self.using:
+        if manifest.writing is not None and manifest.writing.vector == self.vector:
             lines.append(f"half-written: {manifest.writing.where()}")
         return lines
 
     def attention(self) -> Sequence[str]:
-        manifest = self.metadata.read_manifest()
+        manifest = self.read_manifest()
         if not manifest.everything():
             return list(self._without_manifest())
-        version = manifest.active.get(self.using)
-        hidden = None if version is None else self._schemas[version.storage].hidden(version)
+        version = manifest.active.get(self.vector)
+        hidden = None if version is None else self.schemas[version.storage].hidden(version)
         return [] if hidden is None else [hidden]
 
     def _without_manifest(self) -> Iterator[str]:
@@ -273,11 +270,11 @@ class QdrantStore(Store):
         place = m.metadata_collection(self.collection)
         raw = f"whose metadata is not in {place!r}: searches are raw; restore its snapshot under that name, or"
         key = self.offset_key or KEY
-        with self._transport.one_line("looking for offsets"):
-            first, _ = self._transport.retry(
-                self.client.scroll, self.collection, limit=self._transport.page, with_payload=[key]
+        with self.transport.one_line("looking for offsets"):
+            first, _ = self.transport.retry(
+                self.client.scroll, self.collection, limit=self.transport.page, with_payload=[key]
             )
-            there = dense_vectors(self._transport.described())
+            there = dense_vectors(self.transport.described())
         if any(our_fields((record.payload or {}).get(key)) for record in first):
             yield f"points hold offsets under {key!r} of a correction {raw} run apply; remove takes them out"
         for name, each in there.items():
@@ -285,12 +282,12 @@ class QdrantStore(Store):
                 yield f"{name!r} is the second vector of a correction {raw} delete that vector and run apply"
 
     def plan(self) -> Sequence[str]:
-        manifest = self.metadata.read_manifest()
-        each, *more = self._schemas[self.storage].plan(self.next_number(manifest), self.key_for(manifest))
+        manifest = self.read_manifest()
+        each, *more = self.schemas[self.storage].plan(self.next_number(manifest), self.key_for(manifest))
         return [
             f"each point of {self.collection!r} would get {each}",
             *self._choice,
-            f"offsets would take {self._schemas[self.storage].cost()}",
+            f"offsets would take {self.schemas[self.storage].cost()}",
             f"manifest and model would lie in {m.metadata_collection(self.collection)!r}",
             *more,
         ]
@@ -298,28 +295,28 @@ class QdrantStore(Store):
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         requests = [
             models.QueryRequest(
-                query=query, using=self.using or None, limit=k, filter=self._condition, with_payload=False
+                query=query, using=self.vector or None, limit=k, filter=self._condition, with_payload=False
             )
             for query in np.asarray(queries, np.float32).tolist()
         ]
-        with self._transport.one_line("searching"):
-            found = self._transport.answers(requests, None if raw else self._corrected_batch)
+        with self.transport.one_line("searching"):
+            found = self.transport.answers(requests, None if raw else self._corrected_batch)
         return Hits(
             [[cast(Id, point.id) for point in response.points] for response in found],
             [[point.score for point in response.points] for response in found],
         )
 
     def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
-        self.active_version()
+        self.require_active()
         query = asked.astype(np.float32).tolist() if isinstance(asked, np.ndarray) else asked
-        given = models.QueryRequest(query=query, using=self.using or None, limit=k, with_payload=True)
-        with self._transport.one_line("explaining"):
+        given = models.QueryRequest(query=query, using=self.vector or None, limit=k, with_payload=True)
+        with self.transport.one_line("explaining"):
             cache = self._cache()
             known = run(cache.lookup(self.collection))
             (rewritten,) = run(searches.rewritten_requests(cache, known, [given]))
         has_key = "QDRANT_API_KEY" in os.environ
         place = plain_client.address(self.client)
-        version = (known.manifest or Manifest()).active[self.using]
+        version = (known.manifest or Manifest()).active[self.vector]
         return explanation(version, rewritten.request, self.collection, place, has_key)
 
     def _corrected_batch(self, collection: str, requests: list[models.QueryRequest]) -> list[models.QueryResponse]:
@@ -345,45 +342,17 @@ class QdrantStore(Store):
         """Deletes the offsets, indexes and vectors of which the manifest tells, the metadata, offsets that a client
         brought along from elsewhere, and nothing else; goes on where it was cut off. What is left of the correction of
         a vector that is no longer there goes, too."""
-        if not self.metadata.exists():
-            self.delete((), last=True, progress=progress)
+        if not self.has_manifest():
+            self.delete_offsets((), progress)
             return
-        manifest = self.metadata.read_manifest()
-        with self._transport.one_line("looking for vectors"):
-            no_longer_there = {version.vector for version in deleted(manifest, self._transport.described())}
-        for vector in (self.using, *no_longer_there):
-            manifest = m.retired(manifest, vector)
-        self.metadata.write_manifest(manifest)
-        if manifest.kept_up():
-            self.clear(progress)
-        else:
-            self.delete(manifest.retired, last=True, progress=progress)
-            self.metadata.delete()
-
-    def clear(self, progress: Progress | None = None) -> Manifest:
-        """Deletes what is retired from the points, and the models that nothing else needs. Returns the manifest as it
-        is then: another run may have begun meanwhile."""
-        gone = self.metadata.read_manifest().retired
-        if gone:
-            self.delete(gone, progress=progress)
-        manifest = self.metadata.read_manifest()
-        if gone:
-            for version in m.unused_models(manifest):
-                self.metadata.delete_model(version)
-            manifest = m.cleared(manifest, gone)
-            self.metadata.write_manifest(manifest)
-        return manifest
-
-    def delete(self, gone: Sequence[Version], last: bool = False, progress: Progress | None = None) -> None:
-        """Deletes from the points what the versions `gone` have written. last: there are no others, so that the payload
-        key goes, too, where nothing else lies under it."""
-        try:
-            with self._transport.one_line("removing"):
-                self._transport.written()
-                for schema in self._schemas.values():
-                    schema.delete(gone, last, progress)
-        finally:
-            self._transport.give_up()
+        manifest = self.read_manifest()
+        with self.transport.one_line("looking for vectors"):
+            no_longer_there = {version.vector for version in deleted(manifest, self.transport.described())}
+        for vector in no_longer_there:
+            manifest = manifest.withdrawn(vector)
+        if no_longer_there:
+            self.write_manifest(manifest)
+        super().remove(progress)
 
 
 def open_url(url: str) -> QdrantStore:
@@ -409,7 +378,7 @@ def open_url(url: str) -> QdrantStore:
 
 
 class QdrantWriting(Writing):
-    """The offsets of `version`, those of `model`, on their way into the collection of `schema`; no other run may write
+    """The offsets of `version`, those of `model`, on their way into the collection of `store`; no other run may write
     them meanwhile. By the bank of the model the search is calibrated. progress: told of what comes after the last
     write. between: ids of the points that `scan` yields."""
 
@@ -418,17 +387,15 @@ class QdrantWriting(Writing):
         store: QdrantStore,
         version: Version,
         found: Found,
-        schema: Schema,
         model: OffsetModel,
-        progress: Progress | None,
-        between: IdRange = EVERY_ID,
+        progress: Progress | None = None,
+        between: IdRange | None = None,
     ):
-        self.store, self.version, self.found = store, version, found
-        if version.mapped:
-            self.version = version.having(model)
-        self._schema, self._transport, self._model = schema, schema.transport, model
+        self.store, self.found = store, found
+        self.version = version.having(model) if version.mapped else version
+        self._schema, self._transport, self._model = store.schemas[version.storage], store.transport, model
         self._progress, self._between = progress, between
-        self._is_taken_out = False  # what another run has taken out is taken out once more, with what came later
+        self._is_overtaken = False
         self._read: PointReader | None = None  # what has read the points last
         self._others: set[Id] = set()  # points that others have written since they were read
 
@@ -444,7 +411,7 @@ class QdrantWriting(Writing):
         if self.version.group_by is not None or not allowed or self._transport.is_local:
             yield from self.scan()
             return
-        reader, using, metric = self._reader(), self.store.using, self.version.metric
+        reader, using, metric = self._reader(), self.store.vector, self.version.metric
         done, total = 0, self._transport.count()
         for seen, ids in read_ahead((len(b.ids), changed_ids(self._transport, using, metric, b)) for b in read):
             self._others.update(ids)
@@ -460,7 +427,7 @@ class QdrantWriting(Writing):
     def _reader(self) -> PointReader:
         """What reads the points as they are once all is written that is under way."""
         self._transport.settle()
-        self._read = PointReader(self._schema, self._undisturbed(), self.version, self.version.group_by)
+        self._read = PointReader(self._schema, self._held(), self.version, self.version.group_by)
         return self._read
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
@@ -470,7 +437,7 @@ class QdrantWriting(Writing):
 
     def settle(self) -> None:
         self._transport.settle()
-        self._undisturbed()
+        self._held()
         if self._read is not None:
             for (shard_key, keys), points in self._read.left_over.items():
                 self._schema.delete_keys(keys, points, shard_key)
@@ -479,15 +446,13 @@ class QdrantWriting(Writing):
     def share(self) -> Share:
         return QdrantShare(self.store.url, self.version.model_dump_json())
 
-    def _undisturbed(self) -> Manifest:
-        """The manifest as it is now. Raises StoreError if it no longer names this version as written by this run."""
-        manifest = self.store.metadata.read_manifest()
-        if m.is_undisturbed(manifest, self.version):
-            return manifest
-        self._is_taken_out = self.version.number not in {version.number for version in manifest.everything()}
-        raise StoreError(
-            f"{self.store.url}: another run has begun since, and this one stops; searches use nothing that it wrote"
-        )
+    def _held(self) -> Manifest:
+        """The manifest as it is now. Raises StoreError if another run has taken this version's place."""
+        try:
+            return cast(Manifest, self.store.require_held(self.version))
+        except StoreError:
+            self._is_overtaken = True
+            raise
 
     def activate(self) -> None:
         """The offsets of the version before are deleted once no client searches by them any more."""
@@ -495,9 +460,9 @@ class QdrantWriting(Writing):
         with self._transport.one_line("activating"):
             queries = chosen_queries(self._model, self.store.scan())
             version = self._schema.finish(self.version, queries, self._progress)
-        manifest = m.activated(self._undisturbed(), version)
-        self.store.metadata.write_manifest(manifest)
-        if manifest.retired:
+        self._held()
+        self.store.switch(version)
+        if self.store.read_manifest().retired:
             self._wait_for_clients()
             self.store.clear(self._progress)
 
@@ -508,10 +473,11 @@ class QdrantWriting(Writing):
         self._transport.until(lambda: time.monotonic() >= end, "waiting for clients", later, self._progress)
 
     def close(self) -> None:
-        """Ends what is under way."""
+        """Ends what is under way. What another run has taken out is taken out once more, with what came later."""
         try:
-            if self._is_taken_out:
+            if self._is_overtaken:
                 self._transport.settle()
-                self.store.delete([self.version])
+                if all(each.number != self.version.number for each in self.store.read_manifest().everything()):
+                    self.store.delete_offsets([self.version])
         finally:
             self._transport.give_up()

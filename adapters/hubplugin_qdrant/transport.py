@@ -7,12 +7,12 @@ means is said once, for REST, gRPC and local mode.
 from __future__ import annotations
 
 import logging
-import sys
+import random
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum, auto
@@ -24,14 +24,12 @@ from grpc import RpcError, StatusCode
 from qdrant_client import QdrantClient, models
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
-from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.store import Id
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
-from hubplugin_qdrant.manifest import Payload, has_number
 from hubplugin_qdrant.plain_client import PointId
 from hubplugin_qdrant.requests import nothing
 
@@ -39,22 +37,20 @@ Answer = TypeVar("Answer")
 
 
 class Fault(Enum):
+    """What an error of the client means. MISSING: there is no such collection or point. FORBIDDEN: the api key lacks a
+    right. TOO_LARGE: the request, or its answer, is larger than the server or a proxy before it takes. LATE: the answer
+    took too long; a smaller request may be answered in time. LIMITED: the server limits the rate, of reading by
+    requests, of writing by points. AWAY: it cannot be reached, is restarting, or lacks a node. REFUSED: any other
+    answer of a server. OTHER: no error of a connection."""
+
     MISSING = auto()
-    """There is no such collection or point."""
     FORBIDDEN = auto()
-    """The api key lacks a right."""
     TOO_LARGE = auto()
-    """The request, or its answer, is larger than the server or a proxy before it takes."""
     LATE = auto()
-    """The answer took too long; a smaller request may be answered in time."""
     LIMITED = auto()
-    """The server limits the rate: of reading by requests, of writing by points."""
     AWAY = auto()
-    """The server cannot be reached, is restarting, or lacks a node."""
     REFUSED = auto()
-    """Any other answer of a server."""
     OTHER = auto()
-    """No error of a connection."""
 
 
 PASSING = (Fault.LATE, Fault.LIMITED, Fault.AWAY)
@@ -151,14 +147,12 @@ def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
 def _is_unknown(error: Exception) -> bool:
     """Whether a server does not take the api key for one of its own, now: it says so in more than one way."""
     if isinstance(error, RpcError):
-        return error.code() is StatusCode.UNAUTHENTICATED or _names_key(str(error.details()))
-    return isinstance(error, UnexpectedResponse) and (
-        error.status_code == 401 or _names_key(error.content.decode(errors="replace"))
-    )
-
-
-def _names_key(said: str) -> bool:
-    return said.strip() == "ExpiredSignature" or "Invalid API key" in said or "Must provide an API key" in said
+        is_unknown, said = error.code() is StatusCode.UNAUTHENTICATED, str(error.details())
+    else:
+        content = getattr(error, "content", b"")
+        is_unknown, said = getattr(error, "status_code", 0) == 401, content.decode(errors="replace")
+    texts = ("ExpiredSignature", "Invalid API key", "Must provide an API key")
+    return is_unknown or any(text in said for text in texts)
 
 
 def _reason(error: Exception) -> str:
@@ -175,49 +169,21 @@ Page = TypeVar("Page")
 Item = TypeVar("Item")
 
 
-def read_ahead(pages: Iterator[Page], left: threading.Event | None = None) -> Iterator[Page]:
-    """`pages`, of which the next one is made in a thread while its predecessor is worked on. left: is set when nobody
-    waits for a page any more, as after an error or an interrupt, so that the thread may end."""
-    pool = ThreadPoolExecutor(1)
+def read_ahead(*streams: Iterator[Page], left: threading.Event | None = None) -> Iterator[Page]:
+    """The pages of all `streams` in turn; the next one of each is made in a thread while others are worked on. left: is
+    set when nobody waits for a page any more, as after an error or an interrupt, so that the threads may end."""
+    pool = ThreadPoolExecutor(len(streams))
     try:
-        ahead = pool.submit(next, pages, None)
-        while (page := ahead.result()) is not None:
-            ahead = pool.submit(next, pages, None)
-            yield page
+        ahead = deque((stream, pool.submit(next, stream, None)) for stream in streams)
+        while ahead:
+            stream, made = ahead.popleft()
+            if (page := made.result()) is not None:
+                ahead.append((stream, pool.submit(next, stream, None)))
+                yield page
     finally:
         if left is not None:
             left.set()
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-class Writers:
-    """Work done in order of arrival by `threads`, of which a bounded number waits; 0 does it here and now."""
-
-    def __init__(self, threads: int):
-        self._pool = ThreadPoolExecutor(threads) if threads else None
-        self._waiting: deque[Future[None]] = deque()
-        self._most = 2 * threads
-
-    def submit(self, work: Callable[[], None]) -> None:
-        """Raises what earlier work has raised."""
-        if self._pool is None:
-            work()
-            return
-        while len(self._waiting) >= self._most:
-            self._waiting.popleft().result()
-        self._waiting.append(self._pool.submit(work))
-
-    def settle(self) -> None:
-        """Returns when all is done; raises what any of it has raised."""
-        while self._waiting:
-            self._waiting.popleft().result()
-
-    def abandon(self) -> None:
-        """Returns when nothing is being done any more; what has not begun is not done."""
-        waiting, self._waiting = self._waiting, deque()
-        for future in waiting:
-            if not future.cancel():
-                future.exception()
 
 
 BATCH = 2000
@@ -225,6 +191,12 @@ BATCH = 2000
 
 BATCH_NUMBERS = 1_000_000
 """Numbers read at a time: some 10 MB of JSON, where a server by default accepts 32."""
+
+SLICES = (1, 19)
+"""The first version of the server that tells slices of the ids apart."""
+
+READERS = 4
+"""Slices that are read at a time."""
 
 WRITERS = 4
 """Writing requests under way at a time: enough that the server never waits for us."""
@@ -235,7 +207,8 @@ RETRY_SECONDS, LIMITED_SECONDS = 60.0, 600.0
 """For how long a request is repeated while the server does not answer, as during a restart, and while it limits the
 rate, which it counts by the minute."""
 
-RETRY_WAIT = wait_random_exponential(multiplier=0.2, max=10)
+SHORTEST_WAIT, LONGEST_WAIT = 0.2, 10.0
+"""Before a request is repeated: a random time, on the average twice as long each time."""
 
 SERVER_SECONDS = 600.0
 """For how long a server may take for what it does behind a request: an index, a vector."""
@@ -289,7 +262,8 @@ class Transport:
         self.strict = strict if strict is not None and strict.enabled else models.StrictModeConfig()
         self.dim = 1
         self._given_up = threading.Event()
-        self._writers = Writers(0 if self.is_local else WRITERS)
+        self._writers = None if self.is_local else ThreadPoolExecutor(WRITERS)
+        self._under_way: deque[Future[None]] = deque()
 
     def _described_as(self, named: str) -> models.CollectionInfo:
         try:
@@ -305,34 +279,29 @@ class Transport:
         """Turns what the client raises into a StoreError of one line."""
         return one_line(self.url, doing, self.collection)
 
-    def retry(self, call: Callable[..., Answer], *given: object, **named: object) -> Answer:
-        """The answer to a request that does no harm if it is made twice; repeated while the server is away."""
-        return self._retried(self._given_up, call, *given, **named)
-
-    def _retried(
-        self, given_up: threading.Event, call: Callable[..., Answer], *given: object, **named: object
+    def retry(
+        self, call: Callable[..., Answer], *given: object, given_up: threading.Event | None = None, **named: object
     ) -> Answer:
-        """`retry`, until somebody sets `given_up`."""
-        attempts = Retrying(
-            retry=retry_if_exception(lambda error: fault_of(error) in (*PASSING, Fault.TOO_LARGE)),
-            stop=lambda state: _patience_is_over(state) or given_up.is_set(),
-            sleep=partial(self._sleep, given_up),
-            wait=_wait,
-            before_sleep=self._tell,
-            reraise=True,
-        )
-        return attempts(lambda: finished(call(*given, **named)))
-
-    def _tell(self, state: RetryCallState) -> None:
-        """Says that a request is repeated: a warning the first time. What the server said may hold a secret."""
-        error = state.outcome.exception() if state.outcome is not None else None
-        level = logging.WARNING if state.attempt_number == 1 else logging.DEBUG
-        fault = fault_of(error).name.lower().replace("_", " ")
-        logger.log(level, "%s: a request failed (%s: %s), asked again", self.url, type(error).__name__, fault)
-
-    def _sleep(self, given_up: threading.Event, seconds: float) -> None:
-        """Waits before a request is repeated, unless that is given up."""
-        given_up.wait(seconds)
+        """The answer to a request that does no harm if it is made twice; repeated while the server is away, until
+        somebody sets `given_up`."""
+        given_up, since = given_up or self._given_up, time.monotonic()
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return finished(call(*given, **named))
+            except Exception as error:
+                fault = fault_of(error)
+                # One that a rate is limited for waits its turn among the others that are under way.
+                patience = LIMITED_SECONDS if fault is Fault.LIMITED else RETRY_SECONDS
+                is_over = time.monotonic() - since >= patience or given_up.is_set()
+                if fault not in (*PASSING, Fault.TOO_LARGE) or is_over:
+                    raise
+                # What the server said may hold a secret.
+                told, level = fault.name.lower().replace("_", " "), logging.WARNING if attempt == 1 else logging.DEBUG
+                logger.log(level, "%s: a request failed (%s: %s), asked again", self.url, type(error).__name__, told)
+                wait = random.uniform(0, min(LONGEST_WAIT, SHORTEST_WAIT * 2**attempt))
+                given_up.wait(max(wait, float(getattr(error, "retry_after_s", 0))))
 
     def until(
         self, done: Callable[[], bool], what: str, otherwise: str, progress: Progress | None = None, points: int = 0
@@ -376,10 +345,6 @@ class Transport:
         """Returns when all is done that anybody has sent so far without waiting for it."""
         self.retry(self.client.delete, self.collection, nothing())
 
-    def where_allowed(self, chosen: models.Filter) -> models.Filter | None:
-        """`chosen`; None, which is every point, where strict mode forbids filters without an index, or as large."""
-        return chosen if self.may_filter else None
-
     @property
     def may_filter(self) -> bool:
         """Whether strict mode allows filters by the ids of a page, and by two conditions on what has no index."""
@@ -409,56 +374,32 @@ class Transport:
         with_vectors: list[str] | bool = False,
         with_payload: list[str] | bool = False,
         chosen: models.Filter | None = None,
-        between: IdRange = EVERY_ID,
+        between: IdRange | None = None,
     ) -> Iterator[Page]:
-        """All points, or the `chosen`, or those `between` two ids, in the order of ids, page by page as `turned` makes
-        them."""
-        first, last = between
-        scroll, left = plain_client.scrolling(self.client), threading.Event()
+        """All points, or the `chosen`, page by page as `turned` makes them: of several slices of the ids in turn, where
+        the server has slices; else, and of those `between` two ids, in the order of ids. Always in the same order."""
+        (first, last), left = between or EVERY_ID, threading.Event()
 
-        def read() -> Iterator[list[models.Record]]:
-            offset: PointId | None = first
-            more = True
+        def read(chosen: models.Filter | None) -> Iterator[list[models.Record]]:
+            offset, more = first, True
             while more:
                 with self.one_line("reading"):
-                    records, offset = self._retried(
-                        left,
-                        scroll,
-                        self.collection,
-                        chosen,
-                        limit=self.page,
-                        offset=offset,
-                        with_vectors=with_vectors,
-                        with_payload=with_payload,
+                    asked = {"limit": self.page, "with_vectors": with_vectors, "with_payload": with_payload}
+                    records, offset = self.retry(
+                        self.client.scroll, self.collection, chosen, offset=offset, given_up=left, **asked
                     )
                 more = offset is not None
-                if last is not None and records and _rank(records[-1].id) >= _rank(last):
-                    records, more = [record for record in records if _rank(record.id) < _rank(last)], False
+                if last is not None and records and rank(records[-1].id) >= rank(last):
+                    records, more = [record for record in records if rank(record.id) < rank(last)], False
                 yield records
 
-        # A page is turned here while the next one is read.
-        return map(turned, read() if self.is_local else read_ahead(read(), left))
-
-    def holding(self, key: str, without: Collection[str]) -> dict[Id, Payload]:
-        """Some of the points that hold anything under the payload key `key`, with that, but for those that hold a
-        number in one of the fields `without` of it. The server looks for them; where its strict mode does not let it,
-        or that takes too long, all are looked at here."""
-        chosen = self.where_allowed(holding(key, without))
-        if chosen is not None:
-            try:
-                found, _ = self.client.scroll(
-                    self.collection, chosen, limit=self.page, with_payload=[key], with_vectors=False
-                )
-                return {plain_id(record.id): record.payload or {} for record in found}
-            except Exception as error:
-                if fault_of(error) not in (*PASSING, Fault.REFUSED):
-                    raise
-        for page in self.pages(lambda records: records, with_payload=[key]):
-            held = {plain_id(record.id): record.payload for record in page if record.payload and key in record.payload}
-            others = {point: each for point, each in held.items() if not has_number(each[key], without)}
-            if others:
-                return others
-        return {}
+        if self.is_local:
+            return map(turned, read(chosen))
+        if between is not None or self.server < SLICES or not hasattr(models, "SliceCondition"):
+            return map(turned, read_ahead(read(chosen), left=left))
+        parts = [models.SliceCondition(slice=models.Slice(total=READERS, index=number)) for number in range(READERS)]
+        conditions: list[Any] = [part if chosen is None else [chosen, part] for part in parts]
+        return map(turned, read_ahead(*(read(models.Filter(must=each)) for each in conditions), left=left))
 
     @property
     def page(self) -> int:
@@ -471,34 +412,33 @@ class Transport:
         search = search or self.client.query_batch_points
         return [
             response
-            for chunk in chunks(requests, self._queries_at_once)
+            for chunk in chunks(requests, min(QUERIES_AT_ONCE, self.strict.search_max_batchsize or QUERIES_AT_ONCE))
             for response in self.retry(search, self.collection, chunk)
         ]
 
-    def scores(
-        self, request: models.QueryRequest, queries: Sequence[list[float]]
-    ) -> Iterator[list[tuple[PointId, float]]]:
-        """The id and score of each point that `request` finds for each of `queries`."""
-        for chunk in chunks(queries, self._queries_at_once):
-            yield from self.retry(plain_client.scores, self.client, self.collection, request, chunk)
-
-    @property
-    def _queries_at_once(self) -> int:
-        return min(QUERIES_AT_ONCE, self.strict.search_max_batchsize or QUERIES_AT_ONCE)
+    def send(self, items: Items, request: Callable[[Items], None]) -> None:
+        """Starts to give `items` to `request`, which writes, in the order of these calls; a bounded number waits its
+        turn. What goes wrong is raised by a later call."""
+        if self._writers is None:
+            self._sent(items, request)
+            return
+        while len(self._under_way) >= 2 * WRITERS:
+            self._under_way.popleft().result()
+        self._under_way.append(self._writers.submit(self._sent, items, request))
 
     def settle(self) -> None:
         """Waits for all that was sent."""
-        self._writers.settle()
+        while self._under_way:
+            self._under_way.popleft().result()
 
     def give_up(self) -> None:
-        """Ends what was sent; what is being repeated is not repeated any more."""
+        """Ends what was sent; what is being repeated is not repeated any more, and what has not begun is not done."""
         self._given_up.set()
-        self._writers.abandon()
+        while self._under_way:
+            future = self._under_way.popleft()
+            if not future.cancel():
+                future.exception()
         self._given_up = threading.Event()
-
-    def send(self, items: Items, request: Callable[[Items], None]) -> None:
-        """Starts to give `items` to `request`, which writes. What goes wrong is raised by a later call."""
-        self._writers.submit(lambda: self._sent(items, request))
 
     def _sent(self, items: Items, request: Callable[[Items], None]) -> None:
         """In smaller requests where large ones fail. Points that are no longer there, for which a server refuses a
@@ -548,40 +488,14 @@ def _supported_version(url: str, text: str) -> tuple[int, int]:
     return major, minor
 
 
-ANY_NUMBER = models.Range(gte=-sys.float_info.max)
-
-
-def holding(key: str, without: Collection[str]) -> models.Filter:
-    """The points that hold anything under the payload key `key`, null too, but for those that hold a number in one of
-    the fields `without` of it. An empty list is nothing: a server does not tell it from a key that is not there."""
-    field = models.PayloadField(key=key)
-    anything = models.Filter(must_not=models.IsEmptyCondition(is_empty=field))
-    numbers: list[Any] = [models.FieldCondition(key=f"{key}.{each}", range=ANY_NUMBER) for each in sorted(without)]
-    return models.Filter(should=[models.IsNullCondition(is_null=field), anything], must_not=numbers)
-
-
 def plain_id(point: Id | uuid.UUID) -> Id:
     """The id of a point as a number or text."""
     return point if isinstance(point, int) else str(point)
 
 
-def _rank(point: PointId) -> tuple[int, int]:
+def rank(point: PointId) -> tuple[int, int]:
     """Where an id stands in the order in which a server lists them: numbers, then UUIDs."""
     return (0, point) if isinstance(point, int) else (1, uuid.UUID(str(point)).int)
-
-
-def _patience_is_over(state: RetryCallState) -> bool:
-    """Whether a request has been repeated for long enough. One that a rate is limited for waits its turn among the
-    others that are under way."""
-    error = state.outcome.exception() if state.outcome is not None else None
-    patience = LIMITED_SECONDS if fault_of(error) is Fault.LIMITED else RETRY_SECONDS
-    return (state.seconds_since_start or 0.0) >= patience
-
-
-def _wait(state: RetryCallState) -> float:
-    """Until a request is repeated: as long as the server asked for, if it did."""
-    error = state.outcome.exception() if state.outcome is not None else None
-    return max(RETRY_WAIT(state), float(getattr(error, "retry_after_s", 0)))
 
 
 def by_shard(records: Sequence[models.Record]) -> dict[Id | None, list[models.Record]]:

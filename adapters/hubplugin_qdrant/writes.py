@@ -405,7 +405,7 @@ def delete_vector_name(cache: CorrectionCache, arguments: Arguments) -> Operatio
     known = yield from cache.lookup(arguments["collection_name"])
     if known.manifest is not None and any(version.vector == vector for version in known.manifest.kept_up()):
         manifest = yield from metadata.read_manifest(cache.raw, known.collection)
-        yield from metadata.write_manifest(cache.raw, known.collection, m.retired(manifest, vector))
+        yield from metadata.write_manifest(cache.raw, known.collection, manifest.withdrawn(vector))
         cache.forget()
     return result
 

@@ -9,7 +9,7 @@ import pytest
 import hubplugin
 from hubplugin.errors import InputError, StoreError
 from hubplugin_faiss.store import _opened
-from hubplugin_qdrant.transport import _rank
+from hubplugin_qdrant.transport import rank
 from tests.executors.conftest import Serial
 
 
@@ -97,7 +97,7 @@ def test_a_local_collection_is_for_one_process(tmp_path, bank, gallery, serial):
 
 def test_ids_stand_in_the_order_in_which_a_server_lists_them():
     uuids = ["00000000-0000-0000-0000-000000000002", "f0000000-0000-0000-0000-000000000000"]
-    assert sorted([*uuids, 3, 10**18, 0], key=_rank) == [0, 3, 10**18, *uuids]
+    assert sorted([*uuids, 3, 10**18, 0], key=rank) == [0, 3, 10**18, *uuids]
 
 
 @pytest.fixture
@@ -158,9 +158,12 @@ def test_a_second_coordinator_takes_over_and_the_first_activates_nothing(collect
     store = collection("a")
     model = hubplugin.fit(store, bank)
     other = hubplugin.fit(store, bank[:200])
-    with store.begin(model) as first, store.begin(other) as second:
+    with store.begin(model) as first:
         shard = store.shards(1)[0]
         joined, writing, _ = first.share().joined(shard)
+        second = store.begin(other)
+        with pytest.raises(StoreError, match="another run has begun since, and this one stops"):
+            first.share().joined(shard)
         with pytest.raises(StoreError, match="another run has begun since, and this one stops"), writing:
             list(writing.scan())
         with pytest.raises(StoreError, match="another run has begun since"):

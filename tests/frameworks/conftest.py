@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
+import hubplugin
 import hubplugin_qdrant
 from hubplugin import OffsetModel
 
@@ -60,7 +61,9 @@ def functions() -> list[stdlib_search.Function]:
 
 def corrected(client: QdrantClient, collection: str, using: str, functions: list[stdlib_search.Function]) -> Search:
     """Corrects a collection of `functions`; so few that the guard would want more."""
-    hubplugin_qdrant.apply(client, collection, stdlib_search.query_bank(), vector=using, method="is", force=True)
+    hubplugin.apply(
+        hubplugin_qdrant.open_store(client, collection, using), stdlib_search.query_bank(), "is", force=True
+    )
     found = hubplugin_qdrant.open_store(client, collection, vector=using).correction()
     assert found is not None
     return Search(functions, found.model)

@@ -56,6 +56,25 @@ def once(at: str, do: Callable[[], object]) -> Compute:
     return Compute(progress=told)
 
 
+def apply_to(
+    client: QdrantClient,
+    collection: str,
+    bank: Any,
+    method: str = "blend",
+    *,
+    vector: str | None = None,
+    storage: Any = "auto",
+    agreement: float | None = None,
+    offset_key: str | None = None,
+    **given: Any,
+) -> Any:
+    """`hubplugin.apply` of the store that `open_store` gives for a collection."""
+    store = hubplugin_qdrant.open_store(
+        client, collection, vector, storage=storage, agreement=agreement, offset_key=offset_key
+    )
+    return hubplugin.apply(store, bank, method, **given)
+
+
 class Awaited:
     """An async client as a sync one: what it returns is awaited."""
 
@@ -126,7 +145,7 @@ class Photos:
         return models.PointStruct(id=key, vector=given, payload=colour | payload)
 
     def apply(self, **given) -> HubQdrantClient:
-        hubplugin_qdrant.apply(self.plain, "photos", self.bank, vector=self.using, **self.settings() | given)
+        apply_to(self.plain, "photos", self.bank, vector=self.using, **self.settings() | given)
         return self.wrapped()
 
     def corrected(self) -> Any:

@@ -14,7 +14,7 @@ from hubplugin_qdrant import HubQdrantClient
 from hubplugin_qdrant.calibration import calibrated, drawn, recall
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.requests import rewrite
-from tests.qdrant.conftest import Photos, served
+from tests.qdrant.conftest import Photos, apply_to, served
 
 POINTS, QUERIES, K = 2000, 30, 10
 
@@ -155,7 +155,7 @@ def test_as_many_results_are_as_much_recall_whichever_queries_found_them(missed)
 
 
 def test_the_share_that_is_asked_for_is_stored_told_and_kept_by_a_refresh(cosine):
-    hubplugin_qdrant.apply(cosine.plain, "photos", cosine.bank, agreement=0.8, **cosine.settings())
+    apply_to(cosine.plain, "photos", cosine.bank, agreement=0.8, **cosine.settings())
     first = cosine.version
     assert (first.agreement, first.raw_recall) == (0.8, 1.0)
     assert first.recall >= 0.8

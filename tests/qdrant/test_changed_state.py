@@ -14,7 +14,7 @@ import hubplugin_qdrant
 from hubplugin_qdrant import metadata, writes
 from hubplugin_qdrant.schema import VectorSchema
 from hubplugin_qdrant.store import QdrantWriting
-from tests.qdrant.conftest import DIM, ROWS, Photos, clustered
+from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, clustered
 
 NEW = clustered(9, 40)
 
@@ -172,7 +172,7 @@ def test_what_is_written_by_a_moved_alias_has_the_offsets_of_where_it_leads(phot
     if to != "no correction":
         for method in ("csls", "nnn")[:fits]:
             given = {"vector": photos.using, "method": method, "force": True, "storage": storage}
-            hubplugin_qdrant.apply(plain, "prints", -photos.bank, **given)
+            apply_to(plain, "prints", -photos.bank, **given)
     photos.corrected()
     moved = models.CreateAlias(collection_name="photos", alias_name="all")
     plain.update_collection_aliases([models.CreateAliasOperation(create_alias=moved)])
@@ -207,7 +207,7 @@ def test_an_alias_in_the_place_of_a_collection_has_the_manifest_of_where_it_lead
     cosine.apply()
     other = Photos(QdrantClient(":memory:"), "", cosine.distance)
     plain._client.collections["prints"] = other.plain._client.collections["photos"]
-    hubplugin_qdrant.apply(plain, "prints", -cosine.bank, method="nnn", force=True)
+    apply_to(plain, "prints", -cosine.bank, method="nnn", force=True)
     plain.delete_collection("photos")
     leading = models.CreateAlias(collection_name="prints", alias_name="photos")
     plain.update_collection_aliases([models.CreateAliasOperation(create_alias=leading)])

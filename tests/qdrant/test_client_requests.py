@@ -11,10 +11,9 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 from qdrant_client.qdrant_remote import QdrantRemote
 
 import hubplugin
-import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
 from hubplugin_qdrant.manifest import Manifest
-from tests.qdrant.conftest import DIM, Photos
+from tests.qdrant.conftest import DIM, Photos, apply_to
 
 QUERY, MANIFEST, SCROLL = "photos/points/query", "photos--hub/points", "photos/points/scroll"
 
@@ -149,7 +148,7 @@ def test_a_second_vector_has_the_graph_and_memory_of_the_first_but_no_codes(monk
     client.create_collection("photos", {"image": first})
     client.upload_collection("photos", {"image": Photos.gallery})
     monkeypatch.setattr(client, "update_collection", lambda *given, **named: sent.append(named["vectors_config"]))
-    hubplugin_qdrant.apply(client, "photos", Photos.bank, vector="image", storage="vector", method="is", force=True)
+    apply_to(client, "photos", Photos.bank, vector="image", storage="vector", method="is", force=True)
     assert sent == [{"hub_v1": models.VectorParamsDiff(**settings)}]
 
 

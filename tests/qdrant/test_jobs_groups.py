@@ -7,12 +7,11 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 import hubplugin
-import hubplugin_qdrant
 from hubplugin import METHODS, Bank, Compute, CorrectionRefused, StoreError, apply, refit
 from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.model import GroupedModel
 from hubplugin.validation import cross_validate, folds_of
-from tests.qdrant.conftest import DIM, Photos, clustered, stopped
+from tests.qdrant.conftest import DIM, Photos, apply_to, clustered, stopped
 
 LARGE = 130
 TENANTS = {"acme": 0, "brown": 1, 7: 2}
@@ -96,7 +95,7 @@ def test_a_search_within_a_tenant_is_that_of_a_fit_on_the_tenant_alone(using, di
 
 
 def test_points_of_a_small_group_or_of_none_are_neutral_and_the_group_is_named(shops):
-    applied = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **shops.settings())
+    applied = apply_to(shops.plain, "photos", shops.bank, **shops.settings())
     assert [shops.offset(3 * LARGE + more) for more in range(3)] == [0, 0, 0]
     assert "kept at offset 0: 'tiny': 2 targets, 100 are needed" in str(applied)
     report = hubplugin.inspect(shops.store())
@@ -123,13 +122,15 @@ def test_what_a_wrapped_client_writes_gets_the_offset_of_its_tenant(shops):
     assert hubplugin.inspect(shops.store()).stale == 0
 
 
-def test_a_refresh_finds_points_that_went_to_another_tenant(shops):
+def test_points_that_went_to_another_tenant_get_its_offsets_at_once_or_by_a_refresh(shops):
     client = shops.apply()
+    _, model = shops.alone("brown")
     client.set_payload("photos", {"shop": {"tenant": "brown"}}, points=[0])
+    shops.plain.set_payload("photos", {"shop": {"tenant": "brown"}}, points=[3])
+    assert shops.offset(0) == pytest.approx(model.offsets(shops.gallery[:1])[0], abs=1e-5)
     applied = hubplugin.refresh(shops.store())
     assert (applied.missing, applied.stale) == (0, 1)
-    _, model = shops.alone("brown")
-    assert shops.offset(0) == pytest.approx(model.offsets(shops.gallery[:1])[0], abs=1e-5)
+    assert shops.offset(3) == pytest.approx(model.offsets(shops.gallery[3:4])[0], abs=1e-5)
 
 
 def test_a_run_that_was_cut_off_goes_on_by_the_same_key_and_not_by_another(shops):
@@ -137,9 +138,9 @@ def test_a_run_that_was_cut_off_goes_on_by_the_same_key_and_not_by_another(shops
         shops.apply(compute=stopped("writing offsets"))
     begun = shops.store().correction().model
     assert hubplugin.inspect(shops.store()).missing == len(shops.gallery)
-    resumed = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **shops.settings())
+    resumed = apply_to(shops.plain, "photos", shops.bank, **shops.settings())
     assert resumed.model.fingerprint == begun.fingerprint
-    whole = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **(shops.settings() | {"group_by": None}))
+    whole = apply_to(shops.plain, "photos", shops.bank, **(shops.settings() | {"group_by": None}))
     assert not isinstance(whole.model, GroupedModel)
 
 
@@ -214,7 +215,7 @@ def test_the_groups_count_by_their_targets_and_a_neutral_one_as_not_corrected(ev
 def test_a_tenant_that_is_refused_stays_neutral_and_is_named(even_shops, monkeypatch):
     shops = even_shops
     monkeypatch.setattr("hubplugin.bank.kinds.OWN_SHARE", 0)  # its queries lie as documents do
-    applied = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **(shops.settings() | {"force": False}))
+    applied = apply_to(shops.plain, "photos", shops.bank, **(shops.settings() | {"force": False}))
     assert "the bank looks as if it came from elsewhere" in applied.neutral["acme"]
     assert {shops.offset(key) for key in range(0, 3 * LARGE, 3)} == {0}
     assert shops.offset(1) != 0

@@ -10,7 +10,7 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
-from tests.qdrant.conftest import served
+from tests.qdrant.conftest import apply_to, served
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "other-clients.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
@@ -26,11 +26,11 @@ def photos(using: str, storage: str, **constants) -> QdrantClient:
     vectors = rng.normal(size=(200, 4))
     client.upload_collection("photos", {using: vectors} if using else vectors)
     bank = rng.normal(size=(120, 4)) + 0.5
-    hubplugin_qdrant.apply(client, "photos", bank, method="is", force=True, storage=storage, vector=using)
-    metadata = hubplugin_qdrant.open_store(client, "photos", vector=using).metadata
-    manifest = metadata.read_manifest()
+    apply_to(client, "photos", bank, method="is", force=True, storage=storage, vector=using)
+    store = hubplugin_qdrant.open_store(client, "photos", vector=using)
+    manifest = store.read_manifest()
     version = manifest.active[using].model_copy(update=constants)
-    metadata.write_manifest(manifest.changed(active={using: version}))
+    store.write_manifest(manifest.changed(active={using: version}))
     return client
 
 

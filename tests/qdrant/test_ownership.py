@@ -8,7 +8,7 @@ import hubplugin
 import hubplugin_qdrant
 from hubplugin import InputError, StoreError, open_store
 from hubplugin.jobs import correct, write
-from tests.qdrant.conftest import DIM, ROWS, Photos, clustered
+from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, clustered
 
 
 def contents(client):
@@ -70,7 +70,7 @@ def test_another_key_holds_the_offsets_wherever_one_is_read_or_written():
     report = hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos"))
     assert (report.missing, report.stale, report.foreign) == (1, 0, 0)
     assert hubplugin.refresh(hubplugin_qdrant.open_store(photos.plain, "photos")).missing == 1
-    hubplugin_qdrant.apply(photos.plain, "photos", photos.bank, storage="payload", method="nnn", force=True)
+    apply_to(photos.plain, "photos", photos.bank, storage="payload", method="nnn", force=True)
     assert photos.plain.retrieve("photos", [6])[0].payload.keys() == {"nudge"}
     asked = hubplugin_qdrant.open_store(photos.plain, "photos").explain(photos.queries[0]).request["body"]
     assert asked["with_payload"] == {"exclude": ["nudge"]}
@@ -142,7 +142,7 @@ def test_a_server_that_may_not_look_for_a_payload_key_has_it_found_here(cosine):
     """As strict mode has it for keys without an index."""
     strict = models.StrictModeConfig(unindexed_filtering_retrieve=False)
     store = hubplugin_qdrant.open_store(cosine.plain, "photos")
-    store._transport.strict = strict
+    store.transport.strict = strict
     store.require_writable()
     cosine.plain.set_payload("photos", {"hub_offset": {"v1": 0.25}}, points=[1, 2])
     store.require_writable()
@@ -183,9 +183,9 @@ def test_a_vector_that_has_the_name_of_ours_stays_the_users(size):
     client.upsert("photos", points)
     before = contents(client)
     given = {"vector": "image", "storage": "vector", "method": "is", "force": True}
-    tried = hubplugin_qdrant.apply(client, "photos", clustered(3, 150), dry_run=True, **given)
+    tried = apply_to(client, "photos", clustered(3, 150), dry_run=True, **given)
     assert "'hub_v2'" in str(tried)
-    model = hubplugin_qdrant.apply(client, "photos", clustered(3, 150), **given).model
+    model = apply_to(client, "photos", clustered(3, 150), **given).model
     assert "hub_v2" in client.get_collection("photos").config.params.vectors
     wrapped = hubplugin_qdrant.HubQdrantClient.wrap(client)
     scores = clustered(1, ROWS).astype(np.float64) @ clustered(2, 1)[0] + model.offsets(clustered(1, ROWS))
@@ -246,9 +246,7 @@ def test_a_client_that_deletes_a_vector_leaves_the_settings_of_the_others(awaite
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, awaited=awaited)
     photos.add_vector("text", photos.gallery)
     for using, storage in (("image", "payload"), ("text", "vector")):
-        hubplugin_qdrant.apply(
-            photos.plain, "photos", photos.bank, vector=using, storage=storage, method="is", force=True
-        )
+        apply_to(photos.plain, "photos", photos.bank, vector=using, storage=storage, method="is", force=True)
     before = photos.plain.retrieve("photos--hub", [0])[0].payload["active"]
     client = photos.wrapped(oversampling=3.25, hnsw_ef=77)
     client.query_points("photos", photos.queries[0], "image")

@@ -12,7 +12,7 @@ import hubplugin
 import hubplugin_qdrant
 from hubplugin import OffsetModel
 from hubplugin_qdrant import HubQdrantClient
-from tests.qdrant.conftest import DIM, ONLY_NEWER_LOCAL_MODE, clustered
+from tests.qdrant.conftest import DIM, ONLY_NEWER_LOCAL_MODE, apply_to, clustered
 
 ROWS, STEPS = 160, 60
 COLOURS = ("red", "green", "blue")
@@ -78,7 +78,7 @@ class World:
             given.append(self.struct(key))
         self.plain.upsert(self.name, given, wait=True)
         bank, options = clustered(self.seed + 1, 150), self.settings | {"storage": self.storage, "force": True}
-        hubplugin_qdrant.apply(self.plain, self.name, bank, vector="image", **options)
+        apply_to(self.plain, self.name, bank, vector="image", **options)
         found = hubplugin_qdrant.open_store(self.plain, self.name, vector="image").correction()
         assert found is not None
         self.model = found.model

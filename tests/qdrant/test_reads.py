@@ -209,12 +209,12 @@ def test_a_users_own_names_that_look_like_ours_are_shown_and_cost_one_look(monke
 
 
 @pytest.mark.parametrize(
-    ("written", "way_out"), [(5, "delete the collection 'photos--hub' and apply again"), (99, "upgrade hubplugin")]
+    ("written", "way_out"), [(6, "delete the collection 'photos--hub' and apply again"), (99, "upgrade hubplugin")]
 )
 def test_a_manifest_of_another_format_is_searched_raw_and_never_overwritten(cosine, written, way_out):
     cosine.apply()
     cosine.plain.set_payload("photos--hub", {"format": written, "hubplugin": "x", "kept": []}, points=[0])
-    client, said = HubQdrantClient.wrap(cosine.plain), rf"format {written} of hubplugin x; .* reads format 6: {way_out}"
+    client, said = HubQdrantClient.wrap(cosine.plain), rf"format {written} of hubplugin x; .* reads format 7: {way_out}"
     with pytest.warns(UserWarning, match=said):
         found = client.query_points("photos", cosine.queries[0])
     assert ids(found) == ids(cosine.plain.query_points("photos", cosine.queries[0]))

@@ -7,7 +7,7 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import InputError, open_store
-from tests.qdrant.conftest import DIM, ROWS, Photos, served, stopped
+from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, served, stopped
 
 CODES = models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8))
 
@@ -21,7 +21,7 @@ def filled(using="image", **vector):
 
 
 def apply(client, **given):
-    return hubplugin_qdrant.apply(client, "photos", Photos.bank, method="is", force=True, **given)
+    return apply_to(client, "photos", Photos.bank, method="is", force=True, **given)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_an_unnamed_vector_of_a_server_gets_a_second_one_on_request_only():
 def test_the_storage_of_the_correction_that_is_there_stays():
     client = filled()
     apply(client, storage="payload")
-    hubplugin_qdrant.apply(client, "photos", Photos.bank, method="nnn", force=True)
+    apply_to(client, "photos", Photos.bank, method="nnn", force=True)
     assert hubplugin_qdrant.open_store(client, "photos").storage == "payload"
     assert client.get_collection("photos").config.params.vectors.keys() == {"image"}
 

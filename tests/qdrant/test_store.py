@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
-from tenacity import wait_none
 
 import hubplugin
 import hubplugin_qdrant
@@ -18,7 +17,7 @@ from hubplugin import InputError, StoreError, apply, open_store
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from hubplugin_qdrant.manifest import Manifest
 from hubplugin_qdrant.store import QdrantWriting
-from tests.qdrant.conftest import DIM, Photos, clustered, once, served, stopped
+from tests.qdrant.conftest import DIM, Photos, apply_to, clustered, once, served, stopped
 
 
 def contents(client):
@@ -53,7 +52,7 @@ def test_two_vectors_of_a_collection_are_corrected_and_removed_one_by_one():
 
     raw = found(client, "image")
     for method, name in (("nnn", "image"), ("is", "image"), ("is", "text")):
-        hubplugin_qdrant.apply(client, "photos", clustered(4, 50), vector=name, method=method, force=True)
+        apply_to(client, "photos", clustered(4, 50), vector=name, method=method, force=True)
     assert stores["image"].previous().method == "nnn"
     for name, store in stores.items():
         vectors = galleries[name]
@@ -73,7 +72,7 @@ def test_the_model_travels_in_parts_and_comes_back_whole(cosine, monkeypatch):
     manifest = Manifest.model_validate(cosine.plain.retrieve("photos--hub", [0])[0].payload)
     assert manifest.active[""].parts > 3
     assert cosine.model.fingerprint == manifest.active[""].model
-    cosine.plain.delete("photos--hub", [hubplugin_qdrant.metadata.part_id(cosine.model.fingerprint, 1)])
+    cosine.plain.delete("photos--hub", [hubplugin_qdrant.metadata.part_id(1, 1)])
     with pytest.raises(StoreError, match="incomplete"):
         assert cosine.model
 
@@ -270,7 +269,7 @@ def test_pages_that_are_read_ahead_leave_nothing_out(photos, monkeypatch):
 def test_what_a_server_never_finishes_is_told_while_it_is_waited_for_and_given_up(cosine, monkeypatch, caplog):
     monkeypatch.setattr("hubplugin_qdrant.transport.SERVER_SECONDS", 0.2)
     monkeypatch.setattr("hubplugin_qdrant.transport.POLL_SECONDS", 0.05)
-    transport, told = cosine.store()._transport, []
+    transport, told = cosine.store().transport, []
     transport.until(lambda: False, "waiting for the index", "searches are slower", lambda *given: told.append(given))
     assert {what for what, _, _ in told} == {"waiting for the index, in seconds"}
     assert "waiting for the index: not finished after 0.2 s, going on; searches are slower" in caplog.text
@@ -302,7 +301,7 @@ def test_a_zero_vector_is_counted_and_keeps_the_offset_0(storage):
 
 def test_a_collection_that_is_not_there_is_named_with_those_that_are(cosine):
     with pytest.raises(StoreError, match=r"no collection 'pictures'; there are: photos$"):
-        hubplugin_qdrant.apply(cosine.plain, "pictures", cosine.bank)
+        apply_to(cosine.plain, "pictures", cosine.bank)
 
 
 def test_storage_changes_from_one_to_the_other_in_one_step():
@@ -339,7 +338,7 @@ def test_a_second_vector_beside_an_unnamed_one_leaves_the_trace_that_was_stated(
     served(cosine.plain)
     before, fresh = contents(cosine.plain), clustered(8, 1)[0]
     given = {"storage": "vector", "method": "is", "force": True}
-    tried = hubplugin_qdrant.apply(cosine.plain, "photos", cosine.bank, dry_run=True, **given)
+    tried = apply_to(cosine.plain, "photos", cosine.bank, dry_run=True, **given)
     assert 'after a removal get_collection would show {"": VectorParams(...)}' in str(tried)
     client = cosine.apply(storage="vector")
     for query in cosine.queries[:5]:
@@ -358,14 +357,6 @@ def test_a_server_without_formulas_is_refused_in_one_line(cosine, monkeypatch):
     monkeypatch.setattr(cosine.plain, "info", of_version("1.13.4"))
     with pytest.raises(StoreError, match=r"Qdrant 1\.13, which has no formulas; upgrade it to 1\.14 or newer$"):
         cosine.apply()
-
-
-def test_a_misspelt_argument_is_told_with_those_that_there_are():
-    client = QdrantClient(":memory:")
-    with pytest.raises(InputError, match=r"parameter 'whatever'; .*takes client, collection, bank, "):
-        hubplugin_qdrant.apply(client, "photos", clustered(1, 5), whatever="image")
-    with pytest.raises(InputError, match=r"did you mean storage=\?"):
-        hubplugin_qdrant.apply(client, "photos", clustered(1, 5), storge="vector")
 
 
 COSINE, MANY = models.VectorParams(size=DIM, distance="Cosine"), models.MultiVectorComparator.MAX_SIM
@@ -388,13 +379,13 @@ def test_a_collection_that_cannot_be_corrected_is_refused_with_the_reason(vector
     client = QdrantClient(":memory:")
     client.create_collection("photos", vectors, sparse_vectors_config={"words": models.SparseVectorParams()})
     with pytest.raises((StoreError, InputError), match=reason):
-        hubplugin_qdrant.apply(client, "photos", clustered(1, 5), vector=using)
+        apply_to(client, "photos", clustered(1, 5), vector=using)
     assert len(client.get_collections().collections) == 1
 
 
 def test_a_bank_of_another_dimension_names_both(cosine):
     with pytest.raises(InputError, match=r"5 dimensions, qdrant collection 'photos' has 8"):
-        hubplugin_qdrant.apply(cosine.plain, "photos", np.ones((3, 5)))
+        apply_to(cosine.plain, "photos", np.ones((3, 5)))
 
 
 def test_an_unreachable_server_is_one_line_and_tells_no_secret(monkeypatch):
@@ -461,7 +452,7 @@ def test_a_server_that_is_away_for_a_moment_does_not_stop_a_run(cosine, monkeypa
         return scroll(*given, **named)
 
     monkeypatch.setattr(cosine.plain, "scroll", at_first_away)
-    monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_WAIT", wait_none())
+    monkeypatch.setattr("hubplugin_qdrant.transport.LONGEST_WAIT", 0)
     cosine.apply()
     assert next(failures, None) is None
     assert [record.levelname for record in caplog.records if "asked again" in record.getMessage()] == ["WARNING"]
@@ -518,11 +509,11 @@ def test_a_url_with_a_port_for_grpc_connects_by_it(monkeypatch):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda sync, other: hubplugin_qdrant.apply(other, "photos", np.eye(3)), "plain or wrapped, not Async"),
-        (lambda sync, other: hubplugin_qdrant.apply("photos", sync, np.eye(3)), "plain or wrapped, not str"),
+        (lambda sync, other: hubplugin_qdrant.open_store(other, "photos"), "plain or wrapped, not Async"),
+        (lambda sync, other: hubplugin_qdrant.open_store("photos", sync), "plain or wrapped, not str"),
         (lambda sync, other: hubplugin_qdrant.open_store("http://h:6333", "photos").dim, r"QdrantClient\(...\)"),
         (
-            lambda sync, other: hubplugin_qdrant.apply(sync, np.eye(3), "photos"),
+            lambda sync, other: hubplugin_qdrant.open_store(sync, np.eye(3)),
             "collection must be a name, not ndarray",
         ),
         (lambda sync, other: HubQdrantClient.wrap(other), "QdrantClient, plain or wrapped, not AsyncQdrantClient"),

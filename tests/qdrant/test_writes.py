@@ -11,7 +11,7 @@ import hubplugin_qdrant
 from hubplugin import InputError
 from hubplugin_qdrant.offsets import require_free
 from hubplugin_qdrant.requests import lacking_augmented_vector
-from tests.qdrant.conftest import DIM, ROWS, Photos, clustered, once
+from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, clustered, once
 
 NEW = clustered(9, 3)
 
@@ -240,7 +240,7 @@ def test_what_is_left_of_a_deleted_vector_goes_by_the_removal_of_another(storage
     photos = Photos(plain, "image", models.Distance.DOT, storage)
     photos.add_vector("text", photos.gallery)
     photos.corrected()
-    hubplugin_qdrant.apply(plain, "photos", photos.bank, vector="text", **photos.settings())
+    apply_to(plain, "photos", photos.bank, vector="text", **photos.settings())
     plain.delete_vector_name("photos", "image")
     hubplugin.remove(hubplugin_qdrant.open_store(plain, "photos", vector="text"))
     assert [found.name for found in plain.get_collections().collections] == ["photos"]

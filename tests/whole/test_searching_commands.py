@@ -7,6 +7,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
+from hubplugin import apply
 from tests.whole.commands import hubplugin
 
 pytestmark = pytest.mark.slow
@@ -21,7 +22,7 @@ def made(tmp_path_factory):
     client = QdrantClient(path=str(folder / "local"))
     client.create_collection("photos", models.VectorParams(size=DIM, distance=models.Distance.COSINE))
     client.upload_collection("photos", rng.normal(size=(120, DIM)), wait=True)
-    hubplugin_qdrant.apply(client, "photos", rng.normal(size=(120, DIM)), method="is", force=True)
+    apply(hubplugin_qdrant.open_store(client, "photos"), rng.normal(size=(120, DIM)), "is", force=True)
     client.close()
     np.save(folder / "queries.npy", rng.normal(size=(3, DIM)))
     np.save(folder / "other.npy", rng.normal(size=(3, DIM + 1)))
