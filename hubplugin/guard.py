@@ -20,6 +20,8 @@ from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
 from hubplugin.validation import (
+    FEWER,
+    FOLDS,
     Figures,
     answers_of,
     change_of,
@@ -157,7 +159,9 @@ def profile_of(bank: PreparedBank, seed: int = 0) -> BankProfile:
 
 def judge_by(bank: PreparedBank, method: Method, seed: int = 0, seen: BankProfile | None = None) -> Trial:
     """`judge`, of a bank that may have been `seen` already."""
-    margins = cross_validate([None, method], bank, folds_of(bank, seed), seed)
+    # Without answers nothing but its kind speaks against a bank for the default.
+    count = FEWER if bank.known is None and isinstance(method, Blend) else FOLDS
+    margins = cross_validate([None, method], bank, folds_of(bank, seed, count), seed)
     seen, corrected = seen or profile_of(bank, seed), Figures.of([margins], 1, method)
     trial = Trial(**vars(corrected), raw=Figures.of([margins], 0, None), noise=margins.noise(0, 1), bank=seen)
     objections = [*([seen.objection] if seen.objection else []), *objections_to_method(method, trial)]

@@ -229,7 +229,7 @@ def sides_of(
     assert known is not None
     numbers, target = np.unique(known, return_inverse=True)
     fold_of = (rng.permutation(len(numbers)) % FOLDS)[target.reshape(-1)]
-    held = [order[fold_of[order] == number][:HELD_OUT] for number in range(FOLDS)]
+    held = [order[fold_of[order] == number][: HELD_OUT // FOLDS] for number in range(FOLDS)]
     other = [Fold(rows[fold_of[rows] != number], each) for number, each in enumerate(held)]
     if judged is None:
         again = folds(order, folds_within(known[order], FOLDS))

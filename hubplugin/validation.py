@@ -4,8 +4,8 @@ The guard, the strength of a query map, `refit` and `diagnose` all ask `cross_va
 query has a margin: the score of its own target less that of the best other. Without, only the hubness of what the
 queries find can be measured.
 
-It sees at most `FIT_ROWS` of the bank, twice as many targets and `HELD_OUT` queries a fold, drawn at random, so that it
-costs the same whatever the size of the gallery.
+A fold sees at most `FIT_ROWS` of the bank and twice as many targets, and all folds together try `HELD_OUT` queries,
+drawn at random: it costs the same whatever the size of the gallery.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from hubplugin.methods import FitInput, Method
 from hubplugin.model import OffsetModel, QueryMap, Setting
 from hubplugin.vectors import as_vectors, sampled, taken
 
-FOLDS = 5
-"""Each fit keeps 4/5 of the bank, so that what is best for it is best for the whole."""
+FOLDS, FEWER = 5, 3
+"""Each fit keeps 4/5 of the bank, so that what is best for it is best for the whole. `FEWER` are enough for figures
+that decide nothing: each fit takes as long as all the rest of a fold."""
 
-HELD_OUT = 500
-"""Queries held out a fold: 2,500 in all tell corrections that differ for 3 % of them to 0.35 points of R@1."""
+HELD_OUT = 2_500
+"""Queries held out in all: they tell corrections that differ for 3 % of them to 0.35 points of R@1."""
 
 FIT_ROWS = 2_048
 """Bank rows of one fit."""
@@ -53,11 +54,11 @@ class Fold:
 
 def folds(rows: np.ndarray, fold_of: np.ndarray) -> list[Fold]:
     """Of the bank queries `rows` [m], each of which is held out in the fold `fold_of` [m]; -1: in none."""
-    numbers = range(int(fold_of.max()) + 1)
-    return [Fold(np.sort(rows[fold_of != each]), rows[fold_of == each][:HELD_OUT]) for each in numbers]
+    count = int(fold_of.max()) + 1
+    return [Fold(np.sort(rows[fold_of != each]), rows[fold_of == each][: HELD_OUT // count]) for each in range(count)]
 
 
-def folds_of(bank: PreparedBank, seed: int = 0, tried: np.ndarray | None = None) -> list[Fold]:
+def folds_of(bank: PreparedBank, seed: int = 0, count: int = FOLDS, tried: np.ndarray | None = None) -> list[Fold]:
     """By default all wordings of a target are held out together: they would give it away to each other. tried: whether
     each query of known answer may be held out, bool [m]; then each for itself, and what it asks for stays asked for.
 
@@ -69,10 +70,10 @@ def folds_of(bank: PreparedBank, seed: int = 0, tried: np.ndarray | None = None)
     if known is not None and tried is None:
         rows, place = _by_target(bank, rng)
         others = np.setdiff1d(bank.distinct, rows)
-        return folds(np.concatenate([rows, others]), np.concatenate([place % FOLDS, np.full(len(others), -1)]))
+        return folds(np.concatenate([rows, others]), np.concatenate([place % count, np.full(len(others), -1)]))
     rows = rng.permutation(bank.distinct)
     may = np.ones(len(rows), bool) if known is None or tried is None else tried[rows] & (known[rows] >= 0)
-    return folds(rows, np.where(may, (np.cumsum(may) - 1) % FOLDS, -1))
+    return folds(rows, np.where(may, (np.cumsum(may) - 1) % count, -1))
 
 
 def wordings_of(bank: PreparedBank, seed: int = 0) -> list[Fold]:

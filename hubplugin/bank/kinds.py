@@ -12,14 +12,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from hubplugin.compute import (
-    Compute,
-    Similarities,
-    dense,
-    largest,
-    largest_similarities,
-    nearest_targets,
-)
+from hubplugin.compute import Compute, Similarities, TopK, dense, largest, search
 from hubplugin.methods import SPACINGS, SURVEYED, FitInput, spacing_ratio
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel
@@ -228,14 +221,10 @@ def _spacing(fit_input: FitInput, queries: np.ndarray) -> float:
     answer does, but it is one target: so of the queries that have the same nearest target one counts."""
     if fit_input.answers_are_elsewhere:
         return 1.0
-    ratio = fit_input.spacing_ratio
-    if ratio <= LOG:
-        return ratio
-    gallery, seen = fit_input.require_targets("blend"), queries[:SURVEYED]
-    _, nearest = nearest_targets(Similarities(seen, fit_input.metric, fit_input.compute), [gallery])
-    once = np.unique(nearest, return_index=True)[1]
-    similarities = Similarities(seen[once], fit_input.metric, fit_input.compute)
-    return spacing_ratio(largest_similarities(similarities, gallery, SPACINGS + 1))
+    top = TopK(SPACINGS + 1)
+    search(queries[:SURVEYED], fit_input.require_targets("blend"), fit_input.metric, fit_input.compute.quiet, top)
+    ratio, once = spacing_ratio(top.scores[0]), np.unique(top.rows[0, :, 0], return_index=True)[1]
+    return ratio if ratio <= LOG else spacing_ratio(top.scores[0, once])
 
 
 def own_share(first: np.ndarray, second: np.ndarray, compute: Compute, rng: np.random.Generator) -> float:

@@ -116,7 +116,7 @@ def test_a_text_that_is_there_twice_never_tries_the_fit_that_saw_it(small):
 
 def test_the_experiment_does_not_grow_with_bank_and_gallery(small, monkeypatch):
     monkeypatch.setattr("hubplugin.validation.FIT_ROWS", 50)
-    monkeypatch.setattr("hubplugin.validation.HELD_OUT", 20)
+    monkeypatch.setattr("hubplugin.validation.HELD_OUT", 100)
     found = judge(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=np.arange(400)))
     assert found.queries == FOLDS * 20
 
