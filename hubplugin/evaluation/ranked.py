@@ -6,12 +6,12 @@ beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from itertools import chain
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,9 +19,9 @@ from hubplugin.bank import Bank, BankLike
 from hubplugin.compute import TIE, Compute, Similarities, TopK, TruthCounts, dense, largest, search
 from hubplugin.errors import InputError, Parameter, install
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names, as_true_ids, as_truth
-from hubplugin.jobs.naming import Naming
+from hubplugin.jobs.naming import Naming, called
 from hubplugin.measures.retrieval import Ranks, Truth, expected_ranks
-from hubplugin.methods import METHODS, FitInput, configured
+from hubplugin.methods import METHODS, configured
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap, Setting
 from hubplugin.query_dependent import QUERY_METHODS
@@ -35,10 +35,10 @@ RAW = "raw"
 class Ranking:
     """One way to rank targets for all queries.
 
-    nearest [q, k]: the first k of each query, as places in `Ranked.ids`; -1 where there are fewer. best [j]: the rank
-    of the first true target of each judged query, infinite where it is not among those that were asked for. ranks: of
-    all true targets, where the whole gallery was ranked. offsets: one a target, in the order of `Ranked.ids`. storable:
-    whether offsets express it. transductive: whether it needs every query beforehand.
+    nearest [q, k]: the first k of each query, as places in the `ids` of what is ranked; -1 where there are fewer.
+    best [j]: the rank of the first true target of each judged query, infinite where it is not among those that were
+    asked for. ranks: of all true targets, where the whole gallery was ranked. offsets: one a target, in the order of
+    `ids`. storable: whether offsets express it. transductive: whether it needs every query beforehand.
     """
 
     label: str
@@ -50,37 +50,6 @@ class Ranking:
     offsets: np.ndarray | None = None
     storable: bool = True
     transductive: bool = False
-
-
-class Ranked(Protocol):
-    """Targets that are ranked for queries.
-
-    ids: of the targets that are known by name: in a store those that some query finds. count: how many targets there
-    are in all, None where nobody knows, as under a filter. queries [q]: the rows, as they were given, of those that
-    are not left out. judged [j]: which of these have a true target. recall_at: the k of R@k, beside 1 and the cut-off.
-    """
-
-    ids: Sequence[Id]
-    count: int | None
-    queries: np.ndarray
-    judged: np.ndarray
-    recall_at: tuple[int, ...]
-
-    def rankings(self) -> Iterable[Ranking]:
-        """The raw search first."""
-
-    def true_targets(self, place: int) -> Sequence[Id]:
-        """The true targets of the judged query at `place`."""
-
-    def names(self, ids: Sequence[Id]) -> list[str]:
-        """What targets are called."""
-
-    def found_first(self) -> np.ndarray | None:
-        """Of each judged query [j], whether some bank query finds one of its true targets first in the raw search; None
-        without a bank."""
-
-    def facts(self) -> dict[str, Any]:
-        """The fields of `Results` that it knows of itself."""
 
 
 CORRECTED = "corrected"
@@ -96,7 +65,8 @@ class RankedStore:
     """`store`, searched for `queries` [q, d] as an application does it: index, quantisation and filter included.
 
     So it sees what is lost on the way from the formula to the answer. `condition`: a filter. Without an active
-    correction it is searched raw only.
+    correction it is searched raw only. Its attributes and methods are those of `RankedArrays`; `ids` are of the targets
+    that some query finds, and `count` is None under a filter, where nobody knows it.
     """
 
     recall_at: tuple[int, ...] = ()
@@ -138,17 +108,25 @@ class RankedStore:
         found = {RAW: self._search(self._queries, self._k, raw=True)}
         if self._model is not None:
             found[CORRECTED] = self._search(self._queries, self._k, raw=False)
-        self._require_hits(found[RAW])
-        self.ids = list(dict.fromkeys(chain.from_iterable(chain.from_iterable(found.values()))))
-        for label, lists in found.items():
-            model = self._model if label == CORRECTED else None
-            yield Ranking(
-                label,
-                RAW if model is None else model.method,
-                {} if model is None else model.parameters,
-                nearest=self._places(lists),
-                best=best_ranks(lists, self._true, self.judged),
+        if not any(str(key) in true for ids, true in zip(found[RAW], self._true, strict=True) for key in ids):
+            seen = next((repr(ids[0]) for ids in found[RAW] if ids), "nothing")
+            named = next(next(iter(true)) for true in self._true if true)
+            raise InputError(
+                f"no query finds a true target in {self._store.url}, whose searches find ids such as {seen}; ground "
+                f"truth names {named!r}: expected ids of the store, in the order of the queries"
             )
+        self.ids = list(dict.fromkeys(chain.from_iterable(chain.from_iterable(found.values()))))
+        places = {key: number for number, key in enumerate(self.ids)}
+        for label, lists in found.items():
+            nearest, best = np.full((len(lists), self._k), -1, np.int64), np.full(len(self.judged), np.inf)
+            for row, ids in enumerate(lists):
+                nearest[row, : len(ids)] = [places[key] for key in ids]
+            for number, row in enumerate(self.judged.tolist()):
+                ranks = (rank for rank, key in enumerate(lists[row], 1) if str(key) in self._true[row])
+                best[number] = next(ranks, np.inf)
+            model = self._model if label == CORRECTED else None
+            method, parameters = (RAW, {}) if model is None else (model.method, model.parameters)
+            yield Ranking(label, method, parameters, nearest=nearest, best=best)
 
     def _search(self, queries: np.ndarray, k: int, raw: bool) -> list[list[Id]]:
         found: list[list[Id]] = []
@@ -157,32 +135,15 @@ class RankedStore:
             self._compute.report(f"searching {RAW if raw else CORRECTED}", len(found), len(queries))
         return found
 
-    def _require_hits(self, raw: list[list[Id]]) -> None:
-        if any(str(key) in true for ids, true in zip(raw, self._true, strict=True) for key in ids):
-            return
-        seen = next((repr(ids[0]) for ids in raw if ids), "nothing")
-        named = next(next(iter(true)) for true in self._true if true)
-        raise InputError(
-            f"no query finds a true target in {self._store.url}, whose searches find ids such as {seen}; ground truth "
-            f"names {named!r}: expected ids of the store, in the order of the queries"
-        )
-
-    def _places(self, lists: list[list[Id]]) -> np.ndarray:
-        place = {key: number for number, key in enumerate(self.ids)}
-        nearest = np.full((len(lists), self._k), -1, np.int64)
-        for row, ids in enumerate(lists):
-            nearest[row, : len(ids)] = [place[key] for key in ids]
-        return nearest
-
     def true_targets(self, place: int) -> Sequence[Id]:
         by_text = {str(key): key for key in self.ids}
         return [by_text.get(key, key) for key in sorted(self._true[self.judged[place]])]
 
     def names(self, ids: Sequence[Id]) -> list[str]:
         known = set(self.ids)
-        asked = [key for key in dict.fromkeys(ids) if key in known]
-        named = dict(zip(asked, self._names(asked), strict=True)) if self._names is not None and asked else {}
-        return [str(key) if named.get(key) is None else f"{named[key]} [{key}]" for key in ids]
+        found = [key for key in dict.fromkeys(ids) if key in known]
+        names = dict(zip(found, called(found, self._names), strict=True))
+        return [names.get(key, str(key)) for key in ids]
 
     def found_first(self) -> np.ndarray | None:
         if self._model is None or len(bank := self._model.terms[0].bank) < 2:
@@ -199,15 +160,6 @@ class RankedStore:
             "correction": None if self._model is None else str(self._model),
             "condition": self._condition,
         }
-
-
-def best_ranks(lists: Sequence[Sequence[Id]], true: Sequence[set[str]], judged: np.ndarray) -> np.ndarray:
-    """The place of the first true target of each judged query, from 1; infinite where it was not found: [j]."""
-    ranks = np.full(len(judged), np.inf)
-    for number, row in enumerate(judged.tolist()):
-        places = (place for place, key in enumerate(lists[row], 1) if str(key) in true[row])
-        ranks[number] = next(places, np.inf)
-    return ranks
 
 
 LARGEST_PLAN = 25_000_000
@@ -268,22 +220,47 @@ def require_solvable(method: str, queries: int, targets: int) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Scene:
-    """queries [q, d] are prepared; bank: None without example queries; k: how many targets are found for a query."""
+def among(truth: Truth, queries: Vectors, targets: Vectors) -> Truth:
+    """The pairs of `truth` whose query and target are there, by their rows in `queries` and `targets`, which may lack
+    zero vectors. Raises InputError where there is none."""
+    query_rows, target_rows = places_in(queries, truth.query_rows), places_in(targets, truth.target_rows)
+    there = (query_rows >= 0) & (target_rows >= 0)
+    if not there.any():
+        raise nothing_judged(f"{queries.name} or {targets.name}")
+    return Truth(query_rows[there], target_rows[there], truth.grades[there])
 
-    queries: np.ndarray
-    targets: Vectors
-    truth: Truth
-    bank: FitInput | None
-    metric: Metric
-    compute: Compute
-    k: int
-    seed: int
+
+def nothing_judged(name: str) -> InputError:
+    return InputError(
+        f"{name}: every pair of the ground truth has a zero vector, which has no cosine similarity; expected at least "
+        "one pair without: embed what it names anew"
+    )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method that was asked for. Either its offsets [n] are known, and the query map of its model, or its scores for
+    some of the queries (rows -> [rows, n])."""
+
+    label: str
+    method: str
+    parameters: dict[str, Setting]
+    offsets: np.ndarray | None = None
+    scores: Callable[[slice], np.ndarray] | None = None
+    query_map: QueryMap | None = None
+
+
+Counted: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""What `TruthCounts` and `TopK` give of one candidate."""
 
 
 class RankedArrays:
-    """`targets` [n, d], ranked for `queries` [q, d] by their similarity, and under each method."""
+    """`targets` [n, d], ranked for `queries` [q, d] by their similarity, and under each method: by default every
+    additive one that the bank allows.
+
+    ids: of the targets. count: how many there are. queries [q]: the rows, as they were given, of those that are not
+    left out. judged [j]: which of these have a true target. recall_at: the k of R@k, beside 1 and the cut-off.
+    """
 
     recall_at: tuple[int, ...] = (1, 5, 10)
 
@@ -304,69 +281,152 @@ class RankedArrays:
         compute: Compute,
     ):
         metric, whole = Metric.parse(metric), as_vectors(targets, "targets")
-        _require_one_model(queries, whole)
+        if queries.dim != whole.dim:
+            raise InputError(
+                f"{queries.name} have {queries.dim} dimensions, {whole.name} have {whole.dim}; embed both with the "
+                "same model"
+            )
         asked, gallery = Directed.told(queries, metric), Directed.told(whole, metric)
-        _require_usable(gallery, k, models)
-        self._names = as_names(names, whole.rows, "names")
-        given = None if bank is None else Bank.of(bank).read(metric, compute, targets=gallery)
-        pairs = among(as_truth(truth, queries.rows, whole.rows, query_names, self._names), asked, gallery)
-        self._scene = Scene(prepared(asked, metric), gallery, pairs, given, metric, compute, k, seed)
-        self._candidates = candidates_of(methods, models, self._scene)
+        if not 1 <= k <= gallery.rows:
+            raise InputError(Parameter("k", k), f" is not between 1 and the {gallery.rows} targets of the gallery")
+        for label in (label for label in models if label == RAW or not label.strip()):
+            raise InputError(f"a model cannot be labelled {label!r}; name it by another word than {RAW!r}")
+        self._names, self._seed, self._k = as_names(names, whole.rows, "names"), seed, k
+        self._targets, self._metric, self._compute = gallery, metric, compute
+        self._bank = None if bank is None else Bank.of(bank).read(metric, compute, targets=gallery)
+        self._truth = among(as_truth(truth, queries.rows, whole.rows, query_names, self._names), asked, gallery)
+        self._queries = prepared(asked, metric)
         self.ids: Sequence[Id] = range(whole.rows) if gallery is whole else numbers_of(gallery).tolist()
         self.count: int | None = gallery.rows
-        self.queries, self.judged = numbers_of(asked), pairs.judged
+        self.queries, self.judged = numbers_of(asked), self._truth.judged
+        if methods is None:
+            dual = self._bank is not None and self._bank.target_bank is not None
+            methods = [] if self._bank is None else [name for name in METHODS if name != "dualis" or dual]
+        raw = Candidate(RAW, RAW, {}, np.zeros(gallery.rows, np.float32))
+        tried = [self._by_method(method) for method in ([methods] if isinstance(methods, str) else methods)]
+        tried += [self._by_model(label, model) for label, model in models.items()]
+        self._candidates = list({candidate.label: candidate for candidate in (raw, *tried)}.values())
+
+    def _by_method(self, method: str) -> Candidate:
+        name, *settings = method.split() or [""]
+        parameters: dict[str, Setting] = {}
+        for key, equals, value in (setting.partition("=") for setting in settings):
+            if not equals:
+                raise InputError(
+                    f"method {method!r}: {key!r} is no parameter; expected NAME=VALUE, as in 'is tau=0.05'"
+                )
+            parameters[key] = value
+        if name in PLANS:
+            if parameters:
+                raise InputError(f"method {name!r} takes no parameters, got {', '.join(parameters)}")
+            require_solvable(name, len(self._queries), self._targets.rows)
+            return Candidate(method, name, {}, scores=lambda rows: PLANS[name](self._similarities(slice(None)))[rows])
+        known, bank = {**METHODS, **QUERY_METHODS}, self._bank
+        if name not in known:
+            raise InputError(f"unknown method {name!r}: use one of {', '.join([*known, *PLANS])}")
+        if bank is None:
+            raise InputError(f"method {name!r} needs example queries: pass ", Parameter("bank"))
+        if name in METHODS:
+            return self._by_model(method, configured(METHODS, name, parameters).fit(bank))
+        query_dependent = configured(QUERY_METHODS, name, parameters)
+        rule = query_dependent.rule(bank)
+        kept = rule.keep(self._targets)
+
+        def scores(rows: slice) -> np.ndarray:
+            corrected: np.ndarray = rule.rescore(self._similarities(rows), kept)
+            return corrected
+
+        return Candidate(method, name, query_dependent.model_dump(), scores=scores)
+
+    def _by_model(self, label: str, model: OffsetModel) -> Candidate:
+        if model.metric is not self._metric:
+            raise InputError(f"model {label!r} is for {model.metric.value}, the evaluation for {self._metric.value}")
+        offsets = model.offsets(self._targets, compute=self._compute)
+        return Candidate(label, model.method, model.parameters, offsets, query_map=model.query_map)
+
+    def _similarities(self, rows: slice) -> np.ndarray:
+        product = Similarities(self._queries[rows], self._metric, self._compute.quiet)
+        scores: np.ndarray = dense(product, self._targets)
+        return scores
 
     def rankings(self) -> Iterator[Ranking]:
-        """Those with offsets share one search; a model that maps queries has its own."""
-        scene, searched = self._scene, dict[str, Counted]()
+        """The raw search first. Those with offsets share one search; a model that maps queries has its own."""
+        found, mapped = dict[str, Counted](), [each for each in self._candidates if each.query_map is not None]
         shared = [each for each in self._candidates if each.scores is None and each.query_map is None]
-        for some in (shared, *([each] for each in self._candidates if each.query_map is not None)):
-            searched |= _searched(some, scene)
-        for candidate in self._candidates:
-            greater, equal, nearest = searched.get(candidate.label) or _scored(candidate, scene)
-            ranks = expected_ranks(scene.truth, greater, equal)
-            yield Ranking(
-                label=candidate.label,
-                method=candidate.method,
-                parameters=candidate.parameters,
-                nearest=nearest,
-                best=ranks.best,
-                ranks=ranks,
-                offsets=candidate.offsets,
-                storable=candidate.offsets is not None,
-                transductive=candidate.method in PLANS,
-            )
+        for some in (shared, *([each] for each in mapped)):
+            found |= self._searched(some)
+        for each in self._candidates:
+            greater, equal, nearest = found.get(each.label) or self._scored(each)
+            ranks = expected_ranks(self._truth, greater, equal)
+            kind = {"storable": each.offsets is not None, "transductive": each.method in PLANS}
+            yield Ranking(each.label, each.method, each.parameters, nearest, ranks.best, ranks, each.offsets, **kind)
+
+    def _searched(self, candidates: Sequence[Candidate]) -> dict[str, Counted]:
+        """By label, of candidates with offsets, searched as the first is."""
+        top, counts = TopK(self._k), TruthCounts(self._truth.query_rows, self._truth.target_rows)
+        query_map = candidates[0].query_map
+        queries = self._queries if query_map is None else query_map(self._queries)
+        offsets = np.stack([each.offsets for each in candidates if each.offsets is not None])
+        search(queries, self._targets, self._metric, self._compute, top, counts, offsets=offsets)
+        each_one = zip(counts.greater, counts.equal, top.rows, strict=True)
+        return dict(zip((each.label for each in candidates), each_one, strict=True))
+
+    def _scored(self, candidate: Candidate) -> Counted:
+        """Of a method that gives scores and no offsets: as many queries at a time as memory allows."""
+        assert candidate.scores is not None
+        truth, count = self._truth, len(self._queries)
+        greater, equal = np.empty(len(truth.query_rows), np.int64), np.empty(len(truth.query_rows), np.int64)
+        nearest = np.empty((count, self._k), np.int64)
+        whole = candidate.method in PLANS
+        height = count if whole else max(1, self._compute.bytes() // (8 * 8 * self._targets.rows))
+        generator = np.random.default_rng(self._seed)
+        for start in range(0, count, height):
+            rows = slice(start, min(start + height, count))
+            scores = candidate.scores(rows)
+            first, last = np.searchsorted(truth.query_rows, [rows.start, rows.stop])
+            for pair in range(first, last):
+                row, own = scores[truth.query_rows[pair] - start], truth.target_rows[pair]
+                tie = TIE * np.finfo(np.float32).eps * abs(row[own])
+                greater[pair] = (row > row[own] + tie).sum()
+                equal[pair] = (row >= row[own] - tie).sum() - greater[pair] - 1
+            if whole:  # nearly all of a plan ties at zero; which of those are found must not depend on their rows
+                scores = scores + generator.random(scores.shape) * scores[scores > 0].min() * 1e-3
+            nearest[rows] = largest(scores, self._k)[1]
+            self._compute.report(f"ranking by {candidate.label}", rows.stop, count)
+        return greater, equal, nearest
 
     def true_targets(self, place: int) -> Sequence[Id]:
-        truth = self._scene.truth
-        first = truth.starts[place]
-        return [self.ids[row] for row in truth.target_rows[first : first + truth.counts[place]].tolist()]
+        """Of the judged query at `place`."""
+        first = self._truth.starts[place]
+        return [self.ids[row] for row in self._truth.target_rows[first : first + self._truth.counts[place]].tolist()]
 
     def names(self, ids: Sequence[Id]) -> list[str]:
+        """What targets are called."""
         return [f"target {row}" if self._names is None else str(self._names[int(row)]) for row in ids]
 
     def found_first(self) -> np.ndarray | None:
+        """Of each judged query [j], whether some bank query finds one of its true targets first in the raw search; None
+        without a bank."""
         if self._nearest_to_bank is None:
             return None
-        truth = self._scene.truth
-        return np.logical_or.reduceat(np.isin(truth.target_rows, self._nearest_to_bank), truth.starts)
+        return np.logical_or.reduceat(np.isin(self._truth.target_rows, self._nearest_to_bank), self._truth.starts)
 
     @cached_property
     def _nearest_to_bank(self) -> np.ndarray | None:
         """The targets that are the nearest of some bank query. What no bank query comes near, no bank query can tell
         to be a hub; m bank rows cover at most m / n of the gallery."""
-        scene, nearest = self._scene, TopK(1)
-        if scene.bank is None:
+        if self._bank is None:
             return None
-        bank = scene.bank.query_bank
-        search(bank, scene.targets, scene.metric, scene.compute, nearest, what="coverage of the gallery")
+        nearest, bank = TopK(1), self._bank.query_bank
+        search(bank, self._targets, self._metric, self._compute, nearest, what="coverage of the gallery")
         return np.unique(nearest.rows)
 
     def facts(self) -> dict[str, Any]:
-        bank, nearest = self._scene.bank, self._nearest_to_bank
+        """The fields of `Results` that it knows of itself."""
+        bank, nearest = self._bank, self._nearest_to_bank
         second = None if bank is None else bank.target_bank
         return {
-            "metric": self._scene.metric.value,
+            "metric": self._metric.value,
             "targets": self.count,
             "query_bank": None if bank is None else len(bank.query_bank),
             "target_bank": None if second is None else len(second),
@@ -374,147 +434,4 @@ class RankedArrays:
         }
 
 
-def among(truth: Truth, queries: Vectors, targets: Vectors) -> Truth:
-    """The pairs of `truth` whose query and target are there, by their rows in `queries` and `targets`, which may lack
-    zero vectors. Raises InputError where there is none."""
-    query_rows, target_rows = places_in(queries, truth.query_rows), places_in(targets, truth.target_rows)
-    there = (query_rows >= 0) & (target_rows >= 0)
-    if not there.any():
-        raise nothing_judged(f"{queries.name} or {targets.name}")
-    return Truth(query_rows[there], target_rows[there], truth.grades[there])
-
-
-def nothing_judged(name: str) -> InputError:
-    return InputError(
-        f"{name}: every pair of the ground truth has a zero vector, which has no cosine similarity; expected at least "
-        "one pair without: embed what it names anew"
-    )
-
-
-def _require_one_model(queries: Vectors, gallery: Vectors) -> None:
-    if queries.dim != gallery.dim:
-        raise InputError(
-            f"{queries.name} have {queries.dim} dimensions, {gallery.name} have {gallery.dim}; "
-            "embed both with the same model"
-        )
-
-
-def _require_usable(gallery: Vectors, k: int, models: Mapping[str, OffsetModel]) -> None:
-    if not 1 <= k <= gallery.rows:
-        raise InputError(Parameter("k", k), f" is not between 1 and the {gallery.rows} targets of the gallery")
-    unlabelled = [label for label in models if label == RAW or not label.strip()]
-    if unlabelled:
-        raise InputError(f"a model cannot be labelled {unlabelled[0]!r}; name it by another word than {RAW!r}")
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A method that was asked for. Either its offsets [n] are known, and the query map of its model, or its scores for
-    some of the queries (rows -> [rows, n])."""
-
-    label: str
-    method: str
-    parameters: dict[str, Setting]
-    offsets: np.ndarray | None = None
-    scores: Callable[[slice], np.ndarray] | None = None
-    query_map: QueryMap | None = None
-
-
-Counted: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""What `TruthCounts` and `TopK` give of one candidate."""
-
-
-def _searched(candidates: Sequence[Candidate], scene: Scene) -> dict[str, Counted]:
-    """By label, of candidates with offsets, searched as the first is."""
-    top, counts = TopK(scene.k), TruthCounts(scene.truth.query_rows, scene.truth.target_rows)
-    query_map = candidates[0].query_map
-    queries = scene.queries if query_map is None else query_map(scene.queries)
-    offsets = np.stack([each.offsets for each in candidates if each.offsets is not None])
-    search(queries, scene.targets, scene.metric, scene.compute, top, counts, offsets=offsets)
-    each_one = zip(counts.greater, counts.equal, top.rows, strict=True)
-    return dict(zip((each.label for each in candidates), each_one, strict=True))
-
-
-def _scored(candidate: Candidate, scene: Scene) -> Counted:
-    """Of a method that gives scores and no offsets: as many queries at a time as memory allows."""
-    assert candidate.scores is not None
-    truth, count = scene.truth, len(scene.queries)
-    greater, equal = np.empty(len(truth.query_rows), np.int64), np.empty(len(truth.query_rows), np.int64)
-    nearest = np.empty((count, scene.k), np.int64)
-    whole = candidate.method in PLANS
-    height = count if whole else max(1, scene.compute.bytes() // (8 * 8 * scene.targets.rows))
-    generator = np.random.default_rng(scene.seed)
-    for start in range(0, count, height):
-        rows = slice(start, min(start + height, count))
-        scores = candidate.scores(rows)
-        first, last = np.searchsorted(truth.query_rows, [rows.start, rows.stop])
-        for pair in range(first, last):
-            row, own = scores[truth.query_rows[pair] - start], truth.target_rows[pair]
-            tie = TIE * np.finfo(np.float32).eps * abs(row[own])
-            greater[pair] = (row > row[own] + tie).sum()
-            equal[pair] = (row >= row[own] - tie).sum() - greater[pair] - 1
-        if whole:  # nearly all of a plan ties at zero; which of those are found must not depend on their rows
-            scores = scores + generator.random(scores.shape) * scores[scores > 0].min() * 1e-3
-        nearest[rows] = largest(scores, scene.k)[1]
-        scene.compute.report(f"ranking by {candidate.label}", rows.stop, count)
-    return greater, equal, nearest
-
-
-def candidates_of(methods: Sequence[str] | None, models: Mapping[str, OffsetModel], scene: Scene) -> list[Candidate]:
-    """The raw search, the methods (None: every additive one that the bank allows) and the models, once each."""
-    bank = scene.bank
-    if methods is None:
-        dual = bank is not None and bank.target_bank is not None
-        methods = [] if bank is None else [name for name in METHODS if name != "dualis" or dual]
-    raw = Candidate(RAW, RAW, {}, np.zeros(scene.targets.rows, np.float32))
-    of_methods = [candidate_of(method, scene) for method in ([methods] if isinstance(methods, str) else methods)]
-    of_models = [fitted(label, model, scene) for label, model in models.items()]
-    return list({candidate.label: candidate for candidate in (raw, *of_methods, *of_models)}.values())
-
-
-def fitted(label: str, model: OffsetModel, scene: Scene) -> Candidate:
-    if model.metric is not scene.metric:
-        raise InputError(f"model {label!r} is for {model.metric.value}, the evaluation for {scene.metric.value}")
-    compute = scene.compute
-    offsets = model.offsets(scene.targets, compute=compute)
-    return Candidate(label, model.method, model.parameters, offsets, query_map=model.query_map)
-
-
-def candidate_of(method: str, scene: Scene) -> Candidate:
-    name, *settings = method.split() or [""]
-    parameters: dict[str, Setting] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise InputError(
-                f"method {method!r}: {setting!r} is no parameter; expected NAME=VALUE, as in 'is tau=0.05'"
-            )
-        parameters[key] = value
-    if name in PLANS:
-        if parameters:
-            raise InputError(f"method {name!r} takes no parameters, got {', '.join(parameters)}")
-        require_solvable(name, len(scene.queries), scene.targets.rows)
-        return Candidate(method, name, {}, scores=lambda rows: PLANS[name](similarities(slice(None), scene))[rows])
-    known = {**METHODS, **QUERY_METHODS}
-    if name not in known:
-        raise InputError(f"unknown method {name!r}: use one of {', '.join([*known, *PLANS])}")
-    if scene.bank is None:
-        raise InputError(f"method {name!r} needs example queries: pass ", Parameter("bank"))
-    if name in METHODS:
-        configuration = configured(METHODS, name, parameters)
-        return fitted(method, configuration.fit(scene.bank), scene)
-    query_dependent = configured(QUERY_METHODS, name, parameters)
-    rule = query_dependent.rule(scene.bank)
-    kept = rule.keep(scene.targets)
-
-    def scores(rows: slice) -> np.ndarray:
-        corrected: np.ndarray = rule.rescore(similarities(rows, scene), kept)
-        return corrected
-
-    return Candidate(method, name, query_dependent.model_dump(), scores=scores)
-
-
-def similarities(rows: slice, scene: Scene) -> np.ndarray:
-    product = Similarities(scene.queries[rows], scene.metric, scene.compute.quiet)
-    scores: np.ndarray = dense(product, scene.targets)
-    return scores
+Ranked: TypeAlias = RankedStore | RankedArrays
