@@ -20,10 +20,10 @@ import numpy as np
 
 from benchmarks.bank_settings import further, seventeen
 from benchmarks.tables import EXAMPLES, SHARED, markdown
-from hubplugin import Metric
 from hubplugin.bank import Bank
 from hubplugin.compute import Compute, TopK, search
 from hubplugin.jobs.diagnose import DEEP, findings
+from hubplugin.metric import Metric
 
 CAUSES = ("another model", "prefix or shift", "copies", "collapsed space", "lengths")
 

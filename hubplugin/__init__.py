@@ -13,12 +13,9 @@ if TYPE_CHECKING:
     from hubplugin.errors import CorrectionRefused as CorrectionRefused
     from hubplugin.errors import HubpluginError as HubpluginError
     from hubplugin.errors import InputError as InputError
-    from hubplugin.errors import ModelFileError as ModelFileError
     from hubplugin.errors import StoreError as StoreError
     from hubplugin.evaluation.evaluate import evaluate as evaluate
     from hubplugin.fitting import fit as fit
-    from hubplugin.guard import Trial as Trial
-    from hubplugin.guard import judge as judge
     from hubplugin.jobs.correct import apply as apply
     from hubplugin.jobs.correct import refit as refit
     from hubplugin.jobs.diagnose import diagnose as diagnose
@@ -26,12 +23,8 @@ if TYPE_CHECKING:
     from hubplugin.jobs.write import refresh as refresh
     from hubplugin.jobs.write import remove as remove
     from hubplugin.jobs.write import rollback as rollback
-    from hubplugin.methods import METHODS as METHODS
-    from hubplugin.metric import Metric as Metric
     from hubplugin.model import OffsetModel as OffsetModel
     from hubplugin.model import load as load
-    from hubplugin.query_dependent import Reranker as Reranker
-    from hubplugin.query_dependent import fit_rule as fit_rule
     from hubplugin.recording import Recorder as Recorder
     from hubplugin.registry import open_store as open_store
 
@@ -42,21 +35,14 @@ _HOMES = {
     "CorrectionRefused": "errors",
     "HubpluginError": "errors",
     "InputError": "errors",
-    "METHODS": "methods",
-    "Metric": "metric",
-    "ModelFileError": "errors",
     "OffsetModel": "model",
     "Recorder": "recording",
-    "Reranker": "query_dependent",
     "StoreError": "errors",
-    "Trial": "guard",
     "apply": "jobs.correct",
     "diagnose": "jobs.diagnose",
     "evaluate": "evaluation.evaluate",
     "fit": "fitting",
-    "fit_rule": "query_dependent",
     "inspect": "jobs.health",
-    "judge": "guard",
     "load": "model",
     "open_store": "registry",
     "refit": "jobs.correct",

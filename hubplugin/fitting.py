@@ -38,9 +38,9 @@ def fit(
         a store. Needed by blend, sn and dbsn; offsets are centred on it. None where it is not known yet.
     bank: the example queries [m, d], likewise, or a `hubplugin.Bank`: texts, or queries and what is known of their
         answers. dualis needs vectors of answers, blend and dbsn use them.
-    method: blend | is | sn | dbsn | dualis | nnn | csls | dn; `hubplugin.METHODS` has each one's parameters, equation
-        and defaults, which are given here as `parameters`. The default, blend, is made for banks of any kind and size;
-        `hubplugin.evaluate` compares the methods.
+    method: blend | is | sn | dbsn | dualis | nnn | csls | dn; `hubplugin.methods.METHODS` has each one's equation,
+        parameters and defaults, which are given here as `parameters`. The default, blend, is made for banks of any
+        kind and size; `hubplugin.evaluate` compares the methods.
     metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
     compute: device, memory, progress and precision, see `hubplugin.Compute`.
     learn: learn a map of the query, too, from a bank whose answers are known: at least 200 different pairs. Search with

@@ -10,7 +10,7 @@ import numpy as np
 
 from hubplugin.errors import InputError
 from hubplugin.model import OffsetModel, unmapped
-from hubplugin.query_dependent import DualDynamic, DualSoftmax, Dynamic, GloballyCorrected, Reranker, Rule
+from hubplugin.rerank import DualDynamic, DualSoftmax, Dynamic, GloballyCorrected, Reranker, Rule
 from hubplugin.vectors import OffsetsLike, VectorLike, as_vectors
 from hubplugin_faiss.index import checked_offsets, normalises_queries
 
@@ -63,7 +63,7 @@ class CorrectedSearch:
     Args:
         index: anything with Faiss's `search` whose scores are inner products, or squared L2 distances if its
             `metric_type` says so.
-        correction: offsets [n], an `OffsetModel`, or a fitted `hubplugin.query_dependent.Rule` for the corrections
+        correction: offsets [n], an `OffsetModel`, or a fitted `hubplugin.rerank.Rule` for the corrections
             that depend on the query (dis, dualdis, dsl, gc).
         targets: the gallery [n, d] that a model or a rule needs; by default `vectors`.
         vectors: the originals of the entries [n, d], row i that of id `ids[i]`. Candidates are ranked by these instead

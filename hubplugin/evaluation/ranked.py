@@ -24,7 +24,7 @@ from hubplugin.measures.retrieval import Ranks, Truth, expected_ranks
 from hubplugin.methods import METHODS, configured
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap, Setting
-from hubplugin.query_dependent import QUERY_METHODS
+from hubplugin.rerank import QUERY_METHODS
 from hubplugin.store import Id, Store
 from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, numbers_of, places_in, prepared
 

@@ -75,8 +75,8 @@ def apply(
     that were recorded of the store, and with learn of their clicks. A fitted model in the place of the bank is written
     as it is, and not tried.
 
-    The correction is first tried on held-out bank queries (`hubplugin.judge`), which raises CorrectionRefused if it
-    would do harm; force=True applies it untried. group_by: a key of the targets, where searches are filtered by its
+    The correction is first tried on held-out bank queries (`hubplugin.guard`), which raises CorrectionRefused if
+    it would do harm; force=True applies it untried. group_by: a key of the targets, where searches are filtered by its
     value. Offsets are then fitted, centred and tried within each value's own targets, by one method for all. Targets of
     a value that is refused or has too few of them keep the offset 0. A run that was cut off while writing is taken up
     where it stopped, with its own model, if it is started again with the same bank, method and parameters.

@@ -35,7 +35,7 @@ METHODS: dict[str, type[Method]] = {
 }
 
 QUERY_DEPENDENT = ("dis", "dualdis", "dsl", "gc")
-"""Those of `hubplugin.query_dependent`, which this package does not know, by name: errors say where to find them."""
+"""Those of `hubplugin.rerank`, which this package does not know, by name: errors say where to find them."""
 
 __all__ = [
     "METHODS",
@@ -75,7 +75,7 @@ def configured(
         additive = known is METHODS
         hint = f"use one of {', '.join(known)}{'; hubplugin.evaluate compares them' if additive else ''}"
         if additive and method in QUERY_DEPENDENT:
-            hint = "it depends on the query, so it is no offset: fit it with hubplugin.fit_rule, or " + hint
+            hint = "it depends on the query, so it is no offset: fit it with hubplugin.rerank.fit_rule, or " + hint
         elif not additive and method in METHODS:
             hint = "it gives each target one offset: fit it with hubplugin.fit, or " + hint
         raise InputError(f"unknown method {method!r}: {hint}")

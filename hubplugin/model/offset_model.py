@@ -185,7 +185,7 @@ class OffsetModel:
     method, parameters: as given to `fit`. metric: the similarity the offsets belong to. bank_fingerprint: names the
     query bank and the target bank. centre: mean of the raw offsets over the gallery of the fit (0 without one), so
     that 0 is the neutral offset. gallery: None where the fit was given no targets. activation: the activation set,
-    which `query_dependent.Dynamic` and `DualDynamic` ask; offsets do not depend on it.
+    which `rerank.Dynamic` and `DualDynamic` ask; offsets do not depend on it.
     hubness_at_fit: counted by `apply` and `refit`, for `inspect`; it makes no other model.
     query_map: what known answers taught, None where nothing was to be learned from them. Banks lie here as they were
     given, and are mapped as all queries are: offsets belong to what is searched with.

@@ -3,7 +3,7 @@
 import faiss
 import pytest
 
-from hubplugin import Metric
+from hubplugin.metric import Metric
 from hubplugin.registry import open_store
 from hubplugin.testing import StoreConformance
 from hubplugin_faiss.handlers.base import behind_map

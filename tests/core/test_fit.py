@@ -26,7 +26,7 @@ X = np.eye(4, dtype=np.float32)
         ({"method": "sn"}, "method 'sn' is fitted against the gallery: pass targets="),
         ({"method": "dualis"}, "method 'dualis' needs the vectors of answers in the bank: pass answers="),
         ({"method": X}, "method must be a name, not ndarray; a gallery is given as targets="),
-        ({"method": "dis"}, "fit it with hubplugin.fit_rule"),
+        ({"method": "dis"}, "fit it with hubplugin.rerank.fit_rule"),
         ({"method": "is", "metric": "manhattan"}, "use one of cosine, dot, euclidean"),
         ({"method": "is", "targets": X, "compute": Compute("abacus")}, "device 'abacus' is not usable here"),
         ({"method": "is", "targets": X, "compute": Compute("meta")}, "device 'meta' is not usable here"),

@@ -41,5 +41,5 @@ def test_each_group_is_fitted_as_if_it_were_alone(method, rng):
     assert loaded.fingerprint == model.fingerprint
     with pytest.raises(hubplugin.InputError, match="pass groups="):
         model.offsets(late)
-    with pytest.raises(hubplugin.ModelFileError, match="damaged"):
+    with pytest.raises(hubplugin.errors.ModelFileError, match="damaged"):
         OffsetModel.from_bytes(model.to_bytes()[:-1] + b"\0\0", "model")

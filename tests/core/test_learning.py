@@ -60,7 +60,7 @@ def test_strength_and_whitening_make_one_matrix(seed, strength, whiten, metric):
         first = learning.whitening(queries, as_vectors(targets, "targets"), Metric.parse(metric))
         np.testing.assert_allclose(first, z, rtol=0, atol=1e-5)
     clicked, own = np.unique(answers, return_inverse=True)
-    found = learning.Learning(hubplugin.METHODS["blend"](), strength, 0.1, first).query_map(
+    found = learning.Learning(hubplugin.methods.METHODS["blend"](), strength, 0.1, first).query_map(
         queries, own.reshape(-1), targets[clicked]
     )
     if not strength and first is None:
@@ -105,7 +105,7 @@ def test_a_low_temperature_serves_queries_that_a_map_makes_longer(method, asked)
 def test_a_trial_maps_what_it_holds_out_by_what_the_others_teach(asked):
     targets, queries, answers = asked
     given = hubplugin.Bank(queries, answers).prepare("cosine", Compute("cpu")).against(targets)
-    method = hubplugin.METHODS["blend"]().resolved(given)
+    method = hubplugin.methods.METHODS["blend"]().resolved(given)
     how, folds, sample = learning.Learning(method, 0.5, 0.07), folds_of(given), sample_of(given)
     model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
     _, learned, old = cross_validate([None, how, model], given, folds).right
@@ -137,7 +137,7 @@ def test_margins_of_held_out_pairs_are_those_of_the_formula(asked, answers_are):
     given = bank.prepare("cosine", Compute("cpu")).against(gallery)
     z, asked_for = formulas.whitening(queries, gallery), targets[answers]
     asked_of = targets if answers_are == "rows" else asked_for
-    method = hubplugin.METHODS["nnn"](k=5)
+    method = hubplugin.methods.METHODS["nnn"](k=5)
     hows = [learning.Learning(method, 0.0, 0.07, first) for first in (None, z.astype(np.float32))]
     tried, sides = learning.sides_of(given, learning.pairs_of(given))
     assert set(sides) == ({"other", "asked"} if answers_are == "rows" else {"other"})
@@ -286,7 +286,7 @@ def test_judged_clicks_choose_in_the_place_of_noisy_ones(asked, rng):
         for rows, some in ((slice(None), noisy), (slice(100, 200), answers))
     )
     tried, sides = learning.sides_of(given, learning.pairs_of(given), judged)
-    how = learning.Learning(hubplugin.METHODS["nnn"](k=5, alpha=1e-9), 0.0, 0.07)
+    how = learning.Learning(hubplugin.methods.METHODS["nnn"](k=5, alpha=1e-9), 0.0, 0.07)
     margins = {
         name: cross_validate([learning.strengths_of(how)], tried, folds).margins for name, folds in sides.items()
     }

@@ -63,7 +63,7 @@ def test_the_header_names_what_the_file_holds(fitted):
 
 
 def refusal(path):
-    with pytest.raises(hubplugin.ModelFileError) as caught:
+    with pytest.raises(hubplugin.errors.ModelFileError) as caught:
         hubplugin.load(path)
     assert "\n" not in str(caught.value)
     assert path.name in str(caught.value)
@@ -177,7 +177,7 @@ def test_a_file_that_no_fit_writes_is_refused_when_it_is_read_though_its_checksu
 
 def test_texts_that_are_no_model_are_refused_in_one_line():
     for texts in (["%"], ["a"], [], [7]):
-        with pytest.raises(hubplugin.ModelFileError, match=r"^photos is damaged"):
+        with pytest.raises(hubplugin.errors.ModelFileError, match=r"^photos is damaged"):
             hubplugin.OffsetModel.from_texts(texts, "photos")
 
 
@@ -203,7 +203,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(fitted, tmp_path):
         (tmp_path / "m.hub").write_bytes(content)
         try:
             again = hubplugin.load(tmp_path / "m.hub")
-        except hubplugin.ModelFileError:
+        except hubplugin.errors.ModelFileError:
             continue
         assert again.fingerprint == model.fingerprint  # the bit was in what says who wrote the file
 
@@ -225,13 +225,13 @@ def test_a_link_stays_a_link_and_a_folder_is_refused(fitted, tmp_path):
     assert os.readlink(tmp_path / "link.hub") == "there.hub"
     assert hubplugin.load(tmp_path / "there.hub").fingerprint == model.fingerprint
     (tmp_path / "folder").mkdir()
-    with pytest.raises(hubplugin.ModelFileError, match="Is a directory"):
+    with pytest.raises(hubplugin.errors.ModelFileError, match="Is a directory"):
         model.save(tmp_path / "folder")
     assert "Is a directory" in refusal(tmp_path / "folder")
     for name in ("x" * 300, "a\0b"):
-        with pytest.raises(hubplugin.ModelFileError, match="cannot write"):
+        with pytest.raises(hubplugin.errors.ModelFileError, match="cannot write"):
             model.save(tmp_path / name)
-        with pytest.raises(hubplugin.ModelFileError, match="cannot read"):
+        with pytest.raises(hubplugin.errors.ModelFileError, match="cannot read"):
             hubplugin.load(tmp_path / name)
 
 

@@ -12,6 +12,7 @@ import hubplugin
 from hubplugin.compute import Columns, Compute, Similarities, sinkhorn
 from hubplugin.compute.device import reduces_precision
 from hubplugin.errors import InputError
+from hubplugin.methods import METHODS
 from hubplugin.metric import Metric
 from hubplugin.model import QueryMap
 from hubplugin.vectors import as_vectors
@@ -59,7 +60,7 @@ def assert_true(method, parameters, metric, bank, targets, target_bank, atol=1e-
 
 
 def test_every_method_is_compared_with_its_formula():
-    assert {method for method, _ in SETTINGS} == {*hubplugin.METHODS} - {"blend"}  # whose formula is in test_answers
+    assert {method for method, _ in SETTINGS} == {*METHODS} - {"blend"}  # whose formula is in test_answers
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -10,7 +10,7 @@ from scipy import stats
 import hubplugin
 from hubplugin import InputError
 from hubplugin.model import QueryMap
-from hubplugin.query_dependent import fit_rule
+from hubplugin.rerank import fit_rule
 from tests.core.formulas import inverted_softmax, similarity
 from tests.html import Parsed
 

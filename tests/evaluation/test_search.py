@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from hubplugin import Metric
 from hubplugin.compute import Compute, TopK, TruthCounts, search
+from hubplugin.metric import Metric
 from hubplugin.vectors import as_vectors, prepared
 from tests.core.formulas import similarity
 
@@ -83,7 +83,8 @@ def test_memory_is_bounded_whatever_the_number_of_similarities():
     program = """
 import resource
 import numpy as np
-from hubplugin import Compute, Metric
+from hubplugin import Compute
+from hubplugin.metric import Metric
 from hubplugin.compute import TopK, TruthCounts, search
 from hubplugin.vectors import (as_vectors, prepared)
 rng = np.random.default_rng(0)

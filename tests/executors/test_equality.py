@@ -34,7 +34,7 @@ def offsets(bank, method, gallery, second, metric="cosine", **more):
 
 
 def test_every_method_is_among_the_settings():
-    assert {method for method, _ in SETTINGS} == set(hubplugin.METHODS)
+    assert {method for method, _ in SETTINGS} == set(hubplugin.methods.METHODS)
 
 
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)

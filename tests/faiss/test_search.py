@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import hubplugin
 import hubplugin_faiss
 from hubplugin.model import QueryMap
-from hubplugin.query_dependent import Dynamic, fit_rule
+from hubplugin.rerank import Dynamic, fit_rule
 from hubplugin_faiss import CorrectedSearch
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hubplugin import Metric
 from hubplugin.bank import Bank
 from hubplugin.causes import (
     Finding,
@@ -23,6 +22,7 @@ from hubplugin.causes import (
 from hubplugin.compute import Compute, TopK, search
 from hubplugin.jobs.diagnose import DEEP, Diagnosis, findings
 from hubplugin.measures.hubness import Hubness
+from hubplugin.metric import Metric
 from tests.galleries import unit
 
 QUERIES = 300

@@ -8,7 +8,8 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin
 import hubplugin_qdrant
-from hubplugin import InputError, Metric
+from hubplugin import InputError
+from hubplugin.metric import Metric
 from hubplugin.store import Hits
 from hubplugin_qdrant import HubQdrantClient
 from hubplugin_qdrant.calibration import calibrated, drawn, recall

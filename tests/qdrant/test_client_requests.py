@@ -284,7 +284,7 @@ def test_a_threshold_that_the_server_ignores_is_held_by_the_client(wire, distanc
             point["score"] -= 1.0
         wire.query_points("photos", wire.query, "image")
         version = wire._corrections.known["photos"].manifest.active["image"]
-        metric = hubplugin.Metric.EUCLIDEAN
+        metric = hubplugin.metric.Metric.EUCLIDEAN
         changed = Manifest(active={"image": version.model_copy(update={"metric": metric})})
         wire._corrections.keep("photos", changed)
     wire.results[f"/collections/{QUERY}"] = found

@@ -6,7 +6,8 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
-from hubplugin import Metric, open_store
+from hubplugin import open_store
+from hubplugin.metric import Metric
 from hubplugin.testing import StoreConformance
 
 DISTANCES = {

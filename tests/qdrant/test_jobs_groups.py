@@ -7,8 +7,9 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 import hubplugin
-from hubplugin import METHODS, Bank, Compute, CorrectionRefused, StoreError, apply, refit
+from hubplugin import Bank, Compute, CorrectionRefused, StoreError, apply, refit
 from hubplugin.measures.hubness import k_occurrence, skewness
+from hubplugin.methods import METHODS
 from hubplugin.model import GroupedModel
 from hubplugin.validation import cross_validate, folds_of
 from tests.qdrant.conftest import DIM, Photos, apply_to, clustered, stopped

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.query_dependent import Reranker, fit_rule
+from hubplugin.rerank import Reranker, fit_rule
 from tests.core.formulas import inverted_softmax, similarity
 
 METRICS = ["cosine", "dot", "euclidean"]

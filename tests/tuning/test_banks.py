@@ -9,6 +9,7 @@ import torch
 import hubplugin
 from hubplugin.bank import Bank
 from hubplugin.compute import Compute
+from hubplugin.guard import judge
 from hubplugin.metric import Metric
 from hubplugin.validation import sample_of
 from hubplugin.vectors import Sliceable
@@ -81,5 +82,5 @@ def test_answers_that_are_vectors_are_a_target_bank(answers, tmp_path, monkeypat
 )
 def test_a_bank_that_cannot_be_used_is_refused_in_one_line(given, says):
     with pytest.raises(hubplugin.InputError, match=says) as caught:
-        hubplugin.judge(GALLERY, Bank(**{"queries": QUERIES} | given))
+        judge(GALLERY, Bank(**{"queries": QUERIES} | given))
     assert "\n" not in str(caught.value)

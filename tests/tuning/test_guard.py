@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import hubplugin
 from hubplugin.bank import BankProfile
 from hubplugin.cli import app
-from hubplugin.guard import Trial, objections_to_recall
+from hubplugin.guard import Trial, judge, objections_to_recall
 from hubplugin.jobs import correct
 from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.measures.significance import Figure, Side
@@ -35,7 +35,7 @@ def bank_of(queries, options):
 
 def refused(*given, **options):
     with pytest.raises(hubplugin.CorrectionRefused) as caught:
-        hubplugin.judge(*given, **options).require_passed()
+        judge(*given, **options).require_passed()
     assert "\n" not in str(caught.value)
     assert "force=True" in str(caught.value)
     return str(caught.value)
@@ -50,9 +50,7 @@ def refused(*given, **options):
 )
 @pytest.mark.parametrize("method", ["blend", pytest.param("dbsn", marks=pytest.mark.slow)])
 def test_queries_of_the_example_set_pass(real, banks, method, with_pairs, kind, says):
-    judgement = hubplugin.judge(
-        real["test_targets"], hubplugin.Bank(banks[0], banks[1] if with_pairs else None), method
-    )
+    judgement = judge(real["test_targets"], hubplugin.Bank(banks[0], banks[1] if with_pairs else None), method)
     assert judgement.objections == ()
     assert judgement.bank.kind == kind
     assert (judgement.recall is not None) is with_pairs
@@ -65,15 +63,15 @@ def test_queries_of_the_example_set_pass(real, banks, method, with_pairs, kind, 
 @pytest.mark.parametrize("rows", [30, 100])
 def test_the_default_passes_with_a_few_queries(real, banks, rows):
     """R@1 of the test queries rises with it: by 0.4 points in the mean of many draws."""
-    assert hubplugin.judge(real["test_targets"], banks[0][:rows]).require_passed().bank.distinct == rows
+    assert judge(real["test_targets"], banks[0][:rows]).require_passed().bank.distinct == rows
 
 
 def test_a_bank_whose_answers_are_in_the_gallery_looks_like_a_log(real, banks):
     gallery = np.concatenate([real["test_targets"], banks[1][:300]])
     scores = banks[0][:300].astype(np.float32) @ gallery.astype(np.float32).T
     found = banks[0][:300][scores.argmax(axis=1) == 1_200 + np.arange(300)]  # those that find their answers
-    assert hubplugin.judge(gallery, found).bank.kind == "log"
-    assert hubplugin.judge(gallery, banks[0][300:600]).bank.kind == "clean or log"
+    assert judge(gallery, found).bank.kind == "log"
+    assert judge(gallery, banks[0][300:600]).bank.kind == "clean or log"
 
 
 def test_a_log_whose_answers_do_not_stand_out_is_not_called_clean(real):
@@ -81,16 +79,16 @@ def test_a_log_whose_answers_do_not_stand_out_is_not_called_clean(real):
     log, gallery = real["test_queries"].astype(np.float32), real["test_targets"].astype(np.float32)
     scores = unit(log) @ unit(gallery).T
     lost = np.flatnonzero(scores.argmax(axis=1) != np.arange(1_200))  # those that do not find their answers
-    seen = hubplugin.judge(gallery, log[lost])
+    seen = judge(gallery, log[lost])
     assert seen.bank.kind == "clean or log"
     assert "the bank cannot be told from a log: no answers stand out in the gallery" in str(seen)
-    known = hubplugin.judge(gallery, hubplugin.Bank(log[lost], lost))
+    known = judge(gallery, hubplugin.Bank(log[lost], lost))
     assert known.bank.kind == "log"
     assert "the bank is a log: its answers are known, and in the gallery" in str(known)
 
 
 def test_a_small_bank_is_told_what_to_expect_and_that_nothing_can_be_measured(real, banks, store, tmp_path):
-    seen = hubplugin.judge(real["test_targets"], banks[0][:15])
+    seen = judge(real["test_targets"], banks[0][:15])
     assert seen.objections == ()
     assert not seen.measurable
     assert seen.notes[0] == "the bank has 15 distinct queries: below 100 expect little; collect 300 or more"
@@ -129,7 +127,7 @@ def test_a_log_is_refused_for_a_method_that_takes_answers_for_hubs(real, banks):
     said = refused(gallery, log, "dbsn")
     assert "the bank looks like a log: its answers are in the gallery" in said
     assert "'dbsn' would push down what it asks for; pass answers='left out'" in said
-    assert hubplugin.judge(gallery, log, "dbsn", answers="left out").objections == ()
+    assert judge(gallery, log, "dbsn", answers="left out").objections == ()
 
 
 def test_documents_are_refused_as_a_bank_unless_answers_say_that_documents_ask(real, banks):
@@ -138,7 +136,7 @@ def test_documents_are_refused_as_a_bank_unless_answers_say_that_documents_ask(r
     assert "looks like documents, not queries: 50% of nearest neighbours" in said
     assert "pass answers= if documents are to be asked by documents" in said
     known = hubplugin.Bank(banks[1], np.arange(len(banks[1])) % len(real["test_targets"]))
-    assert hubplugin.judge(real["test_targets"], known).bank.kind != "documents"
+    assert judge(real["test_targets"], known).bank.kind != "documents"
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -148,7 +146,7 @@ def test_documents_on_other_subjects_than_the_gallery_do_not_pass_without_a_word
     subject = np.linalg.svd(documents - documents.mean(axis=0), full_matrices=False)[2][1]
     ours, theirs = (part @ subject > np.median(documents @ subject) for part in (gallery, documents))
     there = np.concatenate([documents[theirs][:600], documents[~theirs][:180]])[::every]
-    judged = hubplugin.judge(np.concatenate([gallery[~ours][:500], gallery[ours][:150]]), there)
+    judged = judge(np.concatenate([gallery[~ours][:500], gallery[ours][:150]]), there)
     assert judged.bank.own_share > 0.55
     assert "nothing tells the bank from documents" in judged.notes[0]
 
@@ -157,11 +155,11 @@ def test_names_asked_for_by_synonyms_pass_and_are_told_what_fifty_answers_would_
     """They lie as documents do, but nearer to what they ask for than documents lie to each other."""
     names = unit(banks[1])
     first, second = names[rng.integers(1_500, 2_500, (2, 300))]
-    judged = hubplugin.judge(names[:1_500], unit(names[:300] + 0.4 * (first - second)))
+    judged = judge(names[:1_500], unit(names[:300] + 0.4 * (first - second)))
     assert judged.objections == ()
     assert judged.bank.own_share < 0.53
     assert "pass those of fifty queries or more (answers=)" in judged.notes[0]
-    known = hubplugin.judge(names[:1_500], hubplugin.Bank(unit(names[:300] + 0.4 * (first - second)), np.arange(300)))
+    known = judge(names[:1_500], hubplugin.Bank(unit(names[:300] + 0.4 * (first - second)), np.arange(300)))
     assert not any("nothing tells the bank from documents" in note for note in known.notes)
 
 
@@ -202,7 +200,7 @@ def test_a_space_with_the_same_variance_along_all_axes_is_no_other_model(real, b
     targets = np.concatenate([unit(banks[1]), unit(real["test_targets"])])
     mean, (_, lengths, axes) = targets.mean(axis=0), np.linalg.svd(targets - targets.mean(axis=0), full_matrices=False)
     white = [(unit(part) - mean) @ axes.T / lengths for part in (real["test_targets"], real["test_queries"][:300])]
-    assert hubplugin.judge(*white).bank.kind != "another model"
+    assert judge(*white).bank.kind != "another model"
 
 
 @pytest.mark.slow
@@ -210,7 +208,7 @@ def test_queries_mixed_with_documents_of_another_modality_are_refused(real, bank
     """What is added to the queries and taken from the targets stands in for the gap between two modalities."""
     gap = rng.normal(size=384) / 384**0.5
     queries, documents, gallery = banks[0] + gap, banks[1] - gap, real["test_targets"] - gap
-    assert hubplugin.judge(gallery, queries).objections == ()
+    assert judge(gallery, queries).objections == ()
     said = refused(gallery, np.concatenate([queries[:1_000], documents[:1_000]]))
     assert "the bank looks like a mixture of two kinds of vectors" in said
 
@@ -253,7 +251,7 @@ def test_more_queries_of_a_bank_do_not_make_what_it_finds_lie_together():
     rng = np.random.default_rng(0)
     centres, weights = rng.normal(size=(60, 32)), rng.dirichlet(np.ones(60))
     gallery, bank = (centres[rng.choice(60, rows, p=weights)] + rng.normal(size=(rows, 32)) for rows in (1500, 2000))
-    few, many = (hubplugin.judge(gallery, bank[:rows] + 0.5, "nnn").bank.clustered for rows in (400, 2000))
+    few, many = (judge(gallery, bank[:rows] + 0.5, "nnn").bank.clustered for rows in (400, 2000))
     assert many < few + 0.05
 
 
@@ -263,7 +261,7 @@ def test_a_hub_that_every_query_finds_is_no_objection(real, banks, method):
     gallery = real["test_targets"].astype(np.float32)
     hub = banks[0].astype(np.float32).mean(axis=0)
     gallery = np.concatenate([gallery, 3 * (hub / np.linalg.norm(hub))[None]])
-    judgement = hubplugin.judge(gallery, banks[0], method, metric="dot")
+    judgement = judge(gallery, banks[0], method, metric="dot")
     assert judgement.objections == ()
 
 
@@ -272,7 +270,7 @@ def test_a_bank_is_judged_the_same_on_every_scale_and_by_every_metric(real, bank
     scales = ((1, 1, "cosine"), (1, 1, "dot"), (1, 1, "euclidean"), (1, 3, "dot"), (5, 1, "dot"), (5, 3, "cosine"))
     found = []
     for scale, size, metric in scales:
-        judged = hubplugin.judge(size * unit(real["test_targets"]), scale * unit(banks[0][:800]), metric=metric)
+        judged = judge(size * unit(real["test_targets"]), scale * unit(banks[0][:800]), metric=metric)
         found.append([value for value in astuple(judged.bank) if value is not None])
     np.testing.assert_allclose(found, [found[0]] * len(found), atol=1e-2)
 
@@ -312,7 +310,7 @@ def test_with_pairs_recall_and_mean_rank_decide(after, says):
 
 def test_a_rise_of_skewness_is_a_note_and_no_objection(real, banks):
     """Queries that find their targets in spite of a hub lose nothing by it."""
-    judgement = hubplugin.judge(real["test_targets"], hubplugin.Bank(banks[0], banks[1]), "nnn", k=1, alpha=1.2)
+    judgement = judge(real["test_targets"], hubplugin.Bank(banks[0], banks[1]), "nnn", k=1, alpha=1.2)
     assert judgement.skewness > judgement.raw.skewness
     assert judgement.notes[0].startswith("hubness (skewness) goes from")
     assert not any("hubness" in objection for objection in judgement.objections)

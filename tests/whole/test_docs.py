@@ -38,12 +38,12 @@ def test_every_store_that_has_an_adapter_is_named(place):
 
 def test_every_method_stands_in_the_table_of_the_evaluation():
     page = (ROOT / "docs" / "evaluation.md").read_text()
-    assert [name for name in (*hubplugin.METHODS, *QUERY_DEPENDENT) if f"`{name}`" not in page] == []
+    assert [name for name in (*hubplugin.methods.METHODS, *QUERY_DEPENDENT) if f"`{name}`" not in page] == []
 
 
 def test_the_help_of_apply_names_every_method():
     method = next(each for each in get_command(app).commands["apply"].params if each.name == "method")
-    assert {*re.findall(r"\w+", method.help)} >= {*hubplugin.METHODS}
+    assert {*re.findall(r"\w+", method.help)} >= {*hubplugin.methods.METHODS}
 
 
 def test_the_page_on_adapters_names_all_that_a_store_and_a_writing_have():
