@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from hubplugin.vectors import VectorLike
+from hubplugin_pgvector import requests
 from hubplugin_pgvector.requests import OrderBy
 from hubplugin_pgvector.store import PgvectorStore, open_url
 
@@ -31,7 +32,8 @@ def order_by(store: PgvectorStore, query: np.ndarray, alias: str = "") -> OrderB
 
     Raises InputError for a query of another shape, StoreError where no correction is active.
     """
-    return store.order_by(query, alias)
+    version = store.require_active()
+    return requests.order_by(store.ranking(version, alias), store.asked(store.checked(query)[None], version)[0])
 
 
 def offsets(store: PgvectorStore, vectors: VectorLike) -> np.ndarray:

@@ -144,10 +144,8 @@ class Metadata:
         self._alter("RENAME COLUMN {} TO {}", name, to)
 
     def _alter(self, what: str, *names: str) -> None:
-        change = sql.SQL(what).format(*map(name_of, names))
-        self._transport.run(
-            sql.SQL("ALTER TABLE {} ").format(self._table.identifier) + change, what="changing the table"
-        )
+        change = f"ALTER TABLE {self._table.identifier} {what.format(*map(name_of, names))}"
+        self._transport.run(change, what="changing the table")
 
 
 def read_manifest(content: bytes, url: str) -> Manifest[Column]:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from psycopg import sql
 
 from hubplugin.copies import cap_of, e_of
 from hubplugin.metric import Metric, augment_queries
@@ -55,57 +54,48 @@ class Ranking:
     scale: float
     alias: str = ""
 
-    def indexed(self) -> sql.Composable:
+    def indexed(self) -> str:
         """The expression over which the index is built."""
         offset = self.offset()
         if self.table.metric is Metric.EUCLIDEAN:
-            offset = sql.SQL("sqrt(2 * greatest({} - {}, 0))").format(sql.Literal(self.scale), offset)
+            offset = f"sqrt(2 * greatest({self.scale} - {offset}, 0))"
         elif self.scale != 1:
-            offset = sql.SQL("{} / {}").format(offset, sql.Literal(self.scale))
+            offset = f"{offset} / {self.scale}"
         vector = self._column(self.table.vector)
         if self.table.metric is Metric.COSINE:
-            vector = sql.SQL("l2_normalize({})").format(vector)
-        return sql.SQL("({} || ARRAY[{}]::real[]::{})::{}").format(
-            vector, offset, sql.SQL(self.table.type), sql.SQL(self.type)
-        )
+            vector = f"l2_normalize({vector})"
+        return f"({vector} || ARRAY[{offset}]::real[]::{self.table.type})::{self.type}"
 
-    def opclass(self) -> sql.Composable:
+    def opclass(self) -> str:
         """The expression as an index has it, and how it compares."""
         name = "l2" if self.table.metric is Metric.EUCLIDEAN else "ip"
-        return sql.SQL("(({}) {}_{}_ops)").format(self.indexed(), sql.SQL(self._kind), sql.SQL(name))
+        return f"(({self.indexed()}) {self._kind}_{name}_ops)"
 
-    def distance(self) -> sql.Composable:
+    def distance(self) -> str:
         """By what an ORDER BY ranks: the index in use, and the query of `query` as the parameter."""
         if self.table.index == "none":
             return self.exact()
         operator = "<->" if self.table.metric is Metric.EUCLIDEAN else "<#>"
-        return sql.SQL("{} {} %s::{}").format(self.indexed(), sql.SQL(operator), sql.SQL(self.type))
+        return f"{self.indexed()} {operator} %s::{self.type}"
 
-    def raw(self) -> sql.Composable:
+    def raw(self) -> str:
         """The user's own distance."""
-        vector = self._column(self.table.vector)
-        kind = sql.SQL(f"{self.table.type}({self.table.dim})")
-        return sql.SQL("{} {} %s::{}").format(vector, sql.SQL(RAW[self.table.metric]), kind)
+        table = self.table
+        return f"{self._column(table.vector)} {RAW[table.metric]} %s::{table.type}({table.dim})"
 
-    def exact(self) -> sql.Composable:
+    def exact(self) -> str:
         """The corrected distance without the index, as of `index` up to a constant."""
-        vector, kind = self._column(self.table.vector), sql.SQL(f"{self.table.type}({self.table.dim})")
+        vector, kind = self._column(self.table.vector), f"{self.table.type}({self.table.dim})"
         if self.table.metric is Metric.EUCLIDEAN:
-            distance = sql.SQL("({} <-> %s::{}) ^ 2 / 2").format(vector, kind)
-        else:
-            unit = sql.SQL("l2_normalize({})" if self.table.metric is Metric.COSINE else "{}").format(vector)
-            distance = sql.SQL("({} <#> %s::{})").format(unit, kind)
-        return sql.SQL("{} - {}").format(distance, self.offset())
+            return f"({vector} <-> %s::{kind}) ^ 2 / 2 - {self.offset()}"
+        unit = f"l2_normalize({vector})" if self.table.metric is Metric.COSINE else vector
+        return f"({unit} <#> %s::{kind}) - {self.offset()}"
 
-    def reranked(self, candidates: int, k: int) -> sql.Composable:
+    def reranked(self, candidates: int, k: int) -> str:
         """A query for the best k of the `candidates` that the user's own index finds; it has two parameters."""
-        key = self.table.key.listed()
-        inner = sql.SQL("SELECT {}, {} AS corrected FROM {} ORDER BY {} LIMIT {}").format(
-            key, self.exact(), self.table.identifier, self.raw(), sql.Literal(candidates)
-        )
-        return sql.SQL("SELECT {} FROM ({}) AS candidates ORDER BY corrected LIMIT {}").format(
-            key, inner, sql.Literal(k)
-        )
+        key, table = self.table.key.listed(), self.table.identifier
+        inner = f"SELECT {key}, {self.exact()} AS corrected FROM {table} ORDER BY {self.raw()} LIMIT {candidates}"
+        return f"SELECT {key} FROM ({inner}) AS candidates ORDER BY corrected LIMIT {k}"
 
     def queries(self, queries: np.ndarray) -> np.ndarray:
         """What `distance` is given for `queries` [m, d], which are at unit length for cosine, and mapped where
@@ -124,8 +114,8 @@ class Ranking:
             return -(distance**2) / 2
         return (1.0 if self.table.metric is Metric.COSINE else 0.0) - distance
 
-    def offset(self) -> sql.Composable:
-        return sql.SQL("coalesce({}, 0)").format(self._column(self.column))
+    def offset(self) -> str:
+        return f"coalesce({self._column(self.column)}, 0)"
 
     @property
     def type(self) -> str:
@@ -135,7 +125,7 @@ class Ranking:
     def _kind(self) -> str:
         return self.table.type if self.table.index == "none" else self.table.index
 
-    def _column(self, name: str) -> sql.Composable:
+    def _column(self, name: str) -> str:
         return name_of(self.alias, name) if self.alias else name_of(name)
 
 
@@ -166,7 +156,7 @@ def as_text(vector: np.ndarray) -> str:
 
 
 def order_by(ranking: Ranking, query: np.ndarray) -> OrderBy:
-    return OrderBy(ranking.distance().as_string(None), [as_text(ranking.queries(query[None])[0])])
+    return OrderBy(ranking.distance(), [as_text(ranking.queries(query[None])[0])])
 
 
 def explanation(ranking: Ranking, query: np.ndarray, k: int, mapped: bool, width: object = None) -> Explanation:
@@ -174,15 +164,15 @@ def explanation(ranking: Ranking, query: np.ndarray, k: int, mapped: bool, width
     width: the hnsw.ef_search to propose."""
     table = ranking.table
     order = order_by(ranking, query)
-    head = sql.SQL("SELECT {} FROM {} ORDER BY ").format(table.key.listed(), table.identifier).as_string(None)
+    head = f"SELECT {table.key.listed()} FROM {table.identifier} ORDER BY "
     own = as_text(query)
 
     def filled(text: str, vector: str) -> str:
         return text.replace("%s", f"'{vector}'").replace("%%", "%")
 
     indexed = f"{filled(head + order.sql, order.parameters[0])} LIMIT {k};"
-    exact = f"{filled(head + ranking.exact().as_string(None), own)} LIMIT {k};"
-    reranked = filled(ranking.reranked(CANDIDATES * k, k).as_string(None), own) + ";"
+    exact = f"{filled(head + ranking.exact(), own)} LIMIT {k};"
+    reranked = filled(ranking.reranked(CANDIDATES * k, k), own) + ";"
     lines = [
         f"-- by the index: {_last(ranking)}",
         indexed,

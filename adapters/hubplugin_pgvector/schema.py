@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from psycopg import sql
-
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
 from hubplugin.store import Id
@@ -78,10 +76,9 @@ class Key:
     types: Sequence[str]
     plain: bool
 
-    def selected(self, *table: str) -> sql.Composable:
+    def selected(self, *table: str) -> str:
         """The columns in a SELECT, of `table` where others have the same names."""
-        cast_as = sql.SQL("") if self.plain else sql.SQL("::text")
-        return sql.SQL(", ").join(name_of(*table, name) + cast_as for name in self.columns)
+        return ", ".join(name_of(*table, name) + ("" if self.plain else "::text") for name in self.columns)
 
     def id_of(self, values: Sequence[object]) -> Id:
         if len(values) > 1:
@@ -92,13 +89,13 @@ class Key:
         """What `id_of` was given, as texts."""
         return [str(key)] if len(self.columns) == 1 else json.loads(str(key))
 
-    def placeholders(self) -> sql.Composable:
+    def placeholders(self) -> str:
         """The columns of one row as parameters, from texts."""
-        return sql.SQL(", ").join(sql.SQL(f"%s::text::{kind}") for kind in self.types)
+        return ", ".join(f"%s::text::{kind}" for kind in self.types)
 
-    def listed(self, *table: str) -> sql.Composable:
+    def listed(self, *table: str) -> str:
         """The columns themselves; of `table`, where those of `selected` have the same names and another order."""
-        return sql.SQL(", ").join(name_of(*table, name) for name in self.columns)
+        return ", ".join(name_of(*table, name) for name in self.columns)
 
 
 @dataclass(frozen=True)
@@ -122,12 +119,12 @@ class Table:
     columns: frozenset[str]
 
     @property
-    def identifier(self) -> sql.Identifier:
+    def identifier(self) -> str:
         return name_of(self.schema, self.name)
 
-    def vectors_there(self) -> sql.Composable:
+    def vectors_there(self) -> str:
         """The condition on rows that have something to correct."""
-        return sql.SQL("{} IS NOT NULL").format(name_of(self.vector))
+        return f"{name_of(self.vector)} IS NOT NULL"
 
 
 def firing(transport: Transport, table: Table) -> Sequence[str]:
@@ -254,12 +251,11 @@ def index_name(relation: str, oid: int, number: int) -> str:
     return f"{short(relation, 30)}_hub_offset_{oid}_v{number}"
 
 
-def build_index(transport: Transport, table: Table, name: str, number: int, expression: sql.Composable) -> None:
+def build_index(transport: Transport, table: Table, name: str, number: int, expression: str) -> None:
     """The index `name` over `expression`, built while others read and write; one that was cut off is built anew."""
     if _valid(transport, name_of(table.schema, name), table.oid):
         return
-    options = sql.SQL(f" WITH ({table.options})" if table.options else "")
-    shape = sql.SQL(" USING hnsw {}{}").format(expression, options)
+    shape = f" USING hnsw {expression}" + (f" WITH ({table.options})" if table.options else "")
     if not table.partitioned:
         _concurrently(transport, table.schema, name, table.oid, table.identifier, shape)
         return
@@ -272,37 +268,31 @@ def build_index(transport: Transport, table: Table, name: str, number: int, expr
             _concurrently(transport, schema, part, oid, name_of(schema, relation), shape)
         with transport.transaction(wait=WAIT_FOR_TABLE):
             if not isleaf and not _valid(transport, names[oid], oid):
-                create = sql.SQL("CREATE INDEX IF NOT EXISTS {} ON ONLY {}").format(
-                    name_of(part), name_of(schema, relation)
-                )
+                create = f"CREATE INDEX IF NOT EXISTS {name_of(part)} ON ONLY {name_of(schema, relation)}"
                 transport.run(create + shape)
             if parent is not None:
-                transport.run(sql.SQL("ALTER INDEX {} ATTACH PARTITION {}").format(names[parent], names[oid]))
+                transport.run(f"ALTER INDEX {names[parent]} ATTACH PARTITION {names[oid]}")
 
 
-def _concurrently(
-    transport: Transport, schema: str, name: str, oid: int, relation: sql.Identifier, shape: sql.Composable
-) -> None:
+def _concurrently(transport: Transport, schema: str, name: str, oid: int, relation: str, shape: str) -> None:
     """Builds the index `name` of the relation `oid`. One that was cut off is dropped, also where this one is."""
     index = name_of(schema, name)
     if _valid(transport, index, oid):
         return
-    drop = sql.SQL("DROP INDEX CONCURRENTLY IF EXISTS {}").format(index)
-    transport.run_alone(drop, "dropping an index that was cut off")
-    create = sql.SQL("CREATE INDEX CONCURRENTLY {} ON {}").format(name_of(name), relation)
+    transport.run_alone(f"DROP INDEX CONCURRENTLY IF EXISTS {index}", "dropping an index that was cut off")
     try:
-        transport.run_alone(create + shape, "building the index")
+        transport.run_alone(f"CREATE INDEX CONCURRENTLY {name_of(name)} ON {relation}{shape}", "building the index")
     except StoreError:
         # Every write goes into it, and no search uses it. Where that has to wait, the next run does it.
         with suppress(StoreError), transport.transaction(wait=1):
             if not _valid(transport, index, oid):
-                transport.run(sql.SQL("DROP INDEX IF EXISTS {}").format(index))
+                transport.run(f"DROP INDEX IF EXISTS {index}")
         raise
 
 
-def _valid(transport: Transport, index: sql.Identifier, oid: int) -> bool:
+def _valid(transport: Transport, index: str, oid: int) -> bool:
     """Whether `index` can be used. Raises StoreError where it is one of another relation than `oid`."""
-    name = index.as_string(None).replace("%%", "%")
+    name = index.replace("%%", "%")
     found = transport.rows(
         "SELECT indrelid = %s, indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)", (oid, name)
     )

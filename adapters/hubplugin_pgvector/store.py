@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
-from psycopg import sql
 
 from hubplugin.calibration import FIRST, chosen_queries, first_that, ratios, recall
 from hubplugin.corrections import Manifest, ManifestStore
@@ -21,7 +20,7 @@ from hubplugin.store import Batch, Explanation, Found, Hits, Id, Writing
 from hubplugin.vectors import Progress
 from hubplugin_pgvector import schema
 from hubplugin_pgvector.metadata import Column, Metadata, left_behind, read_manifest
-from hubplugin_pgvector.requests import OrderBy, Ranking, as_text, explanation, order_by, scale_of
+from hubplugin_pgvector.requests import Ranking, as_text, explanation, scale_of
 from hubplugin_pgvector.transport import (
     WAIT_FOR_TABLE,
     Passing,
@@ -42,9 +41,14 @@ INDEXES = """
 SELECT relname::text, pg_relation_size(c.oid), indisvalid FROM pg_class c JOIN pg_index ON indexrelid = c.oid
     WHERE c.oid IN (SELECT to_regclass(%s) UNION SELECT relid FROM pg_partition_tree(to_regclass(%s)))
 """
+RIGHTS = """
+SELECT current_setting('transaction_read_only') = 'off', pg_has_role(relowner, 'USAGE'),
+    has_schema_privilege(relnamespace, 'CREATE'),
+    CASE WHEN to_regnamespace('hubplugin') IS NULL THEN has_database_privilege(current_database(), 'CREATE')
+    ELSE has_schema_privilege('hubplugin', 'USAGE') END FROM pg_class WHERE oid = %s
+"""
 SOUND = 0, 8, 4
 """The first pgvector whose vacuum leaves HNSW indexes whole."""
-NOTHING = sql.SQL("")
 DEFAULT_EF, LARGEST_EF = 40, 1000
 """hnsw.ef_search of a server where it is not set, and the largest that it takes."""
 PAGE = 2048
@@ -91,10 +95,10 @@ class PgvectorStore(ManifestStore[Column]):
         self.metric, self.dim = self.table.metric, self.table.dim
         self.metadata = Metadata(self.transport, self.table)
         self.record = Path(given["record"]) if given.get("record") else None
-        self._condition: sql.Composable = NOTHING
+        self._condition = ""
 
     def count(self) -> int:
-        query = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(self.table.identifier, self.table.vectors_there())
+        query = f"SELECT count(*) FROM {self.table.identifier} WHERE {self.table.vectors_there()}"
         return int(self.transport.rows(query)[0][0])
 
     def scan(self, group_by: str | None = None) -> Iterator[Batch]:
@@ -106,26 +110,26 @@ class PgvectorStore(ManifestStore[Column]):
         """All targets, in the order of their key, with the offsets in the column `offset`. Each batch is a statement of
         its own, so that a scan of hours keeps no vacuum from its work and no index from being built."""
         key, head = self.table.key, self._selected(offset, group_by)
-        behind = sql.SQL(" AND ({}) > ({})").format(key.listed("target"), key.placeholders())
-        tail = sql.SQL(" ORDER BY {} LIMIT {}").format(key.listed("target"), sql.Literal(PAGE))
+        behind = f" AND ({key.listed('target')}) > ({key.placeholders()})"
+        tail = f" ORDER BY {key.listed('target')} LIMIT {PAGE}"
         rows = self.transport.rows(head + tail)
         while rows:
             batch = self._batch(rows)
             yield batch
             rows = self.transport.rows(head + behind + tail, key.values_of(batch.ids[-1]))
 
-    def _selected(self, offset: str | None, group_by: str | None) -> sql.Composed:
+    def _selected(self, offset: str | None, group_by: str | None) -> str:
         """The head of a query for rows as `_batch` reads them."""
         if group_by is not None and group_by not in self.table.columns:
             raise StoreError(f"{self.url} has no column {group_by!r} to group by")
-        return sql.SQL("SELECT {}, {}, {}, {} FROM {} AS target WHERE {}").format(
-            name_of(self.table.vector),
-            sql.SQL("NULL::real") if offset is None else name_of(offset),
-            sql.SQL("NULL") if group_by is None else name_of(group_by),
-            self.table.key.selected(),
-            self.table.identifier,
-            self.table.vectors_there(),
+        table = self.table
+        columns = (
+            name_of(table.vector),
+            "NULL::real" if offset is None else name_of(offset),
+            "NULL" if group_by is None else name_of(group_by),
+            table.key.selected(),
         )
+        return f"SELECT {', '.join(columns)} FROM {table.identifier} AS target WHERE {table.vectors_there()}"
 
     def _batch(self, rows: Sequence[tuple[object, ...]]) -> Batch:
         kind = Vector if self.table.type == "vector" else HalfVector
@@ -207,25 +211,15 @@ class PgvectorStore(ManifestStore[Column]):
         if dry_run:
             return
         self.require_sight()
-        owns, may_index, may_create, may_write = self.transport.rows(
-            "SELECT pg_has_role(relowner, 'USAGE'), has_schema_privilege(relnamespace, 'CREATE'),"
-            " CASE WHEN to_regnamespace('hubplugin') IS NULL THEN has_database_privilege(current_database(), 'CREATE')"
-            " ELSE has_schema_privilege('hubplugin', 'USAGE') END, current_setting('transaction_read_only') = 'off'"
-            " FROM pg_class WHERE oid = %s",
-            (self.table.oid,),
-        )[0]
-        if not may_write:
-            raise StoreError(f"{self.url}: the server, or this role, only reads; name one that may write")
-        if not owns:
-            raise StoreError(
-                f"{self.url}: only the owner of {self.table.name} may add a column to it; connect as that role"
-            )
-        if not may_index:
-            raise StoreError(
-                f"{self.url}: the role may not create an index: GRANT CREATE ON SCHEMA {self.table.schema}"
-            )
-        if not may_create:
-            raise StoreError(f"{self.url}: the role may not create the schema hubplugin: GRANT CREATE ON DATABASE")
+        lacking = [
+            "the server, or this role, only reads; name one that may write",
+            f"only the owner of {self.table.name} may add a column to it; connect as that role",
+            f"the role may not create an index: GRANT CREATE ON SCHEMA {self.table.schema}",
+            "the role may not create the schema hubplugin: GRANT CREATE ON DATABASE",
+        ]
+        for right, lack in zip(self.transport.rows(RIGHTS, (self.table.oid,))[0], lacking, strict=True):
+            if not right:
+                raise StoreError(f"{self.url}: {lack}")
 
     def require_sight(self) -> None:
         """Raises StoreError where rows may be hidden from the role, which would stay without offsets."""
@@ -261,7 +255,7 @@ class PgvectorStore(ManifestStore[Column]):
                 f"pgvector {'.'.join(map(str, self._pgvector))}: before 0.8.4 a vacuum can damage HNSW indexes: "
                 "install a newer one, then ALTER EXTENSION vector UPDATE and REINDEX"
             )
-        name = name_of(self.table.schema, version.index).as_string(None).replace("%%", "%")
+        name = name_of(self.table.schema, version.index).replace("%%", "%")
         indexes = self.transport.rows(INDEXES, (name, name))
         if not indexes or not all(valid for *_, valid in indexes):
             gone = f"its index {version.index} is {'not whole' if indexes else 'gone'}"
@@ -274,8 +268,8 @@ class PgvectorStore(ManifestStore[Column]):
 
     def _uses(self, version: Column, indexes: Sequence[str]) -> bool:
         """Whether the planner has a search by `version` use one of `indexes`."""
-        ranking, query = self._ranking(version), np.full((1, self.dim), self.dim**-0.5, np.float32)
-        statement = sql.SQL("EXPLAIN (FORMAT JSON) ") + self._searched(ranking.distance(), 10)
+        ranking, query = self.ranking(version), np.full((1, self.dim), self.dim**-0.5, np.float32)
+        statement = f"EXPLAIN (FORMAT JSON) {self._searched(ranking.distance(), 10)}"
         plan = self.transport.rows(statement, (as_text(ranking.queries(query)[0]),))[0][0]
         return any(json.dumps(name) in json.dumps(plan) for name in indexes)
 
@@ -297,7 +291,7 @@ class PgvectorStore(ManifestStore[Column]):
             ranking = Ranking(self.table, schema.OFFSET, 1.0)
             statement, score, asked = self._searched(ranking.raw(), k), ranking.raw_score, queries
         else:
-            ranking = self._ranking(version)
+            ranking = self.ranking(version)
             statement, score = self._searched(ranking.distance(), k), ranking.score
             asked = ranking.queries(self.asked(queries, version))
         with self.transport.reading(hnsw__iterative_scan="strict_order", **settings):
@@ -327,17 +321,11 @@ class PgvectorStore(ManifestStore[Column]):
 
         return widths[first_that(reaches, len(widths))]
 
-    def _searched(self, distance: sql.Composable, k: int) -> sql.Composed:
-        return sql.SQL("SELECT {}, {} FROM {} WHERE {}{} ORDER BY 1 LIMIT {}").format(
-            distance,
-            self.table.key.selected(),
-            self.table.identifier,
-            self.table.vectors_there(),
-            self._condition,
-            sql.Literal(k),
-        )
+    def _searched(self, distance: str, k: int) -> str:
+        table, where = self.table, self.table.vectors_there() + self._condition
+        return f"SELECT {distance}, {table.key.selected()} FROM {table.identifier} WHERE {where} ORDER BY 1 LIMIT {k}"
 
-    def _ranking(self, version: Column, alias: str = "") -> Ranking:
+    def ranking(self, version: Column, alias: str = "") -> Ranking:
         return Ranking(self.table, version.column, version.scale, alias)
 
     def asked(self, queries: np.ndarray, version: Column) -> np.ndarray:
@@ -346,26 +334,21 @@ class PgvectorStore(ManifestStore[Column]):
             return self.model(version).queries(queries)
         return normalise(queries, "queries") if self.metric is Metric.COSINE else queries
 
-    def order_by(self, query: np.ndarray, alias: str = "") -> OrderBy:
-        """See `hubplugin_pgvector.order_by`."""
-        version = self.require_active()
-        return order_by(self._ranking(version, alias), self.asked(self._query(query)[None], version)[0])
-
     def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
         version = self.require_active()
-        query = self._query(asked) if isinstance(asked, np.ndarray) else self._vector_of(asked)
+        query = self.checked(asked) if isinstance(asked, np.ndarray) else self._vector_of(asked)
         query = self.asked(query[None], version)[0]
         width = version.ef_search
-        return explanation(self._ranking(version), query, k, version.mapped, width)
+        return explanation(self.ranking(version), query, k, version.mapped, width)
 
-    def _query(self, query: np.ndarray) -> np.ndarray:
+    def checked(self, query: np.ndarray) -> np.ndarray:
         query = np.asarray(query, np.float32)
         if query.shape != (self.dim,):
             raise InputError(f"a query of shape {query.shape}, and {self.url} has vectors of {self.dim} dimensions")
         return query
 
     def _vector_of(self, key: Id) -> np.ndarray:
-        these = sql.SQL(" AND ({}) = ({})").format(self.table.key.listed(), self.table.key.placeholders())
+        these = f" AND ({self.table.key.listed()}) = ({self.table.key.placeholders()})"
         rows = self.transport.rows(self._selected(None, None) + these, self.table.key.values_of(key))
         if not rows:
             raise StoreError(f"{self.url} has no target with the id {key!r}")
@@ -376,15 +359,12 @@ class PgvectorStore(ManifestStore[Column]):
         """`condition`: what stands behind WHERE."""
         other = PgvectorStore.__new__(PgvectorStore)
         vars(other).update(vars(self))
-        other._condition = (
-            self._condition
-            + sql.SQL(" AND (" + condition.replace("{", "{{").replace("}", "}}").replace("%", "%%") + ")").format()
-        )
+        other._condition = f"{self._condition} AND ({condition.replace('%', '%%')})"
         ranking = Ranking(self.table, schema.OFFSET, 1.0)
         zero = as_text(np.zeros(self.dim, np.float32))
         try:
             with self.transport.reading():
-                self.transport.rows(sql.SQL("EXPLAIN ") + other._searched(ranking.raw(), 1), (zero,), "the filter")
+                self.transport.rows(f"EXPLAIN {other._searched(ranking.raw(), 1)}", (zero,), "the filter")
         except StoreError as error:
             raise InputError(f"{error}; a filter is what stands behind WHERE: \"tenant = 'a'\"") from None
         return other
@@ -429,32 +409,26 @@ class PgvectorWriting(Writing):
         """Raises Refused where the rows of `batch` are not as they were, but for `offsets`."""
         store, key = self._store, self._store.table.key
         columns = [list(column) for column in zip(*(key.values_of(each) for each in batch.ids), strict=True)]
-        given = sql.SQL("unnest({}, %s::real[]) AS given ({}, hub)").format(
-            sql.SQL(", ").join(sql.SQL("%s::text[]") for _ in columns),
-            sql.SQL(", ").join(name_of(f"k{i}") for i in range(len(columns))),
-        )
-        same = sql.SQL(" AND ").join(
-            sql.SQL("target.{} = given.{}::{}").format(name_of(name), name_of(f"k{i}"), sql.SQL(kind))
+        table, column = store.table.identifier, name_of(self._version.column)
+        given = ", ".join("%s::text[]" for _ in columns)
+        given = f"unnest({given}, %s::real[]) AS given ({', '.join(f'k{i}' for i in range(len(columns)))}, hub)"
+        same = " AND ".join(
+            f"target.{name_of(name)} = given.k{i}::{kind}"
             for i, (name, kind) in enumerate(zip(key.columns, key.types, strict=True))
         )
-        names = {
-            "table": store.table.identifier,
-            "column": name_of(self._version.column),
-            "given": given,
-            "same": same,
-        }
-        looked_at = sql.SQL(
-            "SELECT sha256({}(target.{})), target.{column}, {} FROM {table} AS target, {given} WHERE {same}"
-        ).format(sql.SQL(f"{store.table.type}_send"), name_of(store.table.vector), key.selected("target"), **names)
+        digest = f"sha256({store.table.type}_send(target.{name_of(store.table.vector)}))"
+        looked_at = (
+            f"SELECT {digest}, target.{column}, {key.selected('target')} FROM {table} AS target, {given} WHERE {same}"
+        )
         # A row that has its offset already is left alone: an update would put it into each index of the table anew.
-        update = sql.SQL(
-            "UPDATE {table} AS target SET {column} = given.hub FROM {given}"
-            " WHERE {same} AND target.{column} IS DISTINCT FROM given.hub"
-        ).format(**names)
+        update = (
+            f"UPDATE {table} AS target SET {column} = given.hub FROM {given}"
+            f" WHERE {same} AND target.{column} IS DISTINCT FROM given.hub"
+        )
         parameters = [*columns, list(offsets.values())]
 
         def rows(lock: str) -> dict[Id, tuple[bytes, float]]:
-            found = store.transport.rows(looked_at + sql.SQL(lock), parameters)
+            found = store.transport.rows(looked_at + lock, parameters)
             return {key.id_of(row[2:]): (row[0], row[1]) for row in found}
 
         # Of what others delete or change meanwhile nothing is said: the rows are locked from here on.

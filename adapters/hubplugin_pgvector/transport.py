@@ -106,24 +106,23 @@ class Transport:
         self._conninfo, self.url = conninfo, url
         self._connection: psycopg.Connection[Any] | None = None
 
-    def rows(self, query: sql.Composable | str, parameters: Sequence[object] = (), what: str = "reading") -> list[Any]:
+    def rows(self, query: str, parameters: Sequence[object] = (), what: str = "reading") -> list[Any]:
         """The rows that a query gives, each a tuple."""
         with self.one_line(what), self._limited(what, WAIT):
             cursor = self._connected().cursor(binary=True)
             return cursor.execute(cast(Any, query), parameters).fetchall()
 
-    def run(self, query: sql.Composable | str, parameters: Sequence[object] = (), what: str = "writing") -> int:
+    def run(self, query: str, parameters: Sequence[object] = (), what: str = "writing") -> int:
         """Runs a statement that gives no rows; how many it changed."""
         with self.one_line(what), self._limited(what, WAIT):
             return self._connected().execute(cast(Any, query), parameters).rowcount
 
-    def run_alone(self, statement: sql.Composed, what: str) -> None:
+    def run_alone(self, statement: str, what: str) -> None:
         """Runs a statement that no transaction can hold, such as CREATE INDEX CONCURRENTLY.
 
         A lock_timeout of ours would stay in the session, which may be a pooler's: what waits too long is cancelled."""
         limited = self.rows("SELECT reset_val <> '0' FROM pg_settings WHERE name = 'lock_timeout'")[0][0]
-        text = statement.as_string(None).replace("%%", "%")
-        own = "left(own.query, 100) = left(%s, 100)", text
+        own = "left(own.query, 100) = left(%s, 100)", statement.replace("%%", "%")
         with self.one_line(what), self._watched(what, *own, limit=None if limited else WAIT) as gave_up:
             try:
                 self._connected().execute(cast(Any, statement), ())
@@ -219,9 +218,10 @@ class Transport:
         return self._connection
 
 
-def name_of(*parts: str) -> sql.Identifier:
-    """A name in a statement, in which a % is doubled, as psycopg and Django read statements with parameters."""
-    return sql.Identifier(*(part.replace("%", "%%") for part in parts))
+def name_of(*parts: str) -> str:
+    """A name as it stands in a statement, in which a % is doubled, as psycopg and Django read statements with
+    parameters."""
+    return sql.Identifier(*parts).as_string(None).replace("%", "%%")
 
 
 def short(name: str, most: int) -> str:
@@ -229,27 +229,26 @@ def short(name: str, most: int) -> str:
     return name.encode()[:most].decode(errors="ignore")
 
 
+ADVICE: dict[type[psycopg.Error], str] = {
+    errors.InsufficientPrivilege: "run it as the owner of the table, who may create a schema in the database",
+    errors.LockNotAvailable: "others are using the table, run it again, or set a longer lock_timeout by PGOPTIONS",
+    errors.QueryCanceled: (
+        "what was written stays: set a longer statement_timeout by PGOPTIONS or for the role, and run it again"
+    ),
+    errors.UndefinedColumn: (
+        "where somebody dropped or renamed the column of offsets, `hubplugin remove` and apply again"
+    ),
+    errors.DiskFull: "what was written stays: make room on the server, and run it again",
+}
+
+
 def reason(error: psycopg.Error) -> str:
     """What went wrong and what to do, in one line."""
     said = error.diag.message_primary or " ".join(str(error).split()) or type(error).__name__
     detail = f" ({' '.join(error.diag.message_detail.split())})" if error.diag.message_detail else ""
-    if isinstance(error, errors.InsufficientPrivilege):
-        advice = "; run it as the owner of the table, who may create a schema in the database"
-    elif isinstance(error, errors.LockNotAvailable):
-        advice = "; others are using the table, run it again, or set a longer lock_timeout by PGOPTIONS"
-    elif isinstance(error, errors.QueryCanceled):
-        advice = (
-            "; what was written stays: set a longer statement_timeout by PGOPTIONS or for the role, and run it again"
-        )
-    elif isinstance(error, errors.UndefinedColumn):
-        advice = "; where somebody dropped or renamed the column of offsets, `hubplugin remove` and apply again"
-    elif isinstance(error, errors.DiskFull):
-        advice = "; what was written stays: make room on the server, and run it again"
-    elif _is_lost(error):
-        advice = "; once the server answers, run it again: it goes on where it stopped"
-    else:
-        advice = ""
-    return f"{said}{detail}{advice}"
+    lost = "once the server answers, run it again: it goes on where it stopped" if _is_lost(error) else ""
+    advice = next((text for kind, text in ADVICE.items() if isinstance(error, kind)), lost)
+    return f"{said}{detail}{f'; {advice}' if advice else ''}"
 
 
 PASSING = ("08", "40", "53", "55P03", "57", "58", "XX")

@@ -195,3 +195,20 @@ def test_a_zero_vector_is_counted_and_keeps_the_offset_0(gallery, rng):
     }
     assert offsets["none"] == 0
     assert_exact(held.store(), done.model, vectors | {"none": np.zeros(DIM, np.float32)}, {"none"}, unit(rng, 10))
+
+
+@pytest.mark.parametrize("gone", ["copy", "copy and model"])
+def test_a_kill_before_the_copy_or_its_model_was_made_is_gone_on_with(gallery, rng, gone):
+    held, store, _, vectors = gallery
+    newer = hubplugin.fit(np.stack(list(vectors.values())), unit(rng, 80), "nnn")
+    held.store().begin(newer)
+    fresh = held.store()
+    fresh.drop(fresh.named(2))
+    if gone == "copy and model":  # as the manifest has it that names both before either is there
+        manifest = fresh.read_manifest()
+        fresh.write_manifest(manifest.given_up())
+        fresh.drop(fresh.named(2, "model"))
+    hubplugin.apply(held.store(), newer, force=True)
+    assert_exact(store, newer, vectors, set(), unit(rng, 5))
+    report = hubplugin.inspect(held.store(), queries=0)
+    assert (report.missing, report.stale, report.previous.method) == (0, 0, "is")
