@@ -15,7 +15,6 @@ from hubplugin.methods import FitInput, Method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap
 from hubplugin.validation import (
-    HELD_OUT,
     Correction,
     Fold,
     Left,
@@ -36,8 +35,8 @@ model and gallery. It is 0.5 by chance."""
 
 STRENGTHS = 0.0, 0.25, 0.5, 1.0
 
-FOLDS = 3
-"""On either side."""
+FOLDS, PROBES = 3, 1_500
+"""On either side, and how many of the pairs these try."""
 
 FEWEST_JUDGED = 50
 """Judged pairs, below which they do not choose."""
@@ -229,10 +228,10 @@ def sides_of(
     assert known is not None
     numbers, target = np.unique(known, return_inverse=True)
     fold_of = (rng.permutation(len(numbers)) % FOLDS)[target.reshape(-1)]
-    held = [order[fold_of[order] == number][: HELD_OUT // FOLDS] for number in range(FOLDS)]
+    held = [order[fold_of[order] == number][: PROBES // FOLDS] for number in range(FOLDS)]
     other = [Fold(rows[fold_of[rows] != number], each) for number, each in enumerate(held)]
     if judged is None:
-        again = folds(order, folds_within(known[order], FOLDS))
+        again = folds(order, folds_within(known[order], FOLDS), PROBES)
     else:
         looked_at = {query.tobytes() for query in both.query_bank[tried]}
         seen = rows[[query.tobytes() not in looked_at for query in both.query_bank[rows]]]
