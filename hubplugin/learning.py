@@ -55,9 +55,6 @@ KEPT = 0.9
 PRODUCTS = 1 << 22
 """Similarities that are held at once: 16 MiB, which a cache has room for."""
 
-Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Queries [m, d], the place of each one's target [m] among those asked for, and these [c, d]."""
-
 
 def pairs_of(bank: PreparedBank, what: str = "the bank", fewest: int = FEWEST_PAIRS) -> np.ndarray:
     """The rows [m] of the different pairs of a bank. what: what errors call it.
@@ -235,7 +232,7 @@ def sides_of(
     else:
         looked_at = {query.tobytes() for query in both.query_bank[tried]}
         seen = rows[[query.tobytes() not in looked_at for query in both.query_bank[rows]]]
-        again = [Fold(seen, tried[np.isin(known[tried], known[seen])])]
+        again = [Fold(seen, order[np.isin(known[order], known[seen])][:PROBES])]
     unanswered = np.flatnonzero(bank.known < 0)  # of which offsets are fitted, too
     other, again = ([Fold(np.union1d(each.seen, unanswered), each.held) for each in side] for side in (other, again))
     enough = sum(len(fold.held) for fold in again) >= FEWEST_WORDINGS
