@@ -22,6 +22,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime, timezone
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -31,7 +32,7 @@ from hubplugin._version import __version__
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, group_key
-from hubplugin.store import Correction, Found, Store, now
+from hubplugin.store import Correction, Found, Store
 from hubplugin.vectors import Progress
 
 FORMAT = 7
@@ -69,7 +70,7 @@ class Version(BaseModel):
             dim=model.dim,
             mapped=model.query_map is not None,
             group_by=group_key(model),
-            made=now(),
+            made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             **fields,
         )
 

@@ -7,7 +7,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol, TypeAlias
@@ -70,11 +69,6 @@ class Correction:
     model: OffsetModel
     active: bool
     made: str | None = None
-
-
-def now() -> str:
-    """The date of a correction whose writing begins now."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True)
