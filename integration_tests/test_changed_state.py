@@ -11,6 +11,7 @@ from qdrant_client import models
 
 import hubplugin
 from hubplugin_qdrant import metadata
+from hubplugin_qdrant.calls import run
 from integration_tests.galleries import APPLY, BANK, LATER, OTHER_BANK, QUERIES, apply_to, point_id
 from integration_tests.waiting import wait_until
 
@@ -70,7 +71,7 @@ def stays(client, name):
     client.query_points(name, QUERIES[0], "code")
     known = client._corrections.known[name]
     known.until = time.monotonic() + 1e6
-    metadata.run(client._corrections.fitted(known))
+    run(client._corrections.fitted(known))
     return client
 
 

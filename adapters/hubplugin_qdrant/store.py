@@ -359,9 +359,8 @@ def open_url(url: str) -> QdrantStore:
     """The store behind qdrant://HOST:6333/COLLECTION, qdrant+https://HOST:6333/COLLECTION or
     qdrant-local:PATH/COLLECTION. Options follow: ?using=VECTOR where the collection has named vectors.
     &storage=vector or &storage=payload where offsets shall lie elsewhere than "auto" puts them, and &offset_key=KEY
-    where another payload key than hub_offset shall hold them. &grpc=6334 is the server's port for gRPC, by which
-    vectors come and go two to three times as fast. &record=FOLDER is where `HubQdrantClient(record=FOLDER)` records
-    queries.
+    where another payload key than hub_offset shall hold them. &grpc=6334 is the server's port for gRPC, where it is
+    asked by that. &record=FOLDER is where `HubQdrantClient(record=FOLDER)` records queries.
 
     The api key is read from the environment variable QDRANT_API_KEY and is never part of a URL.
     """

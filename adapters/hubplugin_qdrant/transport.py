@@ -23,6 +23,7 @@ import httpx
 from grpc import RpcError, StatusCode
 from qdrant_client import QdrantClient, models
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
+from qdrant_client.context_headers import headers
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from hubplugin.errors import HubpluginError, StoreError
@@ -376,14 +377,15 @@ class Transport:
         chosen: models.Filter | None = None,
         between: IdRange | None = None,
     ) -> Iterator[Page]:
-        """All points, or the `chosen`, page by page as `turned` makes them: of several slices of the ids in turn, where
-        the server has slices; else, and of those `between` two ids, in the order of ids. Always in the same order."""
+        """All points, or the `chosen`, or those `between` two ids, page by page as `turned` makes them, in the order of
+        ids; all of a server that has slices of the ids, in turn of each."""
         (first, last), left = between or EVERY_ID, threading.Event()
 
         def read(chosen: models.Filter | None) -> Iterator[list[models.Record]]:
             offset, more = first, True
             while more:
-                with self.one_line("reading"):
+                # Servers compress what they answer, which takes longer than to send vectors as they are.
+                with self.one_line("reading"), headers({"accept-encoding": "identity"}):
                     asked = {"limit": self.page, "with_vectors": with_vectors, "with_payload": with_payload}
                     records, offset = self.retry(
                         self.client.scroll, self.collection, chosen, offset=offset, given_up=left, **asked
@@ -395,11 +397,12 @@ class Transport:
 
         if self.is_local:
             return map(turned, read(chosen))
-        if between is not None or self.server < SLICES or not hasattr(models, "SliceCondition"):
-            return map(turned, read_ahead(read(chosen), left=left))
-        parts = [models.SliceCondition(slice=models.Slice(total=READERS, index=number)) for number in range(READERS)]
-        conditions: list[Any] = [part if chosen is None else [chosen, part] for part in parts]
-        return map(turned, read_ahead(*(read(models.Filter(must=each)) for each in conditions), left=left))
+        parts: list[models.Filter | None] = [chosen]
+        is_whole = chosen is None and between is None
+        if is_whole and self.server >= SLICES and hasattr(models, "SliceCondition"):
+            slices = [models.Slice(total=READERS, index=index) for index in range(READERS)]
+            parts = [models.Filter(must=models.SliceCondition(slice=each)) for each in slices]
+        return map(turned, read_ahead(*map(read, parts), left=left))
 
     @property
     def page(self) -> int:
