@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -124,11 +124,6 @@ class Writing(ABC):
 
         Their offsets are those of this version, NaN where there is none yet. They have `groups` where the model has.
         """
-
-    def changed(self, read: Iterable[Batch]) -> Iterator[Batch]:
-        """After everything in `read` was written: the targets whose vector may be another one than was read, and those
-        that have no offset of this version. All of them, as here, where a store cannot tell."""
-        return self.scan()
 
     @abstractmethod
     def write(self, batch: Batch, offsets: np.ndarray) -> None:

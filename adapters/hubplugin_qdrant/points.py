@@ -9,15 +9,11 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
-from hubplugin.compute import Compute, Similarities, dense
-from hubplugin.metric import Metric, normalise, unit_or_zero
 from hubplugin.store import Batch, Id
-from hubplugin.vectors import as_vectors
 from hubplugin_qdrant.manifest import KEY, Manifest, Version, augmented_vectors
 from hubplugin_qdrant.offsets import group_of, held_offsets, rounding
-from hubplugin_qdrant.requests import having
 from hubplugin_qdrant.schema import Schema
-from hubplugin_qdrant.transport import IdRange, Transport, by_shard, plain_id
+from hubplugin_qdrant.transport import IdRange, by_shard, plain_id
 
 
 @dataclass
@@ -91,56 +87,3 @@ class PointReader:
             return record.vector, None
         augmented = record.vector.get(self.version.augmented_vector) if self.version is not None else None
         return record.vector.get(self.schema.using), augmented
-
-
-RANDOM_QUERIES = 2
-
-ROUNDING = 2e-6
-"""Scores that differ by less, of vectors of length 1, are those of the same vector: some 30 times the rounding of
-float32. A vector that is taken for changed and is not costs one more reading and does no harm."""
-
-
-def changed_ids(transport: Transport, using: str, metric: Metric, read: Batch) -> list[Id]:
-    """The ids of those of `read` whose vector `using` is another one now; not those that are gone."""
-    queries = random_queries(read.vectors)
-    request = models.QueryRequest(
-        using=using or None,
-        filter=having(read.ids),
-        limit=len(read.ids),
-        params=models.SearchParams(exact=True),
-        with_payload=False,
-        shard_key=read.place,
-    )
-    places = {point: row for row, point in enumerate(read.ids)}
-    found = np.full((len(queries), len(read.ids)), np.nan)
-    asked = [request.model_copy(update={"query": query}) for query in queries.tolist()]
-    for scores, answer in zip(found, transport.answers(asked), strict=True):
-        for point in answer.points:
-            scores[places[plain_id(point.id)]] = point.score
-    differs = (
-        np.abs(found - expected_scores(metric, read.vectors, queries)) > score_rounding(metric, read.vectors, queries)
-    ).any(axis=0)
-    return [read.ids[row] for row in np.flatnonzero(differs).tolist()]
-
-
-def random_queries(vectors: np.ndarray) -> np.ndarray:
-    """Queries that lie where `vectors` [b, d] do: [2, d] float32."""
-    drawn = np.random.default_rng().normal(size=(RANDOM_QUERIES, vectors.shape[1])) * vectors.std()
-    return np.asarray(drawn, np.float32)
-
-
-def expected_scores(metric: Metric, vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """What a server answers of `vectors` [b, d] to `queries` [m, d]: [m, b] float64."""
-    if metric is Metric.COSINE:  # which is 0 of a vector of length 0
-        queries, vectors, metric = normalise(queries, "queries"), unit_or_zero(vectors), Metric.DOT
-    similarities = Similarities(queries, metric, Compute("numpy", precision="float64"))
-    found = dense(similarities, as_vectors(vectors, "vectors"))
-    return np.sqrt(np.maximum(-2 * found, 0)) if metric is Metric.EUCLIDEAN else found
-
-
-def score_rounding(metric: Metric, vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """By how much a score may differ from the expected one: [m, b]."""
-    asked, given = np.linalg.norm(queries, axis=1)[:, None], np.linalg.norm(vectors, axis=1)
-    sizes = {Metric.COSINE: np.ones((len(asked), len(given))), Metric.EUCLIDEAN: asked + given}
-    size: np.ndarray = sizes.get(metric, asked * given)
-    return ROUNDING * size

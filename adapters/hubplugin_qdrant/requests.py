@@ -24,7 +24,7 @@ similarity S = offset - distance^2 / 2, which is turned into a distance again in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -37,7 +37,6 @@ from qdrant_client.conversions.conversion import GrpcToRest
 
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.store import Id
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.plain_client import Arguments, ShardKey, changed, resolved
@@ -196,14 +195,9 @@ def has_vector(name: str) -> models.HasVectorCondition:
     return models.HasVectorCondition(has_vector=name)
 
 
-def having(ids: Sequence[Id]) -> models.Filter:
-    """The points of these `ids`."""
-    return models.Filter(must=models.HasIdCondition(has_id=list(ids)))
-
-
 def nothing() -> models.FilterSelector:
     """No point, in any shard: to delete it ends when all that was sent before is done."""
-    return models.FilterSelector(filter=having([str(uuid4())]))
+    return models.FilterSelector(filter=models.Filter(must=models.HasIdCondition(has_id=[str(uuid4())])))
 
 
 def lacking_augmented_vector(version: Version) -> models.Filter:
@@ -213,18 +207,7 @@ def lacking_augmented_vector(version: Version) -> models.Filter:
 
 def holding_offset(version: Version) -> models.Filter:
     """The points that have an offset of `version` in their payload."""
-    return models.Filter(must_not=_without_key(version))
-
-
-def lacking_offset(version: Version) -> models.Filter:
-    """The points that have no offset of `version`, be it that they have no vector to have one for."""
-    if version.storage == "vector":
-        return lacking_augmented_vector(version)
-    return models.Filter(must=_without_key(version))
-
-
-def _without_key(version: Version) -> models.IsEmptyCondition:
-    return models.IsEmptyCondition(is_empty=models.PayloadField(key=version.key))
+    return models.Filter(must_not=models.IsEmptyCondition(is_empty=models.PayloadField(key=version.key)))
 
 
 def filter_of(given: models.Filter | grpc.Filter) -> models.Filter:

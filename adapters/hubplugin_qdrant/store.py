@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal, cast
 
@@ -32,8 +32,7 @@ from hubplugin_qdrant.manifest import KEY, Manifest, Version, our_fields, writte
 from hubplugin_qdrant.metadata import CorrectionCache
 from hubplugin_qdrant.offsets import written_values
 from hubplugin_qdrant.places import Place, QdrantShard, QdrantShare, divided
-from hubplugin_qdrant.points import PointReader, changed_ids
-from hubplugin_qdrant.requests import having, lacking_offset
+from hubplugin_qdrant.points import PointReader
 from hubplugin_qdrant.schema import Storage, chosen_storage, deleted, dense_vectors, schemas, vector_names
 from hubplugin_qdrant.transport import (
     EVERY_ID,
@@ -41,10 +40,8 @@ from hubplugin_qdrant.transport import (
     IdRange,
     NoAnswerError,
     Transport,
-    chunks,
     one_line,
     plain_id,
-    read_ahead,
 )
 
 
@@ -396,38 +393,13 @@ class QdrantWriting(Writing):
         self._progress, self._between = progress, between
         self._is_overtaken = False
         self._read: PointReader | None = None  # what has read the points last
-        self._others: set[Id] = set()  # points that others have written since they were read
 
     def scan(self) -> Iterator[Batch]:
-        """Every point: one that came meanwhile may stand before those that are written."""
-        yield from self._reader().read(between=self._between)
-
-    def changed(self, read: Iterable[Batch]) -> Iterator[Batch]:
-        """What others have written since `read`: once seen, a point is read each time. All, where a point may have
-        moved to another group, and where the server is not fast at exact searches, or allows no such searches and
-        filters by as many ids or on what may have no index yet."""
-        allowed = self._transport.strict.search_allow_exact is not False and self._transport.may_filter
-        if self.version.group_by is not None or not allowed or self._transport.is_local:
-            yield from self.scan()
-            return
-        reader, using, metric = self._reader(), self.store.vector, self.version.metric
-        done, total = 0, self._transport.count()
-        for seen, ids in read_ahead((len(b.ids), changed_ids(self._transport, using, metric, b)) for b in read):
-            self._others.update(ids)
-            done += seen
-            if self._progress is not None:
-                self._progress("closing", min(done, total), total)
-        for part in chunks(list(self._others), self._transport.page):
-            yield from reader.read(having(part))
-        for batch in reader.read(lacking_offset(self.version)):
-            self._others.update(batch.ids)
-            yield batch
-
-    def _reader(self) -> PointReader:
-        """What reads the points as they are once all is written that is under way."""
+        """Every point, as it is once all is written that is under way: one that came meanwhile may stand before those
+        that are written."""
         self._transport.settle()
         self._read = PointReader(self._schema, self._held(), self.version, self.version.group_by)
-        return self._read
+        yield from self._read.read(between=self._between)
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         """Returns before it is written; what goes wrong is raised by a later call. `scan` and `activate` wait."""

@@ -346,13 +346,6 @@ class Transport:
         """Returns when all is done that anybody has sent so far without waiting for it."""
         self.retry(self.client.delete, self.collection, nothing())
 
-    @property
-    def may_filter(self) -> bool:
-        """Whether strict mode allows filters by the ids of a page, and by two conditions on what has no index."""
-        ids, conditions = self.strict.condition_max_size, self.strict.filter_max_conditions
-        few = (ids is not None and ids < self.page) or (conditions is not None and conditions < 2)
-        return self.strict.unindexed_filtering_retrieve is not False and not few
-
     def count(self) -> int:
         """How many points there are; an estimate where strict mode forbids exact counts."""
         with self.one_line("counting"):

@@ -323,9 +323,8 @@ def written(
         what, counts = "closing" if closing else "writing offsets", Counts()
         if isinstance(gallery, ShardedStore):
             return gallery.write(writing.share(), compute, what)
-        batches = writing.scan()
-        if gallery is not None and store.shared and writing.found == "nothing":
-            batches = writing.changed(gallery.batches()) if closing else gallery.batches()
+        was_read = gallery is not None and store.shared and writing.found == "nothing" and not closing
+        batches = gallery.batches() if gallery is not None and was_read else writing.scan()
         vectors = None if gallery is None else gallery.vectors
         write_wrong(writing, compare(store, model, batches, counts, compute, what, vectors))
         return counts
