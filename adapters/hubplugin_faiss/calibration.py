@@ -64,7 +64,7 @@ def require_recall(
     queries = None if count < QUERIES / 10 else bank_queries(model, count)
     if queries is None or upgraded.ntotal < 10 * K:
         return
-    of_raw, corrected = exact_rankings(upgraded, model, scale, queries)
+    of_raw, corrected = exact_rankings(raw, upgraded, model, scale, queries)
     before, (after, seconds) = _found(raw, queries, of_raw)[0], _found(upgraded, queries, corrected)
     lost, error = float((before - after).mean()), float((before - after).std() / np.sqrt(len(after)))
     if lost <= max(TOLERATED, 2 * error):
@@ -137,7 +137,7 @@ def require_answers(
 
     before, (gained, spread), exact = first(raw.search(queries, 1)[1]), known.held_out or (0.0, 0.0), np.zeros(())
     if known.held_out is not None:
-        of_raw, corrected = exact_rankings(upgraded, model, scale, queries, 1)
+        of_raw, corrected = exact_rankings(raw, upgraded, model, scale, queries, 1)
         exact = first(corrected) - first(of_raw)
 
     def gains() -> np.ndarray:
@@ -162,15 +162,15 @@ def require_answers(
 
 
 def exact_rankings(
-    upgraded: faiss.Index, model: OffsetModel, scale: IndexScale, queries: np.ndarray, k: int = K
+    raw: faiss.Index, upgraded: faiss.Index, model: OffsetModel, scale: IndexScale, queries: np.ndarray, k: int = K
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of the k best targets of each of `queries` [m, d] without the offsets of `model`, which an index has on
-    `scale`, and with them: int64 [m, k] each. Targets are as the index reconstructs them, by cosine at unit length."""
-    handler = handler_for(upgraded)
+    """Ids of the k best targets of each of `queries` [m, d] without the offsets of `model`, which `upgraded` has on
+    `scale`, and with them: int64 [m, k] each. Targets are as `raw` reconstructs them, by cosine at unit length."""
+    handler, holder, size = handler_for(raw), handler_for(upgraded), block_rows(raw.d)
     metric = Metric.EUCLIDEAN if handler.euclidean else Metric.DOT
     mapped, best, row = model.queries(queries), ([], []), 0  # type: ignore[var-annotated]
-    highest = max(float(each.offsets(each.query[None]).max()) for each in handler.extra_dimensions())
-    for vectors, offsets in handler.scan(0, block_rows(upgraded.d)):
+    highest = max(float(each.offsets(each.query[None]).max()) for each in holder.extra_dimensions())
+    for (vectors, _), (_, offsets) in zip(handler.scan(0, size), holder.scan(0, size), strict=True):
         assert offsets is not None
         labels = handler.labels(row, row + len(vectors))
         row += len(vectors)

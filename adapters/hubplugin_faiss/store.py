@@ -405,6 +405,8 @@ class FaissStore(ManifestStore[FaissVersion]):
         """Puts `index`, with the offsets of `version` or without any, in the place of the file: the one step from which
         on all is new."""
         folder = self.folder
+        with making(folder.new_index):
+            folder.new_index.unlink(missing_ok=True)  # of a run that was killed
         write_index_file(folder.new_index, index, folder.index)
         stamp = stamp_of(folder.new_index)  # which a new name does not change
         if version is not None and (manifest := self.require_held(version)).writing is not None:

@@ -10,6 +10,7 @@ had ended.
 import collections
 import itertools
 import os
+import re
 import shutil
 import signal
 import sys
@@ -91,8 +92,8 @@ def state(bank: np.ndarray) -> tuple[object, ...]:
 
 
 def lying() -> list[str]:
-    """The names of all that lies there."""
-    return sorted(map(str, [*Path("x.faiss.hub").rglob("*"), *Path().glob("x.*")]))
+    """The names of all that lies there, whatever numbers versions have."""
+    return sorted(re.sub(r"\d+\.", "N.", str(path)) for path in [*Path("x.faiss.hub").rglob("*"), *Path().glob("x.*")])
 
 
 def same_bits(fingerprint: str) -> int:

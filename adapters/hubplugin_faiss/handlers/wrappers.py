@@ -154,20 +154,11 @@ class PreTransformHandler(WrapperHandler):
             raise StoreError("this copy was made for a GPU, for searches alone; use the index that for_gpu was given")
         self._extra = extra_dimensions_of(links, self.euclidean)
         self._links = links if self._extra is None else links[:-2]  # but those that append extra dimensions
+        self._width = int(self._links[-1].d_out if self._links else index.d)
 
     def check(self) -> None:
-        self._require_way_back()
+        self._reversed(np.zeros((1, self._width), np.float32))
         super().check()
-
-    def _require_way_back(self) -> None:
-        for link in self._links:
-            try:
-                link.reverse_transform(np.zeros((1, link.d_out), np.float32))
-            except RuntimeError:
-                raise StoreError(
-                    f"the {type(link).__name__} before this {name_of(self._inner.index)} cannot be turned back, so "
-                    "that its vectors cannot be read; it cannot be upgraded"
-                ) from None
 
     def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         chain = self.copied_chain()
@@ -185,19 +176,17 @@ class PreTransformHandler(WrapperHandler):
         chain = self.copied_chain()
         if self._extra is None:
             return pretransform(chain, self._inner.downgraded())
-        base_index = self._base.narrowed(self._base.index.d - self._extra.width, self._extra)
+        base_index = self._base.narrowed(self._width, self._extra)
         return pretransform(chain[:-2], base_index) if chain[:-2] else base_index
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        self._require_way_back()
         extra = self._extra
         for inner, offsets in self._inner.scan(start, size):
             held = offsets if extra is None else extra.offsets(inner[:, -extra.width :])
             yield self._reversed(inner), None if held is None else np.float32(held + self._norm_bias(inner))
 
     def coded(self, vectors: np.ndarray) -> np.ndarray:
-        inner = self._coded_inner(self._transformed(vectors))
-        return self._reversed(inner if self._extra is None else with_query(inner, self._extra.query))
+        return self._reversed(self._coded_inner(self._transformed(vectors)))
 
     def _coded_inner(self, inner: np.ndarray) -> np.ndarray:
         """What the inner index makes of transformed vectors [n, d]."""
@@ -276,7 +265,7 @@ class PreTransformHandler(WrapperHandler):
         are."""
         if self._shift is None or self.holds_offsets_of(""):
             return 0.0
-        return np.asarray(inner[:, : len(self._shift)] @ self._shift)
+        return np.asarray(inner[:, : self._width] @ self._shift)
 
     def _transformed(self, vectors: np.ndarray) -> np.ndarray:
         """`vectors` [b, d] behind all transforms but those that append extra dimensions."""
@@ -285,10 +274,17 @@ class PreTransformHandler(WrapperHandler):
         return vectors
 
     def _reversed(self, inner: np.ndarray) -> np.ndarray:
-        """The vectors [b, d] that the transforms map to about `inner`."""
-        outer, inner = np.empty((len(inner), self.index.d), np.float32), np.ascontiguousarray(inner)
-        self.index.reverse_chain(len(inner), faiss.swig_ptr(inner), faiss.swig_ptr(outer))
-        return outer
+        """The vectors [b, d] that the transforms map to about `inner` [b, at least as many as they give]."""
+        vectors = np.ascontiguousarray(inner[:, : self._width], np.float32)
+        for link in reversed(self._links):
+            try:
+                vectors = link.reverse_transform(vectors)
+            except RuntimeError:
+                raise StoreError(
+                    f"the {type(link).__name__} before this {name_of(self._inner.index)} cannot be turned back, so "
+                    "that its vectors cannot be read; it cannot be upgraded"
+                ) from None
+        return vectors
 
     def copied_chain(self) -> list[faiss.VectorTransform]:
         """Copies of the transforms, made through Faiss's writer: its cloner knows few of them."""
