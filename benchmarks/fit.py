@@ -1,14 +1,16 @@
 """How fast a fit is, beside the bare product of the same operands and beside its peers.
 
     python -m benchmarks.fit [--repeats 5] [--threads 1] [--data code_search] [--only NAME ...]
+    python -m benchmarks.fit --data million --repeats 1 --only "is" "blend, the default"
     python -m benchmarks.fit --check        # which is `make ratios`
     python -m benchmarks.fit --apply        # how often the fit `apply` takes, and where its time goes
 
 Each contender runs in a process of its own, in turns with the product. Other work on the machine makes either slower
 and never faster, so a ratio is the fastest turn of the contender over the fastest of the product. On one thread it is
 processor time that counts. Results that must agree are compared before anything is printed. Results are kept in
-benchmarks/results/fit, a file for each family of processors, and docs/speed.md has the table of all of them. Peers that
-are not installed are named, and left out: `make bench` installs them.
+benchmarks/results/fit, a file for each family of processors, and docs/speed.md has the table of all of them. "before"
+are those of the code that had a path of its own for each method (0.2.0 until commit f987aa5). Peers that are not
+installed are named, and left out: `make bench` installs them. `million` are 1,000,000 targets in a mapped file.
 
 --check runs a few contenders on small random operands and fails where a ratio is more than twice the stored one of the
 same family of processors: what it catches is a pass too many, not a noisy machine.
@@ -17,17 +19,21 @@ same family of processors: what it catches is a pass too many, not a noisy machi
 from __future__ import annotations
 
 import argparse
+import atexit
 import cProfile
 import importlib.util
 import json
+import os
 import pstats
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import faiss
@@ -35,13 +41,15 @@ import numpy as np
 import torch
 
 import hubplugin
-from benchmarks.tables import CODE_SEARCH, EXAMPLES, RESULTS, ROOT, family, machine, markdown, peak, write_table
+from benchmarks.tables import CODE_SEARCH, EXAMPLES, RESULTS, ROOT, family, machine, markdown, own_memory, write_table
 from hubplugin.compute import CACHE_BYTES
 
 TAU = 0.05
-CPU = hubplugin.Compute("cpu")
+CPU, NUMPY = hubplugin.Compute("cpu"), hubplugin.Compute("numpy")
 USUAL = "code_search" if CODE_SEARCH.is_dir() else "examples"
 """The operands whose results are stored."""
+
+ABOUT = {"million": "bank 15,000, targets 1,000,000 in a mapped file, d 384"}
 
 BOUND = 2.0
 """Times the stored ratio that `--check` lets pass."""
@@ -58,7 +66,9 @@ class Operands:
 
     @classmethod
     def named(cls, name: str) -> Operands:
-        """code_search, examples (what comes with the repository), or random (small, for `--check`)."""
+        """code_search, examples (what comes with the repository), million, or random (small, for `--check`)."""
+        if name == "million":
+            return cls(*_million())
         if name == "random":
             rng = np.random.default_rng(0)
             centre = rng.normal(size=128)
@@ -76,13 +86,33 @@ class Operands:
         return f"bank {m:,}, targets {len(self.targets):,}, target bank {len(self.second):,}, d {d}"
 
 
+def _million() -> tuple[np.ndarray, ...]:
+    """1,000,000 targets about one direction, in a mapped file that goes with this process, and a bank of 15,000."""
+    rng, folder = np.random.default_rng(0), tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    centre = rng.normal(size=384)
+
+    def drawn(rows: int) -> np.ndarray:
+        vectors = (rng.standard_normal((rows, 384), np.float32) + centre).astype(np.float32)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors
+
+    path = Path(folder.name, "targets.npy")
+    written = np.lib.format.open_memmap(path, "w+", np.float32, (1_000_000, 384))
+    for start in range(0, len(written), 50_000):
+        written[start : start + 50_000] = drawn(50_000)
+    written.flush()
+    targets = np.load(path, mmap_mode="r")
+    return drawn(15_000), targets, drawn(0), targets
+
+
 def bare(columns: np.ndarray, bank: np.ndarray) -> None:
     """The product of both and nothing else, in tiles that fit the cache."""
     height = max(CACHE_BYTES // (4 * len(bank)), 1)
-    rows, factor = torch.from_numpy(columns), torch.from_numpy(bank).T
-    out = torch.empty((height, len(bank)))
-    for start in range(0, len(rows), height):
-        part = rows[start : start + height]
+    factor, out = torch.from_numpy(bank).T, torch.empty((height, len(bank)))
+    for start in range(0, len(columns), height):
+        part = columns[start : start + height]
+        part = torch.from_numpy(part if part.flags.writeable else part.copy())
         torch.mm(part, factor, out=out[: len(part)])
 
 
@@ -98,24 +128,25 @@ class Contender:
     needs: str | None = None
 
 
-def _single(method: str, **parameters: float) -> Callable[[Operands], np.ndarray]:
-    return lambda of: hubplugin.fit(None, of.bank, method, compute=CPU, **parameters).offsets(of.gallery, compute=CPU)
+def _single(method: str, compute: hubplugin.Compute = CPU, **parameters: float) -> Callable[[Operands], np.ndarray]:
+    return lambda of: hubplugin.fit(None, of.bank, method, compute=compute, **parameters).offsets(
+        of.gallery, compute=compute
+    )
 
 
-def _whole(method: str, **parameters: Any) -> Callable[[Operands], np.ndarray]:
+def _whole(method: str, compute: hubplugin.Compute = CPU, **parameters: Any) -> Callable[[Operands], np.ndarray]:
     """A fit on the gallery, and its offsets."""
 
     def run(of: Operands) -> np.ndarray:
-        fitted = hubplugin.fit(of.gallery, of.bank, method, compute=CPU, **parameters).fitted
+        fitted = hubplugin.fit(of.gallery, of.bank, method, compute=compute, **parameters).fitted
         assert fitted is not None
         return fitted
 
     return run
 
 
-def _dbsn(memory: str) -> Callable[[Operands], np.ndarray]:
+def _dbsn(compute: hubplugin.Compute) -> Callable[[Operands], np.ndarray]:
     def run(of: Operands) -> np.ndarray:
-        compute = hubplugin.Compute("cpu", memory)
         bank = hubplugin.Bank(of.bank, of.second)
         fitted = hubplugin.fit(of.targets, bank, "dbsn", tau=TAU, compute=compute).fitted
         assert fitted is not None
@@ -146,19 +177,40 @@ def _geomloss(of: Operands) -> np.ndarray:
 
 CONTENDERS = {
     "is": Contender(_single("is", tau=TAU)),
-    "csls": Contender(_single("csls")),
     "nnn k=16": Contender(_single("nnn", k=16)),
     "nnn k=128": Contender(_single("nnn", k=128, alpha=0.75)),
     "nnn k=16, answers left out": Contender(_whole("nnn", answers="left out")),
-    "dbsn": Contender(_dbsn("1GiB")),
+    "dbsn": Contender(_dbsn(CPU)),
     "dbsn, POT": Contender(_pot, like="dbsn", within=1e-4, needs="ot"),
     "dbsn, geomloss": Contender(_geomloss, like="dbsn", correlates=0.95, needs="geomloss"),
-    "dbsn, nothing held": Contender(_dbsn("16MiB"), like="dbsn", within=1e-5),
+    "dbsn, nothing held": Contender(_dbsn(hubplugin.Compute("cpu", "16MiB")), like="dbsn", within=1e-5),
     "dbsn, answers left out": Contender(_whole("dbsn", answers="left out")),
     "blend, the default": Contender(_whole("blend")),
+    "is, by numpy": Contender(_single("is", NUMPY, tau=TAU), like="is", within=1e-5),
+    "nnn k=16, by numpy": Contender(_single("nnn", NUMPY, k=16), like="nnn k=16", within=1e-5),
+    "dbsn, by numpy": Contender(_dbsn(NUMPY), like="dbsn", within=1e-5),
+    "blend, by numpy": Contender(_whole("blend", NUMPY), like="blend, the default", within=1e-5),
 }
 CHECKED = ("is", "nnn k=16", "nnn k=16, answers left out", "dbsn", "dbsn, nothing held")
 """What `--check` runs."""
+
+
+class Memory(threading.Thread):
+    """The most memory of its own that this process takes beyond what it had, in bytes: looked at each 10 ms, since what
+    the system counts includes pages of mapped files."""
+
+    def __enter__(self) -> Memory:
+        self.beyond, self._over, self._before = 0, threading.Event(), own_memory()
+        self.start()
+        return self
+
+    def run(self) -> None:
+        while not self._over.wait(0.01):
+            self.beyond = max(self.beyond, own_memory() - self._before)
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
 
 
 def measure(name: str, data: str, repeats: int, threads: int) -> dict[str, Any]:
@@ -167,22 +219,24 @@ def measure(name: str, data: str, repeats: int, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     contender, of = CONTENDERS[name], Operands.named(data)
     bare(of.gallery, of.bank)
-    before, taken = peak(), []
-    clock = time.process_time if threads == 1 else time.perf_counter
-    for _ in range(repeats):
-        start = clock()
-        bare(of.gallery, of.bank)
-        middle = clock()
-        offsets = contender.run(of)
-        taken.append((middle - start, clock() - middle))
-    memory = (peak() - before) >> 20
-    return {"taken": taken, "memory_mib": memory, "offsets": offsets.tolist()}
+    clock, taken = time.process_time if threads == 1 else time.perf_counter, []
+    with Memory() as memory:
+        for _ in range(repeats):
+            start = clock()
+            bare(of.gallery, of.bank)
+            middle = clock()
+            offsets = contender.run(of)
+            taken.append((middle - start, clock() - middle))
+    return {"taken": taken, "memory_mib": memory.beyond >> 20, "offsets": offsets.tolist()}
 
 
 def run_apart(name: str, data: str, repeats: int, threads: int) -> dict[str, Any]:
     """`measure` in a process of its own, with the ratio and its range."""
     given = ["--apart", name, "--data", data, "--repeats", str(repeats), "--threads", str(threads)]
-    done = subprocess.run([sys.executable, "-m", "benchmarks.fit", *given], cwd=ROOT, capture_output=True, text=True)
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # which numpy reads when it is imported
+    environment = os.environ | dict.fromkeys(names, str(threads))
+    command = [sys.executable, "-m", "benchmarks.fit", *given]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{name}: {done.stderr.strip().splitlines()[-1]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -212,29 +266,33 @@ def agreement(name: str, results: dict[str, dict[str, Any]]) -> str:
 def stored() -> dict[str, Any]:
     """What is stored of this family of processors: `runs` by the number of threads, and `check` of small operands."""
     path = RESULTS / "fit" / f"{family().lower().replace(' ', '-')}.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"runs": {}, "check": {}}
-    return found | {"family": family(), "path": path}
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return {"runs": {}, "check": {}, "before": {}} | found | {"family": family(), "path": path}
 
 
 def save(found: dict[str, Any]) -> None:
     path = found["path"]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({key: found[key] for key in ("family", "runs", "check")}, indent=1) + "\n")
+    path.write_text(json.dumps({key: found[key] for key in ("family", "runs", "check", "before")}, indent=1) + "\n")
 
 
 def write_page() -> None:
-    """The table of docs/speed.md, a column for each stored run."""
+    """The table of docs/speed.md, columns for each family of processors."""
     families = [json.loads(path.read_text()) for path in sorted((RESULTS / "fit").glob("*.json"))]
-    runs = {f"{each['family']}, {n} thread(s)": run for each in families for n, run in sorted(each["runs"].items())}
+    runs = {f"{each['family']}, {name}": run for each in families for name, run in sorted(each["runs"].items())}
+    before = {f"{each['family']}, before": each["before"] for each in families if each.get("before")}
     lines = []
     for name in CONTENDERS:
         seen = [run["contenders"].get(name) for run in runs.values()]
         cells = [f"{each['ratio']:.2f} ({each['low']:.2f}-{each['high']:.2f})" if each else "" for each in seen]
+        cells += [f"{old[name]:.2f}" if name in old else "" for old in before.values()]
         memory = next((f"{each['memory_mib']:,}" for each in seen if each), "")
         differs = next((each["differs by"] for each in seen if each), "")
-        lines.append([name, *cells, memory, differs])
+        if any(cells):
+            lines.append([name, *cells, memory, differs])
     about = "".join(f"- {name}: {run['about']}\n" for name, run in runs.items())
-    write_table(ROOT / "docs" / "speed.md", "fit", f"{about}\n{markdown(['work', *runs, 'MiB', 'differs by'], lines)}")
+    table = markdown(["work", *runs, *before, "MiB", "differs by"], lines)
+    write_table(ROOT / "docs" / "speed.md", "fit", f"{about}\n{table}")
 
 
 def check() -> None:
@@ -297,9 +355,10 @@ def main() -> None:
         check() if given.check else apply(given.repeats)
         return
     results: dict[str, dict[str, Any]] = {}
-    found = stored()
-    run = found["runs"].setdefault(str(given.threads), {"contenders": {}})
-    run["about"] = f"{date.today()}; {Operands.named(given.data)}; {machine(given.threads)}"
+    found, kept = stored(), given.data in (USUAL, "million")
+    name = "1,000,000 targets" if given.data == "million" else f"{given.threads} thread(s)"
+    run = found["runs"].setdefault(name, {"contenders": {}})
+    run["about"] = f"{date.today()}; {ABOUT.get(given.data) or Operands.named(given.data)}; {machine(given.threads)}"
     for name in given.only:
         needs = CONTENDERS[name].needs
         if needs and importlib.util.find_spec(needs) is None:
@@ -308,13 +367,15 @@ def main() -> None:
         results[name] = run_apart(name, given.data, given.repeats, given.threads)
         line = {key: value for key, value in results[name].items() if key != "offsets"}
         run["contenders"][name] = line | {"differs by": agreement(name, results)}
-        print(f"{name}: {line['ratio']:.2f} ({line['low']:.2f}-{line['high']:.2f})", flush=True)
-        if given.data == USUAL:
+        print(
+            f"{name}: {line['ratio']:.2f} ({line['low']:.2f}-{line['high']:.2f}), {line['memory_mib']} MiB", flush=True
+        )
+        if kept:
             save(found)
-    if given.data == USUAL:
-        if given.threads == 1:
-            found["check"] = {name: run_apart(name, "random", given.repeats, 1)["ratio"] for name in CHECKED}
+    if given.data == USUAL and given.threads == 1:
+        found["check"] = {name: run_apart(name, "random", given.repeats, 1)["ratio"] for name in CHECKED}
         save(found)
+    if kept:
         write_page()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import hubplugin
 from benchmarks.bank_settings import further, seventeen
 from benchmarks.tables import SHARED, markdown
-from hubplugin_qdrant.calibration import STEP
+from hubplugin.calibration import STEP
 
 K, AGREEMENT, SMALLEST_GALLERY, TESTS, DRAWS = 10, 0.99, 900, 1_000, 2
 METHODS = (("dbsn", {"tau": 0.05}), ("nnn", {}), ("is", {"tau": 0.02}))

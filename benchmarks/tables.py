@@ -71,7 +71,16 @@ def machine(threads: int) -> str:
 
 def peak() -> int:
     """The most memory that this process has had, in bytes. `ru_maxrss` would count that of its parent, too."""
-    return 1024 * next(int(line.split()[1]) for line in _lines("/proc/self/status") if line.startswith("VmHWM"))
+    return _status("VmHWM")
+
+
+def own_memory() -> int:
+    """The memory that this process has, in bytes, without pages of files."""
+    return _status("RssAnon")
+
+
+def _status(name: str) -> int:
+    return 1024 * next(int(line.split()[1]) for line in _lines("/proc/self/status") if line.startswith(name))
 
 
 def _lines(path: str) -> list[str]:

@@ -187,30 +187,30 @@ def profile(
 ) -> BankProfile:
     """Of the bank of `fit_input`, seen on samples: `queries` [m, d], all distinct, and `targets` [n, d] of its gallery.
     answered: whether clicks or pairs say that the answers are in the gallery."""
-    distinct = len(fit_input.distinct)
+    distinct, metric, compute = len(fit_input.distinct), fit_input.metric, fit_input.compute
     if min(len(queries), len(targets)) < FEWEST:
         return BankProfile(distinct, known=known, told=False)
     rng = np.random.default_rng(seed)
     seen, targets = (rng.permutation(part)[:SEEN] for part in (queries, targets))
-    asking, own = _as_queries(seen, targets, fit_input.metric)
-    vectors = as_vectors(targets, "targets")
-    from_bank = dense(Similarities(asking, fit_input.metric, fit_input.compute), vectors)
-    from_gallery = dense(Similarities(own, fit_input.metric, fit_input.compute), vectors)
+    from_bank, from_gallery = (
+        _similarities(part, targets, metric, compute) for part in _as_queries(seen, targets, metric)
+    )
     np.fill_diagonal(from_gallery, -math.inf)
-    queries, unit = (_unit(part, fit_input.metric) for part in (seen, targets))
-    share, target_share = own_share(queries, unit, fit_input.compute, rng), 0.5
+    queries, unit = (_unit(part, metric) for part in (seen, targets))
+    share, target_share = own_share(queries, unit, compute, rng), 0.5
     if share < OWN_SHARE and fit_input.target_bank is not None and len(fit_input.target_bank) >= FEWEST:
-        target_share = own_share(_unit(fit_input.target_bank, fit_input.metric), unit, fit_input.compute, rng)
+        target_share = own_share(_unit(fit_input.target_bank, metric), unit, compute, rng)
+    own_hubs, hubs = (largest(part.T, min(16, len(part) - 1))[0].mean(axis=1) for part in (from_gallery, from_bank))
     return BankProfile(
         distinct=distinct,
         spacing=_spacing(fit_input, seen),
         own_share=share,
         target_share=target_share,
-        one_sided=one_sided(queries, unit, fit_input.compute),
-        near=nearness(queries, unit, fit_input.metric, fit_input.compute, rng),
-        between=_share_between_rows(from_bank),
-        clustered=_clustered(from_bank, targets, fit_input),
-        agreement=_agreement(from_bank, from_gallery),
+        one_sided=one_sided(queries, unit, compute),
+        near=nearness(queries, unit, metric, compute, rng),
+        between=float(from_bank.mean(axis=1).var()) / max(float(from_bank.var()), 1e-30),
+        clustered=_clustered(from_bank.argmax(axis=1), _neighbours(unit, compute)),
+        agreement=_correlation(hubs, own_hubs),
         known=known,
         answered=True if answered else False if fit_input.answers_are_elsewhere else None,
     )
@@ -240,16 +240,15 @@ def own_share(first: np.ndarray, second: np.ndarray, compute: Compute, rng: np.r
     return float(np.mean(shares))
 
 
+def _similarities(bank: np.ndarray, targets: np.ndarray, metric: Metric, compute: Compute) -> np.ndarray:
+    return dense(Similarities(bank, metric, compute), as_vectors(targets, "targets"))
+
+
 def _neighbours(vectors: np.ndarray, compute: Compute) -> np.ndarray:
     """The rows of the `NEIGHBOURS` nearest other vectors: [n, k]."""
-    similarities = dense(Similarities(vectors, Metric.EUCLIDEAN, compute), as_vectors(vectors, "vectors"))
+    similarities = _similarities(vectors, vectors, Metric.EUCLIDEAN, compute)
     np.fill_diagonal(similarities, -math.inf)
     return largest(similarities, min(NEIGHBOURS, len(vectors) - 1))[1]
-
-
-def _share_between_rows(similarities: np.ndarray) -> float:
-    whole = float(similarities.var())
-    return float(similarities.mean(axis=1).var()) / whole if whole > 0 else 0.0
 
 
 def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> float:
@@ -259,7 +258,7 @@ def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> flo
     What all queries have and no target has, such as their form or their language, leads to the same side from both
     ends. Subjects do not: from documents about one to the nearest about another is the way back from these.
     """
-    similarities = dense(Similarities(queries, Metric.EUCLIDEAN, compute), as_vectors(targets, "targets"))
+    similarities = _similarities(queries, targets, Metric.EUCLIDEAN, compute)
     size = min(NEIGHBOURS, *similarities.shape)
     asked, near = largest(similarities.T, size)[1], largest(similarities, size)[1]
     direction = np.bincount(asked.reshape(-1), minlength=len(queries)) @ queries / asked.size - targets.mean(axis=0)
@@ -277,7 +276,7 @@ def nearness(
     anywhere = _unit(rng.normal(size=(SEEN // 2, queries.shape[1])).astype(np.float32), Metric.COSINE)
 
     def nearest(vectors: np.ndarray) -> float:
-        found = dense(Similarities(vectors, Metric.DOT, compute), as_vectors(gallery, "targets"))
+        found = _similarities(vectors, gallery, Metric.DOT, compute)
         return float(np.where(found > COPY, -1, found).max(axis=1).mean())
 
     chance, most = nearest(anywhere), nearest(gallery)
@@ -286,24 +285,13 @@ def nearness(
     return (nearest(asking) - chance) / (most - chance)
 
 
-def _clustered(from_bank: np.ndarray, targets: np.ndarray, fit_input: FitInput) -> float:
-    """A join count: whether the targets that the bank finds are neighbours of one another; of a large bank the mean of
-    parts of `FINDING` queries."""
-    nearest, neighbours = from_bank.argmax(axis=1), _neighbours(_unit(targets, fit_input.metric), fit_input.compute)
+def _clustered(nearest: np.ndarray, neighbours: np.ndarray) -> float:
+    """A join count: whether the targets that the bank finds, `nearest` [m], are `neighbours` [n, k] of one another; of
+    a large bank the mean of parts of `FINDING` queries."""
     whole = len(nearest) // FINDING
     parts = nearest[: whole * FINDING].reshape(whole, FINDING) if whole else nearest[None]
-    counts = []
-    for part in parts:
-        found = np.zeros(len(targets))
-        found[part] = 1
-        counts.append(_correlation(found, found[neighbours].mean(axis=1)))
-    return float(np.mean(counts))
-
-
-def _agreement(from_bank: np.ndarray, from_gallery: np.ndarray) -> float:
-    return _correlation(
-        *(largest(part.T, min(16, len(part) - 1))[0].mean(axis=1) for part in (from_bank, from_gallery))
-    )
+    found = np.stack([np.isin(np.arange(len(neighbours)), part) for part in parts]).astype(float)
+    return float(np.mean([_correlation(part, part[neighbours].mean(axis=1)) for part in found]))
 
 
 def _correlation(first: np.ndarray, second: np.ndarray) -> float:
@@ -313,10 +301,11 @@ def _correlation(first: np.ndarray, second: np.ndarray) -> float:
 
 def _unit(vectors: np.ndarray, metric: Metric) -> np.ndarray:
     """At unit length, but where lengths matter to neighbours."""
-    if metric is Metric.EUCLIDEAN:
-        return vectors
-    unit: np.ndarray = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
-    return unit
+    return vectors if metric is Metric.EUCLIDEAN else _of_length(vectors, 1.0)
+
+
+def _of_length(vectors: np.ndarray, length: float) -> np.ndarray:
+    return vectors * (length / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30))
 
 
 def _as_queries(queries: np.ndarray, targets: np.ndarray, metric: Metric) -> tuple[np.ndarray, np.ndarray]:
@@ -332,10 +321,7 @@ def _as_queries(queries: np.ndarray, targets: np.ndarray, metric: Metric) -> tup
     scaled = targets * (length / max(own, 1e-30)) if free else targets
     moved = scaled - scaled.mean(axis=0) + queries.mean(axis=0)
     if free or np.ptp(lengths) <= 0.01 * length:
-        queries, moved = (
-            part * (length / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-30))
-            for part in (queries, moved)
-        )
+        queries, moved = _of_length(queries, length), _of_length(moved, length)
     return np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(moved, np.float32)
 
 
@@ -345,7 +331,7 @@ MOVED_QUERIES, MOVED_TARGETS = 64, 2048
 FARTHEST = 0.05
 """The share of the gallery that may on average be nearer to a query than its corrected nearest target. On 27
 banks of text and code, text and image, two languages and query logs it is at most 0.017, by `blend`, `dbsn`, `is` or
-`nnn`. On the same banks as if another model had embedded them it is 0.11 to 0.47 (benchmarks/reach.py)."""
+`nnn`. On the same banks as if another model had embedded them it is 0.11 to 0.47 (benchmarks/guard.py)."""
 
 
 def displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: Compute) -> float:
@@ -356,7 +342,7 @@ def displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: C
         queries, targets = normalise(queries, bank.name), normalise(targets, gallery.name)
     if model.query_map is not None:
         queries = model.query_map(queries)
-    raw = dense(Similarities(queries, model.metric, compute), as_vectors(targets, "targets"))
+    raw = _similarities(queries, targets, model.metric, compute)
     best = np.argmax(raw + offsets, axis=1)
     return float((raw > np.take_along_axis(raw, best[:, None], axis=1)).mean())
 
