@@ -305,7 +305,8 @@ def _unit(vectors: np.ndarray, metric: Metric) -> np.ndarray:
 
 
 def _of_length(vectors: np.ndarray, length: float) -> np.ndarray:
-    return vectors * (length / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30))
+    scaled: np.ndarray = vectors * (length / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30))
+    return scaled
 
 
 def _as_queries(queries: np.ndarray, targets: np.ndarray, metric: Metric) -> tuple[np.ndarray, np.ndarray]:
