@@ -205,12 +205,13 @@ def _corrected(
         gallery = SpooledGallery(store, compute.progress, job.group_by, named)
         bank = bank.against(gallery.vectors, gallery.rows)
         judged = None if judged is None else judged.against(gallery.vectors, gallery.rows)
-    logger.info("%s: trying and fitting %s", store.url, job.configuration.name)
+    logger.info("%s: trying %s", store.url, job.configuration.name)
     trial, lesson, versus, neutral = None, None, None, dict[Value, str]()
     if job.group_by is None:
         trial = None if job.force else check(bank, job.configuration)
         lesson = taught(job.configuration, bank, judged) if job.learn else None
         versus = None if job.old is None else _versus(job, bank, job.old, lesson)
+        logger.info("%s: fitting %s on %d bank queries", store.url, job.configuration.name, len(bank.query_bank))
         model = job.configuration.fit(bank) if lesson is None else lesson.model
         model = model if gallery is None else counted(model, bank)
         if not job.force:
@@ -219,8 +220,7 @@ def _corrected(
         assert gallery is not None
         old = job.old if isinstance(job.old, GroupedModel) else None
         model, neutral, parts = fit_within(bank, job.configuration, job.group_by, gallery.groups(), job.force, old)
-        versus = None if old is None else OldVersusNew.of(parts, old, job.configuration)
-        _require_not_worse(versus, job.force)
+        versus = None if old is None else _not_worse(OldVersusNew.of(parts, old, job.configuration), job.force)
     if job.dry_run:
         done = replace(unwritten(store, model, compute), notes=store.plan())
     else:
@@ -234,7 +234,7 @@ def _corrected(
 def _versus(job: Job, bank: PreparedBank, old: OffsetModel, lesson: Lesson | None) -> OldVersusNew:
     """Old and new beside each other. A map knows the answers it was taught, so that it would be ahead of any that
     learns without them: with one, they are tried on queries that the old model has not seen. Where there are few, both
-    are tried as they are: they have seen the same."""
+    are tried as they are: they have seen the same. Raises CorrectionRefused where the new one is worse."""
     tried = folds_of(bank)
     method = job.configuration.resolved(bank) if lesson is None else lesson.how.method
     new: Configuration = method if lesson is None else lesson.how
@@ -245,9 +245,7 @@ def _versus(job: Job, bank: PreparedBank, old: OffsetModel, lesson: Lesson | Non
             tried = folds_of(bank, tried=fresh)
         else:
             new = method.fit(bank) if lesson is None else lesson.model
-    found = OldVersusNew.of([cross_validate([None, old, new], bank, tried)], old, method)
-    _require_not_worse(found, job.force)
-    return found
+    return _not_worse(OldVersusNew.of([cross_validate([None, old, new], bank, tried)], old, method), job.force)
 
 
 def _answered(bank: PreparedBank, trial: Trial | None) -> Answered | None:
@@ -318,13 +316,16 @@ def _same(model: OffsetModel, changes: dict[str, Setting]) -> Method:
     return configured(METHODS, model.method, own | changes, refit)
 
 
-def _require_not_worse(versus: OldVersusNew | None, force: bool) -> None:
-    if versus is not None and versus.objection and not force:
+def _not_worse(versus: OldVersusNew, force: bool) -> OldVersusNew:
+    """`versus`; raises CorrectionRefused where the new correction is worse, unless by force."""
+    logger.info("%s", versus)
+    if versus.objection and not force:
         raise CorrectionRefused(
             f"the new correction is worse than the active one: {versus.objection}; nothing was changed: record more "
             "queries, or activate it all the same with ",
             Parameter("force", True),
         )
+    return versus
 
 
 SMALLEST_GROUP = 100
