@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from hubplugin.compute import Compute, Similarities, TopK, dense, largest, search
-from hubplugin.methods import SPACINGS, SURVEYED, FitInput, spacing_ratio
+from hubplugin.methods import SPACINGS, FitInput, spacing_ratio
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Vectors, as_vectors
@@ -203,7 +203,7 @@ def profile(
     own_hubs, hubs = (largest(part.T, min(16, len(part) - 1))[0].mean(axis=1) for part in (from_gallery, from_bank))
     return BankProfile(
         distinct=distinct,
-        spacing=_spacing(fit_input, seen),
+        spacing=_spacing(fit_input),
         own_share=share,
         target_share=target_share,
         one_sided=one_sided(queries, unit, compute),
@@ -216,13 +216,13 @@ def profile(
     )
 
 
-def _spacing(fit_input: FitInput, queries: np.ndarray) -> float:
+def _spacing(fit_input: FitInput) -> float:
     """The spacing ratio of the bank in the gallery, 1 where the target bank holds the answers. A hub stands out as an
     answer does, but it is one target: so of the queries that have the same nearest target one counts."""
     if fit_input.answers_are_elsewhere:
         return 1.0
     top = TopK(SPACINGS + 1)
-    search(queries[:SURVEYED], fit_input.require_targets("blend"), fit_input.metric, fit_input.compute.quiet, top)
+    search(fit_input.surveyed, fit_input.require_targets("blend"), fit_input.metric, fit_input.compute.quiet, top)
     ratio, once = spacing_ratio(top.scores[0]), np.unique(top.rows[0, :, 0], return_index=True)[1]
     return ratio if ratio <= LOG else spacing_ratio(top.scores[0, once])
 
