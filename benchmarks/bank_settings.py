@@ -113,6 +113,18 @@ def wordings_log(folder: Path, logged: Callable[[np.random.Generator, np.ndarray
     return Setting(words[log], targets, None, tests, truth[log])
 
 
+def codes(folder: Path, size: int, seed: int) -> Setting:
+    """A log of `size` terms of a classification: asked again by other terms for what was asked, and by the other terms
+    for what was not."""
+    targets, queries, others = files(folder, "targets", "queries", "other_wordings")
+    truth, other = files(folder, "truth", "other_truth")
+    rows = np.random.default_rng(seed).permutation(len(queries))
+    log, rest = rows[:size], rows[size:]
+    again = np.isin(other, truth[log])
+    tests = {"asked": (others[again], other[again]), "not asked": (queries[rest], truth[rest])}
+    return Setting(queries[log], targets, None, tests, truth[log])
+
+
 def popular(rng: np.random.Generator, truth: np.ndarray) -> np.ndarray:
     """Of half of the targets, 70 % of all wordings."""
     return (rng.random(truth.max() + 1) < 0.5)[truth] & (rng.random(len(truth)) < 0.7)
@@ -174,3 +186,5 @@ def further(data: Path) -> Iterator[Family]:
         draw = partial(code, EXAMPLES, bank, 1200, False)
         yield Family(f"examples/data, bank {bank:,}", "clean", EXAMPLES, splits, draw)
     yield Family("examples/data, log of 400", "log", EXAMPLES, 4, partial(code, EXAMPLES, 400, 1200, True))
+    for log in (1000, 300, 100):
+        yield Family(f"ICD, log of {log:,}", "log", data / "icd", 4, partial(codes, data / "icd", log))

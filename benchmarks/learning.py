@@ -2,9 +2,9 @@
 
     python -m benchmarks.learning [--data FOLDER] [--only WORD ...] [--splits 4] [--write docs/learning.md]
 
-Settings are those of benchmarks/bank_settings.py that know at least 200 answers, and a log in which ten targets have
-half of the clicks. FOLDER holds coco500, code_search, debian, tldr_ko and tldr_log; by default it is shared/data beside
-the checkout. Figures are changes in points, means of all splits with their standard error:
+Settings are those of benchmarks/bank_settings.py that know at least 50 answers, and a log in which ten targets have
+half of the clicks. FOLDER holds coco500, code_search, debian, icd, tldr_ko and tldr_log; by default it is shared/data
+beside the checkout. Figures are changes in points, means of all splits with their standard error:
 
 default        over raw
 map            over the default: fit(..., learn=True)

@@ -12,7 +12,7 @@ from hubplugin.bank import Bank, BankLike
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, ZeroVector
 from hubplugin.executors import GalleryLike, read_by_workers, shards_of
-from hubplugin.learning import NOTHING, require_learnable, taught
+from hubplugin.learning import require_learnable, taught
 from hubplugin.methods import METHODS, FitInput, configured
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
@@ -43,7 +43,7 @@ def fit(
         kind and size; `hubplugin.evaluate` compares the methods.
     metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
     compute: device, memory, progress and precision, see `hubplugin.Compute`.
-    learn: learn a map of the query, too, from a bank whose answers are known: at least 200 different pairs. Search with
+    learn: learn a map of the query, too, from a bank whose answers are known: at least 50 different pairs. Search with
         `model.queries(q)` then. Where held-out targets gain nothing, a warning says so. See docs/learning.md.
     judged: a small bank with clicks that somebody has looked at, at least 50. Where clicks are noisy, it chooses better
         how strong the map may be.
@@ -78,10 +78,10 @@ def fit(
     prepared = Bank.of(bank).prepare(metric, compute).against(whole)
     _tell_of_zeros(prepared)
     looked_at = None if judged is None else Bank.of(judged).prepare(metric, compute).against(whole)
-    model = taught(configuration, prepared, looked_at).model
-    if model.query_map is None:
-        warnings.warn(NOTHING, stacklevel=2)
-    return model
+    lesson = taught(configuration, prepared, looked_at)
+    if lesson.model.query_map is None:
+        warnings.warn(lesson.notes[0], stacklevel=2)
+    return lesson.model
 
 
 def _tell_of_zeros(given: FitInput) -> None:

@@ -22,6 +22,7 @@ from hubplugin.model import OffsetModel, Setting
 from hubplugin.validation import (
     FEWER,
     FOLDS,
+    Configuration,
     Figures,
     answers_of,
     change_of,
@@ -140,13 +141,13 @@ def judge(
     return judge_by(Bank.of(bank).prepare(metric, compute).against(targets), configuration, seed)
 
 
-def check(bank: PreparedBank, method: Method) -> Trial:
-    """`judge`, of the parameters that the whole bank and gallery give; raises CorrectionRefused where there is an
-    objection. That to the kind of bank costs a few products of samples, and comes before anything is fitted."""
+def require_kind(bank: PreparedBank) -> BankProfile:
+    """What kind of bank it is; raises CorrectionRefused where that speaks against it. It costs a few products of
+    samples, and comes before anything is fitted."""
     seen = profile_of(bank)
     if seen.objection:
         raise CorrectionRefused(seen.objection, *_ways_out(_remedy(seen)))
-    return judge_by(bank, method.resolved(bank), seen=seen).require_passed()
+    return seen
 
 
 def profile_of(bank: PreparedBank, seed: int = 0) -> BankProfile:
@@ -157,31 +158,38 @@ def profile_of(bank: PreparedBank, seed: int = 0) -> BankProfile:
     return profile(bank, bank.query_bank[rows], sample, known, _is_answered(bank, sample), seed)
 
 
-def judge_by(bank: PreparedBank, method: Method, seed: int = 0, seen: BankProfile | None = None) -> Trial:
-    """`judge`, of a bank that may have been `seen` already."""
+def judge_by(
+    bank: PreparedBank,
+    method: Method,
+    seed: int = 0,
+    seen: BankProfile | None = None,
+    learned: Configuration = None,
+) -> Trial:
+    """`judge`, of a bank that may have been `seen` already. learned: what is tried in the place of `method` alone."""
     # Without answers nothing but its kind speaks against a bank for the default.
     count = FEWER if bank.known is None and isinstance(method, Blend) else FOLDS
-    margins = cross_validate([None, method], bank, folds_of(bank, seed, count), seed)
+    tried = learned or method
+    margins = cross_validate([None, tried], bank, folds_of(bank, seed, count), seed)
     seen, corrected = seen or profile_of(bank, seed), Figures.of([margins], 1, method)
     trial = Trial(**vars(corrected), raw=Figures.of([margins], 0, None), noise=margins.noise(0, 1), bank=seen)
     objections = [*([seen.objection] if seen.objection else []), *objections_to_method(method, trial)]
     objections += objections_to_recall(trial)
     if _is_answered(bank, sample_of(bank, seed)):
-        trial = replace(trial, asked=other_wordings(bank, method.resolved(bank), seed))
+        trial = replace(trial, asked=other_wordings(bank, learned or method.resolved(bank), seed))
         if trial.asked is not None and trial.asked.change.sign < 0:
             objections.append(f"what was asked before is harmed: {trial.asked}")
     return replace(trial, objections=tuple(objections), notes=(*small_bank(seen.distinct), *_notes(trial)))
 
 
-def other_wordings(bank: PreparedBank, method: Method, seed: int = 0) -> Side | None:
+def other_wordings(bank: PreparedBank, tried: Configuration, seed: int = 0) -> Side | None:
     """R@1 of held-out wordings of targets that the log asks for in others, too; None of a log that has few of them.
-    method: resolved on the whole bank and gallery."""
+    tried: a method is resolved on the whole bank and gallery."""
     if len(bank.distinct) < FEW:
         return None
     again = wordings_of(bank, seed)
     if sum(len(fold.held) for fold in again) < FEWEST_WORDINGS:
         return None
-    return change_of([cross_validate([None, method], bank, again, seed)], 0, 1, "other wordings")
+    return change_of([cross_validate([None, tried], bank, again, seed)], 0, 1, "other wordings")
 
 
 def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:

@@ -252,11 +252,12 @@ def cross_validate(
         gaps.append(float((nearest[:, 0] - nearest[:, -1]).mean()))
         parts.append([])
         for place, configuration in enumerate(configurations):
+            mapped, by_map = similarities, None
             for offsets, query_map in _corrections(configuration, left):
-                scores = similarities
-                if query_map is not None:
-                    scores = dense(Similarities(query_map(queries), bank.metric, left.given.compute), targets)
-                scores = scores + offsets
+                if query_map is not by_map:  # several offsets beside one map
+                    asked = queries if query_map is None else query_map(queries)
+                    mapped, by_map = dense(Similarities(asked, bank.metric, left.given.compute), targets), query_map
+                scores = mapped + offsets
                 found = largest(scores[:, :n], min(OCCURRENCE, max(n // 4, 1)))[1]
                 costs = nearest[:, 0] - np.take_along_axis(similarities, found[:, :1], axis=1)[:, 0]
                 parts[-1].append((found, costs, *([] if own is None else _of_own(scores, own))))

@@ -22,7 +22,15 @@ from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
 from hubplugin.executors import GalleryLike, read_by_workers
 from hubplugin.fitting import require_executor
-from hubplugin.guard import FEWEST_WORDINGS, Trial, check, require_displacement, require_size, small_bank
+from hubplugin.guard import (
+    FEWEST_WORDINGS,
+    Trial,
+    judge_by,
+    require_displacement,
+    require_kind,
+    require_size,
+    small_bank,
+)
 from hubplugin.jobs.health import counted
 from hubplugin.jobs.results import Applied, OldVersusNew, Refitted
 from hubplugin.jobs.write import (
@@ -208,8 +216,11 @@ def _corrected(
     logger.info("%s: trying %s", store.url, job.configuration.name)
     trial, lesson, versus, neutral = None, None, None, dict[Value, str]()
     if job.group_by is None:
-        trial = None if job.force else check(bank, job.configuration)
+        seen = None if job.force else require_kind(bank)
         lesson = taught(job.configuration, bank, judged) if job.learn else None
+        if seen is not None:  # what would be applied is judged
+            method = job.configuration.resolved(bank) if lesson is None else lesson.how.method
+            trial = judge_by(bank, method, seen=seen, learned=None if lesson is None else lesson.how).require_passed()
         versus = None if job.old is None else _versus(job, bank, job.old, lesson)
         logger.info("%s: fitting %s on %d bank queries", store.url, job.configuration.name, len(bank.query_bank))
         model = job.configuration.fit(bank) if lesson is None else lesson.model
@@ -360,7 +371,7 @@ def fit_within(
                 before = old.within(value) if value in old.groups else None
                 tried[value] = cross_validate([None, before, method], among, folds_of(among))
             if not force:
-                check(among, method)
+                judge_by(among, method.resolved(among), seen=require_kind(among)).require_passed()
             fitted[value] = method.fit(among)
         except CorrectionRefused as refusal:
             neutral[value] = str(refusal).partition("; nothing was changed")[0]  # which holds for all of it or none

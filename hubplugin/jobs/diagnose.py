@@ -249,7 +249,7 @@ def diagnose(
     queries, as for `hubplugin.fit`, or for `hubplugin.apply` of a store. Nothing is changed. names, texts: functions
     from ids (rows where `targets` is no store) to what hubs are called, and to the texts of documents, by which short
     ones are found; `hubplugin.jobs.naming` makes them. learn: also, what a query map would gain that the answers of the
-    bank teach (docs/learning.md), or the recorded clicks of a store; it needs at least 200 different pairs.
+    bank teach (docs/learning.md), or the recorded clicks of a store; it needs at least 50 different pairs.
 
     Raises InputError for anything that cannot be used.
     """

@@ -14,7 +14,7 @@ from hubplugin.report import as_text
 from hubplugin.validation import cross_validate, folds_of, sample_of
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
-from tests.galleries import unit
+from tests.galleries import flat_index, unit
 
 N, D, PAIRS = 600, 16, 400
 
@@ -156,18 +156,21 @@ def test_margins_of_held_out_pairs_are_those_of_the_formula(asked, answers_are):
                 w = formulas.query_map(queries[fold.seen] @ first, number[fold.seen], asked_of, 0.07)
                 q = queries[fold.held].astype(np.float64) @ first
                 for strength in learning.STRENGTHS:
-                    scores = (q + strength * q @ w.T) @ candidates.T.astype(np.float64) + offsets
-                    mine = scores[np.arange(len(own)), own]
-                    scores[np.arange(len(own)), own] = -np.inf
-                    wanted.append(mine - scores.max(axis=1))
-        wanted = np.concatenate([np.stack(wanted[first : first + 8]) for first in range(0, len(wanted), 8)], axis=1)
+                    for share in learning.SHARES:
+                        scores = (q + strength * q @ w.T) @ candidates.T.astype(np.float64) + share * offsets
+                        mine = scores[np.arange(len(own)), own]
+                        scores[np.arange(len(own)), own] = -np.inf
+                        wanted.append(mine - scores.max(axis=1))
+        wanted = np.concatenate([np.stack(wanted[first : first + 24]) for first in range(0, len(wanted), 24)], axis=1)
         np.testing.assert_allclose(margins, wanted, rtol=0, atol=2e-5)
 
 
-def margins_of(*gains):
-    """Margins [1, 4, 400] whose soft R@1 is 0.5 and, at the strengths above 0, more by `gains`, with an error of .01"""
-    noise = 0.2 * np.array([1.0, -1.0] * 200)
-    soft = 0.5 + np.array([np.zeros(400), *(gain + noise for gain in gains)])
+def margins_of(*gains, half=0.0, none=0.0):
+    """Margins [1, 4, 3, 400] whose soft R@1 is 0.5 and, at the strengths above 0, more by `gains`, with an error of .01
+    each. With `half` of the offsets, or with `none`, it is more by as much, with an error of .005."""
+    noise = np.array([1.0, -1.0] * 200)
+    soft = 0.5 + np.array([np.zeros(400), *(gain + 0.2 * noise for gain in gains)])
+    soft = np.stack([soft, soft + half + 0.1 * noise, soft + none + 0.1 * noise], axis=1)
     return (0.4 * 0.05 * np.log(soft / (1 - soft)))[None]
 
 
@@ -187,7 +190,53 @@ def margins_of(*gains):
     ],
 )
 def test_the_strength_is_the_largest_that_no_side_is_behind_with(sides, errors, strength):
-    assert learning.chosen([margins_of(*gains) for gains in sides], 0.05, errors) == (0, strength)
+    assert learning.chosen([margins_of(*gains) for gains in sides], 0.05, errors) == (0, strength, 0)
+
+
+@pytest.mark.parametrize(
+    ("sides", "share"),
+    [
+        ([(0.0, 0.0)], 0),
+        ([(0.009, 0.009)], 0),  # ahead by less than two standard errors
+        ([(0.011, 0.009)], 1),
+        ([(0.011, 0.022)], 2),  # no offsets are ahead of half of them
+        ([(0.022, 0.011)], 1),
+        ([(0.011, 0.022), (0.011, 0.009)], 1),  # the other side decides, too
+        ([(0.03, 0.03), (-0.001, -0.001)], 0),
+    ],
+)
+def test_less_of_the_offsets_is_taken_where_it_is_clearly_ahead_on_every_side(sides, share):
+    margins = [margins_of(0.01, 0.02, 0.03, half=half, none=none) for half, none in sides]
+    assert learning.chosen(margins, 0.05, -2.0) == (0, 3, share)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
+def test_a_share_of_the_offsets_is_that_of_the_model(share, asked, monkeypatch):
+    targets, queries, answers = asked
+    bank = hubplugin.Bank(queries, answers)
+    monkeypatch.setattr(learning, "chosen", lambda *given: (0, 3, learning.SHARES.index(share)))
+    model = hubplugin.fit(targets, bank, learn=True)
+    monkeypatch.setattr(learning, "chosen", lambda *given: (0, 3, 0))
+    whole = hubplugin.fit(targets, bank, learn=True)
+    np.testing.assert_allclose(model.offsets(targets), share * whole.offsets(targets), rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(model.queries(queries), whole.queries(queries))
+    told = learning.taught(METHODS["blend"](), bank.prepare("cosine", Compute()).against(targets)).notes
+    assert "of the offsets" not in told[0]
+
+
+def test_where_offsets_lose_the_map_is_applied_without_them_and_judged_so(asked, tmp_path, monkeypatch):
+    """On offsets alone the guard refuses this log."""
+    targets, queries, answers = asked
+    bank = hubplugin.Bank(queries, answers)
+    store = hubplugin.open_store(flat_index(tmp_path / "photos.faiss", targets))
+    harmful = {"strength": 60.0}  # so that offsets are far wider than similarities
+    with pytest.raises(hubplugin.CorrectionRefused):
+        hubplugin.apply(store, bank, **harmful)
+    done = hubplugin.apply(store, bank, learn=True, **harmful)
+    assert done.trial.right.after > done.trial.right.before
+    assert done.model.query_map is not None
+    assert any("without offsets" in note for note in done.notes)
+    assert np.ptp(done.model.offsets(targets)) == 0
 
 
 def test_a_bank_is_whitened_where_no_side_is_behind_with_it():
@@ -199,7 +248,7 @@ def test_a_bank_is_whitened_where_no_side_is_behind_with_it():
 
 def test_pairs_that_teach_nothing_are_said_to(asked, monkeypatch):
     targets, queries, answers = asked
-    monkeypatch.setattr(learning, "chosen", lambda *given: (0, 0))
+    monkeypatch.setattr(learning, "chosen", lambda *given: (0, 0, 0))
     with pytest.warns(UserWarning, match="the pairs taught nothing beyond the offsets"):
         model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
     assert model.query_map is None
@@ -234,8 +283,8 @@ def test_pairs_of_another_gallery_or_another_model_are_refused_in_one_line(asked
 
 def test_a_pair_that_is_there_twice_counts_once(asked):
     targets, queries, answers = asked
-    bank = hubplugin.Bank(np.tile(queries[:199], (3, 1)), np.tile(answers[:199], 3))
-    with pytest.raises(InputError, match=r"the bank has 199 different pairs of 199 targets; learn=True needs 200"):
+    bank = hubplugin.Bank(np.tile(queries[:49], (3, 1)), np.tile(answers[:49], 3))
+    with pytest.raises(InputError, match=r"the bank has 49 different pairs of 49 targets; learn=True needs 50"):
         hubplugin.fit(targets, bank, learn=True)
     repeated = hubplugin.Bank(np.concatenate([queries, queries[:9]]), np.concatenate([answers, answers[:9]]))
     assert hubplugin.fit(targets, repeated, learn=True).query_map.pairs == PAIRS
@@ -290,7 +339,7 @@ def test_judged_clicks_choose_in_the_place_of_noisy_ones(asked, rng):
     margins = {
         name: cross_validate([learning.strengths_of(how)], tried, folds).margins for name, folds in sides.items()
     }
-    assert margins["other"].shape == (4, 100), "all are tried once"
+    assert margins["other"].shape == (12, 100), "all are tried once"
     asked_for = answers[100:200]
 
     def ahead(mapped, own):
@@ -304,7 +353,7 @@ def test_judged_clicks_choose_in_the_place_of_noisy_ones(asked, rng):
     w = formulas.query_map(np.delete(queries, np.s_[100:200], 0), np.delete(noisy, np.s_[100:200]), targets, 0.07)
     still = np.isin(asked_for, np.delete(noisy, np.s_[100:200]))
     wanted = ahead((plain @ (np.eye(D) + w).T)[still], asked_for[still])
-    np.testing.assert_allclose(np.sort(margins["asked"][3]), np.sort(wanted), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(np.sort(margins["asked"][9]), np.sort(wanted), rtol=0, atol=2e-5)
 
 
 def test_a_judged_bank_that_cannot_choose_is_refused(asked):
