@@ -108,14 +108,14 @@ class Transport:
 
     def rows(self, query: str, parameters: Sequence[object] = (), what: str = "reading") -> list[Any]:
         """The rows that a query gives, each a tuple."""
-        with self.one_line(what), self._limited(what, WAIT):
+        with self.transaction(what):
             cursor = self._connected().cursor(binary=True)
             return cursor.execute(cast(Any, query), parameters).fetchall()
 
-    def run(self, query: str, parameters: Sequence[object] = (), what: str = "writing") -> int:
-        """Runs a statement that gives no rows; how many it changed."""
-        with self.one_line(what), self._limited(what, WAIT):
-            return self._connected().execute(cast(Any, query), parameters).rowcount
+    def run(self, query: str, parameters: Sequence[object] = (), what: str = "writing") -> None:
+        """Runs a statement that gives no rows."""
+        with self.transaction(what):
+            self._connected().execute(cast(Any, query), parameters)
 
     def run_alone(self, statement: str, what: str) -> None:
         """Runs a statement that no transaction can hold, such as CREATE INDEX CONCURRENTLY.
@@ -135,32 +135,28 @@ class Transport:
                 ) from None
 
     @contextmanager
-    def transaction(self, *, wait: float | None = None) -> Iterator[None]:
-        """All or nothing. wait: so many seconds for a lock, at most, by default `WAIT`."""
-        with self.one_line("writing"), self._limited("writing", WAIT if wait is None else wait):
-            yield
+    def transaction(self, what: str = "writing", *, wait: float | None = None) -> Iterator[None]:
+        """All or nothing; within another one, a part of that. wait: so many seconds for a lock, at most, by default
+        `WAIT`. Nothing is set for longer than that, since a pooler gives the session to others."""
+        with self.one_line(what):
+            connection = self._connected()
+            if connection.info.transaction_status != TransactionStatus.IDLE:
+                yield
+                return
+            with connection.transaction():
+                given = f"{WAIT if wait is None else wait}s"
+                (pid, _) = connection.execute(LIMITED, (given,)).fetchone() or (0, "")
+                with self._watched(what, "own.pid = %s", pid):
+                    yield
 
     @contextmanager
     def reading(self, **settings: str) -> Iterator[None]:
         """A transaction that can change nothing, with `settings` for its time."""
-        with self.one_line("searching"), self._limited("searching", WAIT):
+        with self.transaction("searching"):
             self.run("SET TRANSACTION READ ONLY")
             for name, value in settings.items():
                 self.rows("SELECT set_config(%s, %s, true)", (name.replace("__", "."), value))
             yield
-
-    @contextmanager
-    def _limited(self, what: str, wait: float) -> Iterator[None]:
-        """A transaction in which no lock is waited for longer, unless there is one already. Nothing is set for longer
-        than that, since a pooler gives the session to others."""
-        connection = self._connected()
-        if connection.info.transaction_status != TransactionStatus.IDLE:
-            yield
-            return
-        with connection.transaction():
-            (pid, _) = connection.execute(LIMITED, (f"{wait}s",)).fetchone() or (0, "")
-            with self._watched(what, "own.pid = %s", pid):
-                yield
 
     @contextmanager
     def _watched(self, what: str, own: str, value: object, limit: float | None = None) -> Iterator[list[str]]:
@@ -169,10 +165,9 @@ class Transport:
         over, gave_up = threading.Event(), list[str]()
 
         def watch() -> None:
-            whom, waited, pause = "", WORD, 0
+            whom, waited = "", WORD
             with psycopg.connect(self._conninfo, autocommit=True, application_name="hubplugin") as other:
-                while not over.wait(pause):
-                    pause = 1
+                while not over.is_set():
                     blockers = other.execute(cast(Any, BLOCKERS.format(own)), (value,)).fetchall()
                     waited = waited + 1 if blockers else WORD
                     if blockers and not whom:
@@ -185,6 +180,7 @@ class Transport:
                         gave_up.append(whom)
                         self._connected().cancel()
                         return
+                    over.wait(1)
 
         def watch_when_slow() -> None:
             with suppress(psycopg.Error):  # who may not open a second connection is told nothing
@@ -204,10 +200,6 @@ class Transport:
             yield
         except psycopg.Error as error:
             raise _kind(error)(f"{self.url}: {what}: {reason(error)}") from None
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
