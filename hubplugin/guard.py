@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from pydantic import computed_field
 
 from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank, profile
 from hubplugin.bank.kinds import FARTHEST, displacement
@@ -66,6 +67,7 @@ class Trial(Figures):
     objections: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def measurable(self) -> bool:
         """Whether the correction changes hubness, or R@1 of either kind, by more than chance."""
@@ -78,6 +80,7 @@ class Trial(Figures):
         rise = self.skewness - self.raw.skewness
         return 0 if abs(rise) <= 1.96 * self.noise else 1 if rise > 0 else -1
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def helps(self) -> bool | None:
         """Whether nothing is objected and more right answers come first, beyond chance; None without known answers."""

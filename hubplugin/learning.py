@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field, InstanceOf, computed_field
 
 from hubplugin.bank import PreparedBank, own_share
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
@@ -153,9 +155,21 @@ class Lesson:
     for."""
 
     model: OffsetModel
-    how: Learning
+    how: Annotated[InstanceOf[Learning], Field(exclude=True)]
     asked: Side | None
     other: Side
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def strength(self) -> float:
+        """Of the map of the query, 0 where none was learned."""
+        return self.how.strength
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def whitened(self) -> bool:
+        """Whether queries are whitened before they are mapped."""
+        return self.how.whitening is not None
 
     @property
     def notes(self) -> list[str]:

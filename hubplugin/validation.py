@@ -14,9 +14,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
+from pydantic import Field, computed_field
 
 from hubplugin.bank import PreparedBank
 from hubplugin.compute import Similarities, dense, largest
@@ -286,7 +287,7 @@ class Figures:
     queries' own targets; both None without known answers.
     """
 
-    configuration: Method | OffsetModel | None
+    configuration: Annotated[Method | OffsetModel | None, Field(exclude=True)]
     queries: int
     skewness: float
     cost: float
@@ -334,11 +335,13 @@ class Figures:
         """The gain with its interval."""
         return None if self.right is None else self.right.change
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def method(self) -> str:
         tried = self.configuration
         return "none" if tried is None else tried.name if isinstance(tried, Method) else tried.method
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def parameters(self) -> dict[str, Setting]:
         return {} if self.configuration is None else self.configuration.parameters

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
+from pydantic import computed_field
 
 from hubplugin.compute import Compute, Similarities, TopK, dense, largest, search
 from hubplugin.methods import SPACINGS, FitInput, spacing_ratio
@@ -97,6 +98,7 @@ class BankProfile:
     answered: bool | None = None
     told: bool = field(default=True, repr=False)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def kind(self) -> Kind:
         if not self.told:

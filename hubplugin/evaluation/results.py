@@ -13,6 +13,7 @@ from pydantic import Field, InstanceOf
 from hubplugin.errors import InputError
 from hubplugin.measures.hubness import Hubness
 from hubplugin.measures.significance import Comparison, Figure, Side, compare
+from hubplugin.model import Setting
 from hubplugin.report import (
     DIRECTIONS,
     NEVER,
@@ -22,7 +23,6 @@ from hubplugin.report import (
     Example,
     Histogram,
     Hub,
-    Parameters,
     Plot,
     Report,
     Result,
@@ -54,7 +54,7 @@ class MethodResult:
 
     label: str
     method: str
-    parameters: Parameters
+    parameters: dict[str, Setting]
     recall: dict[int, Figure]
     worst: float
     occurrences: dict[int, int]

@@ -16,11 +16,11 @@ from pydantic import computed_field
 from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.causes import HUBBY, Finding, collapsed, copies, cut_off, lengths, other_model, shifted, short_texts
 from hubplugin.compute import Compute, TopK, search
-from hubplugin.guard import judge_by
+from hubplugin.guard import Trial, judge_by
 from hubplugin.jobs.correct import bank_for, require_learnable_in
 from hubplugin.jobs.naming import Naming, called
-from hubplugin.jobs.results import ToldLesson, ToldTrial, tiles_of
-from hubplugin.learning import require_learnable, taught
+from hubplugin.jobs.results import tiles_of
+from hubplugin.learning import Lesson, require_learnable, taught
 from hubplugin.measures.hubness import (
     Hubness,
     counted,
@@ -151,9 +151,9 @@ class Diagnosis(Result):
     hubs: list[Hub]
     anti_hubs: list[str]
     findings: list[Finding]
-    trial: ToldTrial
+    trial: Trial
     occurrences: Mapping[int, int] = field(repr=False)
-    lesson: ToldLesson | None = None
+    lesson: Lesson | None = None
 
     @property
     def helps(self) -> bool | None:

@@ -1,6 +1,6 @@
 """What the jobs on a store answer, and what people are shown of it.
 
-The fields are what `--json` prints. Of a model or a trial, which hold more than facts, the facts stand there.
+The fields are what `--json` prints; of a model the facts stand there.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, TypeAlias
 
 import numpy as np
-from pydantic import InstanceOf, PlainSerializer, computed_field
+from pydantic import computed_field
 
 from hubplugin.guard import Trial
-from hubplugin.learning import Lesson
-from hubplugin.measures.significance import Side
 from hubplugin.methods import Method
 from hubplugin.metric import Metric
 from hubplugin.model import HubnessAtFit, OffsetModel, Value
@@ -26,7 +23,6 @@ from hubplugin.report import (
     WORST,
     Histogram,
     Hub,
-    Parameters,
     Plot,
     Report,
     Result,
@@ -38,111 +34,6 @@ from hubplugin.report import (
 )
 from hubplugin.store import Correction, Id
 from hubplugin.validation import OCCURRENCE, Figures, Margins, change_of
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """A fitted model: its method, and the fingerprints that name it and its banks."""
-
-    method: str
-    parameters: Parameters
-    fingerprint: str
-    bank_fingerprint: str
-
-
-def model_facts(model: OffsetModel) -> ModelFacts:
-    return ModelFacts(model.method, model.parameters, model.fingerprint, model.bank_fingerprint)
-
-
-@dataclass(frozen=True)
-class CorrectionFacts:
-    """A model in a store. active: false of one that is half-written; searches are raw then. made: when its writing
-    began, null where that is not known."""
-
-    model: ModelFacts
-    active: bool
-    made: str | None
-
-
-def correction_facts(correction: Correction) -> CorrectionFacts:
-    return CorrectionFacts(model_facts(correction.model), correction.active, correction.made)
-
-
-@dataclass(frozen=True)
-class CandidateFacts:
-    """A configuration on held-out bank queries: skewness of the 10-occurrence, its cost in similarity, R@1 from 0 to 1
-    and the geometric mean rank of the queries' own targets, null without known answers."""
-
-    method: str
-    parameters: Parameters
-    skewness: float
-    cost: float
-    recall: float | None
-    rank: float | None
-
-
-def candidate_facts(tried: Figures) -> CandidateFacts:
-    return CandidateFacts(tried.method, tried.parameters, tried.skewness, tried.cost, tried.recall, tried.rank)
-
-
-@dataclass(frozen=True)
-class TrialFacts:
-    """What the guard saw on held-out queries, without and with the correction. bank: of what kind it is. measurable:
-    whether hubness or R@1 of either kind changes beyond chance. helps: whether nothing is objected and R@1 rises beyond
-    chance; null where answers are not known. gain, error: of R@1, and its standard error; null without known answers.
-    asked: R@1 of other wordings of what a log asks for; null where its answers are not known, or few are asked again.
-    notes: what is worth knowing, such as that the bank is small."""
-
-    queries: int
-    raw: CandidateFacts
-    corrected: CandidateFacts
-    bank: str
-    measurable: bool
-    helps: bool | None
-    gain: float | None
-    error: float | None
-    asked: Side | None
-    objections: Sequence[str]
-    notes: Sequence[str]
-
-
-def trial_facts(trial: Trial) -> TrialFacts:
-    return TrialFacts(
-        trial.queries,
-        candidate_facts(trial.raw),
-        candidate_facts(trial),
-        trial.bank.kind,
-        trial.measurable,
-        trial.helps,
-        trial.gain,
-        trial.error,
-        trial.asked,
-        trial.objections,
-        trial.notes,
-    )
-
-
-@dataclass(frozen=True)
-class LessonFacts:
-    """What known answers would teach beside the default's offsets. strength: of the map of the query, 0 where it would
-    not be learned; whitened: whether queries would be whitened before it. asked, other: R@1 of held-out queries without
-    and with the map, of other wordings of what was asked before, null where there are few, and of what was not."""
-
-    strength: float
-    whitened: bool
-    asked: Side | None
-    other: Side
-
-
-def lesson_facts(lesson: Lesson) -> LessonFacts:
-    return LessonFacts(lesson.how.strength, lesson.how.whitening is not None, lesson.asked, lesson.other)
-
-
-ToldModel: TypeAlias = Annotated[InstanceOf[OffsetModel], PlainSerializer(model_facts)]
-ToldCorrection: TypeAlias = Annotated[InstanceOf[Correction], PlainSerializer(correction_facts)]
-ToldCandidate: TypeAlias = Annotated[InstanceOf[Figures], PlainSerializer(candidate_facts)]
-ToldTrial: TypeAlias = Annotated[InstanceOf[Trial], PlainSerializer(trial_facts)]
-ToldLesson: TypeAlias = Annotated[InstanceOf[Lesson], PlainSerializer(lesson_facts)]
 
 
 def tiles_of(trial: Trial) -> list[Tile]:
@@ -195,14 +86,14 @@ class Applied(Result):
     """
 
     store: str
-    model: ToldModel
+    model: OffsetModel
     scanned: int
     missing: int
     stale: int
     written: bool = True
     neutral: Mapping[Value, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    trial: ToldTrial | None = None
+    trial: Trial | None = None
     invalid_vectors: InvalidVectors = field(default_factory=InvalidVectors)
 
     def report(self) -> Report:
@@ -253,9 +144,9 @@ class OldVersusNew:
     gain, error: of R@1 of the new one over the old one, 0 to 1, and its standard error; None without known answers.
     """
 
-    raw: ToldCandidate
-    old: ToldCandidate
-    new: ToldCandidate
+    raw: Figures
+    old: Figures
+    new: Figures
     gain: float | None
     error: float | None
 
@@ -311,8 +202,8 @@ class Removed(Result):
 
     store: str
     written: bool
-    correction: ToldCorrection | None = None
-    previous: ToldModel | None = None
+    correction: Correction | None = None
+    previous: OffsetModel | None = None
 
     def report(self) -> Report:
         said = "correction removed" if self.written else "there is no correction"
@@ -424,8 +315,8 @@ class Inspection(Result):
     metric: Metric
     dim: int
     count: int
-    correction: ToldCorrection | None
-    previous: ToldModel | None = None
+    correction: Correction | None
+    previous: OffsetModel | None = None
     missing: int = 0
     stale: int = 0
     foreign: int = 0

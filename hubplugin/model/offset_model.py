@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 from hubplugin.compute import Compute
 from hubplugin.errors import EmptyInput, InputError, ModelFileError, ZeroVector
@@ -140,7 +142,7 @@ class HubnessAtFit:
     largest: float
 
 
-Setting: TypeAlias = float | str | None
+Setting: TypeAlias = int | float | str | None
 """The value of a parameter of a method: a number or a name; None where the fit finds it."""
 
 Value: TypeAlias = str | int | None
@@ -179,6 +181,16 @@ class Activation:
 
 
 @dataclass(frozen=True)
+class ModelFacts:
+    """What the JSON of results says of a model: its method, and the fingerprints that name it and its banks."""
+
+    method: str
+    parameters: dict[str, Setting]
+    fingerprint: str
+    bank_fingerprint: str
+
+
+@dataclass(frozen=True)
 class OffsetModel:
     """offset(t) = sum of `terms` at t, less `centre`: one number a target, to be added to s(q, t).
 
@@ -208,6 +220,16 @@ class OffsetModel:
 
     mark: ClassVar[str] = ""
     """What only the header of this kind of model has; "" for the plain one."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def facts(model: OffsetModel) -> ModelFacts:
+            return ModelFacts(model.method, model.parameters, model.fingerprint, model.bank_fingerprint)
+
+        told = core_schema.plain_serializer_function_ser_schema(
+            facts, return_schema=handler.generate_schema(ModelFacts)
+        )
+        return core_schema.is_instance_schema(cls, serialization=told)
 
     @property
     def dim(self) -> int:

@@ -38,10 +38,6 @@ SAME = 5e-4
 RECALL, WORST, NEVER = "True target first (R@1)", "Queries that find the worst hub", "Targets that are never found"
 
 
-Parameters = dict[str, int | float | str | None]
-"""Of a method, by name."""
-
-
 def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
