@@ -26,7 +26,7 @@ import numpy as np
 import hubplugin
 from benchmarks.bank_settings import files
 from benchmarks.tables import EXAMPLES, machine, markdown
-from hubplugin_chroma import ChromaStore, HubCollection
+from hubplugin_chroma import HubCollection, open_store
 
 TIMES = (0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)
 BATCH = 400
@@ -108,7 +108,7 @@ def costs(place: str, client: chromadb.ClientAPI) -> Iterator[list[str]]:
         rows = range(start, min(start + BATCH, len(gallery)))
         ids, metadatas = [str(row) for row in rows], [{"even": row % 2 == 0} for row in rows]
         photos.add(ids=ids, embeddings=gallery[rows], metadatas=metadatas, documents=ids)
-    hubplugin.apply(ChromaStore(client, photos), bank)
+    hubplugin.apply(open_store(client, photos), bank)
     both = (photos, HubCollection(client, photos))
     for name, how in WAYS.items():
 

@@ -26,6 +26,7 @@ from pgvector.psycopg import register_vector
 import hubplugin
 import hubplugin_pgvector
 from benchmarks.tables import CODE_SEARCH, EXAMPLES, machine, pairs
+from hubplugin_pgvector.store import PgvectorStore
 
 K = 10
 
@@ -110,7 +111,7 @@ def sizes(connection: psycopg.Connection, url: str) -> None:
     assert column is not None
     print(f"column {column[0] / 2**20:.1f} MB, table {megabytes(connection, 'pg_table_size', 'hub_benchmark')}")
     print(f"raw index {megabytes(connection, 'pg_relation_size', 'hub_raw')}")
-    index = hubplugin_pgvector.open_url(f"{url}&table=hub_benchmark").require_active().index
+    index = hubplugin.open_store(f"{url}&table=hub_benchmark").require_active().index
     print(f"corrected index {megabytes(connection, 'pg_relation_size', index)}", flush=True)
 
 
@@ -122,7 +123,7 @@ def megabytes(connection: psycopg.Connection, function: str, name: str) -> str:
 
 def asked(
     connection: psycopg.Connection,
-    store: hubplugin_pgvector.PgvectorStore,
+    store: PgvectorStore,
     queries: np.ndarray,
     expected: tuple[list[set[int]], list[set[int]]],
     width: int,

@@ -20,6 +20,7 @@ from stdlib_search import compare, embed, functions, query_bank
 
 import hubplugin
 import hubplugin_pgvector
+from hubplugin_pgvector.store import PgvectorStore
 
 TABLE, VIEW = "hubplugin_documents", "hubplugin_corrected"
 
@@ -35,7 +36,7 @@ class MiniLM(Embeddings):
 class Corrected(MiniLM):
     """Queries with the component that the corrected index has more."""
 
-    def __init__(self, store: hubplugin_pgvector.PgvectorStore):
+    def __init__(self, store: PgvectorStore):
         self._store = store
 
     def embed_query(self, text: str) -> list[float]:

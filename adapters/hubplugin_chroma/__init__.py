@@ -1,6 +1,17 @@
 """hubplugin for Chroma: a corrected copy beside a collection, and a `Collection` that answers from it."""
 
+from __future__ import annotations
+
+import chromadb
+from chromadb.api import ClientAPI
+
 from hubplugin_chroma.client import HubCollection
 from hubplugin_chroma.store import ChromaStore
 
-__all__ = ["ChromaStore", "HubCollection"]
+__all__ = ["HubCollection", "open_store"]
+
+
+def open_store(client: ClientAPI, collection: chromadb.Collection) -> ChromaStore:
+    """The store that the jobs of `hubplugin` take, of a program that has a client; elsewhere `hubplugin.open_store`
+    takes a URL. Raises StoreError for a collection that cannot carry offsets."""
+    return ChromaStore(client, collection)

@@ -227,7 +227,7 @@ def open_url(url: str) -> ChromaStore:
     if "@" in parts.netloc or where.keys() - ({"tenant", "database"} if parts.netloc else set()):
         raise StoreError(
             "expected chroma://HOST:8000/COLLECTION, with no more than ?tenant=T&database=D behind it; a client with a "
-            "password or other settings goes to hubplugin_chroma.ChromaStore"
+            "password or other settings goes to hubplugin_chroma.open_store"
         )
     chroma = Told(chromadb, url, ERRORS, damage)
     if parts.netloc:

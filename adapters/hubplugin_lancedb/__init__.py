@@ -1,5 +1,6 @@
-"""hubplugin for LanceDB: a corrected copy of the vectors in a column of the table."""
+"""hubplugin for LanceDB: a corrected copy of the vectors in a table beside the one that is corrected.
 
-from hubplugin_lancedb.store import LanceStore
+`hubplugin.open_store("lancedb:FOLDER/TABLE")` is the store that the jobs of `hubplugin` take.
+"""
 
-__all__ = ["LanceStore"]
+__all__: list[str] = []

@@ -14,9 +14,9 @@ import numpy as np
 from hubplugin.vectors import VectorLike
 from hubplugin_pgvector import requests
 from hubplugin_pgvector.requests import OrderBy
-from hubplugin_pgvector.store import PgvectorStore, open_url
+from hubplugin_pgvector.store import PgvectorStore
 
-__all__ = ["OrderBy", "PgvectorStore", "offsets", "open_url", "order_by"]
+__all__ = ["OrderBy", "offsets", "order_by"]
 
 
 def order_by(store: PgvectorStore, query: np.ndarray, alias: str = "") -> OrderBy:

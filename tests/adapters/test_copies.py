@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import hubplugin
-from hubplugin_chroma import ChromaStore
+from hubplugin_chroma import open_store
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ class InChroma:
         self.photos.delete(ids=ids)
 
     def store(self):
-        return ChromaStore(self.client, self.photos)
+        return open_store(self.client, self.photos)
 
 
 class InLanceDB:

@@ -13,7 +13,7 @@ import pytest
 from chromadb.api.shared_system_client import SharedSystemClient
 
 import hubplugin
-from hubplugin_chroma import ChromaStore, HubCollection
+from hubplugin_chroma import HubCollection, open_store
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def photos(request, tmp_path, rng):
     plain.add(
         ids=ids, embeddings=vectors, metadatas=[{"even": number % 2 == 0} for number in range(200)], documents=ids
     )
-    store = ChromaStore(client, plain)
+    store = open_store(client, plain)
     metric = "cosine" if request.param == "cosine" else "euclidean"
     hubplugin.apply(store, hubplugin.fit(vectors, vectors[:100] + 0.1, "is", metric=metric), force=True)
     return HubCollection(client, client.get_collection("photos")), store, vectors
@@ -100,7 +100,7 @@ def test_what_was_written_and_deleted_past_it_is_seen(photos, rng):
     assert store.search(vectors[:1], 20).ids[0] == before[3:23]
     collection.add(ids="w", embeddings=fresh[1])
     assert {"x", "z"} <= set(store.search(fresh[:1], 10).ids[0])
-    hubplugin.refresh(ChromaStore(store._client, plain))  # by another program
+    hubplugin.refresh(open_store(store._client, plain))  # by another program
     found = store.search(fresh[:1], 190).ids[0]
     assert len(set(found)) == len(found)
     report = hubplugin.inspect(store, queries=0)
@@ -156,7 +156,7 @@ def test_a_folder_that_another_process_writes_to_is_searched_on(tmp_path, rng, c
     client, vectors = chromadb.PersistentClient(tmp_path), gallery(rng)
     plain = client.create_collection("photos", configuration={"hnsw": {"space": "cosine"}})
     plain.add(ids=[f"p{number}" for number in range(200)], embeddings=vectors)
-    hubplugin.apply(ChromaStore(client, plain), hubplugin.fit(vectors, vectors[:100] + 0.1, "is"), force=True)
+    hubplugin.apply(open_store(client, plain), hubplugin.fit(vectors, vectors[:100] + 0.1, "is"), force=True)
     collection = HubCollection(client, client.get_collection("photos"))
     before = collection.query(vectors[:5], n_results=5)
     subprocess.run([sys.executable, "-c", OTHER + change, tmp_path], check=True)
@@ -168,7 +168,7 @@ def test_no_row_of_a_folder_keeps_a_query_that_two_corrections_have_left(tmp_pat
     client, vectors = chromadb.PersistentClient(tmp_path), gallery(rng)
     plain = client.create_collection("photos", configuration={"hnsw": {"space": "cosine"}})
     plain.add(ids=[f"p{number}" for number in range(200)], embeddings=vectors)
-    store, asked = ChromaStore(client, plain), gallery(rng, 120)
+    store, asked = open_store(client, plain), gallery(rng, 120)
     hubplugin.apply(store, asked[:50], "is", force=True)
     parts = [base64.b64encode(bytes(shift) + asked[3].tobytes())[4 * (shift > 0) : -4].decode() for shift in range(3)]
 
@@ -206,7 +206,7 @@ def test_a_collection_of_the_same_name_does_not_inherit_the_correction(tmp_path,
     for _ in range(2):
         plain = client.create_collection("photos", configuration={"hnsw": {"space": "cosine"}})
         plain.add(ids=[str(number) for number in range(200)], embeddings=vectors)
-        store = ChromaStore(client, plain)
+        store = open_store(client, plain)
         assert store.correction() is None
         hubplugin.apply(store, hubplugin.fit(vectors, vectors[:100] + 0.1, "is"), force=True)
         assert store.correction().active

@@ -2,7 +2,7 @@ import chromadb
 import numpy as np
 
 import hubplugin
-from hubplugin_chroma import ChromaStore
+import hubplugin_chroma
 
 gallery, bank = (np.load(f"examples/data/{name}.npy").astype("float32") for name in ("test_targets", "bank_queries"))
 plain = chromadb.PersistentClient("data").create_collection("photos", configuration={"hnsw": {"space": "cosine"}})
@@ -10,5 +10,5 @@ for start in range(0, len(gallery), 400):
     part = gallery[start : start + 400]
     ids = [str(start + row) for row in range(len(part))]
     plain.add(ids=ids, embeddings=part, metadatas=[{"year": 2025}] * len(part))
-hubplugin.apply(ChromaStore(chromadb.PersistentClient("data"), plain), bank)
+hubplugin.apply(hubplugin_chroma.open_store(chromadb.PersistentClient("data"), plain), bank)
 vector = bank[0]
