@@ -61,6 +61,7 @@ class SinkhornNormalisation(Method):
     """
 
     name: ClassVar[str] = "sn"
+    dual: ClassVar[bool] = False
     tau: float = Field(0.05, gt=0)
     iterations: int = Field(10, ge=1)
     sample: Sample = "auto"
@@ -89,7 +90,7 @@ class SinkhornNormalisation(Method):
             columns, k = [Columns(as_vectors(drawn, targets.name), mass * targets.rows / sample)], None
         else:
             columns = [Columns(targets, mass)]
-        if self.name == "dbsn" and given.target_bank is not None:
+        if self.dual and given.target_bank is not None:
             columns.append(Columns(given.target_bank_vectors))
         found = sinkhorn(similarities, columns, self.tau, self.iterations, given.same, answers, k)
         raw = None if is_sampled or found.log_sums is None else -self.tau * found.log_sums
@@ -105,3 +106,4 @@ class DualBankSinkhorn(SinkhornNormalisation):
     """
 
     name: ClassVar[str] = "dbsn"
+    dual: ClassVar[bool] = True
