@@ -110,25 +110,21 @@ def options(
 ) -> None: ...
 
 
-SHARED: dict[str, tuple[Any, Any]] = {
-    "json": (Annotated[bool, typer.Option("--json", help="Print figures as JSON instead of text.")], False),
-    "quiet": (
-        Annotated[bool, typer.Option("--quiet", help="Print nothing but errors and what needs attention.")],
-        False,
-    ),
-    "verbose": (
-        Annotated[bool, typer.Option("--verbose", help="Print all details, and say on stderr what is being done.")],
-        False,
-    ),
-    "threads": (
-        Annotated[
-            int | None,
-            typer.Option("--threads", min=1, help="Threads that compute; by default those of OMP_NUM_THREADS, or all."),
-        ],
-        None,
-    ),
-}
-"""The options that every command has: each one's type, and its default."""
+def shared(
+    json: Annotated[bool, typer.Option("--json", help="Print figures as JSON instead of text.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors and what needs attention.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print all details, and say on stderr what is being done.")
+    ] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", min=1, help="Threads that compute; by default those of OMP_NUM_THREADS, or all."),
+    ] = None,
+) -> None:
+    """The options that every command has."""
+
+
+SHARED = inspect.signature(shared, eval_str=True).parameters
 
 
 def command(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -146,12 +142,9 @@ def command(function: Callable[..., Result]) -> Callable[..., Result]:
         if attention:
             raise typer.Exit(ATTENTION)
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    own = inspect.signature(function, eval_str=True).parameters.values()
-    shared = (
-        inspect.Parameter(name, keyword, default=default, annotation=kind) for name, (kind, default) in SHARED.items()
-    )
-    run.__signature__ = inspect.Signature([*(each.replace(kind=keyword) for each in own), *shared])  # type: ignore[attr-defined]
+    parameters = [*inspect.signature(function, eval_str=True).parameters.values(), *SHARED.values()]
+    signature = inspect.Signature([each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters])
+    run.__signature__ = signature  # type: ignore[attr-defined]
     app.command(function.__name__)(run)
     return function
 
