@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,6 +31,9 @@ from hubplugin.jobs.naming import naming
 from hubplugin.registry import adapters, open_store
 from hubplugin.report import Result
 from hubplugin.vectors import Progress, Vectors, as_vectors, require_file
+
+if TYPE_CHECKING:
+    from hubplugin.evaluation.beir import Beir
 
 
 @command
@@ -92,7 +95,7 @@ def evaluate(
     targets: Annotated[
         str | None,
         typer.Argument(
-            metavar="[STORE]",
+            metavar="[STORE or FILE]",
             help="A STORE, searched raw and corrected by its own search; or a file of vectors, ranked by each method.",
         ),
     ] = None,
@@ -119,35 +122,24 @@ def evaluate(
     report: ReportFile = None,
 ) -> Result:
     """Queries whose true targets are known: a corrected store beside its raw search, or every method side by side."""
-    from hubplugin.evaluation.beir import read_beir
-
-    beir = None
-    if Path(queries).is_dir():
-        if embed is None:
-            raise InputError(
-                f"{queries!r} is a folder, as of BEIR: name the model of its texts by ", Parameter("embed")
-            )
-        beir = read_beir(Path(queries))
-        truth = truth or str(beir.qrels)
-    elif targets is None:
+    beir = _beir(queries, embed) if Path(queries).is_dir() else None
+    if targets is None and beir is None:
         raise InputError("expected a STORE, or a file of vectors to try methods on")
     require_writable(report)
     of_store = targets is not None and (":" in targets or targets.rpartition(".")[2] in adapters())
+    truth = str(beir.qrels) if truth is None and beir is not None else truth
     for path in (truth, None if of_store else names):
         if path is not None:
             require_file(Path(path))
     asked, examples = _asked(queries if beir is None else beir.queries, bank, answers, embed)
-    called: Any = naming(names, "--names") if of_store else names
-    ranked: Any = None
+    called: Any = naming(names, "--names") if of_store else names if names or beir is None else beir.ids
+    ranked: Any
     if targets is not None:
         ranked = open_store(targets) if of_store else as_vectors(targets, "targets")
+    elif beir is not None:
+        ranked = Bank(beir.documents, embed=for_documents(str(embed)), name="corpus")
     with computing() as compute:
-        if beir is not None:
-            called = called if of_store or names is not None else beir.ids
-        if ranked is None and beir is not None:
-            ranked = Bank(beir.documents, embed=for_documents(str(embed)), name="corpus").vectors(
-                None, compute.progress
-            )
+        ranked = ranked.vectors(None, compute.progress) if isinstance(ranked, Bank) else ranked
         if examples is not None:
             examples = replace(examples, queries=examples.vectors(ranked, compute.progress), embed=None)
         found = hubplugin.evaluate(
@@ -155,6 +147,15 @@ def evaluate(
             names=called, query_names=None if beir is None else beir.query_ids, metric=metric, compute=compute,
         )  # fmt: skip
     return reported(found, report)
+
+
+def _beir(folder: str, embed: str | None) -> Beir:
+    """What lies in a folder that was named in the place of a file of queries."""
+    from hubplugin.evaluation.beir import read_beir
+
+    if embed is None:
+        raise InputError(f"{folder!r} is a folder, as of BEIR: name the model of its texts by ", Parameter("embed"))
+    return read_beir(Path(folder))
 
 
 def _asked(
