@@ -116,7 +116,7 @@ def recording_alone(recorder: hubplugin.Recorder, queries: Sequence[object]) -> 
 
 def main() -> None:
     rng = np.random.default_rng(0)
-    manifest = hubplugin_qdrant.open_store(corrected_collection(rng), "photos").metadata.read_manifest()
+    manifest = hubplugin_qdrant.open_store(corrected_collection(rng), "photos").read_manifest()
     second = manifest.active[""].model_copy(update={"storage": "vector", "everywhere": True})
     step = (0.5 * rng.normal(size=(DIM, DIM)) / DIM**0.5).astype(np.float32)
     mapped = manifest.active[""].model_copy(update={"mapped": True, "query_map": QueryMap(step, 1.0, 200)})

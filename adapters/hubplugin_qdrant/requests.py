@@ -241,12 +241,17 @@ def formula(version: Version, length: float = 1.0) -> models.FormulaQuery:
     query, by which scores are multiplied."""
     if version.storage == "vector":
         return _sum_by_either_vector(version.metric, version.ceiling, version.augmented_vector)
+    return _sum_with_key(version.key, version.metric, length)
+
+
+@lru_cache
+def _sum_with_key(key: str, metric: Metric, length: float) -> models.FormulaQuery:
+    """The corrected similarity of a candidate: its score plus its offset, 0 for a point that has none."""
     similarity: models.Expression = "$score"
-    if version.metric is Metric.EUCLIDEAN:
+    if metric is Metric.EUCLIDEAN:
         similarity = models.MultExpression.model_construct(mult=[-0.5, "$score", "$score"])
     elif length != 1.0:
         similarity = models.MultExpression.model_construct(mult=[length, "$score"])
-    key = version.key
     summed = models.SumExpression.model_construct(sum=[similarity, key])
     return models.FormulaQuery.model_construct(formula=summed, defaults={key: 0.0})
 
