@@ -19,10 +19,8 @@ package there is no circle; `make lint` checks both with import-linter. What eac
 sentence in it (`python -m pages` makes this page).
 
 Three values go through the house. A `Bank` is example queries and what is known of their answers. An `OffsetModel` is
-what a fit returns. A `Report` is what a result shows: one function makes text of it, one HTML and one JSON.
-
-A reduction is a `Task`, a pure function of some targets, and what merges the parts. Targets in one place are one
-shard, and those of a gallery in shards as many as it has.
+what a fit returns. A `Result` is what a job answers: its fields are its JSON, and `hubplugin/report` makes text and a
+page of what it shows.
 """
 
 WALKS = """## Six walks
