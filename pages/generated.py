@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pages import architecture, cli, for_agents, json_output
+from pages import cli, for_agents, json_output
 
 ROOT = Path(__file__).parent.parent
 
 MAKERS: dict[str, Callable[[], str]] = {
-    "docs/architecture.md": architecture.page,
     "docs/reference/cli.md": cli.reference,
     "docs/reference/json.md": json_output.reference,
     "llms.txt": for_agents.llms,
