@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import os
 import shutil
@@ -10,7 +11,6 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 import faiss
 
@@ -148,20 +148,14 @@ def sizes_of_transform(link: faiss.VectorTransform) -> Iterator[tuple[str, int, 
 
 
 def write_index_file(path: Path, index: faiss.Index, like: Path) -> None:
-    """Writes `index` to a `new_file`. Raises StoreError where it cannot."""
-    with new_file(path, like.stat().st_size, like) as file:
+    """Writes `index` to the file `path`, where nothing may lie yet, and flushes it. Who may read `like` may read it
+    then, and nobody else. Raises StoreError."""
+    opener = functools.partial(os.open, mode=0o600)
+    with making(path, like.stat().st_size), open(path, "xb", opener=opener) as file:
         try:
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
         except RuntimeError as error:
             raise StoreError(f"Faiss cannot write {os.fspath(path)!r}: {reason(error)}") from None
-
-
-@contextmanager
-def new_file(path: Path, needed: int, like: Path) -> Iterator[BinaryIO]:
-    """A file for `needed` bytes, where nothing may lie yet, flushed at the end. Who may read `like` may read it then,
-    and nobody else. Raises StoreError."""
-    with making(path, needed), open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        yield file
         file.flush()
         os.fsync(file.fileno())
         permit(file.fileno(), like)

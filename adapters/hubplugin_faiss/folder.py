@@ -7,8 +7,7 @@ photos.faiss.hub/index.faiss       the new index, until it takes the place of th
 photos.faiss.hub/model.hub         the model of an index that was upgraded in memory, where its user has put it
 photos.faiss.hub/lock              locked by the run that writes
 
-An index has one folder, beside its real name, whatever links lead to it. One run at a time writes there. What has a
-name with `.new` at its end is not whole yet.
+An index has one folder, beside its real name, whatever links lead to it. One run at a time writes there.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from typing import BinaryIO
 
 import numpy as np
 
-from hubplugin.atomic import alone, kind_of, opened
+from hubplugin.atomic import alone, kind_of, opened, replacing
 from hubplugin.corrections import Manifest, Version
 from hubplugin.errors import StoreError
 from hubplugin.store import require_room
-from hubplugin_faiss.files import making, new_file, permit
+from hubplugin_faiss.files import making, permit
 
 try:
     import fcntl
 except ImportError:  # where there is none, nobody is kept away
     fcntl = None  # type: ignore[assignment]
 
-OURS = re.compile(r"((\d+)\.(model|offsets)|manifest\.json|index\.faiss|model\.hub)(\.new)?")
-"""The names of what lies in the folder, but for the lock."""
+OURS = re.compile(r"((\d+)\.(model|offsets)|manifest\.json|index\.faiss|model\.hub)(\.[0-9a-f]{8}\.tmp)?")
+"""The names of what lies in the folder, but for the lock. At the end: of a file that is not whole yet."""
 
 
 class FaissVersion(Version):
@@ -81,17 +80,11 @@ class HubFolder:
         return Manifest[FaissVersion].read(content, repr(str(self.manifest)), mend)
 
     def put(self, path: Path, content: bytes) -> None:
-        """Puts a file with this content in the place of the file `path`, in one step. Raises StoreError."""
-        beside = path.with_name(f"{path.name}.new")
-        with making(path):
-            beside.unlink(missing_ok=True)
-            try:
-                with new_file(beside, len(content), self.index) as file:
-                    file.write(content)
-                os.replace(beside, path)
-            except BaseException:
-                beside.unlink(missing_ok=True)
-                raise
+        """Puts a file with this content in the place of the file `path`, in one step. Who may read the index may read
+        it, and nobody else. Raises StoreError."""
+        with making(path, len(content)), replacing(path, 0o600) as file:
+            file.write(content)
+            permit(file.fileno(), self.index)
 
     def has_offsets(self, version: FaissVersion, rows: int) -> bool:
         path = self.offsets(version)

@@ -217,10 +217,8 @@ class Gallery(Vectors):
         for vectors, _ in self.handler.scan(0, size):
             if self.unit:
                 vectors = self.handler.with_zeros(vectors)
-                if not self.tolerant and not self.handler.lossy:
-                    require_unit(vectors, self.name, row)
-                elif not self.tolerant and row == 0:
-                    require_about_unit(vectors, self.name)
+                if not self.tolerant and (row == 0 or not self.handler.lossy):
+                    require_unit(vectors, self.name, row, lossy=self.handler.lossy)
             yield vectors
             row += len(vectors)
 
@@ -247,27 +245,21 @@ def offsets_by(model: OffsetModel, gallery: Gallery, scale: IndexScale, compute:
     return offsets
 
 
-def require_unit(vectors: np.ndarray, name: str, first_row: int = 0) -> None:
-    """Raises InputError at the first row of `vectors` [b, d] that is neither of unit length nor zero."""
-    lengths = np.linalg.norm(vectors, axis=1)
-    bad = np.flatnonzero((np.abs(lengths - 1) > UNIT) & (lengths > 0))
-    if bad.size:
+def require_unit(vectors: np.ndarray, name: str, first_row: int = 0, *, lossy: bool = False) -> None:
+    """Raises InputError at the first row of `vectors` [b, d] that is neither of unit length nor zero. lossy: codes have
+    changed lengths, PQ down to a half, so that only what cannot have been unit vectors is refused."""
+    rows = np.flatnonzero(vectors.any(axis=1))
+    lengths = np.linalg.norm(vectors[rows], axis=1)
+    if lossy:
+        length = float(np.median(lengths)) if len(rows) else 1.0
+        told = "" if 0.3 < length < 1.7 else f"its codes stand for vectors of about length {length:.3g}"
+    else:
+        bad = np.flatnonzero(np.abs(lengths - 1) > UNIT)
+        told = f"row {first_row + int(rows[bad[0]])} has length {lengths[bad[0]]:.4g}" if bad.size else ""
+    if told:
         raise InputError(
-            f"{name}: the model is for cosine, but row {first_row + int(bad[0])} has length {lengths[bad[0]]:.4g} and "
-            "Faiss does not normalise; add unit vectors (faiss.normalize_L2), or fit with ",
-            Parameter("metric", "dot"),
-            " or 'euclidean'",
-        )
-
-
-def require_about_unit(vectors: np.ndarray, name: str) -> None:
-    """Raises InputError if `vectors` [b, d], as codes have left them, cannot have been of unit length."""
-    lengths = np.linalg.norm(vectors[vectors.any(axis=1)], axis=1)
-    length = float(np.median(lengths)) if len(lengths) else 1.0
-    if not 0.3 < length < 1.7:  # PQ makes them shorter, down to a half
-        raise InputError(
-            f"{name}: the model is for cosine, but its codes stand for vectors of about length {length:.3g} and Faiss "
-            "does not normalise; build it of unit vectors (faiss.normalize_L2), or fit with ",
+            f"{name}: the model is for cosine, but {told} and Faiss does not normalise; take unit vectors "
+            "(faiss.normalize_L2), or fit with ",
             Parameter("metric", "dot"),
             " or 'euclidean'",
         )

@@ -134,8 +134,11 @@ class FaissStore(ManifestStore[FaissVersion]):
         if (writing := manifest.writing) is not None:
             if writing.index == self.stamp:
                 return manifest.activated(writing)
-            if writing.stamp != self.stamp:
-                manifest = manifest.given_up()
+            try:
+                usable = writing.stamp == self.stamp and self.model(writing) is not None
+            except StoreError:
+                usable = False
+            manifest = manifest if usable else manifest.given_up()
         if not handler.is_upgraded() or handler.holds_offsets_of(""):
             return manifest.withdrawn() if manifest.active else manifest
         active, previous = manifest.active.get(""), manifest.previous.get("")
@@ -284,8 +287,9 @@ class FaissStore(ManifestStore[FaissVersion]):
     @property
     def _assumes_cosine(self) -> bool:
         """Whether `metric` is cosine though codes do not tell small differences of lengths."""
-        coarse = spread_of_unit(self.index) > SPREADS["scalar"]
-        return self._given_metric is None and self.metric is Metric.COSINE and self.handler.lossy and coarse
+        if self._given_metric is not None or not self.handler.lossy or self.metric is not Metric.COSINE:
+            return False
+        return spread_of_unit(self.index) > SPREADS["scalar"]
 
     @property
     def unit(self) -> bool:  # type: ignore[override]
@@ -377,7 +381,9 @@ class FaissStore(ManifestStore[FaissVersion]):
             if not self.count():
                 raise StoreError(f"{self.url} is empty; add vectors, then correct it")
             self.require_writable()
-            return FaissWriting(self, model, *self.start_version(model, progress), begun=(lock, before))
+            version, found = self.start_version(model, progress)
+            self._known = model
+            return FaissWriting(self, model, version, found, begun=(lock, before))
         except BaseException:
             self.give_up(before)
             self.release(lock)

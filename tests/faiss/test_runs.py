@@ -201,7 +201,7 @@ def test_what_another_program_writes_meanwhile_stays(corrected, monkeypatch, wha
 def half_written(photos: Path) -> list[str]:
     """What lies beside an index of a run that has not ended."""
     names = [path.name for path in Path(f"{photos}.hub").glob("*")]
-    return [name for name in names if name.endswith((".offsets", ".new", ".faiss"))]
+    return [name for name in names if name.endswith((".offsets", ".tmp", ".faiss"))]
 
 
 def killed_at(photos: Path, model: hubplugin.OffsetModel, rows: int) -> None:
@@ -469,7 +469,7 @@ def test_a_run_that_is_refused_leaves_no_folder(photos):
 PLACES = {
     "": "a folder", "lock": "a file", "manifest.json": "a file", "1.model": "a file", "2.model": "a file",
     "3.model": "a file", "3.offsets": "a file", "index.faiss": "a file", "model.hub": "a file",
-    "manifest.json.new": "a file", "3.model.new": "a file",
+    "manifest.json.0123abcd.tmp": "a file", "3.model.4567abcd.tmp": "a file",
 }  # fmt: skip
 """All that hubplugin has in photos.faiss.hub."""
 

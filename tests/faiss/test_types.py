@@ -132,8 +132,8 @@ def test_the_rank_of_a_list_is_that_of_its_best_entry_above_its_centroid(metric,
     vectors, centres, queries = (rng.normal(size=(rows, 6)).astype(np.float32) for rows in (200, 9, 25))
     offsets, lists = rng.normal(size=200).astype(np.float32), rng.integers(0, 8, 200)  # the last list is empty
     own = lists[:25] if within else None
-    blocks = [(vectors[part], offsets[part], lists[part]) for part in (slice(0, 70), slice(70, 200))]
-    found = list_ranks(blocks, centres, (queries, own), metric == L2)
+    blocks = [(vectors[part], part) for part in (slice(0, 70), slice(70, 200))]
+    found = list_ranks(blocks, offsets, lists, centres, (queries, own), metric == L2)
     expected = best_of_lists(vectors, offsets, lists, centres, queries, np.full(25, -1) if own is None else own, metric)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert (found < offsets.max()).any()

@@ -47,7 +47,9 @@ READ = 1 << 13
 
 
 def list_ranks(
-    entries: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    entries: Iterable[tuple[np.ndarray, slice]],
+    offsets: np.ndarray,
+    lists: np.ndarray,
     centres: np.ndarray,
     asked: tuple[np.ndarray, np.ndarray | None],
     euclidean: bool,
@@ -61,7 +63,8 @@ def list_ranks(
     alone: under inner product centroids have unit length, however far from them their entries lie.
 
     Args:
-        entries: vectors [b, d], their offsets [b] and their lists [b].
+        entries: vectors [b, d] and their rows.
+        offsets, lists: of all entries [n].
         centres: the centroids [nlist, d].
         asked: queries [m, d], and the list [m] that each of them itself lies in, of which it says nothing; None for
             queries from elsewhere.
@@ -69,22 +72,19 @@ def list_ranks(
     """
     queries, own = asked
     best = np.full((len(queries), len(centres)), -np.inf, np.float32)
-    sizes, total, low, high = np.zeros(len(centres), np.int64), 0.0, np.inf, -np.inf
-    for vectors, offsets, lists in entries:
-        order = np.argsort(lists, kind="stable")
-        numbers, first, count = np.unique(lists[order], return_index=True, return_counts=True)
-        scores = similarities(queries, vectors[order], euclidean) + offsets[order]
+    for vectors, rows in entries:
+        order = np.argsort(lists[rows], kind="stable")
+        numbers, first = np.unique(lists[rows][order], return_index=True)
+        scores = similarities(queries, vectors[order], euclidean) + offsets[rows][order]
         best[:, numbers] = np.fmax(best[:, numbers], np.fmax.reduceat(scores, first, axis=1))
-        sizes[numbers] += count
-        total += float(offsets.sum(dtype=np.float64))
-        low, high = min(low, float(offsets.min())), max(high, float(offsets.max()))
     best -= similarities(queries, centres, euclidean)
     if own is not None:
         best[np.arange(len(queries)), own] = np.nan
     known = np.isfinite(best)
     ranks = np.where(known, best, 0).sum(axis=0, dtype=np.float64) / np.maximum(known.sum(axis=0), 1)
-    ranks += (total - (ranks * sizes).sum()) / sizes.sum()
-    return np.where(sizes > 0, np.clip(ranks, low, high), 0).astype(np.float32)
+    sizes = np.bincount(lists, minlength=len(centres))
+    ranks += (offsets.sum(dtype=np.float64) - (ranks * sizes).sum()) / sizes.sum()
+    return np.where(sizes > 0, np.clip(ranks, offsets.min(), offsets.max()), 0).astype(np.float32)
 
 
 def similarities(queries: np.ndarray, vectors: np.ndarray, euclidean: bool) -> np.ndarray:
@@ -294,19 +294,17 @@ class InvertedListsHandler(BaseIndexHandler):
         """`list_ranks` for `offsets` [n] of all entries, by queries of the bank; without one by some entries."""
         nlist, asked = self.index.nlist, spec.queries
         most, own = max(BESTS // nlist, 40), None
+        starts = self._starts()
+        lists = np.repeat(np.arange(nlist), np.diff(starts))
         if asked is None:
-            rows, starts = np.linspace(0, self.count - 1, min(ASKED, most)).astype(np.int64), self._starts()
-            own = np.searchsorted(starts, rows, "right") - 1
-            places = rows - starts[own]
-            codes = [self._codes(int(n), int(at), int(at) + 1) for n, at in zip(own, places, strict=True)]
-            asked = self._decode(np.concatenate(codes), own)
-
-        def entries() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-            for numbers, codes, _, rows in self._blocks(0, min(block_rows(self.index.d), READ)):
-                yield self._decode(codes, numbers), offsets[rows], numbers
-
+            rows = np.linspace(0, self.count - 1, min(ASKED, most)).astype(np.int64)
+            own = lists[rows]
+            places = zip(own.tolist(), (rows - starts[own]).tolist(), strict=True)
+            asked = self._decode(np.concatenate([self._codes(number, at, at + 1) for number, at in places]), own)
+        blocks = self._blocks(0, min(block_rows(self.index.d), READ))
+        entries = ((self._decode(codes, numbers), rows) for numbers, codes, _, rows in blocks)
         centres = self.index.quantizer.reconstruct_n(0, nlist)
-        return list_ranks(entries(), centres, (evenly(asked, most), own), self.euclidean)
+        return list_ranks(entries, offsets, lists, centres, (evenly(asked, most), own), self.euclidean)
 
     def _codes(self, number: int, start: int, stop: int) -> np.ndarray:
         """The codes of the entries [start, stop) of one list: uint8 [stop - start, code_size]."""
