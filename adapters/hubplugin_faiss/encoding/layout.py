@@ -28,21 +28,24 @@ def fill_lists(
 ) -> None:
     """Puts entries into the inverted lists of `new`, which lacks only these and gets `sizes` [nlist] of them. Of each
     block, which is ordered by list: list numbers [b], ids [b] and codes [b, code_size]."""
-    lists = faiss.downcast_InvertedLists(new.invlists)
-    packer, filled = getattr(lists, "packer", None), np.zeros(new.nlist, np.int64)
+    lists, filled = faiss.downcast_InvertedLists(new.invlists), np.zeros(new.nlist, np.int64)
     for number, size in enumerate(sizes.tolist()):
         lists.resize(number, size)  # at once: a list that grows is given room to spare
     for block in blocks:
         for number, ids, codes in runs(*block):
-            start, size = int(filled[number]), int(sizes[number])
-            if packer is None:
-                lists.update_entries(number, start, len(ids), faiss.swig_ptr(ids), faiss.swig_ptr(codes))
-            else:
-                list_ids(lists, number)[start : start + len(ids)] = ids
-                pack(packer, codes, lists.get_codes(number), start, size)
+            put(lists, number, int(filled[number]), ids, codes)
             filled[number] += len(ids)
     if isinstance(new, faiss.IndexIVFPQ | faiss.IndexIVFPQFastScan):
         new.precompute_table()
+
+
+def put(lists: faiss.InvertedLists, number: int, start: int, ids: np.ndarray, codes: np.ndarray) -> None:
+    """Writes entries into one of inverted `lists`, as those from `start` on, for which there is room."""
+    if not hasattr(lists, "packer"):
+        lists.update_entries(number, start, len(ids), faiss.swig_ptr(ids), faiss.swig_ptr(codes))
+    elif len(ids):
+        list_ids(lists, number)[start : start + len(ids)] = ids
+        pack(lists.packer, codes, lists.get_codes(number), start)
 
 
 def codes_of(index: faiss.Index) -> np.ndarray:
@@ -79,11 +82,11 @@ def unpacked(packer: faiss.CodePacker, packed: object, start: int, stop: int) ->
     return whole[place : place + stop - start]
 
 
-def pack(packer: faiss.CodePacker, codes: np.ndarray, packed: object, start: int, count: int) -> None:
-    """Writes `codes` [n, code_size] as those from `start` on into blocks of `packer`, for `count` in all, at `packed`.
-    What lies in the same block behind them becomes 0."""
+def pack(packer: faiss.CodePacker, codes: np.ndarray, packed: object, start: int) -> None:
+    """Writes `codes` [n, code_size] as those from `start` on into blocks of `packer` at `packed`. What lies in the same
+    block behind them becomes 0."""
     first, place = divmod(start, packer.nvec)
-    blocks = _blocks(packer, packed, count)[first : -(-(start + len(codes)) // packer.nvec)]
+    blocks = _blocks(packer, packed, start + len(codes))[first:]
     whole = np.zeros((len(blocks) * packer.nvec, packer.code_size), np.uint8)
     whole[:place] = unpacked(packer, packed, start - place, start)
     whole[place : place + len(codes)] = codes
@@ -98,20 +101,7 @@ def add_codes(index: faiss.IndexFastScan, codes: np.ndarray, start: int | None =
     blocks = -(-count // packer.nvec)
     index.codes.resize(blocks * packer.block_size)
     index.ntotal, index.ntotal2 = count, blocks * packer.nvec
-    pack(packer, codes, index.codes.data(), start, count)
-
-
-def add_codes_to_list(
-    index: faiss.IndexIVFFastScan, number: int, ids: np.ndarray, codes: np.ndarray, start: int | None = None
-) -> None:
-    """The same for one inverted list of `index`, with the `ids` [n] of the entries. `index.ntotal` stays."""
-    lists = faiss.downcast_InvertedLists(index.invlists)
-    start = lists.list_size(number) if start is None else start
-    count = start + len(codes)
-    lists.resize(number, count)
-    if count:
-        faiss.rev_swig_ptr(lists.get_ids(number), count)[start:] = ids
-        pack(lists.packer, codes, lists.get_codes(number), start, count)
+    pack(packer, codes, index.codes.data(), start)
 
 
 def _blocks(packer: faiss.CodePacker, packed: object, count: int) -> np.ndarray:

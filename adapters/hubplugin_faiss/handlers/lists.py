@@ -21,7 +21,7 @@ from hubplugin_faiss.encoding.codecs import (
     evenly,
     require_finite,
 )
-from hubplugin_faiss.encoding.layout import add_codes, add_codes_to_list, fill_lists, list_ids, runs, unpacked
+from hubplugin_faiss.encoding.layout import add_codes, fill_lists, list_ids, put, runs, unpacked
 from hubplugin_faiss.handlers.base import (
     BaseIndexHandler,
     FlatCodesHandler,
@@ -415,9 +415,15 @@ class FastScanListsHandler(InvertedListsHandler):
         order = np.argsort(nearest, kind="stable")
         codes = self._encode(extended, nearest)[order]
         with mapped_anew(self.index):
-            for run in runs(nearest[order], ids[order], codes):
-                add_codes_to_list(self.index, *run)
+            for number, own, of_list in runs(nearest[order], ids[order], codes):
+                self._put(number, self.index.invlists.list_size(number), own, of_list)
             self.index.ntotal += len(extended)
+
+    def _put(self, number: int, start: int, ids: np.ndarray, codes: np.ndarray) -> None:
+        """Makes entries those from `start` on in one list, and the last."""
+        lists = faiss.downcast_InvertedLists(self.index.invlists)
+        lists.resize(number, start + len(ids))
+        put(lists, number, start, ids, codes)
 
     def _remove(self, ids: np.ndarray) -> None:
         """As in `FastScanHandler`, in each list."""
@@ -426,7 +432,7 @@ class FastScanListsHandler(InvertedListsHandler):
             kept = np.flatnonzero(~np.isin(own, ids))
             if len(kept) < len(own):
                 codes = self._codes(number, 0, len(own))[kept]
-                add_codes_to_list(self.index, number, own[kept], codes, start=0)
+                self._put(number, 0, own[kept], codes)
                 self.index.ntotal -= len(own) - len(kept)
 
     def _codes(self, number: int, start: int, stop: int) -> np.ndarray:
