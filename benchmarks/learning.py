@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import warnings
 from collections import defaultdict
@@ -37,6 +38,7 @@ import hubplugin
 from benchmarks.bank_settings import Family, Setting, further, seventeen, wordings_log
 from benchmarks.tables import RESULTS, SHARED, machine, markdown, write_table
 from hubplugin import learning
+from hubplugin.methods import METHODS
 
 FILE = RESULTS / "learning.json"
 
@@ -97,18 +99,19 @@ def ranker(model: hubplugin.OffsetModel, targets: np.ndarray) -> Ranker:
     return lambda queries: model.queries(queries) @ targets.T + offsets
 
 
-def rankers(setting: Setting, seed: int) -> tuple[dict[str, Ranker], hubplugin.OffsetModel]:
-    """Scores by column, and the model with the map."""
+def rankers(setting: Setting, seed: int) -> tuple[dict[str, Ranker], learning.Lesson]:
+    """Scores by column, and the lesson with the map."""
     targets = setting.targets
     if setting.clicks is None:
         bank = hubplugin.Bank(setting.bank, setting.target_bank, pairs=np.arange(len(setting.bank)))
     else:
         bank = hubplugin.Bank(setting.bank, setting.clicks)
-    model = fitted(targets, bank)
+    prepared = bank.prepare("cosine", hubplugin.Compute()).against(targets)
+    lesson = learning.taught(METHODS["blend"](), prepared)
     found = {
         "raw": lambda queries: queries @ targets.T,
         "default": ranker(fitted(targets, bank, learn=False), targets),
-        "map": ranker(model, targets),
+        "map": ranker(lesson.model, targets),
     }
     if setting.clicks is not None:
         rows, clicks = noisy(setting, seed)
@@ -116,13 +119,15 @@ def rankers(setting: Setting, seed: int) -> tuple[dict[str, Ranker], hubplugin.O
             log = hubplugin.Bank(setting.bank[rows], clicks)
             found["noisy default"] = ranker(fitted(targets, log, learn=False), targets)
             found["noisy clicks"] = ranker(fitted(targets, log), targets)
-    return found, model
+    return found, lesson
 
 
 def measured(setting: Setting, seed: int) -> dict[str, dict[str, float]]:
-    """R@1 in points by test and column, and the strength that was chosen."""
-    by_column, model = rankers(setting, seed)
-    judged = judged_by(setting, seed) if "noisy clicks" in by_column and seed < COMPARED else {}
+    """R@1 in points by test and column; what was chosen; and the interval that the lesson forecast for the change."""
+    by_column, lesson = rankers(setting, seed)
+    query_map = lesson.model.query_map
+    enough = min(len(queries) for queries, _ in setting.tests.values()) >= 2 * JUDGED
+    judged = judged_by(setting, seed) if enough and "noisy clicks" in by_column and seed < COMPARED else {}
     found = {}
     for name, (queries, truth) in setting.tests.items():
 
@@ -135,8 +140,12 @@ def measured(setting: Setting, seed: int) -> dict[str, dict[str, float]]:
             rank, rest = judged[name]
             found[name]["judged"] = right(rank, queries[rest], truth[rest])
             found[name]["judged default"] = right(by_column["noisy default"], queries[rest], truth[rest])
-        found[name]["strength"] = 0.0 if model.query_map is None else model.query_map.strength
-        found[name]["whitened"] = float(model.query_map is not None and model.query_map.whitened)
+        found[name]["strength"] = 0.0 if query_map is None else query_map.strength
+        found[name]["whitened"] = float(query_map is not None and query_map.whitened)
+        found[name]["share"] = lesson.how.share
+        side = lesson.asked if name == "asked" else lesson.other
+        for end in ("low", "value", "high"):
+            found[name][end] = math.nan if side is None else 100 * getattr(side.change, end)
     return found
 
 
@@ -183,10 +192,11 @@ def table(rows: list[dict[str, Any]]) -> str:
             cells.append(
                 f"{values.mean():+.1f}±{values.std() / max(len(values) - 1, 1) ** 0.5:.1f}" if len(values) else ""
             )
-        chosen = zip(*(row["found"][name] for name in ("strength", "whitened")), strict=True)
-        strengths = "/".join(sorted({f"{s:g}{' w' if white else ''}" for s, white in chosen}))
+        chosen = zip(*(row["found"][name] for name in ("strength", "whitened", "share")), strict=True)
+        told = {f"{s:g}{' w' if white else ''}{'' if share == 1 else f' x{share:g}'}" for s, white, share in chosen}
+        strengths = "/".join(sorted(told))
         lines.append([row["setting"], row["side"], f"{np.mean(row['found']['raw']):.1f}", *cells, strengths])
-    return markdown(["setting", "tested on", "raw R@1", *COLUMNS, "strengths, w: whitened"], lines)
+    return markdown(["setting", "tested on", "raw R@1", *COLUMNS, "strengths, w: whitened, x: offsets"], lines)
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
@@ -198,6 +208,15 @@ def summary(rows: list[dict[str, Any]]) -> str:
         cells = [f"{np.mean(values):+.2f} / {min(values):+.2f}" if values else "" for values in means]
         lines += [[f"{side}, {len(own)} settings", *cells]] if own else []
     return markdown(["tested on", *COLUMNS], lines)
+
+
+def forecasts(rows: list[dict[str, Any]]) -> str:
+    """How often what came lies in the 95 % interval of the lesson, which knows held-out pairs alone."""
+    parts = [np.array([row["found"][name] for name in ("low", "value", "high", "map", "default")]) for row in rows]
+    low, value, high, learned, default = np.concatenate(parts, axis=1)
+    came, known = learned - default, ~np.isnan(low)
+    inside, bias = ((low <= came) & (came <= high))[known].mean(), (value - came)[known].mean()
+    return f"forecasts: {known.sum()} tests, {inside:.0%} inside their 95 % interval, too bright by {bias:.2f} points"
 
 
 def main() -> None:
@@ -219,7 +238,7 @@ def main() -> None:
         print(family.name, file=sys.stderr, flush=True)
     if given.only == [""]:
         FILE.write_text(json.dumps({"machine": machine(1), "rows": rows}) + "\n")
-    print(table(rows), summary(rows), sep="\n")
+    print(table(rows), summary(rows), forecasts(rows), sep="\n")
     if given.write:
         write_table(given.write, "learning", summary(rows))
 
