@@ -152,19 +152,20 @@ def reduce(
     library, scale = similarities.library, 1.0 if of_sums is None else 1 / of_sums.tau
     leave_out = None if left_out is None else Leaver(similarities, left_out, scale)
     weights = None if of_sums is None or of_sums.log_weights is None else Placed(library, of_sums.log_weights)
-    parts: list[list[Array]] = [[] for _ in reductions]
+    # Not in parts: small arrays that stay, between blocks that go, would leave the memory of all blocks in pieces.
+    found = [library.empty((targets.rows,), library.accumulator) for _ in reductions]
     for tile in similarities.tiles(targets, "offsets", scale=scale):
         if leave_out is not None:
             leave_out(tile.s)
-        for part, each in zip(parts, reductions, strict=True):
+        for values, each in zip(found, reductions, strict=True):
             if isinstance(each, MeanOfLargest):
-                part.append(each.of(tile.s, library) / scale)
+                values[tile.start : tile.stop] = each.of(tile.s, library) / scale
         if of_sums is not None:  # last, since it overwrites the tile
             x = tile.s
             if weights is not None:
                 x += weights.like(x)
-            parts[reductions.index(of_sums)].append(log_sum(x, library))
-    return [host(library.xp.concat(part)).astype(np.float64) for part in parts]
+            found[reductions.index(of_sums)][tile.start : tile.stop] = log_sum(x, library)
+    return [host(values).astype(np.float64, copy=False) for values in found]
 
 
 def fused_log_sum(

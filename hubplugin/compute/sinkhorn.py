@@ -99,6 +99,7 @@ class Kernel:
         room = similarities.compute.bytes()
         self._width = next((width for width in widths if self._rows * m * width <= room), 0)  # 0: nothing is held
         self._held: list[Exponentials] = []
+        self._room: Array | None = None  # in one array: parts of their own would leave the memory of tiles in pieces
         self._reference = np.zeros(m)
         self._k_means: list[Array] = []
 
@@ -193,15 +194,20 @@ class Kernel:
                 part = Exponentials(columns, *exponentials(s, library))
                 yield part
                 if self._width:
-                    self._held.append(self._copied(part))
+                    self._hold(part)
 
-    def _copied(self, part: Exponentials) -> Exponentials:
-        """A copy in the type that is held."""
-        xp = self._library.xp
-        if self._width == 4:
-            return replace(part, values=xp.astype(part.values, xp.float32, copy=True))
-        values = xp.astype(part.values * HALF_PEAK, self._library.half)
-        return replace(part, values=values, log_scale=part.log_scale - math.log(HALF_PEAK))
+    def _hold(self, part: Exponentials) -> None:
+        """Keeps a copy in the type that is held; `part` is overwritten."""
+        if self._room is None:
+            dtype = self._library.xp.float32 if self._width == 4 else self._library.half
+            self._room = self._library.empty((self._rows, self._similarities.m), dtype)
+        start, made, log_scale = sum(len(each.values) for each in self._held), part.values, part.log_scale
+        if self._width == 2:
+            made *= HALF_PEAK
+            log_scale = log_scale - math.log(HALF_PEAK)
+        values = self._room[start : start + len(made)]
+        values[:] = made
+        self._held.append(Exponentials(part.columns, values, log_scale))
 
     def _blocks(self, values: Array, weights: Array) -> Iterator[Array]:
         """`values` [b, m] in the type of the weights; on a CPU in blocks, of which one may overwrite the one before."""
