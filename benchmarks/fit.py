@@ -286,7 +286,7 @@ def write_page() -> None:
         seen = [run["contenders"].get(name) for run in runs.values()]
         cells = [f"{each['ratio']:.2f} ({each['low']:.2f}-{each['high']:.2f})" if each else "" for each in seen]
         cells += [f"{old[name]:.2f}" if name in old else "" for old in before.values()]
-        memory = next((f"{each['memory_mib']:,}" for each in seen if each), "")
+        memory = next((f"{each['memory_mib']:,}" for each in seen if each and each["memory_mib"]), "")
         differs = next((each["differs by"] for each in seen if each), "")
         if any(cells):
             lines.append([name, *cells, memory, differs])
