@@ -161,6 +161,11 @@ def profile_of(bank: PreparedBank, seed: int = 0) -> BankProfile:
     return profile(bank, bank.query_bank[rows], sample, known, _is_answered(bank, sample), seed)
 
 
+def check(bank: PreparedBank, method: Method, seen: BankProfile, learned: Configuration = None) -> Trial:
+    """`judge_by`; raises CorrectionRefused where there is an objection. seen: by `require_kind`."""
+    return judge_by(bank, method, 0, seen, learned).require_passed()
+
+
 def judge_by(
     bank: PreparedBank,
     method: Method,

@@ -25,7 +25,6 @@ from hubplugin.fitting import require_executor
 from hubplugin.guard import (
     FEWEST_WORDINGS,
     Trial,
-    judge_by,
     require_displacement,
     require_kind,
     require_size,
@@ -220,7 +219,7 @@ def _corrected(
         lesson = taught(job.configuration, bank, judged) if job.learn else None
         if seen is not None:  # what would be applied is judged
             method = job.configuration.resolved(bank) if lesson is None else lesson.how.method
-            trial = judge_by(bank, method, seen=seen, learned=None if lesson is None else lesson.how).require_passed()
+            trial = check(bank, method, seen, None if lesson is None else lesson.how)
         versus = None if job.old is None else _versus(job, bank, job.old, lesson)
         logger.info("%s: fitting %s on %d bank queries", store.url, job.configuration.name, len(bank.query_bank))
         model = job.configuration.fit(bank) if lesson is None else lesson.model
@@ -371,7 +370,7 @@ def fit_within(
                 before = old.within(value) if value in old.groups else None
                 tried[value] = cross_validate([None, before, method], among, folds_of(among))
             if not force:
-                judge_by(among, method.resolved(among), seen=require_kind(among)).require_passed()
+                check(among, method.resolved(among), require_kind(among))
             fitted[value] = method.fit(among)
         except CorrectionRefused as refusal:
             neutral[value] = str(refusal).partition("; nothing was changed")[0]  # which holds for all of it or none
