@@ -25,6 +25,7 @@ from hubplugin.fitting import require_executor
 from hubplugin.guard import (
     FEWEST_WORDINGS,
     Trial,
+    check,
     require_displacement,
     require_kind,
     require_size,
