@@ -20,7 +20,7 @@ LOWEST = tl.constexpr(-1e30)
 
 ROWS, COLUMNS, COLUMNS_MASKED, DEPTH = 128, 256, 128, 32
 """The tile of a program: targets, bank rows, components. With 256 columns a prototype of this kernel took a quarter of
-a float32 product on an H100. Answers left out need more registers, so that a tile has half as many columns; no card has
+a float32 product on an H200. Answers left out need more registers, so that a tile has half as many columns; no card has
 tried that yet."""
 
 
