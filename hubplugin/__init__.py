@@ -54,7 +54,13 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 
+_MODULES = ("errors", "executors", "guard", "methods", "metric", "rerank", "store", "testing")
+"""Those that the docs name."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"hubplugin.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'hubplugin' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"hubplugin.{_HOMES[name]}"), name)

@@ -287,8 +287,7 @@ def cap_of(model: OffsetModel) -> float:
 def e_of(model: OffsetModel) -> float:
     """The last component of a query, so that that of the targets, offset / e, spreads half as far as any other.
 
-    A graph (HNSW) by inner product misses neighbours where one component outweighs the others, or weighs nothing:
-    `benchmarks/extra_component.py`.
+    A graph (HNSW) by inner product misses neighbours where one component outweighs the others, or weighs nothing.
     """
     spread = 0.0 if model.gallery is None else model.gallery.deviation
     bank = model.terms[0].bank

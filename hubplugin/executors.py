@@ -19,9 +19,9 @@ from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
-from hubplugin.compute import SMALLEST_LOG, Answers, Compute, Similarities, largest_similarities, nearest_targets
+from hubplugin.compute import SMALLEST_LOG, Answers, Compute, Similarities, TopK, nearest_targets, search
 from hubplugin.errors import ClusterError, EmptyInput, HubpluginError, InputError, Parameter
-from hubplugin.methods import SPACINGS, FitInput, Method, Whole, spacing_ratio
+from hubplugin.methods import SPACINGS, FitInput, Method, Whole
 from hubplugin.metric import Metric
 from hubplugin.vectors import Directed, Sliceable, VectorLike, Vectors, as_vectors, one_line
 
@@ -154,6 +154,8 @@ def each(
     What still runs is cancelled where one fails, or by Ctrl-C. Raises ClusterError where workers are lost for good: an
     engine that starts a task of a lost worker anew, as Dask and Ray do, has tried so before.
     """
+    if not hasattr(executor, "submit"):
+        raise InputError(Parameter("executor", executor), " is none; pass a concurrent.futures.Executor")
     results, futures = list[Result](), list[Future[Result]]()
     try:
         for number, shard in enumerate(shards):
@@ -201,10 +203,14 @@ def read_by_workers(
     if not looks:
         raise EmptyInput(f"{name} is empty: no shard has a vector with a direction; at least one is needed")
     sample = as_vectors(np.concatenate([seen.sample for seen in looks]), name)
-    largest = -np.sort(-np.concatenate([seen.largest for seen in looks], axis=1), axis=1)[:, : SPACINGS + 1]
+    starts = np.cumsum([0, *(seen.count for seen in looks)])
+    rows = np.concatenate([seen.rows + start for seen, start in zip(looks, starts[:-1], strict=True)], axis=1)
+    largest = np.concatenate([seen.largest for seen in looks], axis=1)
+    order = np.argsort(-largest, axis=1, kind="stable")[:, : SPACINGS + 1]
+    largest, nearest = np.take_along_axis(largest, order, axis=1), np.take_along_axis(rows, order[:, :1], axis=1)[:, 0]
     count = sum(seen.count for seen in looks)
     answers = _answers(given, looks) if look.finds_answers else None
-    whole = Whole(count, sum(seen.zeros for seen in seen_all), spacing_ratio(largest), answers)
+    whole = Whole(count, sum(seen.zeros for seen in seen_all), largest, nearest, answers)
     if sample.rows < count:
         logger.warning("the correction is fitted on a sample of %d of %d targets", sample.rows, count)
     return replace(given, targets=sample, whole=whole)
@@ -213,13 +219,14 @@ def read_by_workers(
 @dataclass(frozen=True)
 class _Seen:
     """Of one shard. count: vectors with a direction. zeros: those without. sample: some of them, [s, d]. largest: the
-    largest similarities of some bank queries, [q, <= SPACINGS + 1]. similarity, nearest: of every bank query's nearest
-    target, and its row; empty where nobody asks."""
+    largest similarities of some bank queries, and their rows, [q, <= SPACINGS + 1]. similarity, nearest: of every bank
+    query's nearest target, and its row; empty where nobody asks."""
 
     count: int
     zeros: int
     sample: np.ndarray
     largest: np.ndarray
+    rows: np.ndarray
     similarity: np.ndarray
     nearest: np.ndarray
 
@@ -246,14 +253,18 @@ class _Look:
         except OSError as error:
             raise InputError(f"{shard.name} cannot be read: {error.strerror or error}") from None
         if vectors is None:
-            return _Seen(0, 0 if whole is None else whole.rows, np.empty((0, dim), np.float32), none, none, none)
+            return _Seen(0, 0 if whole is None else whole.rows, np.empty((0, dim), np.float32), none, none, none, none)
+        if vectors.dim != dim:
+            raise InputError(
+                f"{vectors.name} has {vectors.dim} dimensions, the bank has {dim}; embed both with one model"
+            )
         kept = np.random.default_rng([0, number]).random(vectors.rows) < self.share
-        surveyed = Similarities(self.surveyed, self.metric, self.compute)
-        largest, found = largest_similarities(surveyed, vectors, SPACINGS + 1), (none, none)
+        top, found = TopK(SPACINGS + 1), (none, none)
+        search(self.surveyed, vectors, self.metric, self.compute, top)
         if self.finds_answers:
             found = nearest_targets(Similarities(self.bank, self.metric, self.compute), [vectors])
         zeros = vectors.left_out if isinstance(vectors, Directed) else 0
-        return _Seen(vectors.rows, zeros, vectors.some(np.flatnonzero(kept)), largest, *found)
+        return _Seen(vectors.rows, zeros, vectors.some(np.flatnonzero(kept)), top.scores[0], top.rows[0], *found)
 
 
 def _answers(given: FitInput, looks: Sequence[_Seen]) -> Answers | None:

@@ -12,7 +12,7 @@ from hubplugin.bank import Bank, BankLike
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, ZeroVector
 from hubplugin.executors import GalleryLike, read_by_workers, shards_of
-from hubplugin.learning import require_learnable, taught
+from hubplugin.learning import NOTHING, require_learnable, taught
 from hubplugin.methods import METHODS, FitInput, configured
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
@@ -80,7 +80,7 @@ def fit(
     looked_at = None if judged is None else Bank.of(judged).prepare(metric, compute).against(whole)
     lesson = taught(configuration, prepared, looked_at)
     if lesson.model.query_map is None:
-        warnings.warn(lesson.notes[0], stacklevel=2)
+        warnings.warn(NOTHING, stacklevel=2)
     return lesson.model
 
 

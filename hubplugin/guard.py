@@ -206,7 +206,8 @@ def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:
         return bank.clicks is not None
     _, columns = with_rows(sample, answers_of(bank, bank.pairs[bank.distinct]))
     share = float((columns < len(sample)).mean())
-    return share * bank.require_targets("blend").rows / len(sample) > 0.5
+    count = bank.require_targets("blend").rows if bank.whole is None else bank.whole.count
+    return share * count / len(sample) > 0.5
 
 
 def objections_to_recall(trial: Trial) -> list[str]:

@@ -173,12 +173,12 @@ class Lesson:
 
     @property
     def notes(self) -> list[str]:
-        if self.model.query_map is None and self.how.share == 1:
+        if self.model.query_map is None:
             return [NOTHING]
         sides = [("asked before", self.asked), ("not asked before", self.other)]
         said = "; ".join(f"{name}: {side}" for name, side in sides if side is not None)
         offsets = {1.0: "", 0.0: ", without offsets"}.get(self.how.share, f", with {self.how.share:g} of the offsets")
-        return [f"{self.model.query_map or 'queries are not mapped'}{offsets}; over the offsets alone, {said}"]
+        return [f"{self.model.query_map}{offsets}; over the offsets alone, {said}"]
 
 
 def taught(configuration: Method, bank: PreparedBank, judged: PreparedBank | None = None) -> Lesson:
@@ -271,7 +271,7 @@ def chosen(sides: list[np.ndarray], tau: float, errors: float) -> tuple[int, int
     Base and strength are the last whose soft R@1, with all of the offsets, is ahead of that of the first base without a
     map by so many standard `errors` on every side, or behind by no more than that where it is a negative number. Of
     what is asked again the folds of a log with one wording a target see nothing, and there the strongest map gains
-    most. Less of the offsets must be ahead of that by `ERRORS`.
+    most. Less of the offsets, beside a map, must be ahead of that by `ERRORS`.
     """
     soft = [soft_right(margins, tau) for margins in sides]
 
@@ -282,7 +282,7 @@ def chosen(sides: list[np.ndarray], tau: float, errors: float) -> tuple[int, int
     base = max((number for number in range(1, len(soft[0])) if ahead((number, 0, 0), first, errors)), default=0)
     strength = max((s for s in range(1, len(STRENGTHS)) if ahead((base, s, 0), first, errors)), default=0)
     best = 0
-    for share in range(1, len(SHARES)):
+    for share in range(1, len(SHARES)) if base or strength else ():  # without a map there is nothing beside them
         if ahead((base, strength, share), (base, strength, best), ERRORS):
             best = share
     return base, strength, best

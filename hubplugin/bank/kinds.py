@@ -223,10 +223,14 @@ def _spacing(fit_input: FitInput) -> float:
     answer does, but it is one target: so of the queries that have the same nearest target one counts."""
     if fit_input.answers_are_elsewhere:
         return 1.0
-    top = TopK(SPACINGS + 1)
-    search(fit_input.surveyed, fit_input.require_targets("blend"), fit_input.metric, fit_input.compute.quiet, top)
-    ratio, once = spacing_ratio(top.scores[0]), np.unique(top.rows[0, :, 0], return_index=True)[1]
-    return ratio if ratio <= LOG else spacing_ratio(top.scores[0, once])
+    if fit_input.whole is not None:
+        largest, nearest = fit_input.whole.largest, fit_input.whole.nearest
+    else:
+        top = TopK(SPACINGS + 1)
+        search(fit_input.surveyed, fit_input.require_targets("blend"), fit_input.metric, fit_input.compute.quiet, top)
+        largest, nearest = top.scores[0], top.rows[0, :, 0]
+    ratio, once = spacing_ratio(largest), np.unique(nearest, return_index=True)[1]
+    return ratio if ratio <= LOG else spacing_ratio(largest[once])
 
 
 def own_share(first: np.ndarray, second: np.ndarray, compute: Compute, rng: np.random.Generator) -> float:

@@ -29,7 +29,11 @@ HALF_PEAK = 2.0**14
 up to 5e-4 of it, averages out over the bank and the targets: log alpha comes within 1e-5 of float64's (the tests)."""
 
 HALF_TERMS = 256
-"""Targets, and bank rows, below which what half precision rounds off is not taken to average out."""
+"""Targets, and different bank rows, below which what half precision rounds off is not taken to average out."""
+
+HALF_LARGEST = 0.5
+"""The largest temperature with which anything is held in halves: what they round off log alpha is times tau in an
+offset."""
 
 HALF_TAU = 0.1
 """The largest temperature at which log sums of what is held in halves, off by up to 1e-4, are offsets within 1e-5."""
@@ -72,9 +76,9 @@ class Exponentials:
     log_scale: Array
 
 
-def most_held(m: int, compute: Compute) -> int:
+def most_held(m: int, compute: Compute, tau: float) -> int:
     """How many targets find room beside a bank of m, so that one product serves all iterations."""
-    return compute.bytes() // (m * 2)
+    return compute.bytes() // (m * (2 if tau <= HALF_LARGEST else 4))
 
 
 class Kernel:
@@ -85,6 +89,7 @@ class Kernel:
     They are held in float32 or, where that has no room, in halves: see `HALF_PEAK`.
 
     left_out: the entries that are left out; the largest of a target in the first columns alone. k: see `Scaling`.
+    distinct: how many of the bank rows differ.
     """
 
     def __init__(
@@ -94,12 +99,12 @@ class Kernel:
         tau: float,
         left_out: LeftOut | None,
         k: int | None,
+        distinct: int,
     ):
         self._similarities, self._library = similarities, similarities.library
         self._tau, self._columns, self._left_out, self._k = tau, columns, left_out, k
         self._rows, m = sum(part.targets.rows for part in columns), similarities.m
-        # What halves round off log alpha is times tau in an offset.
-        widths = [4, 2] if min(self._rows, m) >= HALF_TERMS and tau <= 1 else [4]
+        widths = [4, 2] if min(self._rows, distinct) >= HALF_TERMS and tau <= HALF_LARGEST else [4]
         room = similarities.compute.bytes()
         self._width = next((width for width in widths if self._rows * m * width <= room), 0)  # 0: nothing is held
         self._held: list[Exponentials] = []
@@ -262,7 +267,9 @@ def sinkhorn(
     Raises InputError where tau is below the rounding of the similarities, for which that does not hold.
     """
     n = sum(part.targets.rows * part.mass for part in columns)
-    kernel = Kernel(similarities, columns, tau, None if answers is None else LeftOut(answers.levels), k)
+    kernel = Kernel(
+        similarities, columns, tau, None if answers is None else LeftOut(answers.levels), k, len(np.unique(same))
+    )
     weights = np.ones(similarities.m) if answers is None else answers.weights
     log_mass = np.log(weights / weights.sum())
     log_alpha = _balanced(log_mass, kernel.first_log_sums(), same)

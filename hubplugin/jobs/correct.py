@@ -219,7 +219,7 @@ def _corrected(
         seen = None if job.force else require_kind(bank)
         lesson = taught(job.configuration, bank, judged) if job.learn else None
         if seen is not None:  # what would be applied is judged
-            method = job.configuration.resolved(bank) if lesson is None else lesson.how.method
+            method = job.configuration.resolved(bank) if lesson is None else lesson.how.offsets
             trial = check(bank, method, seen, None if lesson is None else lesson.how)
         versus = None if job.old is None else _versus(job, bank, job.old, lesson)
         logger.info("%s: fitting %s on %d bank queries", store.url, job.configuration.name, len(bank.query_bank))
@@ -247,7 +247,7 @@ def _versus(job: Job, bank: PreparedBank, old: OffsetModel, lesson: Lesson | Non
     learns without them: with one, they are tried on queries that the old model has not seen. Where there are few, both
     are tried as they are: they have seen the same. Raises CorrectionRefused where the new one is worse."""
     tried = folds_of(bank)
-    method = job.configuration.resolved(bank) if lesson is None else lesson.how.method
+    method = job.configuration.resolved(bank) if lesson is None else lesson.how.offsets
     new: Configuration = method if lesson is None else lesson.how
     if lesson is not None or old.query_map is not None:
         seen = {row.tobytes() for row in old.terms[0].bank.round(5) + 0.0}

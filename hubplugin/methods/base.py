@@ -63,12 +63,14 @@ def spacing_ratio(largest: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Whole:
-    """What was found in a gallery of which a fit has a sample: how many targets, how many zero vectors beside these,
-    and as of `FitInput`."""
+    """What was found in a gallery of which a fit has a sample: how many targets, how many zero vectors beside these;
+    of the queries `FitInput.surveyed` the `SPACINGS` + 1 largest similarities, the largest first [q, k], and the number
+    of the nearest target [q]; and the answers of the bank, where somebody asks."""
 
     count: int
     zeros: int
-    spacing_ratio: float
+    largest: np.ndarray
+    nearest: np.ndarray
     answers: Answers | None
 
 
@@ -161,7 +163,7 @@ class FitInput:
     def spacing_ratio(self) -> float:
         """Of a sample of the bank in the whole gallery."""
         if self.whole is not None:
-            return self.whole.spacing_ratio
+            return spacing_ratio(self.whole.largest)
         return self._spacing_ratio(self.require_targets("blend"))
 
     def _spacing_ratio(self, targets: Vectors) -> float:
@@ -174,7 +176,7 @@ class FitInput:
         gallery. Without a target bank nothing says so, and answers are left out: on seventeen settings that costs the
         default 0.06 points of R@1 on average, while keeping them costs 3.3 on the worst log (benchmarks/settings.py).
         """
-        if self.target_bank is None:
+        if self.target_bank is None or len(self.target_bank) <= SPACINGS:  # too few have gaps to compare
             return False
         return self._spacing_ratio(self.target_bank_vectors) > self.spacing_ratio
 

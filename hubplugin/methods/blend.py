@@ -52,7 +52,7 @@ class Blend(Method):
         return {
             "tau": float(f"{max(tau, 1e-12):.4g}"),
             "strength": float(f"{strength:.4g}"),
-            "sample": resolved_sample(self.sample, given),
+            "sample": resolved_sample(self.sample, given, tau),
         }
 
     def solve(self, given: FitInput) -> Solution:

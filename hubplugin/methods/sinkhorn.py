@@ -32,12 +32,12 @@ Sample: TypeAlias = Annotated[
 """How many targets stand for the gallery while log alpha is sought, see `SinkhornNormalisation`; None is all."""
 
 
-def resolved_sample(sample: Sample, given: FitInput) -> int | None:
+def resolved_sample(sample: Sample, given: FitInput, tau: float) -> int | None:
     """`sample` without "auto"."""
     if sample != "auto" or given.gallery is None:
         return None if sample == "auto" else sample
     n, second = given.gallery.rows, 0 if given.target_bank is None else len(given.target_bank)
-    held = most_held(len(given.query_bank), given.compute) - second
+    held = most_held(len(given.query_bank), given.compute, tau) - second
     if held >= LEAST_HELD:
         return None if n <= min(held, SAMPLED_ABOVE) else min(SAMPLE, held)
     return SAMPLE if n > SAMPLED_ABOVE else None
@@ -67,7 +67,7 @@ class SinkhornNormalisation(Method):
     sample: Sample = "auto"
 
     def found_in(self, given: FitInput) -> dict[str, Setting | None]:
-        return {"sample": resolved_sample(self.sample, given)}
+        return {"sample": resolved_sample(self.sample, given, self.tau)}
 
     def solve(self, given: FitInput) -> Solution:
         term, raw, _ = self.scaled(given)
@@ -79,7 +79,7 @@ class SinkhornNormalisation(Method):
         similarities = Similarities(given.query_bank, given.metric, given.compute)
         targets = given.require_targets(self.name)
         answers = self.answers_left_out(given)
-        sample = resolved_sample(self.sample, given)
+        sample = resolved_sample(self.sample, given, self.tau)
         is_sampled = sample is not None and sample < targets.rows
         mass = 1.0 if given.whole is None else given.whole.count / targets.rows
         if sample is not None and is_sampled:

@@ -120,3 +120,21 @@ def test_a_sample_gives_nearly_the_offsets_of_the_whole(has_second, gallery, par
     assert model.gallery.count == len(gallery)
     assert model.fitted is None
     assert "the correction is fitted on a sample of" in caplog.text
+
+
+def test_the_guard_sees_the_bank_as_in_one_process(gallery, parts, real, serial, monkeypatch):
+    from hubplugin.executors import read_by_workers, shards_of
+    from hubplugin.guard import profile_of
+    from hubplugin.methods import METHODS
+
+    log = hubplugin.Bank(real["test_queries"][:400]).prepare("cosine", hubplugin.Compute())
+    alone = profile_of(log.against(gallery))
+    monkeypatch.setattr("hubplugin.executors.SAMPLE", len(gallery) // 3)
+    by_workers = profile_of(read_by_workers(log, parts[8], shards_of(parts[8]), METHODS["blend"](), serial))
+    assert by_workers.spacing == pytest.approx(alone.spacing, rel=1e-6)
+    assert by_workers.kind == alone.kind
+
+
+def test_what_is_no_executor_is_refused_in_one_line(parts, real):
+    with pytest.raises(hubplugin.InputError, match=r"executor='threads' is none; pass a concurrent.futures.Executor"):
+        hubplugin.fit(parts[3], real["bank_queries"], executor="threads")
