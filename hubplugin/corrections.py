@@ -104,7 +104,7 @@ class Manifest(BaseModel, Generic[V]):
         try:
             values = content if isinstance(content, Mapping) else json.loads(content)
             written = values.get("format") if isinstance(values, Mapping) else None
-            if isinstance(written, int) and written != FORMAT:
+            if isinstance(written, int) and not isinstance(written, bool) and written != FORMAT:
                 raise StoreError(
                     f"{place} has a manifest in format {written} of hubplugin {values.get('hubplugin')}; this version "
                     f"({__version__}) reads format {FORMAT}: {'upgrade hubplugin' if written > FORMAT else mend}"
@@ -113,7 +113,7 @@ class Manifest(BaseModel, Generic[V]):
         except ValidationError as error:
             at = ".".join(map(str, error.errors()[0]["loc"])) or "its beginning"
             raise StoreError(f"{place} has a manifest that is damaged at {at!r}; {mend}") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise StoreError(f"{place} has a manifest that is damaged: it is no JSON; {mend}") from None
 
     def changed(self, **fields: Any) -> Self:
@@ -304,6 +304,11 @@ class ManifestStore(Store, Generic[V]):
                     manifest.changed(last_number=version.number, retired=(version,))
                 )  # before it is made
                 self.write_model(version, model)
+                manifest = self.read_manifest()
+                if (version.number, version.model) not in [(each.number, each.model) for each in manifest.retired]:
+                    self.delete_model(version)  # no manifest names it any more
+                    raise self._overtaken()
+                manifest = manifest.cleared([version])
             if found != "active":
                 version = version.changed(owner=uuid.uuid4().hex)
                 self.write_manifest(manifest.begun(version))
@@ -315,7 +320,10 @@ class ManifestStore(Store, Generic[V]):
         manifest = self.read_manifest()
         if manifest.holds(version):
             return manifest
-        raise StoreError(
+        raise self._overtaken()
+
+    def _overtaken(self) -> StoreError:
+        return StoreError(
             f"{self.url}: another run has begun since, and this one stops; searches use nothing that it wrote"
         )
 

@@ -305,7 +305,7 @@ class CorrectionCache:
     def _with_vectors_there(self, collection: str, manifest: Manifest) -> Operation[Manifest]:
         """`manifest` without the versions whose augmented vectors are not there: not yet, where one is being written,
         or no more, in a collection that was made anew."""
-        if not m.augmented_vectors(manifest.kept_up()):
+        if not manifest.augmented_vectors():
             return manifest
         found = yield from self._answer(Call(self.raw.get_collection, collection), None)
         if found is None:
@@ -317,7 +317,7 @@ class CorrectionCache:
 
         active = {name: version for name, version in manifest.active.items() if is_there(version)}
         writing = manifest.writing if manifest.writing is not None and is_there(manifest.writing) else None
-        return manifest.changed(active=active, writing=writing)
+        return manifest.changed(active=active, writing=writing, retired=tuple(filter(is_there, manifest.retired)))
 
     def _mapping(self, collection: str, manifest: Manifest) -> Operation[Manifest]:
         """`manifest` with the maps by which this client maps queries, out of their models; that of the version before
@@ -451,7 +451,7 @@ def again_if_changed(operation: OnState) -> OfClient:
                 if known.manifest is None or known.until == math.inf or fault_of(error) in PASSING:
                     raise
                 now = yield from cache.lookup_again(name, known)
-                if now.state == known.state and not _lacks_ours(error, now):
+                if now.state == known.state and not (_lacks_ours(error, now) or _lacks_ours(error, known)):
                     raise
                 known = now
         return (yield from operation(cache, known, arguments))

@@ -210,6 +210,31 @@ def test_of_two_runs_the_one_that_began_last_writes_and_the_other_stops(vectors,
     assert names(store.disk) == WHOLE
 
 
+@pytest.mark.parametrize("other", ["remove", "refresh", "another model", "the same model"])
+def test_a_run_that_another_overtakes_while_it_keeps_its_model_stops(other, vectors, models):
+    disk = Disk()
+    first, second, third = models
+    write(InMemory(disk, vectors), first)
+    overtaken, keep = InMemory(disk, vectors), InMemory.write_model
+
+    def kept(version, model):
+        del overtaken.write_model
+        jobs = {"remove": lambda store: store.remove(), "refresh": refresh, "another model": lambda s: write(s, third)}
+        jobs.get(other, lambda store: write(store, second))(InMemory(disk, vectors))
+        keep(overtaken, version, model)
+
+    overtaken.write_model = kept
+    with pytest.raises(StoreError, match="another run has begun since, and this one stops"):
+        write(overtaken, second)
+    store = InMemory(disk, vectors)
+    expected = {"remove": None, "refresh": first, "another model": third, "the same model": second}[other]
+    correction = store.correction()
+    assert (correction and correction.model.fingerprint) == (expected and expected.fingerprint)
+    store.search(np.ones((1, store.dim), np.float32), 3)
+    store.remove()
+    assert not disk
+
+
 def test_an_amendment_of_what_another_run_has_replaced_stops(vectors, models):
     store = InMemory(Disk(), vectors)
     write(store, models[0])
