@@ -11,9 +11,6 @@ from hubplugin.model import OffsetModel
 from hubplugin_faiss.encoding.codecs import ASKED, evenly
 from hubplugin_faiss.handlers.base import IndexHandler, nearness_of
 
-READ_OFF = 500
-"""How many entries of an index say which scale its offsets have."""
-
 STEP, CENTRE = 0.05, 0.02
 """`IndexScale.nearness` and `mean` are multiples of these, so that they can be read off an index."""
 
@@ -38,7 +35,7 @@ class IndexScale:
     def of(cls, handler: IndexHandler, model: OffsetModel) -> IndexScale:
         """The scale on which an index holds offsets of `model`. One that holds none gets a scale for them, by some of
         its entries; one that does keeps its own, or all that it holds would be wrong at once: it is read off them."""
-        if model.metric is not Metric.COSINE or not handler.lossy or not handler.count:
+        if model.metric is not Metric.COSINE or not handler.lossy:
             return cls(handler.euclidean)
         blocks = list(handler.sample())
         vectors = handler.with_zeros(np.concatenate([vectors for vectors, _ in blocks]))
@@ -54,12 +51,10 @@ class IndexScale:
             mean = float(np.mean(nearness * lengths - squares))
             return cls(handler.euclidean, nearness, CENTRE * round(mean / CENTRE))
         stored = np.concatenate([offsets for _, offsets in blocks if offsets is not None])[there]
-        some = evenly(np.arange(len(vectors)), READ_OFF)
-        rest = (stored - squares)[some] - lengths[some] * model.offsets(vectors[some])
+        rest = stored - lengths * model.offsets(vectors.astype(np.float32)) - squares
         tried = STEP * np.arange(-10, 31)[:, None]
-        centred = rest + tried * lengths[some]
-        means = CENTRE * np.round(np.median(centred, axis=1) / CENTRE)[:, None]
-        best = np.quantile(np.abs(centred - means), 0.25, axis=1).argmin()  # some may be stale
+        means = CENTRE * np.round(np.median(rest + tried * lengths, axis=1) / CENTRE)[:, None]
+        best = np.quantile(np.abs(rest + tried * lengths - means), 0.25, axis=1).argmin()  # some may be stale
         return cls(handler.euclidean, float(tried[best, 0]), float(means[best, 0]))
 
     def stored(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:

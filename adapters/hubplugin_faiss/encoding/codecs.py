@@ -196,6 +196,10 @@ class Coder:
     limits: tuple[float, float] = (-np.inf, np.inf)
     step: float = 0.0
 
+    @property
+    def code_size(self) -> int:
+        return -(-(self.head_bits + self.extra_bits) // 8)
+
     def components_for(self, offsets: np.ndarray, bases: np.ndarray | None = None) -> np.ndarray:
         """The extra components [n, w] that come closest to `offsets` [n] after coding.
 
