@@ -71,3 +71,22 @@ def test_the_first_stage_has_room_for_a_norm_bias_wider_than_the_offsets():
     columns = np.stack([offsets, lengths(vectors), np.ones(600)], axis=1)
     left = found - columns @ np.linalg.lstsq(columns, found, rcond=None)[0]
     assert np.abs(left).max() < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["PQ48x4fs,RFlat", "IVF8,PQ48x4fs,RFlat"])
+def test_a_first_stage_by_l2_finds_vectors_of_unlike_lengths_as_before(kind, real):
+    """What codes shrink they shrink of squares, too: else long vectors sink by what is lost of theirs."""
+    rng, vectors = np.random.default_rng(0), real["bank_targets"].astype(np.float32)
+    vectors *= rng.uniform(0.7, 1.3, (len(vectors), 1)).astype(np.float32)
+    queries, offsets = real["test_queries"][:300].astype(np.float32), 0.02 * rng.normal(size=len(vectors))
+    index = cases.filled(kind, vectors, faiss.METRIC_L2)
+    scores = queries @ vectors.T - (vectors**2).sum(axis=1) / 2
+
+    def recall(index, scores):
+        faiss.ParameterSpace().set_index_parameter(index, "k_factor_rf", 2)
+        nearest, found = np.argsort(-scores, axis=1)[:, :10], index.search(queries, 10)[1]
+        return np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.tolist(), nearest.tolist(), strict=True)])
+
+    raw = recall(index, scores)
+    upgraded = hubplugin_faiss.upgrade(index, offsets.astype(np.float32))
+    assert recall(upgraded, scores + offsets) > raw - 0.02
