@@ -13,7 +13,7 @@ import hubplugin
 import hubplugin_qdrant
 from hubplugin_qdrant import metadata, writes
 from hubplugin_qdrant.schema import VectorSchema
-from hubplugin_qdrant.store import QdrantWriting
+from hubplugin_qdrant.store import QdrantStore, QdrantWriting
 from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, clustered
 
 NEW = clustered(9, 40)
@@ -131,6 +131,32 @@ def test_what_is_written_after_another_fit_has_its_offsets(photos, times):
     write_all(photos, clients)
     assert wrong(photos.plain, photos) == (0, 0, 0)
     assert without_vector(photos.plain, photos) == {}
+    hubplugin.remove(photos.store())
+    assert of_ours(photos.plain) == {}
+
+
+@pytest.mark.parametrize("job", ["remove", "another fit"])
+def test_what_is_written_where_a_job_stopped_after_its_vector_went_ends_as_it_would_later(in_vector, job, monkeypatch):
+    """The manifest still names the version, and its augmented vector is gone."""
+    photos = in_vector
+    photos.corrected()
+    delete = QdrantStore.delete_offsets
+
+    def stopped(*given):
+        delete(*given)
+        raise KeyboardInterrupt
+
+    jobs = {"remove": lambda: hubplugin.remove(photos.store()), "another fit": lambda: photos.apply(method="nnn")}
+    monkeypatch.setattr(QdrantStore, "delete_offsets", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        jobs[job]()
+    monkeypatch.setattr(QdrantStore, "delete_offsets", delete)
+    client = photos.wrapped()
+    client.upsert("photos", [photos.point(1, NEW[1])])
+    client.overwrite_payload("photos", {"n": 2}, [2])
+    client.clear_payload("photos", [3])
+    client.update_vectors("photos", [models.PointVectors(id=4, vector=struct(photos, 4))])
+    client.delete_vectors("photos", [photos.using], [5])
     hubplugin.remove(photos.store())
     assert of_ours(photos.plain) == {}
 
