@@ -49,10 +49,13 @@ def kind_of(path: str | os.PathLike[str]) -> str:
     return kinds.get(stat.S_IFMT(os.lstat(path).st_mode), ODD)
 
 
-def alone(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` is a regular file that has no other name: what is written to it is written to nothing else."""
+def alone(path: str | os.PathLike[str], missing: bool = False) -> bool:
+    """Whether `path` is a regular file that has no other name: what is written to it is written to nothing else.
+    missing: what is said where there is none, which one look tells: another process may delete it meanwhile."""
     try:
         status = os.lstat(path)
+    except FileNotFoundError:
+        return missing
     except OSError:
         return False
     return stat.S_ISREG(status.st_mode) and status.st_nlink == 1

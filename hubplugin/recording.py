@@ -178,7 +178,7 @@ def _opened(folder: Path, begin: str = "BEGIN IMMEDIATE", make: bool = False) ->
         return
     # SQLite would write to what is somebody else's, give it away, or delete it.
     for each in (path, *(path.with_name(f"{FILE}-{kind}") for kind in ("wal", "shm", "journal"))):
-        if os.path.lexists(each) and not alone(each):
+        if not alone(each, missing=True):
             raise StoreError(f"{each} is a link, or no file; delete it: a record is only a sample")
     with suppress(FileNotFoundError), each.open("rb") as journal:  # another process may have finished with it
         journal.seek(max(os.fstat(journal.fileno()).st_size - len(JOURNAL_OF_SEVERAL), 0))
