@@ -290,7 +290,7 @@ class HubnessNow:
         if self.fit is not None:
             text += f"; at the fit {self.fit.raw:.2f} raw, {self.fit.corrected:.2f} corrected"
         raw, corrected = (self._most(search, SHOWN) or "none" for search in ("raw", "corrected"))
-        return f"{text}\ntop hubs: {raw} raw; {corrected} corrected"
+        return f"{text}.\nTop hubs: {raw} raw; {corrected} corrected"
 
 
 def _fingerprints(model: OffsetModel) -> str:

@@ -271,6 +271,12 @@ def _lines(report: Report, width: int, verbose: bool) -> Iterator[str]:
     yield from report.details if verbose else ()
 
 
+def _interval(text: str) -> str:
+    """As narrow as it can be read: what has signs keeps its "to"."""
+    text = text.strip()
+    return text if "+" in text or "-" in text else text.replace(" to ", "-")
+
+
 def _drawn(table: Table, width: int) -> str:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -287,9 +293,7 @@ def _drawn(table: Table, width: int) -> str:
         )
     for number, row in enumerate(table.rows):
         cells = (row[place] for place in shown)
-        texts = (
-            each if isinstance(each, str) else f"{each[0]}\n{each[1].strip().replace(' to ', '-')}" for each in cells
-        )
+        texts = (each if isinstance(each, str) else f"{each[0]}\n{_interval(each[1])}" for each in cells)
         drawn.add_row(*texts, style="bold" if number in table.marked else "")
     console = Console(width=width, file=io.StringIO())
     with console.capture() as capture:

@@ -179,7 +179,7 @@ def test_what_is_found_too_often_is_named_and_hubness_is_told_beside_that_of_the
     assert any("found too often" in each and ": 1200 " in each for each in seen.attention)
     assert max(seen.hubness.hubs, key=lambda hub: hub.found_by["corrected"]).id == 1200
     assert seen.stale_ids == [1200]
-    assert "top hubs: " in str(seen)
+    assert "Top hubs: " in str(seen)
     assert "stale: 1200" in str(seen)
 
 
