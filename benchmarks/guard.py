@@ -10,8 +10,9 @@ of the splits. Harm is a fall of more than 0.5 points, a gain a rise of more tha
 what it asked for and queries for what it did not, the worse of the two counts. benchmarks/results/guard.json keeps a
 row a bank; --only replaces those of some sources.
 
---refusals: what `apply` says to banks that are none, and R@1 with force. The gallery is examples/data in a Faiss file;
-another catalogue is the queries of `debian`, embedded by the same model, where the shared data are there.
+--refusals: what `apply` says to banks that are none, and R@1 with force. The gallery is examples/data in a Faiss file.
+Another catalogue is the queries of `debian`, embedded by the same model, where the shared data are there.
+
 --reach sets the limit of `hubplugin.guard`: of each method and kind of bank the mean share of the gallery that
 is nearer to a bank query than its corrected nearest target. The last column is the same bank as if another model had
 embedded it: turned, with its mean elsewhere.

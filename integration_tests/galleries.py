@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from qdrant_client import QdrantClient, models
 
-import hubplugin
 import hubplugin_qdrant
 from hubplugin import Bank, OffsetModel, inspect
 from hubplugin.metric import normalise
@@ -46,25 +45,6 @@ PAIRS = Bank(_example["bank_queries"], _example["bank_targets"])
 FIT: dict[str, Any] = {"method": "dbsn", "tau": 0.05}
 APPLY = FIT | {"force": True}
 """Scenarios that are not about the guard do without it: it costs more than the rest of them."""
-
-
-def apply_to(
-    client: QdrantClient,
-    collection: str,
-    bank: Any,
-    method: str = "blend",
-    *,
-    vector: str | None = None,
-    storage: Any = "auto",
-    agreement: float | None = None,
-    offset_key: str | None = None,
-    **given: Any,
-) -> Any:
-    """`hubplugin.apply` of the store that `open_store` gives for a collection."""
-    store = hubplugin_qdrant.open_store(
-        client, collection, vector, storage=storage, agreement=agreement, offset_key=offset_key
-    )
-    return hubplugin.apply(store, bank, method, **given)
 
 
 def point_id(row: int) -> int | str:

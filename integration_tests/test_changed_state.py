@@ -12,8 +12,9 @@ from qdrant_client import models
 import hubplugin
 from hubplugin_qdrant import metadata
 from hubplugin_qdrant.calls import run
-from integration_tests.galleries import APPLY, BANK, LATER, OTHER_BANK, QUERIES, apply_to, point_id
+from integration_tests.galleries import APPLY, BANK, LATER, OTHER_BANK, QUERIES, point_id
 from integration_tests.waiting import wait_until
+from tests.qdrant.conftest import apply_to
 
 pytestmark = pytest.mark.needs("server")
 

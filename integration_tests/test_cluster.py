@@ -12,8 +12,9 @@ import hubplugin_qdrant
 import hubplugin_qdrant.transport
 from hubplugin import Compute, apply
 from hubplugin.metric import normalise
-from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K, apply_to
+from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K
 from integration_tests.waiting import wait_until
+from tests.qdrant.conftest import apply_to
 
 pytestmark = pytest.mark.needs("cluster")
 

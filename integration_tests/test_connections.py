@@ -12,9 +12,10 @@ import hubplugin
 import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
 from integration_tests.backends import Server
-from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K, apply_to
+from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K
 from integration_tests.servers import Stalling
 from integration_tests.waiting import wait_until
+from tests.qdrant.conftest import apply_to
 
 
 class There(Server):

@@ -16,7 +16,8 @@ import hubplugin_qdrant.transport
 from hubplugin import Compute, apply, inspect
 from hubplugin_qdrant import HubQdrantClient
 from integration_tests import applying
-from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K, apply_to, assert_same, payload
+from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K, assert_same, payload
+from tests.qdrant.conftest import apply_to
 
 
 @pytest.mark.needs("processes")

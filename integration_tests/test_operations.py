@@ -14,8 +14,9 @@ from qdrant_client import QdrantClient, models
 import hubplugin
 import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient, metadata
-from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES, TARGETS, K, apply_to
+from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES, TARGETS, K
 from integration_tests.test_connections import There
+from tests.qdrant.conftest import apply_to
 
 pytestmark = pytest.mark.needs("server")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
-from integration_tests.galleries import apply_to
+from tests.qdrant.conftest import apply_to
 from tests.qdrant.test_other_clients import BLOCKS, QUERY
 
 pytestmark = pytest.mark.needs("server")

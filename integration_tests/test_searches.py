@@ -6,7 +6,8 @@ from qdrant_client import models
 
 import hubplugin
 from hubplugin.metric import normalise
-from integration_tests.galleries import APPLY, BANK, QUERIES, K, apply_to, exact_scores
+from integration_tests.galleries import APPLY, BANK, QUERIES, K, exact_scores
+from tests.qdrant.conftest import apply_to
 
 RRF = models.FusionQuery(fusion=models.Fusion.RRF)
 EXACT = models.SearchParams(exact=True)

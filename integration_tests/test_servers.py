@@ -10,8 +10,9 @@ import hubplugin_qdrant
 import hubplugin_qdrant.transport
 from hubplugin import StoreError
 from hubplugin_qdrant import HubQdrantClient
-from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES, TARGETS, apply_to
+from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES, TARGETS
 from integration_tests.waiting import wait_until
+from tests.qdrant.conftest import apply_to
 
 
 @pytest.mark.parametrize("given", [None, {}], ids=["none", "empty"])

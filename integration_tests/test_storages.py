@@ -6,8 +6,9 @@ from qdrant_client import models
 
 import hubplugin
 import hubplugin_qdrant
-from integration_tests.galleries import AGREED, APPLY, BANK, LATER, QUERIES, K, apply_to, assert_same, point_id
+from integration_tests.galleries import AGREED, APPLY, BANK, LATER, QUERIES, K, assert_same, point_id
 from integration_tests.waiting import wait_until
+from tests.qdrant.conftest import apply_to
 
 
 def test_either_storage_corrects_is_kept_up_and_is_removed_without_a_trace(backend, fill, storage):

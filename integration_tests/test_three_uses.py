@@ -12,7 +12,8 @@ import hubplugin
 import hubplugin_faiss
 import hubplugin_qdrant
 from hubplugin import apply
-from integration_tests.galleries import AGREED, BANK, FIT, QUERIES, TARGETS, K, apply_to, exact_scores, payload
+from integration_tests.galleries import AGREED, BANK, FIT, QUERIES, TARGETS, K, exact_scores, payload
+from tests.qdrant.conftest import apply_to
 
 
 def test_wrapping_an_existing_qdrant_collection(backend, gallery):

@@ -8,7 +8,18 @@ from qdrant_client import models
 
 import hubplugin
 import hubplugin_qdrant
-from integration_tests.galleries import AGREED, APPLY, BANK, LATER, QUERIES, TARGETS, K, apply_to, assert_same, point_id
+from integration_tests.galleries import (
+    AGREED,
+    APPLY,
+    BANK,
+    LATER,
+    QUERIES,
+    TARGETS,
+    K,
+    assert_same,
+    point_id,
+)
+from tests.qdrant.conftest import apply_to
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,9 @@ time. Errors and warnings go to stderr, as text. The exit status is the same wit
 
 What these pages call None is null; so are numbers that are none, as a skewness of no finds.
 """
+
+MEANING = re.compile(r"(?:^|(?<=[.]))\s*\b([a-z_]\w*(?:, [a-z_]\w*)*): ")
+"""Where a docstring says what a field means, or several."""
 
 FIGURES: dict[str, type[Result]] = {
     "evaluate": Results,
@@ -53,10 +57,10 @@ def _sections() -> Iterator[str]:
             yield f"## {command}\n\nAs [{known[figures.__name__]}](#{known[figures.__name__]}).\n"
             continue
         known[figures.__name__] = command
-        yield from (f"## {command}\n", f"{_one_line(schema.get('description', ''))}\n", _fields(schema))
+        yield from (f"## {command}\n", _told(schema), _fields(schema))
         for name, part in schema.get("$defs", {}).items():
             if known.setdefault(name, command) == command:
-                yield from (f"### {name}\n", f"{_one_line(part.get('description', ''))}\n", _fields(part))
+                yield from (f"### {name}\n", _told(part), _fields(part))
 
 
 def schema_of(figures: type[Result]) -> dict[str, Any]:
@@ -85,5 +89,10 @@ def _kind(of: dict[str, Any]) -> str:
     return str(of.get("type", "any"))
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+def _told(schema: dict[str, Any]) -> str:
+    """The description of a value: what it is, and a list of what its fields mean."""
+    text = " ".join(schema.get("description", "").split()).replace("|", "\\|")
+    first, *meanings = MEANING.split(text)
+    named = (name.replace(", ", "`, `") for name in meanings[::2])
+    listed = "".join(f"- `{name}`: {what}\n" for name, what in zip(named, meanings[1::2], strict=True))
+    return f"{first}\n\n{listed}" if listed else f"{first}\n"

@@ -180,11 +180,12 @@ def fused_log_sum(
     bank = kernels.halves(library.put(similarities.bank, library.xp.float32))
     bias = library.put(np.zeros(m) if of.log_weights is None else np.asarray(of.log_weights, np.float64))
     levels = None if left_out is None else library.put(similarities.reached(left_out.levels))
-    parts = []
+    values = library.empty((targets.rows,), library.xp.float32)
     for start, block in similarities.blocks(targets):
-        parts.append(kernels.log_sum_exp(kernels.halves(block), bank, bias, 1 / of.tau, levels, MOST_ANSWERS * m))
-        similarities.compute.report("offsets", start + len(block), targets.rows)
-    return host(library.xp.concat(parts)).astype(np.float64)
+        stop, halves = start + len(block), kernels.halves(block)
+        values[start:stop] = kernels.log_sum_exp(halves, bank, bias, 1 / of.tau, levels, MOST_ANSWERS * m)
+        similarities.compute.report("offsets", stop, targets.rows)
+    return host(values).astype(np.float64)
 
 
 def kernels_for(similarities: Similarities) -> Any:
@@ -201,9 +202,10 @@ def kernels_for(similarities: Similarities) -> Any:
 
 def dot(similarities: Similarities, targets: Vectors) -> np.ndarray:
     """s(v, t) for every target, where the bank is the one vector v: float64 [n]."""
-    xp = similarities.library.xp
-    parts = [xp.asarray(tile.s[:, 0], copy=True) for tile in similarities.tiles(targets, "offsets")]
-    return host(xp.concat(parts)).astype(np.float64)
+    values = similarities.library.empty((targets.rows,), similarities.library.accumulator)
+    for tile in similarities.tiles(targets, "offsets"):
+        values[tile.start : tile.stop] = tile.s[:, 0]
+    return host(values).astype(np.float64, copy=False)
 
 
 # Answers

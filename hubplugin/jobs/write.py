@@ -9,7 +9,7 @@ import logging
 import pickle
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import cast
@@ -210,10 +210,9 @@ class SpooledGallery:
 
 
 class ShardedStore:
-    """The shards of `store`, whose offsets workers write. rows: of clicked ids, of which none are known."""
+    """The shards of `store`, whose offsets workers write."""
 
     def __init__(self, store: Store, count: int | None, executor: Executor):
-        self.rows: Mapping[int | str, int] = {}
         if not isinstance(store, Sharded):
             raise StoreError(f"{store.url} cannot be read in parts by other machines")
         self.shards = store.shards(count)
