@@ -67,6 +67,8 @@ class RefineHandler(WrapperHandler):
             longer, bias = self._lengths(np.linalg.norm(vectors, axis=1), of_second[own], shrunk)
             of_base[row : row + len(own)] = shrunk**2 * offsets[own] - nearness * longer + bias
             row += len(own)
+        # Less the same for all: codes of few bits would spend theirs on it.
+        of_base -= np.float32(of_base.mean(dtype=np.float64)) if len(of_base) else 0
         second_stage = self._inner.upgraded(offsets, spec)
         return self._of(self._base.upgraded(of_base, spec.covering(of_base)), second_stage)
 
