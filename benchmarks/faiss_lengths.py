@@ -8,7 +8,7 @@ settings are those of benchmarks/faiss_found.py, as far as codes decide, with so
 the lengths of the first 1,000 vectors that an index decodes, over the median. Shown are the largest of unit vectors,
 and of the settings of at most 1,200 targets the smallest of the same vectors with lengths times exp(sigma * normal). In
 brackets stands in how many settings the file was taken for cosine. `--write` puts the table into
-docs/measurements/faiss.md.
+benchmarks/results/faiss_lengths.md.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import faiss
 import numpy as np
 
 import hubplugin_faiss
-from benchmarks.faiss_found import PAGE, built, settings
-from benchmarks.tables import SHARED, machine, markdown, write_table
+from benchmarks.faiss_found import built, settings
+from benchmarks.tables import RESULTS, SHARED, machine, markdown, write_table
 from hubplugin.metric import Metric, normalise
 from hubplugin_faiss.calibration import parts
 from hubplugin_faiss.handlers import handler_for
@@ -96,7 +96,7 @@ def main() -> None:
     text = markdown(head, lines)
     print(text + f"\n{machine(1)}")
     if given.write:
-        write_table(PAGE, "lengths", text)
+        write_table(RESULTS / "faiss_lengths.md", "lengths", text)
 
 
 if __name__ == "__main__":

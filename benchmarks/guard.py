@@ -1,7 +1,7 @@
 """How often the guard is wrong, in both directions; what it says to banks that are none; and how far offsets reach.
 
-    python -m benchmarks.guard [--splits 3] [--first 5] [--only WORD ...] [--write docs/choosing.md]
-    python -m benchmarks.guard --refusals [--write docs/banks.md]
+    python -m benchmarks.guard [--splits 3] [--first 5] [--only WORD ...] [--write benchmarks/results/guard.md]
+    python -m benchmarks.guard --refusals [--write benchmarks/results/refusals.md]
     python -m benchmarks.guard --reach
 
 Galleries and banks are drawn anew in each split (`benchmarks.banks`); without the shared data, from `examples/data`

@@ -1,4 +1,4 @@
-"""Where `refit` and `inspect` draw their lines: `python -m benchmarks.keeping [--seeds 2] [--write docs/keeping.md]`.
+"""Where `refit` and `inspect` draw their lines: `python -m benchmarks.keeping [--seeds 2] [--write PAGE]`.
 
 Galleries of text and code, text and image, and two languages, each with queries whose targets are known. A correction
 is fitted on a bank; then bank, gallery or stored offsets change. What the two jobs look at is printed beside the change

@@ -35,13 +35,13 @@ class HubpluginError(Exception):
 
     Its args are the parts of its text, str and `Parameter`:
 
-        raise InputError("method 'dualis' needs the vectors of answers in the bank: pass ", Parameter("answers"))
+        InputError("method 'dualis' needs the vectors of answers in the bank: pass ", Parameter("answers"))
     """
 
     def __str__(self) -> str:
-        return self.worded(str)
+        return self.render(str)
 
-    def worded(self, named: Callable[[Parameter], str]) -> str:
+    def render(self, named: Callable[[Parameter], str]) -> str:
         """The text, with each parameter as `named` has it."""
         return "".join(named(part) if isinstance(part, Parameter) else str(part) for part in self.args)
 

@@ -97,8 +97,8 @@ class Writing(ABC):
 
         with store.begin(model) as writing:
             for batch in writing.scan():
-                writing.write(batch, offsets)
-            writing.activate()               # one step
+                writing.write(batch, model.offsets(batch.vectors))
+            writing.activate()  # one step
 
     A search is entirely old or entirely new at any moment, and a kill between any two calls loses nothing.
     """

@@ -4,8 +4,7 @@
 
     class TestMyStore(StoreConformance):
         def create(self, ids, vectors):
-            ...fill a fresh store...
-            return MyStore(...)
+            return MyStore(...)  # a fresh store, filled with these
 
         def reopen(self, store):
             return MyStore(...)  # the same data, as another process would open it

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Container, Iterator
 from typing import Any
 
 from typer.main import get_command
@@ -26,23 +27,28 @@ START = """# Command line
 
 
 def reference() -> str:
-    """The page, of all commands in the order of `hubplugin --help`; behind them the options that every one has."""
+    """The page: all commands in the order of `hubplugin --help`, then the options that several or all of them have."""
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    parts = [START, f"## STORE\n\n{_cell(STORE)}\n"]
-    parts += ["\n".join(_command(name, command)) for name, command in commands.items()]
     shared = [each for each in commands["apply"].params if each.name in SHARED]
+    uses = Counter(_row(each) for command in commands.values() for each in command.params)
+    common = {row: each for command in commands.values() for each in command.params if uses[row := _row(each)] > 1}
+    several = [each for each in common.values() if each.name not in SHARED and each.name != "store"]
+    parts = [START, f"## STORE\n\n{_cell(STORE)}\n"]
+    parts += ["\n".join(_command(name, command, common)) for name, command in commands.items()]
+    parts += ["## Options of several commands\n", *_table("option", several)]
     return "\n".join([*parts, "## Options of every command\n", *_table("option", shared)])
 
 
-def _command(name: str, command: Any) -> Iterator[str]:
+def _command(name: str, command: Any, common: Container[str]) -> Iterator[str]:
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     options = [each for each in command.params if each not in arguments and each.name not in SHARED]
     needed = [f"{each.opts[0]} {_metavar(each)}" for each in options if each.required]
+    also = ", ".join(f"`{each.opts[0]}`" for each in options if _row(each) in common)
     yield f"## hubplugin {name}\n"
-    yield f"    hubplugin {' '.join([name, *(_metavar(each) for each in arguments), *needed])} [OPTIONS]\n"
-    yield f"{command.help}\n"
-    yield from _table("argument", [each for each in arguments if each.name != "store"])
-    yield from _table("option", options)
+    usage = f"`hubplugin {' '.join([name, *(_metavar(each) for each in arguments), *needed])} [OPTIONS]`"
+    yield f"{usage}: {command.help}{f' Also {also} ([below](#options-of-several-commands)).' if also else ''}\n"
+    own = [each for each in command.params if each.name not in SHARED and _row(each) not in common]
+    yield from _table("argument or option" if arguments[0] in own else "option", own)
 
 
 def _table(kind: str, parameters: list[Any]) -> Iterator[str]:
@@ -50,9 +56,12 @@ def _table(kind: str, parameters: list[Any]) -> Iterator[str]:
         return
     yield f"| {kind} | what it does | default |"
     yield "|---|---|---|"
-    for each in parameters:
-        yield f"| {_name(each)} | {_cell(each.help or '')} | {_default(each)} |"
+    yield from map(_row, parameters)
     yield ""
+
+
+def _row(parameter: Any) -> str:
+    return f"| {_name(parameter)} | {_cell(parameter.help or '')} | {_default(parameter)} |"
 
 
 def _name(parameter: Any) -> str:

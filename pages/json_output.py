@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -45,22 +46,31 @@ FIGURES: dict[str, type[Result]] = {
 
 
 def reference() -> str:
-    """The page: a section for each command, and behind it the parts of its figures that came in none before."""
+    """The page: a table of fields for each command, and behind them one of the parts that fields consist of."""
     return "\n".join([START, *_sections()])
 
 
 def _sections() -> Iterator[str]:
-    known: dict[str, str] = {}
+    shown: dict[type[Result], str] = {}
+    parts: dict[str, dict[str, Any]] = {}
     for command, figures in FIGURES.items():
-        schema = schema_of(figures)
-        if figures.__name__ in known:
-            yield f"## {command}\n\nAs [{known[figures.__name__]}](#{known[figures.__name__]}).\n"
-            continue
-        known[figures.__name__] = command
-        yield from (f"## {command}\n", _told(schema), _fields(schema))
-        for name, part in schema.get("$defs", {}).items():
-            if known.setdefault(name, command) == command:
-                yield from (f"### {name}\n", _told(part), _fields(part))
+        yield f"## {command}\n"
+        base = next((kind for kind in figures.__mro__ if kind in shown), None)
+        if base is not figures:
+            schema = schema_of(figures)
+            parts |= schema.get("$defs", {})
+            first, meanings = _told(schema)
+            yield f"{first}\n"
+            fields = schema["properties"] if base is None else _new_fields(schema, base)
+            yield from ("| field | type | meaning |", "|---|---|---|", *_rows(fields, meanings), "")
+        if base is not None:
+            yield f"{'As' if base is figures else 'Also the fields of'} [{shown[base]}](#{shown[base]}).\n"
+        shown.setdefault(figures, command)
+    yield from ("## Parts\n", "Values that several fields consist of.\n", "| part | fields |", "|---|---|")
+    for name, part in sorted(parts.items()):
+        first, meanings = _told(part)
+        yield f'| <a id="{name.lower()}"></a>**{name}** | {first} {_listed(part, meanings)} |'
+    yield ""
 
 
 def schema_of(figures: type[Result]) -> dict[str, Any]:
@@ -68,11 +78,26 @@ def schema_of(figures: type[Result]) -> dict[str, Any]:
     return TypeAdapter(figures).json_schema(mode="serialization")
 
 
-def _fields(schema: dict[str, Any]) -> str:
-    """The names of a value with their types, in one paragraph."""
-    if "enum" in schema:
-        return f"One of {', '.join(schema['enum'])}.\n"
-    return "; ".join(f"`{name}`: {_kind(of)}" for name, of in schema["properties"].items()) + ".\n"
+def _new_fields(schema: dict[str, Any], base: type[Result]) -> dict[str, Any]:
+    return {name: of for name, of in schema["properties"].items() if name not in schema_of(base)["properties"]}
+
+
+def _grouped(fields: dict[str, Any], meanings: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Names, type and meaning; fields in turn that have both in common stand together."""
+    told = ((name, _kind(of), meanings.get(name, "")) for name, of in fields.items())
+    for (kind, meaning), group in groupby(told, lambda field: field[1:]):
+        yield ", ".join(f"`{name}`" for name, *_ in group), kind, meaning
+
+
+def _rows(fields: dict[str, Any], meanings: dict[str, str]) -> Iterator[str]:
+    yield from (f"| {names} | {kind} | {meaning} |" for names, kind, meaning in _grouped(fields, meanings))
+
+
+def _listed(part: dict[str, Any], meanings: dict[str, str]) -> str:
+    if "enum" in part:
+        return f"One of {', '.join(part['enum'])}."
+    fields = _grouped(part["properties"], meanings)
+    return "<br>".join(["", *(f"{names}: {kind}{'; ' * bool(meaning)}{meaning}" for names, kind, meaning in fields)])
 
 
 def _kind(of: dict[str, Any]) -> str:
@@ -89,10 +114,9 @@ def _kind(of: dict[str, Any]) -> str:
     return str(of.get("type", "any"))
 
 
-def _told(schema: dict[str, Any]) -> str:
-    """The description of a value: what it is, and a list of what its fields mean."""
+def _told(schema: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    """The description of a value: what it is, and what its fields mean."""
     text = " ".join(schema.get("description", "").split()).replace("|", "\\|")
     first, *meanings = MEANING.split(text)
-    named = (name.replace(", ", "`, `") for name in meanings[::2])
-    listed = "".join(f"- `{name}`: {what}\n" for name, what in zip(named, meanings[1::2], strict=True))
-    return f"{first}\n\n{listed}" if listed else f"{first}\n"
+    named = zip(meanings[::2], meanings[1::2], strict=True)
+    return first, {name: meaning.rstrip(".") for names, meaning in named for name in names.split(", ")}

@@ -70,7 +70,7 @@ class Commands(TyperGroup):
                 return super().invoke(ctx)
             except HubpluginError as error:
                 command = self.commands[str(ctx.invoked_subcommand)]
-                say(error.worded(lambda parameter: as_typed(parameter, command)))
+                say(error.render(lambda parameter: as_typed(parameter, command)))
                 raise typer.Exit(REFUSED if isinstance(error, CorrectionRefused) else ERROR) from None
             except KeyboardInterrupt as stop:
                 say(f"stopped; {str(stop) or 'nothing was changed'}")
@@ -110,7 +110,7 @@ def options(
 ) -> None: ...
 
 
-def shared(
+def shared_options(
     json: Annotated[bool, typer.Option("--json", help="Print figures as JSON instead of text.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors and what needs attention.")] = False,
     verbose: Annotated[
@@ -124,7 +124,7 @@ def shared(
     """The options that every command has."""
 
 
-SHARED = inspect.signature(shared, eval_str=True).parameters
+SHARED = inspect.signature(shared_options, eval_str=True).parameters
 
 
 def command(function: Callable[..., Result]) -> Callable[..., Result]:

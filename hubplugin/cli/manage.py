@@ -66,10 +66,11 @@ def explain(
 
 @dataclass(frozen=True)
 class RecordedBank(Result):
-    """What is recorded now: so many queries and, unless there are none, their dimensions, how many were asked (seen),
-    about how many of these differ, and when the first and the last was asked. clicks: how often targets were
-    clicked for them; pairs: of how many different queries and targets; targets: how many. how_to_record: how to collect
-    some. written: whether any went; notes: what was done."""
+    """What is recorded now. queries: how many. dim: their dimensions. seen: how many were asked. different: about how
+    many of these differ. first, last: when the first and the last was asked. texts: whether their texts are kept.
+    clicks: how often targets were clicked for them. pairs: how many different pairs of query and target these are.
+    targets: how many were clicked. how_to_record: how to collect some. written: whether any went. notes: what was done.
+    """
 
     store: str
     folder: str

@@ -23,8 +23,8 @@ from hubplugin.cli.options import (
     TargetNames,
     bank_of,
     computing,
-    reported,
     require_writable,
+    write_report,
 )
 from hubplugin.errors import InputError, Parameter
 from hubplugin.jobs.naming import naming
@@ -55,7 +55,7 @@ def diagnose(
     examples, opened, called = bank_of(bank, answers, embed), open_store(store), naming(names, "--names")
     with computing(device, memory) as compute:
         diagnosis = hubplugin.diagnose(opened, examples, learn=learn, names=called, compute=compute)
-    return reported(diagnosis, report)
+    return write_report(diagnosis, report)
 
 
 @command
@@ -80,7 +80,7 @@ def inspect(
     opened, called = open_store(store), naming(names, "--names")
     with computing(device, memory) as compute:
         inspection = hubplugin.inspect(opened, asked, names=called, compute=compute)
-    return reported(inspection, report)
+    return write_report(inspection, report)
 
 
 @command
@@ -146,7 +146,7 @@ def evaluate(
             ranked, examples, queries=_each_row(asked, ranked, compute.progress), truth=truth, methods=methods, k=k,
             names=called, query_names=None if beir is None else beir.query_ids, metric=metric, compute=compute,
         )  # fmt: skip
-    return reported(found, report)
+    return write_report(found, report)
 
 
 def _beir(folder: str, embed: str | None) -> Beir:

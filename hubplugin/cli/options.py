@@ -113,13 +113,13 @@ def require_writable(path: Path | None) -> None:
 Shown = TypeVar("Shown", bound=Result)
 
 
-def reported(result: Shown, path: Path | None) -> Shown:
+def write_report(result: Shown, path: Path | None) -> Shown:
     """`result`, whose page, with the command that was typed, is also written to `path` where one is given."""
     if path is not None:
-        result.to_html(path, typed())
+        result.to_html(path, command_line())
     return result
 
 
-def typed() -> str:
+def command_line() -> str:
     """The command line as it was typed, without what is secret in its URLs."""
     return shlex.join(["hubplugin", *(without_secrets(each) if ":" in each else each for each in sys.argv[1:])])

@@ -11,12 +11,12 @@ from hubplugin.bank import BankLike
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.ranked import Ranked, RankedArrays, RankedStore, Ranking
-from hubplugin.evaluation.results import MethodResult, Results, best_of, shown_of
+from hubplugin.evaluation.results import MethodResult, Results, best_of, usable_best
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures import hubness
 from hubplugin.measures.retrieval import average_precision, ndcg
-from hubplugin.measures.significance import Side, adjusted, compare, hubness_interval, interval
+from hubplugin.measures.significance import Side, adjust, compare, hubness_interval, interval
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.report import Answer, Example, Histogram, Hub
@@ -129,11 +129,11 @@ def results_of(ranked: Ranked, query_names: Sequence[object] | None, k: int, see
     occurrences = [hubness.k_occurrence(each.nearest[each.nearest >= 0], len(ranked.ids)) for each in rankings]
     methods = _methods(ranked, rankings, occurrences, k, seed, compute)
     best, raw = best_of(methods), rankings[0]
-    shown = shown_of(methods, best)
+    shown = usable_best(methods, best)
     other = next((ranking for ranking, method in zip(rankings, methods, strict=True) if method is shown), None)
     hubs, never = hubness.hubs(occurrences[0], HUBS).tolist(), list[int]()
     if ranked.count == len(ranked.ids):  # all targets are known by name
-        never = hubness.spread_out(np.flatnonzero(occurrences[0] == 0), HUBS).tolist()
+        never = hubness.pick_evenly(np.flatnonzero(occurrences[0] == 0), HUBS).tolist()
     names = ranked.names([ranked.ids[row] for row in [*hubs, *never]])
     parts: dict[str, Any] = {}
     if other is not None:
@@ -169,10 +169,10 @@ def _methods(
     ranked: Ranked, rankings: Sequence[Ranking], occurrences: Sequence[np.ndarray], k: int, seed: int, compute: Compute
 ) -> list[MethodResult]:
     versus = [compare(rankings[0].best, ranking.best) for ranking in rankings[1:]]
-    corrected = adjusted([comparison.p for comparison in versus])
+    corrected = adjust([comparison.p for comparison in versus])
     results = []
     for number, (ranking, occurrence) in enumerate(zip(rankings, occurrences, strict=True)):
-        times, known = hubness.counted(occurrence, ranked.count), dict[str, Any]()
+        times, known = hubness.count_targets(occurrence, ranked.count), dict[str, Any]()
         if ranked.count is None:
             times.pop(0, None)  # nobody knows how many there are that no query finds
         else:

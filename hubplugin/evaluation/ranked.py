@@ -20,7 +20,7 @@ from hubplugin.compute import TIE, Compute, Similarities, TopK, TruthCounts, den
 from hubplugin.errors import InputError, Parameter, install
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names, as_true_ids, as_truth
 from hubplugin.jobs.naming import Naming, called
-from hubplugin.measures.retrieval import Ranks, Truth, expected_ranks
+from hubplugin.measures.retrieval import Ranks, Truth, rank_pairs
 from hubplugin.methods import METHODS, configured
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap, Setting
@@ -357,7 +357,7 @@ class RankedArrays:
             found |= self._searched(some)
         for each in self._candidates:
             greater, equal, nearest = found.get(each.label) or self._scored(each)
-            ranks = expected_ranks(self._truth, greater, equal)
+            ranks = rank_pairs(self._truth, greater, equal)
             kind = {"storable": each.offsets is not None, "transductive": each.method in PLANS}
             yield Ranking(each.label, each.method, each.parameters, nearest, ranks.best, ranks, each.offsets, **kind)
 

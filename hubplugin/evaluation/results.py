@@ -23,17 +23,17 @@ from hubplugin.report import (
     Example,
     Histogram,
     Hub,
+    KeyFigure,
     Plot,
     Report,
     Result,
     Table,
-    Tile,
-    changes_told,
+    describe_changes,
     percent,
     plots,
     points,
-    share_tile,
-    sides_tile,
+    share_figure,
+    sides_figure,
 )
 
 SIGNIFICANT = 0.05
@@ -89,12 +89,11 @@ class Results(Result):
 
     judged: how many queries have a true target. k: how many targets a query finds, of the k-occurrence, mAP and nDCG.
     best: the label of the method recommended on these queries, None where none is better than the raw search beyond
-    chance. anti_hubs: some of the targets that no query finds. Of the method `shown`: found_first, not_found_first:
-    queries whose true target some bank query finds first in the raw search, and the others; offsets; examples: queries
-    that it won and lost.
-
-    Of arrays: query_bank, target_bank: their rows; coverage: the share of the gallery that is nearest to some bank
-    query. Of a store: its URL, its active correction, and the condition of the search.
+    chance. anti_hubs: some of the targets that no query finds. found_first, not_found_first: R@1 of the method `shown`
+    for queries whose true target some bank query finds first in the raw search, and for the others. offsets: those of
+    the method `shown`. examples: queries that it won and lost. query_bank, target_bank: of arrays, their rows.
+    coverage: of arrays, the share of the gallery that is nearest to some bank query. store: its URL. correction: the
+    active one of a store. condition: the filter of the search in a store.
     """
 
     metric: str
@@ -134,7 +133,7 @@ class Results(Result):
     @property
     def shown(self) -> MethodResult | None:
         """The method that is shown beside the raw search: the best one, or else the usable one of the highest R@1."""
-        return shown_of(self.methods, self.best)
+        return usable_best(self.methods, self.best)
 
     def compare(self, first: str, second: str) -> Comparison:
         """Method `second` against `first`, on the same queries."""
@@ -157,7 +156,7 @@ class Results(Result):
             verdict=verdict,
             direction=DIRECTIONS[direction],
             more=more,
-            tiles=self._tiles(shown),
+            key_figures=self._key_figures(shown),
             sentences=[*(self._recalls(sides) if of_store else self._side_by_side())],
             details=[*self._beside_raw(sides)] if of_store else [],
             examples=self.examples,
@@ -177,7 +176,7 @@ class Results(Result):
         condition = f"; filter {self.condition}" if self.condition else ""
         return f"{self.queries:,} queries{judged}, {self.targets:,} targets, {self.metric}{bank}{second}{condition}"
 
-    def _tiles(self, shown: MethodResult | None) -> list[Tile]:
+    def _key_figures(self, shown: MethodResult | None) -> list[KeyFigure]:
         raw, top = self.raw, f"in their top {self.k}; even: {percent(self.k / self.targets)}"
         no_correction = "there is no active correction, or its bank is not kept"
         needs = "pass example queries (--bank)" if self.store is None else no_correction
@@ -187,10 +186,10 @@ class Results(Result):
         never = [None if each is None or each.hubness is None else each.hubness.anti_hub_share for each in (raw, shown)]
         uncounted = "a store does not say how many targets a filter lets through"
         return [
-            share_tile(RECALL, raw.recall[1].value, recall, more_is_better=True, change=change, note=by),
-            share_tile(WORST, raw.worst, worst, more_is_better=False, note=top),
-            share_tile(NEVER, *never, more_is_better=False, note="by none of these queries", unknown=uncounted),
-            sides_tile(
+            share_figure(RECALL, raw.recall[1].value, recall, more_is_better=True, change=change, note=by),
+            share_figure(WORST, raw.worst, worst, more_is_better=False, note=top),
+            share_figure(NEVER, *never, more_is_better=False, note="by none of these queries", unknown=uncounted),
+            sides_figure(
                 "R@1 of targets that the bank finds first / of others", [self.found_first, self.not_found_first], needs
             ),
         ]
@@ -203,16 +202,16 @@ class Results(Result):
         first = max(usable, key=lambda method: method.recall[1].value) if self.best is None else self[self.best]
         versus, recall = first.versus_raw, first.recall[1].value
         assert versus is not None
-        among = "" if len(self.methods) == 2 else f"; p {p_told(first.adjusted_p)} corrected for the methods tried"
+        among = "" if len(self.methods) == 2 else f"; p {format_p(first.adjusted_p)} corrected for the methods tried"
         more = [
             f"R@1 changes by {points(versus.difference)}: {versus.won:,} queries won, {versus.lost:,} lost "
-            f"(p {p_told(versus.p)}{among})"
+            f"(p {format_p(versus.p)}{among})"
         ]
         if self.store is not None:
             sign = versus.difference.sign
             says = {1: "it helps", 0: "neither help nor harm beyond chance", -1: "it does harm"}[sign]
             found = self.raw.worst, first.worst, self.queries, self.raw.recall[1].value, recall, versus.difference
-            return f"{says}; {changes_told(*found)}", sign, more
+            return f"{says}; {describe_changes(*found)}", sign, more
         if self.best is None:
             line = "no correction; no usable method puts more true targets first than the raw search beyond chance"
             return line, 0, [f"The highest recall is that of {first.described}, with {percent(recall)}", *more]
@@ -287,7 +286,7 @@ class Results(Result):
             versus = m.versus_raw
             against: list[Cell] = ["", "", "", ""]
             if versus is not None:
-                p, corrected = (p_told(each).removeprefix("= ") for each in (versus.p, m.adjusted_p))
+                p, corrected = (format_p(each).removeprefix("= ") for each in (versus.p, m.adjusted_p))
                 against = [_cell(versus.difference, 100, 1, "+"), str(versus.won), str(versus.lost), (p, corrected)]
             name = m.label if m.described == m.label else (m.label, m.described[len(m.label) :])
             figures = [*(_cell(m.recall[k], 100, 1) for k in at), _cell(m.median_rank, 1, 1), _cell(m.mean_rank, 1, 1)]
@@ -330,7 +329,7 @@ class Results(Result):
         return [row for row, method in enumerate(self.methods) if method.label == self.best]
 
 
-def shown_of(methods: Sequence[MethodResult], best: str | None) -> MethodResult | None:
+def usable_best(methods: Sequence[MethodResult], best: str | None) -> MethodResult | None:
     """See `Results.shown`."""
     usable = [method for method in methods[1:] if not method.transductive and best in (None, method.label)]
     return max(usable, key=lambda method: method.recall[1].value, default=None)
@@ -346,7 +345,7 @@ def best_of(methods: Sequence[MethodResult]) -> str | None:
     return best.label if gained and best.adjusted_p is not None and best.adjusted_p < SIGNIFICANT else None
 
 
-def p_told(p: float | None) -> str:
+def format_p(p: float | None) -> str:
     return "" if p is None else "< 0.001" if p < 0.001 else f"= {p:.3f}"
 
 

@@ -19,19 +19,19 @@ from hubplugin.compute import Compute, TopK, search
 from hubplugin.guard import Trial, judge_by
 from hubplugin.jobs.correct import bank_for, require_learnable_in
 from hubplugin.jobs.naming import Naming, called
-from hubplugin.jobs.results import tiles_of
+from hubplugin.jobs.results import key_figures_of
 from hubplugin.learning import Lesson, require_learnable, taught
 from hubplugin.measures.hubness import (
     Hubness,
-    counted,
+    count_targets,
     hubs,
     k_occurrence,
     most_found,
     never_found_by_chance,
+    pick_evenly,
     share_of_most_found,
     share_of_most_found_by_chance,
     skewness_by_chance,
-    spread_out,
 )
 from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
@@ -197,7 +197,7 @@ class Diagnosis(Result):
         ]
 
     def report(self) -> Report:
-        """The tiles are of held-out queries, raw and with the correction that would be fitted."""
+        """The key figures are of held-out queries, raw and with the correction that would be fitted."""
         after, hubness = self.trial, self.hubness
         chance = skewness_by_chance(self.queries, hubness.k, self.targets)
         expected = f"expected with a bank of this size: {after.change_of_skewness()}"
@@ -216,7 +216,7 @@ class Diagnosis(Result):
                 f"it would {after.outlook()}",
                 *([] if self.lesson is None else [f"with learn: {note}" for note in self.lesson.notes]),
             ],
-            tiles=tiles_of(after),
+            key_figures=key_figures_of(after),
             sentences=[
                 *self.sentences(),
                 f"hubness: {'YES' if self.hubby else 'no'}. skewness {hubness.skewness:.2f} ({chance:.2f} by chance)",
@@ -273,7 +273,7 @@ def diagnose(
     trial = judge_by(prepared, default.resolved(prepared), seed)
     lesson = taught(default, prepared) if learn else None
     logger.info("diagnosed")
-    rows, never = hubs(occurrence, LISTED), spread_out(np.flatnonzero(occurrence == 0), LISTED)
+    rows, never = hubs(occurrence, LISTED), pick_evenly(np.flatnonzero(occurrence == 0), LISTED)
     ids = _ids_of(targets, np.concatenate([rows, never]))
     shown = called(ids, names)
     count, queries, k = gallery.rows, len(prepared.query_bank), min(OCCURRENCE, gallery.rows)
@@ -291,7 +291,7 @@ def diagnose(
         anti_hubs=shown[len(rows) :],
         findings=causes,
         trial=trial,
-        occurrences=counted(occurrence),
+        occurrences=count_targets(occurrence),
         lesson=lesson,
     )
 

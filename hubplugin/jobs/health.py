@@ -16,7 +16,7 @@ from hubplugin.errors import InputError, StoreError
 from hubplugin.jobs.naming import Naming, called
 from hubplugin.jobs.results import HUBS, NAMED, HubnessNow, Inspection
 from hubplugin.jobs.write import Counts, compare, require_match
-from hubplugin.measures.hubness import k_occurrence, skewness, skewness_by_chance, skewness_of_found
+from hubplugin.measures.hubness import k_occurrence, skewness, skewness_by_chance, skewness_of_hits
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import GroupedModel, HubnessAtFit, OffsetModel, group_key
@@ -144,7 +144,7 @@ def _searched(
         search: Counter(itertools.chain.from_iterable(store.search(asked, OCCURRENCE, raw=search == "raw").ids))
         for search in ("raw", "corrected")
     }
-    before, after = (skewness_of_found(np.array([*each.values()]), count) for each in found.values())
+    before, after = (skewness_of_hits(np.array([*each.values()]), count) for each in found.values())
     most = dict.fromkeys(key for each in found.values() for key, _ in each.most_common(HUBS))
     hubs = [
         Hub(key, name, {search: each[key] for search, each in found.items()})

@@ -23,32 +23,32 @@ from hubplugin.report import (
     WORST,
     Histogram,
     Hub,
+    KeyFigure,
     Plot,
     Report,
     Result,
-    Tile,
-    changes_told,
+    describe_changes,
     plots,
-    share_tile,
-    sides_tile,
+    share_figure,
+    sides_figure,
 )
 from hubplugin.store import Correction, Id
 from hubplugin.validation import OCCURRENCE, Figures, Margins, change_of
 
 
-def tiles_of(trial: Trial) -> list[Tile]:
+def key_figures_of(trial: Trial) -> list[KeyFigure]:
     """What the guard saw on held-out queries of the bank."""
     before = trial.raw
     held_out = f"expected with the correction, on {trial.queries:,} held-out bank queries"
     unknown = "the bank is no log with known answers, or asks for few targets in several wordings"
     return [
-        share_tile(
+        share_figure(
             RECALL, before.recall, trial.recall, more_is_better=True, change=trial.change, note=held_out,
             unknown="--answers says what queries ask for",
         ),
-        share_tile(WORST, before.largest, trial.largest, more_is_better=False, note=held_out),
-        share_tile(NEVER, before.never, trial.never, more_is_better=False, note=held_out),
-        sides_tile("R@1 of what was asked before", [trial.asked], unknown),
+        share_figure(WORST, before.largest, trial.largest, more_is_better=False, note=held_out),
+        share_figure(NEVER, before.never, trial.never, more_is_better=False, note=held_out),
+        sides_figure("R@1 of what was asked before", [trial.asked], unknown),
     ]  # fmt: skip
 
 
@@ -117,14 +117,14 @@ class Applied(Result):
                 f"the guard would refuse it: {objections}" if objections else f"the guard lets it pass; {trial.bank}",
             ]
             worst = before.largest, trial.largest, trial.queries
-            told = changes_told(*worst, before.recall, trial.recall, trial.change)
+            told = describe_changes(*worst, before.recall, trial.recall, trial.change)
             verdict = f"{'applied' if self.written else 'nothing was written'}; on held-out bank queries {told}"
         return Report(
             title="The correction",
             subtitle=str(self.model),
             verdict=verdict,
             direction="better",
-            tiles=[] if trial is None else tiles_of(trial),
+            key_figures=[] if trial is None else key_figures_of(trial),
             sentences=[*lines, *self.notes],
             details=details,
             facts={"fingerprint": self.model.fingerprint},
@@ -375,7 +375,7 @@ class Inspection(Result):
             verdict=verdict,
             direction="same" if self.correction is None else "better" if whole and not self.attention else "worse",
             more=[f"attention: {each}" for each in self.attention],
-            tiles=self._tiles(),
+            key_figures=self._key_figures(),
             sentences=[scene, *self._sentences()],
             hubs=() if found is None else found.hubs[:HUBS],
             plots=pictures,
@@ -409,7 +409,7 @@ class Inspection(Result):
         if self.drift is not None:
             yield f"drift of live queries: {self.drift:.2f} (0.5: as the bank; 1: apart)"
 
-    def _tiles(self) -> list[Tile]:
+    def _key_figures(self) -> list[KeyFigure]:
         found = self.hubness
         queries, parts = (0, {}) if found is None else (found.queries, found.occurrences)
         note, unknown = f"of {queries} queries", "there is no active correction, or no query to search with"
@@ -418,8 +418,8 @@ class Inspection(Result):
         worst = [max(part) / queries if part else None for part in both]
         never = [part.get(0, 0) / self.count if part else None for part in both]
         return [
-            Tile(RECALL, note=needs_truth),
-            share_tile(WORST, *worst, more_is_better=False, note=note, unknown=unknown),
-            share_tile(NEVER, *never, more_is_better=False, note=note, unknown=unknown),
-            Tile("R@1 of targets that the bank finds first / of others", note=needs_truth),
+            KeyFigure(RECALL, note=needs_truth),
+            share_figure(WORST, *worst, more_is_better=False, note=note, unknown=unknown),
+            share_figure(NEVER, *never, more_is_better=False, note=note, unknown=unknown),
+            KeyFigure("R@1 of targets that the bank finds first / of others", note=needs_truth),
         ]

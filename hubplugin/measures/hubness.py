@@ -37,10 +37,10 @@ def skewness_by_chance(queries: int, k: int, targets: int) -> float:
     return float((1 - 2 * p) / spread**0.5) if spread else 0.0
 
 
-def skewness_of_found(found: np.ndarray, targets: int) -> float:
+def skewness_of_hits(found: np.ndarray, targets: int) -> float:
     """`skewness` of the k-occurrence over `targets`, from that of the targets found at all, `found`: what is never
     found takes no memory."""
-    parts = counted(found, targets)
+    parts = count_targets(found, targets)
     return skewness(np.array([*parts]), np.array([*parts.values()]))
 
 
@@ -68,7 +68,7 @@ def anti_hub_share(occurrence: np.ndarray, times: np.ndarray | None = None) -> f
     return float(np.average(occurrence == 0, weights=times))
 
 
-def counted(occurrence: np.ndarray, targets: int | None = None) -> dict[int, int]:
+def count_targets(occurrence: np.ndarray, targets: int | None = None) -> dict[int, int]:
     """How many targets have the k-occurrence N, by N. targets: how many there are, where `occurrence` has no more than
     those that are found."""
     values, times = np.unique(occurrence, return_counts=True)
@@ -77,7 +77,7 @@ def counted(occurrence: np.ndarray, targets: int | None = None) -> dict[int, int
     return {0: never} | found if never else found
 
 
-def spread_out(rows: np.ndarray, count: int) -> np.ndarray:
+def pick_evenly(rows: np.ndarray, count: int) -> np.ndarray:
     """At most `count` of `rows`, evenly over all of them."""
     some: np.ndarray = rows[np.linspace(0, len(rows) - 1, min(len(rows), count)).astype(int)]
     return some

@@ -55,7 +55,7 @@ class Ranks:
         return best
 
 
-def expected_ranks(truth: Truth, greater: np.ndarray, equal: np.ndarray) -> Ranks:
+def rank_pairs(truth: Truth, greater: np.ndarray, equal: np.ndarray) -> Ranks:
     """Ranks of the true targets, from the number of other targets that score higher and that tie, both [p].
 
     r of the N targets of a tied group are true; the i-th of them to come stands, on average over all orders of

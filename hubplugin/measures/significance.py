@@ -39,8 +39,8 @@ class Comparison:
     """Two methods on the same queries: how often a true target comes first.
 
     won, lost: queries that only the one, or only the other, answers right at rank 1. difference: of R@1, with its
-    interval, see `paired`. p: McNemar's exact test, two-sided, that won and lost are equally likely; below 0.05 where
-    the interval leaves out 0, and nowhere else.
+    interval, see `measure_change`. p: McNemar's exact test, two-sided, that won and lost are equally likely; below 0.05
+    where the interval leaves out 0, and nowhere else.
     """
 
     won: int
@@ -52,7 +52,7 @@ class Comparison:
 @dataclass(frozen=True)
 class Side:
     """R@1 of some `queries`, 0 to 1, before and after, the standard error of the change, and the change with its
-    interval, see `paired`; what the queries are."""
+    interval, see `measure_change`; what the queries are."""
 
     before: float
     after: float
@@ -64,7 +64,7 @@ class Side:
     @classmethod
     def of(cls, before: np.ndarray, after: np.ndarray, what: str) -> Side:
         """Of the same queries: whether each was right before and after, [q]."""
-        error, change = standard_error(after - before), paired(before, after).difference
+        error, change = standard_error(after - before), measure_change(before, after).difference
         return cls(float(before.mean()), float(after.mean()), error, len(before), what, change)
 
     def __str__(self) -> str:
@@ -121,10 +121,10 @@ def hubness_interval(
 
 def compare(first: np.ndarray, second: np.ndarray) -> Comparison:
     """The method with the best ranks `second` [j] against the one with `first` [j], on the same queries."""
-    return paired(first <= 1, second <= 1)
+    return measure_change(first <= 1, second <= 1)
 
 
-def paired(before: np.ndarray, after: np.ndarray) -> Comparison:
+def measure_change(before: np.ndarray, after: np.ndarray) -> Comparison:
     """The change of the mean of `before` to that of `after`, from 0 to 1 and of the same queries: [j] each.
 
     The test gives the change of each query a sign at random (Fisher 1935): of right and wrong answers it is McNemar's
@@ -146,7 +146,7 @@ REJECTED = (1 - LEVEL) / 2
 
 
 def _lower_end(change: np.ndarray, gain: bool) -> float:
-    """See `paired`. gain: whether the test rejects 0, which is then below the lower end."""
+    """See `measure_change`. gain: whether the test rejects 0, which is then below the lower end."""
     won, lost = change[change > 0], change[change < 0]
     same = np.append(0.0, binomial(len(change) - len(won) - len(lost), 0.5).cumsum())
     drawn = [_drawn(len(part)) for part in (won, lost)]
@@ -179,7 +179,7 @@ def _drawn(count: int) -> tuple[np.ndarray, np.ndarray]:
     return likely, chances[likely]
 
 
-def adjusted(p: Sequence[float]) -> list[float]:
+def adjust(p: Sequence[float]) -> list[float]:
     """The p of several tests, so corrected that of those below a level no more than that share are false on average
     (Benjamini & Hochberg 1995)."""
     order = np.argsort(p)[::-1]

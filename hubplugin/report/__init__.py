@@ -87,7 +87,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Tile:
+class KeyFigure:
     """One figure of the first screen. shown: as it is now; before: what it was, where there is a before. rose: whether
     it is larger now, which may be better or worse."""
 
@@ -138,7 +138,7 @@ class Report:
     verdict: str = ""
     direction: Direction = "same"
     more: Sequence[str] = ()
-    tiles: Sequence[Tile] = ()
+    key_figures: Sequence[KeyFigure] = ()
     sentences: Sequence[str] = ()
     details: Sequence[str] = ()
     causes: Sequence[Any] = ()
@@ -182,7 +182,7 @@ class Result:
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
-def share_tile(
+def share_figure(
     title: str,
     before: float | None,
     after: float | None,
@@ -191,15 +191,15 @@ def share_tile(
     change: Figure | None = None,
     note: str = "",
     unknown: str = "",
-) -> Tile:
-    """A tile of a share, 0 to 1. before: of the raw search; after: None where there is no correction. change: where it
-    is known how sure that is; it has no direction within chance. unknown: what is said where it was not measured."""
+) -> KeyFigure:
+    """The key figure of a share, 0 to 1. before: of the raw search; after: None where there is no correction. change:
+    where it is known how sure that is; it has no direction within chance. unknown: the note if it was not measured."""
     if before is None:
-        return Tile(title, note=unknown)
+        return KeyFigure(title, note=unknown)
     if after is None:
-        return Tile(title, percent(before), note=note)
+        return KeyFigure(title, percent(before), note=note)
     sign = change.sign if change is not None else 0 if abs(after - before) < SAME else 1 if after > before else -1
-    return Tile(
+    return KeyFigure(
         title,
         percent(after),
         DIRECTIONS[sign if more_is_better else -sign],
@@ -209,12 +209,12 @@ def share_tile(
     )
 
 
-def sides_tile(title: str, sides: Sequence[Side | None], unknown: str) -> Tile:
+def sides_figure(title: str, sides: Sequence[Side | None], unknown: str) -> KeyFigure:
     """The change of R@1 of parts of the queries; "?" of one that was not measured. What is none beyond chance has no
     direction, and a harm weighs more than a gain."""
     known = [side for side in sides if side is not None]
     if not known:
-        return Tile(title, note=unknown)
+        return KeyFigure(title, note=unknown)
     shown = (
         "?" if each is None else f"{100 * each.change.value:+.1f}" if each.change.sign else "same" for each in sides
     )
@@ -225,10 +225,10 @@ def sides_tile(title: str, sides: Sequence[Side | None], unknown: str) -> Tile:
         f"({100 * each.change.low:+.1f} to {100 * each.change.high:+.1f})"
         for each in known
     )
-    return Tile(title, " / ".join(shown), direction, note=note, rose=direction == "better")
+    return KeyFigure(title, " / ".join(shown), direction, note=note, rose=direction == "better")
 
 
-def changes_told(
+def describe_changes(
     worst: float, now: float, queries: int, first: float | None, first_now: float | None, change: Figure | None = None
 ) -> str:
     """In words: the share of queries that find the worst hub, and R@1 where it is known, before and now. change: of
@@ -250,8 +250,8 @@ ROOMY, WIDEST = 130, 150
 
 
 def as_text(report: Report, width: int = WIDEST, verbose: bool = False) -> str:
-    """What `report` says, a line each, and first what it comes to; pictures, tiles and examples are for pages. verbose:
-    also how it was found."""
+    """What `report` says, a line each, the verdict first; the rest is for pages. verbose: also
+    how it was found."""
     return "\n".join(_lines(report, width, verbose))
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubplugin.evaluation.truth import as_truth
-from hubplugin.measures.retrieval import Truth, average_precision, expected_ranks, ndcg
+from hubplugin.measures.retrieval import Truth, average_precision, ndcg, rank_pairs
 
 TARGETS = 30
 
@@ -27,7 +27,7 @@ def judged_scores(rng, queries):
 def ranks_of(scores, truth):
     own = scores[truth.query_rows, truth.target_rows][:, None]
     rows = scores[truth.query_rows]
-    return expected_ranks(truth, (rows > own).sum(axis=1), (rows == own).sum(axis=1) - 1)
+    return rank_pairs(truth, (rows > own).sum(axis=1), (rows == own).sum(axis=1) - 1)
 
 
 def ranx_values(scores, truth, metric):

@@ -10,7 +10,7 @@ from scipy import stats
 from sklearn.metrics import confusion_matrix
 
 from hubplugin.measures.hubness import skewness
-from hubplugin.measures.significance import adjusted, compare, hubness_interval, interval, paired
+from hubplugin.measures.significance import adjust, compare, hubness_interval, interval, measure_change
 
 
 @pytest.mark.parametrize("statistic", [np.mean, np.median])
@@ -26,8 +26,8 @@ def test_the_interval_is_scipys_percentile_bootstrap(rng, count, statistic):
 
 def test_p_of_several_tests_are_corrected_as_benjamini_and_hochberg_say(rng):
     p = np.append(rng.random(9) ** 3, [1.0, 0.0])
-    assert adjusted(p) == pytest.approx(stats.false_discovery_control(p))
-    assert adjusted([]) == []
+    assert adjust(p) == pytest.approx(stats.false_discovery_control(p))
+    assert adjust([]) == []
 
 
 def test_the_interval_of_skewness_holds_what_another_sample_of_queries_gives(rng):
@@ -76,7 +76,7 @@ RIGHT = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=6
 def test_no_figure_depends_on_the_order_of_the_queries(right, random):
     other = random.sample(right, len(right))
     (before, after), (before_2, after_2) = (np.array(each).T for each in (right, other))
-    assert paired(before, after) == paired(before_2, after_2)
+    assert measure_change(before, after) == measure_change(before_2, after_2)
     assert interval(after.astype(float), 0) == interval(after_2.astype(float), 0)
     found, found_2 = (np.array(each, int) for each in (right, other))
     assert hubness_interval(found, 2, skewness, 0, 20) == hubness_interval(found_2, 2, skewness, 0, 20)
@@ -84,7 +84,7 @@ def test_no_figure_depends_on_the_order_of_the_queries(right, random):
 
 @given(RIGHT)
 def test_the_interval_leaves_out_0_exactly_where_p_is_below_a_twentieth(right):
-    found = paired(*np.array(right).T)
+    found = measure_change(*np.array(right).T)
     assert (found.difference.sign != 0) == (found.p < 0.05)
     assert found.difference.low <= found.difference.value <= found.difference.high
     assert found.difference.sign in (0, np.sign(found.won - found.lost))
@@ -96,7 +96,7 @@ def test_interval_and_p_agree_where_one_query_more_or_less_decides(count, lost):
     """From no query won on to a gain that no chance explains, one at a time."""
     for won in range(lost, 30):
         change = np.repeat([1, -1, 0], [won, lost, count - won - lost])
-        found = paired(np.zeros(count), change)
+        found = measure_change(np.zeros(count), change)
         assert (found.difference.low > 0) == (stats.binomtest(lost, max(won + lost, 1)).pvalue < 0.05), (won, lost)
 
 
@@ -107,7 +107,7 @@ def test_the_interval_is_that_of_all_parts_of_the_queries(right):
     change = after - before
     parts = np.array(list(product([0, 1], repeat=len(change))))[1:]
     means = parts @ change / parts.sum(axis=1)
-    found = paired(before, after).difference
+    found = measure_change(before, after).difference
     for end, means_so in ((found.low, means), (-found.high, -means)):
         ascending = np.sort(np.append(-1.0, means_so))
         assert end == pytest.approx(ascending[np.ceil(0.025 * len(ascending)).astype(int) - 1], abs=1e-5)
@@ -117,6 +117,6 @@ def test_the_interval_of_a_change_holds_the_true_one(rng):
     held = []
     for _ in range(300):
         change = rng.choice([1, -1, 0], 400, p=[0.08, 0.03, 0.89])
-        found = paired(np.zeros(400), change).difference
+        found = measure_change(np.zeros(400), change).difference
         held.append(found.low <= 0.05 <= found.high)
     assert np.mean(held) > 0.92

@@ -82,7 +82,7 @@ def test_what_the_bank_finds_first_is_told_by_its_name_and_beyond_chance_alone(s
         "141 queries whose target some bank query finds first changes by -5.0 points (95 % interval -9.0 to -1" in said
     )
     assert "no bank query finds first" not in said
-    shown = replace(found, found_first=harm, not_found_first=noise).report().tiles[-1]
+    shown = replace(found, found_first=harm, not_found_first=noise).report().key_figures[-1]
     assert (shown.title, shown.shown) == ("R@1 of targets that the bank finds first / of others", "-5.0 / same")
     assert shown.direction == "worse"
 
@@ -98,7 +98,7 @@ def test_the_verdict_is_that_of_p_and_no_order_of_the_queries_changes_it(store, 
             sign = 0 if versus.p >= 0.05 else np.sign(versus.won - versus.lost)
             assert (told_by.direction, versus.difference.sign) == (("same", "better", "worse")[sign], sign)
             assert str(found).startswith(told[told_by.direction])
-            assert told_by.tiles[0].direction == told_by.direction
+            assert told_by.key_figures[0].direction == told_by.direction
             lines.append([line for line in str(found).splitlines() if not line.startswith(("hubs", "never"))])
         assert lines[0] == lines[1]
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 import hubplugin
 from hubplugin.cli import app
 from hubplugin.measures.significance import Figure, Side
-from hubplugin.report import Report, as_html, changes_told, share_tile, sides_tile
+from hubplugin.report import Report, as_html, describe_changes, share_figure, sides_figure
 from hubplugin.report.plots import VARIABLES
 from tests.galleries import flat_index, unit
 from tests.html import Parsed
@@ -68,18 +68,20 @@ def share(before, after, low, high):
 def test_both_sides_are_as_bad_as_the_worse_of_them_beyond_chance():
     worse, better, noise = share(0.7, 0.5, -0.3, -0.1), share(0.4, 0.6, 0.1, 0.3), share(0.54, 0.49, -0.11, 0.01)
     pairs = ((worse, better), (noise, better), (None, noise), ())
-    tiles = [sides_tile("R@1", each, "no log") for each in pairs]
-    assert [tile.direction for tile in tiles] == ["worse", "better", "same", "unknown"]
-    assert [tile.shown for tile in tiles] == ["-20.0 / +20.0", "same / +20.0", "? / same", "not measured"]
-    assert "(-11.0 to +1.0)" in tiles[1].note
-    assert tiles[3].note == "no log"
+    key_figures = [sides_figure("R@1", each, "no log") for each in pairs]
+    assert [tile.direction for tile in key_figures] == ["worse", "better", "same", "unknown"]
+    assert [tile.shown for tile in key_figures] == ["-20.0 / +20.0", "same / +20.0", "? / same", "not measured"]
+    assert "(-11.0 to +1.0)" in key_figures[1].note
+    assert key_figures[3].note == "no log"
 
 
 def test_bad_news_have_a_word_a_sign_and_a_colour_as_good_ones_do():
     """The arrow is the number's own: a hub that is found less often is better, and goes down."""
-    tiles = [share_tile("a hub", *each, more_is_better=False) for each in ((0.02, 0.01), (0.02, 0.03), (0.02, 0.02))]
-    tiles += [share_tile("R@1", *each, more_is_better=True) for each in ((0.5, 0.6), (0.6, 0.5))]
-    text = as_html(Report("page", tiles=tiles, verdict="it does harm", direction="worse"), {})
+    key_figures = [
+        share_figure("a hub", *each, more_is_better=False) for each in ((0.02, 0.01), (0.02, 0.03), (0.02, 0.02))
+    ]
+    key_figures += [share_figure("R@1", *each, more_is_better=True) for each in ((0.5, 0.6), (0.6, 0.5))]
+    text = as_html(Report("page", key_figures=key_figures, verdict="it does harm", direction="worse"), {})
     assert Parsed(text).tiles == ["better", "worse", "same", "better", "worse"]
     signs = [
         "▼ better (was 2.0 %)",
@@ -95,9 +97,9 @@ def test_bad_news_have_a_word_a_sign_and_a_colour_as_good_ones_do():
 
 
 def test_what_changes_is_told_as_a_user_would_say_it():
-    told = changes_told(97 / 2500, 60 / 2500, 2500, 0.536, 0.566).replace("\N{NO-BREAK SPACE}", " ")
+    told = describe_changes(97 / 2500, 60 / 2500, 2500, 0.536, 0.566).replace("\N{NO-BREAK SPACE}", " ")
     assert told == "the worst hub falls from 97 to 60 of 2,500 queries; right answers first: 53.6 to 56.6 %"
-    assert changes_told(0.01, 0.02, 100, None, None) == "the worst hub rises from 1 to 2 of 100 queries"
+    assert describe_changes(0.01, 0.02, 100, None, None) == "the worst hub rises from 1 to 2 of 100 queries"
 
 
 def test_a_verdict_of_neither_help_nor_harm_is_not_red():

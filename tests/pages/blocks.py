@@ -12,9 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 RUNNABLE = ("python", "bash")
-PROGRAMS = ("typescript", "go", "java", "rust", "csharp")
-NOT_RUN = ("text", "console", "json", "toml", "yaml", "ini", "math", "http", *PROGRAMS)
-"""Languages of output, files and formulas, and of programs in other languages. A fence without any is output, too."""
+NOT_RUN = ("text", "console", "json", "toml", "yaml", "ini", "math", "http")
+"""Languages of output, files and formulas. A fence without any is output, too."""
 
 FENCE = re.compile(
     r"(?:<!-- not run: (?P<reason>[^>]*?) -->\n+)?^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^ *```$",

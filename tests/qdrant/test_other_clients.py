@@ -12,7 +12,9 @@ import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
 from tests.qdrant.conftest import apply_to, served
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "other-clients.md").read_text()
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "other-clients.md").read_text()
+PROGRAMS = [ROOT / "examples" / "other_clients" / name for name in ("search.ts", "search.go", "Search.java", "search.rs")]
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 PAYLOAD, VECTOR, MANIFEST = (json.loads(block.split("-d '")[1].rsplit("'", 1)[0]) for block in BLOCKS)
 QUERY = [0.5, 0.5, 0.5, 0.5]
@@ -65,8 +67,8 @@ def test_the_manifest_has_the_fields_that_the_page_names():
     assert set(names) <= set(manifest.payload["active"][""])
 
 
-@pytest.mark.parametrize("name", ["typescript", "go", "java", "rust"])
-def test_each_language_uses_the_key_and_the_limits_of_the_curl_request(name):
-    block = re.search(rf"```{name}\n(.*?)```", PAGE, re.DOTALL)[1]
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.suffix)
+def test_each_language_uses_the_key_and_the_limits_of_the_curl_request(path):
+    block = path.read_text()
     for constant in ("hub_offset.v1", "$score", "photos", "40", "10", "hub_offset"):
         assert constant in block

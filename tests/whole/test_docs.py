@@ -56,7 +56,8 @@ def anchors(page):
     """What the headings of `page` are called in a link, as both the site and a repository's viewer have them."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
-    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in plain}
+    named = re.findall(r'<a id="([^"]+)"', page.read_text())
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in plain} | {*named}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,146 @@
+"""Docstrings say what is there: their examples run, and the names that they mention exist."""
+
+import ast
+import importlib
+import re
+import textwrap
+
+import numpy as np
+import pytest
+
+import hubplugin
+from tests.pages.blocks import INDENTED, ROOT
+
+FILES = {
+    path.relative_to(folder.parent if folder.name == "hubplugin" else folder): ast.parse(path.read_text())
+    for folder in (ROOT / "hubplugin", ROOT / "adapters")
+    for path in sorted(folder.rglob("*.py"))
+}
+"""The tree of each file, by its path as it is imported."""
+
+DOCSTRINGS = [
+    (path, node.lineno, node.value.value)
+    for path, tree in FILES.items()
+    for node in ast.walk(tree)
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+]
+"""Those of modules, classes and functions, and what stands behind a constant or a field."""
+
+NEED_A_SERVER = {"hubplugin_pgvector/__init__.py": "tests/pgvector/test_queries.py"}
+"""Files whose examples need a server, and the tests that run the same with one."""
+
+OTHERS = {
+    *("CenteringTransform", "IndexIDMap", "LinearTransform", "ParameterSpace"),  # Faiss
+    *("downcast_index", "index_cpu_to_gpu", "metric_type", "reconstruct"),
+    *("QueryRequest", "model_copy", "points_selector"),  # qdrant-client, pydantic
+    "Model.objects.order_by(...)",  # Django
+    *("auth_flow", "concurrent.futures.Executor", "select(...).order_by(...)", "wrapt"),  # httpx, Python, SQLAlchemy
+    *("from_documents", "from_existing_collection", "to_dict"),  # LangChain, Haystack
+    *("doc_id", "query_id", "relevance"),  # ir-measures
+    *("photos", "photos__hubplugin", "photos__hubplugin_1", "photos__hubplugin_1_model"),  # tables of an example
+    "hub_offset",  # a payload key and a column
+    *("with", "is", "sn", "dbsn", "dualis", "nnn", "csls", "dn", "dis", "dualdis", "gc", "otn", "l2n", "hn"),
+}
+"""Names of other libraries, a word of Python, and what users call the methods."""
+
+
+def examples():
+    """The blocks of docstrings that are Python and call or define something; formulas and tables are neither."""
+    for path, line, text in DOCSTRINGS:
+        first, _, rest = text.partition("\n")
+        for block in INDENTED.findall(f"{first}\n{textwrap.dedent(rest)}\n"):
+            code = textwrap.dedent(block)
+            try:
+                nodes = list(ast.walk(ast.parse(code)))
+            except SyntaxError:
+                continue
+            if any(isinstance(node, (ast.Call, ast.Import, ast.ImportFrom)) for node in nodes):
+                yield pytest.param(path, code, id=f"{path}:{line}")
+
+
+class Given(dict):
+    """What examples take for granted, made when one asks for it."""
+
+    def __missing__(self, name):
+        if not hasattr(self, name):
+            raise KeyError(name)
+        return self.setdefault(name, getattr(self, name)())
+
+    def gallery(self):
+        return np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
+
+    queries = bank = gallery
+
+    def query(self):
+        return self["queries"][0]
+
+    def vector(self):
+        return self["query"].tolist()
+
+    def content(self):
+        return b"offsets"
+
+    def model(self):
+        return hubplugin.fit(self["gallery"], self["bank"], "is")
+
+    def store(self):
+        import faiss
+
+        import hubplugin_faiss
+
+        index = faiss.IndexFlatIP(8)
+        index.add(self["gallery"])
+        faiss.write_index(index, "photos.faiss")
+        return hubplugin_faiss.open_store("photos.faiss")
+
+    def client(self):
+        import chromadb
+
+        client = chromadb.EphemeralClient()
+        client.get_or_create_collection("photos").upsert(["a", "b"], embeddings=self["gallery"][:2])
+        return client
+
+
+@pytest.mark.parametrize(("path", "code"), [*examples()])
+def test_an_example_of_a_docstring_runs(path, code, tmp_path, monkeypatch):
+    if str(path) in NEED_A_SERVER:
+        pytest.skip(f"needs a server: {NEED_A_SERVER[str(path)]}")
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
+    exec(compile(code, path, "exec"), {**vars(module), "hubplugin": hubplugin}, Given())
+
+
+def names_in(tree):
+    """All that a file names: what it defines, binds, imports, passes on or reads of an object."""
+    for node in ast.walk(tree):
+        for kind in ("name", "id", "arg", "attr", "asname"):
+            yield from str(getattr(node, kind, None) or "").split(".")
+
+
+def lasting_names_in(path, tree):
+    """What a file defines that others can name: itself, its functions, classes, parameters, constants and fields."""
+    yield from path.with_suffix("").parts
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        if isinstance(node, (ast.Module, ast.ClassDef)):
+            bound = [child for child in node.body if isinstance(child, (ast.Assign, ast.AnnAssign))]
+            names = (part for child in bound for part in ast.walk(child) if isinstance(part, ast.Name))
+            yield from (part.id for part in names if isinstance(part.ctx, ast.Store))
+
+
+def test_a_name_that_a_docstring_mentions_exists():
+    lasting = {name for path, tree in FILES.items() for name in lasting_names_in(path, tree)}
+    nearby = {path: set(names_in(tree)) for path, tree in FILES.items()}
+    lacking = [
+        f"{path}:{line}: {name}"
+        for path, line, text in DOCSTRINGS
+        for name in re.findall(r"(?<!`)`([^`\s]+)`", text)
+        if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(\(.*\))?", name) and name not in OTHERS
+        if not set(name.partition("(")[0].split(".")) <= lasting | nearby[path] | {"faiss"} | OTHERS
+    ]
+    assert lacking == []
