@@ -17,7 +17,7 @@ TEMPORARY = ".tmp"
 """How the name ends that a file has until it is whole: `<name>.<8 hex digits>.tmp`."""
 
 
-def opened(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> BinaryIO:
+def open_own(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> BinaryIO:
     """The file `path`, opened with these `flags` of os.open, if it is a file of our own.
 
     Raises OSError for a link, and for what is no regular file: reading a pipe might never end.

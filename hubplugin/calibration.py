@@ -27,7 +27,7 @@ ROUNDING = 1e-5
 """Scores that differ by less are the same."""
 
 
-def chosen_queries(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
+def choose_queries(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
     """Queries of the bank of `model`: [m, d]; where it keeps no more than their mean, vectors of the gallery."""
     bank = model.terms[0].bank
     if len(bank) == 1:

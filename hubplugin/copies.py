@@ -242,7 +242,7 @@ class CopyStore(ManifestStore[Copy]):
 
     def augmented_queries(self, model: OffsetModel, queries: np.ndarray) -> np.ndarray:
         """What a copy is searched with in the place of `queries` [m, d]: float32 [m, d + 1]."""
-        plain = model if model.query_map is None else model.having(query_map=None)
+        plain = model if model.query_map is None else model.replace(query_map=None)
         return augment_queries(plain.queries(queries), self.metric, e=self._e_of(model))
 
     def _e_of(self, model: OffsetModel) -> float:

@@ -196,7 +196,8 @@ def read_by_workers(
     """
     total = source.count() if isinstance(source, Sharded) else sum(shard.rows for shard in shards)
     share = SAMPLE / max(total, SAMPLE)
-    look = _Look(given.query_bank, given.surveyed, given.metric, given.compute.quiet, share, method.answers != "kept")
+    compute, masks = given.compute.without_progress, method.answers != "kept"
+    look = _Look(given.query_bank, given.surveyed, given.metric, compute, share, masks)
     seen_all = each(executor, look, shards, given.compute, "reading the gallery")
     looks = [seen for seen in seen_all if seen.count]
     name = shards[0].name.partition(", shard")[0] if shards else "targets"
@@ -264,7 +265,7 @@ class _Look:
         if self.finds_answers:
             found = nearest_targets(Similarities(self.bank, self.metric, self.compute), [vectors])
         zeros = vectors.left_out if isinstance(vectors, Directed) else 0
-        return _Seen(vectors.rows, zeros, vectors.some(np.flatnonzero(kept)), top.scores[0], top.rows[0], *found)
+        return _Seen(vectors.rows, zeros, vectors.select(np.flatnonzero(kept)), top.scores[0], top.rows[0], *found)
 
 
 def _answers(given: FitInput, looks: Sequence[_Seen]) -> Answers | None:

@@ -13,7 +13,7 @@ from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, ZeroVector
 from hubplugin.executors import GalleryLike, read_by_workers, shards_of
 from hubplugin.learning import NOTHING, require_learnable, taught
-from hubplugin.methods import METHODS, FitInput, configured
+from hubplugin.methods import METHODS, FitInput, build_method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
 from hubplugin.vectors import Directed, VectorLike
@@ -59,7 +59,7 @@ def fit(
         require_learnable(learn, method, metric, targets, executor=executor)
     elif judged is not None:
         raise InputError(Parameter("judged"), " chooses how strong a map is: pass ", Parameter("learn", True))
-    configuration = configured(METHODS, method, parameters, fit)
+    configuration = build_method(METHODS, method, parameters, fit)
     if executor is not None:
         if targets is None:
             raise InputError("an executor computes on the gallery: pass ", Parameter("targets"))

@@ -16,7 +16,7 @@ from hubplugin.bank.kinds import FARTHEST, displacement
 from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
 from hubplugin.measures.significance import Side
-from hubplugin.methods import METHODS, Method, configured
+from hubplugin.methods import METHODS, Method, build_method
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
@@ -140,7 +140,7 @@ def judge(
     """
     if seed < 0:
         raise InputError(Parameter("seed", seed), ": expected 0 or more")
-    configuration = configured(METHODS, method, parameters, judge)
+    configuration = build_method(METHODS, method, parameters, judge)
     return judge_by(Bank.of(bank).prepare(metric, compute).against(targets), configuration, seed)
 
 
@@ -183,7 +183,7 @@ def judge_by(
     objections = [*([seen.objection] if seen.objection else []), *objections_to_method(method, trial)]
     objections += objections_to_recall(trial)
     if _is_answered(bank, sample_of(bank, seed)):
-        trial = replace(trial, asked=other_wordings(bank, learned or method.resolved(bank), seed))
+        trial = replace(trial, asked=other_wordings(bank, learned or method.resolve(bank), seed))
         if trial.asked is not None and trial.asked.change.sign < 0:
             objections.append(f"what was asked before is harmed: {trial.asked}")
     return replace(trial, objections=tuple(objections), notes=(*small_bank(seen.distinct), *_notes(trial)))

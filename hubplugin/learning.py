@@ -26,7 +26,7 @@ from hubplugin.validation import (
     folds,
     folds_within,
 )
-from hubplugin.vectors import Vectors, prepared_blocks, sampled
+from hubplugin.vectors import Vectors, draw_sample, prepare_blocks
 
 FEWEST_PAIRS, FEWEST_TARGETS = 50, 10
 """Different pairs, and different targets in them, below which nothing is learned. From 50 on the map gains in five of
@@ -135,7 +135,7 @@ class Learning:
         asked = query_map.of_bank(given.query_bank)
         model = self.offsets.fit(replace(given, query_bank=asked))
         terms = tuple(replace(term, bank=given.query_bank) if term.bank is asked else term for term in model.terms)
-        return model.having(terms=terms, query_map=query_map, bank_fingerprint=given.fingerprint)
+        return model.replace(terms=terms, query_map=query_map, bank_fingerprint=given.fingerprint)
 
     def __call__(self, left: Left) -> list[Correction]:
         """What the pairs that a fold leaves teach, and the offsets of its bank as they map it."""
@@ -188,12 +188,12 @@ def taught(configuration: Method, bank: PreparedBank, judged: PreparedBank | Non
     Raises InputError where either has too few answers, CorrectionRefused where these do not belong to the queries.
     """
     rows, rng, gallery = pairs_of(bank), np.random.default_rng(0), bank.require_targets("learn")
-    some = sampled(gallery, len(bank.query_bank), bank.metric, rng)
+    some = draw_sample(gallery, len(bank.query_bank), bank.metric, rng)
     apart = own_share(bank.query_bank, some, bank.compute, rng) >= APART
     hows = []
     for first in (None, whitening(bank.query_bank, gallery, bank.metric)):
         asked = bank if first is None else replace(bank, query_bank=bank.query_bank @ first.T)
-        method = configuration.resolved(asked)
+        method = configuration.resolve(asked)
         hows.append(Learning(method, 0.0, float(str(method.parameters["tau"])), first))
     tried, sides = sides_of(bank, rows, judged)
     margins = {side: cross_validate([strengths_of(how) for how in hows], tried, each) for side, each in sides.items()}
@@ -203,7 +203,7 @@ def taught(configuration: Method, bank: PreparedBank, judged: PreparedBank | Non
     how = replace(hows[best[0]], strength=STRENGTHS[best[1]], share=SHARES[best[2]])
     query_map = how.query_map(*Left(bank, bank, rows).pairs)
     if query_map is not None:
-        how = replace(how, method=configuration.resolved(replace(bank, query_bank=query_map.of_bank(bank.query_bank))))
+        how = replace(how, method=configuration.resolve(replace(bank, query_bank=query_map.of_bank(bank.query_bank))))
     model = how.fit(bank, query_map)
     other = figures["other"]
     assert other is not None
@@ -330,7 +330,7 @@ def whitening(bank: np.ndarray, gallery: Vectors, metric: Metric) -> np.ndarray:
     """
     dim, count, total = bank.shape[1], 0, np.zeros(bank.shape[1])
     products = np.zeros((dim, dim))
-    for block in prepared_blocks(gallery, metric):
+    for block in prepare_blocks(gallery, metric):
         products += block.T @ block
         total += block.sum(axis=0, dtype=np.float64)
         count += len(block)

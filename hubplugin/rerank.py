@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from hubplugin.bank import Bank, BankLike
 from hubplugin.compute import Compute, LogSum, Similarities, count_larger, reduce
 from hubplugin.errors import InputError
-from hubplugin.methods import FitInput, configured
+from hubplugin.methods import FitInput, build_method
 from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
 from hubplugin.metric import Metric
 from hubplugin.model import LogSumExp, OffsetModel, Setting
@@ -107,7 +107,7 @@ class Dynamic(Rule):
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n, 2]: the offset, and 1 where the target is in the activation set, else 0."""
         vectors = as_vectors(targets, "targets")
-        return np.stack([self.fitted.offsets(vectors), self.fitted.activated(vectors).astype(np.float32)], axis=1)
+        return np.stack([self.fitted.offsets(vectors), self.fitted.is_activated(vectors).astype(np.float32)], axis=1)
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         offsets, activated = kept[:, 0], kept[:, 1] > 0
@@ -213,8 +213,8 @@ class DynamicInvertedSoftmax(QueryMethod):
     k: int = Field(1, ge=1)
 
     def rule(self, given: FitInput) -> Rule:
-        model = InvertedSoftmax(tau=self.tau).fit(given)
-        return Dynamic(model.with_activation(given.require_targets(self.name), self.k, compute=given.compute.quiet))
+        model, targets = InvertedSoftmax(tau=self.tau).fit(given), given.require_targets(self.name)
+        return Dynamic(model.with_activation(targets, self.k, compute=given.compute.without_progress))
 
 
 class DualDynamicInvertedSoftmax(QueryMethod):
@@ -230,9 +230,9 @@ class DualDynamicInvertedSoftmax(QueryMethod):
     k: int = Field(1, ge=1)
 
     def rule(self, given: FitInput) -> Rule:
-        targets, quiet = given.require_targets(self.name), given.compute.quiet
+        targets, quiet = given.require_targets(self.name), given.compute.without_progress
         model = DualInvertedSoftmax(tau_query=self.tau_query, tau_target=self.tau_target).model(given)
-        alone = [replace(model, terms=(term,)).centred_on(targets, compute=quiet) for term in model.terms]
+        alone = [replace(model, terms=(term,)).centre_on(targets, compute=quiet) for term in model.terms]
         return DualDynamic(*(each.with_activation(targets, self.k, compute=quiet) for each in alone))
 
 
@@ -277,5 +277,5 @@ def fit_rule(
 
     Raises InputError, one line, for anything that cannot be used as given.
     """
-    configuration = configured(QUERY_METHODS, method, parameters, fit_rule)
+    configuration = build_method(QUERY_METHODS, method, parameters, fit_rule)
     return configuration.rule(Bank.of(bank).read(metric, compute, targets=targets))

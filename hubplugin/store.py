@@ -19,7 +19,7 @@ from hubplugin.executors import Shard
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value
 from hubplugin.recording import Recorded, read
-from hubplugin.vectors import Progress, Vectors, spool
+from hubplugin.vectors import Progress, Vectors, to_tempfile
 
 Id: TypeAlias = int | str
 
@@ -261,7 +261,7 @@ class StoreShard(Shard):
 
     def vectors(self) -> Vectors | None:
         try:
-            return spool((batch.vectors for batch in self.scan()), self.name)
+            return to_tempfile((batch.vectors for batch in self.scan()), self.name)
         except EmptyInput:
             return None
 

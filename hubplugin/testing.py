@@ -107,7 +107,7 @@ class StoreUnderTest(ABC):
     def _mapped(self, seed: int) -> OffsetModel:
         step = 0.1 * np.random.default_rng(seed).normal(size=(self.dim, self.dim))
         model = replace(self._model(), query_map=QueryMap(step.astype(np.float32), 1.0, 200))
-        return model.centred_on(self.vectors())
+        return model.centre_on(self.vectors())
 
     def _assert_active(self, store: Store, model: OffsetModel, before: OffsetModel | None = None) -> Store:
         """Opened anew, `model` is active and whole, and searches rank by it. before: what `rollback` would write. The

@@ -26,7 +26,7 @@ from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.methods import FitInput, Method
 from hubplugin.model import OffsetModel, QueryMap, Setting
-from hubplugin.vectors import as_vectors, sampled, taken
+from hubplugin.vectors import as_vectors, draw_sample, take_rows
 
 FOLDS, FEWER = 5, 3
 """Each fit keeps 4/5 of the bank, so that what is best for it is best for the whole. `FEWER` are enough for figures
@@ -132,7 +132,7 @@ def sample_of(bank: PreparedBank, seed: int = 0) -> np.ndarray:
     gallery = bank.targets or bank.require_targets("blend")  # of which the sample alone is read
     if gallery.rows < 2:
         raise InputError(f"{gallery.name} has one row; hubness needs at least 2 targets")
-    return sampled(gallery, 2 * fit_rows(bank), bank.metric, np.random.default_rng([seed, 1]))
+    return draw_sample(gallery, 2 * fit_rows(bank), bank.metric, np.random.default_rng([seed, 1]))
 
 
 def answers_of(bank: PreparedBank, numbers: np.ndarray) -> np.ndarray:
@@ -141,7 +141,7 @@ def answers_of(bank: PreparedBank, numbers: np.ndarray) -> np.ndarray:
         own: np.ndarray = bank.require_target_bank("blend")[numbers]
         return own
     clicked, place = np.unique(numbers, return_inverse=True)
-    return taken(bank.require_targets("blend"), clicked, bank.metric)[place.reshape(-1)]
+    return take_rows(bank.require_targets("blend"), clicked, bank.metric)[place.reshape(-1)]
 
 
 def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -181,7 +181,7 @@ def _left(bank: PreparedBank, fold: Fold, number: int, sample: np.ndarray) -> tu
         some = np.random.default_rng(number).permutation(len(second))[:most]
         second = second[some if bank.pairs is None else np.unique(bank.pairs[seen])]
     vectors = as_vectors(targets, "targets")
-    given = FitInput(bank.query_bank[seen], vectors, second, bank.metric, bank.compute.quiet)
+    given = FitInput(bank.query_bank[seen], vectors, second, bank.metric, bank.compute.without_progress)
     return Left(given, bank, fold.seen), own
 
 

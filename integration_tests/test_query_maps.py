@@ -39,7 +39,7 @@ def model() -> OffsetModel:
 
 
 def without_map(model):
-    return replace(model, query_map=None).centred_on(TARGETS)
+    return replace(model, query_map=None).centre_on(TARGETS)
 
 
 def assert_exact(found, scores):

@@ -9,7 +9,7 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import InputError
-from hubplugin.model import OffsetModel, unmapped
+from hubplugin.model import OffsetModel, refuse_query_map
 from hubplugin.rerank import DualDynamic, DualSoftmax, Dynamic, GloballyCorrected, Reranker, Rule
 from hubplugin.vectors import OffsetsLike, VectorLike, as_vectors
 from hubplugin_faiss.index import checked_offsets, normalises_queries
@@ -93,7 +93,7 @@ class CorrectedSearch:
         self._rule: Rule | None = None
         self._mapping = _mapping(correction)
         if self._mapping is not None and isinstance(index, faiss.Index) and normalises_queries(index):
-            raise unmapped("an index that normalises queries (L2norm)")
+            raise refuse_query_map("an index that normalises queries (L2norm)")
         self._bits = _scores_by_bits(index)
         if self._bits and vectors is None:
             raise InputError("an index of bits (LSH) has no similarities to rank by: pass the originals, vectors=")
@@ -182,7 +182,7 @@ class CorrectedSearch:
         """The similarities of `query` [d] and the vectors `rows` [b]: float64 [b]."""
         assert self._vectors is not None
         wanted, places = np.unique(rows, return_inverse=True)
-        vectors = self._vectors.some(wanted).astype(np.float64)[places]
+        vectors = self._vectors.select(wanted).astype(np.float64)[places]
         return -((vectors - query) ** 2).sum(axis=1) / 2 if self._euclidean else vectors @ query.astype(np.float64)
 
     def _bound(self, last: float, kept: np.ndarray) -> float:

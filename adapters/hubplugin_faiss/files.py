@@ -14,7 +14,7 @@ from pathlib import Path
 
 import faiss
 
-from hubplugin.atomic import opened
+from hubplugin.atomic import open_own
 from hubplugin.errors import StoreError
 from hubplugin_faiss.handlers.base import reason
 
@@ -26,7 +26,7 @@ def stamp_of(path: str | os.PathLike[str]) -> str:
     """What tells the file `path` from any other that takes its place: its number, size and time, and a hash of its head
     and end. "" where there is none."""
     try:
-        with opened(os.path.realpath(path)) as file:
+        with open_own(os.path.realpath(path)) as file:
             status, ends = os.fstat(file.fileno()), hashlib.sha256(file.read(ENDS))
             file.seek(max(status.st_size - ENDS, 0))
             ends.update(file.read(ENDS))

@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from hubplugin.atomic import alone, kind_of, opened, replacing
+from hubplugin.atomic import alone, kind_of, open_own, replacing
 from hubplugin.corrections import Manifest, Version
 from hubplugin.errors import StoreError
 from hubplugin.store import require_room
@@ -69,7 +69,7 @@ class HubFolder:
     def read_manifest(self) -> Manifest[FaissVersion]:
         """The manifest as it lies here, an empty one if there is none. Raises StoreError."""
         try:
-            with opened(self.manifest) as file:
+            with open_own(self.manifest) as file:
                 content = file.read()
         except FileNotFoundError:
             return Manifest[FaissVersion]()
@@ -95,7 +95,7 @@ class HubFolder:
         path = self.offsets(version)
         if not self.has_offsets(version, rows):
             raise StoreError(f"{str(path)!r} has no offsets for {rows} targets; run apply again")
-        with making(path), opened(path, os.O_RDWR) as file:
+        with making(path), open_own(path, os.O_RDWR) as file:
             return np.memmap(file, np.float32, "r+", shape=(rows,))
 
     def require(self) -> None:
@@ -166,7 +166,7 @@ def locked(folder: HubFolder) -> BinaryIO:
         folder.make()
         with making(folder.lock):
             try:
-                lock = opened(folder.lock, os.O_RDWR | os.O_CREAT)
+                lock = open_own(folder.lock, os.O_RDWR | os.O_CREAT)
             except FileNotFoundError:
                 continue  # another run has deleted the folder
         if fcntl is None:

@@ -13,7 +13,7 @@ from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.results import InvalidVectors
 from hubplugin.jobs.write import UNIT, offsets_of_all
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, unmapped, warn_if_swapped
+from hubplugin.model import OffsetModel, refuse_query_map, warn_if_swapped
 from hubplugin.store import Batch
 from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
 from hubplugin_faiss.calibration import is_exact, parts, require_recall
@@ -76,11 +76,11 @@ def upgrade(
     model = model_or_offsets
     require_suits(model, index)
     if model.query_map is not None and normalises_queries(index):
-        raise unmapped("an index that normalises queries (L2norm)")
+        raise refuse_query_map("an index that normalises queries (L2norm)")
     warn_if_swapped(model, handler.count)
     gallery = Gallery(index, unit=model.metric is Metric.COSINE, tolerant=again)
     if model.gallery is None:
-        model = model.centred_on(gallery, compute=compute)
+        model = model.centre_on(gallery, compute=compute)
     scale = IndexScale.of(handler, model)
     return upgraded_by(handler, offsets_by(model, gallery, scale, compute), model, scale, force)
 
@@ -147,7 +147,7 @@ def add(
         if model.metric is Metric.COSINE:
             require_unit(block, given.name)
             coded = handler.with_zeros(coded)
-        offsets = model.offsets(coded, compute=compute.quiet)
+        offsets = model.offsets(coded, compute=compute.without_progress)
         offsets = IndexScale.of(handler, model).stored(offsets, coded).astype(np.float32)
     else:
         offsets = checked_offsets(model_or_offsets, len(block), "the batch")
@@ -302,7 +302,7 @@ def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
     """Raises InputError or StoreError unless the offsets in an upgraded index are of `model`, or of no model."""
     require_suits(model, handler.index)
     if model.gallery is None:
-        raise InputError("the model is not centred on the index: use model = model.centred_on(targets), then upgrade")
+        raise InputError("the model is not centred on the index: use model = model.centre_on(targets), then upgrade")
     if not (handler.holds_offsets_of("") or handler.holds_offsets_of(model.fingerprint)):
         raise StoreError(
             "the offsets in this index are those of another model; add with that one, or take this one for all: "

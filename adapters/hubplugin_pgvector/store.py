@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hubplugin.calibration import FIRST, chosen_queries, first_that, ratios, recall
+from hubplugin.calibration import FIRST, choose_queries, first_that, ratios, recall
 from hubplugin.corrections import Manifest, ManifestStore
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric, normalise
@@ -308,7 +308,7 @@ class PgvectorStore(ManifestStore[Column]):
             row[2] == "hnsw" for row in self.transport.rows(schema.INDEXES, (self.table.oid, self.table.vector))
         ):
             return None
-        queries = chosen_queries(self.model(version), self.batches(None, None))
+        queries = choose_queries(self.model(version), self.batches(None, None))
         exact = {"enable_indexscan": "off"}
         raw = recall(self._found(None, queries, FIRST), self._found(None, queries, 2 * FIRST, **exact))
         truth = self._found(version, queries, 2 * FIRST, **exact)

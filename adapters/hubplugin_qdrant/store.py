@@ -15,7 +15,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from hubplugin import corrections
-from hubplugin.calibration import chosen_queries
+from hubplugin.calibration import choose_queries
 from hubplugin.corrections import ManifestStore
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
@@ -429,7 +429,7 @@ class QdrantWriting(Writing):
         """The offsets of the version before are deleted once no client searches by them any more."""
         self.settle()
         with self._transport.one_line("activating"):
-            queries = chosen_queries(self._model, self.store.scan())
+            queries = choose_queries(self._model, self.store.scan())
             version = self._schema.finish(self.version, queries, self._progress)
         self._held()
         self.store.switch(version)

@@ -25,11 +25,11 @@ from hubplugin.vectors import (
     VectorLike,
     Vectors,
     as_vectors,
-    numbers_of,
-    opened_npy,
-    places_in,
+    locate_rows,
+    open_npy,
+    original_rows,
     require_file,
-    spool,
+    to_tempfile,
 )
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class Bank:
                     f"answers: {path.name!r} is no file of answers; expected .csv, .tsv or .npy, or vectors"
                 )
             found = path
-        elif path.suffix == ".npy" and (ids := opened_npy(path, "answers")).ndim == 1:
+        elif path.suffix == ".npy" and (ids := open_npy(path, "answers")).ndim == 1:
             found = np.array(ids)
         if found is None:
             return as_vectors(self.answers, "target bank")  # type: ignore[arg-type]
@@ -172,18 +172,18 @@ class Bank:
     def prepare(self, metric: Metric | str, compute: Compute, gallery: object = None) -> PreparedBank:
         """This bank as corrections are tried and fitted on it; raises InputError where it cannot be used."""
         metric, vectors, second = Metric.parse(metric), self.vectors(gallery, compute.progress), self.target_bank
-        queries, answers = (None if each is None else Directed.held(each, metric) for each in (vectors, second))
+        queries, answers = (None if each is None else Directed.load(each, metric) for each in (vectors, second))
         assert queries is not None
-        rows, pairs, clicks = numbers_of(queries), None, self.clicks(vectors.rows)
+        rows, pairs, clicks = original_rows(queries), None, self.clicks(vectors.rows)
         if self.pairs is not None:
             if second is None:
                 raise InputError("pairs were given without answers; pass ", Parameter("answers"))
             pairs = _one_each(self.pairs, vectors.rows, "row of the target bank", "pairs", "iu")
             _require_rows(pairs, 0, second.rows, "pairs", "target bank")
-            pairs = places_in(answers, pairs)
+            pairs = locate_rows(answers, pairs)
             rows = rows[pairs[rows] >= 0]
         elif answers is not None and second is not None and second.rows == vectors.rows:  # they may be pairs
-            rows = np.intersect1d(rows, numbers_of(answers))
+            rows = np.intersect1d(rows, original_rows(answers))
             answers = _only(answers, rows)
         given = PreparedBank.read(_only(queries, rows), None, answers, metric, compute)
         if pairs is not None:
@@ -199,7 +199,7 @@ BankLike: TypeAlias = Bank | VectorLike | Sequence[str]
 
 def _only(vectors: Vectors, rows: np.ndarray) -> Vectors:
     """Those of `vectors` that had the numbers `rows` before zero vectors were left out."""
-    return vectors if len(rows) == vectors.rows else Directed(vectors, places_in(vectors, rows))
+    return vectors if len(rows) == vectors.rows else Directed(vectors, locate_rows(vectors, rows))
 
 
 def _one_dimensional(answers: Any) -> np.ndarray | None:
@@ -258,14 +258,14 @@ class PreparedBank(FitInput):
         if not (clicks >= 0).any():
             name = given.targets.name
             raise InputError(f"answers: none of what they name is in {name}; one for each query, they are ids")
-        return replace(given, targets=given.gallery, clicks=places_in(given.gallery, clicks))
+        return replace(given, targets=given.gallery, clicks=locate_rows(given.gallery, clicks))
 
     def among(self, members: Vectors, numbers: np.ndarray) -> PreparedBank:
         """This bank with a part of its gallery: the rows `numbers`, which ascend."""
         clicks, gallery = self.clicked_rows, super().against(members).gallery
         if clicks is not None:
             place = np.minimum(np.searchsorted(numbers, clicks), len(numbers) - 1)
-            clicks = places_in(gallery, np.where(numbers[place] == clicks, place, -1))
+            clicks = locate_rows(gallery, np.where(numbers[place] == clicks, place, -1))
             clicks = clicks if len(np.unique(clicks)) > FEWEST else None  # too few to hold any out
         return replace(self, targets=gallery, clicks=clicks)
 
@@ -318,7 +318,7 @@ def _spooled(store: Scannable, clicks: np.ndarray) -> tuple[Vectors, dict[int | 
             first += len(batch.ids)
             yield batch.vectors
 
-    return spool(read(), "targets"), rows
+    return to_tempfile(read(), "targets"), rows
 
 
 LOOKED_AT, FEWEST = 1_000, 10

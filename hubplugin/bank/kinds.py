@@ -227,7 +227,8 @@ def _spacing(fit_input: FitInput) -> float:
         largest, nearest = fit_input.whole.largest, fit_input.whole.nearest
     else:
         top = TopK(SPACINGS + 1)
-        search(fit_input.surveyed, fit_input.require_targets("blend"), fit_input.metric, fit_input.compute.quiet, top)
+        targets, compute = fit_input.require_targets("blend"), fit_input.compute.without_progress
+        search(fit_input.surveyed, targets, fit_input.metric, compute, top)
         largest, nearest = top.scores[0], top.rows[0, :, 0]
     ratio, once = spacing_ratio(largest), np.unique(nearest, return_index=True)[1]
     return ratio if ratio <= LOG else spacing_ratio(largest[once])
@@ -355,4 +356,4 @@ def displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: C
 
 
 def _evenly(vectors: Vectors, most: int) -> np.ndarray:
-    return vectors.some(np.linspace(0, vectors.rows - 1, min(most, vectors.rows)).astype(int))
+    return vectors.select(np.linspace(0, vectors.rows - 1, min(most, vectors.rows)).astype(int))

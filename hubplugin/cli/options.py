@@ -92,9 +92,9 @@ def parameters_of(method: str, settings: list[str] | None) -> dict[str, Any]:
         if not equals:
             raise InputError(f"--set {setting!r}: expected NAME=VALUE, as in --set tau=0.05")
         parameters[name] = value  # text; the method's configuration parses and checks it
-    from hubplugin.methods import METHODS, configured
+    from hubplugin.methods import METHODS, build_method
 
-    configured(METHODS, method, parameters)
+    build_method(METHODS, method, parameters)
     return parameters
 
 

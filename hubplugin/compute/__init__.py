@@ -12,10 +12,10 @@ from hubplugin.compute.reductions import MeanOfLargest as MeanOfLargest
 from hubplugin.compute.reductions import count_larger as count_larger
 from hubplugin.compute.reductions import dot as dot
 from hubplugin.compute.reductions import find_answers as find_answers
-from hubplugin.compute.reductions import largest_similarities as largest_similarities
 from hubplugin.compute.reductions import nearest_targets as nearest_targets
 from hubplugin.compute.reductions import reaches as reaches
 from hubplugin.compute.reductions import reduce as reduce
+from hubplugin.compute.reductions import topk_similarities as topk_similarities
 from hubplugin.compute.search import TIE as TIE
 from hubplugin.compute.search import TopK as TopK
 from hubplugin.compute.search import TruthCounts as TruthCounts
@@ -26,5 +26,5 @@ from hubplugin.compute.similarities import Similarities as Similarities
 from hubplugin.compute.similarities import dense as dense
 from hubplugin.compute.sinkhorn import Columns as Columns
 from hubplugin.compute.sinkhorn import Scaling as Scaling
-from hubplugin.compute.sinkhorn import most_held as most_held
+from hubplugin.compute.sinkhorn import count_cacheable as count_cacheable
 from hubplugin.compute.sinkhorn import sinkhorn as sinkhorn

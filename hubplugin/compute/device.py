@@ -137,7 +137,7 @@ class Compute:
         return max(own, torch.cuda.get_device_properties(device).total_memory)
 
     @property
-    def quiet(self) -> Compute:
+    def without_progress(self) -> Compute:
         """The same, and nobody is told how far it is."""
         return replace(self, progress=None)
 

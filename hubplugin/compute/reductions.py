@@ -271,7 +271,7 @@ def find_answers(similarities: Similarities, columns: Sequence[Vectors]) -> Answ
     return Answers.of(*nearest_targets(similarities, columns))
 
 
-def largest_similarities(similarities: Similarities, targets: Vectors, k: int) -> np.ndarray:
+def topk_similarities(similarities: Similarities, targets: Vectors, k: int) -> np.ndarray:
     """The k largest similarities of every bank row, the largest first, in one pass: float64 [m, min(k, n)]."""
     library, most = similarities.library, None
     for tile in similarities.tiles(targets, "looking at the bank"):

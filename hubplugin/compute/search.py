@@ -15,7 +15,7 @@ from hubplugin.compute.device import Array, Compute, Library, host
 from hubplugin.compute.similarities import Similarities
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.vectors import BLOCK_ROWS, Vectors, as_vectors, prepared_blocks
+from hubplugin.vectors import BLOCK_ROWS, Vectors, as_vectors, prepare_blocks
 
 TIE = 8
 """Two scores tie where they differ by less than this many float steps at the size of the largest score: a
@@ -143,9 +143,9 @@ def search(
     for collector in collectors:
         collector.begin(len(offsets), queries, targets, metric)
     largest = np.abs(offsets).max()
-    quiet, asked, start = compute.quiet, as_vectors(queries, "queries"), 0
+    quiet, asked, start = compute.without_progress, as_vectors(queries, "queries"), 0
     of_prepared = Metric.DOT if metric is Metric.COSINE else metric
-    for block in prepared_blocks(targets, metric):
+    for block in prepare_blocks(targets, metric):
         similarities = Similarities(block, of_prepared, quiet)
         shifts = offsets[:, start : start + len(block)]
         for tile in similarities.tiles(asked, what):
@@ -169,7 +169,7 @@ def pair_scores(
     """
     result, start = np.empty(len(query_rows)), 0
     order = np.argsort(target_rows, kind="stable")
-    for block in prepared_blocks(targets, metric):
+    for block in prepare_blocks(targets, metric):
         first, last = np.searchsorted(target_rows[order], [start, start + len(block)])
         for pairs in np.array_split(order[first:last], max(1, (last - first) // BLOCK_ROWS)):
             q, t = queries[query_rows[pairs]], block[target_rows[pairs] - start]

@@ -16,7 +16,7 @@ import numpy as np
 from hubplugin.compute.device import Array, Compute, host, multiply
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric, unit_length
-from hubplugin.vectors import BLOCK_ROWS, Vectors, prepared_blocks
+from hubplugin.vectors import BLOCK_ROWS, Vectors, prepare_blocks
 
 CACHE_BYTES = 8 << 20
 """On a CPU a tile is at most this large, so that the reductions find it in cache. Measured: within 5 %
@@ -104,7 +104,7 @@ class Similarities:
         if self._origin is not None:
             origin = library.put(self._origin)
         if library.on_cpu:
-            for block in prepared_blocks(targets, self.metric, size):
+            for block in prepare_blocks(targets, self.metric, size):
                 moved = block if origin is None else block - self._origin
                 yield start, library.put(moved)
                 start += len(block)
@@ -119,7 +119,7 @@ class Similarities:
             yield start, block if origin is None else xp.astype(block, origin.dtype) - origin
             start += len(block)
         if bool(host(broken)):
-            for _ in prepared_blocks(targets, self.metric, size):  # which names the row
+            for _ in prepare_blocks(targets, self.metric, size):  # which names the row
                 pass
 
     def reached(self, levels: Array) -> Array:

@@ -76,7 +76,7 @@ class Exponentials:
     log_scale: Array
 
 
-def most_held(m: int, compute: Compute, tau: float) -> int:
+def count_cacheable(m: int, compute: Compute, tau: float) -> int:
     """How many targets find room beside a bank of m, so that one product serves all iterations."""
     return compute.bytes() // (m * (2 if tau <= HALF_LARGEST else 4))
 

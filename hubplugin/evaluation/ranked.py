@@ -21,12 +21,12 @@ from hubplugin.errors import InputError, Parameter, install
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names, as_true_ids, as_truth
 from hubplugin.jobs.naming import Naming, called
 from hubplugin.measures.retrieval import Ranks, Truth, rank_pairs
-from hubplugin.methods import METHODS, configured
+from hubplugin.methods import METHODS, build_method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap, Setting
 from hubplugin.rerank import QUERY_METHODS
 from hubplugin.store import Id, Store
-from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, numbers_of, places_in, prepared
+from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, locate_rows, original_rows, prepare
 
 RAW = "raw"
 
@@ -89,8 +89,8 @@ class RankedStore:
             raise InputError(f"k={k}: expected at least 1")
         if not store.count():
             raise InputError(f"{store.url} is empty; add vectors, then evaluate it")
-        asked = Directed.told(queries, store.metric)
-        self.queries = numbers_of(asked)
+        asked = Directed.of(queries, store.metric, log=True)
+        self.queries = original_rows(asked)
         self._store, self._queries, self._k, self._condition = store, asked.array(), k, condition
         self._searched = store if condition is None else store.filtered(condition)
         true = as_true_ids(truth, queries.rows, query_names)
@@ -223,7 +223,7 @@ def require_solvable(method: str, queries: int, targets: int) -> None:
 def among(truth: Truth, queries: Vectors, targets: Vectors) -> Truth:
     """The pairs of `truth` whose query and target are there, by their rows in `queries` and `targets`, which may lack
     zero vectors. Raises InputError where there is none."""
-    query_rows, target_rows = places_in(queries, truth.query_rows), places_in(targets, truth.target_rows)
+    query_rows, target_rows = locate_rows(queries, truth.query_rows), locate_rows(targets, truth.target_rows)
     there = (query_rows >= 0) & (target_rows >= 0)
     if not there.any():
         raise nothing_judged(f"{queries.name} or {targets.name}")
@@ -286,7 +286,7 @@ class RankedArrays:
                 f"{queries.name} have {queries.dim} dimensions, {whole.name} have {whole.dim}; embed both with the "
                 "same model"
             )
-        asked, gallery = Directed.told(queries, metric), Directed.told(whole, metric)
+        asked, gallery = Directed.of(queries, metric, log=True), Directed.of(whole, metric, log=True)
         if not 1 <= k <= gallery.rows:
             raise InputError(Parameter("k", k), f" is not between 1 and the {gallery.rows} targets of the gallery")
         for label in (label for label in models if label == RAW or not label.strip()):
@@ -295,10 +295,10 @@ class RankedArrays:
         self._targets, self._metric, self._compute = gallery, metric, compute
         self._bank = None if bank is None else Bank.of(bank).read(metric, compute, targets=gallery)
         self._truth = among(as_truth(truth, queries.rows, whole.rows, query_names, self._names), asked, gallery)
-        self._queries = prepared(asked, metric)
-        self.ids: Sequence[Id] = range(whole.rows) if gallery is whole else numbers_of(gallery).tolist()
+        self._queries = prepare(asked, metric)
+        self.ids: Sequence[Id] = range(whole.rows) if gallery is whole else original_rows(gallery).tolist()
         self.count: int | None = gallery.rows
-        self.queries, self.judged = numbers_of(asked), self._truth.judged
+        self.queries, self.judged = original_rows(asked), self._truth.judged
         if methods is None:
             dual = self._bank is not None and self._bank.target_bank is not None
             methods = [] if self._bank is None else [name for name in METHODS if name != "dualis" or dual]
@@ -327,8 +327,8 @@ class RankedArrays:
         if bank is None:
             raise InputError(f"method {name!r} needs example queries: pass ", Parameter("bank"))
         if name in METHODS:
-            return self._by_model(method, configured(METHODS, name, parameters).fit(bank))
-        query_dependent = configured(QUERY_METHODS, name, parameters)
+            return self._by_model(method, build_method(METHODS, name, parameters).fit(bank))
+        query_dependent = build_method(QUERY_METHODS, name, parameters)
         rule = query_dependent.rule(bank)
         kept = rule.keep(self._targets)
 
@@ -345,7 +345,7 @@ class RankedArrays:
         return Candidate(label, model.method, model.parameters, offsets, query_map=model.query_map)
 
     def _similarities(self, rows: slice) -> np.ndarray:
-        product = Similarities(self._queries[rows], self._metric, self._compute.quiet)
+        product = Similarities(self._queries[rows], self._metric, self._compute.without_progress)
         scores: np.ndarray = dense(product, self._targets)
         return scores
 

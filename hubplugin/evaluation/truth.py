@@ -16,7 +16,7 @@ import numpy as np
 from hubplugin.errors import InputError, Parameter, install
 from hubplugin.measures.retrieval import Truth
 from hubplugin.store import Id
-from hubplugin.vectors import SupportsArray, opened_npy, require_file
+from hubplugin.vectors import SupportsArray, open_npy, require_file
 
 Row: TypeAlias = int | np.integer[Any]
 
@@ -141,7 +141,7 @@ def _held(path: Path) -> Any:
     name = f"ground truth {path.name}"
     require_file(path, "ground truth")
     if path.suffix == ".npy":
-        return np.array(opened_npy(path, name))
+        return np.array(open_npy(path, name))
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

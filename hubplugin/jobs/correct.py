@@ -43,7 +43,7 @@ from hubplugin.jobs.write import (
     written,
 )
 from hubplugin.learning import Lesson, require_learnable, taught
-from hubplugin.methods import METHODS, FitInput, Method, configured
+from hubplugin.methods import METHODS, FitInput, Method, build_method
 from hubplugin.model import (
     Dot,
     GalleryStatistics,
@@ -104,7 +104,7 @@ def apply(
         return write(store, bank, force=force, compute=compute)
     if learn:
         require_learnable_in(store, learn, method, group_by, executor)
-    job = Job(store, configured(METHODS, method, parameters, apply), group_by, learn, force, dry_run)
+    job = Job(store, build_method(METHODS, method, parameters, apply), group_by, learn, force, dry_run)
     prepared, looked_at = job.read(bank, judged, compute)
     if require_executor(executor, shards) and (group_by is not None or prepared.clicks is not None):
         what = "clicks" if prepared.clicks is not None else "groups"
@@ -158,7 +158,7 @@ def refit(
         learn = old.query_map is not None
     if learn:
         require_learnable_in(store, learn, method or old.method, group_key(old), None)
-    configuration = _same(old, parameters) if method is None else configured(METHODS, method, parameters, refit)
+    configuration = _same(old, parameters) if method is None else build_method(METHODS, method, parameters, refit)
     job = Job(store, configuration, group_key(old), learn, force, dry_run, old)
     prepared, looked_at = job.read(Bank() if bank is None else bank, judged, compute)
     done, versus = _corrected(job, prepared, looked_at)
@@ -219,7 +219,7 @@ def _corrected(
         seen = None if job.force else require_kind(bank)
         lesson = taught(job.configuration, bank, judged) if job.learn else None
         if seen is not None:  # what would be applied is judged
-            method = job.configuration.resolved(bank) if lesson is None else lesson.how.offsets
+            method = job.configuration.resolve(bank) if lesson is None else lesson.how.offsets
             trial = check(bank, method, seen, None if lesson is None else lesson.how)
         versus = None if job.old is None else _versus(job, bank, job.old, lesson)
         logger.info("%s: fitting %s on %d bank queries", store.url, job.configuration.name, len(bank.query_bank))
@@ -247,7 +247,7 @@ def _versus(job: Job, bank: PreparedBank, old: OffsetModel, lesson: Lesson | Non
     learns without them: with one, they are tried on queries that the old model has not seen. Where there are few, both
     are tried as they are: they have seen the same. Raises CorrectionRefused where the new one is worse."""
     tried = folds_of(bank)
-    method = job.configuration.resolved(bank) if lesson is None else lesson.how.offsets
+    method = job.configuration.resolve(bank) if lesson is None else lesson.how.offsets
     new: Configuration = method if lesson is None else lesson.how
     if lesson is not None or old.query_map is not None:
         seen = {row.tobytes() for row in old.terms[0].bank.round(5) + 0.0}
@@ -315,7 +315,7 @@ def _cut_off(job: Job, bank: FitInput) -> OffsetModel | None:
     if correction is None or correction.active or job.learn:
         return None
     model = correction.model
-    same = job.configuration.made(model, bank) and group_key(model) == job.group_by and model.query_map is None
+    same = job.configuration.has_made(model, bank) and group_key(model) == job.group_by and model.query_map is None
     return model if same else None
 
 
@@ -324,7 +324,7 @@ def _same(model: OffsetModel, changes: dict[str, Setting]) -> Method:
     fields = METHODS[model.method].model_fields if model.method in METHODS else {}
     found = {name for name, field in fields.items() if field.default in (None, "auto")}
     own = {name: value for name, value in model.parameters.items() if name not in found}
-    return configured(METHODS, model.method, own | changes, refit)
+    return build_method(METHODS, model.method, own | changes, refit)
 
 
 def _not_worse(versus: OldVersusNew, force: bool) -> OldVersusNew:
@@ -358,7 +358,7 @@ def fit_within(
     With an `old` model also the margins of no correction, old and new in each group that is large enough; one that
     either model leaves neutral is tried without a correction there. Raises CorrectionRefused if no group is left.
     """
-    method = configuration.resolved(bank)
+    method = configuration.resolve(bank)
     fitted: dict[Value, OffsetModel] = {}
     neutral: dict[Value, str] = {}
     tried: dict[Value, Margins] = {}
@@ -371,7 +371,7 @@ def fit_within(
                 before = old.within(value) if value in old.groups else None
                 tried[value] = cross_validate([None, before, method], among, folds_of(among))
             if not force:
-                check(among, method.resolved(among), require_kind(among))
+                check(among, method.resolve(among), require_kind(among))
             fitted[value] = method.fit(among)
         except CorrectionRefused as refusal:
             neutral[value] = str(refusal).partition("; nothing was changed")[0]  # which holds for all of it or none

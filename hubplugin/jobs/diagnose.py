@@ -38,7 +38,7 @@ from hubplugin.metric import Metric
 from hubplugin.report import Hub, Plot, Report, Result, percent, plots, points
 from hubplugin.store import Id, Store
 from hubplugin.validation import OCCURRENCE, require_enough
-from hubplugin.vectors import Scannable, VectorLike, sampled, taken
+from hubplugin.vectors import Scannable, VectorLike, draw_sample, take_rows
 
 DEEP = 50
 """How many of the nearest are looked at for each query: five answers of ten."""
@@ -56,13 +56,13 @@ def findings(
 ) -> list[Finding]:
     """All causes, looked for. found [m, DEEP]: the rows that each bank query finds in the gallery, best first. ids_of:
     the ids of some rows, by which `texts` knows them."""
-    rng, quiet = np.random.default_rng(seed), replace(bank, compute=bank.compute.quiet)
+    rng, quiet = np.random.default_rng(seed), replace(bank, compute=bank.compute.without_progress)
     asking = np.sort(rng.permutation(len(nearest))[:QUERIES])
-    targets = sampled(bank.require_targets("blend"), TARGETS, bank.metric, rng)
+    targets = draw_sample(bank.require_targets("blend"), TARGETS, bank.metric, rng)
     lists = nearest[asking, :OCCURRENCE]
     rows, place = np.unique(lists, return_inverse=True)
     place = place.reshape(lists.shape)
-    vectors = taken(bank.require_targets("blend"), rows, bank.metric)
+    vectors = take_rows(bank.require_targets("blend"), rows, bank.metric)
     queries = bank.query_bank[asking]
     variance = float(targets.var(axis=0, dtype=np.float64).sum())  # half the mean squared distance of any two
     long = [np.linalg.norm(part, axis=1) for part in (vectors, targets)]
@@ -270,7 +270,7 @@ def diagnose(
     occurrence = k_occurrence(found[:, :OCCURRENCE], gallery.rows)
     causes = findings(prepared, found, texts, lambda rows: _ids_of(targets, rows), seed)
     default = configure("blend")
-    trial = judge_by(prepared, default.resolved(prepared), seed)
+    trial = judge_by(prepared, default.resolve(prepared), seed)
     lesson = taught(default, prepared) if learn else None
     logger.info("diagnosed")
     rows, never = hubs(occurrence, LISTED), pick_evenly(np.flatnonzero(occurrence == 0), LISTED)

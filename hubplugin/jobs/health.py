@@ -111,7 +111,7 @@ def _live(store: Store, correction: Correction, live: BankLike | None, compute: 
     if asked is None:
         return np.zeros((0, model.dim), np.float32)
     asked = Directed.of(asked, model.metric)
-    some = asked.some(np.sort(np.random.default_rng().permutation(asked.rows)[: 2 * SEEN]))
+    some = asked.select(np.sort(np.random.default_rng().permutation(asked.rows)[: 2 * SEEN]))
     if model.metric is Metric.COSINE:
         some = normalise(some, asked.name)
     known = {row.tobytes() for row in np.asarray(model.terms[0].bank, np.float32).round(5) + 0.0}
@@ -167,7 +167,7 @@ def counted(model: OffsetModel, bank: FitInput) -> OffsetModel:
     targets, queries = bank.require_targets(model.method), of_bank(model)
     if len(queries) < 2 or targets.rows <= OCCURRENCE:
         return model
-    quiet = bank.compute.quiet
+    quiet = bank.compute.without_progress
     offsets = model.fitted
     if offsets is None or len(offsets) != targets.rows:  # which lack zero vectors
         offsets = model.offsets(targets, compute=quiet)
@@ -181,4 +181,4 @@ def counted(model: OffsetModel, bank: FitInput) -> OffsetModel:
     raw, corrected = (k_occurrence(rows, targets.rows) for rows in rows_of_both)
     chance = skewness_by_chance(len(queries), OCCURRENCE, targets.rows)
     largest = float(corrected.max() / len(queries))
-    return model.having(hubness_at_fit=HubnessAtFit(len(queries), skewness(raw), skewness(corrected), chance, largest))
+    return model.replace(hubness_at_fit=HubnessAtFit(len(queries), skewness(raw), skewness(corrected), chance, largest))

@@ -22,9 +22,9 @@ from hubplugin.errors import HubpluginError, InputError, Parameter, StoreError, 
 from hubplugin.executors import Shard, Sharded, each
 from hubplugin.jobs.results import Applied, InvalidVectors, Removed
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, Value, group_key, unmapped, warn_if_swapped
+from hubplugin.model import OffsetModel, Value, group_key, refuse_query_map, warn_if_swapped
 from hubplugin.store import Answered, Batch, Id, Share, Store, StoreShard, Writing
-from hubplugin.vectors import Progress, Sliceable, Vectors, cannot_keep, spool
+from hubplugin.vectors import Progress, Sliceable, Vectors, cannot_keep, to_tempfile
 
 UNIT = 1e-2
 """How far from 1 the length of a vector may lie that counts as normalised; float16 keeps it within 1e-3."""
@@ -51,7 +51,7 @@ def offsets_of_all(
         if fitted is not None:
             return fitted[rows]
         some = batch if isinstance(rows, slice) else batch.some(rows)
-        return model.offsets(some.vectors, groups=some.groups, compute=compute.quiet)
+        return model.offsets(some.vectors, groups=some.groups, compute=compute.without_progress)
 
     with np.errstate(over="ignore", invalid="ignore"):
         lengths = np.linalg.norm(batch.vectors.astype(np.float64), axis=1)
@@ -149,8 +149,8 @@ class Members(Vectors):
         for first in range(0, self.rows, size):
             yield self._gallery.take(self.numbers[first : first + size])
 
-    def some(self, rows: np.ndarray) -> np.ndarray:
-        return self._checked(self._gallery.take(self.numbers[rows]), rows)
+    def select(self, rows: np.ndarray) -> np.ndarray:
+        return self._check(self._gallery.take(self.numbers[rows]), rows)
 
 
 class SpooledGallery:
@@ -164,7 +164,7 @@ class SpooledGallery:
         self._clicked = set() if clicked is None else set(clicked.tolist())
         self._lists = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with this object
         weakref.finalize(self, self._lists.close)
-        self.vectors = spool(self._read(store, progress, group_by), store.url, store.count())
+        self.vectors = to_tempfile(self._read(store, progress, group_by), store.url, store.count())
 
     def _read(self, store: Store, progress: Progress | None, group_by: str | None) -> Iterator[np.ndarray]:
         total, done = store.count(), 0
@@ -221,7 +221,7 @@ class ShardedStore:
     def write(self, share: Share, compute: Compute, what: str) -> Counts:
         """Reads all shards once, and writes the offsets that are missing or differ."""
         counts = Counts()
-        for part in each(self.executor, _WriteShard(share, compute.quiet, what), self.shards, compute, what):
+        for part in each(self.executor, _WriteShard(share, compute.without_progress, what), self.shards, compute, what):
             counts.add(part)
         return counts
 
@@ -302,7 +302,7 @@ def write(store: Store, model: OffsetModel, *, compute: Compute = Compute(), for
     gallery = None
     if model.gallery is None:
         gallery = SpooledGallery(store, compute.progress)
-        model = model.centred_on(gallery.vectors, compute=compute)
+        model = model.centre_on(gallery.vectors, compute=compute)
     return written(store, model, gallery, compute, force)
 
 
@@ -361,7 +361,7 @@ def require_match(model: OffsetModel, store: Store) -> None:
     """Raises InputError if `model` cannot give offsets to the vectors of `store`, or it has a map of queries that the
     store would leave out."""
     if model.query_map is not None and not store.maps_queries:
-        raise unmapped(store.url)
+        raise refuse_query_map(store.url)
     if model.dim != store.dim:
         raise InputError(f"the model has {model.dim} dimensions, {store.url} has {store.dim}; fit one on its vectors")
     if model.metric is not store.metric:

@@ -44,8 +44,8 @@ __all__ = [
     "FitInput",
     "Method",
     "Whole",
+    "build_method",
     "configure",
-    "configured",
     "spacing_ratio",
 ]
 
@@ -55,10 +55,10 @@ Configuration = TypeVar("Configuration", bound=BaseModel)
 
 def configure(method: str, **parameters: Setting) -> Method:
     """The method called `method` with `parameters`; raises InputError for an unknown name or a value out of range."""
-    return configured(METHODS, method, parameters)
+    return build_method(METHODS, method, parameters)
 
 
-def configured(
+def build_method(
     known: Mapping[str, type[Configuration]],
     method: str,
     parameters: Mapping[str, Setting],

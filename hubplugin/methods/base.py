@@ -17,12 +17,12 @@ from hubplugin.compute import (
     Similarities,
     dense,
     find_answers,
-    largest_similarities,
+    topk_similarities,
 )
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting, Term
-from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, fingerprint, prepared, sampled
+from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, draw_sample, fingerprint, prepare
 
 AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]
 """What becomes of the answers of bank queries, see `Method`."""
@@ -98,16 +98,16 @@ class FitInput:
         compute: Compute,
     ) -> Self:
         """The input as a user gave it, checked; raises InputError where it cannot be used."""
-        bank = Directed.held(as_vectors(query_bank, "query bank"), metric)
+        bank = Directed.load(as_vectors(query_bank, "query bank"), metric)
         gallery = None if targets is None else as_vectors(targets, "targets")
         second = None if target_bank is None else as_vectors(target_bank, "target bank")
         for other in (gallery, second):
             if other is not None:
                 _require_one_model(bank.name, bank.dim, other)
         return cls(
-            query_bank=prepared(bank, metric),
+            query_bank=prepare(bank, metric),
             targets=gallery,
-            target_bank=None if second is None else prepared(Directed.held(second, metric), metric),
+            target_bank=None if second is None else prepare(Directed.load(second, metric), metric),
             metric=metric,
             compute=compute,
         )
@@ -154,9 +154,9 @@ class FitInput:
     @cached_property
     def deviation(self) -> float:
         """The standard deviation of the similarities between bank and gallery, of a sample of both."""
-        sample = sampled(self.require_targets("blend"), SPREAD_SAMPLE, self.metric, np.random.default_rng(0))
+        sample = draw_sample(self.require_targets("blend"), SPREAD_SAMPLE, self.metric, np.random.default_rng(0))
         of_prepared = Metric.DOT if self.metric is Metric.COSINE else self.metric
-        similarities = Similarities(self.surveyed, of_prepared, self.compute.quiet)
+        similarities = Similarities(self.surveyed, of_prepared, self.compute.without_progress)
         return float(dense(similarities, as_vectors(sample, "targets")).std())
 
     @cached_property
@@ -168,7 +168,7 @@ class FitInput:
 
     def _spacing_ratio(self, targets: Vectors) -> float:
         similarities = Similarities(self.surveyed, self.metric, self.compute)
-        return spacing_ratio(largest_similarities(similarities, targets, SPACINGS + 1))
+        return spacing_ratio(topk_similarities(similarities, targets, SPACINGS + 1))
 
     @cached_property
     def answers_are_elsewhere(self) -> bool:
@@ -233,18 +233,18 @@ class Method(BaseModel, ABC):
         """By name, without those that are not set, and without `answers` where the method is the paper's."""
         return {key: value for key, value in self.model_dump(exclude_none=True).items() if (key, value) not in _UNSAID}
 
-    def resolved(self: Configuration, given: FitInput) -> Configuration:
+    def resolve(self: Configuration, given: FitInput) -> Configuration:
         """This configuration with a value in the place of all that depends on the bank and the gallery."""
-        found = self.found_in(given)
+        found = self.resolve_parameters(given)
         if self.answers == "auto":
             found["answers"] = "kept" if given.answers_are_elsewhere else "left out"
         return self.model_copy(update=found) if found else self
 
-    def found_in(self, given: FitInput) -> dict[str, Setting | None]:
+    def resolve_parameters(self, given: FitInput) -> dict[str, Setting | None]:
         """What a method of its own takes from bank and gallery, by parameter."""
         return {}
 
-    def answers_left_out(self, given: FitInput) -> Answers | None:
+    def find_answers_to_mask(self, given: FitInput) -> Answers | None:
         """What this leaves out of its sums, if anything. Of a resolved configuration."""
         if self.answers != "left out":
             return None
@@ -261,12 +261,12 @@ class Method(BaseModel, ABC):
 
     def model(self, given: FitInput) -> OffsetModel:
         """The model of these parameters on `given`, not centred."""
-        resolved = self.resolved(given)
+        resolved = self.resolve(given)
         return resolved._model(given, resolved.solve(given).terms)
 
     def raw_offsets(self, given: FitInput) -> np.ndarray:
         """What these parameters, fitted on `given`, give its targets, not centred: float64 [n]."""
-        resolved = self.resolved(given)
+        resolved = self.resolve(given)
         solution = resolved.solve(given)
         if solution.raw is not None:
             return solution.raw
@@ -281,7 +281,7 @@ class Method(BaseModel, ABC):
             bank_fingerprint=given.fingerprint,
         )
 
-    def made(self, model: OffsetModel, given: FitInput) -> bool:
+    def has_made(self, model: OffsetModel, given: FitInput) -> bool:
         """Whether `model` is what these parameters gave on the banks of `given`, whatever the targets were."""
         set_here = {key: value for key, value in self.parameters.items() if (key, value) != ("answers", "auto")}
         return (model.method, model.metric, model.bank_fingerprint) == (
@@ -292,13 +292,13 @@ class Method(BaseModel, ABC):
 
     def fit(self, given: FitInput) -> OffsetModel:
         """The model of these parameters on `given`, centred on its targets where it has some."""
-        resolved = self.resolved(given)
+        resolved = self.resolve(given)
         solution = resolved.solve(given)
         model = resolved._model(given, solution.terms)
         if given.gallery is None:
             return model
         raw = model.raw_offsets(given.gallery, given.compute) if solution.raw is None else solution.raw
-        model = model.centred_by(raw, given.gallery)
+        model = model.centre_by(raw, given.gallery)
         return model if given.whole is None else model.of_sample(given.whole.count)
 
 
@@ -310,5 +310,5 @@ class OnePassMethod(Method):
         """levels: those of `Answers` [m], where answers are left out."""
 
     def solve(self, given: FitInput) -> Solution:
-        answers = self.answers_left_out(given)
+        answers = self.find_answers_to_mask(given)
         return Solution(self.terms(given, None if answers is None else answers.levels))

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from hubplugin.methods.base import AnswersRule, FitInput, Method, Solution
 from hubplugin.methods.nearest import NearestNeighbourNormalisation
-from hubplugin.methods.sinkhorn import DualBankSinkhorn, Sample, resolved_sample
+from hubplugin.methods.sinkhorn import DualBankSinkhorn, Sample, resolve_sample
 from hubplugin.model import Setting, TopKMean
 
 SPREAD_SHARE = 0.5
@@ -45,14 +45,14 @@ class Blend(Method):
     sample: Sample = "auto"
     answers: AnswersRule = "auto"
 
-    def found_in(self, given: FitInput) -> dict[str, Setting | None]:
+    def resolve_parameters(self, given: FitInput) -> dict[str, Setting | None]:
         m = len(given.distinct)  # a query that is there twice says nothing more
         tau = SPREAD_SHARE * given.deviation if self.tau is None else self.tau
         strength = m / (m + HALF_STRENGTH) if self.strength is None else self.strength
         return {
             "tau": float(f"{max(tau, 1e-12):.4g}"),
             "strength": float(f"{strength:.4g}"),
-            "sample": resolved_sample(self.sample, given, tau),
+            "sample": resolve_sample(self.sample, given, tau),
         }
 
     def solve(self, given: FitInput) -> Solution:
@@ -65,7 +65,7 @@ class Blend(Method):
             scaled = tuple(replace(term, scale=self.strength * term.scale) for term in alone.terms)
             return Solution(scaled, None if alone.raw is None else self.strength * alone.raw)
         # The first product of the fit serves both terms.
-        first, raw, found = sinkhorn.scaled(given, self.k)
+        first, raw, found = sinkhorn.scale(given, self.k)
         of_first, of_second = self.strength * self.share, -self.strength * (1 - self.share) * self.alpha
         terms = (
             replace(first, scale=of_first * first.scale),

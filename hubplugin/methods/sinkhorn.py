@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 import numpy as np
 from pydantic import BeforeValidator, Field
 
-from hubplugin.compute import Columns, Scaling, Similarities, most_held, sinkhorn
+from hubplugin.compute import Columns, Scaling, Similarities, count_cacheable, sinkhorn
 from hubplugin.methods.base import FitInput, Method, Solution
 from hubplugin.model import LogSumExp, Setting
-from hubplugin.vectors import as_vectors, sampled
+from hubplugin.vectors import as_vectors, draw_sample
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +32,12 @@ Sample: TypeAlias = Annotated[
 """How many targets stand for the gallery while log alpha is sought, see `SinkhornNormalisation`; None is all."""
 
 
-def resolved_sample(sample: Sample, given: FitInput, tau: float) -> int | None:
+def resolve_sample(sample: Sample, given: FitInput, tau: float) -> int | None:
     """`sample` without "auto"."""
     if sample != "auto" or given.gallery is None:
         return None if sample == "auto" else sample
     n, second = given.gallery.rows, 0 if given.target_bank is None else len(given.target_bank)
-    held = most_held(len(given.query_bank), given.compute, tau) - second
+    held = count_cacheable(len(given.query_bank), given.compute, tau) - second
     if held >= LEAST_HELD:
         return None if n <= min(held, SAMPLED_ABOVE) else min(SAMPLE, held)
     return SAMPLE if n > SAMPLED_ABOVE else None
@@ -66,27 +66,27 @@ class SinkhornNormalisation(Method):
     iterations: int = Field(10, ge=1)
     sample: Sample = "auto"
 
-    def found_in(self, given: FitInput) -> dict[str, Setting | None]:
-        return {"sample": resolved_sample(self.sample, given, self.tau)}
+    def resolve_parameters(self, given: FitInput) -> dict[str, Setting | None]:
+        return {"sample": resolve_sample(self.sample, given, self.tau)}
 
     def solve(self, given: FitInput) -> Solution:
-        term, raw, _ = self.scaled(given)
+        term, raw, _ = self.scale(given)
         return Solution((term,), raw)
 
-    def scaled(self, given: FitInput, k: int | None = None) -> tuple[LogSumExp, np.ndarray | None, Scaling]:
+    def scale(self, given: FitInput, k: int | None = None) -> tuple[LogSumExp, np.ndarray | None, Scaling]:
         """The term, its values on the targets [n] where they came along the way, and what Sinkhorn found. k: with the
         mean of the k largest similarities of each target."""
         similarities = Similarities(given.query_bank, given.metric, given.compute)
         targets = given.require_targets(self.name)
-        answers = self.answers_left_out(given)
-        sample = resolved_sample(self.sample, given, self.tau)
+        answers = self.find_answers_to_mask(given)
+        sample = resolve_sample(self.sample, given, self.tau)
         is_sampled = sample is not None and sample < targets.rows
         mass = 1.0 if given.whole is None else given.whole.count / targets.rows
         if sample is not None and is_sampled:
             logger.warning(
                 "Sinkhorn runs on a sample of %d of %d targets; sample='all' takes all", sample, targets.rows
             )
-            drawn = sampled(targets, sample, given.metric, np.random.default_rng(0))
+            drawn = draw_sample(targets, sample, given.metric, np.random.default_rng(0))
             columns, k = [Columns(as_vectors(drawn, targets.name), mass * targets.rows / sample)], None
         else:
             columns = [Columns(targets, mass)]

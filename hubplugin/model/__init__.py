@@ -16,4 +16,4 @@ from hubplugin.model.offset_model import Value as Value
 from hubplugin.model.offset_model import load as load
 from hubplugin.model.offset_model import warn_if_swapped as warn_if_swapped
 from hubplugin.model.query_map import QueryMap as QueryMap
-from hubplugin.model.query_map import unmapped as unmapped
+from hubplugin.model.query_map import refuse_query_map as refuse_query_map

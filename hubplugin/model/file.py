@@ -103,7 +103,7 @@ def _check(header: Header, tensors: dict[str, np.ndarray], name: str) -> None:
 def read(path: str | os.PathLike[str]) -> bytes:
     """The content of the file `path`. Raises ModelFileError if it cannot be read."""
     try:
-        with atomic.opened(os.path.realpath(path)) as file:
+        with atomic.open_own(os.path.realpath(path)) as file:
             return file.read()
     except (OSError, ValueError) as error:
         raise ModelFileError(f"cannot read model file {os.fspath(path)!r}: {_reason(error)}") from None

@@ -12,7 +12,7 @@ from hubplugin.compute import Compute
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model.file import Header, are_numbers, is_number, require
-from hubplugin.model.offset_model import Dot, GalleryStatistics, LogSumExp, OffsetModel, Term, Value, capped
+from hubplugin.model.offset_model import Dot, GalleryStatistics, LogSumExp, OffsetModel, Term, Value, cap
 from hubplugin.vectors import VectorLike, as_vectors
 
 
@@ -77,7 +77,7 @@ class GroupedModel(OffsetModel):
             raw = np.zeros(len(vectors))
             raw[directed] = self.raw_offsets(vectors[directed], compute)
             for value, some in rows.items():
-                offsets[some] = capped(raw[some] - self.groups[value].centre, self.groups[value].gallery)
+                offsets[some] = cap(raw[some] - self.groups[value].centre, self.groups[value].gallery)
         else:
             for value, some in rows.items():
                 offsets[some] = self.within(value).offsets(vectors[some], compute=compute)

@@ -21,7 +21,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import file
 from hubplugin.model.file import LARGEST, Header, are_numbers, is_number, require
 from hubplugin.model.query_map import QueryMap
-from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, prepared
+from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, prepare
 
 if TYPE_CHECKING:
     from hubplugin.compute import LogSum, MeanOfLargest
@@ -258,14 +258,14 @@ class OffsetModel:
         compute = compute.for_products(vectors.rows * sum(term.bank.size for term in self.terms))
         if not compute.library().on_cpu:  # a card is through before they are looked through for zero vectors
             with suppress(ZeroVector):
-                return capped(self.raw_offsets(vectors, compute) - self.centre, self.gallery)
+                return cap(self.raw_offsets(vectors, compute) - self.centre, self.gallery)
         offsets = np.zeros(vectors.rows, np.float32)
         try:
             directed = Directed.of(vectors, self.metric)
         except EmptyInput:
             return offsets
         rows = directed.numbers if isinstance(directed, Directed) and directed is not vectors else slice(None)
-        offsets[rows] = capped(self.raw_offsets(directed, compute) - self.centre, self.gallery)
+        offsets[rows] = cap(self.raw_offsets(directed, compute) - self.centre, self.gallery)
         return offsets
 
     def _asked(self, term: Term) -> np.ndarray:
@@ -282,27 +282,27 @@ class OffsetModel:
         vectors = as_vectors(queries, "queries")
         if vectors.dim != self.dim:
             raise InputError(f"queries have {vectors.dim} dimensions, the query bank of this model has {self.dim}")
-        asked = prepared(vectors, self.metric)
+        asked = prepare(vectors, self.metric)
         return asked if self.query_map is None else self.query_map(asked)
 
-    def having(self, **changes: Any) -> OffsetModel:
+    def replace(self, **changes: Any) -> OffsetModel:
         """This model with another `hubness_at_fit`, on which its raw offsets do not depend; or with a `query_map` and
         the `terms` that give the same raw offsets with it."""
         model = replace(self, **changes)
         object.__setattr__(model, "fitted", self.fitted)
         return model
 
-    def centred_on(self, targets: VectorLike, *, compute: Compute = Compute()) -> OffsetModel:
+    def centre_on(self, targets: VectorLike, *, compute: Compute = Compute()) -> OffsetModel:
         """This model with offsets of mean 0 over `targets` [n, d], and their statistics."""
         vectors = Directed.of(as_vectors(targets, "targets"), self.metric)
-        return self.centred_by(self.raw_offsets(vectors, compute), vectors)
+        return self.centre_by(self.raw_offsets(vectors, compute), vectors)
 
-    def centred_by(self, raw: np.ndarray, targets: Vectors) -> OffsetModel:
-        """`centred_on` for whoever knows the raw offsets of the targets: float64 [n]."""
+    def centre_by(self, raw: np.ndarray, targets: Vectors) -> OffsetModel:
+        """`centre_on` for whoever knows the raw offsets of the targets: float64 [n]."""
         centre = float(self._checked(raw).mean())
         centred = raw - centre
         statistics = GalleryStatistics(len(raw), float(centred.min()), float(centred.max()), float(centred.std()))
-        centred_model, fitted = replace(self, centre=centre, gallery=statistics), capped(centred, statistics)
+        centred_model, fitted = replace(self, centre=centre, gallery=statistics), cap(centred, statistics)
         fitted = targets.of_source(fitted) if isinstance(targets, Directed) else fitted
         fitted.flags.writeable = False
         object.__setattr__(centred_model, "fitted", fitted)
@@ -318,7 +318,7 @@ class OffsetModel:
 
         Raises InputError if k is not in 1 ... n, or a term has no bank of examples (`dn`).
         """
-        from hubplugin.compute import Similarities, largest_similarities
+        from hubplugin.compute import Similarities, topk_similarities
 
         vectors = as_vectors(targets, "targets")
         if not 1 <= k <= vectors.rows:
@@ -326,10 +326,10 @@ class OffsetModel:
         if any(isinstance(term, Dot) for term in self.terms):
             raise InputError(f"method {self.method!r} keeps the mean of its bank only, so it has no activation set")
         banks = [Similarities(self._asked(term), self.metric, compute) for term in self.terms]
-        thresholds = [largest_similarities(bank, vectors, k)[:, -1] for bank in banks]
+        thresholds = [topk_similarities(bank, vectors, k)[:, -1] for bank in banks]
         return replace(self, activation=Activation(k, tuple(thresholds)))
 
-    def activated(self, targets: VectorLike, *, compute: Compute = Compute()) -> np.ndarray:
+    def is_activated(self, targets: VectorLike, *, compute: Compute = Compute()) -> np.ndarray:
         """Which of `targets` [n, d] are in the activation set, seen by the fit or not: bool [n]."""
         from hubplugin.compute import Similarities, reaches
 
@@ -494,7 +494,7 @@ class OffsetModel:
         return f"OffsetModel({self._described}, {self.metric.value}, {bank}{fitted}{learned})"
 
 
-def capped(offsets: np.ndarray, gallery: GalleryStatistics | None) -> np.ndarray:
+def cap(offsets: np.ndarray, gallery: GalleryStatistics | None) -> np.ndarray:
     """Centred offsets, none above the cap of their gallery: float32 [n]."""
     capped = offsets if gallery is None else np.minimum(offsets, gallery.cap)
     return capped.astype(np.float32)

@@ -60,7 +60,7 @@ class QueryMap:
         return mapped
 
 
-def unmapped(what: str) -> InputError:
+def refuse_query_map(what: str) -> InputError:
     """Says that `what` does not apply the query map of a model, where offsets alone would rank otherwise in silence."""
     return InputError(
         f"this model has a query map (learn=True), which {what} does not apply; fit it without learn, or search with "

@@ -60,22 +60,22 @@ class Vectors(ABC):
         """
         row = 0
         for raw in self.raw_blocks(size):
-            yield self._checked(raw, range(row, row + len(raw)))
+            yield self._check(raw, range(row, row + len(raw)))
             row += len(raw)
         if row != self.rows:
             raise InputError(f"{self.name}: expected {self.rows} rows, read {row}; the source changed while being read")
 
-    def some(self, rows: np.ndarray) -> np.ndarray:
+    def select(self, rows: np.ndarray) -> np.ndarray:
         """The vectors of some `rows`, which ascend, as `blocks` gives them: float32 [len(rows), dim]. One pass, of
         which only these are kept and checked."""
         parts, start = [], 0
         for raw in self.raw_blocks(BLOCK_ROWS):
             inside = rows[(rows >= start) & (rows < start + len(raw))]
-            parts.append(self._checked(raw[inside - start], inside))
+            parts.append(self._check(raw[inside - start], inside))
             start += len(raw)
         return np.concatenate(parts)
 
-    def _checked(self, raw: np.ndarray, numbers: range | np.ndarray) -> np.ndarray:
+    def _check(self, raw: np.ndarray, numbers: range | np.ndarray) -> np.ndarray:
         """Rows as `blocks` gives them; `numbers` is what errors call them."""
         if raw.ndim != 2 or raw.shape[1] != self.dim:
             raise InputError(f"{self.name}: mixed dimensions: expected {self.dim}, found shape {raw.shape}")
@@ -112,8 +112,8 @@ class Sliceable(Vectors):
         """Some rows, as they lie there: a slice of them, or those of some numbers."""
         return self._to_numpy(self._source[rows])
 
-    def some(self, rows: np.ndarray) -> np.ndarray:
-        return self._checked(self.take(rows), rows)  # without reading the others
+    def select(self, rows: np.ndarray) -> np.ndarray:
+        return self._check(self.take(rows), rows)  # without reading the others
 
 
 class Directed(Vectors):
@@ -126,27 +126,26 @@ class Directed(Vectors):
         self._source, self.numbers = source, numbers
 
     @staticmethod
-    def of(vectors: Vectors, metric: Metric) -> Vectors:
-        """`vectors` without zero vectors where the metric is cosine, under which these can be compared with nothing."""
+    def of(vectors: Vectors, metric: Metric, *, log: bool = False) -> Vectors:
+        """`vectors` without zero vectors where the metric is cosine, under which these can be compared with nothing.
+        log: write to the log how many there were."""
         if metric is not Metric.COSINE or isinstance(vectors, Directed):
             return vectors
-        there = np.concatenate([block.any(axis=1) for block in vectors.blocks()])
-        return vectors if there.all() else Directed(vectors, np.flatnonzero(there))
+        has_direction = np.concatenate([block.any(axis=1) for block in vectors.blocks()])
+        if has_direction.all():
+            return vectors
+        directed = Directed(vectors, np.flatnonzero(has_direction))
+        if log:
+            count = directed.left_out
+            logger.warning("%s: %d zero vectors, which have no direction, are left out", directed.name, count)
+        return directed
 
     @staticmethod
-    def held(bank: Vectors, metric: Metric) -> Vectors:
-        """`told` of a bank, which is read once, into memory."""
+    def load(bank: Vectors, metric: Metric) -> Vectors:
+        """`of` a bank, which is read once, into memory; the log has the number of zero vectors."""
         if metric is not Metric.COSINE or isinstance(bank, Directed):
             return bank
-        return Directed.told(from_array(bank.array(), bank.name), metric)
-
-    @staticmethod
-    def told(vectors: Vectors, metric: Metric) -> Vectors:
-        """`of`, which counts in the log what it leaves out of `vectors`."""
-        found = Directed.of(vectors, metric)
-        if isinstance(found, Directed) and found is not vectors:
-            logger.warning("%s: %d zero vectors, which have no direction, are left out", found.name, found.left_out)
-        return found
+        return Directed.of(from_array(bank.array(), bank.name), metric, log=True)
 
     @property
     def left_out(self) -> int:
@@ -161,8 +160,8 @@ class Directed(Vectors):
                 yield raw[self.numbers[first:last] - start]
             start += len(raw)
 
-    def some(self, rows: np.ndarray) -> np.ndarray:
-        return self._source.some(self.numbers[rows])
+    def select(self, rows: np.ndarray) -> np.ndarray:
+        return self._source.select(self.numbers[rows])
 
     def of_source(self, values: np.ndarray) -> np.ndarray:
         """`values` [rows] as those of the whole source, with 0 for zero vectors."""
@@ -176,47 +175,47 @@ class Directed(Vectors):
         return np.where(self.numbers[place] == rows, place, -1)
 
 
-def numbers_of(vectors: Vectors) -> np.ndarray:
+def original_rows(vectors: Vectors) -> np.ndarray:
     """The numbers that the rows of `vectors` had before zero vectors were left out: int [n]."""
     return vectors.numbers if isinstance(vectors, Directed) else np.arange(vectors.rows)
 
 
-def places_in(vectors: Vectors | None, rows: np.ndarray) -> np.ndarray:
+def locate_rows(vectors: Vectors | None, rows: np.ndarray) -> np.ndarray:
     """Where the `rows` of before are in `vectors`, which may lack zero vectors: int [n], -1 for nothing."""
     return vectors.places(rows) if isinstance(vectors, Directed) else rows
 
 
-def prepared_blocks(vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
+def prepare_blocks(vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
     """Checked blocks of `vectors`, at unit length where the metric is cosine."""
     row = 0
     for block in vectors.blocks(size):
-        yield _prepared(block, vectors.name, range(row, row + len(block)), metric)
+        yield _prepare(block, vectors.name, range(row, row + len(block)), metric)
         row += len(block)
 
 
-def prepared(vectors: Vectors, metric: Metric) -> np.ndarray:
+def prepare(vectors: Vectors, metric: Metric) -> np.ndarray:
     """All of a bank, checked and at unit length where the metric is cosine: float32 [m, d]."""
-    return np.concatenate(list(prepared_blocks(vectors, metric)))
+    return np.concatenate(list(prepare_blocks(vectors, metric)))
 
 
-def sampled(vectors: Vectors, count: int, metric: Metric, rng: np.random.Generator) -> np.ndarray:
+def draw_sample(vectors: Vectors, count: int, metric: Metric, rng: np.random.Generator) -> np.ndarray:
     """At most `count` rows at random, in order, prepared, but for those without a direction where the metric asks for
     one: float32 [min(count, n), d]."""
-    rows = vectors.some(np.sort(rng.permutation(vectors.rows)[:count]))
+    rows = vectors.select(np.sort(rng.permutation(vectors.rows)[:count]))
     return normalise(rows[rows.any(axis=1)], vectors.name) if metric is Metric.COSINE else rows
 
 
-def taken(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
+def take_rows(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
     """The given rows, prepared: float32 [len(rows), d]. `rows` are ascending; the others are not read where the source
     can be read row by row."""
-    return _prepared(vectors.some(rows), vectors.name, rows, metric)
+    return _prepare(vectors.select(rows), vectors.name, rows, metric)
 
 
-def _prepared(block: np.ndarray, name: str, numbers: range | np.ndarray, metric: Metric) -> np.ndarray:
+def _prepare(block: np.ndarray, name: str, numbers: range | np.ndarray, metric: Metric) -> np.ndarray:
     return normalise(block, name, numbers) if metric is Metric.COSINE else block
 
 
-def spool(blocks: Iterable[np.ndarray], name: str, expected: int = 0) -> Sliceable:
+def to_tempfile(blocks: Iterable[np.ndarray], name: str, expected: int = 0) -> Sliceable:
     """Blocks that can be read only once, kept in a temporary file that is read as often as needed.
 
     The file has no name and goes with the returned object, or with the process; memory holds one block whatever the
@@ -268,14 +267,14 @@ def from_array(array: np.ndarray, name: str) -> Vectors:
     if array.dtype.kind in "UST" or (array.dtype.kind == "O" and array.size and isinstance(array.flat[0], str)):
         raise only_texts(name, "is made of texts")
     if array.dtype.kind == "O" and array.ndim == 1 and array.size:  # the column of a table: one vector a row
-        array = _stacked(array, name)
+        array = _stack(array, name)
     if array.dtype.kind not in "fiu":
         what = "an object array" if array.dtype.kind == "O" else f"an array of {array.dtype}"
         raise InputError(f"{name} is {what}; expected floats or integers in a matrix [rows, d]")
     return Sliceable(name, array, array.shape, np.asarray)
 
 
-def _stacked(rows: np.ndarray, name: str) -> np.ndarray:
+def _stack(rows: np.ndarray, name: str) -> np.ndarray:
     """The vectors that are the elements of `rows` [n], as a matrix [n, d]."""
     try:
         vectors = [np.asarray(row) for row in rows]
@@ -346,7 +345,7 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
     if torch is not None and isinstance(source, torch.Tensor):
         return from_tensor(source, name)
     if isinstance(source, Scannable):
-        return spool((batch.vectors for batch in source.scan()), name)
+        return to_tempfile((batch.vectors for batch in source.scan()), name)
     if np.ma.is_masked(source):
         raise InputError(f"{name} is a masked array with values that are masked; remove those rows or fill them")
     try:
@@ -394,11 +393,11 @@ class _Parquet(Vectors):
         values = types[self._column].value_type
         if not (pa.types.is_floating(values) or pa.types.is_integer(values)):
             raise InputError(f"{name}: column {self._column!r} has lists of {values}; expected floats or integers")
-        _require_plausible(name, path, self._unpacked_bytes(values.bit_width // 8))
+        _require_plausible(name, path, self._count_bytes(values.bit_width // 8))
         first = next(self.raw_blocks(1), np.empty((0, 0)))
         super().__init__(name, self._file.metadata.num_rows, first.shape[1])
 
-    def _unpacked_bytes(self, width: int) -> int:
+    def _count_bytes(self, width: int) -> int:
         """What the file says that its column holds, `width` bytes a value."""
         metadata, total = self._file.metadata, 0
         for group in range(metadata.num_row_groups):
@@ -473,10 +472,10 @@ def from_file(text: str, name: str) -> Vectors:
 
 
 def _from_npy(name: str, path: Path, part: str | None) -> Vectors:
-    return from_array(opened_npy(path, name), name)
+    return from_array(open_npy(path, name), name)
 
 
-def opened_npy(path: Path, name: str) -> np.ndarray:
+def open_npy(path: Path, name: str) -> np.ndarray:
     """The array in the .npy file `path`, mapped; raises InputError where it is none, or one of pickled objects."""
     require_file(path, name)
     try:

@@ -11,8 +11,8 @@ from hubplugin.compute import (
     LeftOut,
     MeanOfLargest,
     Similarities,
-    largest_similarities,
     reduce,
+    topk_similarities,
 )
 from hubplugin.compute.reductions import SMALLEST_LOG
 from hubplugin.methods import spacing_ratio
@@ -163,7 +163,7 @@ def test_the_largest_similarities_of_bank_rows_are_those_of_a_sort(metric, memor
     bank, targets = made(n=3_000)
     unit = normalise(bank, "bank") if metric == "cosine" else bank
     similarities = Similarities(unit, Metric(metric), Compute(memory=memory))
-    found = largest_similarities(similarities, as_vectors(targets, "targets"), 11)
+    found = topk_similarities(similarities, as_vectors(targets, "targets"), 11)
     s = similarity(bank, targets, metric)
     np.testing.assert_allclose(found, np.sort(s, axis=1)[:, ::-1][:, :11], atol=1e-4)
 

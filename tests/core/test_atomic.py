@@ -62,7 +62,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
     assert files(tmp_path) == {"victim": b"precious", "file": b"content"}
 
 
-@pytest.mark.parametrize("use", [atomic.opened, hubplugin.load, lambda path: atomic.write(path, b"")])
+@pytest.mark.parametrize("use", [atomic.open_own, hubplugin.load, lambda path: atomic.write(path, b"")])
 def test_a_pipe_is_neither_waited_for_nor_replaced(tmp_path, use):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises((OSError, HubpluginError), match="it is no regular file"):
@@ -74,7 +74,7 @@ def test_a_pipe_is_neither_waited_for_nor_replaced(tmp_path, use):
 def test_no_link_is_opened_as_a_file_of_our_own(tmp_path, flags):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(OSError, match="it is a link"):
-        atomic.opened(tmp_path / "link", flags)
+        atomic.open_own(tmp_path / "link", flags)
     assert not (tmp_path / "nowhere").exists()
 
 

@@ -68,7 +68,7 @@ def test_a_fit_without_targets_is_centred_when_it_is_given_some(rng):
     late = hubplugin.fit(None, bank, "is")
     assert late.gallery is None
     early = hubplugin.fit(targets, bank, "is")
-    np.testing.assert_array_equal(late.centred_on(targets).offsets(targets), early.offsets(targets))
+    np.testing.assert_array_equal(late.centre_on(targets).offsets(targets), early.offsets(targets))
 
 
 def test_progress_counts_up_to_the_whole(rng):

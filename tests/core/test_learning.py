@@ -105,7 +105,7 @@ def test_a_low_temperature_serves_queries_that_a_map_makes_longer(method, asked)
 def test_a_trial_maps_what_it_holds_out_by_what_the_others_teach(asked):
     targets, queries, answers = asked
     given = hubplugin.Bank(queries, answers).prepare("cosine", Compute("cpu")).against(targets)
-    method = hubplugin.methods.METHODS["blend"]().resolved(given)
+    method = hubplugin.methods.METHODS["blend"]().resolve(given)
     how, folds, sample = learning.Learning(method, 0.5, 0.07), folds_of(given), sample_of(given)
     model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
     _, learned, old = cross_validate([None, how, model], given, folds).right
@@ -316,7 +316,7 @@ def test_a_file_has_the_map(asked, tmp_path):
     assert (again.query_map.strength, again.query_map.pairs) == (model.query_map.strength, PAIRS)
     assert again.fingerprint == model.fingerprint
     assert f"queries mapped by {PAIRS} pairs" in repr(again)
-    plain = model.having(query_map=None)
+    plain = model.replace(query_map=None)
     assert plain.fingerprint != model.fingerprint
 
 

@@ -162,7 +162,7 @@ def test_a_file_that_no_fit_writes_is_refused_when_it_is_read_though_its_checksu
     kind, change = HOSTILE[what]
     model, targets = fitted(kind if kind in METHODS else "is")
     if kind == "map":
-        model = model.having(query_map=QueryMap(np.eye(6, dtype=np.float32) / 10, 0.5, 10))
+        model = model.replace(query_map=QueryMap(np.eye(6, dtype=np.float32) / 10, 0.5, 10))
     if kind == "activation":
         model = model.with_activation(targets)
     if kind == "groups":

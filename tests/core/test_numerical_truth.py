@@ -114,7 +114,7 @@ def test_a_bank_that_a_query_map_makes_longer_overflows_nothing(stretch, rng):
     bank = np.concatenate([targets[:40], rng.normal(size=(200, 16)).astype(np.float32)])
     model = hubplugin.fit(targets, bank, "is", tau=0.017)
     stretched = QueryMap((stretch * np.eye(16)).astype(np.float32), 1.0, 200)
-    found = replace(model, query_map=stretched).centred_on(targets).offsets(targets)
+    found = replace(model, query_map=stretched).centre_on(targets).offsets(targets)
     raw = (1 + stretch) * formulas.similarity(bank, targets, "cosine") / 0.017
     expected = -0.017 * np.logaddexp.reduce(raw, axis=0)
     np.testing.assert_allclose(found, expected - expected.mean(), rtol=0, atol=1e-5)

@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 
 import hubplugin
 from hubplugin.metric import Metric
-from hubplugin.vectors import as_vectors, prepared, spool, taken
+from hubplugin.vectors import as_vectors, prepare, take_rows, to_tempfile
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) - 5
 
@@ -100,7 +100,7 @@ def test_files_are_read_in_blocks_and_truncated_ones_refused(suffix, write, tmp_
     assert [len(block) for block in blocks] in ([3, 1], [3, 1, 0])
     for _ in range(2):  # as often as needed
         np.testing.assert_array_equal(vectors.array(), X)
-        np.testing.assert_array_equal(vectors.some(np.array([0, 3])), X[[0, 3]])
+        np.testing.assert_array_equal(vectors.select(np.array([0, 3])), X[[0, 3]])
     path.write_bytes(path.read_bytes()[:-7])
     assert "damaged or truncated" in refusal(path)
 
@@ -224,21 +224,21 @@ def test_the_first_row_that_is_not_finite_is_named(bad):
 def test_a_zero_vector_is_refused_under_cosine_alone():
     x = np.ones((20_000, 2), np.float32)
     x[17_000] = 0
-    assert len(prepared(as_vectors(x), Metric.DOT)) == 20_000
+    assert len(prepare(as_vectors(x), Metric.DOT)) == 20_000
     with pytest.raises(hubplugin.InputError, match="row 17000 is a zero vector"):
-        prepared(as_vectors(x), Metric.COSINE)
+        prepare(as_vectors(x), Metric.COSINE)
 
 
-@pytest.mark.parametrize("source", [np.asarray, torch.from_numpy, lambda x: spool([x], "x")])
+@pytest.mark.parametrize("source", [np.asarray, torch.from_numpy, lambda x: to_tempfile([x], "x")])
 def test_of_some_rows_the_others_are_not_looked_at(source):
     x = np.ones((20_000, 2), np.float32)
     x[5_000] = np.nan
     x[17_000] = 0
     vectors = as_vectors(source(x), "x")
-    assert len(taken(vectors, np.array([4_999, 5_001]), Metric.COSINE)) == 2
+    assert len(take_rows(vectors, np.array([4_999, 5_001]), Metric.COSINE)) == 2
     for rows, says in (([4, 5_000], "row 5000 holds a value that is NaN"), ([4, 17_000], "row 17000 is a zero vector")):
         with pytest.raises(hubplugin.InputError, match=says):
-            taken(vectors, np.array(rows), Metric.COSINE)
+            take_rows(vectors, np.array(rows), Metric.COSINE)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_blocks_that_can_be_read_once_are_spooled_and_leave_no_file_and_none_ope
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     warnings.simplefilter("always", ResourceWarning)
     np.savez(tmp_path / "x.npz", X)
-    for vectors in (spool(iter([X, X + 1]), "gallery"), as_vectors(tmp_path / "x.npz")):
+    for vectors in (to_tempfile(iter([X, X + 1]), "gallery"), as_vectors(tmp_path / "x.npz")):
         assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]  # not even while it is read: a kill leaves none
         for _ in range(2):
             np.testing.assert_array_equal(vectors.array(), np.concatenate([X, X + 1])[: vectors.rows])
@@ -295,7 +295,7 @@ def test_a_gallery_for_which_the_disk_has_no_room_is_refused(monkeypatch):
     monkeypatch.setattr(tempfile, "TemporaryFile", partial(open, "/dev/full", "wb"))
     needed = rf"No space left on device; at least {X.nbytes} bytes are needed and [\d,]+ are free; set"
     with pytest.raises(hubplugin.InputError, match=needed):
-        spool(iter([X]), "gallery")
+        to_tempfile(iter([X]), "gallery")
 
 
 def test_bank_and_targets_of_different_dimensions_are_both_named():
@@ -310,5 +310,5 @@ def test_bank_and_targets_of_different_dimensions_are_both_named():
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e20, 1e38])
 def test_vectors_of_any_length_that_float32_holds_have_a_direction(scale):
     x = np.array([[3, 4], [3 * scale / 4, scale], [1, 0]], np.float32)
-    unit = prepared(as_vectors(x), Metric.COSINE)
+    unit = prepare(as_vectors(x), Metric.COSINE)
     np.testing.assert_allclose(unit, [[0.6, 0.8], [0.6, 0.8], [1, 0]], rtol=2e-7)

@@ -66,7 +66,7 @@ def test_a_model_with_a_query_map_is_ranked_by_mapped_queries_beside_others(scen
     targets, queries = scene["targets"], scene["queries"]
     plain = hubplugin.fit(targets, scene["bank"], "is")
     step = (0.2 * rng.normal(size=(12, 12))).astype(np.float32)
-    mapped = replace(plain, query_map=QueryMap(step, 1.0, 200)).centred_on(targets)
+    mapped = replace(plain, query_map=QueryMap(step, 1.0, 200)).centre_on(targets)
     found = hubplugin.evaluate(
         targets, queries=queries, methods=[], models={"mapped": mapped, "plain": plain}, metric="cosine"
     )

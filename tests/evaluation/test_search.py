@@ -8,7 +8,7 @@ import pytest
 
 from hubplugin.compute import Compute, TopK, TruthCounts, search
 from hubplugin.metric import Metric
-from hubplugin.vectors import as_vectors, prepared
+from hubplugin.vectors import as_vectors, prepare
 from tests.core.formulas import similarity
 
 METRICS = ["cosine", "dot", "euclidean"]
@@ -16,7 +16,7 @@ METRICS = ["cosine", "dot", "euclidean"]
 
 def run(queries, targets, metric, *collectors, **kwargs):
     metric = Metric(metric)
-    bank = prepared(as_vectors(queries, "queries"), metric)
+    bank = prepare(as_vectors(queries, "queries"), metric)
     search(bank, as_vectors(targets, "targets"), metric, Compute("cpu", "1MiB"), *collectors, **kwargs)
 
 
@@ -86,7 +86,7 @@ import numpy as np
 from hubplugin import Compute
 from hubplugin.metric import Metric
 from hubplugin.compute import TopK, TruthCounts, search
-from hubplugin.vectors import (as_vectors, prepared)
+from hubplugin.vectors import (as_vectors, prepare)
 rng = np.random.default_rng(0)
 queries = rng.normal(size=(4_000, 8)).astype(np.float32)
 targets = as_vectors(rng.normal(size=(100_000, 8)).astype(np.float32), "targets")

@@ -25,7 +25,7 @@ def model_of(vectors: np.ndarray, rng: np.random.Generator) -> hubplugin.OffsetM
     bank = cases.unit(rng.normal(size=(200, D)))
     step = (0.4 * rng.normal(size=(D, D))).astype(np.float32)
     model = hubplugin.fit(vectors, bank, "csls", answers="kept")
-    return replace(model, query_map=QueryMap(step, 1.0, 200)).centred_on(vectors)
+    return replace(model, query_map=QueryMap(step, 1.0, 200)).centre_on(vectors)
 
 
 def expected(model: hubplugin.OffsetModel, queries: np.ndarray, vectors: np.ndarray) -> np.ndarray:
@@ -167,7 +167,7 @@ def test_a_file_with_a_map_is_amended_and_rolled_back(kind, metric, rng, tmp_pat
     file = cases.written(tmp_path / "x.faiss", case.index)
     store = hubplugin.open_store(f"faiss:{file}?metric=cosine")
     first = hubplugin.fit(store, case.queries + 0.1, "nnn", k=5)
-    mapped = replace(model_of(case.vectors, rng), bank_fingerprint="mapped").centred_on(store)
+    mapped = replace(model_of(case.vectors, rng), bank_fingerprint="mapped").centre_on(store)
     hubplugin.apply(store, first, force=True)
     hubplugin.apply(store, mapped, force=True)
     index, model = hubplugin_faiss.read_index(file)

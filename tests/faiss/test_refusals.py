@@ -134,7 +134,7 @@ def test_downgrade_and_add_need_an_upgraded_index():
         ("IDMap2,Flat", {"vectors": X, "model_or_offsets": OFFSETS}, "has ids of its own: pass ids="),
         ("IDMap2,Flat", {"vectors": X, "model_or_offsets": OFFSETS, "ids": np.arange(4)}, "ids of shape (4,)"),
         ("Flat", {"vectors": 3 * X, "model_or_offsets": fitted("cosine")}, "row 0 has length 3"),
-        ("Flat", {"vectors": X, "model_or_offsets": hubplugin.fit(None, X, "is")}, "model = model.centred_on(targets)"),
+        ("Flat", {"vectors": X, "model_or_offsets": hubplugin.fit(None, X, "is")}, "model = model.centre_on(targets)"),
     ],
 )
 def test_what_cannot_be_added_is_refused_and_nothing_is_added(kind, arguments, says):

@@ -48,10 +48,10 @@ def test_a_query_map_is_part_of_the_ranking_that_is_certified(metric, dynamic, r
     case = cases.made("Flat", metric)
     step = (0.2 * rng.normal(size=(24, 24))).astype(np.float32)
     plain = hubplugin.fit(case.vectors, case.queries + 0.1, "is")
-    model = replace(plain, query_map=QueryMap(step, 1.0, 200)).centred_on(case.vectors).with_activation(case.vectors)
+    model = replace(plain, query_map=QueryMap(step, 1.0, 200)).centre_on(case.vectors).with_activation(case.vectors)
     q = case.queries.astype(np.float64)
     truth = (q + q @ step.T) @ case.vectors.T
-    active = model.activated(case.vectors)[truth.argmax(axis=1)]
+    active = model.is_activated(case.vectors)[truth.argmax(axis=1)]
     assert 0 < active.mean() < 1
     truth += model.offsets(case.vectors) * (active[:, None] if dynamic else 1)
     search = CorrectedSearch(case.index, Dynamic(model) if dynamic else model, targets=case.vectors)

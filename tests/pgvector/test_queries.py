@@ -9,7 +9,7 @@ import pytest
 
 import hubplugin
 import hubplugin_pgvector
-from hubplugin.calibration import chosen_queries, recall
+from hubplugin.calibration import choose_queries, recall
 from hubplugin.errors import InputError, StoreError
 from hubplugin.jobs.write import write
 from hubplugin.model import QueryMap
@@ -155,7 +155,7 @@ def test_a_mapped_query_is_mapped_in_every_form(database):
     store = database.open(metric="cosine")
     step = 0.3 * RNG.normal(size=(DIM, DIM)).astype(np.float32)
     plain = hubplugin.fit(VECTORS, BANK, "is")
-    model = plain.having(query_map=QueryMap(step, 1.0, 200))
+    model = plain.replace(query_map=QueryMap(step, 1.0, 200))
     hubplugin.apply(store, model)
     unit = QUERIES[0].astype(np.float64) / np.linalg.norm(QUERIES[0])
     targets = VECTORS / np.linalg.norm(VECTORS, axis=1, keepdims=True)
@@ -189,7 +189,7 @@ def test_the_width_that_finds_as_much_as_the_raw_index_is_proposed(database):
     write(store, model)
     version = store.require_active()
     width = version.ef_search
-    queries = chosen_queries(model, store.scan())
+    queries = choose_queries(model, store.scan())
 
     def found(version, **settings):
         return store._found(version, queries, 10, **settings)

@@ -174,12 +174,12 @@ class Photos:
         step = 0.6 * np.random.default_rng(9).normal(size=(DIM, DIM)).astype(np.float32)
         metric = {models.Distance.COSINE: "cosine", models.Distance.DOT: "dot"}[self.distance]
         model = hubplugin.fit(self.gallery, self.bank, "is", metric=metric)
-        write(self.store(), replace(model, query_map=QueryMap(step, 1.0, 200)).centred_on(self.gallery))
+        write(self.store(), replace(model, query_map=QueryMap(step, 1.0, 200)).centre_on(self.gallery))
         return self.wrapped()
 
     def without_map(self) -> OffsetModel:
         """The model that is stored, without its query map."""
-        return replace(self.model, query_map=None).centred_on(self.gallery)
+        return replace(self.model, query_map=None).centre_on(self.gallery)
 
     def store(self) -> Any:
         return hubplugin_qdrant.open_store(self.plain, "photos", vector=self.using, storage=self.storage)

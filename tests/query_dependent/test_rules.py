@@ -139,7 +139,7 @@ def test_a_later_target_is_in_the_set_exactly_if_a_bank_query_would_rank_it_k_th
     kth = np.sort(similarity(bank, targets, "cosine"), axis=1)[:, -2]
     expected = (similarity(bank, late, "cosine") >= kth[:, None]).any(axis=0)
     assert 0 < expected.sum() < 30
-    np.testing.assert_array_equal(model.activated(late), expected)
+    np.testing.assert_array_equal(model.is_activated(late), expected)
 
 
 def test_the_activation_set_lies_in_the_model_file(sets, tmp_path):
@@ -148,7 +148,7 @@ def test_the_activation_set_lies_in_the_model_file(sets, tmp_path):
     model.save(tmp_path / "x.hub")
     loaded = hubplugin.load(tmp_path / "x.hub")
     assert loaded.activation.k == 3
-    np.testing.assert_array_equal(loaded.activated(targets), model.activated(targets))
+    np.testing.assert_array_equal(loaded.is_activated(targets), model.is_activated(targets))
     assert (
         loaded.fingerprint
         == model.fingerprint
@@ -163,7 +163,7 @@ def test_every_bank_query_has_its_k_nearest_in_the_set(m, n, d, k, seed):
     rng = np.random.default_rng(seed)
     bank, targets = rng.normal(size=(m, d)), rng.normal(size=(n, d))
     model = hubplugin.fit(targets, bank, "is").with_activation(targets, k)
-    inside = model.activated(targets)
+    inside = model.is_activated(targets)
     assert inside[active_set(bank, targets, "cosine", k)].all()
     assert min(k, n) <= inside.sum()
 
@@ -179,7 +179,7 @@ def test_every_bank_query_has_its_k_nearest_in_the_set(m, n, d, k, seed):
         (lambda b, t: fit_rule(t, b, "dualdis"), "pass answers="),
         (lambda b, t: fit_rule(t, b, "gc", tau=1), "has no parameter 'tau'; it takes none"),
         (lambda b, t: hubplugin.fit(t, b, "dn").with_activation(t), "no activation set"),
-        (lambda b, t: hubplugin.fit(t, b, "is").activated(t), "with_activation"),
+        (lambda b, t: hubplugin.fit(t, b, "is").is_activated(t), "with_activation"),
         (
             lambda b, t: Reranker(fit_rule(None, b, "dsl"), len).rerank(b[0], [1, 2], [0.5]),
             "2 candidate ids came with 1",

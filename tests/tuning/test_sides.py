@@ -33,7 +33,7 @@ def wordings(real):
 def asked_before(wordings, method, metric=Metric.COSINE):
     queries, targets, rows = wordings
     banks = Bank(queries, rows).prepare(metric, Compute()).against(targets)
-    return other_wordings(banks, method.resolved(banks))
+    return other_wordings(banks, method.resolve(banks))
 
 
 def test_clicks_say_what_each_query_asks_for_and_all_that_is_asked_again_is_tried(wordings):

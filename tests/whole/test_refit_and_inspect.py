@@ -185,7 +185,7 @@ def test_what_is_found_too_often_is_named_and_hubness_is_told_beside_that_of_the
 
 def test_what_was_counted_at_the_fit_lies_in_the_model_and_makes_no_other(real):
     model = hubplugin.fit(real["test_targets"], real["bank_queries"], "nnn")
-    with_fit = model.having(hubness_at_fit=FIT)
+    with_fit = model.replace(hubness_at_fit=FIT)
     assert hubplugin.OffsetModel.from_bytes(with_fit.to_bytes()).hubness_at_fit == FIT
     assert hubplugin.OffsetModel.from_bytes(model.to_bytes()).hubness_at_fit is None
     assert with_fit.fingerprint == model.fingerprint
