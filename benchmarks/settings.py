@@ -194,7 +194,7 @@ def main() -> None:
     for name, table in tables.items():
         print(f"\n{name}\n{table}")
         if given.write:
-            write_table(given.write, name, table)
+            write_table(RESULTS / "variants.md" if name == "settings, variants" else given.write, name, table)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
-"""docs/reference/cli.md: each command with its arguments and options, as `--help` has them."""
+"""docs/reference/cli.md: the commands, and their arguments and options as `--help` has them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Iterator
 from typing import Any
 
 from typer.main import get_command
@@ -27,37 +25,25 @@ START = """# Command line
 
 
 def reference() -> str:
-    """The page: all commands in the order of `hubplugin --help`, then the options that several or all of them have."""
+    """The page: the commands in the order of `hubplugin --help`, then what each option does."""
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    shared = [each for each in commands["apply"].params if each.name in SHARED]
-    uses = Counter(_row(each) for command in commands.values() for each in command.params)
-    common = {row: each for command in commands.values() for each in command.params if uses[row := _row(each)] > 1}
-    several = [each for each in common.values() if each.name not in SHARED and each.name != "store"]
-    parts = [START, f"## STORE\n\n{_cell(STORE)}\n"]
-    parts += ["\n".join(_command(name, command, common)) for name, command in commands.items()]
-    parts += ["## Options of several commands\n", *_table("option", several)]
-    return "\n".join([*parts, "## Options of every command\n", *_table("option", shared)])
+    takers: dict[str, list[str]] = {}
+    for name, command in commands.items():
+        for each in command.params:
+            if each.name not in (*SHARED, "store"):
+                takers.setdefault(_row(each), []).append(name)
+    lines = [START, "## STORE\n", f"{_cell(STORE)}\n", "## Commands\n", "| command | what it does |", "|---|---|"]
+    lines += [f"| `hubplugin {_usage(name, each)}` | {_cell(each.help)} |" for name, each in commands.items()]
+    lines += ["", "## Options\n", "| of | option | what it does | default |", "|---|---|---|---|"]
+    lines += [f"| {', '.join(names)} {row}" for row, names in takers.items()]
+    lines += [f"| every command {_row(each)}" for each in commands["apply"].params if each.name in SHARED]
+    return "\n".join([*lines, ""])
 
 
-def _command(name: str, command: Any, common: Container[str]) -> Iterator[str]:
-    arguments = [each for each in command.params if each.param_type_name == "argument"]
-    options = [each for each in command.params if each not in arguments and each.name not in SHARED]
-    needed = [f"{each.opts[0]} {_metavar(each)}" for each in options if each.required]
-    also = ", ".join(f"`{each.opts[0]}`" for each in options if _row(each) in common)
-    yield f"## hubplugin {name}\n"
-    usage = f"`hubplugin {' '.join([name, *(_metavar(each) for each in arguments), *needed])} [OPTIONS]`"
-    yield f"{usage}: {command.help}{f' Also {also} ([below](#options-of-several-commands)).' if also else ''}\n"
-    own = [each for each in command.params if each.name not in SHARED and _row(each) not in common]
-    yield from _table("argument or option" if arguments[0] in own else "option", own)
-
-
-def _table(kind: str, parameters: list[Any]) -> Iterator[str]:
-    if not parameters:
-        return
-    yield f"| {kind} | what it does | default |"
-    yield "|---|---|---|"
-    yield from map(_row, parameters)
-    yield ""
+def _usage(name: str, command: Any) -> str:
+    needed = [each for each in command.params if each.param_type_name == "option" and each.required]
+    arguments = [_metavar(each) for each in command.params if each.param_type_name == "argument"]
+    return " ".join([name, *arguments, *(f"{each.opts[0]} {_metavar(each)}" for each in needed)])
 
 
 def _row(parameter: Any) -> str:

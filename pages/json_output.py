@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -46,40 +46,30 @@ FIGURES: dict[str, type[Result]] = {
 
 
 def reference() -> str:
-    """The page: a table of fields for each command, and behind them one of the parts that fields consist of."""
-    return "\n".join([START, *_sections()])
-
-
-def _sections() -> Iterator[str]:
-    shown: dict[type[Result], str] = {}
+    """The page: what each command prints, the fields of all of them, and the parts that several fields consist of."""
+    takers: dict[str, list[str]] = {}
     parts: dict[str, dict[str, Any]] = {}
+    lines = [START, "## Commands\n", "| command | its result |", "|---|---|"]
     for command, figures in FIGURES.items():
-        yield f"## {command}\n"
-        base = next((kind for kind in figures.__mro__ if kind in shown), None)
-        if base is not figures:
-            schema = schema_of(figures)
-            parts |= schema.get("$defs", {})
-            first, meanings = _told(schema)
-            yield f"{first}\n"
-            fields = schema["properties"] if base is None else _new_fields(schema, base)
-            yield from ("| field | type | meaning |", "|---|---|---|", *_rows(fields, meanings), "")
-        if base is not None:
-            yield f"{'As' if base is figures else 'Also the fields of'} [{shown[base]}](#{shown[base]}).\n"
-        shown.setdefault(figures, command)
-    yield from ("## Parts\n", "Values that several fields consist of.\n", "| part | fields |", "|---|---|")
+        schema = schema_of(figures)
+        parts |= schema.get("$defs", {})
+        inherited = (_told({"description": kind.__doc__})[1] for kind in reversed(figures.__mro__[:-1]))
+        meanings = dict(chain.from_iterable(told.items() for told in inherited))
+        lines.append(f"| {command} | {_told(schema)[0]} |")
+        for row in _rows(schema["properties"], meanings):
+            takers.setdefault(row, []).append(command)
+    lines += ["", "## Fields\n", "| of | field | type | meaning |", "|---|---|---|---|"]
+    lines += [f"| {', '.join(commands)} {row}" for row, commands in takers.items()]
+    lines += ["", "## Parts\n", "Values that several fields consist of.\n", "| part | its fields |", "|---|---|"]
     for name, part in sorted(parts.items()):
         first, meanings = _told(part)
-        yield f'| <a id="{name.lower()}"></a>**{name}** | {first} {_listed(part, meanings)} |'
-    yield ""
+        lines.append(f'| <a id="{name.lower()}"></a>**{name}** | {first} {_listed(part, meanings)} |')
+    return "\n".join([*lines, ""])
 
 
 def schema_of(figures: type[Result]) -> dict[str, Any]:
     """The JSON that values of the type `figures` become."""
     return TypeAdapter(figures).json_schema(mode="serialization")
-
-
-def _new_fields(schema: dict[str, Any], base: type[Result]) -> dict[str, Any]:
-    return {name: of for name, of in schema["properties"].items() if name not in schema_of(base)["properties"]}
 
 
 def _grouped(fields: dict[str, Any], meanings: dict[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -14,8 +14,7 @@ from tests.qdrant.conftest import apply_to, served
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "other-clients.md").read_text()
-FOLDER = ROOT / "examples" / "other_clients"
-PROGRAMS = [FOLDER / name for name in ("search.ts", "search.go", "Search.java", "search.rs")]
+PROGRAMS = sorted((ROOT / "examples" / "other_clients").iterdir())
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 PAYLOAD, VECTOR, MANIFEST = (json.loads(block.split("-d '")[1].rsplit("'", 1)[0]) for block in BLOCKS)
 QUERY = [0.5, 0.5, 0.5, 0.5]
