@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hubplugin.bank.kinds import CHANCE, nearness
+from hubplugin.bank.kinds import CHANCE, typical_similarity
 from hubplugin.compute import Compute
 from hubplugin.metric import Metric
 from hubplugin.report import percent
@@ -120,7 +120,7 @@ def other_model(
     cause, advice = "another model", "embed the queries with the very model that embedded the documents"
     if min(len(queries), len(targets)) < FEWEST:
         return Finding(cause, None, f"{len(queries)} queries and {len(targets)} documents are too few to tell")
-    near = nearness(queries, targets, metric, compute, rng)
+    near = typical_similarity(queries, targets, metric, compute, rng)
     says = (
         f"the queries come {max(near, 0):.0%} as near to the documents as these to each other, where 0% is chance "
         f"(below {CHANCE:.0%} another model embedded the queries)"

@@ -42,7 +42,7 @@ class CopyStore(ManifestStore[Copy]):
     inner product, cosine of unit vectors   [t + S't, offset / e], searched with [q, e]: q + Sq is the query map
     squared Euclidean distance              [t, sqrt(2 (cap - offset))], searched with [q, 0]
 
-    The manifest, each copy and each model have a place of their own, a table or a collection, called by `named`.
+    The manifest, each copy and each model have a place of their own, a table or a collection, called by `name_of`.
     """
 
     name: str
@@ -60,7 +60,7 @@ class CopyStore(ManifestStore[Copy]):
 
     _e: tuple[OffsetModel, float] | None = None
     _wrong: frozenset[Id] = frozenset()
-    _told = False
+    _warned = False
 
     @abstractmethod
     def read_text(self) -> str | None:
@@ -83,7 +83,7 @@ class CopyStore(ManifestStore[Copy]):
     def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
         """Puts `vectors` [b, d + 1] of the targets `ids` into `copy`."""
 
-    def named(self, *parts: int | str) -> str:
+    def name_of(self, *parts: int | str) -> str:
         """What the place of the manifest is called, of a copy by its number, and of its model by that and "model"."""
         return self.joint.join((self.name, *map(str, parts)))
 
@@ -93,35 +93,35 @@ class CopyStore(ManifestStore[Copy]):
             return Manifest[Copy]()
         mend = f"delete each {self.place} whose name begins so, and apply again"
         manifest = Manifest[Copy].read(text, f"{self.url}: the {self.place} {self.name}", mend)
-        known = (*manifest.kept_up(), *manifest.previous.values())
-        is_anew = any(copy.gallery != self.gallery for copy in known)
-        return manifest.withdrawn() if is_anew else manifest
+        versions = (*manifest.maintained, *manifest.previous.values())
+        is_anew = any(copy.gallery != self.gallery for copy in versions)
+        return manifest.withdraw() if is_anew else manifest
 
     def new_version(self, model: OffsetModel, number: int) -> Copy:
         return Copy.of(model, number, gallery=self.gallery)
 
     def delete_manifest(self) -> None:
-        self.drop(self.named())
+        self.drop(self.name_of())
 
     def delete_model(self, version: Copy) -> None:
-        self.drop(self.named(version.number, "model"))
+        self.drop(self.name_of(version.number, "model"))
 
     def delete_offsets(self, versions: Sequence[Copy], progress: Progress | None) -> None:
         for copy in versions:
-            self.drop(self.named(copy.number))
+            self.drop(self.name_of(copy.number))
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> CopyWriting:
         return CopyWriting(self, model, *self.start_version(model, progress))
 
     def notes(self) -> Sequence[str]:
         copy = self.active(anew=True)
-        return [] if copy is None else [f"searches use the {self.place} {self.named(copy.number)}"]
+        return [] if copy is None else [f"searches use the {self.place} {self.name_of(copy.number)}"]
 
     def active(self, *, anew: bool = False) -> Copy | None:
         """The copy that searches use. anew: looked up, where a store remembers it for a while."""
         return super().active()
 
-    def settled(self, copy: Copy) -> bool:
+    def is_fresh(self, copy: Copy) -> bool:
         """Whether a search need not ask if others have changed targets: as long as a store has just looked."""
         return False
 
@@ -145,80 +145,80 @@ class CopyStore(ManifestStore[Copy]):
         offsets = np.full(len(vectors), np.nan, np.float32)
         rows = [row for row, key in enumerate(ids) if key in stored]
         if copy is not None and rows:
-            found = np.asarray([stored[ids[row]] for row in rows], np.float32)
-            offsets[rows] = self.offsets_of(self.model(copy), vectors[rows], found)
+            components = np.asarray([stored[ids[row]] for row in rows], np.float32)
+            offsets[rows] = self.offsets_of(self.model(copy), vectors[rows], components)
         return Batch(ids, vectors, offsets, groups=groups)
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False, among: Collection[Id] | None = None) -> Hits:
         """Scores are distances: 1 - s by inner product and cosine, else |q - t|^2; corrected ones are less by the
         offset, under squared Euclidean distance by twice the offset. among: of these ids alone."""
-        found = Hits([], [])
+        hits = Hits([], [])
         for row in range(0, len(queries), BATCH):
-            some = self._searched(queries[row : row + BATCH], k, among, None if raw else self.active())
-            found.ids.extend(some.ids)
-            found.scores.extend(some.scores)
-        return found
+            part = self._search_copy(queries[row : row + BATCH], k, among, None if raw else self.active())
+            hits.ids.extend(part.ids)
+            hits.scores.extend(part.scores)
+        return hits
 
-    def _searched(self, queries: np.ndarray, k: int, among: Collection[Id] | None, copy: Copy | None) -> Hits:
+    def _search_copy(self, queries: np.ndarray, k: int, among: Collection[Id] | None, copy: Copy | None) -> Hits:
         if copy is None:
             return self.nearest(None, queries, k, among)
         try:
-            return self._corrected(copy, queries, k, among)
+            return self._search_corrected(copy, queries, k, among)
         except StoreError:
             now = self.active(anew=True)
             if now == copy:
                 raise
-            return self._searched(queries, k, among, now)  # another correction has taken its place meanwhile
+            return self._search_copy(queries, k, among, now)  # another correction has taken its place meanwhile
 
-    def _corrected(self, copy: Copy, queries: np.ndarray, k: int, among: Collection[Id] | None) -> Hits:
+    def _search_corrected(self, copy: Copy, queries: np.ndarray, k: int, among: Collection[Id] | None) -> Hits:
         """The k best of what is near in `copy` and of what is near among the targets, each by its vector of now.
 
         Others may have added, changed and deleted targets since. What is in neither list scores no higher than the last
         of that in which it would stand, so the lists grow until the k-th best scores as high as that.
         """
         model = self.model(copy)
-        asked, longer = model.queries(queries), self.augmented_queries(model, queries)
+        mapped, augmented = model.queries(queries), self.augment_queries(model, queries)
         constant, scale = (2 * cap_of(model), 2) if self.metric is Metric.EUCLIDEAN else (0.0, 1)
-        if self.settled(copy):
-            found = self.nearest(copy, longer, k, among)
-            return Hits(found.ids, [[score - constant for score in row] for row in found.scores])
+        if self.is_fresh(copy):
+            copy_hits = self.nearest(copy, augmented, k, among)
+            return Hits(copy_hits.ids, [[score - constant for score in row] for row in copy_hits.scores])
         # By cosine, a store divides what a map has made of a query by its length.
-        lengths = np.linalg.norm(asked, axis=1) if self.metric is Metric.COSINE else np.ones(len(asked))
+        lengths = np.linalg.norm(mapped, axis=1) if self.metric is Metric.COSINE else np.ones(len(mapped))
         hits = Hits([[] for _ in queries], [[] for _ in queries])
         rows, wide, offsets = np.arange(len(queries)), k, dict[Id, float]()
         while len(rows):
-            found = self.nearest(copy, longer[rows], wide, among)
-            near = self.nearest(None, asked[rows], 4 * wide, among)
-            offsets |= self.offsets_now(copy, {key for row in (*found.ids, *near.ids) for key in row} - offsets.keys())
+            copy_hits = self.nearest(copy, augmented[rows], wide, among)
+            raw_hits = self.nearest(None, mapped[rows], 4 * wide, among)
+            ids = {key for row in (*copy_hits.ids, *raw_hits.ids) for key in row}
+            offsets |= self.read_offsets(copy, ids - offsets.keys())
+            shift = {key: offset if np.isfinite(offset) else 0.0 for key, offset in offsets.items()}
             unsure = list[int]()
             for place, row in enumerate(rows.tolist()):
-                by_copy = {key: score - constant for score, key in _pairs(found, place)}
-                by_raw = {key: 1 - lengths[row] * (1 - score) for score, key in _pairs(near, place)}
+                by_copy = {key: score - constant for score, key in _pairs(copy_hits, place)}
+                by_raw = {key: 1 - lengths[row] * (1 - score) for score, key in _pairs(raw_hits, place)}
                 scores = {key: score for key, score in by_copy.items() if np.isfinite(offsets.get(key, np.nan))}
-                scores |= {
-                    key: score - scale * _finite(offsets[key]) for key, score in by_raw.items() if key in offsets
-                }
+                scores |= {key: score - scale * shift[key] for key, score in by_raw.items() if key in shift}
                 best = sorted(scores.items(), key=lambda pair: pair[1])[:k]
                 hits.ids[row], hits.scores[row] = [key for key, _ in best], [float(score) for _, score in best]
                 kth = best[-1][1] - ROUNDING * max(1, abs(best[-1][1])) if len(best) == k else np.inf
                 ends = [max(by_raw.values(), default=np.inf)]
-                ends += [max(by_copy.values())] if len(found.ids[place]) == wide else []
-                if len(near.ids[place]) == 4 * wide and kth > min(ends):
+                ends += [max(by_copy.values())] if len(copy_hits.ids[place]) == wide else []
+                if len(raw_hits.ids[place]) == 4 * wide and kth > min(ends):
                     unsure.append(row)
             rows, wide = np.array(unsure, int), 4 * wide
         return hits
 
-    def offsets_now(self, copy: Copy, ids: Collection[Id]) -> dict[Id, float]:
+    def read_offsets(self, copy: Copy, ids: Collection[Id]) -> dict[Id, float]:
         """The offsets of the targets `ids` as `Batch` has them; those that are gone are left out. The first vector that
         is not the one that was copied is told."""
-        asked, offsets = [*{*ids, *self._wrong}], dict[Id, float]()
-        for start in range(0, len(asked), BATCH):
-            for batch in self.batches(copy, None, asked[start : start + BATCH]):
+        wanted, offsets = [*{*ids, *self._wrong}], dict[Id, float]()
+        for start in range(0, len(wanted), BATCH):
+            for batch in self.batches(copy, None, wanted[start : start + BATCH]):
                 offsets |= dict(zip(batch.ids, batch.offsets.tolist(), strict=True))
         self._wrong = frozenset([key for key, offset in offsets.items() if not np.isfinite(offset)][:REMEMBERED])
         changed = next((key for key, offset in offsets.items() if np.isinf(offset)), None)
-        if changed is not None and not self._told:
-            self._told = True
+        if changed is not None and not self._warned:
+            self._warned = True
             logger.warning(
                 "%s: vectors were changed after the correction was written, such as that of %r; such targets are found "
                 "by their new vector, with no offset: run hubplugin refresh",
@@ -232,7 +232,7 @@ class CopyStore(ManifestStore[Copy]):
         if self.folder is not None and not dry_run:
             require_room(self.folder, 4 * (self.dim + 1) * self.count())
 
-    def augmented(self, model: OffsetModel, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    def augment(self, model: OffsetModel, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """What a copy holds of targets [b, d] with `offsets` [b]: float32 [b, d + 1]. A zero vector stays one."""
         if self.metric is Metric.COSINE:
             vectors = unit_or_zero(vectors)
@@ -240,7 +240,7 @@ class CopyStore(ManifestStore[Copy]):
             vectors = model.query_map.on_targets(vectors)
         return augment_targets(vectors, offsets, self.metric, e=self._e_of(model), max_offset=cap_of(model))
 
-    def augmented_queries(self, model: OffsetModel, queries: np.ndarray) -> np.ndarray:
+    def augment_queries(self, model: OffsetModel, queries: np.ndarray) -> np.ndarray:
         """What a copy is searched with in the place of `queries` [m, d]: float32 [m, d + 1]."""
         plain = model if model.query_map is None else model.replace(query_map=None)
         return augment_queries(plain.queries(queries), self.metric, e=self._e_of(model))
@@ -256,9 +256,9 @@ class CopyStore(ManifestStore[Copy]):
         has changed since."""
         extra = stored[:, -1].astype(np.float64)
         offsets = cap_of(model) - extra**2 / 2 if self.metric is Metric.EUCLIDEAN else self._e_of(model) * extra
-        expected = self.augmented(model, vectors, offsets)[:, :-1]
-        apart = np.abs(stored[:, :-1] - expected).max(axis=1)
-        changed = apart > ROUNDING * np.maximum(1, np.abs(expected).max(axis=1))
+        expected = self.augment(model, vectors, offsets)[:, :-1]
+        distance = np.abs(stored[:, :-1] - expected).max(axis=1)
+        changed = distance > ROUNDING * np.maximum(1, np.abs(expected).max(axis=1))
         return np.where(changed, np.inf, offsets).astype(np.float32)
 
 
@@ -272,7 +272,7 @@ class CopyWriting(Writing):
         return self._store.batches(self._copy, self._copy.group_by)
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        self._store.write_copy(self._copy, batch.ids, self._store.augmented(self._model, batch.vectors, offsets))
+        self._store.write_copy(self._copy, batch.ids, self._store.augment(self._model, batch.vectors, offsets))
 
     def activate(self) -> None:
         self._store.switch(self._copy)
@@ -292,10 +292,6 @@ def e_of(model: OffsetModel) -> float:
     spread = 0.0 if model.gallery is None else model.gallery.deviation
     bank = model.terms[0].bank
     return 2 * spread / float(np.sqrt(np.square(bank, dtype=np.float64).mean())) if spread > 0 else 1.0
-
-
-def _finite(offset: float) -> float:
-    return offset if np.isfinite(offset) else 0.0
 
 
 def _pairs(hits: Hits, row: int) -> Iterator[tuple[float, Id]]:

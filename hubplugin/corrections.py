@@ -4,15 +4,15 @@ A *version* is one model written to one vector of a store. A vector has at most 
 rank, and one previous version, of which only the model is left: `rollback` writes it. A store has at most one version
 that is being written. Everything else of which something may still lie in the store is retired, until it is deleted:
 
-    begun -> activated        the version that was active becomes the previous one, and its offsets are retired
-    begun -> given up         another run writes another model
-    withdrawn                 the correction of one vector goes
-    cleared                   what was retired has been deleted
+    begin, activate    the version that was active becomes the previous one, and its offsets are retired
+    begin, give_up     another run writes another model
+    withdraw           the correction of one vector goes
+    clear              what was retired has been deleted
 
-These are pure functions from manifest to manifest. `ManifestStore` drives them: an adapter gives it one document that
-is read and written in one step, a place for models, and room for one number a target. A kill between any two steps
-leaves a manifest by which the next run goes on: it names what lies in the store before that is made, and until it is
-gone.
+Each is a pure function: a manifest never changes, and each returns the next one. `ManifestStore` drives them: an
+adapter gives it one document that is read and written in one step, a place for models, and room for one number a
+target. A kill between any two steps leaves a manifest by which the next run goes on: it names what lies in the store
+before that is made, and until it is gone.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Version(BaseModel):
             **fields,
         )
 
-    def changed(self, **fields: Any) -> Self:
+    def replace(self, **fields: Any) -> Self:
         return self.model_copy(update=fields)
 
 
@@ -109,96 +109,90 @@ class Manifest(BaseModel, Generic[V]):
                     f"{place} has a manifest in format {written} of hubplugin {values.get('hubplugin')}; this version "
                     f"({__version__}) reads format {FORMAT}: {'upgrade hubplugin' if written > FORMAT else mend}"
                 )
-            return cls.model_validate(values).changed(hubplugin=__version__)
+            return cls.model_validate(values).replace(hubplugin=__version__)
         except ValidationError as error:
             at = ".".join(map(str, error.errors()[0]["loc"])) or "its beginning"
             raise StoreError(f"{place} has a manifest that is damaged at {at!r}; {mend}") from None
         except (ValueError, RecursionError):
             raise StoreError(f"{place} has a manifest that is damaged: it is no JSON; {mend}") from None
 
-    def changed(self, **fields: Any) -> Self:
+    def replace(self, **fields: Any) -> Self:
         return self.model_copy(update=fields)
 
-    def lying(self, vector: str = "") -> tuple[V | None, bool]:
+    def find_current(self, vector: str = "") -> tuple[V | None, bool]:
         """The version that lies in `vector`, if any, and whether it is active; a half-written one is not."""
         if vector in self.active:
             return self.active[vector], True
         is_its_own = self.writing is not None and self.writing.vector == vector
         return self.writing if is_its_own else None, False
 
-    def kept_up(self) -> tuple[V, ...]:
+    @property
+    def maintained(self) -> tuple[V, ...]:
         """The versions whose offsets a write must bring along."""
         return (*self.active.values(), *((self.writing,) if self.writing else ()))
 
+    @property
     def everything(self) -> tuple[V, ...]:
         """Every version of which offsets may lie in the store."""
-        return (*self.kept_up(), *self.retired)
+        return (*self.maintained, *self.retired)
 
     def find(self, vector: str, model: str, **fields: object) -> tuple[V | None, Found]:
         """The version of `vector` that has this `model`, a fingerprint, and these `fields`, and what it is: the active
         one, which is amended, or a half-written one, with which a run goes on."""
-        wanted = {"vector": vector, "model": model, **fields}
+        required = {"vector": vector, "model": model, **fields}
         states: list[tuple[V | None, Found]] = [(self.active.get(vector), "active"), (self.writing, "half-written")]
-        for version, found in states:
-            if version is not None and all(getattr(version, name) == value for name, value in wanted.items()):
-                return version, found
+        for version, state in states:
+            if version is not None and all(getattr(version, name) == value for name, value in required.items()):
+                return version, state
         return None, "nothing"
 
-    def holds(self, version: V) -> bool:
-        """Whether `version` is still what its run took it for: no other run has begun it anew, or taken its place."""
-        there = (self.writing, self.active.get(version.vector))
-        return any(each is not None and (each.number, each.owner) == (version.number, version.owner) for each in there)
+    def give_up(self) -> Self:
+        """Returns the manifest whose half-written version is retired."""
+        return self.replace(writing=None, retired=(*self.retired, *((self.writing,) if self.writing else ())))
 
-    def given_up(self) -> Self:
-        """What is half-written is retired."""
-        return self.changed(writing=None, retired=(*self.retired, *((self.writing,) if self.writing else ())))
-
-    def begun(self, version: V) -> Self:
-        """`version` is written from now on, as a new one or by another run than before."""
+    def begin(self, version: V) -> Self:
+        """Returns the manifest while `version` is written, as a new one or by another run than before."""
         goes_on = self.writing is not None and self.writing.number == version.number
-        return (self if goes_on else self.given_up()).changed(
-            writing=version, last_number=max(self.last_number, version.number)
-        )
+        manifest = self if goes_on else self.give_up()
+        return manifest.replace(writing=version, last_number=max(self.last_number, version.number))
 
-    def activated(self, version: V) -> Self:
-        """Searches use `version` from now on. What they used is the previous one, whose offsets are retired; so is the
-        one before it, for its model. An active version is only replaced by what is known of it now."""
-        vector, before = version.vector, self.active.get(version.vector)
+    def activate(self, version: V) -> Self:
+        """Returns the manifest by which searches use `version`. The version that they used becomes the previous one,
+        whose offsets are retired; so is the one before it, for its model. An active version is only replaced by what is
+        known of it now."""
+        vector, replaced = version.vector, self.active.get(version.vector)
         active = self.active | {vector: version}
-        if before is not None and before.number == version.number:
-            return self.changed(active=active)
-        if before is None:
-            return self.changed(active=active, writing=None)
-        gone = (self.previous[vector], before) if vector in self.previous else (before,)
-        previous = self.previous | {vector: before}
-        return self.changed(active=active, previous=previous, writing=None, retired=(*self.retired, *gone))
+        if replaced is not None and replaced.number == version.number:
+            return self.replace(active=active)
+        if replaced is None:
+            return self.replace(active=active, writing=None)
+        gone = (self.previous[vector], replaced) if vector in self.previous else (replaced,)
+        previous = self.previous | {vector: replaced}
+        return self.replace(active=active, previous=previous, writing=None, retired=(*self.retired, *gone))
 
-    def withdrawn(self, vector: str = "", *, only: V | None = None) -> Self:
-        """The correction of `vector`, active, previous and half-written, is retired; or `only` one version of it."""
-        known = (*self.kept_up(), *self.previous.values())
-        gone = [each for each in known if each.vector == vector and only in (None, each)]
-
-        def left(versions: Mapping[str, V]) -> dict[str, V]:
-            return {name: each for name, each in versions.items() if each not in gone}
-
-        return self.changed(
-            active=left(self.active),
-            previous=left(self.previous),
-            writing=None if self.writing in gone else self.writing,
-            retired=(*self.retired, *gone),
+    def withdraw(self, vector: str = "", *, only: V | None = None) -> Self:
+        """Returns the manifest without the correction of `vector`, active, previous and half-written, which is retired;
+        or without `only` one version of it."""
+        stored = (*self.maintained, *self.previous.values())
+        gone = [version for version in stored if version.vector == vector and only in (None, version)]
+        active, previous = (
+            {name: version for name, version in versions.items() if version not in gone}
+            for versions in (self.active, self.previous)
         )
+        writing = None if self.writing in gone else self.writing
+        return self.replace(active=active, previous=previous, writing=writing, retired=(*self.retired, *gone))
 
-    def cleared(self, gone: Sequence[V]) -> Self:
-        """The versions `gone`, of those that were retired, have been deleted."""
+    def clear(self, gone: Sequence[V]) -> Self:
+        """Returns the manifest once the versions `gone`, which were retired, have been deleted."""
         numbers = {version.number for version in gone}
-        return self.changed(retired=tuple(each for each in self.retired if each.number not in numbers))
+        return self.replace(retired=tuple(version for version in self.retired if version.number not in numbers))
 
 
 class ManifestStore(Store, Generic[V]):
     """A store whose corrections are the versions of one manifest.
 
     An adapter gives the nine small methods that follow, and `begin`, which returns its own `Writing` of what
-    `start_version` gives. That calls `require_held` before what must not be done beside another run, and `switch` and
+    `start_version` gives. That calls `require_owner` before what must not be done beside another run, and `switch` and
     `clear` to activate.
     """
 
@@ -260,7 +254,7 @@ class ManifestStore(Store, Generic[V]):
         return True
 
     def correction(self) -> Correction | None:
-        version, is_active = self.read_manifest().lying(self.vector)
+        version, is_active = self.read_manifest().find_current(self.vector)
         return None if version is None else Correction(self.model(version), is_active, version.made)
 
     def previous(self) -> OffsetModel | None:
@@ -294,33 +288,32 @@ class ManifestStore(Store, Generic[V]):
             manifest = self.read_manifest()
             version, found = self.find(manifest, model)
             if version is not None and not self.is_readable(version):
-                manifest, version, found = manifest.withdrawn(version.vector, only=version), None, "nothing"
+                manifest, version, found = manifest.withdraw(version.vector, only=version), None, "nothing"
             if version is None:
                 if manifest.writing is not None or manifest.retired:
-                    self.write_manifest(manifest.given_up())
+                    self.write_manifest(manifest.give_up())
                     manifest = self.clear(progress)
                 version = self.new_version(model, self.next_number(manifest))
-                self.write_manifest(
-                    manifest.changed(last_number=version.number, retired=(version,))
-                )  # before it is made
+                named = manifest.replace(last_number=version.number, retired=(version,))
+                self.write_manifest(named)  # before it is made
                 self.write_model(version, model)
                 manifest = self.read_manifest()
-                if (version.number, version.model) not in [(each.number, each.model) for each in manifest.retired]:
+                if (version.number, version.model) not in [(other.number, other.model) for other in manifest.retired]:
                     self.delete_model(version)  # no manifest names it any more
                     raise self._overtaken()
-                manifest = manifest.cleared([version])
+                manifest = manifest.clear([version])
             if found != "active":
-                version = version.changed(owner=uuid.uuid4().hex)
-                self.write_manifest(manifest.begun(version))
+                version = version.replace(owner=uuid.uuid4().hex)
+                self.write_manifest(manifest.begin(version))
             self.make_room(version)
         return version, found
 
-    def require_held(self, version: V) -> Manifest[V]:
+    def require_owner(self, version: V) -> Manifest[V]:
         """The manifest as it is now. Raises StoreError if it no longer names `version` as written by this run."""
         manifest = self.read_manifest()
-        if manifest.holds(version):
-            return manifest
-        raise self._overtaken()
+        if (version.number, version.owner) not in [(other.number, other.owner) for other in manifest.maintained]:
+            raise self._overtaken()
+        return manifest
 
     def _overtaken(self) -> StoreError:
         return StoreError(
@@ -330,7 +323,7 @@ class ManifestStore(Store, Generic[V]):
     def switch(self, version: V) -> None:
         """Searches use `version`, which this run has written, from now on. `clear` deletes what it replaces."""
         with self.changing():
-            self.write_manifest(self.require_held(version).activated(version))
+            self.write_manifest(self.require_owner(version).activate(version))
 
     def clear(self, progress: Progress | None = None) -> Manifest[V]:
         """Deletes what is retired, and returns the manifest as it is then: another run may have begun meanwhile."""
@@ -340,19 +333,19 @@ class ManifestStore(Store, Generic[V]):
                 return self.read_manifest()
             self.delete_offsets(gone, progress)
             manifest = self.read_manifest()
-            kept = {version.number for version in manifest.previous.values()}
+            previous = {version.number for version in manifest.previous.values()}
             for version in gone:
-                if version.number not in kept:
+                if version.number not in previous:
                     self.delete_model(version)
-            manifest = manifest.cleared(gone)
+            manifest = manifest.clear(gone)
             self.write_manifest(manifest)
             return manifest
 
     def remove(self, progress: Progress | None = None) -> None:
         with self.changing():
-            manifest = self.read_manifest().withdrawn(self.vector)
+            manifest = self.read_manifest().withdraw(self.vector)
             if manifest.retired:
                 self.write_manifest(manifest)
                 manifest = self.clear(progress)
-            if not manifest.everything() and not manifest.previous:
+            if not manifest.everything and not manifest.previous:
                 self.delete_manifest()

@@ -13,6 +13,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -84,15 +85,17 @@ class FileShard(Shard):
         return Sliceable(self.name, whole.take(rows), (self.rows, whole.dim), np.asarray)
 
 
-def shards_of(source: GalleryLike, count: int | None = None, name: str = "targets") -> list[Shard]:
-    """The shards of a gallery.
+def shards_of(source: GalleryLike, count: int | None = None) -> list[Shard]:
+    """Divides a gallery into shards.
 
-    source: a list of shards or of files (.npy, .npz, .safetensors, .parquet); a pattern of file names, as in
-        "parts/*.parquet"; one .npy or .safetensors file, whose rows are divided; or a store that other machines can
-        read (`hubplugin.open_store`).
-    count: into how many shards a file or a store is divided; by default as many as have `SHARD_ROWS` each.
+    Args:
+        source: a list of shards or of files (.npy, .npz, .safetensors, .parquet); a pattern of file names, as in
+            "parts/*.parquet"; one .npy or .safetensors file, whose rows are divided; or a store that other machines can
+            read (`hubplugin.open_store`).
+        count: how many shards a file or a store becomes; by default each has some `SHARD_ROWS`.
 
-    Raises InputError for what workers cannot read, such as an array in the memory of this process.
+    Raises:
+        InputError: workers cannot read the source, such as an array in the memory of this process.
     """
     if count is not None and count < 1:
         raise InputError(Parameter("shards", count), ": expected 1 or more")
@@ -101,41 +104,36 @@ def shards_of(source: GalleryLike, count: int | None = None, name: str = "target
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
         if not glob.has_magic(path):
-            return _divided(path, count, name)
+            return _divide(path, count)
         source = sorted(glob.glob(path))
         if not source:
-            raise InputError(f"{name}: no file matches {path!r}")
+            raise InputError(f"targets: no file matches {path!r}")
     if isinstance(source, (list, tuple)) and source:
-        if all(isinstance(each, Shard) for each in source):
+        if all(isinstance(item, Shard) for item in source):
             return list(source)
-        if all(isinstance(each, (str, os.PathLike)) for each in source):
-            parts = [_whole(os.path.abspath(path), f"{name}, shard {i}") for i, path in enumerate(source)]
-            return [part for part in parts if part.rows]
+        if all(isinstance(item, (str, os.PathLike)) for item in source):
+            return [shard for number, path in enumerate(source) for shard in _whole_file(os.fspath(path), number)]
     raise InputError(
-        f"{name}: workers cannot read {type(source).__name__} from the memory of this process; with ",
+        f"targets: workers cannot read {type(source).__name__} from the memory of this process; with ",
         Parameter("executor"),
         " pass files, as in 'parts/*.npy', or a store",
     )
 
 
-def _whole(path: str, name: str) -> FileShard:
-    try:
-        return FileShard(f"{name} ({os.path.basename(path)})", path, 0, as_vectors(path, name).rows)
-    except EmptyInput:
-        return FileShard(name, path, 0, 0)
+def _whole_file(path: str, number: int) -> list[Shard]:
+    """The file as one shard; none if it is empty."""
+    path, name = os.path.abspath(path), f"targets, shard {number}"
+    with suppress(EmptyInput):
+        return [FileShard(f"{name} ({os.path.basename(path)})", path, 0, as_vectors(path, name).rows)]
+    return []
 
 
-def _divided(path: str, count: int | None, name: str) -> list[Shard]:
-    whole = as_vectors(path, name)
+def _divide(path: str, count: int | None) -> list[Shard]:
+    whole, path, file = as_vectors(path, "targets"), os.path.abspath(path), os.path.basename(path)
     if not isinstance(whole, Sliceable) or path.endswith(".npz"):
-        return [_whole(os.path.abspath(path), name)]
+        return [FileShard(f"targets ({file})", path, 0, whole.rows)]
     return [
-        FileShard(
-            f"{name}, shard {number} ({os.path.basename(path)} from row {start} on)",
-            os.path.abspath(path),
-            start,
-            stop - start,
-        )
+        FileShard(f"targets, shard {number} ({file} from row {start} on)", path, start, stop - start)
         for number, (start, stop) in enumerate(even_ranges(whole.rows, count))
     ]
 
@@ -146,32 +144,34 @@ def even_ranges(rows: int, count: int | None) -> list[tuple[int, int]]:
     return list(itertools.pairwise(ends))
 
 
-def each(
-    executor: Executor, task: Callable[[int, Shard], Result], shards: Sequence[Shard], compute: Compute, what: str
+def map_shards(
+    executor: Executor, task: Callable[[int, Shard], Result], shards: Sequence[Shard], compute: Compute, label: str
 ) -> list[Result]:
-    """What `task` finds in each of `shards`, of which it is told the number, in their order.
+    """Returns what `task`, called with the number of a shard and the shard, gives for each of `shards`, in their order.
 
-    What still runs is cancelled where one fails, or by Ctrl-C. Raises ClusterError where workers are lost for good: an
-    engine that starts a task of a lost worker anew, as Dask and Ray do, has tried so before.
+    What still runs is cancelled where one fails, or by Ctrl-C. label: the name of the work, for progress and errors.
+    Raises ClusterError where workers are lost for good: an engine that starts a task of a lost worker anew, as Dask and
+    Ray do, has tried so before.
     """
     if not hasattr(executor, "submit"):
         raise InputError(Parameter("executor", executor), " is none; pass a concurrent.futures.Executor")
     results, futures = list[Result](), list[Future[Result]]()
     try:
         for number, shard in enumerate(shards):
-            futures.append(_result(partial(executor.submit, task, number, shard), shard, what))
+            futures.append(_call(partial(executor.submit, task, number, shard), shard, label))
         for shard, future in zip(shards, futures, strict=True):
-            results.append(_result(future.result, shard, what))
-            compute.report(f"{what}, {len(shards)} shards", len(results), len(shards))
+            results.append(_call(future.result, shard, label))
+            compute.report(f"{label}, {len(shards)} shards", len(results), len(shards))
     finally:
         for future in futures:
             future.cancel()
     return results
 
 
-def _result(result: Callable[[], Result], shard: Shard, what: str) -> Result:
+def _call(function: Callable[[], Result], shard: Shard, label: str) -> Result:
+    """What `function` returns; an error of an engine is one line."""
     try:
-        return result()
+        return function()
     except BrokenExecutor as error:
         raise ClusterError(
             f"the executor has lost its workers ({one_line(error)}); start a new one and run it again: what was "
@@ -181,59 +181,62 @@ def _result(result: Callable[[], Result], shard: Shard, what: str) -> Result:
         cause = getattr(error, "cause", error)  # Ray wraps an error in pages of its own
         if isinstance(cause, HubpluginError):
             raise cause from None
-        raise ClusterError(f"{shard.name}: {what} failed with {type(error).__name__}: {one_line(error)}") from None
+        raise ClusterError(f"{shard.name}: {label} failed with {type(error).__name__}: {one_line(error)}") from None
 
 
-Given = TypeVar("Given", bound=FitInput)
+Input = TypeVar("Input", bound=FitInput)
 
 
 def read_by_workers(
-    given: Given, source: GalleryLike, shards: Sequence[Shard], method: Method, executor: Executor
-) -> Given:
-    """The banks of `given` against a sample of a gallery, and what workers found in the whole of it.
+    fit_input: Input, source: GalleryLike, shards: Sequence[Shard], method: Method, executor: Executor
+) -> Input:
+    """The banks of `fit_input` against a sample of a gallery, and what workers found in the whole of it.
 
     source: what `shards` are of. The sample is drawn with a fixed seed: all targets, where they are at most `SAMPLE`.
     """
     total = source.count() if isinstance(source, Sharded) else sum(shard.rows for shard in shards)
-    share = SAMPLE / max(total, SAMPLE)
-    compute, masks = given.compute.without_progress, method.answers != "kept"
-    look = _Look(given.query_bank, given.surveyed, given.metric, compute, share, masks)
-    seen_all = each(executor, look, shards, given.compute, "reading the gallery")
-    looks = [seen for seen in seen_all if seen.count]
+    share, quiet = SAMPLE / max(total, SAMPLE), fit_input.compute.without_progress
+    read = _ReadShard(
+        fit_input.query_bank, fit_input.surveyed, fit_input.metric, quiet, share, method.answers != "kept"
+    )
+    summaries = map_shards(executor, read, shards, fit_input.compute, "reading the gallery")
+    parts = [summary for summary in summaries if summary.count]
     name = shards[0].name.partition(", shard")[0] if shards else "targets"
-    if not looks:
+    if not parts:
         raise EmptyInput(f"{name} is empty: no shard has a vector with a direction; at least one is needed")
-    sample = as_vectors(np.concatenate([seen.sample for seen in looks]), name)
-    starts = np.cumsum([0, *(seen.count for seen in looks)])
-    rows = np.concatenate([seen.rows + start for seen, start in zip(looks, starts[:-1], strict=True)], axis=1)
-    largest = np.concatenate([seen.largest for seen in looks], axis=1)
-    order = np.argsort(-largest, axis=1, kind="stable")[:, : SPACINGS + 1]
-    largest, nearest = np.take_along_axis(largest, order, axis=1), np.take_along_axis(rows, order[:, :1], axis=1)[:, 0]
-    count = sum(seen.count for seen in looks)
-    answers = _answers(given, looks) if look.finds_answers else None
-    whole = Whole(count, sum(seen.zeros for seen in seen_all), largest, nearest, answers)
+    sample = as_vectors(np.concatenate([part.sample for part in parts]), name)
+    ends = np.cumsum([part.count for part in parts])
+    rows = np.concatenate([part.rows + end - part.count for part, end in zip(parts, ends, strict=True)], axis=1)
+    scores = np.concatenate([part.scores for part in parts], axis=1)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, : SPACINGS + 1]
+    scores, nearest = np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order[:, :1], axis=1)[:, 0]
+    count = int(ends[-1])
+    answers = _find_answers(fit_input, parts) if read.finds_answers else None
+    whole = Whole(count, sum(summary.zeros for summary in summaries), scores, nearest, answers)
     if sample.rows < count:
         logger.warning("the correction is fitted on a sample of %d of %d targets", sample.rows, count)
-    return replace(given, targets=sample, whole=whole)
+    return replace(fit_input, targets=sample, whole=whole)
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """Of one shard. count: vectors with a direction. zeros: those without. sample: some of them, [s, d]. largest: the
-    largest similarities of some bank queries, and their rows, [q, <= SPACINGS + 1]. similarity, nearest: of every bank
-    query's nearest target, and its row; empty where nobody asks."""
+class _Summary:
+    """What a worker saw in one shard.
+
+    count, zeros: vectors with a direction, and without. sample: some of them, [s, d]. scores, rows: the largest
+    similarities of some bank queries, and their rows, [q, <= SPACINGS + 1]. similarity, nearest: of every bank query's
+    nearest target, and its row; empty where answers are not looked for."""
 
     count: int
     zeros: int
     sample: np.ndarray
-    largest: np.ndarray
+    scores: np.ndarray
     rows: np.ndarray
     similarity: np.ndarray
     nearest: np.ndarray
 
 
 @dataclass(frozen=True)
-class _Look:
+class _ReadShard:
     """What a worker does with a shard in a fit. share: of the rows, for the sample."""
 
     bank: np.ndarray
@@ -243,7 +246,7 @@ class _Look:
     share: float
     finds_answers: bool
 
-    def __call__(self, number: int, shard: Shard) -> _Seen:
+    def __call__(self, number: int, shard: Shard) -> _Summary:
         dim, none = self.bank.shape[1], np.empty(0)
         whole = vectors = None
         try:
@@ -254,30 +257,32 @@ class _Look:
         except OSError as error:
             raise InputError(f"{shard.name} cannot be read: {error.strerror or error}") from None
         if vectors is None:
-            return _Seen(0, 0 if whole is None else whole.rows, np.empty((0, dim), np.float32), none, none, none, none)
+            zeros = 0 if whole is None else whole.rows
+            return _Summary(0, zeros, np.empty((0, dim), np.float32), none, none, none, none)
         if vectors.dim != dim:
             raise InputError(
                 f"{vectors.name} has {vectors.dim} dimensions, the bank has {dim}; embed both with one model"
             )
-        kept = np.random.default_rng([0, number]).random(vectors.rows) < self.share
-        top, found = TopK(SPACINGS + 1), (none, none)
+        drawn = np.flatnonzero(np.random.default_rng([0, number]).random(vectors.rows) < self.share)
+        top, nearest = TopK(SPACINGS + 1), (none, none)
         search(self.surveyed, vectors, self.metric, self.compute, top)
         if self.finds_answers:
-            found = nearest_targets(Similarities(self.bank, self.metric, self.compute), [vectors])
+            nearest = nearest_targets(Similarities(self.bank, self.metric, self.compute), [vectors])
         zeros = vectors.left_out if isinstance(vectors, Directed) else 0
-        return _Seen(vectors.rows, zeros, vectors.select(np.flatnonzero(kept)), top.scores[0], top.rows[0], *found)
+        return _Summary(vectors.rows, zeros, vectors.select(drawn), top.scores[0], top.rows[0], *nearest)
 
 
-def _answers(given: FitInput, looks: Sequence[_Seen]) -> Answers | None:
+def _find_answers(fit_input: FitInput, parts: Sequence[_Summary]) -> Answers | None:
     """Of the nearest targets of all shards, and of the target bank."""
-    if min(len(given.query_bank), sum(seen.count for seen in looks)) < SMALLEST_LOG:
+    if min(len(fit_input.query_bank), sum(part.count for part in parts)) < SMALLEST_LOG:
         return None
-    similarities = Similarities(given.query_bank, given.metric, given.compute)
-    found, first = [(seen.similarity, seen.nearest, seen.count) for seen in looks], 0
-    if given.target_bank is not None:
-        found.append((*nearest_targets(similarities, [given.target_bank_vectors]), len(given.target_bank)))
+    similarities = Similarities(fit_input.query_bank, fit_input.metric, fit_input.compute)
+    nearest_of, first = [(part.similarity, part.nearest, part.count) for part in parts], 0
+    if fit_input.target_bank is not None:
+        similarity, nearest = nearest_targets(similarities, [fit_input.target_bank_vectors])
+        nearest_of.append((similarity, nearest, len(fit_input.target_bank)))
     levels, rows = np.full(similarities.m, -np.inf), np.zeros(similarities.m, np.int64)
-    for similarity, nearest, count in found:
+    for similarity, nearest, count in nearest_of:
         rows = np.where(similarities.reached(similarity) > levels, nearest + first, rows)
         levels, first = np.maximum(levels, similarity), first + count
     return Answers.of(levels, rows)

@@ -30,10 +30,10 @@ from hubplugin.validation import (
     cross_validate,
     fit_rows,
     folds_of,
+    paraphrase_folds,
     require_enough,
     sample_of,
     with_rows,
-    wordings_of,
 )
 from hubplugin.vectors import VectorLike, as_vectors
 
@@ -43,7 +43,7 @@ the default gains 1.0 points of R@1 on the logs of docs/banks.md, where 300 gain
 `examples/data` one lowers hubness by more than chance, of four draws of 100 three do, of 16 draws of 150 to 1,200 all
 do."""
 
-FEWEST_WORDINGS = 50
+FEWEST_PARAPHRASES = 50
 """Other wordings of targets that stay asked for, below which nothing is said of what was asked before."""
 
 SMALLEST_PAIRED, SMALLEST = 200, 400
@@ -101,8 +101,8 @@ class Trial(Figures):
     def change_of_skewness(self) -> str:
         """With its 95 % interval, of held-out queries that are drawn anew."""
         low, high = (self.skewness - self.raw.skewness + side * 1.96 * self.noise for side in (-1, 1))
-        told = f"hubness (skewness) goes {_change(self.raw.skewness, self.skewness)}"
-        return f"{told} on {self.queries:,} held-out queries (a change of {low:+.2f} to {high:+.2f})"
+        change = f"hubness (skewness) goes {_change(self.raw.skewness, self.skewness)}"
+        return f"{change} on {self.queries:,} held-out queries (a change of {low:+.2f} to {high:+.2f})"
 
     def __str__(self) -> str:
         verdict = "refused: " + "; ".join(self.objections) if self.objections else "passed"
@@ -130,13 +130,14 @@ def judge(
 ) -> Trial:
     """What a correction would change on held-out bank queries, and what speaks against it; arguments as in `fit`.
 
-    `Trial.require_passed` raises CorrectionRefused where there is an objection, as `hubplugin.apply` does.
+    `Trial.require_passed` raises CorrectionRefused where there is an objection, as `hubplugin.apply` does. Raises
+    InputError for anything that cannot be used. There is an objection
 
-    There is an objection if the bank is of the wrong kind (see `BankProfile`). With known answers, if R@1 of held-out
-    queries falls beyond chance, or, with 200 of them, neither it nor the mean rank of their targets gets better. Of a
-    log whose answers are known, also if R@1 of other wordings of what it asked for falls beyond chance.
-    With another method than `blend`, if the bank is small, if it looks like a log and the method keeps its answers, or,
-    without pairs or clicks, if hubness does not fall. Raises InputError for anything that cannot be used.
+    - if the bank is of the wrong kind, see `BankProfile`;
+    - with known answers, if R@1 of held-out queries falls beyond chance, or, with 200 of them, neither it nor the mean
+      rank of their targets gets better; of a log, also if R@1 of other wordings of what it asked for falls;
+    - with another method than `blend`, if the bank is small, if it looks like a log and the method keeps its answers,
+      or, without known answers, if hubness does not fall.
     """
     if seed < 0:
         raise InputError(Parameter("seed", seed), ": expected 0 or more")
@@ -147,57 +148,57 @@ def judge(
 def require_kind(bank: PreparedBank) -> BankProfile:
     """What kind of bank it is; raises CorrectionRefused where that speaks against it. It costs a few products of
     samples, and comes before anything is fitted."""
-    seen = profile_of(bank)
-    if seen.objection:
-        raise CorrectionRefused(seen.objection, *_ways_out(_remedy(seen)))
-    return seen
+    bank_profile = profile_of(bank)
+    if bank_profile.objection:
+        raise CorrectionRefused(bank_profile.objection, *_ways_out(_remedy(bank_profile)))
+    return bank_profile
 
 
 def profile_of(bank: PreparedBank, seed: int = 0) -> BankProfile:
     """What kind of bank it is. Pairs and clicks tell what each query asks for, so documents may ask by them."""
     require_enough(len(bank.distinct))
     rows, sample = np.random.default_rng(seed).permutation(bank.distinct)[: 2 * fit_rows(bank)], sample_of(bank, seed)
-    known = bank.known is not None
+    known = bank.known_answers is not None
     return profile(bank, bank.query_bank[rows], sample, known, _is_answered(bank, sample), seed)
 
 
-def check(bank: PreparedBank, method: Method, seen: BankProfile, learned: Configuration = None) -> Trial:
+def check(bank: PreparedBank, method: Method, bank_profile: BankProfile, learned: Configuration = None) -> Trial:
     """`judge_by`; raises CorrectionRefused where there is an objection. seen: by `require_kind`."""
-    return judge_by(bank, method, 0, seen, learned).require_passed()
+    return judge_by(bank, method, 0, bank_profile, learned).require_passed()
 
 
 def judge_by(
     bank: PreparedBank,
     method: Method,
     seed: int = 0,
-    seen: BankProfile | None = None,
+    bank_profile: BankProfile | None = None,
     learned: Configuration = None,
 ) -> Trial:
-    """`judge`, of a bank that may have been `seen` already. learned: what is tried in the place of `method` alone."""
+    """`judge`, of a bank whose `bank_profile` may be known. learned: what is tried in the place of `method` alone."""
     # Without answers nothing but its kind speaks against a bank for the default.
-    count = FEWER if bank.known is None and isinstance(method, Blend) else FOLDS
-    tried = learned or method
-    margins = cross_validate([None, tried], bank, folds_of(bank, seed, count), seed)
-    seen, corrected = seen or profile_of(bank, seed), Figures.of([margins], 1, method)
-    trial = Trial(**vars(corrected), raw=Figures.of([margins], 0, None), noise=margins.noise(0, 1), bank=seen)
-    objections = [*([seen.objection] if seen.objection else []), *objections_to_method(method, trial)]
+    count = FEWER if bank.known_answers is None and isinstance(method, Blend) else FOLDS
+    configuration = learned or method
+    margins = cross_validate([None, configuration], bank, folds_of(bank, seed, count), seed)
+    bank_profile, corrected = bank_profile or profile_of(bank, seed), Figures.of([margins], 1, method)
+    trial = Trial(**vars(corrected), raw=Figures.of([margins], 0, None), noise=margins.noise(0, 1), bank=bank_profile)
+    objections = [*([bank_profile.objection] if bank_profile.objection else []), *objections_to_method(method, trial)]
     objections += objections_to_recall(trial)
     if _is_answered(bank, sample_of(bank, seed)):
-        trial = replace(trial, asked=other_wordings(bank, learned or method.resolve(bank), seed))
+        trial = replace(trial, asked=try_paraphrases(bank, learned or method.resolve(bank), seed))
         if trial.asked is not None and trial.asked.change.sign < 0:
             objections.append(f"what was asked before is harmed: {trial.asked}")
-    return replace(trial, objections=tuple(objections), notes=(*small_bank(seen.distinct), *_notes(trial)))
+    return replace(trial, objections=tuple(objections), notes=(*small_bank(bank_profile.distinct), *_notes(trial)))
 
 
-def other_wordings(bank: PreparedBank, tried: Configuration, seed: int = 0) -> Side | None:
+def try_paraphrases(bank: PreparedBank, tried: Configuration, seed: int = 0) -> Side | None:
     """R@1 of held-out wordings of targets that the log asks for in others, too; None of a log that has few of them.
     tried: a method is resolved on the whole bank and gallery."""
     if len(bank.distinct) < FEW:
         return None
-    again = wordings_of(bank, seed)
-    if sum(len(fold.held) for fold in again) < FEWEST_WORDINGS:
+    folds = paraphrase_folds(bank, seed)
+    if sum(len(fold.test) for fold in folds) < FEWEST_PARAPHRASES:
         return None
-    return change_of([cross_validate([None, tried], bank, again, seed)], 0, 1, "other wordings")
+    return change_of([cross_validate([None, tried], bank, folds, seed)], 0, 1, "other wordings")
 
 
 def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:
@@ -212,14 +213,14 @@ def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:
 
 def objections_to_recall(trial: Trial) -> list[str]:
     """With known answers R@1 and the mean rank decide; of a few queries they say nothing."""
-    right, rank, before = trial.right, trial.rank, trial.raw.rank
-    if right is None or rank is None or before is None:
+    right, rank, raw_rank = trial.right, trial.rank, trial.raw.rank
+    if right is None or rank is None or raw_rank is None:
         return []
     recall = f"R@1 of held-out bank queries goes {_change(100 * right.before, 100 * right.after)}"
     if right.change.sign < 0:
         return [recall]
-    if right.change.value <= 0 and rank >= before and trial.queries >= SMALLEST_PAIRED:
-        return [f"{recall}, and the mean rank of their targets {_change(before, rank)}"]
+    if right.change.value <= 0 and rank >= raw_rank and trial.queries >= SMALLEST_PAIRED:
+        return [f"{recall}, and the mean rank of their targets {_change(raw_rank, rank)}"]
     return []
 
 
@@ -245,11 +246,11 @@ def _objections_to_size(method: Method, distinct: int, paired: bool) -> list[str
 def _notes(trial: Trial) -> list[str]:
     notes = [trial.bank.doubt] if trial.bank.doubt else []
     if not trial.measurable:
-        told = f"no effect can be measured: {trial.change_of_skewness()}"
+        line = f"no effect can be measured: {trial.change_of_skewness()}"
         if trial.right is not None:
-            told += f", R@1 {_change(100 * trial.right.before, 100 * trial.right.after)}"
-            told += f" (+- {196 * trial.right.error:.1f})"
-        return [*notes, told]
+            line += f", R@1 {_change(100 * trial.right.before, 100 * trial.right.after)}"
+            line += f" (+- {196 * trial.right.error:.1f})"
+        return [*notes, line]
     notes += [trial.change_of_skewness()] if trial.skewness > trial.raw.skewness else []
     return notes if trial.asked is None or not trial.asked.change.sign else [*notes, f"asked before: {trial.asked}"]
 
@@ -267,7 +268,7 @@ def require_size(bank: PreparedBank, method: Method) -> None:
         require_enough(distinct)
     except InputError as error:
         raise CorrectionRefused(*error.args, *_ways_out(COLLECT)) from None
-    for objection in _objections_to_size(method, distinct, bank.known is not None):
+    for objection in _objections_to_size(method, distinct, bank.known_answers is not None):
         raise CorrectionRefused(objection, *_ways_out(USE_BLEND))
 
 
@@ -303,5 +304,5 @@ def _ways_out(mend: Parts) -> Parts:
     return ("; nothing was changed: ", *mend, ", or apply it all the same with ", Parameter("force", True))
 
 
-def _change(before: float, after: float) -> str:
-    return f"from {before:.2f} to {after:.2f}"
+def _change(first: float, second: float) -> str:
+    return f"from {first:.2f} to {second:.2f}"

@@ -11,20 +11,20 @@ from pydantic import Field, InstanceOf, computed_field
 
 from hubplugin.bank import PreparedBank, own_share
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
-from hubplugin.guard import FEWEST_WORDINGS
+from hubplugin.guard import FEWEST_PARAPHRASES
 from hubplugin.measures.significance import Side
 from hubplugin.methods import FitInput, Method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap
 from hubplugin.validation import (
-    Correction,
     Fold,
-    Left,
     Margins,
+    OffsetsAndMap,
+    Training,
     change_of,
     cross_validate,
-    folds,
     folds_within,
+    make_folds,
 )
 from hubplugin.vectors import Vectors, draw_sample, prepare_blocks
 
@@ -69,13 +69,13 @@ def pairs_of(bank: PreparedBank, what: str = "the bank", fewest: int = FEWEST_PA
 
     Raises InputError where it has less than `fewest`, CorrectionRefused where they are no pairs of this gallery.
     """
-    known = bank.known
+    known = bank.known_answers
     if known is None:
         raise InputError("learn=True learns from what each query asks for: pass a Bank with ", Parameter("answers"))
     rows = np.flatnonzero(known >= 0)
     first = {(bank.query_bank[row].tobytes(), int(known[row])): row for row in rows[::-1]}
     rows = np.sort(np.fromiter(first.values(), np.int64, len(first)))
-    queries, own, targets = Left(bank, bank, rows).pairs
+    queries, own, targets = Training(bank, bank, rows).pairs
     if len(rows) < fewest or len(targets) < FEWEST_TARGETS:
         raise InputError(
             f"{what} has {len(rows)} different pairs of {len(targets)} targets; learn=True needs {fewest} pairs of "
@@ -137,11 +137,11 @@ class Learning:
         terms = tuple(replace(term, bank=given.query_bank) if term.bank is asked else term for term in model.terms)
         return model.replace(terms=terms, query_map=query_map, bank_fingerprint=given.fingerprint)
 
-    def __call__(self, left: Left) -> list[Correction]:
+    def __call__(self, left: Training) -> list[OffsetsAndMap]:
         """What the pairs that a fold leaves teach, and the offsets of its bank as they map it."""
         query_map = self.query_map(*left.pairs)
-        model = self.fit(left.given, query_map)
-        return [(model.raw_offsets(left.given.require_targets("learn"), left.given.compute), query_map)]
+        model = self.fit(left.fit_input, query_map)
+        return [(model.raw_offsets(left.fit_input.require_targets("learn"), left.fit_input.compute), query_map)]
 
 
 NOTHING = "the pairs taught nothing beyond the offsets: queries are not mapped"
@@ -201,7 +201,7 @@ def taught(configuration: Method, bank: PreparedBank, judged: PreparedBank | Non
     number = int(np.ravel_multi_index(best, (len(hows), len(STRENGTHS), len(SHARES))))
     figures = {side: change_of([each], 0, number, WHAT[side]) for side, each in margins.items()}
     how = replace(hows[best[0]], strength=STRENGTHS[best[1]], share=SHARES[best[2]])
-    query_map = how.query_map(*Left(bank, bank, rows).pairs)
+    query_map = how.query_map(*Training(bank, bank, rows).pairs)
     if query_map is not None:
         how = replace(how, method=configuration.resolve(replace(bank, query_bank=query_map.of_bank(bank.query_bank))))
     model = how.fit(bank, query_map)
@@ -220,12 +220,12 @@ def _by_base(margins: Margins) -> np.ndarray:
     return margins.margins.reshape(-1, len(STRENGTHS), len(SHARES), margins.margins.shape[1])
 
 
-def strengths_of(how: Learning) -> Callable[[Left], list[Correction]]:
+def strengths_of(how: Learning) -> Callable[[Training], list[OffsetsAndMap]]:
     """All strengths of a map, each beside all shares of the offsets of the bank as it is, or whitened."""
 
-    def tried(left: Left) -> list[Correction]:
+    def tried(left: Training) -> list[OffsetsAndMap]:
         queries, own, targets = left.pairs
-        offsets = how.method.raw_offsets(replace(left.given, query_bank=how.whitened(left.given.query_bank)))
+        offsets = how.method.raw_offsets(replace(left.fit_input, query_bank=how.whitened(left.fit_input.query_bank)))
         w = learned(how.whitened(queries), own, targets, how.tau)
         maps = [replace(how, strength=each).map_by(w, len(queries)) for each in STRENGTHS]
         return [(share * offsets, each) for each in maps for share in SHARES]
@@ -239,7 +239,7 @@ def sides_of(
     """The pairs that are learned from and tried, and by side their folds: "other", where the target of a query was
     never among the learned; and "asked", other wordings of targets that stay asked for, where there are enough.
     rows: of the bank's pairs. judged: of whose pairs is tried what is learned from the bank's."""
-    assert bank.known is not None
+    assert bank.known_answers is not None
     rng, both, tried = np.random.default_rng(0), bank, rows
     if judged is not None:
         if bank.clicks is None or judged.clicks is None:
@@ -247,21 +247,21 @@ def sides_of(
         tried = len(bank.query_bank) + pairs_of(judged, "the judged bank", FEWEST_JUDGED)
         queries = np.concatenate([bank.query_bank, judged.query_bank])
         both = replace(bank, query_bank=queries, clicks=np.concatenate([bank.clicks, judged.clicks]))
-    known, order = both.known, rng.permutation(tried)
+    known, order = both.known_answers, rng.permutation(tried)
     assert known is not None
     numbers, target = np.unique(known, return_inverse=True)
     fold_of = (rng.permutation(len(numbers)) % FOLDS)[target.reshape(-1)]
     held = [order[fold_of[order] == number][: PROBES // FOLDS] for number in range(FOLDS)]
     other = [Fold(rows[fold_of[rows] != number], each) for number, each in enumerate(held)]
     if judged is None:
-        again = folds(order, folds_within(known[order], FOLDS), PROBES)
+        again = make_folds(order, folds_within(known[order], FOLDS), PROBES)
     else:
         looked_at = {query.tobytes() for query in both.query_bank[tried]}
         seen = rows[[query.tobytes() not in looked_at for query in both.query_bank[rows]]]
         again = [Fold(seen, order[np.isin(known[order], known[seen])][:PROBES])]
-    unanswered = np.flatnonzero(bank.known < 0)  # of which offsets are fitted, too
-    other, again = ([Fold(np.union1d(each.seen, unanswered), each.held) for each in side] for side in (other, again))
-    enough = sum(len(fold.held) for fold in again) >= FEWEST_WORDINGS
+    unanswered = np.flatnonzero(bank.known_answers < 0)  # of which offsets are fitted, too
+    other, again = ([Fold(np.union1d(each.train, unanswered), each.test) for each in side] for side in (other, again))
+    enough = sum(len(fold.test) for fold in again) >= FEWEST_PARAPHRASES
     return both, {"other": other, "asked": again} if enough else {"other": other}
 
 

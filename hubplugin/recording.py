@@ -19,9 +19,10 @@ import struct
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,15 +91,15 @@ class Recorded(Sliceable):
     None if nothing was clicked. `hubplugin.Bank(recorded, recorded.answers)` is a bank that knows them.
     """
 
-    def __init__(self, folder: Path, sample: tuple[Any, ...], rows: list[Any], clicks: dict[str, dict[int | str, int]]):
+    def __init__(self, name: str, sample: tuple[Any, ...], rows: list[Any], clicks: dict[str, dict[int | str, int]]):
         dim, bound, self.seen, self.first, self.last = sample
-        vectors = np.frombuffer(b"".join(row[1] for row in rows), np.float32).reshape(len(rows), dim)
-        super().__init__(f"recorded queries ({folder})", vectors, vectors.shape, np.asarray)
-        self.ids = [row[0] for row in rows]
-        self.times = np.array([row[2] for row in rows])
-        self.texts = [row[3] for row in rows] if any(row[3] is not None for row in rows) else None
+        ids, contents, times, texts = (list(column) for column in zip(*rows, strict=True))
+        vectors = np.frombuffer(b"".join(contents), np.float32).reshape(len(rows), dim)
+        super().__init__(name, vectors, vectors.shape, np.asarray)
+        self.ids, self.times = ids, np.array(times)
+        self.texts = texts if any(text is not None for text in texts) else None
         self.different = len(rows) if bound == ALL else round(len(rows) * 2**64 / (int(bound, 16) or 1))
-        self.clicks = [clicks.get(id, {}) for id in self.ids]
+        self.clicks = [clicks.get(id, {}) for id in ids]
         most = [max(counts, key=lambda target: counts[target], default=-1) for counts in self.clicks]
         self.answers = np.array(most, object) if any(self.clicks) else None
 
@@ -110,31 +111,37 @@ def folder_within(folder: str | os.PathLike[str], *names: str) -> Path:
 
 
 def read(folder: str | os.PathLike[str], dim: int | None = None, since: float | None = None) -> Recorded | None:
-    """What is recorded in `folder`, by whichever processes, as one uniform sample; None if that is nothing.
+    """Reads what was recorded in `folder`, by whichever processes, as one uniform sample; None if that is nothing.
 
-    dim: leaves out queries of other dimensions, which an earlier model has embedded; by default those that were asked
-    last are read. since: leaves out what was not asked after that moment (Unix seconds).
-    Raises StoreError where the file is damaged or cannot be read.
+    Args:
+        dim: leaves out queries of other dimensions, which an earlier model has embedded. By default the dimension that
+            was asked last is read.
+        since: leaves out what was not asked after that moment (Unix seconds).
+
+    Raises:
+        StoreError: the file is damaged, or cannot be read.
     """
-    with _opened(Path(folder), "BEGIN") as record:
+    with _transaction(Path(folder), "BEGIN") as record:
         latest = "SELECT * FROM samples WHERE dim = ifnull(?, dim) ORDER BY last DESC LIMIT 1"
         sample = None if record is None else record.execute(latest, (dim,)).fetchone()
         if record is None or sample is None:
             return None
-        (said,) = record.execute("PRAGMA quick_check(1)").fetchone()  # which looks at each CHECK of the tables, too
-        asked = "SELECT id, vector, time, text FROM queries WHERE dim = ? AND time >= ifnull(?, time) ORDER BY id"
-        rows = record.execute(asked, (sample[0], since)).fetchall() if said == "ok" else []
-        if said != "ok" or any(_id(row[1]) != row[0] or not _has_direction(row[1]) for row in rows):
-            raise ValueError(said if said != "ok" else "a vector is not the one that was written")
-        clicks: dict[str, dict[int | str, int]] = {}
+        (check,) = record.execute("PRAGMA quick_check(1)").fetchone()  # which looks at each CHECK of the tables, too
+        if check != "ok":
+            raise ValueError(check)
+        queries = "SELECT id, vector, time, text FROM queries WHERE dim = ? AND time >= ifnull(?, time) ORDER BY id"
+        rows = record.execute(queries, (sample[0], since)).fetchall()
+        if any(_id(vector) != id for id, vector, *_ in rows):
+            raise ValueError("a vector is not the one that was written")
+        clicks = defaultdict[str, dict[int | str, int]](dict)
         for id, target, count in record.execute("SELECT id, target, count FROM clicks ORDER BY rowid"):
-            clicks.setdefault(id, {})[as_target(target)] = count
-        return Recorded(Path(folder), sample, rows, clicks) if rows else None
+            clicks[id][as_target(target)] = count
+        return Recorded(f"recorded queries ({folder})", sample, rows, clicks) if rows else None
 
 
 def clear(folder: str | os.PathLike[str]) -> None:
     """Deletes what is recorded in `folder`. Recorders that are running notice, and begin anew."""
-    with _opened(Path(folder)) as record:
+    with _transaction(Path(folder)) as record:
         if record is not None:
             for table in ADD:
                 record.execute(f"DELETE FROM {table}")
@@ -146,14 +153,14 @@ def thin(folder: str | os.PathLike[str], size: int) -> None:
     as thin a sample."""
     if size < 1:
         raise InputError(f"cannot keep {size} queries; at least 1 is needed")
-    with _opened(Path(folder)) as record:
+    with _transaction(Path(folder)) as record:
         if record is not None:
             _keep(record, size)
 
 
 def _keep(record: sqlite3.Connection, size: int) -> None:
-    for each in KEEP:
-        record.execute(each, {"size": size})
+    for statement in KEEP:
+        record.execute(statement, {"size": size})
 
 
 def _begin_anew(record: sqlite3.Connection) -> None:
@@ -161,29 +168,24 @@ def _begin_anew(record: sqlite3.Connection) -> None:
 
 
 @contextmanager
-def _opened(folder: Path, begin: str = "BEGIN IMMEDIATE", make: bool = False) -> Iterator[sqlite3.Connection | None]:
+def _transaction(
+    folder: Path, begin: str = "BEGIN IMMEDIATE", create: bool = False
+) -> Iterator[sqlite3.Connection | None]:
     """The record in `folder`, in one transaction; None where there is none, unless it is to be made.
 
     No connection outlives its transaction, so that none is carried over a fork. There is no WAL, which needs memory
     that all writers share. Raises StoreError, and OSError where no file can be made.
     """
     path = folder / FILE
-    with _making:
-        if make:
+    with _creating:
+        if create:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with suppress(FileExistsError):
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))  # which follows no link
+                path.touch(0o600, exist_ok=False)  # which follows no link
     if not os.path.lexists(path):
         yield None
         return
-    # SQLite would write to what is somebody else's, give it away, or delete it.
-    for each in (path, *(path.with_name(f"{FILE}-{kind}") for kind in ("wal", "shm", "journal"))):
-        if not alone(each, missing=True):
-            raise StoreError(f"{each} is a link, or no file; delete it: a record is only a sample")
-    with suppress(FileNotFoundError), each.open("rb") as journal:  # another process may have finished with it
-        journal.seek(max(os.fstat(journal.fileno()).st_size - len(JOURNAL_OF_SEVERAL), 0))
-        if journal.read() == JOURNAL_OF_SEVERAL:
-            raise StoreError(f"{each} names another file, which SQLite would delete; delete the journal")
+    _require_own(path)
     try:
         url = f"{path.absolute().as_uri()}?mode=rw"
         with closing(sqlite3.connect(url, PATIENCE, isolation_level=None, uri=True)) as record:
@@ -192,18 +194,29 @@ def _opened(folder: Path, begin: str = "BEGIN IMMEDIATE", make: bool = False) ->
             record.execute("PRAGMA secure_delete = ON")  # what is forgotten is overwritten
             record.execute(begin)
             tables = [sql for (sql,) in record.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL")]
-            if make and not tables:
+            if create and not tables:
                 for table in SCHEMA:
                     record.execute(table)
                 _begin_anew(record)
             elif tables and tables != SCHEMA:
                 raise ValueError("its tables are not those of this version")
-            yield record if tables or make else None
+            yield record if tables or create else None
             record.execute("COMMIT")
     except sqlite3.OperationalError as error:
         raise StoreError(f"{path} cannot be used now ({error}); try again") from None
     except (sqlite3.Error, ValueError) as error:
         raise StoreError(f"{path} is damaged ({one_line(error)}); delete it: it is only a sample") from None
+
+
+def _require_own(path: Path) -> None:
+    """Raises StoreError for what is somebody else's: SQLite would write to it, give it away, or delete it."""
+    journal = path.with_name(f"{FILE}-journal")
+    for file in (path, path.with_name(f"{FILE}-wal"), path.with_name(f"{FILE}-shm"), journal):
+        if not alone(file, missing=True):
+            raise StoreError(f"{file} is a link, or no file; delete it: a record is only a sample")
+    with suppress(FileNotFoundError):  # another process may have finished with it
+        if journal.read_bytes().endswith(JOURNAL_OF_SEVERAL):
+            raise StoreError(f"{journal} names another file, which SQLite would delete; delete the journal")
 
 
 def _has_direction(vector: bytes) -> bool:
@@ -229,10 +242,8 @@ def _id(vector: bytes) -> str:
 def as_id(search: str) -> str:
     """The id of a search, as it was given; raises InputError for other texts, without repeating them."""
     if len(search) != 16 or not set(search) <= set("0123456789abcdef"):
-        length = len(search)
-        raise InputError(
-            f"expected a query's vector, or its id of 16 hexadecimal digits; got a text of {length} characters"
-        )
+        expected = "a query's vector, or its id of 16 hexadecimal digits"
+        raise InputError(f"expected {expected}; got a text of {len(search)} characters")
     return search
 
 
@@ -248,15 +259,15 @@ def as_target(target: object) -> int | str:
 
 
 @dataclass
-class Heard:
-    """What a recorder has heard since it wrote last: how many queries of `dim` dimensions were `seen`, those whose ids
-    are below `bound` by their ids, as rows of the table, and clicks."""
+class Unwritten:
+    """Queries of one dimension that a recorder has not written: how many were `seen`, from `first` to `last`, and those
+    whose ids are below `bound`, as rows of the table by their ids."""
 
-    dim: int = 0
     bound: str = ALL
     seen: int = 0
-    asked: dict[str, tuple[int, str, bytes, float, str | None]] = field(default_factory=dict)
-    clicks: list[tuple[str, str, float]] = field(default_factory=list)
+    first: float = 0.0
+    last: float = 0.0
+    rows: dict[str, tuple[int, str, bytes, float, str | None]] = field(default_factory=dict)
 
 
 class Recorder:
@@ -266,16 +277,22 @@ class Recorder:
         recorder.add(queries)                         # beside each index.search(queries, k)
         recorder.click(query, 4711)                   # where somebody clicked what the search found
 
-    folder: where the sample lies, on a disk of this machine: the locks of network disks cannot be trusted.
-    `hubplugin.apply` and `hubplugin bank` read it. Any number of processes may record to it at the same time, and go on
-    after a restart. size: how many different queries are kept, drawn at random from all that were ever asked, each
-    counted once; 10,000, or 15 MB at 384 dimensions. texts: whether the texts that come with queries are kept, too; by
-    default they are not, since people write private things. seconds: between one writing to the disk and the next,
-    which a thread of its own does. collections: of a Qdrant client, those whose queries are kept, by their names or as
-    searches name them; all by default.
-
     Nothing that goes wrong while recording is raised: a folder that cannot be written is one line in the log.
-    Raises InputError for a `size` or `seconds` that is not above 0, and for one text as `collections`.
+
+    Args:
+        folder: where the sample lies, on a disk of this machine: the locks of network disks cannot be trusted. Any
+            number of processes may record to it at the same time, and go on after a restart. `hubplugin.apply` and
+            `hubplugin bank` read it.
+        size: how many different queries are kept, drawn at random from all that were ever asked, each counted once;
+            10,000 take 15 MB at 384 dimensions.
+        texts: whether the texts that come with queries are kept, too. By default they are not, since people write
+            private things.
+        seconds: between one writing to the disk and the next, which a thread of its own does.
+        collections: of a Qdrant client, those whose queries are kept, by their names or as searches name them; all by
+            default.
+
+    Raises:
+        InputError: `size` or `seconds` is not above 0, or `collections` is one text.
     """
 
     def __init__(
@@ -291,12 +308,13 @@ class Recorder:
             raise InputError(f"collections={collections!r}: expected a list of names, such as [{collections!r}]")
         if size < 1 or seconds <= 0:
             raise InputError(f"a recorder needs a size and seconds above 0; given: size={size!r}, seconds={seconds!r}")
-        self.folder, self.size, self.texts, self.seconds = Path(folder), size, texts, seconds
+        self.folder = Path(folder).absolute()  # a program may change its folder before it ends
+        self.size, self.texts, self.seconds = size, texts, seconds
         self.collections = None if collections is None else frozenset(collections)
         self._within: dict[tuple[str, ...], Recorder] = {}
         self._begin()
         _ALL.add(self)
-        there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.is_dir())
+        there = next(path for path in (self.folder, *self.folder.parents) if path.is_dir())
         if lack := lack_of_room(there):
             self.fail(StoreError(f"cannot write in {str(there)!r}: {lack}"))
 
@@ -306,7 +324,8 @@ class Recorder:
         self._timer: threading.Timer | None = None
         self._failed = set[str]()
         self._epoch: int | None = None  # the user_version of the record that it goes on with
-        self._heard = Heard()
+        self._unwritten = defaultdict[int, Unwritten](Unwritten)  # by dimension
+        self._clicks = list[tuple[str, str, float]]()
 
     def add(self, queries: VectorLike, text: str | None = None) -> None:
         """One query [d] was asked, or several [m, d]. Never raises.
@@ -323,18 +342,16 @@ class Recorder:
             self.fail(error)
 
     def _add(self, vector: bytes, text: str | None) -> None:
-        id, dim = _id(vector), len(vector) // 4
+        id, dim, now = _id(vector), len(vector) // 4, time.time()
         with self._adding:
-            heard = self._heard
-            if dim != heard.dim:  # another model embeds queries from now on, or these are the first
-                heard = self._heard = Heard(dim, clicks=heard.clicks)
-            heard.seen += 1
-            if id < heard.bound and _has_direction(vector):
-                before = heard.asked.get(id)
-                heard.asked[id] = (dim, id, vector, time.time(), before[4] if before and text is None else text)
-                if len(heard.asked) > 2 * self.size:
-                    ids = sorted(heard.asked)
-                    heard.bound, heard.asked = ids[self.size], {id: heard.asked[id] for id in ids[: self.size]}
+            part = self._unwritten[dim]
+            part.seen, part.first, part.last = part.seen + 1, part.first or now, now
+            if id < part.bound and _has_direction(vector):
+                previous = part.rows.get(id)
+                part.rows[id] = (dim, id, vector, now, previous[4] if previous and text is None else text)
+                if len(part.rows) > 2 * self.size:
+                    ids = sorted(part.rows)
+                    part.bound, part.rows = ids[self.size], {id: part.rows[id] for id in ids[: self.size]}
             self._write_later()
 
     def _write_later(self) -> None:
@@ -365,8 +382,8 @@ class Recorder:
             id, clicked = as_id(query if isinstance(query, str) else self.id_of(query)), str(as_target(target))
             clicked.encode()  # what no database takes would keep all other clicks out
             with self._adding:
-                if len(self._heard.clicks) < MOST_CLICKS:
-                    self._heard.clicks.append((id, clicked, time.time()))
+                if len(self._clicks) < MOST_CLICKS:
+                    self._clicks.append((id, clicked, time.time()))
                 self._write_later()
         except Exception as error:
             self.fail(error, "a click is")
@@ -381,17 +398,17 @@ class Recorder:
         Raises InputError for what is no id, StoreError where a file cannot be read or written, which is then left as
         it is, and OSError where none can be made.
         """
-        named, count = {as_id(each) for each in ids}, 0
+        forgotten, count = {as_id(id) for id in ids}, 0
         for recorder in (self, *self._within.values()):
             recorder._write()  # or what is in memory would be written after it was forgotten
         for folder in sorted({self.folder, *(path.parent for path in self.folder.rglob(FILE))}):
-            with _opened(folder) as record:
+            with _transaction(folder) as record:
                 if record is not None:
                     _begin_anew(record)
-                    for id in named:
-                        tables = ("queries", "clicks")
-                        deleted = [record.execute(f"DELETE FROM {table} WHERE id = ?", (id,)) for table in tables]
-                        count += any(each.rowcount > 0 for each in deleted)
+                    for id in forgotten:
+                        rows = record.execute("DELETE FROM queries WHERE id = ?", (id,)).rowcount
+                        clicks = record.execute("DELETE FROM clicks WHERE id = ?", (id,)).rowcount
+                        count += rows + clicks > 0
         self.flush()
         return count
 
@@ -410,33 +427,34 @@ class Recorder:
                 if self._timer is not None:
                     self._timer.cancel()
                     self._timer = None
-                heard = self._heard
-                seen, asked, clicks = heard.seen, dict(heard.asked), list(heard.clicks)
-            if self._epoch is None and not (seen or clicks):
+                parts = {dim: replace(part, rows=dict(part.rows)) for dim, part in self._unwritten.items() if part.seen}
+                clicks = list(self._clicks)
+            if self._epoch is None and not (parts or clicks):
                 return  # no folder is made for nothing
-            with _opened(self.folder, make=True) as record:
+            with _transaction(self.folder, create=True) as record:
                 assert record is not None
                 (epoch,) = record.execute("PRAGMA user_version").fetchone()
                 cleared = self._epoch not in (None, epoch)  # by others, or a query was forgotten
-                if not cleared:
-                    if seen:
-                        now = time.time()
-                        first = min((query[3] for query in asked.values()), default=now)
-                        record.execute(ADD["samples"], (heard.dim, heard.bound, seen, first, now))
-                    record.executemany(ADD["queries"], asked.values())
+                if not cleared and (parts or clicks):
+                    for dim, part in parts.items():
+                        record.execute(ADD["samples"], (dim, part.bound, part.seen, part.first, part.last))
+                        record.executemany(ADD["queries"], part.rows.values())
                     record.executemany(ADD["clicks"], clicks)
-                    if asked or clicks:
-                        _keep(record, self.size)
-                found = record.execute("SELECT bound FROM samples WHERE dim = ?", (heard.dim,)).fetchone()
-            with self._adding:  # what was heard meanwhile is written the next time, and all of it where this fails
+                    _keep(record, self.size)
+                bounds = dict(record.execute("SELECT dim, bound FROM samples"))
+            with self._adding:
                 self._epoch = epoch
-                heard.seen -= seen
-                heard.asked = {id: query for id, query in heard.asked.items() if asked.get(id) is not query}
-                del heard.clicks[: len(clicks)]
                 if cleared:
-                    self._heard = Heard(self._heard.dim)
-                if found is not None and heard.dim == self._heard.dim:
-                    self._heard.bound = min(self._heard.bound, found[0])
+                    self._unwritten.clear()
+                    self._clicks.clear()
+                else:  # what was heard meanwhile is written the next time, and all of it where this fails
+                    del self._clicks[: len(clicks)]
+                    for dim, written in parts.items():
+                        part = self._unwritten[dim]
+                        part.seen -= written.seen
+                        part.rows = {id: row for id, row in part.rows.items() if written.rows.get(id) is not row}
+                for dim, bound in bounds.items():
+                    self._unwritten[dim].bound = min(self._unwritten[dim].bound, bound)
 
     def fail(self, error: Exception, what: str = "queries are") -> None:
         """Says in the log, once until it goes well again, that `what` not recorded."""
@@ -455,13 +473,13 @@ class Recorder:
         if names not in self._within:
             if len(self._within) >= MOST_WITHIN:
                 raise InputError(f"{MOST_WITHIN} samples are kept in it already; {'/'.join(names)} is left out")
-            made = Recorder(folder_within(self.folder, *names), self.size, texts=self.texts, seconds=self.seconds)
-            return self._within.setdefault(names, made)
+            folder = folder_within(self.folder, *names)
+            self._within.setdefault(names, Recorder(folder, self.size, texts=self.texts, seconds=self.seconds))
         return self._within[names]
 
 
 _ALL: weakref.WeakSet[Recorder] = weakref.WeakSet()
-_making = threading.Lock()  # closing a file drops the locks that other threads have on it, those of SQLite too
+_creating = threading.Lock()  # closing a file drops the locks that other threads have on it, those of SQLite too
 
 
 def _flush_all() -> None:
@@ -470,8 +488,8 @@ def _flush_all() -> None:
 
 
 def _begin_all() -> None:
-    global _making
-    _making = threading.Lock()
+    global _creating
+    _creating = threading.Lock()
     for recorder in list(_ALL):
         recorder._begin()
 

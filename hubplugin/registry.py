@@ -46,11 +46,11 @@ def without_secrets(url: str) -> str:
     password, misspelt or in capitals."""
     place, _, options = url.partition("?")
     place = re.sub(r"(//[^/@:]*?)(:|%3a).*@", r"\1@", place, flags=re.IGNORECASE)
-    shown = "&".join(each for each in options.split("&") if SHOWN.fullmatch(each.partition("=")[0]))
+    shown = "&".join(option for option in options.split("&") if SHOWN.fullmatch(option.partition("=")[0]))
     return f"{place}?{shown}" if shown else place
 
 
-def _meant(url: str, known: Collection[str]) -> str | None:
+def _suggest(url: str, schemes: Collection[str]) -> str | None:
     """The store URL that was probably meant by `url`, without what may be a secret in it."""
     bare = re.match(r"[\w.-]+:633[34](/|$)", url)
     try:
@@ -59,13 +59,13 @@ def _meant(url: str, known: Collection[str]) -> str | None:
     except ValueError:
         return None
     scheme = SERVERS.get(parts.scheme)
-    if scheme in known and parts.hostname:
+    if scheme in schemes and parts.hostname:
         names = [
             name for name in (parts.fragment or parts.path).split("/") if name not in ("", "collections", "dashboard")
         ]
         return f"{scheme}://{parts.hostname}{port}/{'/'.join(names) or 'COLLECTION'}"
-    near = get_close_matches(url.partition(":")[0], known, n=1, cutoff=0.75)
-    return f"{near[0]}:..." if near else None
+    close = get_close_matches(url.partition(":")[0], schemes, n=1, cutoff=0.75)
+    return f"{close[0]}:..." if close else None
 
 
 def _way_to_install(entry: EntryPoint) -> str:
@@ -83,24 +83,24 @@ def open_store(url: str) -> Store:
     scheme, colon, _ = url.partition(":")
     if scheme not in adapters():  # perhaps it has been installed since they were listed, which reads every package
         adapters.cache_clear()
-    known = adapters()
-    if not colon or scheme not in known:
-        schemes = ", ".join(f"{name}:..." for name in sorted(known)) or "none installed"
-        given = f"{scheme}:..." if colon else url  # what stands behind it may hold a password
+    installed = adapters()
+    if not colon or scheme not in installed:
+        schemes = ", ".join(f"{name}:..." for name in sorted(installed)) or "none installed"
+        shown = f"{scheme}:..." if colon else url  # what stands behind it may hold a password
         if os.path.isfile(url):
             suffix = url.rpartition(".")[2]
-            store = suffix if suffix in known else "SCHEME"
+            store = suffix if suffix in installed else "SCHEME"
             raise StoreError(f"{url!r} is a file, and a store is named by a URL: {store}:{url}; known: {schemes}")
-        meant = _meant(url, known)
-        hint = f"; did you mean {meant}?" if meant else ""
-        raise StoreError(f"{given!r} is no store URL that an installed adapter knows; known: {schemes}{hint}")
+        suggestion = _suggest(url, installed)
+        hint = f"; did you mean {suggestion}?" if suggestion else ""
+        raise StoreError(f"{shown!r} is no store URL that an installed adapter knows; known: {schemes}{hint}")
     try:
-        opener = cast(Callable[[str], Store], known[scheme].load())
+        opener = cast(Callable[[str], Store], installed[scheme].load())
     except HubpluginError:
         raise
     except ModuleNotFoundError as error:
         raise StoreError(
-            f"{scheme}: needs {error.name}, which is not installed; {_way_to_install(known[scheme])}"
+            f"{scheme}: needs {error.name}, which is not installed; {_way_to_install(installed[scheme])}"
         ) from None
     try:
         return opener(url)

@@ -32,8 +32,8 @@ class Batch:
     under the active correction, NaN where there is none, infinite where it is that of another vector. `foreign` of
     them carry something else where offsets lie, which no correction of this store has written. `place` is the store's
     own, which it wants back with what is written. `groups`: the value by which each target is grouped, None where it
-    has none; see `Store.scan`. `rounding` [b]: by how much each of `offsets` may differ from what was written, None
-    where float32 keeps them."""
+    has none; see `Store.scan`. `rounding`: how far `offsets` may lie from the right ones [b], a function of these;
+    None where float32 keeps them."""
 
     ids: Sequence[Id]
     vectors: np.ndarray
@@ -41,15 +41,14 @@ class Batch:
     place: Id | None = None
     foreign: int = 0
     groups: Sequence[Value] | None = None
-    rounding: np.ndarray | None = None
+    rounding: Callable[[np.ndarray], np.ndarray] | None = None
 
-    def some(self, rows: np.ndarray) -> Batch:
-        """The targets of the row numbers `rows`."""
+    def take(self, rows: np.ndarray) -> Batch:
+        """The targets of the row numbers `rows`, to be written."""
         ids = [self.ids[row] for row in rows.tolist()]
         groups = None if self.groups is None else [self.groups[row] for row in rows.tolist()]
-        rounding = None if self.rounding is None else self.rounding[rows]
         return replace(
-            self, ids=ids, vectors=self.vectors[rows], offsets=self.offsets[rows], groups=groups, rounding=rounding
+            self, ids=ids, vectors=self.vectors[rows], offsets=self.offsets[rows], groups=groups, rounding=None
         )
 
 
@@ -80,7 +79,7 @@ class Explanation:
 
 
 @dataclass(frozen=True)
-class Answered:
+class LabelledQueries:
     """Queries of the bank [m, d] whose answers are known, and the rows [m] of these in the order of `Store.scan`.
 
     held_out: by how much exact rankings change R@1, 0 to 1, of queries that are not fitted on, and the standard error
@@ -109,7 +108,7 @@ class Writing(ABC):
     forced: bool = False
     """Whether it is activated even if the store's own searches would lose too much by it."""
 
-    answered: Answered | None = None
+    labelled: LabelledQueries | None = None
     """With which a store whose searches are not exact can try them before it activates."""
 
     takes_all: bool = False
@@ -134,7 +133,7 @@ class Writing(ABC):
         """Makes the model the one that searches use, in one step. The one that was active, if it is another, becomes
         that of `Store.previous`."""
 
-    def settle(self) -> None:  # noqa: B027
+    def wait(self) -> None:  # noqa: B027
         """Waits until all that was written is there."""
 
     def share(self) -> Share:
@@ -211,10 +210,6 @@ class Store(ABC):
         new version. progress: told of what takes long before, such as removing what an earlier run has left.
         """
 
-    def rounding(self, batch: Batch, offsets: np.ndarray) -> np.ndarray | float:
-        """How far what `batch` holds may lie from the right `offsets` [b], where a store rounds them to codes: [b]."""
-        return 0.0
-
     def require_writable(self, *, dry_run: bool = False) -> None:  # noqa: B027
         """Raises StoreError for what keeps a correction from being written, such as a folder without room for it
         (`require_room`), as far as that can be told without changing anything: `apply` asks before it reads the
@@ -245,7 +240,7 @@ class Store(ABC):
         target. Raises StoreError where no correction is active."""
         raise StoreError(f"{self.url} has an adapter that does not say how other clients ask for the corrected ranking")
 
-    def filtered(self, condition: str) -> Store:
+    def with_filter(self, condition: str) -> Store:
         """This store, whose searches return only targets that meet `condition`, in its own language. Raises InputError
         for a condition that it cannot read."""
         raise StoreError(f"{self.url} searches without filters")
@@ -269,11 +264,11 @@ class StoreShard(Shard):
 class Share(Protocol):
     """A `Writing` that its coordinator has begun, for other machines to take part in: a small value that travels."""
 
-    def joined(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
+    def join(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
         """The store, the writing of `shard` alone, which is not to be activated, and its model."""
 
 
-class Told:
+class ErrorTranslator:
     """A client library, or what it gave, whose errors of `kinds` are StoreErrors of one line that begins with `url`. So
     is all of the same library that it returns. advice: what to add to the line of an error."""
 
@@ -291,15 +286,15 @@ class Told:
         try:
             result = function(*args, **named)
         except kinds as error:
-            raise told(error, url, advice(error) if advice else "") from error
-        return [self._told(each) for each in result] if isinstance(result, list) else self._told(result)
+            raise as_store_error(error, url, advice(error) if advice else "") from error
+        return [self._wrap(item) for item in result] if isinstance(result, list) else self._wrap(result)
 
-    def _told(self, result: Any) -> Any:
+    def _wrap(self, result: Any) -> Any:
         same = _library(result) == (self._of.__name__ if isinstance(self._of, ModuleType) else _library(self._of))
-        return Told(result, *self._rest) if same else result
+        return ErrorTranslator(result, *self._rest) if same else result
 
 
-def told(error: Exception, url: str, advice: str = "") -> StoreError:
+def as_store_error(error: Exception, url: str, advice: str = "") -> StoreError:
     """The first line of an `error` of another library, without the place in its own source that it names."""
     first = re.sub(r",? \S+\.rs:\d+(:\d+)?", "", str(error).strip().partition("\n")[0])
     return StoreError(f"{url}: {first}{advice}")
@@ -322,7 +317,7 @@ def require_ungrouped(store: Store, group_by: str | None) -> None:
         raise StoreError(f"{store.url}: its targets have nothing to be grouped by")
 
 
-def recorded_of(store: Store, since: float | None = None) -> Recorded | None:
+def read_recorded(store: Store, since: float | None = None) -> Recorded | None:
     """The queries recorded of `store`, a bank of its dimensions; None if there are none.
 
     since: only those that were asked after that moment, in Unix seconds.

@@ -131,7 +131,7 @@ class StoreUnderTest(ABC):
         writing = store.begin(model)
         written: list[Id] = []
         for batch in writing.scan() if moment != "begun" else ():
-            part = batch.some(np.arange(len(batch.ids) // 2)) if moment == "within a batch" else batch
+            part = batch.take(np.arange(len(batch.ids) // 2)) if moment == "within a batch" else batch
             writing.write(part, model.offsets(part.vectors))
             written += part.ids
             if moment != "all written":
@@ -241,7 +241,7 @@ class StoreConformance(StoreUnderTest):
         assert found is None or not found.active
         self._assert_ranking(store.search(self.queries(), K), None)
         with store.begin(model) as writing:
-            lacking = [batch.some(np.flatnonzero(np.isnan(batch.offsets))) for batch in writing.scan()]
+            lacking = [batch.take(np.flatnonzero(np.isnan(batch.offsets))) for batch in writing.scan()]
         there = [*written, *(key for batch in lacking for key in batch.ids)]
         assert sorted(there, key=str) == sorted(self.ids(), key=str)
         write(store, model)

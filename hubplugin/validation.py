@@ -47,21 +47,21 @@ RESAMPLES = 100
 
 @dataclass(frozen=True)
 class Fold:
-    """Rows of a bank: those that may be fitted on, `seen` [s], and those that are tried, `held` [h]."""
+    """Rows of a bank: `train` [s] may be fitted on, `test` [h] are tried."""
 
-    seen: np.ndarray
-    held: np.ndarray
+    train: np.ndarray
+    test: np.ndarray
 
 
-def folds(rows: np.ndarray, fold_of: np.ndarray, most: int | None = None) -> list[Fold]:
+def make_folds(rows: np.ndarray, fold_of: np.ndarray, limit: int | None = None) -> list[Fold]:
     """Of the bank queries `rows` [m], each of which is held out in the fold `fold_of` [m]; -1: in none. Of all of them
     at most so many are tried, by default `HELD_OUT`."""
     count = int(fold_of.max()) + 1
-    size = (most or HELD_OUT) // max(count, 1)
-    return [Fold(np.sort(rows[fold_of != each]), rows[fold_of == each][:size]) for each in range(count)]
+    size = (limit or HELD_OUT) // max(count, 1)
+    return [Fold(np.sort(rows[fold_of != fold]), rows[fold_of == fold][:size]) for fold in range(count)]
 
 
-def folds_of(bank: PreparedBank, seed: int = 0, count: int = FOLDS, tried: np.ndarray | None = None) -> list[Fold]:
+def folds_of(bank: PreparedBank, seed: int = 0, count: int = FOLDS, may_test: np.ndarray | None = None) -> list[Fold]:
     """By default all wordings of a target are held out together: they would give it away to each other. tried: whether
     each query of known answer may be held out, bool [m]; then each for itself, and what it asks for stays asked for.
 
@@ -69,31 +69,33 @@ def folds_of(bank: PreparedBank, seed: int = 0, count: int = FOLDS, tried: np.nd
     out.
     """
     require_enough(len(bank.distinct))
-    rng, known = np.random.default_rng(seed), bank.known
-    if known is not None and tried is None:
+    rng, answers = np.random.default_rng(seed), bank.known_answers
+    if answers is not None and may_test is None:
         rows, place = _by_target(bank, rng)
         others = np.setdiff1d(bank.distinct, rows)
-        return folds(np.concatenate([rows, others]), np.concatenate([place % count, np.full(len(others), -1)]))
+        return make_folds(np.concatenate([rows, others]), np.concatenate([place % count, np.full(len(others), -1)]))
     rows = rng.permutation(bank.distinct)
-    may = np.ones(len(rows), bool) if known is None or tried is None else tried[rows] & (known[rows] >= 0)
-    return folds(rows, np.where(may, (np.cumsum(may) - 1) % count, -1))
+    is_tested = np.ones(len(rows), bool)
+    if answers is not None and may_test is not None:
+        is_tested = may_test[rows] & (answers[rows] >= 0)
+    return make_folds(rows, np.where(is_tested, (np.cumsum(is_tested) - 1) % count, -1))
 
 
-def wordings_of(bank: PreparedBank, seed: int = 0) -> list[Fold]:
+def paraphrase_folds(bank: PreparedBank, seed: int = 0) -> list[Fold]:
     """Folds of a bank with known answers that hold out single wordings of targets that are asked for in others, too.
 
     They are made of as many queries as one fit has, or a fold might not see the other wordings."""
     rows = _by_target(bank, np.random.default_rng(seed))[0][: fit_rows(bank)]
-    assert bank.known is not None
-    return folds(rows, folds_within(bank.known[rows], FOLDS))
+    assert bank.known_answers is not None
+    return make_folds(rows, folds_within(bank.known_answers[rows], FOLDS))
 
 
 def _by_target(bank: PreparedBank, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """The distinct queries [m] whose answer is known, by their targets in random order; and the place of each one's
     target in that order, ascending."""
-    assert bank.known is not None
-    answered = bank.distinct[bank.known[bank.distinct] >= 0]
-    numbers, target = np.unique(bank.known[answered], return_inverse=True)
+    assert bank.known_answers is not None
+    answered = bank.distinct[bank.known_answers[bank.distinct] >= 0]
+    numbers, target = np.unique(bank.known_answers[answered], return_inverse=True)
     if len(numbers) < 2 * FOLDS:
         raise InputError(f"answers name {len(numbers)} targets; holding some of them out needs at least {2 * FOLDS}")
     place = np.argsort(rng.permutation(len(numbers)))[target.reshape(-1)]
@@ -136,10 +138,10 @@ def sample_of(bank: PreparedBank, seed: int = 0) -> np.ndarray:
 
 
 def answers_of(bank: PreparedBank, numbers: np.ndarray) -> np.ndarray:
-    """The targets that `PreparedBank.known` numbers so, each a row of the target bank or of the gallery: [p, d]."""
+    """The targets that `PreparedBank.known_answers` numbers so: rows of the target bank or of the gallery, [p, d]."""
     if bank.pairs is not None:
-        own: np.ndarray = bank.require_target_bank("blend")[numbers]
-        return own
+        gold: np.ndarray = bank.require_target_bank("blend")[numbers]
+        return gold
     clicked, place = np.unique(numbers, return_inverse=True)
     return take_rows(bank.require_targets("blend"), clicked, bank.metric)[place.reshape(-1)]
 
@@ -147,68 +149,68 @@ def answers_of(bank: PreparedBank, numbers: np.ndarray) -> np.ndarray:
 def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`targets` [n, d] with those of `rows` [p, d] that are not among them, once each; and the place of each: [p]."""
     places = {row.tobytes(): place for place, row in enumerate(targets)}
-    known = len(places)
-    columns = np.array([places.setdefault(row.tobytes(), len(targets) + len(places) - known) for row in rows])
+    distinct = len(places)
+    columns = np.array([places.setdefault(row.tobytes(), len(targets) + len(places) - distinct) for row in rows])
     numbers, first = np.unique(columns, return_index=True)
     return np.concatenate([targets, rows[first[numbers >= len(targets)]]]), columns
 
 
 @dataclass(frozen=True, eq=False)
-class Left:
-    """What a fold leaves: `given` to fit on, `FIT_ROWS` of the queries `seen` with the targets that they are tried
+class Training:
+    """What a fold trains on: `fit_input`, `FIT_ROWS` of the queries `rows` with the targets that they are tried
     among; and the pairs that are known of all of these."""
 
-    given: FitInput
+    fit_input: FitInput
     bank: PreparedBank
-    seen: np.ndarray
+    rows: np.ndarray
 
     @cached_property
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Queries [p, d], the place of each one's target [p] among those asked for, and these [c, d]."""
-        assert self.bank.known is not None
-        rows = self.seen[self.bank.known[self.seen] >= 0]
-        numbers, own = np.unique(self.bank.known[rows], return_inverse=True)
-        return self.bank.query_bank[rows], own.reshape(-1), answers_of(self.bank, numbers)
+        assert self.bank.known_answers is not None
+        rows = self.rows[self.bank.known_answers[self.rows] >= 0]
+        numbers, gold = np.unique(self.bank.known_answers[rows], return_inverse=True)
+        return self.bank.query_bank[rows], gold.reshape(-1), answers_of(self.bank, numbers)
 
 
-def _left(bank: PreparedBank, fold: Fold, number: int, sample: np.ndarray) -> tuple[Left, np.ndarray | None]:
-    """Also the column of each held-out query's own target: [h], None without answers."""
-    targets, second, own, most = sample, bank.target_bank, None, fit_rows(bank)
-    if bank.known is not None:  # the gallery holds what held-out queries ask for
-        targets, own = with_rows(sample, answers_of(bank, bank.known[fold.held]))
-    seen = np.sort(fold.seen[np.random.default_rng(number).permutation(len(fold.seen))[:most]])
-    if second is not None:
-        some = np.random.default_rng(number).permutation(len(second))[:most]
-        second = second[some if bank.pairs is None else np.unique(bank.pairs[seen])]
+def _train(bank: PreparedBank, fold: Fold, number: int, sample: np.ndarray) -> tuple[Training, np.ndarray | None]:
+    """What a fold trains on, and the column of each held-out query's answer: [h], None without answers."""
+    targets, target_bank, gold, limit = sample, bank.target_bank, None, fit_rows(bank)
+    if bank.known_answers is not None:  # the gallery holds what held-out queries ask for
+        targets, gold = with_rows(sample, answers_of(bank, bank.known_answers[fold.test]))
+    seen = np.sort(fold.train[np.random.default_rng(number).permutation(len(fold.train))[:limit]])
+    if target_bank is not None:
+        subset = np.random.default_rng(number).permutation(len(target_bank))[:limit]
+        target_bank = target_bank[subset if bank.pairs is None else np.unique(bank.pairs[seen])]
     vectors = as_vectors(targets, "targets")
-    given = FitInput(bank.query_bank[seen], vectors, second, bank.metric, bank.compute.without_progress)
-    return Left(given, bank, fold.seen), own
+    fit_input = FitInput(bank.query_bank[seen], vectors, target_bank, bank.metric, bank.compute.without_progress)
+    return Training(fit_input, bank, fold.train), gold
 
 
-Correction: TypeAlias = tuple[np.ndarray | float, QueryMap | None]
+OffsetsAndMap: TypeAlias = tuple[np.ndarray | float, QueryMap | None]
 """The offsets of the targets that queries are tried among, [n], and what maps the queries."""
 
-Configuration: TypeAlias = Method | OffsetModel | Callable[[Left], list[Correction]] | None
+Configuration: TypeAlias = Method | OffsetModel | Callable[[Training], list[OffsetsAndMap]] | None
 """What is tried: a method, fitted on what a fold leaves; a model as it is; several corrections at once; None is no
 correction."""
 
 
-def _corrections(configuration: Configuration, left: Left) -> list[Correction]:
+def _corrections(configuration: Configuration, training: Training) -> list[OffsetsAndMap]:
     if configuration is None:
         return [(0.0, None)]
     if isinstance(configuration, Method):
-        return [(configuration.raw_offsets(left.given), None)]
+        return [(configuration.raw_offsets(training.fit_input), None)]
     if isinstance(configuration, OffsetModel):
-        targets = left.given.require_targets(configuration.method)
-        return [(configuration.raw_offsets(targets, left.given.compute), configuration.query_map)]
-    return configuration(left)
+        targets = training.fit_input.require_targets(configuration.method)
+        return [(configuration.raw_offsets(targets, training.fit_input.compute), configuration.query_map)]
+    return configuration(training)
 
 
 @dataclass(frozen=True, eq=False)
 class Margins:
     """What each configuration did with each held-out query: [c, q].
 
-    found [c, q, k]: the first of the `targets` that were sampled. costs: how much nearer the raw first target is than
+    hits [c, q, k]: the first of the `targets` that were sampled. costs: how much nearer the raw first target is than
     the corrected one; gap: of the two nearest, on average. margins: how far a query's own target is ahead of the best
     other; right: whether it comes first, shared among equals; ranks: the expected one. The last three are None where
     answers are not known.
@@ -216,7 +218,7 @@ class Margins:
 
     targets: int
     gap: float
-    found: np.ndarray
+    hits: np.ndarray
     costs: np.ndarray
     margins: np.ndarray | None = None
     right: np.ndarray | None = None
@@ -224,15 +226,15 @@ class Margins:
 
     def of(self, numbers: list[int]) -> Margins:
         """Of these configurations."""
-        arrays = (self.found, self.costs, self.margins, self.right, self.ranks)
-        return Margins(self.targets, self.gap, *(None if each is None else each[numbers] for each in arrays))  # type: ignore[arg-type]
+        arrays = (self.hits, self.costs, self.margins, self.right, self.ranks)
+        return Margins(self.targets, self.gap, *(None if array is None else array[numbers] for array in arrays))  # type: ignore[arg-type]
 
     def noise(self, before: int, after: int) -> float:
         """The standard error of the change of the skewness: a bootstrap of the queries, which are the same ones."""
-        rng, count, changes = np.random.default_rng(0), self.found.shape[1], list[float]()
+        rng, count, changes = np.random.default_rng(0), self.hits.shape[1], list[float]()
         for _ in range(RESAMPLES):
             rows = rng.integers(0, count, count)
-            first, second = (skewness(k_occurrence(self.found[each][rows], self.targets)) for each in (before, after))
+            first, second = (skewness(k_occurrence(hits[rows], self.targets)) for hits in self.hits[[before, after]])
             changes.append(second - first)
         return float(np.std(changes))
 
@@ -246,35 +248,36 @@ def cross_validate(
     n, gaps = len(sample), list[float]()
     parts: list[list[tuple[np.ndarray, ...]]] = []
     for number, fold in enumerate(folds):
-        left, own = _left(bank, fold, number, sample)
-        queries, targets = bank.query_bank[fold.held], left.given.require_targets("blend")
-        similarities = dense(Similarities(queries, bank.metric, left.given.compute), targets)
+        training, gold = _train(bank, fold, number, sample)
+        targets, compute = training.fit_input.require_targets("blend"), training.fit_input.compute
+        queries = bank.query_bank[fold.test]
+        similarities = dense(Similarities(queries, bank.metric, compute), targets)
         nearest = largest(similarities[:, :n], min(2, n))[0]
         gaps.append(float((nearest[:, 0] - nearest[:, -1]).mean()))
         parts.append([])
         for place, configuration in enumerate(configurations):
             mapped, by_map = similarities, None
-            for offsets, query_map in _corrections(configuration, left):
+            for offsets, query_map in _corrections(configuration, training):
                 if query_map is not by_map:  # several offsets beside one map
-                    asked = queries if query_map is None else query_map(queries)
-                    mapped, by_map = dense(Similarities(asked, bank.metric, left.given.compute), targets), query_map
+                    mapped_queries = queries if query_map is None else query_map(queries)
+                    mapped, by_map = dense(Similarities(mapped_queries, bank.metric, compute), targets), query_map
                 scores = mapped + offsets
-                found = largest(scores[:, :n], min(OCCURRENCE, max(n // 4, 1)))[1]
-                costs = nearest[:, 0] - np.take_along_axis(similarities, found[:, :1], axis=1)[:, 0]
-                parts[-1].append((found, costs, *([] if own is None else _of_own(scores, own))))
+                hits = largest(scores[:, :n], min(OCCURRENCE, max(n // 4, 1)))[1]
+                costs = nearest[:, 0] - np.take_along_axis(similarities, hits[:, :1], axis=1)[:, 0]
+                parts[-1].append((hits, costs, *([] if gold is None else _measure_gold(scores, gold))))
             bank.compute.report("trying candidates", number * len(configurations) + place + 1, total)
-    by_fold = [[np.stack(each) for each in zip(*part, strict=True)] for part in parts]
-    arrays = (np.concatenate(each, axis=1) for each in zip(*by_fold, strict=True))
+    by_fold = [[np.stack(arrays) for arrays in zip(*part, strict=True)] for part in parts]
+    arrays = (np.concatenate(folds_of_array, axis=1) for folds_of_array in zip(*by_fold, strict=True))
     return Margins(n, max(float(np.mean(gaps)), 1e-12), *arrays)
 
 
-def _of_own(scores: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Margin, right and rank of the targets in the columns `own` [p]; `scores` [p, n] are overwritten."""
-    rows = np.arange(len(own))
-    mine = scores[rows, own]
-    greater, equal = (scores > mine[:, None]).sum(axis=1), (scores == mine[:, None]).sum(axis=1)
-    scores[rows, own] = -np.inf
-    return mine - scores.max(axis=1), (greater == 0) / equal, greater + (equal + 1) / 2
+def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Margin, right and rank of the targets in the columns `gold` [p]; `scores` [p, n] are overwritten."""
+    rows = np.arange(len(gold))
+    score = scores[rows, gold]
+    greater, equal = (scores > score[:, None]).sum(axis=1), (scores == score[:, None]).sum(axis=1)
+    scores[rows, gold] = -np.inf
+    return score - scores.max(axis=1), (greater == 0) / equal, greater + (equal + 1) / 2
 
 
 @dataclass(frozen=True)
@@ -300,16 +303,16 @@ class Figures:
     def of(cls, parts: Sequence[Margins], number: int, configuration: Method | OffsetModel | None) -> Figures:
         """Configuration `number` of one gallery, against number 0; or of several, whose queries count together, and
         their hubness on average, by the number of targets."""
-        occurrences = [k_occurrence(part.found[number], part.targets) for part in parts]
+        occurrences = [k_occurrence(part.hits[number], part.targets) for part in parts]
         costs, sizes = np.concatenate([part.costs[number] for part in parts]), [part.targets for part in parts]
         gap = np.average([part.gap for part in parts], weights=[part.costs.shape[1] for part in parts])
         ranks = [part.ranks[number] for part in parts if part.ranks is not None]
         return cls(
             configuration,
             len(costs),
-            skewness=float(np.average([skewness(each) for each in occurrences], weights=sizes)),
+            skewness=float(np.average([skewness(occurrence) for occurrence in occurrences], weights=sizes)),
             cost=float(costs.mean() / gap),
-            largest=float(max(each.max() for each in occurrences) / len(costs)),
+            largest=float(max(occurrence.max() for occurrence in occurrences) / len(costs)),
             never=float((np.concatenate(occurrences) == 0).mean()),
             right=change_of(parts, 0, number),
             rank=float(np.exp(np.log(np.concatenate(ranks)).mean())) if ranks else None,
@@ -321,25 +324,17 @@ class Figures:
         return None if self.right is None else self.right.after
 
     @property
-    def gain(self) -> float | None:
-        """Of R@1 over no correction."""
-        return None if self.change is None else self.change.value
-
-    @property
-    def error(self) -> float | None:
-        """The standard error of the gain."""
-        return None if self.right is None else self.right.error
-
-    @property
     def change(self) -> Figure | None:
-        """The gain with its interval."""
+        """Of R@1 over no correction, with its interval."""
         return None if self.right is None else self.right.change
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def method(self) -> str:
-        tried = self.configuration
-        return "none" if tried is None else tried.name if isinstance(tried, Method) else tried.method
+        configuration = self.configuration
+        if isinstance(configuration, Method):
+            return configuration.name
+        return "none" if configuration is None else configuration.method
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -361,10 +356,10 @@ class Figures:
         return text
 
 
-def change_of(parts: Sequence[Margins], before: int, after: int, what: str = "queries") -> Side | None:
+def change_of(parts: Sequence[Margins], first: int, second: int, what: str = "queries") -> Side | None:
     """R@1 under one configuration and another, of galleries together; None where no answers are known."""
-    known = [part.right for part in parts if part.right is not None]
-    if not known:
+    measured = [part.right for part in parts if part.right is not None]
+    if not measured:
         return None
-    right = np.concatenate(known, axis=1)
-    return Side.of(right[before], right[after], what)
+    right = np.concatenate(measured, axis=1)
+    return Side.of(right[first], right[second], what)

@@ -26,7 +26,7 @@ from hubplugin.errors import StoreError
 from hubplugin.jobs.write import Counts, compare, write_wrong
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.store import Batch, Hits, Id, Told
+from hubplugin.store import Batch, ErrorTranslator, Hits, Id
 
 OURS, MANIFEST = "hubplugin", "hubplugin:manifest"
 """Metadata of our collections, and where that of the first holds the manifest."""
@@ -62,7 +62,7 @@ class ChromaStore(CopyStore):
 
     def __init__(self, client: ClientAPI, collection: chromadb.Collection, url: str | None = None, every: float = 0.0):
         self.url = url or f"chroma:{collection.name}"
-        self._client, self._targets = (Told(each, self.url, ERRORS, damage) for each in (client, collection))
+        self._client, self._targets = (ErrorTranslator(each, self.url, ERRORS, damage) for each in (client, collection))
         self._hnsw: dict[str, Any] = collection.configuration_json.get("hnsw") or {}
         if not self._hnsw:
             raise StoreError(f"{self.url} has another index than HNSW, as in Chroma Cloud; use a server or a folder")
@@ -75,7 +75,7 @@ class ChromaStore(CopyStore):
     def dim(self) -> int:  # type: ignore[override]
         for page in pages(self._targets, ["embeddings"]):
             return len(page["embeddings"][0])
-        if (version := self.read_manifest().lying()[0]) is not None:
+        if (version := self.read_manifest().find_current()[0]) is not None:
             return version.dim
         raise StoreError(f"{self.url} is empty, so that its dimension is not known; add its targets first")
 
@@ -102,7 +102,7 @@ class ChromaStore(CopyStore):
                 yield from self._visible(include, half)
 
     def is_readable(self, version: Copy) -> bool:
-        is_there = self.named(version.number) in self._ours()
+        is_there = self.name_of(version.number) in self._ours()
         return is_there and all(self._stored(version, page["ids"]) is not None for page in pages(self._targets, []))
 
     def _stored(self, copy: Copy, ids: Sequence[str]) -> dict[Id, Any] | None:
@@ -133,7 +133,7 @@ class ChromaStore(CopyStore):
             self._looked = time.monotonic()
         return self._active
 
-    def settled(self, copy: Copy) -> bool:
+    def is_fresh(self, copy: Copy) -> bool:
         """No for the first search after each look, which compares what it finds, some targets at random and the last
         one. No for all searches, too, as long as any of these is wrong, or copies and targets differ in number."""
         if self._settled or not self._every:
@@ -141,7 +141,7 @@ class ChromaStore(CopyStore):
         count = self.count()
         some = [int(self._rng.integers(max(count - SAMPLE, 1))), max(count - 1, 0)]
         samples = [self._targets.get(limit=SAMPLE, offset=start, include=[])["ids"] for start in some]
-        self.offsets_now(copy, {key for page in samples for key in page})
+        self.read_offsets(copy, {key for page in samples for key in page})
         self._settled = count == self._copy.count()
         return False
 
@@ -173,22 +173,22 @@ class ChromaStore(CopyStore):
         self.keep(list(ids_of(self._collection(version)) - ids_of(self._targets)))
 
     def write_model(self, version: Copy, model: OffsetModel) -> None:
-        for name in (self.named(version.number), self.named(version.number, "model")):
+        for name in (self.name_of(version.number), self.name_of(version.number, "model")):
             self.drop(name)
         parts = self._client.create_collection(name, metadata={OURS: "1"}, embedding_function=None)
         for number, part in enumerate(model.to_texts()):
             parts.add(ids=[str(number)], embeddings=[[0.0]], metadatas=[{"number": number, "part": part}])
 
     def read_model(self, version: Copy) -> OffsetModel:
-        collection = self._client.get_collection(self.named(version.number, "model"), embedding_function=None)
+        collection = self._client.get_collection(self.name_of(version.number, "model"), embedding_function=None)
         parts = sorted(collection.get(include=["metadatas"])["metadatas"], key=lambda each: int(each["number"]))
         return OffsetModel.from_texts([each["part"] for each in parts], self.url)
 
     def make_room(self, version: Copy) -> None:
         how = {"hnsw": {**self._hnsw, "space": "l2" if self.metric is Metric.EUCLIDEAN else "ip"}}
         given = {"metadata": {OURS: "1"}, "configuration": how, "embedding_function": None}
-        if self.named(version.number) not in self._ours():
-            self._client.create_collection(self.named(version.number), **given)
+        if self.name_of(version.number) not in self._ours():
+            self._client.create_collection(self.name_of(version.number), **given)
 
     def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
         self._collection(copy).upsert(ids=list(ids), embeddings=vectors)
@@ -203,7 +203,7 @@ class ChromaStore(CopyStore):
         return {each.name: each for each in self._client.list_collections() if OURS in (each.metadata or {})}
 
     def _collection(self, copy: Copy) -> Any:
-        return self._client.get_collection(self.named(copy.number), embedding_function=None)
+        return self._client.get_collection(self.name_of(copy.number), embedding_function=None)
 
 
 def pages(collection: Any, include: Sequence[str], ids: Sequence[Id] | None = None) -> Iterator[dict[str, Any]]:
@@ -229,7 +229,7 @@ def open_url(url: str) -> ChromaStore:
             "expected chroma://HOST:8000/COLLECTION, with no more than ?tenant=T&database=D behind it; a client with a "
             "password or other settings goes to hubplugin_chroma.open_store"
         )
-    chroma = Told(chromadb, url, ERRORS, damage)
+    chroma = ErrorTranslator(chromadb, url, ERRORS, damage)
     if parts.netloc:
         client = chroma.HttpClient(parts.hostname, parts.port or 8000, ssl=parts.scheme == "chroma+https", **where)
     elif (Path(place) / "chroma.sqlite3").is_file():

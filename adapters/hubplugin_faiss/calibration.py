@@ -13,7 +13,7 @@ import numpy as np
 from hubplugin.errors import CorrectionRefused, Parameter, StoreError
 from hubplugin.metric import Metric, augment_queries, augment_targets, unit_or_zero
 from hubplugin.model import OffsetModel
-from hubplugin.store import Answered
+from hubplugin.store import LabelledQueries
 from hubplugin_faiss.encoding.codecs import bank_queries, evenly
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexHandler, block_rows, name_of, reason
@@ -118,7 +118,7 @@ def require_answers(
     upgraded: faiss.Index,
     model: OffsetModel,
     scale: IndexScale,
-    known: Answered | None,
+    known: LabelledQueries | None,
     force: bool = False,
 ) -> None:
     """Raises CorrectionRefused if `upgraded` is going to find fewer answers first than the `raw` index, by more than

@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import parse_qs
@@ -31,12 +31,12 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.registry import without_secrets
 from hubplugin.store import (
-    Answered,
     Batch,
     Explanation,
     Found,
     Hits,
     Id,
+    LabelledQueries,
     Share,
     Store,
     StoreShard,
@@ -133,24 +133,24 @@ class FaissStore(ManifestStore[FaissVersion]):
         manifest, handler = self.folder.read_manifest(), self.handler
         if (writing := manifest.writing) is not None:
             if writing.index == self.stamp:
-                return manifest.activated(writing)
+                return manifest.activate(writing)
             try:
                 usable = writing.stamp == self.stamp and self.model(writing) is not None
             except StoreError:
                 usable = False
-            manifest = manifest if usable else manifest.given_up()
+            manifest = manifest if usable else manifest.give_up()
         if not handler.is_upgraded() or handler.holds_offsets_of(""):
-            return manifest.withdrawn() if manifest.active else manifest
+            return manifest.withdraw() if manifest.active else manifest
         active, previous = manifest.active.get(""), manifest.previous.get("")
         if active is not None and handler.holds_offsets_of(active.model):
             return manifest
         retired = (*manifest.retired, *(each for each in (active,) if each is not None))
         if previous is not None and handler.holds_offsets_of(previous.model):  # somebody has put the old index back
-            return manifest.changed(active={"": previous}, previous={}, retired=retired)
+            return manifest.replace(active={"": previous}, previous={}, retired=retired)
         given = self.folder.given_model
         if (model := self._loaded(given)) is not None and handler.holds_offsets_of(model.fingerprint):
-            version = FaissVersion.of(model, 0, stamp=self.stamp).changed(made=date_of(given))
-            return manifest.changed(active={"": version}, previous={}, retired=retired)
+            version = FaissVersion.of(model, 0, stamp=self.stamp).replace(made=date_of(given))
+            return manifest.replace(active={"": version}, previous={}, retired=retired)
         place = given if active is None else self.folder.model(active)
         raise self._lacking(f"{str(place)!r} is the model of another index" if place.exists() else "", place)
 
@@ -254,7 +254,7 @@ class FaissStore(ManifestStore[FaissVersion]):
     def give_up(self, before: Manifest[FaissVersion]) -> None:
         """Puts back the manifest that was there before this run, which leaves nothing."""
         with contextlib.suppress(StoreError):  # the disk may be full: then it is the next run's
-            if before.everything() or before.previous:
+            if before.everything or before.previous:
                 self.write_manifest(before)
             else:
                 self.delete_manifest()
@@ -301,14 +301,12 @@ class FaissStore(ManifestStore[FaissVersion]):
         """By a linear transform before the index, so that the file stays plain Faiss."""
         return not normalises_queries(self.index)
 
-    def rounding(self, batch: Batch, offsets: np.ndarray) -> np.ndarray:
+    def _rounding(
+        self, version: FaissVersion, rows: np.ndarray, vectors: np.ndarray, offsets: np.ndarray
+    ) -> np.ndarray:
         """How far from an offset lies what codes hold of it, or of one beside it, as far as it fits them (`most_lost`).
         What does not is stale: a refresh makes codes with room for it."""
-        version = self.active()
-        if version is None:
-            return np.zeros(len(offsets))
-        rows = np.array([entry.row for entry in batch.ids if isinstance(entry, Entry)], np.int64)
-        scale, vectors = self.scale(self.model(version)), batch.vectors
+        scale = self.scale(self.model(version))
         right = scale.stored(offsets.astype(np.float64), vectors)
 
         def lost(beside: float) -> np.ndarray:
@@ -355,13 +353,15 @@ class FaissStore(ManifestStore[FaissVersion]):
             if self.unit and not self.handler.is_upgraded():
                 require_unit(vectors, self.url, row)
             ids = [Entry(label) for label in self.handler.labels(row, row + len(vectors)).tolist()]
+            rows = np.arange(row, row + len(ids))
             for place, entry in enumerate(ids, row):
                 entry.row = place
             row += len(ids)
-            known = np.full(len(ids), np.nan, np.float32) if offsets is None else offsets[: len(ids)]
+            known, rounding = np.full(len(ids), np.nan, np.float32) if offsets is None else offsets[: len(ids)], None
             if version is not None:
                 known = self.scale(self.model(version)).of_model(known, vectors).astype(np.float32)
-            yield Batch(ids, vectors, known)
+                rounding = partial(self._rounding, version, rows, vectors)
+            yield Batch(ids, vectors, known, rounding=rounding)
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raises StoreError if the index cannot carry offsets, if memory has no room for what is going to be beside
@@ -394,7 +394,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         version: FaissVersion,
         model: OffsetModel,
         offsets: np.ndarray,
-        known: Answered | None = None,
+        known: LabelledQueries | None = None,
         force: bool = False,
     ) -> None:
         """Puts the index with `offsets` [n] of `model`, that of `version`, as it holds them, in the place of the file.
@@ -415,8 +415,8 @@ class FaissStore(ManifestStore[FaissVersion]):
             folder.new_index.unlink(missing_ok=True)  # of a run that was killed
         write_index_file(folder.new_index, index, folder.index)
         stamp = stamp_of(folder.new_index)  # which a new name does not change
-        if version is not None and (manifest := self.require_held(version)).writing is not None:
-            self.write_manifest(manifest.changed(writing=version.changed(index=stamp)))
+        if version is not None and (manifest := self.require_owner(version)).writing is not None:
+            self.write_manifest(manifest.replace(writing=version.replace(index=stamp)))
         with making(folder.index):
             flushed(folder.path, folder.index.parent)  # the index must not be there without its model
             require_unchanged(self.path, self.stamp)
@@ -584,7 +584,7 @@ class FaissWriting(Writing):
         rows = [entry.row for entry in batch.ids if isinstance(entry, Entry)]
         self._offsets[rows] = self._store.scale(self._model).stored(offsets, batch.vectors)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         self._offsets.flush()
 
     def share(self) -> Share:
@@ -604,10 +604,10 @@ class FaissWriting(Writing):
         try:
             if self.found != "active" or amends:  # else all were right as they were
                 force = self.forced or self.found == "active"
-                self._store.upgrade(self._version, self._model, offsets, self.answered, force)
+                self._store.upgrade(self._version, self._model, offsets, self.labelled, force)
         except HubpluginError:
             # Nothing of it would serve a later run, and the disk may be full.
-            self._store.give_up(self._begun[1].changed(writing=None))
+            self._store.give_up(self._begun[1].replace(writing=None))
             raise
 
     def close(self) -> None:
@@ -647,11 +647,11 @@ class FaissShare(Share):
     version: FaissVersion
     found: Found
 
-    def joined(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
+    def join(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
         assert isinstance(shard, FaissShard)
         store = _opened(self.url, self.stamp)
         store.read_anew()
-        store.require_held(self.version)
+        store.require_owner(self.version)
         model = store.model(self.version)
         return store, FaissWriting(store, model, self.version, self.found, rows=range(shard.start, shard.stop)), model
 

@@ -25,7 +25,7 @@ from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.registry import without_secrets
-from hubplugin.store import Batch, Hits, Id, Told, require_ungrouped, told
+from hubplugin.store import Batch, ErrorTranslator, Hits, Id, as_store_error, require_ungrouped
 
 BATCH_ROWS = 4096
 ERRORS = (RuntimeError, ValueError, OSError, LookupError)
@@ -57,7 +57,7 @@ class LanceStore(CopyStore):
     def __init__(self, folder: str, table: str):
         self.url, self.folder, self.name = f"lancedb:{folder}/{table}", Path(folder), f"{table}__hubplugin"
         newest = timedelta(0)  # each request reads what was written last, by whomever
-        self._database = Told(lancedb, self.url, ERRORS).connect(folder, read_consistency_interval=newest)
+        self._database = ErrorTranslator(lancedb, self.url, ERRORS).connect(folder, read_consistency_interval=newest)
         self.table = self._database.open_table(table)
         columns = {name: self.table.schema.field(name).type for name in self.table.schema.names}
         if "id" not in columns or not pa.types.is_fixed_size_list(columns.get("vector", pa.null())):
@@ -130,16 +130,16 @@ class LanceStore(CopyStore):
         super().delete_manifest()
 
     def read_model(self, version: Copy) -> OffsetModel:
-        return OffsetModel.from_bytes(self._content(self.named(version.number, "model")), self.url)
+        return OffsetModel.from_bytes(self._content(self.name_of(version.number, "model")), self.url)
 
     def write_model(self, version: Copy, model: OffsetModel) -> None:
-        self.drop(self.named(version.number))
-        self._write(self.named(version.number, "model"), model.to_bytes())
+        self.drop(self.name_of(version.number))
+        self._write(self.name_of(version.number, "model"), model.to_bytes())
 
     def make_room(self, version: Copy) -> None:
-        if not self._is_there(self.named(version.number)):
+        if not self._is_there(self.name_of(version.number)):
             columns = [self.table.schema.field("id"), pa.field("vector", pa.list_(pa.float32(), self.dim + 1))]
-            self._database.create_table(self.named(version.number), pa.schema(columns, OURS).empty_table())
+            self._database.create_table(self.name_of(version.number), pa.schema(columns, OURS).empty_table())
 
     def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
         table = self._table(copy)
@@ -163,7 +163,7 @@ class LanceStore(CopyStore):
             self._database.drop_table(name, ignore_missing=True)
 
     def _table(self, copy: Copy) -> Any:
-        return self._database.open_table(self.named(copy.number))
+        return self._database.open_table(self.name_of(copy.number))
 
     def _content(self, name: str) -> bytes:
         rows = self._database.open_table(name).search().to_list()
@@ -197,7 +197,7 @@ class LanceStore(CopyStore):
         try:
             yield from search.to_batches(BATCH_ROWS)
         except ERRORS as error:
-            raise told(error, self.url) from error
+            raise as_store_error(error, self.url) from error
 
 
 def _among(ids: Collection[Id]) -> str:

@@ -157,7 +157,7 @@ def _gone(transport: Transport, oid: int) -> list[tuple[str, list[str]]]:
     """The vector columns of a table that are gone and have a correction, and the columns of its offsets."""
     query = f"SELECT vector, content FROM hubplugin.corrections WHERE target = %s AND number = 0 AND {GONE}"
     found = [(row[0], read_manifest(row[1], transport.url)) for row in transport.rows(query, (oid,))]
-    return [(vector, [each.column for each in manifest.everything()]) for vector, manifest in found]
+    return [(vector, [each.column for each in manifest.everything]) for vector, manifest in found]
 
 
 def left_behind(transport: Transport, table: str) -> str:

@@ -161,12 +161,12 @@ class PgvectorStore(ManifestStore[Column]):
 
     def new_version(self, model: OffsetModel, number: int) -> Column:
         manifest = self.read_manifest()
-        lying, active = manifest.lying()[0], manifest.active.get("")
+        lying, active = manifest.find_current()[0], manifest.active.get("")
         base = self.metadata.base() if lying is None else lying.base
         index = schema.index_name(self.table.name, self.table.oid, number)
         scale = scale_of(model, None if active is None else active.scale)
         version = Column.of(model, number, base=base, column=base, index=index, scale=scale)
-        return version.changed(column=version.numbered)
+        return version.replace(column=version.numbered)
 
     def next_number(self, manifest: Manifest[Column]) -> int:
         return self.metadata.next_number() if self.metadata.exists() else 1
@@ -192,19 +192,19 @@ class PgvectorStore(ManifestStore[Column]):
         """In one transaction with the columns: that of the version before goes, and this one's takes its name, so that
         SQL which names it stays as it is."""
         with self.changing():
-            manifest, before = self.require_held(version), self.active()
+            manifest, before = self.require_owner(version), self.active()
             if before is None or before.number != version.number:
                 if before is not None:
                     self.metadata.rename_column(before.column, before.numbered)
-                    aside = {"": before.changed(column=before.numbered)}
-                    self.write_manifest(manifest.changed(active=aside))
+                    aside = {"": before.replace(column=before.numbered)}
+                    self.write_manifest(manifest.replace(active=aside))
                 self.metadata.rename_column(version.column, version.base)
-            super().switch(version.changed(column=version.base))
+            super().switch(version.replace(column=version.base))
             self.clear()
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raises StoreError where the role may not change the table, or has a column where offsets would lie."""
-        if self.read_manifest().lying()[0] is None:
+        if self.read_manifest().find_current()[0] is None:
             base = self.metadata.base()
             if base in self.table.columns:
                 raise StoreError(f"{self.url}: the column {base} holds something of yours; rename it, or drop it")
@@ -355,7 +355,7 @@ class PgvectorStore(ManifestStore[Column]):
         vector: np.ndarray = self._batch(rows).vectors[0]
         return vector
 
-    def filtered(self, condition: str) -> PgvectorStore:
+    def with_filter(self, condition: str) -> PgvectorStore:
         """`condition`: what stands behind WHERE."""
         other = PgvectorStore.__new__(PgvectorStore)
         vars(other).update(vars(self))
@@ -397,7 +397,7 @@ class PgvectorWriting(Writing):
             with store.transport.transaction():
                 store.require_sight()
                 store.metadata.lock("FOR SHARE")
-                store.require_held(self._version)
+                store.require_owner(self._version)
                 self._update(batch, dict(zip(batch.ids, offsets.tolist(), strict=True)))
         except Refused as refused:
             self._withdraw()
@@ -457,20 +457,20 @@ class PgvectorWriting(Writing):
         if self.found == "active":
             return
         with suppress(StoreError), store.changing():
-            store.write_manifest(store.require_held(self._version).given_up())
-            if store.clear().lying()[0] is None:
+            store.write_manifest(store.require_owner(self._version).give_up())
+            if store.clear().find_current()[0] is None:
                 store.delete_manifest()
 
     @retried_after_deadlock
     def activate(self) -> None:
         store = self._store
         store.require_sight()
-        store.require_held(self._version)
+        store.require_owner(self._version)
         if store.table.index != "none":
             ranking = Ranking(store.table, self._version.column, self._version.scale)
             named = self._version.index, self._version.number
             schema.build_index(store.transport, store.table, *named, ranking.opclass())
-            self._version = self._version.changed(ef_search=store.width(self._version))
+            self._version = self._version.replace(ef_search=store.width(self._version))
         store.switch(self._version)
 
 

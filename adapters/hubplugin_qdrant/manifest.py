@@ -81,7 +81,7 @@ class Version(corrections.Version):
 
     def having(self, model: OffsetModel | Version) -> Version:
         """This version with the map of its model, or of a version that has it from there."""
-        return self.changed(query_map=model.query_map)
+        return self.replace(query_map=model.query_map)
 
     @property
     def map(self) -> QueryMap:
@@ -137,7 +137,7 @@ class Manifest(corrections.Manifest[Version]):
 
     def augmented_vectors(self) -> tuple[str, ...]:
         """The names of all augmented vectors."""
-        return augmented_vectors(self.everything())
+        return augmented_vectors(self.everything)
 
     def outgoing(self) -> tuple[Version, ...]:
         """The versions before the active ones by which some clients still search, until the job deletes them."""
@@ -147,7 +147,7 @@ class Manifest(corrections.Manifest[Version]):
     @property
     def offset_key(self) -> str | None:
         """The payload key under which offsets lie, one for all versions; None where none lie in payloads."""
-        return next((version.offset_key for version in self.everything() if version.storage == "payload"), None)
+        return next((version.offset_key for version in self.everything if version.storage == "payload"), None)
 
     def is_foreign(self, payload: Payload | None) -> bool:
         """Whether what a point holds under our key is not what these versions write there: a number each."""
@@ -160,7 +160,7 @@ class Manifest(corrections.Manifest[Version]):
         along that took the collection for another, or for what it was before."""
         key = self.offset_key or KEY
         under = (payload or {}).get(key)
-        known = {version.field for version in self.everything() if version.storage == "payload"}
+        known = {version.field for version in self.everything if version.storage == "payload"}
         fields = (written_fields(under) or set()) - known
         if fields and len(fields) == len(under or ()):
             return (key,)

@@ -162,7 +162,7 @@ class CachedManifest:
 
     What follows of `manifest`: augmented_vectors, offset_key: what of the collection is ours. page: how many points may
     be read at a time. needs_vectors: whether a query must be a vector before it is rewritten, for which a document is
-    embedded. kept_up: the versions that a write must bring along. state: what of all this a request depends on.
+    embedded. maintained: the versions that a write must bring along. state: what of all this a request depends on.
     """
 
     collection: str
@@ -173,11 +173,11 @@ class CachedManifest:
 
     def __post_init__(self) -> None:
         manifest = self.manifest or Manifest()
-        self.kept_up, active = manifest.kept_up(), manifest.active.values()
+        self.maintained, active = manifest.maintained, manifest.active.values()
         self.augmented_vectors, self.offset_key = manifest.augmented_vectors(), manifest.offset_key
-        self.page = min(SCROLLED, *(version.max_candidates or SCROLLED for version in self.kept_up), SCROLLED)
+        self.page = min(SCROLLED, *(version.max_candidates or SCROLLED for version in self.maintained), SCROLLED)
         self.needs_vectors = any(version.storage == "vector" or version.mapped for version in active)
-        versions = [(each.number, each.vector, each.storage, each.model, each.offset_key) for each in self.kept_up]
+        versions = [(each.number, each.vector, each.storage, each.model, each.offset_key) for each in self.maintained]
         self.state = (self.collection, len(active), *versions)
 
     def strange(self, names: Iterable[str]) -> frozenset[str]:
@@ -317,7 +317,7 @@ class CorrectionCache:
 
         active = {name: version for name, version in manifest.active.items() if is_there(version)}
         writing = manifest.writing if manifest.writing is not None and is_there(manifest.writing) else None
-        return manifest.changed(active=active, writing=writing, retired=tuple(filter(is_there, manifest.retired)))
+        return manifest.replace(active=active, writing=writing, retired=tuple(filter(is_there, manifest.retired)))
 
     def _mapping(self, collection: str, manifest: Manifest) -> Operation[Manifest]:
         """`manifest` with the maps by which this client maps queries, out of their models; that of the version before
@@ -331,7 +331,7 @@ class CorrectionCache:
                 model = yield from read_model(self.raw, collection, version)
                 known = self.maps[collection, vector] = version.having(model)
             active[vector] = version.having(known)
-        return manifest.changed(active=active)
+        return manifest.replace(active=active)
 
     def _seen(self, collection: str, manifest: Manifest) -> Operation[Manifest]:
         """`manifest` with what is so for now: whether a point lacks its augmented vector, and whether there are codes;
@@ -345,7 +345,7 @@ class CorrectionCache:
         chosen = {name: value for name, value in given.items() if value is not None}
         for name, version in manifest.active.items():
             if version.storage == "payload":
-                active[name] = version.changed(**chosen)
+                active[name] = version.replace(**chosen)
                 yield from self._warn_if_lost(collection, version)
             else:
                 asked = Call(
@@ -353,8 +353,8 @@ class CorrectionCache:
                 )
                 lacking, _ = yield from self._answer(asked, (True, None))
                 codes = not plain_client.is_local(self.raw)
-                active[name] = version.changed(everywhere=not lacking, codes=codes, **chosen)
-        return manifest.changed(active=active)
+                active[name] = version.replace(everywhere=not lacking, codes=codes, **chosen)
+        return manifest.replace(active=active)
 
     def _warn_if_lost(self, collection: str, version: Version) -> Operation[None]:
         """Warns if points have the vector of `version`, and not one of them has an offset of it."""
@@ -379,7 +379,7 @@ class CorrectionCache:
     def fitted(self, known: CachedManifest) -> Operation[list[tuple[Version, OffsetModel]]]:
         """The versions of a collection that a write must bring along, each with its model."""
         pairs: list[tuple[Version, OffsetModel]] = []
-        for version in known.kept_up:
+        for version in known.maintained:
             if version.model not in self.fits:
                 self.fits[version.model] = yield from read_model(self.raw, known.collection, version)
             model = self.fits[version.model]
@@ -389,7 +389,7 @@ class CorrectionCache:
     def stored_offsets(self, known: CachedManifest, points: Sequence[Any]) -> Operation[list[StoredOffsets]]:
         """What each of `points` stores; see `offsets.stored_offsets`."""
         fitted = yield from self.fitted(known)
-        if awaits_embedding(points, known.kept_up):
+        if awaits_embedding(points, known.maintained):
             self.warn(
                 f"collection {known.collection!r}: documents that the server embeds get no offset here; run refresh"
             )

@@ -8,7 +8,7 @@ latter, so that no query need be mapped: <q + S q, t> = <q, t + S' t>.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -82,18 +82,18 @@ def held_offsets(
     return found
 
 
-def rounding(version: Version, augmented: Sequence[Sequence[float] | None]) -> np.ndarray | None:
-    """By how much the offsets of these points may differ from what was written [b], None where float32 keeps them. It
-    is what float16 loses, where a vector of that type may be what was read: one number in 8,192 of float32 is one of
-    float16, too."""
+def rounding(
+    version: Version, augmented: Sequence[Sequence[float] | None]
+) -> Callable[[np.ndarray], np.ndarray] | None:
+    """`Batch.rounding` of these points: what float16 loses, where a vector of that type may be what was read. One
+    number in 8,192 of float32 is one of float16, too."""
     if version.storage == "payload":
         return None
     extra = np.array([0.0 if each is None else each[-1] for each in augmented], np.float32)
     with np.errstate(over="ignore"):
         is_short = extra.astype(np.float16) == extra
     lost = FLOAT16 * (extra**2 if version.metric is Metric.EUCLIDEAN else np.abs(extra))
-    found: np.ndarray = np.where(is_short, lost, 0.0)
-    return found
+    return lambda _offsets: np.where(is_short, lost, 0.0)
 
 
 def held_offset(version: Version, payload: Payload | None) -> float | None:
@@ -276,7 +276,7 @@ def completed(
         points = [point.model_copy(update={"vector": with_vectors(point.vector, each)}) for point, each in pairs]
         return [models.UpdateVectorsOperation(update_vectors=body.model_copy(update={"points": points}))]
     if isinstance(operation, models.DeleteVectorsOperation):
-        ours = augmented_vectors(version for version in manifest.everything() if version.vector in body.vector)
+        ours = augmented_vectors(version for version in manifest.everything if version.vector in body.vector)
         deleted = body.model_copy(update={"vector": [*body.vector, *ours]})
         return [models.DeleteVectorsOperation(delete_vectors=deleted)]
     if not wipes_payloads(operation) or not any(held.values()):

@@ -111,10 +111,10 @@ class QdrantShare(Share):
     url: str
     version: str
 
-    def joined(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
+    def join(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
         assert isinstance(shard, QdrantShard)
         store, version = _opened(self.url), Version.model_validate_json(self.version)
-        store.require_held(version)  # another run takes the model with it
+        store.require_owner(version)  # another run takes the model with it
         model = _model(self.url, self.version)
         return store, store.joined(version, model, (shard.first, shard.last)), model
 

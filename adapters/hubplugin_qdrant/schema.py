@@ -338,7 +338,7 @@ def chosen_storage(
         vector.require()
     if asked != "auto":
         return asked, []
-    lying, _ = manifest.lying(vector.using)
+    lying, _ = manifest.find_current(vector.using)
     if lying is not None:
         return lying.storage, []
     if against := vector.doubt():
@@ -366,7 +366,7 @@ def vector_names(info: models.CollectionInfo) -> set[str]:
 
 def deleted(manifest: Manifest, info: models.CollectionInfo) -> list[Version]:
     """The versions whose vector is no longer there."""
-    return [version for version in manifest.everything() if version.vector not in dense_vectors(info)]
+    return [version for version in manifest.everything if version.vector not in dense_vectors(info)]
 
 
 def chosen_vector(

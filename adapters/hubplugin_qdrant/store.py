@@ -134,7 +134,7 @@ class QdrantStore(ManifestStore[Version]):
         try:
             with self.transport.one_line("removing"):
                 self.transport.written()
-                last = not self.read_manifest().kept_up()
+                last = not self.read_manifest().maintained
                 for schema in self.schemas.values():
                     schema.delete(versions, last, progress)
         finally:
@@ -184,7 +184,7 @@ class QdrantStore(ManifestStore[Version]):
             self._done("preparing", metadata.create, self.transport.info.config.params.replication_factor)
             version, found = self.start_version(model, progress)
         limit = self.transport.strict.max_query_limit  # as it is now
-        version = version.changed(max_candidates=limit, agreement=self._agreement or version.agreement)
+        version = version.replace(max_candidates=limit, agreement=self._agreement or version.agreement)
         return QdrantWriting(self, version, found, model, progress)
 
     def require_writable(self, *, dry_run: bool = False) -> None:
@@ -256,7 +256,7 @@ class QdrantStore(ManifestStore[Version]):
 
     def attention(self) -> Sequence[str]:
         manifest = self.read_manifest()
-        if not manifest.everything():
+        if not manifest.everything:
             return list(self._without_manifest())
         version = manifest.active.get(self.vector)
         hidden = None if version is None else self.schemas[version.storage].hidden(version)
@@ -326,7 +326,7 @@ class QdrantStore(ManifestStore[Version]):
         """What is known of the correction, of which nothing has been read yet."""
         return CorrectionCache(self.client)
 
-    def filtered(self, condition: str) -> QdrantStore:
+    def with_filter(self, condition: str) -> QdrantStore:
         """condition: a filter as Qdrant has it in JSON, {"must": [{"key": ..., "match": ...}]}."""
         found = copy.copy(self)
         try:
@@ -346,7 +346,7 @@ class QdrantStore(ManifestStore[Version]):
         with self.transport.one_line("looking for vectors"):
             no_longer_there = {version.vector for version in deleted(manifest, self.transport.described())}
         for vector in no_longer_there:
-            manifest = manifest.withdrawn(vector)
+            manifest = manifest.withdraw(vector)
         if no_longer_there:
             self.write_manifest(manifest)
         super().remove(progress)
@@ -406,7 +406,7 @@ class QdrantWriting(Writing):
         items = list(zip(batch.ids, written_values(self.version, batch.vectors, offsets), strict=True))
         self._schema.write(self.version, items, batch.place)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         self._transport.settle()
         self._held()
         if self._read is not None:
@@ -420,14 +420,14 @@ class QdrantWriting(Writing):
     def _held(self) -> Manifest:
         """The manifest as it is now. Raises StoreError if another run has taken this version's place."""
         try:
-            return cast(Manifest, self.store.require_held(self.version))
+            return cast(Manifest, self.store.require_owner(self.version))
         except StoreError:
             self._is_overtaken = True
             raise
 
     def activate(self) -> None:
         """The offsets of the version before are deleted once no client searches by them any more."""
-        self.settle()
+        self.wait()
         with self._transport.one_line("activating"):
             queries = choose_queries(self._model, self.store.scan())
             version = self._schema.finish(self.version, queries, self._progress)
@@ -448,7 +448,7 @@ class QdrantWriting(Writing):
         try:
             if self._is_overtaken:
                 self._transport.settle()
-                if all(each.number != self.version.number for each in self.store.read_manifest().everything()):
+                if all(each.number != self.version.number for each in self.store.read_manifest().everything):
                     self.store.delete_offsets([self.version])
         finally:
             self._transport.give_up()

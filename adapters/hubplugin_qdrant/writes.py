@@ -86,7 +86,7 @@ def _points_at_once(known: CachedManifest, arguments: Arguments) -> int:
     """How many points of an upload are uploaded before the manifest is looked at again: whole batches."""
     batch = max(1, int(arguments.get("batch_size", 64)))
     processes = int(arguments.get("parallel", 1)) or os.cpu_count() or 1
-    numbers = sum(version.dim for version in known.kept_up) or 1
+    numbers = sum(version.dim for version in known.maintained) or 1
     return batch * processes * max(1, NUMBERS_AT_ONCE // (numbers * batch))
 
 
@@ -215,7 +215,7 @@ def _single(
         made = yield Computing(operation)
     except plain_client.UNREADABLE:
         return (yield Call(plain, **arguments))  # which refuses it
-    if not offsets.may_drop_offsets(made, known.kept_up):
+    if not offsets.may_drop_offsets(made, known.maintained):
         offsets.require_free_operation(made, known.offset_key, known.augmented_vectors)
         return (yield Call(plain, **arguments))
     return (yield from _update(cache, known, [made], arguments))[0]
@@ -280,7 +280,7 @@ def _in_order(
                 stored, is_bare = yield from _stored_with(cache, known, points)
                 touched.append(Touched([point.id for point in points], body.shard_key))
                 dropped = dropped or is_bare
-        elif offsets.may_drop_offsets(operation, known.kept_up):
+        elif offsets.may_drop_offsets(operation, known.maintained):
             dropped = True
             if points is not None:
                 stored = yield from cache.stored_offsets(known, points)
@@ -368,9 +368,9 @@ def _refresh(
     """Gives the points `touched` the offsets of the vectors that they have now, by what is `known`, and takes out what
     else of ours they hold, under the payload `keys` and in our vectors. waited: whether all that was sent is done."""
     ours = list(dict.fromkeys(key for key in keys if key is not None))
-    names = [*(version.vector for version in known.kept_up), *known.augmented_vectors]
+    names = [*(version.vector for version in known.maintained), *known.augmented_vectors]
     read = {
-        "with_payload": [*ours, *(version.group_by for version in known.kept_up if version.group_by)],
+        "with_payload": [*ours, *(version.group_by for version in known.maintained if version.group_by)],
         "with_vectors": not all(names) or names,
     }
     try:
@@ -403,9 +403,9 @@ def delete_vector_name(cache: CorrectionCache, arguments: Arguments) -> Operatio
     result = yield Call(cache.raw.delete_vector_name, **arguments)
     cache.forget()
     known = yield from cache.lookup(arguments["collection_name"])
-    if known.manifest is not None and any(version.vector == vector for version in known.manifest.kept_up()):
+    if known.manifest is not None and any(version.vector == vector for version in known.manifest.maintained):
         manifest = yield from metadata.read_manifest(cache.raw, known.collection)
-        yield from metadata.write_manifest(cache.raw, known.collection, manifest.withdrawn(vector))
+        yield from metadata.write_manifest(cache.raw, known.collection, manifest.withdraw(vector))
         cache.forget()
     return result
 

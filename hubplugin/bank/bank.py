@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hubplugin.bank.embedding import Embed, embedded
-from hubplugin.bank.texts import Texts, holds_texts, is_number, named, read_clicks, read_texts
+from hubplugin.bank.embedding import Embed, embed_texts
+from hubplugin.bank.texts import Texts, holds_texts, is_number, list_first, read_clicks, read_texts
 from hubplugin.compute import Compute, Similarities, dense
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods import FitInput
@@ -79,14 +79,14 @@ class Bank:
         if isinstance(self.queries, (str, os.PathLike)):
             if self.embed is None and not holds_texts(os.fspath(self.queries)):
                 return None
-            found = read_texts(os.fspath(self.queries), self.name)
+            texts_of_file = read_texts(os.fspath(self.queries), self.name)
             if self.embed is None:
                 raise InputError(
-                    f"{found.name} has texts; name the model that embeds queries: ",
+                    f"{texts_of_file.name} has texts; name the model that embeds queries: ",
                     Parameter("embed", "sentence-transformers:NAME"),
                     ", fastembed:NAME or module:function",
                 )
-            return found
+            return texts_of_file
         if self.embed is None:
             return None
         if self.queries is None:
@@ -108,23 +108,23 @@ class Bank:
         """The answers as vectors, as ids, or as a file of clicks."""
         if self.answers is None:
             return None
-        found: np.ndarray | Path | None = None
+        ids_or_file: np.ndarray | Path | None = None
         if not isinstance(self.answers, (str, os.PathLike)):
-            found = _one_dimensional(self.answers)
+            ids_or_file = _one_dimensional(self.answers)
         elif (path := Path(self.answers)).suffix in (".csv", ".tsv", ".json", ".jsonl", ".md", ".txt"):
             require_file(path, "answers")
             if path.suffix not in (".csv", ".tsv"):
                 raise InputError(
                     f"answers: {path.name!r} is no file of answers; expected .csv, .tsv or .npy, or vectors"
                 )
-            found = path
-        elif path.suffix == ".npy" and (ids := open_npy(path, "answers")).ndim == 1:
-            found = np.array(ids)
-        if found is None:
+            ids_or_file = path
+        elif path.suffix == ".npy" and (array := open_npy(path, "answers")).ndim == 1:
+            ids_or_file = np.array(array)
+        if ids_or_file is None:
             return as_vectors(self.answers, "target bank")  # type: ignore[arg-type]
         if self.pairs is not None:
             raise InputError("pairs are of answers that are vectors; ids and rows belong to the queries one by one")
-        return found
+        return ids_or_file
 
     def look(self) -> Bank:
         """This bank, whose files are there and of a kind that can be read; nothing is computed."""
@@ -155,42 +155,41 @@ class Bank:
             vectors = self._vectors
         else:
             texts = self.texts
-            vectors = as_vectors(embedded(texts.texts, self.embed, texts.name, progress, dim), texts.name)
+            vectors = as_vectors(embed_texts(texts.texts, self.embed, texts.name, progress, dim), texts.name)
         if dim is not None and vectors.dim != dim:
             raise InputError(
                 f"{vectors.name} has {vectors.dim} dimensions, {name} has {dim}; embed the queries with its model"
             )
         return vectors
 
-    def read(
-        self, metric: Metric | str, compute: Compute, gallery: object = None, targets: VectorLike | None = None
-    ) -> FitInput:
-        """The vectors, checked, and `targets` where a fit needs them. gallery: as for `vectors`."""
-        second = self.target_bank
-        return FitInput.read(self.vectors(gallery, compute.progress), targets, second, Metric.parse(metric), compute)
+    def read(self, metric: Metric | str, compute: Compute, targets: VectorLike | None = None) -> FitInput:
+        """The vectors, checked, and `targets` where a fit needs them."""
+        queries = self.vectors(progress=compute.progress)
+        return FitInput.read(queries, targets, self.target_bank, Metric.parse(metric), compute)
 
     def prepare(self, metric: Metric | str, compute: Compute, gallery: object = None) -> PreparedBank:
         """This bank as corrections are tried and fitted on it; raises InputError where it cannot be used."""
-        metric, vectors, second = Metric.parse(metric), self.vectors(gallery, compute.progress), self.target_bank
-        queries, answers = (None if each is None else Directed.load(each, metric) for each in (vectors, second))
-        assert queries is not None
+        metric, vectors, target_bank = Metric.parse(metric), self.vectors(gallery, compute.progress), self.target_bank
+        queries, answers = Directed.load(vectors, metric), None
+        if target_bank is not None:
+            answers = Directed.load(target_bank, metric)
         rows, pairs, clicks = original_rows(queries), None, self.clicks(vectors.rows)
         if self.pairs is not None:
-            if second is None:
+            if target_bank is None:
                 raise InputError("pairs were given without answers; pass ", Parameter("answers"))
             pairs = _one_each(self.pairs, vectors.rows, "row of the target bank", "pairs", "iu")
-            _require_rows(pairs, 0, second.rows, "pairs", "target bank")
+            _require_rows(pairs, 0, target_bank.rows, "pairs", "target bank")
             pairs = locate_rows(answers, pairs)
             rows = rows[pairs[rows] >= 0]
-        elif answers is not None and second is not None and second.rows == vectors.rows:  # they may be pairs
+        elif answers is not None and target_bank is not None and target_bank.rows == vectors.rows:  # they may be pairs
             rows = np.intersect1d(rows, original_rows(answers))
             answers = _only(answers, rows)
-        given = PreparedBank.read(_only(queries, rows), None, answers, metric, compute)
+        prepared = PreparedBank.read(_only(queries, rows), None, answers, metric, compute)
         if pairs is not None:
             pairs = pairs[rows]
-        elif _look_paired(given):
+        elif _look_like_pairs(prepared):
             pairs = np.arange(len(rows))
-        return replace(given, pairs=pairs, clicks=None if clicks is None else clicks[rows])
+        return replace(prepared, pairs=pairs, clicks=None if clicks is None else clicks[rows])
 
 
 BankLike: TypeAlias = Bank | VectorLike | Sequence[str]
@@ -215,11 +214,11 @@ def _one_dimensional(answers: Any) -> np.ndarray | None:
     return array
 
 
-def _one_each(known: Any, count: int, what: str, name: str, kinds: str) -> np.ndarray:
-    """`known` as an array [count] of numbers or texts; raises InputError where it is none."""
-    array = np.asarray(known)
+def _one_each(values: Any, count: int, kind_of_value: str, name: str, kinds: str) -> np.ndarray:
+    """`values` as an array [count] of numbers or texts; raises InputError where it is none."""
+    array = np.asarray(values)
     if array.shape != (count,) or array.dtype.kind not in kinds:
-        raise InputError(f"{name} must hold one {what} for each of the {count} bank queries")
+        raise InputError(f"{name} must hold one {kind_of_value} for each of the {count} bank queries")
     return array
 
 
@@ -251,14 +250,14 @@ class PreparedBank(FitInput):
         if self.clicks is None:
             return super().against(targets)
         if ids is None and isinstance(targets, Scannable):
-            targets, ids = _spooled(targets, self.clicks)
-        given = super().against(targets)
-        assert given.targets is not None
-        clicks = _rows_of(self.clicks, given.targets.rows, ids)
+            targets, ids = _read_store(targets, self.clicks)
+        prepared = super().against(targets)
+        assert prepared.targets is not None
+        clicks = _rows_of(self.clicks, prepared.targets.rows, ids)
         if not (clicks >= 0).any():
-            name = given.targets.name
+            name = prepared.targets.name
             raise InputError(f"answers: none of what they name is in {name}; one for each query, they are ids")
-        return replace(given, targets=given.gallery, clicks=locate_rows(given.gallery, clicks))
+        return replace(prepared, targets=prepared.gallery, clicks=locate_rows(prepared.gallery, clicks))
 
     def among(self, members: Vectors, numbers: np.ndarray) -> PreparedBank:
         """This bank with a part of its gallery: the rows `numbers`, which ascend."""
@@ -277,7 +276,7 @@ class PreparedBank(FitInput):
         return np.where(self.clicks < 0, -1, self.targets.numbers[self.clicks])
 
     @property
-    def known(self) -> np.ndarray | None:
+    def known_answers(self) -> np.ndarray | None:
         """What each bank query asks for, as far as it is known: a row of target bank or gallery, or -1."""
         return self.clicks if self.pairs is None else self.pairs
 
@@ -290,23 +289,23 @@ def _rows_of(clicks: np.ndarray, count: int, ids: Mapping[int | str, int] | None
             raise InputError("answers must be rows of the gallery, which are numbers, or vectors; -1 for none")
         _require_rows(clicks, -1, count, "answers", "gallery")
         return clicks.astype(np.int64)
-    clicked = [each for each in clicks.tolist() if each != -1]
-    unknown = [each for each in clicked if each not in ids]
+    clicked = [id for id in clicks.tolist() if id != -1]
+    unknown = [id for id in clicked if id not in ids]
     if unknown:
-        said = "%d of %d clicked ids are not in the store, and are left out: %s"
-        logger.warning(said, len(unknown), len(clicked), named(unknown))
-    return np.array([ids.get(each, -1) for each in clicks.tolist()], np.int64)
+        message = "%d of %d clicked ids are not in the store, and are left out: %s"
+        logger.warning(message, len(unknown), len(clicked), list_first(unknown))
+    return np.array([ids.get(id, -1) for id in clicks.tolist()], np.int64)
 
 
-def places(ids: Sequence[int | str], first: int, wanted: Container[int | str]) -> dict[int | str, int]:
+def places(ids: Sequence[int | str], first: int, clicked: Container[int | str]) -> dict[int | str, int]:
     """The rows of those of `ids` that are wanted, of which the first is in row `first`. Clicks have digits as a number,
     a store of texts has them as a text."""
-    rows = {each: first + row for row, each in enumerate(ids) if each in wanted}
-    digits = ((int(each), row) for row, each in enumerate(ids) if isinstance(each, str) and is_number(each))
-    return rows | {each: first + row for each, row in digits if each in wanted}
+    rows = {id: first + row for row, id in enumerate(ids) if id in clicked}
+    digits = ((int(id), row) for row, id in enumerate(ids) if isinstance(id, str) and is_number(id))
+    return rows | {id: first + row for id, row in digits if id in clicked}
 
 
-def _spooled(store: Scannable, clicks: np.ndarray) -> tuple[Vectors, dict[int | str, int]]:
+def _read_store(store: Scannable, clicks: np.ndarray) -> tuple[Vectors, dict[int | str, int]]:
     """What a store holds, read once, and the rows of what was clicked."""
     rows: dict[int | str, int] = {}
     wanted = set(clicks.tolist())
@@ -325,13 +324,13 @@ LOOKED_AT, FEWEST = 1_000, 10
 """Bank queries that tell whether banks are pairs, at most and at least."""
 
 
-def _look_paired(given: FitInput) -> bool:
+def _look_like_pairs(fit_input: FitInput) -> bool:
     """Whether most queries are nearer to their own row of the target bank than to the next row's: half are by
     chance."""
-    count = len(given.query_bank)
-    if given.target_bank is None or len(given.target_bank) != count or count < FEWEST:
+    count = len(fit_input.query_bank)
+    if fit_input.target_bank is None or len(fit_input.target_bank) != count or count < FEWEST:
         return False
     rows = np.random.default_rng(0).permutation(count)[:LOOKED_AT]
-    second = as_vectors(given.target_bank[rows], "target bank")
-    similarities = dense(Similarities(given.query_bank[rows], given.metric, given.compute), second)
+    answers = as_vectors(fit_input.target_bank[rows], "target bank")
+    similarities = dense(Similarities(fit_input.query_bank[rows], fit_input.metric, fit_input.compute), answers)
     return bool((similarities.diagonal() > np.roll(similarities, 1, axis=1).diagonal()).mean() > 0.75)

@@ -39,7 +39,7 @@ def embedder_of(spec: str) -> Embedder:
         raise InputError(f"no embedding model is called {spec!r}: {EXPECTED}")
     framework = kind.removesuffix(DOCUMENTS)
     if framework not in FRAMEWORKS:
-        return _function(spec, kind, name)
+        return _import_function(spec, kind, name)
     try:
         return FRAMEWORKS[framework](name, kind.endswith(DOCUMENTS))
     except ModuleNotFoundError as error:
@@ -48,7 +48,7 @@ def embedder_of(spec: str) -> Embedder:
         raise InputError(f"{kind}:{name} cannot be loaded: {one_line(error)[:300]}") from None
 
 
-def _sentence_transformers(name: str, documents: bool) -> Embedder:
+def _load_sentence_transformers(name: str, documents: bool) -> Embedder:
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(name)
@@ -57,7 +57,7 @@ def _sentence_transformers(name: str, documents: bool) -> Embedder:
     return lambda texts: encode(list(texts), show_progress_bar=False)
 
 
-def _fastembed(name: str, documents: bool) -> Embedder:
+def _load_fastembed(name: str, documents: bool) -> Embedder:
     from fastembed import TextEmbedding
 
     model = TextEmbedding(name)
@@ -65,7 +65,7 @@ def _fastembed(name: str, documents: bool) -> Embedder:
     return lambda texts: list(embed(list(texts)))
 
 
-FRAMEWORKS = {"sentence-transformers": _sentence_transformers, "fastembed": _fastembed}
+FRAMEWORKS = {"sentence-transformers": _load_sentence_transformers, "fastembed": _load_fastembed}
 
 
 def for_documents(spec: str) -> str:
@@ -74,22 +74,22 @@ def for_documents(spec: str) -> str:
     return f"{kind}{DOCUMENTS}:{name}" if kind in FRAMEWORKS else spec
 
 
-def _function(spec: str, module: str, name: str) -> Embedder:
+def _import_function(spec: str, module: str, name: str) -> Embedder:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # as `python -m` does, and a command does not
     try:
-        found: Any = attrgetter(name)(importlib.import_module(module))
+        function: Any = attrgetter(name)(importlib.import_module(module))
     except ModuleNotFoundError as error:
         raise InputError(f"{spec!r}: {error}; {EXPECTED}") from None
     except Exception as error:  # the function is not there, or whatever the module does when it is imported
         raise InputError(f"{spec!r}: importing it raised {type(error).__name__}: {one_line(error)}") from None
-    if not callable(found):
-        raise InputError(f"{spec!r} is {type(found).__name__} and no function; it is called with a list of texts")
-    embedder: Embedder = found
+    if not callable(function):
+        raise InputError(f"{spec!r} is {type(function).__name__} and no function; it is called with a list of texts")
+    embedder: Embedder = function
     return embedder
 
 
-def embedded(
+def embed_texts(
     texts: Sequence[str],
     embed: Embedder | str,
     name: str = "query bank",
@@ -102,35 +102,35 @@ def embedded(
     Raises InputError for a model that cannot be had, and for what it returns if that is no matrix of so many rows.
     """
     embedder = embedder_of(embed) if isinstance(embed, str) else embed
-    place = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-    different, parts = list(place), list[np.ndarray]()
+    row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+    different, parts = list(row_of), list[np.ndarray]()
     logger.info("%s: %d texts, %d of them to be embedded", name, len(texts), len(different))
     for start in range(0, len(different), BATCH):
         batch = different[start : start + BATCH]
-        vectors = _vectors_of(batch, embedder, name)
-        if dim not in (None, vectors.shape[1]):
+        batch_vectors = _vectors_of(batch, embedder, name)
+        if dim not in (None, batch_vectors.shape[1]):
             other = "its first batch" if parts else "the gallery"
             raise InputError(
-                f"{name}: the model makes vectors of {vectors.shape[1]} dimensions, {other} has {dim}; "
+                f"{name}: the model makes vectors of {batch_vectors.shape[1]} dimensions, {other} has {dim}; "
                 "name the model that embedded the gallery"
             )
-        dim = vectors.shape[1]
-        parts.append(vectors)
+        dim = batch_vectors.shape[1]
+        parts.append(batch_vectors)
         if progress is not None:
             progress("embedding texts", start + len(batch), len(different))
-    found: np.ndarray = np.concatenate(parts)[[place[text] for text in texts]]
-    return found
+    vectors: np.ndarray = np.concatenate(parts)[[row_of[text] for text in texts]]
+    return vectors
 
 
 def _vectors_of(texts: list[str], embedder: Embedder, name: str) -> np.ndarray:
     try:
-        made = embedder(texts)
+        output = embedder(texts)
     except InputError:
         raise
     except Exception as error:  # whatever a model raises
         reason = one_line(error)[:300]
         raise InputError(f"{name}: embedding its texts raised {type(error).__name__}: {reason}") from error
-    vectors = as_vectors(made, f"{name}, as it was embedded").array()
+    vectors = as_vectors(output, f"{name}, as it was embedded").array()
     if len(vectors) != len(texts):
         raise InputError(f"{name}: of {len(texts)} texts the model made {len(vectors)} vectors; expected one each")
     return vectors

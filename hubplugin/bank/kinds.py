@@ -46,8 +46,9 @@ BETWEEN = 0.75
 0.1 to 0.4, queries mixed with documents across modalities 0.87, another model's vectors 0.82."""
 
 CHANCE, AS_NEAR, NEARER = 0.2, 0.85, 1.15
-"""`nearness` of another model's vectors is -0.04 to 0.04, of queries 0.39 and more. Documents of the gallery's subjects
-have 0.93 to 1.1, of others 0.6 to 0.95, logs of synonyms 0.91 and more, and 1.2 where they find their targets."""
+"""`typical_similarity` of another model's vectors is -0.04 to 0.04, of queries 0.39 and more. Documents of the
+gallery's subjects have 0.93 to 1.1, of others 0.6 to 0.95, logs of synonyms 0.91 and more, and 1.2 where they find
+their targets."""
 
 ORDER, COPY = 0.1, 0.99
 """A gallery has no order if its vectors come less than this share of the way from chance to 1 nearer to each other.
@@ -209,9 +210,9 @@ def profile(
         own_share=share,
         target_share=target_share,
         one_sided=one_sided(queries, unit, compute),
-        near=nearness(queries, unit, metric, compute, rng),
+        near=typical_similarity(queries, unit, metric, compute, rng),
         between=float(from_bank.mean(axis=1).var()) / max(float(from_bank.var()), 1e-30),
-        clustered=_clustered(from_bank.argmax(axis=1), _neighbours(unit, compute)),
+        clustered=_join_count(from_bank.argmax(axis=1), _neighbours(unit, compute)),
         agreement=_correlation(hubs, own_hubs),
         known=known,
         answered=True if answered else False if fit_input.answers_are_elsewhere else None,
@@ -267,38 +268,39 @@ def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> flo
     """
     similarities = _similarities(queries, targets, Metric.EUCLIDEAN, compute)
     size = min(NEIGHBOURS, *similarities.shape)
-    asked, near = largest(similarities.T, size)[1], largest(similarities, size)[1]
-    direction = np.bincount(asked.reshape(-1), minlength=len(queries)) @ queries / asked.size - targets.mean(axis=0)
-    return float((queries @ direction > (targets @ direction)[near].mean(axis=1)).mean())
+    nearest_queries, nearest_targets = largest(similarities.T, size)[1], largest(similarities, size)[1]
+    asked = np.bincount(nearest_queries.reshape(-1), minlength=len(queries)) / nearest_queries.size
+    direction = asked @ queries - targets.mean(axis=0)
+    return float((queries @ direction > (targets @ direction)[nearest_targets].mean(axis=1)).mean())
 
 
-def nearness(
+def typical_similarity(
     queries: np.ndarray, targets: np.ndarray, metric: Metric, compute: Compute, rng: np.random.Generator
 ) -> float:
     """How near the nearest targets [n, d] of the queries [m, d] lie: from 0, as near as those of random directions, to
     1, as near as the targets lie to each other. Both sides are taken about their means, and copies are left out. 1
     where nothing can be told: where the targets lie no nearer to each other, or chance comes near in few dimensions."""
     sides = (_unit(part, metric) for part in (queries, targets))
-    asking, gallery = (_unit(side - side.mean(axis=0), Metric.COSINE)[: SEEN // 2] for side in sides)
-    anywhere = _unit(rng.normal(size=(SEEN // 2, queries.shape[1])).astype(np.float32), Metric.COSINE)
+    queries_about_mean, gallery = (_unit(side - side.mean(axis=0), Metric.COSINE)[: SEEN // 2] for side in sides)
+    random = _unit(rng.normal(size=(SEEN // 2, queries.shape[1])).astype(np.float32), Metric.COSINE)
 
     def nearest(vectors: np.ndarray) -> float:
-        found = _similarities(vectors, gallery, Metric.DOT, compute)
-        return float(np.where(found > COPY, -1, found).max(axis=1).mean())
+        similarities = _similarities(vectors, gallery, Metric.DOT, compute)
+        return float(np.where(similarities > COPY, -1, similarities).max(axis=1).mean())
 
-    chance, most = nearest(anywhere), nearest(gallery)
-    if chance > 0.5 or most - chance < ORDER * (1 - chance):
+    chance, between_targets = nearest(random), nearest(gallery)
+    if chance > 0.5 or between_targets - chance < ORDER * (1 - chance):
         return 1.0
-    return (nearest(asking) - chance) / (most - chance)
+    return (nearest(queries_about_mean) - chance) / (between_targets - chance)
 
 
-def _clustered(nearest: np.ndarray, neighbours: np.ndarray) -> float:
+def _join_count(nearest: np.ndarray, neighbours: np.ndarray) -> float:
     """A join count: whether the targets that the bank finds, `nearest` [m], are `neighbours` [n, k] of one another; of
     a large bank the mean of parts of `FINDING` queries."""
     whole = len(nearest) // FINDING
     parts = nearest[: whole * FINDING].reshape(whole, FINDING) if whole else nearest[None]
-    found = np.stack([np.isin(np.arange(len(neighbours)), part) for part in parts]).astype(float)
-    return float(np.mean([_correlation(part, part[neighbours].mean(axis=1)) for part in found]))
+    is_found = np.stack([np.isin(np.arange(len(neighbours)), part) for part in parts]).astype(float)
+    return float(np.mean([_correlation(part, part[neighbours].mean(axis=1)) for part in is_found]))
 
 
 def _correlation(first: np.ndarray, second: np.ndarray) -> float:
@@ -324,9 +326,9 @@ def _as_queries(queries: np.ndarray, targets: np.ndarray, metric: Metric) -> tup
     same vectors are then judged the same by every metric and on every scale.
     """
     lengths = np.linalg.norm(queries, axis=1)
-    length, own = np.median(lengths), np.median(np.linalg.norm(targets, axis=1))
+    length, gallery_length = np.median(lengths), np.median(np.linalg.norm(targets, axis=1))
     free = metric is not Metric.EUCLIDEAN
-    scaled = targets * (length / max(own, 1e-30)) if free else targets
+    scaled = targets * (length / max(gallery_length, 1e-30)) if free else targets
     moved = scaled - scaled.mean(axis=0) + queries.mean(axis=0)
     if free or np.ptp(lengths) <= 0.01 * length:
         queries, moved = _of_length(queries, length), _of_length(moved, length)

@@ -56,22 +56,22 @@ def read_texts(path: str | Path, name: str = "query bank") -> Texts:
     name = f"{name} ({path.name})"
     if path.suffix not in READABLE:
         raise InputError(f"{name}: texts are read from {', '.join(READABLE)}")
-    found: Sequence[str | None]
+    rows: Sequence[str | None]
     if path.suffix == ".txt":
         try:
-            found = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
+            rows = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{name} cannot be read as .txt: {error}") from None
     else:
-        found = next(iter(read_columns(path, TEXT).values()), ())
-        if not found:
+        rows = next(iter(read_columns(path, TEXT).values()), ())
+        if not rows:
             raise InputError(f"{path.name} has no column called {' or '.join(TEXT)}; rename the one that has the texts")
-    kept = {row: text.strip() for row, text in enumerate(found) if text is not None and text.strip()}
-    if not kept:
+    texts = {row: text.strip() for row, text in enumerate(rows) if text is not None and text.strip()}
+    if not texts:
         raise InputError(f"{name} has no texts")
-    if len(kept) < len(found):
-        logger.warning("%s: %d of %d rows have no text and are left out", name, len(found) - len(kept), len(found))
-    return Texts(list(kept.values()), list(kept), name)
+    if len(texts) < len(rows):
+        logger.warning("%s: %d of %d rows have no text and are left out", name, len(rows) - len(texts), len(rows))
+    return Texts(list(texts.values()), list(texts), name)
 
 
 def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[str | None]]:
@@ -85,11 +85,11 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[str | None]
     texts = pa.schema([(name, pa.string()) for name in names])
     try:
         if path.suffix == ".parquet":
-            there = [name for name in names if name in parquet.read_schema(path).names]
-            table = parquet.read_table(path, columns=there).cast(pa.schema([texts.field(name) for name in there]))
+            present = [name for name in names if name in parquet.read_schema(path).names]
+            table = parquet.read_table(path, columns=present).cast(pa.schema([texts.field(name) for name in present]))
         elif path.suffix == ".jsonl":
-            known = json.ParseOptions(explicit_schema=texts, unexpected_field_behavior="ignore")
-            table = json.read_json(path, json.ReadOptions(block_size=BLOCK), known)
+            options = json.ParseOptions(explicit_schema=texts, unexpected_field_behavior="ignore")
+            table = json.read_json(path, json.ReadOptions(block_size=BLOCK), options)
         else:
             table = csv.read_csv(
                 path,
@@ -125,26 +125,26 @@ def read_clicks(
             places.setdefault(text.strip(), []).append(place)
     for place, row in enumerate(range(count) if rows is None else rows):
         places.setdefault(str(row), [place])
-    given = [(q.strip(), t.strip()) for q, t in zip(queries, targets, strict=True) if q and t]
+    pairs = [(q.strip(), t.strip()) for q, t in zip(queries, targets, strict=True) if q and t]
     clicks = [Counter[int | str]() for _ in range(count)]
-    for query, target in given:
+    for query, target in pairs:
         for place in places.get(query, ()):
             clicks[place][int(target) if is_number(target) else target] += 1
-    unknown = [query for query, _ in given if query not in places]
-    if len(unknown) == len(given):
+    unknown = [query for query, _ in pairs if query not in places]
+    if len(unknown) == len(pairs):
         expected = f"a row from 0 to {count - 1}" + ("" if texts is None else ", or the text of a query")
-        raise InputError(f"{path.name}: none of {len(given)} clicks is of a query in the bank; expected {expected}")
+        raise InputError(f"{path.name}: none of {len(pairs)} clicks is of a query in the bank; expected {expected}")
     if unknown:
-        said = "%s: %d of %d clicks are of queries that are not in the bank, and are left out: %s"
-        logger.warning(said, path.name, len(unknown), len(given), named(unknown))
-    ids = [each.most_common(1)[0][0] if each else -1 for each in clicks]
-    return np.array(ids, np.int64 if all(isinstance(each, int) for each in ids) else object)
+        message = "%s: %d of %d clicks are of queries that are not in the bank, and are left out: %s"
+        logger.warning(message, path.name, len(unknown), len(pairs), list_first(unknown))
+    ids = [counts.most_common(1)[0][0] if counts else -1 for counts in clicks]
+    return np.array(ids, np.int64 if all(isinstance(id, int) for id in ids) else object)
 
 
-def named(left_out: Collection[object]) -> str:
+def list_first(items: Collection[object]) -> str:
     """The first few of them that differ."""
-    different = list(dict.fromkeys(left_out))
-    return ", ".join(map(repr, different[:NAMED])) + (", ..." if len(different) > NAMED else "")
+    distinct = list(dict.fromkeys(items))
+    return ", ".join(map(repr, distinct[:NAMED])) + (", ..." if len(distinct) > NAMED else "")
 
 
 def is_number(text: str) -> bool:

@@ -17,7 +17,7 @@ from hubplugin.errors import InputError, Parameter, telling
 from hubplugin.recording import Recorded, Recorder, as_id, clear, thin
 from hubplugin.registry import open_store
 from hubplugin.report import Report, Result, write_file
-from hubplugin.store import Store, recorded_of
+from hubplugin.store import Store, read_recorded
 from hubplugin.vectors import as_vectors
 
 
@@ -134,7 +134,7 @@ def bank(
     opened = open_store(store)
     if opened.record is None:
         raise InputError(f"{opened.url}: nobody has said where its queries are recorded; {opened.how_to_record}")
-    recorded, notes = recorded_of(opened), list[str]()
+    recorded, notes = read_recorded(opened), list[str]()
     if export is not None:
         if recorded is None:
             raise InputError(f"{opened.url}: no queries are recorded in {opened.record}; {opened.how_to_record}")
@@ -164,7 +164,7 @@ def _changed(store: Store, record: Path, keep: int | None, delete: bool, ids: li
         clear(record)
     elif keep is not None:
         thin(record, keep)
-    return recorded_of(store)
+    return read_recorded(store)
 
 
 def _figures(recorded: Recorded | None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from hubplugin.cli.options import (
     write_report,
 )
 from hubplugin.errors import InputError, Parameter
-from hubplugin.jobs.naming import naming
+from hubplugin.jobs.naming import read_names
 from hubplugin.registry import adapters, open_store
 from hubplugin.report import Result
 from hubplugin.vectors import Progress, Vectors, as_vectors, require_file
@@ -52,7 +52,7 @@ def diagnose(
 ) -> Result:
     """What is wrong with these searches: hubness or something else? Who are the hubs, what would a fit change?"""
     require_writable(report)
-    examples, opened, called = bank_of(bank, answers, embed), open_store(store), naming(names, "--names")
+    examples, opened, called = bank_of(bank, answers, embed), open_store(store), read_names(names, "--names")
     with computing(device, memory) as compute:
         diagnosis = hubplugin.diagnose(opened, examples, learn=learn, names=called, compute=compute)
     return write_report(diagnosis, report)
@@ -77,7 +77,7 @@ def inspect(
     """Which correction lies in the store, is it whole, is hubness still lower? The exit status is 4 where it is not."""
     require_writable(report)
     asked = None if live is None else Bank(live, embed=embed, name="live queries").look()
-    opened, called = open_store(store), naming(names, "--names")
+    opened, called = open_store(store), read_names(names, "--names")
     with computing(device, memory) as compute:
         inspection = hubplugin.inspect(opened, asked, names=called, compute=compute)
     return write_report(inspection, report)
@@ -132,7 +132,7 @@ def evaluate(
         if path is not None:
             require_file(Path(path))
     asked, examples = _asked(queries if beir is None else beir.queries, bank, answers, embed)
-    called: Any = naming(names, "--names") if of_store else names if names or beir is None else beir.ids
+    called: Any = read_names(names, "--names") if of_store else names if names or beir is None else beir.ids
     ranked: Any
     if targets is not None:
         ranked = open_store(targets) if of_store else as_vectors(targets, "targets")

@@ -56,7 +56,7 @@ def evaluate(
         methods, the query-dependent ones (dis, dualdis, dsl, gc), and otn, l2n and hn, which need no bank and compare
         up to 25 million pairs. By default every additive method that the given bank allows.
     models: fitted models besides, by the label that they get, as {"learned": hubplugin.fit(..., learn=True)}.
-    Of a store only: condition, a filter, see `hubplugin.store.Store.filtered`.
+    Of a store only: condition, a filter, see `hubplugin.store.Store.with_filter`.
 
     All additive methods share one product of queries and targets. Memory holds the queries, one block of targets, and
     k rows a query and one offset a target for each method.

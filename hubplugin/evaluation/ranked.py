@@ -19,7 +19,7 @@ from hubplugin.bank import Bank, BankLike
 from hubplugin.compute import TIE, Compute, Similarities, TopK, TruthCounts, dense, largest, search
 from hubplugin.errors import InputError, Parameter, install
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names, as_true_ids, as_truth
-from hubplugin.jobs.naming import Naming, called
+from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.measures.retrieval import Ranks, Truth, rank_pairs
 from hubplugin.methods import METHODS, build_method
 from hubplugin.metric import Metric
@@ -92,7 +92,7 @@ class RankedStore:
         asked = Directed.of(queries, store.metric, log=True)
         self.queries = original_rows(asked)
         self._store, self._queries, self._k, self._condition = store, asked.array(), k, condition
-        self._searched = store if condition is None else store.filtered(condition)
+        self._searched = store if condition is None else store.with_filter(condition)
         true = as_true_ids(truth, queries.rows, query_names)
         self._true = [true[row] for row in self.queries]
         if not any(self._true):
@@ -142,7 +142,7 @@ class RankedStore:
     def names(self, ids: Sequence[Id]) -> list[str]:
         known = set(self.ids)
         found = [key for key in dict.fromkeys(ids) if key in known]
-        names = dict(zip(found, called(found, self._names), strict=True))
+        names = dict(zip(found, display_names(found, self._names), strict=True))
         return [names.get(key, str(key)) for key in ids]
 
     def found_first(self) -> np.ndarray | None:

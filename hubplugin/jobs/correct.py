@@ -23,7 +23,7 @@ from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreErro
 from hubplugin.executors import GalleryLike, read_by_workers
 from hubplugin.fitting import require_executor
 from hubplugin.guard import (
-    FEWEST_WORDINGS,
+    FEWEST_PARAPHRASES,
     Trial,
     check,
     require_displacement,
@@ -31,16 +31,16 @@ from hubplugin.guard import (
     require_size,
     small_bank,
 )
-from hubplugin.jobs.health import counted
+from hubplugin.jobs.health import is_in_bank, with_hubness
 from hubplugin.jobs.results import Applied, OldVersusNew, Refitted
 from hubplugin.jobs.write import (
     Members,
     ShardedStore,
     SpooledGallery,
+    preview,
     require_match,
-    unwritten,
     write,
-    written,
+    write_gallery,
 )
 from hubplugin.learning import Lesson, require_learnable, taught
 from hubplugin.methods import METHODS, FitInput, Method, build_method
@@ -55,7 +55,7 @@ from hubplugin.model import (
     Value,
     group_key,
 )
-from hubplugin.store import Answered, Store, recorded_of
+from hubplugin.store import LabelledQueries, Store, read_recorded
 from hubplugin.validation import Configuration, Margins, cross_validate, folds_of
 
 logger = logging.getLogger(__name__)
@@ -78,45 +78,51 @@ def apply(
 ) -> Applied:
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
 
-    bank, method, learn, judged, parameters: as in `hubplugin.fit`; learn not with group_by. With learn the store's own
-    search maps the queries; a store that cannot hold the map is refused. A `hubplugin.Bank` without queries is of those
-    that were recorded of the store, and with learn of their clicks. A fitted model in the place of the bank is written
-    as it is, and not tried.
+    The guard tries the correction first, on held-out bank queries. A run that was cut off while it wrote goes on where
+    it stopped, with its own model, if it is started again with the same bank, method and parameters. `rollback`
+    returns to the model that was active before. Searches are unchanged whenever an error is raised.
 
-    The correction is first tried on held-out bank queries (`hubplugin.guard`), which raises CorrectionRefused if
-    it would do harm; force=True applies it untried. group_by: a key of the targets, where searches are filtered by its
-    value. Offsets are then fitted, centred and tried within each value's own targets, by one method for all. Targets of
-    a value that is refused or has too few of them keep the offset 0. A run that was cut off while writing is taken up
-    where it stopped, with its own model, if it is started again with the same bank, method and parameters.
-    dry_run=True does all of it but the writing, and counts what would be written. The model that was
-    active before is kept for `rollback`.
-    executor, shards: as in `hubplugin.fit`; the workers of the executor write, too (docs/scale.md).
-    Raises InputError for the bank or a parameter, StoreError for the store; searches are unchanged in every case.
+    Args:
+        bank: as in `hubplugin.fit`. A `hubplugin.Bank` without queries stands for those that were recorded of the
+            store, with learn for their clicks, too. A fitted model is written as it is, and not tried.
+        method: as in `hubplugin.fit`, like `parameters` and `judged`.
+        group_by: a key of the targets, where searches are filtered by its value. Offsets are fitted, centred and tried
+            within each value's own targets, by one method for all. Where a value is refused, or has too few targets,
+            these keep the offset 0.
+        learn: as in `hubplugin.fit`, but not with group_by. The store's own search maps the queries.
+        force: applies the correction untried.
+        dry_run: does all but the writing, and counts what would be written.
+        executor: as in `hubplugin.fit`, like `shards`; its workers write, too (docs/scale.md).
+
+    Raises:
+        CorrectionRefused: the correction would do harm.
+        InputError: for the bank or a parameter, or where the store cannot hold the map.
+        StoreError: for the store.
     """
     compute = _usable(compute)
     if isinstance(bank, OffsetModel):
-        given = {"method": method != "blend", "group_by": group_by, "learn": learn, "executor": executor, **parameters}
-        for name in (name for name, value in given.items() if value is not None and value is not False):
+        args = {"method": method != "blend", "group_by": group_by, "learn": learn, "executor": executor, **parameters}
+        for name in (name for name, value in args.items() if value is not None and value is not False):
             raise InputError("a fitted model has its bank and its method already: leave out ", Parameter(name))
         require_match(bank, store)
         if dry_run:
-            return replace(unwritten(store, bank, compute), notes=store.plan())
+            return replace(preview(store, bank, compute), notes=store.plan())
         return write(store, bank, force=force, compute=compute)
     if learn:
         require_learnable_in(store, learn, method, group_by, executor)
     job = Job(store, build_method(METHODS, method, parameters, apply), group_by, learn, force, dry_run)
     prepared, looked_at = job.read(bank, judged, compute)
     if require_executor(executor, shards) and (group_by is not None or prepared.clicks is not None):
-        what = "clicks" if prepared.clicks is not None else "groups"
-        raise InputError(f"{what} need all targets in one process: leave ", Parameter("executor"), " out")
-    cut_off = None if dry_run else _cut_off(job, prepared)
+        reason = "clicks" if prepared.clicks is not None else "groups"
+        raise InputError(f"{reason} need all targets in one process: leave ", Parameter("executor"), " out")
+    cut_off = None if dry_run else find_cut_off(job, prepared)
     by_workers = None if executor is None else ShardedStore(store, shards, executor)
     if cut_off is not None:
-        return written(store, cut_off, by_workers, compute, force)
+        return write_gallery(store, cut_off, by_workers, compute, force)
     if by_workers is not None:
         source = cast(GalleryLike, store)
         prepared = read_by_workers(prepared, source, by_workers.shards, job.configuration, by_workers.executor)
-    return _corrected(job, prepared, looked_at, by_workers)[0]
+    return _fit_and_write(job, prepared, looked_at, by_workers)[0]
 
 
 def refit(
@@ -133,22 +139,24 @@ def refit(
 ) -> Refitted:
     """Fits the active correction of `store` anew on a newer bank, and activates it if it is not worse than the old one.
 
-    bank: as for `hubplugin.apply`; by default the queries that were recorded. method: by default that of the
-    active correction with its parameters, but for those that a method finds in bank and gallery.
-    learn: likewise, by default a correction with a query map is learned anew.
-    judged: as for `hubplugin.apply`.
-    dry_run: as for `hubplugin.apply`. force: activates it though it is worse.
-
     The guard tries the new correction as it does in `apply`. Then old and new rank held-out queries of the new bank.
     With known answers the new one is worse if R@1 falls by more than two standard errors, otherwise if hubness rises
     by more than `WORSE`. The old model may have been fitted on some of these queries, which speaks for it. A query map
-    would speak too loudly: with one, they are compared on queries that the old bank lacks.
-    Offsets within groups stay so. Each group is fitted and tried among its own targets, and old and new are compared
-    over all groups: their queries together, and their hubness on average, by the number of targets.
+    would speak too loudly: with one, they are compared on queries that the old bank lacks. Offsets within groups stay
+    so: old and new are then compared over all groups, their queries together, and their hubness on average, by the
+    number of targets. `rollback` writes the old model. Searches are unchanged whenever an error is raised.
 
-    Raises CorrectionRefused, with both figures, if it is worse or the guard objects; InputError for the bank or a
-    parameter; StoreError for a store without an active correction. Searches are then unchanged. `rollback`
-    writes the old model.
+    Args:
+        bank: as in `apply`; by default the queries that were recorded.
+        method: by default that of the active correction, with those of its parameters that were given to it.
+        learn: by default a correction with a query map is learned anew.
+        judged: as in `apply`, like `dry_run`.
+        force: activates the new correction though it is worse.
+
+    Raises:
+        CorrectionRefused: the new correction is worse, with both figures, or the guard objects.
+        InputError: for the bank or a parameter.
+        StoreError: for a store without an active correction.
     """
     correction = store.correction()
     if correction is None or not correction.active:
@@ -158,14 +166,17 @@ def refit(
         learn = old.query_map is not None
     if learn:
         require_learnable_in(store, learn, method or old.method, group_key(old), None)
-    configuration = _same(old, parameters) if method is None else build_method(METHODS, method, parameters, refit)
+    if method is None:
+        configuration = _configuration_of(old, parameters)
+    else:
+        configuration = build_method(METHODS, method, parameters, refit)
     job = Job(store, configuration, group_key(old), learn, force, dry_run, old)
     prepared, looked_at = job.read(Bank() if bank is None else bank, judged, compute)
-    done, versus = _corrected(job, prepared, looked_at)
+    done, versus = _fit_and_write(job, prepared, looked_at)
     assert versus is not None
-    before, now = len(old.terms[0].bank), len(prepared.query_bank)  # of `dn` the old one kept is its mean alone
-    fewer = [f"the new bank has {now:,} queries, the old one had {before:,}"] if now < before else []
-    return Refitted(**vars(replace(done, notes=[*done.notes, *fewer])), versus=versus)
+    old_size, new_size = len(old.terms[0].bank), len(prepared.query_bank)  # of `dn` the old one kept is its mean alone
+    notes = [f"the new bank has {new_size:,} queries, the old one had {old_size:,}"] if new_size < old_size else []
+    return Refitted(**vars(replace(done, notes=[*done.notes, *notes])), versus=versus)
 
 
 @dataclass(frozen=True)
@@ -200,7 +211,7 @@ class Job:
         return prepared, Bank.of(judged).prepare(store.metric, compute, store)
 
 
-def _corrected(
+def _fit_and_write(
     job: Job, bank: PreparedBank, judged: PreparedBank | None, by_workers: ShardedStore | None = None
 ) -> tuple[Applied, OldVersusNew | None]:
     """Reads the gallery, unless workers have, tries, fits and writes, or only counts what would be written. Raises
@@ -208,65 +219,64 @@ def _corrected(
     then."""
     store, compute, gallery = job.store, bank.compute, None
     if by_workers is None:
-        clicked = [each.clicks for each in (bank, judged) if each is not None and each.clicks is not None]
-        named = np.concatenate(clicked) if clicked else None
-        gallery = SpooledGallery(store, compute.progress, job.group_by, named)
+        clicks = [part.clicks for part in (bank, judged) if part is not None and part.clicks is not None]
+        gallery = SpooledGallery(store, compute.progress, job.group_by, np.concatenate(clicks) if clicks else None)
         bank = bank.against(gallery.vectors, gallery.rows)
         judged = None if judged is None else judged.against(gallery.vectors, gallery.rows)
     logger.info("%s: trying %s", store.url, job.configuration.name)
     trial, lesson, versus, neutral = None, None, None, dict[Value, str]()
     if job.group_by is None:
-        seen = None if job.force else require_kind(bank)
+        profile = None if job.force else require_kind(bank)
         lesson = taught(job.configuration, bank, judged) if job.learn else None
-        if seen is not None:  # what would be applied is judged
+        if profile is not None:  # what would be applied is judged
             method = job.configuration.resolve(bank) if lesson is None else lesson.how.offsets
-            trial = check(bank, method, seen, None if lesson is None else lesson.how)
-        versus = None if job.old is None else _versus(job, bank, job.old, lesson)
+            trial = check(bank, method, profile, None if lesson is None else lesson.how)
+        versus = None if job.old is None else compare_with_old(job, bank, job.old, lesson)
         logger.info("%s: fitting %s on %d bank queries", store.url, job.configuration.name, len(bank.query_bank))
         model = job.configuration.fit(bank) if lesson is None else lesson.model
-        model = model if gallery is None else counted(model, bank)
+        model = model if gallery is None else with_hubness(model, bank)
         if not job.force:
             require_displacement(model, bank)
     else:
         assert gallery is not None
         old = job.old if isinstance(job.old, GroupedModel) else None
         model, neutral, parts = fit_within(bank, job.configuration, job.group_by, gallery.groups(), job.force, old)
-        versus = None if old is None else _not_worse(OldVersusNew.of(parts, old, job.configuration), job.force)
+        versus = None if old is None else require_not_worse(OldVersusNew.of(parts, old, job.configuration), job.force)
     if job.dry_run:
-        done = replace(unwritten(store, model, compute), notes=store.plan())
+        done = replace(preview(store, model, compute), notes=store.plan())
     else:
-        done = written(store, model, gallery or by_workers, compute, job.force, _answered(bank, trial))
+        done = write_gallery(store, model, gallery or by_workers, compute, job.force, _queries_to_try(bank, trial))
     # Where nothing was tried, what to expect of the bank is still worth a line.
     notes = [*(small_bank(len(bank.distinct)) if trial is None else []), *done.notes]
     notes += [] if lesson is None else lesson.notes
     return replace(done, neutral=neutral, trial=trial, notes=notes), versus
 
 
-def _versus(job: Job, bank: PreparedBank, old: OffsetModel, lesson: Lesson | None) -> OldVersusNew:
+def compare_with_old(job: Job, bank: PreparedBank, old: OffsetModel, lesson: Lesson | None) -> OldVersusNew:
     """Old and new beside each other. A map knows the answers it was taught, so that it would be ahead of any that
     learns without them: with one, they are tried on queries that the old model has not seen. Where there are few, both
     are tried as they are: they have seen the same. Raises CorrectionRefused where the new one is worse."""
-    tried = folds_of(bank)
+    folds = folds_of(bank)
     method = job.configuration.resolve(bank) if lesson is None else lesson.how.offsets
     new: Configuration = method if lesson is None else lesson.how
     if lesson is not None or old.query_map is not None:
-        seen = {row.tobytes() for row in old.terms[0].bank.round(5) + 0.0}
-        fresh = np.array([row.tobytes() not in seen for row in bank.query_bank.round(5) + 0.0])
-        if bank.known is not None and (fresh & (bank.known >= 0))[bank.distinct].sum() >= FEWEST_WORDINGS:
-            tried = folds_of(bank, tried=fresh)
+        fresh = ~is_in_bank(old, bank.query_bank)
+        answers = bank.known_answers
+        if answers is not None and (fresh & (answers >= 0))[bank.distinct].sum() >= FEWEST_PARAPHRASES:
+            folds = folds_of(bank, may_test=fresh)
         else:
             new = method.fit(bank) if lesson is None else lesson.model
-    return _not_worse(OldVersusNew.of([cross_validate([None, old, new], bank, tried)], old, method), job.force)
+    return require_not_worse(OldVersusNew.of([cross_validate([None, old, new], bank, folds)], old, method), job.force)
 
 
-def _answered(bank: PreparedBank, trial: Trial | None) -> Answered | None:
+def _queries_to_try(bank: PreparedBank, trial: Trial | None) -> LabelledQueries | None:
     """What a store can try its own searches with; None where clicks are not known."""
     rows = bank.clicked_rows
     if rows is None:
         return None
     sides = [] if trial is None else [side for side in (trial.right, trial.asked) if side is not None]
     gains = [(side.change.value, side.error) for side in sides]
-    return Answered(bank.query_bank[rows >= 0], rows[rows >= 0], min(gains, default=None))
+    return LabelledQueries(bank.query_bank[rows >= 0], rows[rows >= 0], min(gains, default=None))
 
 
 def _usable(compute: Compute) -> Compute:
@@ -296,7 +306,7 @@ def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
     bank = Bank.of(bank)
     if bank.queries is not None:
         return bank
-    recorded = recorded_of(store)
+    recorded = read_recorded(store)
     if recorded is None:
         place = "" if store.record is None else f" in {store.record}"
         raise InputError(
@@ -308,7 +318,7 @@ def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
     return replace(bank, queries=recorded, answers=answers)
 
 
-def _cut_off(job: Job, bank: FitInput) -> OffsetModel | None:
+def find_cut_off(job: Job, bank: FitInput) -> OffsetModel | None:
     """The model whose writing was cut off, if it is the one that is asked for. Of what was learned only another fit
     tells: a model does not say which answers taught it. If that is the same, it is still written where it stopped."""
     correction = job.store.correction()
@@ -319,15 +329,15 @@ def _cut_off(job: Job, bank: FitInput) -> OffsetModel | None:
     return model if same else None
 
 
-def _same(model: OffsetModel, changes: dict[str, Setting]) -> Method:
+def _configuration_of(model: OffsetModel, changes: dict[str, Setting]) -> Method:
     """The configuration of `model`, with `changes`. What the method finds by itself it finds anew."""
     fields = METHODS[model.method].model_fields if model.method in METHODS else {}
-    found = {name for name, field in fields.items() if field.default in (None, "auto")}
-    own = {name: value for name, value in model.parameters.items() if name not in found}
-    return build_method(METHODS, model.method, own | changes, refit)
+    automatic = {name for name, field in fields.items() if field.default in (None, "auto")}
+    chosen = {name: value for name, value in model.parameters.items() if name not in automatic}
+    return build_method(METHODS, model.method, chosen | changes, refit)
 
 
-def _not_worse(versus: OldVersusNew, force: bool) -> OldVersusNew:
+def require_not_worse(versus: OldVersusNew, force: bool) -> OldVersusNew:
     """`versus`; raises CorrectionRefused where the new correction is worse, unless by force."""
     logger.info("%s", versus)
     if versus.objection and not force:
@@ -361,18 +371,18 @@ def fit_within(
     method = configuration.resolve(bank)
     fitted: dict[Value, OffsetModel] = {}
     neutral: dict[Value, str] = {}
-    tried: dict[Value, Margins] = {}
+    margins_of: dict[Value, Margins] = {}
     for number, (value, members) in enumerate(groups):
         try:
             if members.rows < SMALLEST_GROUP:
                 raise CorrectionRefused(f"{members.rows} targets, {SMALLEST_GROUP} are needed")
-            among = bank.among(members, members.numbers)
+            group_bank = bank.among(members, members.numbers)
             if old is not None:
-                before = old.within(value) if value in old.groups else None
-                tried[value] = cross_validate([None, before, method], among, folds_of(among))
+                old_model = old.within(value) if value in old.groups else None
+                margins_of[value] = cross_validate([None, old_model, method], group_bank, folds_of(group_bank))
             if not force:
-                check(among, method.resolve(among), require_kind(among))
-            fitted[value] = method.fit(among)
+                check(group_bank, method.resolve(group_bank), require_kind(group_bank))
+            fitted[value] = method.fit(group_bank)
         except CorrectionRefused as refusal:
             neutral[value] = str(refusal).partition("; nothing was changed")[0]  # which holds for all of it or none
         bank.compute.report(f"fitting within each {key!r}", number + 1, len(groups))
@@ -381,11 +391,11 @@ def fit_within(
         raise CorrectionRefused(
             f"no value of {key!r} can be corrected by itself ({len(neutral)} tried; {first or 'no target has one'})"
         )
-    parts = [margins if value in fitted else margins.of([0, 1, 0]) for value, margins in tried.items()]
-    return _one_model(key, fitted, bank.require_targets(method.name).rows), neutral, parts
+    parts = [margins if value in fitted else margins.of([0, 1, 0]) for value, margins in margins_of.items()]
+    return _merge_models(key, fitted, bank.require_targets(method.name).rows), neutral, parts
 
 
-def _one_model(key: str, models: Mapping[Value, OffsetModel], count: int) -> GroupedModel:
+def _merge_models(key: str, models: Mapping[Value, OffsetModel], count: int) -> GroupedModel:
     """One model of those of all groups, which share bank and method, for `count` targets in groups or not."""
     first = next(iter(models.values()))
     groups = {value: _group(model) for value, model in models.items()}

@@ -18,7 +18,7 @@ from hubplugin.causes import HUBBY, Finding, collapsed, copies, cut_off, lengths
 from hubplugin.compute import Compute, TopK, search
 from hubplugin.guard import Trial, judge_by
 from hubplugin.jobs.correct import bank_for, require_learnable_in
-from hubplugin.jobs.naming import Naming, called
+from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.jobs.results import key_figures_of
 from hubplugin.learning import Lesson, require_learnable, taught
 from hubplugin.measures.hubness import (
@@ -275,7 +275,7 @@ def diagnose(
     logger.info("diagnosed")
     rows, never = hubs(occurrence, LISTED), pick_evenly(np.flatnonzero(occurrence == 0), LISTED)
     ids = _ids_of(targets, np.concatenate([rows, never]))
-    shown = called(ids, names)
+    shown = display_names(ids, names)
     count, queries, k = gallery.rows, len(prepared.query_bank), min(OCCURRENCE, gallery.rows)
     return Diagnosis(
         store=targets.url if isinstance(targets, Store) else None,

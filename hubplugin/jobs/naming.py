@@ -15,13 +15,13 @@ Naming: TypeAlias = Callable[[Sequence[Id]], Sequence[str | None]]
 """Texts of some targets, by their ids; None for one that has none."""
 
 
-def called(ids: Sequence[Id], names: Naming | None) -> list[str]:
+def display_names(ids: Sequence[Id], names: Naming | None) -> list[str]:
     """What targets are called: by name and id, or by the id alone."""
-    known = [None] * len(ids) if names is None or not ids else names(ids)
-    return [str(key) if name is None else f"{name} [{key}]" for key, name in zip(ids, known, strict=True)]
+    texts = [None] * len(ids) if names is None or not ids else names(ids)
+    return [str(key) if name is None else f"{name} [{key}]" for key, name in zip(ids, texts, strict=True)]
 
 
-def naming(source: str | None, option: str = "names") -> Naming | None:
+def read_names(source: str | None, option: str = "names") -> Naming | None:
     """The names in the file `source`: a text file, where line i belongs to the id i, or a .json file of a text for each
     id, or of a list. option: what errors call it."""
     if source is None:
@@ -34,9 +34,9 @@ def naming(source: str | None, option: str = "names") -> Naming | None:
     except (OSError, ValueError) as error:
         raise InputError(f"{option}: cannot read {str(path)!r}: {error}") from None
     if isinstance(texts, list):
-        known = {str(row): each for row, each in enumerate(texts)}
+        text_of = {str(row): item for row, item in enumerate(texts)}
     elif isinstance(texts, dict):
-        known = texts
+        text_of = texts
     else:
         raise InputError(f"{option}: {str(path)!r} holds {type(texts).__name__}; expected a list, or texts by id")
-    return lambda ids: [None if known.get(str(each)) is None else str(known[str(each)]) for each in ids]
+    return lambda ids: [None if text_of.get(str(item)) is None else str(text_of[str(item)]) for item in ids]

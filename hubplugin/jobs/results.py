@@ -38,16 +38,16 @@ from hubplugin.validation import OCCURRENCE, Figures, Margins, change_of
 
 def key_figures_of(trial: Trial) -> list[KeyFigure]:
     """What the guard saw on held-out queries of the bank."""
-    before = trial.raw
+    raw = trial.raw
     held_out = f"expected with the correction, on {trial.queries:,} held-out bank queries"
     unknown = "the bank is no log with known answers, or asks for few targets in several wordings"
     return [
         share_figure(
-            RECALL, before.recall, trial.recall, more_is_better=True, change=trial.change, note=held_out,
+            RECALL, raw.recall, trial.recall, more_is_better=True, change=trial.change, note=held_out,
             unknown="--answers says what queries ask for",
         ),
-        share_figure(WORST, before.largest, trial.largest, more_is_better=False, note=held_out),
-        share_figure(NEVER, before.never, trial.never, more_is_better=False, note=held_out),
+        share_figure(WORST, raw.largest, trial.largest, more_is_better=False, note=held_out),
+        share_figure(NEVER, raw.never, trial.never, more_is_better=False, note=held_out),
         sides_figure("R@1 of what was asked before", [trial.asked], unknown),
     ]  # fmt: skip
 
@@ -70,10 +70,10 @@ class InvalidVectors:
             self.named[ids[row]] = f"length {length:.4g}" if np.isfinite(length) else "not finite"
 
     def __str__(self) -> str:
-        which = ", ".join(f"{name} ({what})" for name, what in self.named.items())
+        which = ", ".join(f"{name} ({reason})" for name, reason in self.named.items())
         more = f" and {self.count - len(self.named)} more" if self.count > len(self.named) else ""
-        kept = "those of length 0 have the offset 0, others its smallest"
-        return f"{self.count} with vectors that the model cannot judge, {kept}: {which}{more}"
+        offsets = "those of length 0 have the offset 0, others its smallest"
+        return f"{self.count} with vectors that the model cannot judge, {offsets}: {which}{more}"
 
 
 @dataclass(frozen=True)
@@ -100,25 +100,25 @@ class Applied(Result):
         trial = self.trial
         lines = [f"{self.scanned} targets, of which {self.missing} had no offset and {self.stale} another one"]
         if self.neutral:
-            some = (f"{value!r}: {why}" for value, why in itertools.islice(self.neutral.items(), NAMED))
+            neutral = (f"{value!r}: {why}" for value, why in itertools.islice(self.neutral.items(), NAMED))
             more = f"; and {len(self.neutral) - NAMED} more" if len(self.neutral) > NAMED else ""
-            lines.append(f"kept at offset 0: {'; '.join(some)}{more}")
+            lines.append(f"kept at offset 0: {'; '.join(neutral)}{more}")
         lines += [str(self.invalid_vectors)] if self.invalid_vectors.count else []
         verdict = f"{'active' if self.written else 'nothing was written; would be active'}: {self.model}"
         details = list[str]()
         if trial is not None:
             lines += [f"note: {note}" for note in trial.notes]
-            before, objections = trial.raw, "; ".join(trial.objections)
+            raw, objections = trial.raw, "; ".join(trial.objections)
             details = [
                 f"tried on {trial.queries} held-out bank queries:",
-                f"  {before.figures()}",
+                f"  {raw.figures()}",
                 f"  {trial.figures()}",
                 verdict,
                 f"the guard would refuse it: {objections}" if objections else f"the guard lets it pass; {trial.bank}",
             ]
-            worst = before.largest, trial.largest, trial.queries
-            told = describe_changes(*worst, before.recall, trial.recall, trial.change)
-            verdict = f"{'applied' if self.written else 'nothing was written'}; on held-out bank queries {told}"
+            worst = raw.largest, trial.largest, trial.queries
+            outcome = describe_changes(*worst, raw.recall, trial.recall, trial.change)
+            verdict = f"{'applied' if self.written else 'nothing was written'}; on held-out bank queries {outcome}"
         return Report(
             title="The correction",
             subtitle=str(self.model),
@@ -153,10 +153,12 @@ class OldVersusNew:
     @classmethod
     def of(cls, parts: Sequence[Margins], old: OffsetModel, new: Method) -> OldVersusNew:
         """From the margins of no correction, the old and the new one, in each group or the whole gallery."""
-        change, tried = change_of(parts, 1, 2), enumerate((None, old, new))
+        change = change_of(parts, 1, 2)
         gain, error = (None, None) if change is None else (change.change.value, change.error)
-        raw, before, after = (Figures.of(parts, number, each) for number, each in tried)
-        return cls(raw, before, after, gain, error)
+        raw, old_figures, new_figures = (
+            Figures.of(parts, number, configuration) for number, configuration in enumerate((None, old, new))
+        )
+        return cls(raw, old_figures, new_figures, gain, error)
 
     @property
     def objection(self) -> str | None:
@@ -190,8 +192,8 @@ class Refitted(Applied):
 
     def report(self) -> Report:
         applied = super().report()
-        beside = f"from the old correction to the new one {self.versus.figures}"
-        sentences, details = [*applied.sentences, beside], [*applied.details, str(self.versus)]
+        comparison = f"from the old correction to the new one {self.versus.figures}"
+        sentences, details = [*applied.sentences, comparison], [*applied.details, str(self.versus)]
         return replace(applied, sentences=sentences, details=details)
 
 
@@ -206,11 +208,11 @@ class Removed(Result):
     previous: OffsetModel | None = None
 
     def report(self) -> Report:
-        said = "correction removed" if self.written else "there is no correction"
+        sentence = "correction removed" if self.written else "there is no correction"
         if self.correction is not None and not self.written:
-            said = f"nothing was changed; would take out {self.correction.model}"
-            said += "" if self.previous is None else f", and {self.previous}, which was active before"
-        return Report(title="The correction", sentences=[said])
+            sentence = f"nothing was changed; would take out {self.correction.model}"
+            sentence += "" if self.previous is None else f", and {self.previous}, which was active before"
+        return Report(title="The correction", sentences=[sentence])
 
 
 WRONG = 0.05
@@ -277,9 +279,9 @@ class HubnessNow:
 
     def _most(self, search: str, count: int, above: float = 0.0) -> str:
         """The hubs that more than `above` queries find, the most found first, each with its share of the queries."""
-        found = sorted(((hub.found_by.get(search, 0), hub) for hub in self.hubs), key=lambda each: -each[0])
-        some = [f"{hub.id!r} {times / self.queries:.1%}" for times, hub in found if times > above]
-        return ", ".join(some[:count])
+        by_count = sorted(((hub.found_by.get(search, 0), hub) for hub in self.hubs), key=lambda pair: -pair[0])
+        named = [f"{hub.id!r} {times / self.queries:.1%}" for times, hub in by_count if times > above]
+        return ", ".join(named[:count])
 
     def __str__(self) -> str:
         kind = "live" if self.live else "bank"
@@ -357,14 +359,14 @@ class Inspection(Result):
             not self.missing + self.stale,
             f"{self.count} targets, {self.dim} dimensions, {self.metric.value}",
         )
-        verdict, found = "no correction", self.hubness
+        verdict, hubness = "no correction", self.hubness
         if self.correction is not None:
             state = "every target has its offset" if whole else "run refresh"
             verdict = f"{self.missing} missing, {self.stale} stale: {state}"
         pictures = []
-        if found is not None and found.occurrences:
-            even = OCCURRENCE * found.queries / self.count
-            drawn = partial(plots.occurrences, parts=found.occurrences, even=even, k=OCCURRENCE)
+        if hubness is not None and hubness.occurrences:
+            even = OCCURRENCE * hubness.queries / self.count
+            drawn = partial(plots.occurrences, parts=hubness.occurrences, even=even, k=OCCURRENCE)
             pictures.append(Plot("How often targets are found", drawn))
         if self.offsets is not None:
             drawn = partial(plots.offsets, edges=self.offsets.edges, counts=self.offsets.counts)
@@ -374,10 +376,10 @@ class Inspection(Result):
             subtitle=scene,
             verdict=verdict,
             direction="same" if self.correction is None else "better" if whole and not self.attention else "worse",
-            more=[f"attention: {each}" for each in self.attention],
+            more=[f"attention: {line}" for line in self.attention],
             key_figures=self._key_figures(),
             sentences=[scene, *self._sentences()],
-            hubs=() if found is None else found.hubs[:HUBS],
+            hubs=() if hubness is None else hubness.hubs[:HUBS],
             plots=pictures,
         )
 
@@ -410,8 +412,8 @@ class Inspection(Result):
             yield f"drift of live queries: {self.drift:.2f} (0.5: as the bank; 1: apart)"
 
     def _key_figures(self) -> list[KeyFigure]:
-        found = self.hubness
-        queries, parts = (0, {}) if found is None else (found.queries, found.occurrences)
+        hubness = self.hubness
+        queries, parts = (0, {}) if hubness is None else (hubness.queries, hubness.occurrences)
         note, unknown = f"of {queries} queries", "there is no active correction, or no query to search with"
         needs_truth = "hubplugin evaluate STORE --queries --truth measures it"
         both = [parts.get(search) for search in ("raw", "corrected")]

@@ -9,21 +9,22 @@ import logging
 import pickle
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from hubplugin.bank import places
 from hubplugin.compute import Compute
 from hubplugin.errors import HubpluginError, InputError, Parameter, StoreError, telling
-from hubplugin.executors import Shard, Sharded, each
+from hubplugin.executors import Shard, Sharded, map_shards
 from hubplugin.jobs.results import Applied, InvalidVectors, Removed
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value, group_key, refuse_query_map, warn_if_swapped
-from hubplugin.store import Answered, Batch, Id, Share, Store, StoreShard, Writing
+from hubplugin.store import Batch, LabelledQueries, Share, Store, StoreShard, Writing
 from hubplugin.vectors import Progress, Sliceable, Vectors, cannot_keep, to_tempfile
 
 UNIT = 1e-2
@@ -39,34 +40,33 @@ def offsets_of_all(
     compute: Compute,
     fitted: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Offsets of the vectors of `batch` by `model`, float32 [b]; those it cannot judge are added to `invalid_vectors`.
-    fitted: of these vectors, where the fit has given them.
+    """The offsets of the vectors of `batch` by `model`, float32 [b].
 
-    Those are vectors that are not finite, and for a model of cosine vectors of length 0 and, where `unit` says that the
-    store does not normalise, of another length than 1. Those get the smallest offset of the model's gallery, since a
-    neutral one would rank them above most others. A vector of length 0 is near to no query, and gets the neutral one.
+    A model cannot judge a vector that is not finite. Under cosine it cannot judge one of length 0 either, nor, where
+    the store does not normalise (`unit`), one of another length than 1. Such a vector gets the smallest offset of the
+    gallery, since the neutral one would rank it above most others. One of length 0 is near to no query, and gets the
+    neutral one.
+
+    Args:
+        invalid_vectors: counts and names the vectors that the model cannot judge.
+        fitted: the offsets of these vectors, where the fit has given them.
     """
-
-    def judged_by_model(rows: np.ndarray | slice) -> np.ndarray:
-        if fitted is not None:
-            return fitted[rows]
-        some = batch if isinstance(rows, slice) else batch.some(rows)
-        return model.offsets(some.vectors, groups=some.groups, compute=compute.without_progress)
-
     with np.errstate(over="ignore", invalid="ignore"):
         lengths = np.linalg.norm(batch.vectors.astype(np.float64), axis=1)
-    judged = np.isfinite(lengths)
+    is_valid = np.isfinite(lengths)
     if model.metric is Metric.COSINE:
-        judged &= (np.abs(lengths - 1) <= UNIT) if unit else (lengths > 0)
-    if judged.all():
-        return judged_by_model(slice(None))
-    rows = np.flatnonzero(judged)
-    invalid_vectors.note(batch.ids, batch.vectors, np.flatnonzero(~judged))
+        is_valid &= (np.abs(lengths - 1) <= UNIT) if unit else (lengths > 0)
+    rows, part = np.flatnonzero(is_valid), batch
+    if not is_valid.all():
+        part = batch.take(rows)
+        invalid_vectors.note(batch.ids, batch.vectors, np.flatnonzero(~is_valid))
     offsets = np.full(len(batch.vectors), 0.0 if model.gallery is None else model.gallery.smallest, np.float32)
     if model.metric is Metric.COSINE:
         offsets[lengths == 0] = 0
-    if len(rows):
-        offsets[rows] = judged_by_model(rows)
+    if fitted is not None:
+        offsets[rows] = fitted[rows]
+    elif len(rows):
+        offsets[rows] = model.offsets(part.vectors, groups=part.groups, compute=compute.without_progress)
     return offsets
 
 
@@ -92,6 +92,10 @@ class Counts:
         self.invalid_vectors.count += other.invalid_vectors.count
         self.invalid_vectors.named |= other.invalid_vectors.named
 
+    def as_applied(self, store: Store, model: OffsetModel, **fields: Any) -> Applied:
+        counts = self.scanned, self.missing, self.stale
+        return Applied(store.url, model, *counts, invalid_vectors=self.invalid_vectors, **fields)
+
 
 def compare(
     store: Store,
@@ -99,14 +103,16 @@ def compare(
     batches: Iterable[Batch],
     counts: Counts,
     compute: Compute,
-    what: str,
+    label: str,
     gallery: Sliceable | None = None,
 ) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
-    """Each batch, what `model` gives to its targets, float32 [b], and whose stored offset is missing or differs, bool
-    [b].
+    """Yields each batch, the offsets that `model` gives to its targets, float32 [b], and whose stored offset is missing
+    or differs, bool [b].
 
-    counts: kept up. what: the name of the work, for progress. gallery: what the model was just fitted on, in the order
-    of `batches`, so that its offsets need not be computed again.
+    Args:
+        counts: is brought up to date with each batch.
+        label: the name of the work, for progress.
+        gallery: what the model was just fitted on, in the order of `batches`: its offsets are not computed again.
     """
     total, scale = store.count(), 0.0
     if model.gallery is not None:
@@ -118,15 +124,15 @@ def compare(
         offsets = offsets_of_all(model, batch, counts.invalid_vectors, unit=store.unit, compute=compute, fitted=fitted)
         absent, differs = np.isnan(batch.offsets), np.zeros(len(offsets), bool)
         if not absent.all():
-            room = store.precision + ROUNDING * np.maximum(scale, np.abs(offsets)) + store.rounding(batch, offsets)
-            room += 0.0 if batch.rounding is None else batch.rounding
+            room = store.precision + ROUNDING * np.maximum(scale, np.abs(offsets))
+            room += 0.0 if batch.rounding is None else batch.rounding(offsets)
             differs = np.abs(batch.offsets - offsets) > room  # of NaN, none
         counts.missing += int(absent.sum())
         counts.stale += int(differs.sum())
         counts.foreign += batch.foreign
         yield batch, offsets, absent | differs
         counts.scanned = rows.stop
-        compute.report(what, min(rows.stop, total), total)
+        compute.report(label, min(rows.stop, total), total)
 
 
 def write_wrong(writing: Writing, compared: Iterable[tuple[Batch, np.ndarray, np.ndarray]]) -> None:
@@ -135,7 +141,7 @@ def write_wrong(writing: Writing, compared: Iterable[tuple[Batch, np.ndarray, np
         if writing.takes_all or wrong.all():
             writing.write(batch, offsets)
         elif wrong.any():
-            writing.write(batch.some(np.flatnonzero(wrong)), offsets[wrong])
+            writing.write(batch.take(np.flatnonzero(wrong)), offsets[wrong])
 
 
 class Members(Vectors):
@@ -182,31 +188,27 @@ class SpooledGallery:
             if progress is not None:
                 progress("reading the gallery", min(done, total), total)
 
-    def _listed(self) -> Iterator[tuple[slice, Id | None, Sequence[Id], Sequence[Value] | None]]:
-        """Of each batch its rows, and what there is of it beside vectors."""
+    def batches(self) -> Iterator[Batch]:
+        """The batches as they came, without offsets."""
         self._lists.seek(0)
         first = 0
         while first < self.vectors.rows:
             place, ids, groups = pickle.load(self._lists)
-            yield slice(first, first + len(ids)), place, ids, groups
+            vectors = self.vectors.take(slice(first, first + len(ids)))
+            yield Batch(ids, vectors, np.full(len(ids), np.nan, np.float32), place=place, groups=groups)
             first += len(ids)
 
     def groups(self) -> list[tuple[Value, Members]]:
         """The targets of each value, but of none: in the order in which they first came."""
-        rows: dict[Value, list[int]] = {}
-        for where, _, _, groups in self._listed():
-            for row, value in enumerate(groups or (), where.start):
-                rows.setdefault(value, []).append(row)
+        rows = defaultdict[Value, list[int]](list)
+        for row, value in enumerate(value for batch in self.batches() for value in batch.groups or ()):
+            rows[value].append(row)
+        name = self.vectors.name
         return [
-            (value, Members(f"{self.vectors.name}, {value!r}", self.vectors, np.array(those)))
-            for value, those in rows.items()
+            (value, Members(f"{name}, {value!r}", self.vectors, np.array(numbers)))
+            for value, numbers in rows.items()
             if value is not None
         ]
-
-    def batches(self) -> Iterator[Batch]:
-        for rows, place, ids, groups in self._listed():
-            offsets = np.full(len(ids), np.nan, np.float32)
-            yield Batch(ids, self.vectors.take(rows), offsets, place=place, groups=groups)
 
 
 class ShardedStore:
@@ -218,10 +220,12 @@ class ShardedStore:
         self.shards = store.shards(count)
         self.executor = executor
 
-    def write(self, share: Share, compute: Compute, what: str) -> Counts:
+    def write(self, share: Share, compute: Compute, label: str) -> Counts:
         """Reads all shards once, and writes the offsets that are missing or differ."""
         counts = Counts()
-        for part in each(self.executor, _WriteShard(share, compute.without_progress, what), self.shards, compute, what):
+        for part in map_shards(
+            self.executor, _WriteShard(share, compute.without_progress, label), self.shards, compute, label
+        ):
             counts.add(part)
         return counts
 
@@ -232,14 +236,14 @@ class _WriteShard:
 
     share: Share
     compute: Compute
-    what: str
+    label: str
 
     def __call__(self, number: int, shard: Shard) -> Counts:
-        store, writing, model = self.share.joined(cast(StoreShard, shard))
+        store, writing, model = self.share.join(cast(StoreShard, shard))
         counts = Counts()
         with writing:
-            write_wrong(writing, compare(store, model, writing.scan(), counts, self.compute, self.what))
-            writing.settle()
+            write_wrong(writing, compare(store, model, writing.scan(), counts, self.compute, self.label))
+            writing.wait()
         return counts
 
 
@@ -258,7 +262,7 @@ def refresh(store: Store, *, dry_run: bool = False, compute: Compute = Compute()
         state = half if correction else "no correction; apply one first"
         raise StoreError(f"{store.url} has {state}")
     if dry_run:
-        return unwritten(store, correction.model, compute)
+        return preview(store, correction.model, compute)
     return write(store, correction.model, compute=compute)
 
 
@@ -289,7 +293,7 @@ def rollback(store: Store, *, compute: Compute = Compute(), dry_run: bool = Fals
         none = "has no correction" if store.correction() is None else "keeps no model that was active before this one"
         raise StoreError(f"{store.url} {none}, so there is nothing to roll back to")
     if dry_run:
-        return unwritten(store, model, compute)
+        return preview(store, model, compute)
     return write(store, model, compute=compute, force=True)  # it was active before
 
 
@@ -303,39 +307,39 @@ def write(store: Store, model: OffsetModel, *, compute: Compute = Compute(), for
     if model.gallery is None:
         gallery = SpooledGallery(store, compute.progress)
         model = model.centre_on(gallery.vectors, compute=compute)
-    return written(store, model, gallery, compute, force)
+    return write_gallery(store, model, gallery, compute, force)
 
 
-def written(
+def write_gallery(
     store: Store,
     model: OffsetModel,
     gallery: SpooledGallery | ShardedStore | None,
     compute: Compute,
     force: bool = False,
-    answered: Answered | None = None,
+    labelled: LabelledQueries | None = None,
 ) -> Applied:
     """`write`, of what was just read from the store, the `gallery`, where there is one; by its workers, where it has
-    some. answered: as of a `Writing`."""
+    some. labelled: as of a `Writing`."""
 
     def once(closing: bool) -> Counts:
         """One pass: read, compare, write. A gallery that was just read is not read again but to close."""
-        what, counts = "closing" if closing else "writing offsets", Counts()
+        label, counts = "closing" if closing else "writing offsets", Counts()
         if isinstance(gallery, ShardedStore):
-            return gallery.write(writing.share(), compute, what)
+            return gallery.write(writing.share(), compute, label)
         was_read = gallery is not None and store.shared and writing.found == "nothing" and not closing
         batches = gallery.batches() if gallery is not None and was_read else writing.scan()
         vectors = None if gallery is None else gallery.vectors
-        write_wrong(writing, compare(store, model, batches, counts, compute, what, vectors))
+        write_wrong(writing, compare(store, model, batches, counts, compute, label, vectors))
         return counts
 
     half = f"{store.url}: offsets were being written; searches are as before, and the same command goes on"
     whole = f"{store.url}: searches use the old correction or the new one, whole; the same command finishes"
     with telling(half), store.begin(model, compute.progress) as writing:
-        writing.forced, writing.answered = force, answered
+        writing.forced, writing.labelled = force, labelled
         first = once(closing=False)
         for _ in range(CLOSING_PASSES if store.shared and writing.found != "active" else 0):
-            again = once(closing=True)
-            if not again.missing + again.stale:
+            later = once(closing=True)
+            if not later.missing + later.stale:
                 break
         writing.wrong = first.missing + first.stale
         logger.info("%s: %d offsets written, activating", store.url, writing.wrong)
@@ -343,18 +347,15 @@ def written(
             writing.activate()
     logger.info("%s: active is %s", store.url, model)
     with telling(f"{store.url}: the correction is active"):
-        notes = store.notes()
-    counts = first.scanned, first.missing, first.stale
-    return Applied(store.url, model, *counts, notes=notes, invalid_vectors=first.invalid_vectors)
+        return first.as_applied(store, model, notes=store.notes())
 
 
-def unwritten(store: Store, model: OffsetModel, compute: Compute) -> Applied:
+def preview(store: Store, model: OffsetModel, compute: Compute) -> Applied:
     """`model` compared with what `store` has, and nothing written."""
-    seen = Counts()
-    for _ in compare(store, model, store.scan(group_key(model)), seen, compute, "comparing offsets"):
+    counts = Counts()
+    for _ in compare(store, model, store.scan(group_key(model)), counts, compute, "comparing offsets"):
         pass
-    counts = seen.scanned, seen.missing, seen.stale
-    return Applied(store.url, model, *counts, written=False, invalid_vectors=seen.invalid_vectors)
+    return counts.as_applied(store, model, written=False)
 
 
 def require_match(model: OffsetModel, store: Store) -> None:

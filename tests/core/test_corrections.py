@@ -102,7 +102,7 @@ class InMemoryWriting(Writing):
                 yield Batch([batch.ids[row] for row in rows], batch.vectors[rows], offsets[rows])
 
     def write(self, batch, offsets):
-        self.store.require_held(self.version)
+        self.store.require_owner(self.version)
         name = f"offsets {self.version.number}"
         self.store.disk.put(name, self.store.disk[name] | dict(zip(batch.ids, offsets.tolist(), strict=True)))
 
@@ -288,7 +288,7 @@ def version(number, vector="image", **fields):
 
 def applied(manifest, *numbers):
     for number in numbers:
-        manifest = manifest.begun(version(number)).activated(version(number))
+        manifest = manifest.begin(version(number)).activate(version(number))
     return manifest
 
 
@@ -300,17 +300,17 @@ def numbers(manifest):
 def test_what_was_retired_meanwhile_stays_so():
     second = applied(Manifest[Version](), 1, 2)
     later = applied(second, 3)
-    assert numbers(later.cleared(second.retired)) == ({"image": 3}, None, [2])
+    assert numbers(later.clear(second.retired)) == ({"image": 3}, None, [2])
 
 
 def test_an_amended_version_stays_active_beside_what_another_run_writes():
-    manifest = applied(Manifest[Version](), 1).begun(version(2, "text"))
-    amended = manifest.activated(version(1, owner="another"))
+    manifest = applied(Manifest[Version](), 1).begin(version(2, "text"))
+    amended = manifest.activate(version(1, owner="another"))
     assert numbers(amended) == ({"image": 1}, 2, [])
     assert amended.active["image"].owner == "another"
 
 
 def test_the_correction_of_one_vector_goes_and_that_of_another_stays():
-    manifest = applied(Manifest[Version](), 1, 2).begun(version(3, "text"))
-    assert numbers(manifest.withdrawn("image")) == ({}, 3, [1, 2, 1])
-    assert numbers(manifest.withdrawn("text")) == ({"image": 2}, None, [1, 3])
+    manifest = applied(Manifest[Version](), 1, 2).begin(version(3, "text"))
+    assert numbers(manifest.withdraw("image")) == ({}, 3, [1, 2, 1])
+    assert numbers(manifest.withdraw("text")) == ({"image": 2}, None, [1, 3])

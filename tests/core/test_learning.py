@@ -111,7 +111,7 @@ def test_a_trial_maps_what_it_holds_out_by_what_the_others_teach(asked):
     _, learned, old = cross_validate([None, how, model], given, folds).right
     hits: dict[str, list[float]] = {"learned": [], "old": []}
     for fold in folds:
-        held, seen = fold.held, fold.seen
+        held, seen = fold.test, fold.train
         step = 0.5 * formulas.query_map(queries[seen], answers[seen], targets, 0.07)
         mapped = [queries[rows].astype(np.float64) @ (np.eye(D) + step).T for rows in (seen, held)]
         offsets = hubplugin.fit(sample, mapped[0], metric="dot", tau=method.tau, strength=method.strength)
@@ -143,18 +143,18 @@ def test_margins_of_held_out_pairs_are_those_of_the_formula(asked, answers_are):
     assert set(sides) == ({"other", "asked"} if answers_are == "rows" else {"other"})
     for side, folds in sides.items():
         margins = cross_validate([learning.strengths_of(how) for how in hows], tried, folds).margins
-        assert sorted(np.concatenate([fold.held for fold in folds])) == list(range(len(queries)))
+        assert sorted(np.concatenate([fold.test for fold in folds])) == list(range(len(queries)))
         wanted = []
         for fold in folds:
-            shared = set(number[fold.seen]) & set(number[fold.held])
-            assert shared == (set(number[fold.held]) if side == "asked" else set())
-            new = np.zeros((0, D)) if answers_are == "rows" else asked_for[fold.held]
+            shared = set(number[fold.train]) & set(number[fold.test])
+            assert shared == (set(number[fold.test]) if side == "asked" else set())
+            new = np.zeros((0, D)) if answers_are == "rows" else asked_for[fold.test]
             candidates = np.concatenate([gallery, new])
-            own = number[fold.held] if answers_are == "rows" else len(gallery) + np.arange(len(fold.held))
+            own = number[fold.test] if answers_are == "rows" else len(gallery) + np.arange(len(fold.test))
             for first in (np.eye(D), z):
-                offsets = formulas.offsets("nnn", queries[fold.seen] @ first, candidates, "dot", k=5, alpha=0.5)
-                w = formulas.query_map(queries[fold.seen] @ first, number[fold.seen], asked_of, 0.07)
-                q = queries[fold.held].astype(np.float64) @ first
+                offsets = formulas.offsets("nnn", queries[fold.train] @ first, candidates, "dot", k=5, alpha=0.5)
+                w = formulas.query_map(queries[fold.train] @ first, number[fold.train], asked_of, 0.07)
+                q = queries[fold.test].astype(np.float64) @ first
                 for strength in learning.STRENGTHS:
                     for share in learning.SHARES:
                         scores = (q + strength * q @ w.T) @ candidates.T.astype(np.float64) + share * offsets

@@ -48,11 +48,6 @@ def expected(bank, gallery):
     return hubplugin.fit(gallery, bank).offsets(gallery)
 
 
-def test_dask_gives_the_same_offsets(dask, bank, gallery, parts, expected):
-    found = hubplugin.fit(parts[8], bank, executor=dask.get_executor(pure=False)).offsets(gallery)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_workers_that_are_killed_at_random_change_nothing(dask, bank, gallery, parts, expected):
     killed, over = 0, threading.Event()
@@ -82,12 +77,6 @@ def test_workers_that_are_killed_at_random_change_nothing(dask, bank, gallery, p
         killer.join()
     print(f"{killed} kills in {fits} fits")
     assert killed == KILLS
-
-
-def test_processes_give_the_same_offsets(bank, gallery, parts, expected):
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor:
-        found = hubplugin.fit(parts[3], bank, executor=executor).offsets(gallery)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 def test_a_process_that_dies_breaks_a_pool_and_is_told(bank, parts):

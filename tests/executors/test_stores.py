@@ -160,10 +160,10 @@ def test_a_second_coordinator_takes_over_and_the_first_activates_nothing(collect
     other = hubplugin.fit(store, bank[:200])
     with store.begin(model) as first:
         shard = store.shards(1)[0]
-        joined, writing, _ = first.share().joined(shard)
+        joined, writing, _ = first.share().join(shard)
         second = store.begin(other)
         with pytest.raises(StoreError, match="another run has begun since, and this one stops"):
-            first.share().joined(shard)
+            first.share().join(shard)
         with pytest.raises(StoreError, match="another run has begun since, and this one stops"), writing:
             list(writing.scan())
         with pytest.raises(StoreError, match="another run has begun since"):
@@ -172,24 +172,16 @@ def test_a_second_coordinator_takes_over_and_the_first_activates_nothing(collect
     assert not joined.correction().active
 
 
-def test_a_zero_vector_is_counted_by_the_workers_and_keeps_the_offset_0(collection, bank, serial):
+@pytest.mark.parametrize("count", [1, None], ids=["one", "all of a shard"])
+def test_zero_vectors_are_counted_by_the_workers_and_keep_the_offset_0(collection, bank, serial, count):
     from qdrant_client import models
 
     store, dim = collection("a"), bank.shape[1]
-    some = [batch.ids[0] for shard in store.shards(3) for batch in shard.scan()][1]
-    store.client.update_vectors("a", [models.PointVectors(id=some, vector=[0.0] * dim)])
-    done = hubplugin.apply(store, bank, executor=serial, shards=3, force=True)
-    assert (done.model.gallery.count, done.scanned) == (899, 900)
-    assert done.invalid_vectors.named == {some: "length 0"}
-    assert offsets_of(store)[some] == 0
-
-
-def test_a_shard_of_zero_vectors_alone_is_written_and_counted(collection, bank, serial):
-    from qdrant_client import models
-
-    store, dim = collection("a"), bank.shape[1]
-    zeros = [each for batch in store.shards(3)[1].scan() for each in batch.ids]
-    store.client.update_vectors("a", [models.PointVectors(id=each, vector=[0.0] * dim) for each in zeros])
+    zeros = [key for batch in store.shards(3)[1].scan() for key in batch.ids][:count]
+    store.client.update_vectors("a", [models.PointVectors(id=key, vector=[0.0] * dim) for key in zeros])
     done = hubplugin.apply(store, bank, executor=serial, shards=3, force=True)
     assert (done.model.gallery.count, done.scanned, done.invalid_vectors.count) == (900 - len(zeros), 900, len(zeros))
-    assert not np.isnan([*offsets_of(store).values()]).any()
+    assert done.invalid_vectors.named[zeros[0]] == "length 0"
+    offsets = offsets_of(store)
+    assert not any(offsets[key] for key in zeros)
+    assert not np.isnan([*offsets.values()]).any()

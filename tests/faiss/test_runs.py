@@ -88,7 +88,7 @@ def test_a_second_run_on_one_file_is_refused_and_the_first_keeps_its_own_offsets
     with one.begin(first) as writing:
         batch = next(iter(writing.scan()))
         for rows in (np.arange(450), np.arange(450, 900)):
-            part = batch.some(rows)
+            part = batch.take(rows)
             writing.write(part, first.offsets(part.vectors))
             with pytest.raises(hubplugin.StoreError, match="is being written by another run"):
                 apply(two, second)
@@ -207,7 +207,7 @@ def half_written(photos: Path) -> list[str]:
 def killed_at(photos: Path, model: hubplugin.OffsetModel, rows: int) -> None:
     """A run that had written the offsets of some rows."""
     with opened(photos).begin(model) as writing:
-        batch = next(iter(writing.scan())).some(np.arange(rows))
+        batch = next(iter(writing.scan())).take(np.arange(rows))
         writing.write(batch, model.offsets(batch.vectors))
 
 

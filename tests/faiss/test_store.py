@@ -281,7 +281,7 @@ def test_a_wrong_offset_is_told_from_one_that_codes_round(tmp_path, kind, metric
     (batch,), model = store.scan(), store.correction().model
     offsets = model.offsets(batch.vectors)
     moved = offsets + 0.2 * offsets.std()
-    right, wrong = (np.abs(batch.offsets - each) > store.rounding(batch, each) for each in (offsets, moved))
+    right, wrong = (np.abs(batch.offsets - each) > batch.rounding(each) for each in (offsets, moved))
     assert not right.any()
     assert wrong.mean() > 0.9
 
@@ -358,7 +358,7 @@ def test_a_hub_whose_offset_the_codes_cannot_hold_is_stale_and_a_refresh_makes_r
     store = open_store(f"faiss:{file}")
     assert inspect(store, queries=0).stale == 0
     (batch,) = store.scan()
-    planted = batch.some(np.flatnonzero(np.asarray(batch.ids) >= 1000))
+    planted = batch.take(np.flatnonzero(np.asarray(batch.ids) >= 1000))
     right = model.offsets(planted.vectors)
     assert right.max() < 2 * model.gallery.smallest
     np.testing.assert_allclose(planted.offsets, right, atol=0.02)

@@ -184,9 +184,9 @@ def test_a_filter_is_part_of_the_search_and_what_is_none_is_refused(store, vecto
     assert found.raw.recall[1].value == pytest.approx(right.mean())
     assert found.raw.hubness is None  # nobody knows how many meet the condition
     with pytest.raises(InputError, match="is no Qdrant filter in JSON"):
-        photos.filtered('{"musst": []}')
+        photos.with_filter('{"musst": []}')
     with pytest.raises(StoreError, match="searches without filters"):
-        store.filtered(condition)
+        store.with_filter(condition)
 
 
 def test_true_ids_come_as_arrays_lists_and_files(tmp_path):

@@ -102,13 +102,13 @@ def test_each_form_that_explain_prints_gives_the_corrected_ranking(store, databa
 def test_a_filtered_search_finds_enough_by_the_index(store, database):
     database.setting(enable_seqscan="off", enable_sort="off")
     again = database.open(metric=store.metric.value)
-    some = again.filtered("tenant LIKE 'b%'")
+    some = again.with_filter("tenant LIKE 'b%'")
     found = some.search(QUERIES, 10).ids
     expected = [exact(store, query, slice(1, None, 3)) for query in QUERIES]
     assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, expected, strict=True)]) >= 0.95
     for wrong in ("tenant ~", "nothing = 1", "true); DROP TABLE photos; --", "pg_terminate_backend(0) = ("):
         with pytest.raises(InputError, match="a filter is what stands behind WHERE"):
-            again.filtered(wrong)
+            again.with_filter(wrong)
 
 
 def test_the_plan_of_order_by_uses_the_index(store, database):

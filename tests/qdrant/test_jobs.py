@@ -61,11 +61,11 @@ def test_what_a_writer_raises_comes_out_and_what_waits_is_finished_first(cosine)
 
     for number in range(20):
         sending.send([(number, None)], work)
-    sending.settle()
+    sending.wait()
     assert len(done) == 20
     sending.send([(0, None)], lambda items: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        sending.settle()
+        sending.wait()
 
 
 def refused(status, reason, content=b""):

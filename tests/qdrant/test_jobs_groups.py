@@ -207,7 +207,7 @@ def test_the_groups_count_by_their_targets_and_a_neutral_one_as_not_corrected(ev
     assert [*without.neutral] == ["acme", "tiny"]
     (rows, _), metric = shops.alone("acme"), "cosine"
     banks = Bank(fresh).prepare(metric, Compute("cpu")).against(shops.gallery[rows])
-    found = cross_validate([None, METHODS["sn"]()], banks, folds_of(banks)).found
+    found = cross_validate([None, METHODS["sn"]()], banks, folds_of(banks)).hits
     raw, new = (skewness(k_occurrence(each, len(rows))) for each in found)
     less = (raw - new) / 3
     assert without.versus.new.skewness - all_new.new.skewness == pytest.approx(less, abs=1e-6)

@@ -32,7 +32,7 @@ def photos(using: str, storage: str, **constants) -> QdrantClient:
     store = hubplugin_qdrant.open_store(client, "photos", vector=using)
     manifest = store.read_manifest()
     version = manifest.active[using].model_copy(update=constants)
-    store.write_manifest(manifest.changed(active={using: version}))
+    store.write_manifest(manifest.replace(active={using: version}))
     return client
 
 

@@ -235,7 +235,7 @@ def test_a_corrected_request_is_valid_for_rest_and_grpc(photos):
         models.QueryRequest(query=formula, prefetch=inner),
         models.QueryRequest(query=photos.queries[0].tolist(), using=photos.using or None, prefetch=[inner]),
     )
-    for request, manifest in itertools.product(requests, (written, written.changed(active=everywhere))):
+    for request, manifest in itertools.product(requests, (written, written.replace(active=everywhere))):
         corrected = rewrite(request, manifest).request
         text = corrected.model_dump_json(exclude_none=True)
         assert json.loads(

@@ -7,7 +7,7 @@ from qdrant_client import QdrantClient, models
 import hubplugin_qdrant
 from hubplugin import InputError, Recorder
 from hubplugin.recording import read
-from hubplugin.store import recorded_of
+from hubplugin.store import read_recorded
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from tests.qdrant.conftest import DIM, Photos
 
@@ -54,7 +54,7 @@ def test_the_queries_of_each_search_are_the_bank_of_the_store(photos, folder):
     client.query_points("photos", models.NearestQuery(nearest=four.tolist()), using)
     client.close()
     assert rows(folder / "photos" / photos.using) == asked([one, two, three, four])
-    recorded = recorded_of(store)
+    recorded = read_recorded(store)
     assert recorded is not None
     assert (recorded.rows, recorded.dim) == (4, DIM)
 
@@ -169,7 +169,7 @@ def test_clicks_join_the_queries_of_their_collection_and_vector(folder, awaited,
     store = hubplugin_qdrant.open_store(photos.plain, "photos", vector="image", record=folder)
     for each in (client, elsewhere):
         each.close()
-    recorded = recorded_of(store)
+    recorded = read_recorded(store)
     answers = dict(zip(map(tuple, recorded.array().tolist()), recorded.answers, strict=True))
     assert [answers[next(iter(asked([query])))] for query in (one, two, three)] == [17, 17, 18]
 

@@ -113,6 +113,27 @@ def test_queries_of_another_model_are_kept_apart(folder, queries):
     assert recorder.forget([Recorder.id_of(queries[0, :3]), Recorder.id_of(queries[0, :4])]) == 2
 
 
+def test_a_recorder_that_two_models_take_turns_with_keeps_a_sample_of_each(folder, queries):
+    recorder = Recorder(folder, 100)
+    for query in queries:
+        recorder.add(query)
+        recorder.add(query[:4])
+    recorder.close()
+    for dim in (8, 4):
+        found = read(folder, dim)
+        assert found.ids == sorted(Recorder.id_of(query[:dim]) for query in queries)[:100]
+        assert found.seen == 300
+
+
+def test_a_program_that_changes_its_folder_writes_where_it_began(folder, queries, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    recorder = Recorder(folder.name)
+    recorder.add(queries)
+    monkeypatch.chdir("/")
+    recorder.close()
+    assert read(folder).rows == 300
+
+
 def test_what_is_cleared_stays_so_while_a_recorder_runs(folder, queries):
     recorder = recorded(folder, queries, 20, clicks=[1] * 300)
     assert len(read(folder).answers) == 20

