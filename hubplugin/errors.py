@@ -47,13 +47,13 @@ class HubpluginError(Exception):
 
 
 @contextmanager
-def telling(what: str) -> Iterator[None]:
-    """Where an interrupt (Ctrl-C) ends what is done meanwhile, it says `what` was changed and how to go on. One that
-    says so already, of a part of it, stays as it is."""
+def telling(changes: str) -> Iterator[None]:
+    """Where an interrupt (Ctrl-C) ends the work meanwhile, it says which `changes` were made and how to go on. An
+    interrupt that says so already, of a part of the work, stays as it is."""
     try:
         yield
     except KeyboardInterrupt as stop:
-        raise stop if stop.args else KeyboardInterrupt(what) from None
+        raise stop if stop.args else KeyboardInterrupt(changes) from None
 
 
 class InputError(HubpluginError, ValueError):

@@ -27,14 +27,19 @@ LINE_SECONDS = 10.0
 
 
 def lines(say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> ProgressCallback:
-    """A `Progress` callback that says how far a job is, a line each `LINE_SECONDS`: for where there is no terminal."""
+    """A `Progress` callback that says how far a job is, a line each `LINE_SECONDS`: for where there is no terminal.
+
+    Args:
+        say: takes each line.
+        clock: tells the seconds.
+    """
     last = clock()
 
-    def progress(what: str, done: int, total: int) -> None:
+    def progress(work: str, done: int, total: int) -> None:
         nonlocal last
         if clock() - last >= LINE_SECONDS:
             last = clock()
-            say(f"{what}: {done} of {total}" if total else f"{what}: {done}")
+            say(f"{work}: {done} of {total}" if total else f"{work}: {done}")
 
     return progress
 
@@ -68,11 +73,11 @@ def bars(console: Console | None = None) -> Iterator[ProgressCallback]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as display:
         tasks: dict[str, TaskID] = {}
 
-        def progress(what: str, done: int, total: int) -> None:
-            if what not in tasks:
+        def progress(work: str, done: int, total: int) -> None:
+            if work not in tasks:
                 for task in tasks.values():
                     display.update(task, visible=False)
-                tasks[what] = display.add_task(what, total=total or None)
-            display.update(tasks[what], completed=done, total=total or None, visible=True)
+                tasks[work] = display.add_task(work, total=total or None)
+            display.update(tasks[work], completed=done, total=total or None, visible=True)
 
         yield progress

@@ -39,8 +39,8 @@ at_each_moment = pytest.mark.parametrize("moment", ["begun", "within a batch", "
 with_and_without_a_map = pytest.mark.parametrize("mapped", [False, True], ids=["offsets", "query map"])
 
 
-class StoreUnderTest(ABC):
-    """A store that tests fill, write and search.
+class StoreConformance(ABC):
+    """The tests. Subclass it as `Test...`, and say how a store is made.
 
     rows, dim: the size of the gallery in the tests. recall: the least share of the exact corrected top 10 that
     a search must return; 1.0 for an exact store. metric: that of the store that `create` makes.
@@ -53,15 +53,25 @@ class StoreUnderTest(ABC):
 
     @abstractmethod
     def create(self, ids: Sequence[Id], vectors: np.ndarray) -> Store:
-        """A fresh store that holds `vectors` [n, d] under `ids`, as its user would have filled it."""
+        """A fresh store, as its user would have filled it.
+
+        Args:
+            ids: of the targets.
+            vectors: [n, d], in the same order.
+        """
 
     @abstractmethod
     def reopen(self, store: Store) -> Store:
         """The data of `store` opened anew, as another process would; `store` is not used again."""
 
     def insert_plain(self, store: Store, ids: Sequence[Id], vectors: np.ndarray) -> Store:
-        """Adds targets past hubplugin, as another program would; behind the query map, where one stands before what is
-        added, too. Leave it out where the store cannot."""
+        """Adds targets past hubplugin, as another program would. Leave it out where the store cannot.
+
+        Args:
+            store: what they are added to; behind the query map, where one stands before what is added.
+            ids: of the new targets.
+            vectors: [n, d], in the same order.
+        """
         pytest.skip("this store takes no targets past hubplugin")
 
     def ids(self) -> list[Id]:
@@ -76,19 +86,19 @@ class StoreUnderTest(ABC):
         """The gallery: clustered, so that it has hubs; at unit length where the metric is cosine."""
         rng = np.random.default_rng(1)
         centres = rng.normal(size=(8, self.dim))
-        return self._scaled(centres[rng.integers(8, size=self.rows)] + rng.normal(size=(self.rows, self.dim)))
+        return self._scale(centres[rng.integers(8, size=self.rows)] + rng.normal(size=(self.rows, self.dim)))
 
     def queries(self, seed: int = 2, count: int = 40) -> np.ndarray:
         rng = np.random.default_rng(seed)
         near = self.vectors()[rng.integers(self.rows, size=count)]
         scale = 0.5 * float(np.abs(near).mean())
-        return self._scaled(near + scale * rng.normal(size=near.shape))
+        return self._scale(near + scale * rng.normal(size=near.shape))
 
     @pytest.fixture
     def store(self) -> Store:
         return self.create(self.ids(), self.vectors())
 
-    def _scaled(self, vectors: np.ndarray) -> np.ndarray:
+    def _scale(self, vectors: np.ndarray) -> np.ndarray:
         if self.metric is Metric.COSINE:
             vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         return vectors.astype(np.float32)
@@ -102,28 +112,28 @@ class StoreUnderTest(ABC):
             return self._model(), self._model("nnn")
         if not store.maps_queries or self.metric is Metric.EUCLIDEAN:
             pytest.skip("this store holds no map")
-        return self._mapped(seed=5), self._mapped(seed=6)
+        return self._map_queries(seed=5), self._map_queries(seed=6)
 
-    def _mapped(self, seed: int) -> OffsetModel:
+    def _map_queries(self, seed: int) -> OffsetModel:
         step = 0.1 * np.random.default_rng(seed).normal(size=(self.dim, self.dim))
         model = replace(self._model(), query_map=QueryMap(step.astype(np.float32), 1.0, 200))
         return model.centre_on(self.vectors())
 
-    def _assert_active(self, store: Store, model: OffsetModel, before: OffsetModel | None = None) -> Store:
-        """Opened anew, `model` is active and whole, and searches rank by it. before: what `rollback` would write. The
-        store, opened anew."""
+    def _assert_active(self, store: Store, model: OffsetModel, previous: OffsetModel | None = None) -> Store:
+        """Opened anew, `model` is active and whole, and searches rank by it. previous: what `rollback` would
+        write. Returns the store, opened anew."""
         store = self.reopen(store)
-        found, report = store.correction(), inspect(store, queries=0)
-        assert found is not None
-        assert found.active
-        assert found.model.fingerprint == model.fingerprint
+        correction, report = store.correction(), inspect(store, queries=0)
+        assert correction is not None
+        assert correction.active
+        assert correction.model.fingerprint == model.fingerprint
         assert (report.missing, report.stale) == (0, 0)
         self._assert_ranking(store.search(self.queries(), K), model)
         self._assert_ranking(store.search(self.queries(), K, raw=True), None)
-        if before is not None:
-            previous = store.previous()
-            assert previous is not None
-            assert previous.fingerprint == before.fingerprint
+        if previous is not None:
+            stored = store.previous()
+            assert stored is not None
+            assert stored.fingerprint == previous.fingerprint
         return store
 
     def _cut_off(self, moment: str, store: Store, model: OffsetModel) -> tuple[Store, list[Id]]:
@@ -151,21 +161,21 @@ class StoreUnderTest(ABC):
             offsets = np.concatenate([offsets, of_fresh])
         scores = self._similarities(model, self.queries(), vectors) + offsets
         row = {key: number for number, key in enumerate(ids)}
-        found = np.array([[row[key] for key in line] for line in hits.ids])
-        assert found.shape == (len(scores), K)
+        ranked = np.array([[row[key] for key in line] for line in hits.ids])
+        assert ranked.shape == (len(scores), K)
         least = np.sort(scores, axis=1)[:, -K][:, None] - 1e-5
-        assert (np.take_along_axis(scores, found, axis=1) >= least).mean() >= self.recall
+        assert (np.take_along_axis(scores, ranked, axis=1) >= least).mean() >= self.recall
         for line in hits.scores:
             assert list(line) == sorted(line, reverse=True) or list(line) == sorted(line)
 
     def _similarities(self, model: OffsetModel | None, queries: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """In float64, of the queries as the map of `model` has them: [q, t]."""
-        asked, targets = queries.astype(np.float64), vectors.astype(np.float64)
+        mapped, targets = queries.astype(np.float64), vectors.astype(np.float64)
         if model is not None and model.query_map is not None:
-            asked = asked + np.einsum("qd,ed->qe", asked, model.query_map.step.astype(np.float64))
+            mapped = mapped + np.einsum("qd,ed->qe", mapped, model.query_map.step.astype(np.float64))
         if self.metric is Metric.EUCLIDEAN:
-            return np.asarray(-((asked[:, None, :] - targets[None, :, :]) ** 2).sum(axis=2) / 2)
-        return np.asarray(np.einsum("qd,td->qt", asked, targets))
+            return np.asarray(-((mapped[:, None, :] - targets[None, :, :]) ** 2).sum(axis=2) / 2)
+        return np.asarray(np.einsum("qd,td->qt", mapped, targets))
 
     def _assert_raw(self, store: Store) -> Store:
         """Opened anew, the store is as if it had never been corrected. It, opened anew."""
@@ -182,10 +192,6 @@ class StoreUnderTest(ABC):
             assert np.isnan(batch.offsets).all()
         self._assert_ranking(store.search(self.queries(), K), None)
         return store
-
-
-class StoreConformance(StoreUnderTest):
-    """Subclass it as `Test...`, and say how a store is made."""
 
     def test_without_a_correction_a_scan_sees_every_vector_once_and_searches_are_raw(self, store: Store) -> None:
         self._assert_raw(store)
@@ -204,31 +210,31 @@ class StoreConformance(StoreUnderTest):
         write(store, model)
         expected = dict(zip(self.ids(), self.vectors(), strict=True))
         for batch in self.reopen(store).scan():
-            given = np.array([expected[key] for key in batch.ids])
-            np.testing.assert_allclose(batch.vectors, given, rtol=0, atol=1e-5)
-            np.testing.assert_allclose(batch.offsets, model.offsets(given), rtol=0, atol=max(store.precision, 1e-5))
+            vectors = np.array([expected[key] for key in batch.ids])
+            np.testing.assert_allclose(batch.vectors, vectors, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(batch.offsets, model.offsets(vectors), rtol=0, atol=max(store.precision, 1e-5))
 
     @with_and_without_a_map
     def test_searches_stay_as_they_are_until_another_correction_takes_their_place(
         self, store: Store, mapped: bool
     ) -> None:
         first, second = self._models(store, mapped)
-        for before, model in ((None, first), (first, second)):
-            found = store.search(self.queries(), K)
+        for active, model in ((None, first), (first, second)):
+            hits = store.search(self.queries(), K)
             with store.begin(model) as writing:
                 for batch in writing.scan():
                     assert np.isnan(batch.offsets).all()
                     writing.write(batch, model.offsets(batch.vectors))
-                    assert store.search(self.queries(), K).ids == found.ids
+                    assert store.search(self.queries(), K).ids == hits.ids
                 for batch in store.scan():
-                    held = np.full(len(batch.ids), np.nan) if before is None else before.offsets(batch.vectors)
-                    np.testing.assert_allclose(batch.offsets, held, rtol=0, atol=store.precision)
+                    stored = np.full(len(batch.ids), np.nan) if active is None else active.offsets(batch.vectors)
+                    np.testing.assert_allclose(batch.offsets, stored, rtol=0, atol=store.precision)
                 correction = store.correction()
                 assert correction is not None
-                assert correction.active is (before is not None)
+                assert correction.active is (active is not None)
                 writing.activate()
             self._assert_ranking(store.search(self.queries(), K), model)
-        self._assert_active(store, second, before=first)
+        self._assert_active(store, second, previous=first)
 
     @with_and_without_a_map
     @at_each_moment
@@ -237,8 +243,8 @@ class StoreConformance(StoreUnderTest):
     ) -> None:
         model, _ = self._models(store, mapped)
         store, written = self._cut_off(moment, store, model)
-        found = store.correction()
-        assert found is None or not found.active
+        correction = store.correction()
+        assert correction is None or not correction.active
         self._assert_ranking(store.search(self.queries(), K), None)
         with store.begin(model) as writing:
             lacking = [batch.take(np.flatnonzero(np.isnan(batch.offsets))) for batch in writing.scan()]
@@ -265,10 +271,10 @@ class StoreConformance(StoreUnderTest):
     def test_an_amendment_that_was_cut_off_changes_no_search_and_is_finished_by_the_next(self, store: Store) -> None:
         model = self._model()
         write(store, model)
-        before = store.search(self.queries(), K)
+        hits = store.search(self.queries(), K)
         store, _ = self._cut_off("within a batch", store, model)
         again = store.search(self.queries(), K)  # an approximate index that is written to may find another near one
-        same = [len(set(one) & set(other)) / K for one, other in zip(before.ids, again.ids, strict=True)]
+        same = [len(set(first) & set(second)) / K for first, second in zip(hits.ids, again.ids, strict=True)]
         assert np.mean(same) >= self.recall
         write(store, model)
         self._assert_active(store, model)
@@ -286,7 +292,7 @@ class StoreConformance(StoreUnderTest):
         fresh, ids = self.queries(seed=3, count=5), self.fresh_ids()
         store = self.insert_plain(store, ids, fresh)
         if not mapped:
-            assert all(key in found for key, found in zip(ids, store.search(fresh, K).ids, strict=True))
+            assert all(key in ids_found for key, ids_found in zip(ids, store.search(fresh, K).ids, strict=True))
         report = inspect(store, queries=0)
         # A store whose neutral offset is a number like any other cannot tell that it is missing.
         assert (report.count, report.missing + report.stale) == (self.rows + 5, 5)
@@ -306,10 +312,10 @@ class StoreConformance(StoreUnderTest):
     def test_a_refresh_of_a_whole_correction_changes_nothing(self, store: Store) -> None:
         model = self._model()
         write(store, model)
-        before = store.search(self.queries(), K)
+        hits = store.search(self.queries(), K)
         applied = refresh(store)
         assert (applied.scanned, applied.missing, applied.stale) == (self.rows, 0, 0)
-        assert store.search(self.queries(), K).ids == before.ids
+        assert store.search(self.queries(), K).ids == hits.ids
 
     @with_and_without_a_map
     def test_a_removal_leaves_the_store_as_it_was(self, store: Store, mapped: bool) -> None:
@@ -332,17 +338,17 @@ class StoreConformance(StoreUnderTest):
 
     def test_what_does_not_fit_the_store_is_refused_and_changes_nothing(self, store: Store) -> None:
         wrong = np.ones((3, self.dim + 1), np.float32)
-        other = Metric.EUCLIDEAN if self.metric is not Metric.EUCLIDEAN else Metric.DOT
+        wrong_metric = Metric.EUCLIDEAN if self.metric is not Metric.EUCLIDEAN else Metric.DOT
         with pytest.raises(HubpluginError, match=str(self.dim + 1)):
             apply(store, wrong)
-        with pytest.raises(HubpluginError, match=other.value):
-            write(store, fit(self.vectors(), self.queries(), "is", metric=other))
+        with pytest.raises(HubpluginError, match=wrong_metric.value):
+            write(store, fit(self.vectors(), self.queries(), "is", metric=wrong_metric))
         with pytest.raises(StoreError, match="no correction"):
             refresh(store)
         if not store.maps_queries:
             for job in (write, apply):
                 with pytest.raises(InputError, match="has a query map"):
-                    job(store, self._mapped(seed=5))
+                    job(store, self._map_queries(seed=5))
         self._assert_raw(store)
 
     @with_and_without_a_map
@@ -352,15 +358,15 @@ class StoreConformance(StoreUnderTest):
         with pytest.raises(StoreError, match="before"):
             rollback(store)
         write(store, second)
-        for now, before in ((first, second), (second, first)):
+        for now, previous in ((first, second), (second, first)):
             rollback(store)
-            store = self._assert_active(store, now, before)
+            store = self._assert_active(store, now, previous)
 
     def test_only_the_model_that_was_active_last_is_kept(self, store: Store) -> None:
         models = [self._model(method) for method in ("is", "nnn", "csls")]
         for model in models:
             write(store, model)
-        self._assert_active(store, models[2], before=models[1])
+        self._assert_active(store, models[2], previous=models[1])
 
     @with_and_without_a_map
     def test_another_kind_of_model_takes_the_place_of_the_first(self, store: Store, mapped: bool) -> None:
@@ -376,11 +382,11 @@ class StoreConformance(StoreUnderTest):
         write(store, first)
         write(store, second)
         store, _ = self._cut_off(moment, store, first if of == "the model before" else self._model("csls"))
-        store = self._assert_active(store, second, before=first)
+        store = self._assert_active(store, second, previous=first)
         rollback(store)
-        self._assert_active(store, first, before=second)
+        self._assert_active(store, first, previous=second)
 
-    def test_a_rollback_gives_newcomers_their_offsets_and_a_refresh_keeps_the_model_before(self, store: Store) -> None:
+    def test_a_rollback_gives_later_targets_offsets_and_a_refresh_keeps_the_model_before(self, store: Store) -> None:
         first, second = self._model(), self._model("nnn")
         write(store, first)
         write(store, second)
@@ -397,26 +403,26 @@ class StoreConformance(StoreUnderTest):
         first, second = self._model(), self._model("nnn")
         write(store, first)
         write(store, second)
-        seen = rollback(store, dry_run=True)
-        assert (seen.model.fingerprint, seen.written) == (first.fingerprint, False)
-        self._assert_active(store, second, before=first)
+        planned = rollback(store, dry_run=True)
+        assert (planned.model.fingerprint, planned.written) == (first.fingerprint, False)
+        self._assert_active(store, second, previous=first)
 
     def test_what_pairs_teach_is_applied_and_learned_anew_by_a_refit(self, store: Store) -> None:
-        asked, answers = self._pairs(store)
-        first = apply(store, Bank(asked, answers), learn=True, force=True).model
+        queries, answers = self._pairs(store)
+        first = apply(store, Bank(queries, answers), learn=True, force=True).model
         store = self._assert_active(store, first)
-        second = refit(store, Bank(asked[:-20], answers[:-20]), force=True).model
+        second = refit(store, Bank(queries[:-20], answers[:-20]), force=True).model
         assert second.fingerprint != first.fingerprint
         assert None not in (first.query_map, second.query_map)
         self._assert_active(store, second)
 
     def test_what_was_cut_off_is_learned_anew_where_other_answers_are_known(self, store: Store) -> None:
-        asked, answers = self._pairs(store)
+        queries, answers = self._pairs(store)
         fewer = answers.astype(object)
         fewer[-20:] = -1
-        model = apply(store, Bank(asked, answers), learn=True, force=True, dry_run=True).model
+        model = apply(store, Bank(queries, answers), learn=True, force=True, dry_run=True).model
         store, _ = self._cut_off("all written", store, model)
-        again = apply(store, Bank(asked, fewer), learn=True, force=True).model
+        again = apply(store, Bank(queries, fewer), learn=True, force=True).model
         pairs = [each.query_map.pairs for each in (model, again) if each.query_map is not None]
         assert pairs == [len(answers), len(answers) - 20]
         self._assert_active(store, again)
@@ -426,17 +432,17 @@ class StoreConformance(StoreUnderTest):
         self._models(store, mapped=True)
         rng, vectors = np.random.default_rng(8), self.vectors()
         turn = np.eye(self.dim) + 0.3 * rng.normal(size=(self.dim, self.dim))
-        worded = np.concatenate([vectors, vectors + 0.1 * vectors.std() * rng.normal(size=vectors.shape)])
-        return self._scaled(worded @ np.linalg.inv(turn)), np.array([*self.ids(), *self.ids()])
+        paraphrases = np.concatenate([vectors, vectors + 0.1 * vectors.std() * rng.normal(size=vectors.shape)])
+        return self._scale(paraphrases @ np.linalg.inv(turn)), np.array([*self.ids(), *self.ids()])
 
     def test_an_inspection_counts_what_mapped_queries_find(self, store: Store) -> None:
         (model, _), live = self._models(store, mapped=True), self.queries(seed=7, count=150)
         write(store, model)
-        seen = inspect(store, live).hubness
-        assert seen is not None
-        for skewness, which in ((seen.raw, None), (seen.corrected, model)):
+        hubness = inspect(store, live).hubness
+        assert hubness is not None
+        for skewness, which in ((hubness.raw, None), (hubness.corrected, model)):
             offsets = 0 if which is None else which.offsets(self.vectors()).astype(np.float64)
-            found = np.argsort(-(self._similarities(which, live, self.vectors()) + offsets), axis=1)[:, :10]
-            counts = np.bincount(found.ravel(), minlength=self.rows).astype(np.float64)
+            hits = np.argsort(-(self._similarities(which, live, self.vectors()) + offsets), axis=1)[:, :10]
+            counts = np.bincount(hits.ravel(), minlength=self.rows).astype(np.float64)
             expected = (((counts - counts.mean()) / counts.std()) ** 3).mean()
             assert abs(skewness - expected) < (1e-6 if self.recall == 1 else 0.3)

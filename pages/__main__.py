@@ -7,11 +7,11 @@ import sys
 from pages.generated import ROOT, outdated
 
 if __name__ == "__main__":
-    found = outdated()
-    for path, text in found.items():
+    texts = outdated()
+    for path, text in texts.items():
         if "--check" not in sys.argv:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         print(path.relative_to(ROOT), file=sys.stderr)
-    if found and "--check" in sys.argv:
+    if texts and "--check" in sys.argv:
         sys.exit("out of date: run `python -m pages`")

@@ -29,9 +29,9 @@ def reference() -> str:
     commands = get_command(app).commands  # type: ignore[attr-defined]
     takers: dict[str, list[str]] = {}
     for name, command in commands.items():
-        for each in command.params:
-            if each.name not in (*SHARED, "store"):
-                takers.setdefault(_row(each), []).append(name)
+        for option in command.params:
+            if option.name not in (*SHARED, "store"):
+                takers.setdefault(_row(option), []).append(name)
     lines = [START, "## STORE\n", f"{_cell(STORE)}\n", "## Commands\n", "| command | what it does |", "|---|---|"]
     lines += [f"| `hubplugin {_usage(name, each)}` | {_cell(each.help)} |" for name, each in commands.items()]
     lines += ["", "## Options\n", "| of | option | what it does | default |", "|---|---|---|---|"]

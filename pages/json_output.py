@@ -48,22 +48,24 @@ FIGURES: dict[str, type[Result]] = {
 def reference() -> str:
     """The page: what each command prints, the fields of all of them, and the parts that several fields consist of."""
     takers: dict[str, list[str]] = {}
+    printers: dict[str, list[str]] = {}
     parts: dict[str, dict[str, Any]] = {}
-    lines = [START, "## Commands\n", "| command | its result |", "|---|---|"]
     for command, figures in FIGURES.items():
         schema = schema_of(figures)
         parts |= schema.get("$defs", {})
-        inherited = (_told({"description": kind.__doc__})[1] for kind in reversed(figures.__mro__[:-1]))
-        meanings = dict(chain.from_iterable(told.items() for told in inherited))
-        lines.append(f"| {command} | {_told(schema)[0]} |")
+        inherited = (_describe({"description": kind.__doc__})[1] for kind in reversed(figures.__mro__[:-1]))
+        meanings = dict(chain.from_iterable(meanings.items() for meanings in inherited))
+        printers.setdefault(_describe(schema)[0], []).append(command)
         for row in _rows(schema["properties"], meanings):
             takers.setdefault(row, []).append(command)
+    lines = [START, "## Commands\n", "| command | its result |", "|---|---|"]
+    lines += [f"| {', '.join(commands)} | {result} |" for result, commands in printers.items()]
     lines += ["", "## Fields\n", "| of | field | type | meaning |", "|---|---|---|---|"]
     lines += [f"| {', '.join(commands)} {row}" for row, commands in takers.items()]
     lines += ["", "## Parts\n", "Values that several fields consist of.\n", "| part | its fields |", "|---|---|"]
     for name, part in sorted(parts.items()):
-        first, meanings = _told(part)
-        lines.append(f'| <a id="{name.lower()}"></a>**{name}** | {first} {_listed(part, meanings)} |')
+        first, meanings = _describe(part)
+        lines.append(f'| <a id="{name.lower()}"></a>**{name}** | {first} {_list_fields(part, meanings)} |')
     return "\n".join([*lines, ""])
 
 
@@ -72,21 +74,21 @@ def schema_of(figures: type[Result]) -> dict[str, Any]:
     return TypeAdapter(figures).json_schema(mode="serialization")
 
 
-def _grouped(fields: dict[str, Any], meanings: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+def _group(fields: dict[str, Any], meanings: dict[str, str]) -> Iterator[tuple[str, str, str]]:
     """Names, type and meaning; fields in turn that have both in common stand together."""
-    told = ((name, _kind(of), meanings.get(name, "")) for name, of in fields.items())
-    for (kind, meaning), group in groupby(told, lambda field: field[1:]):
+    described = ((name, _kind(of), meanings.get(name, "")) for name, of in fields.items())
+    for (kind, meaning), group in groupby(described, lambda field: field[1:]):
         yield ", ".join(f"`{name}`" for name, *_ in group), kind, meaning
 
 
 def _rows(fields: dict[str, Any], meanings: dict[str, str]) -> Iterator[str]:
-    yield from (f"| {names} | {kind} | {meaning} |" for names, kind, meaning in _grouped(fields, meanings))
+    yield from (f"| {names} | {kind} | {meaning} |" for names, kind, meaning in _group(fields, meanings))
 
 
-def _listed(part: dict[str, Any], meanings: dict[str, str]) -> str:
+def _list_fields(part: dict[str, Any], meanings: dict[str, str]) -> str:
     if "enum" in part:
         return f"One of {', '.join(part['enum'])}."
-    fields = _grouped(part["properties"], meanings)
+    fields = _group(part["properties"], meanings)
     return "<br>".join(["", *(f"{names}: {kind}{'; ' * bool(meaning)}{meaning}" for names, kind, meaning in fields)])
 
 
@@ -104,7 +106,7 @@ def _kind(of: dict[str, Any]) -> str:
     return str(of.get("type", "any"))
 
 
-def _told(schema: dict[str, Any]) -> tuple[str, dict[str, str]]:
+def _describe(schema: dict[str, Any]) -> tuple[str, dict[str, str]]:
     """The description of a value: what it is, and what its fields mean."""
     text = " ".join(schema.get("description", "").split()).replace("|", "\\|")
     first, *meanings = MEANING.split(text)

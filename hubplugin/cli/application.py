@@ -96,8 +96,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"hubplugin {__version__}")
         raise typer.Exit
 
@@ -110,7 +110,7 @@ def options(
 ) -> None: ...
 
 
-def shared_options(
+def options_of_all(
     json: Annotated[bool, typer.Option("--json", help="Print figures as JSON instead of text.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors and what needs attention.")] = False,
     verbose: Annotated[
@@ -124,7 +124,7 @@ def shared_options(
     """The options that every command has."""
 
 
-SHARED = inspect.signature(shared_options, eval_str=True).parameters
+SHARED = inspect.signature(options_of_all, eval_str=True).parameters
 
 
 def command(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -143,7 +143,7 @@ def command(function: Callable[..., Result]) -> Callable[..., Result]:
             raise typer.Exit(ATTENTION)
 
     parameters = [*inspect.signature(function, eval_str=True).parameters.values(), *SHARED.values()]
-    signature = inspect.Signature([each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters])
+    signature = inspect.Signature([one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters])
     run.__signature__ = signature  # type: ignore[attr-defined]
     app.command(function.__name__)(run)
     return function
@@ -169,7 +169,7 @@ def _use(threads: int) -> None:
 def _loudness(quiet: bool, verbose: bool) -> Iterator[None]:
     """What is logged under `hubplugin` and warned of, for one command."""
     logger = logging.getLogger("hubplugin")
-    before = logger.level
+    level = logger.level
     logger.setLevel(logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -177,7 +177,7 @@ def _loudness(quiet: bool, verbose: bool) -> Iterator[None]:
                 warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(level)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from hubplugin.cli.options import (
     Answers,
     BankFile,
     Device,
+    DryRun,
     Embed,
     Memory,
     Settings,
@@ -37,7 +38,7 @@ def apply(
         bool, typer.Option("--learn", help="Known answers teach a map of the query, too (docs/learning.md).")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Apply it even if the guard refuses it.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and check, and write nothing.")] = False,
+    dry_run: DryRun = False,
     device: Device = "auto",
     memory: Memory = "1GiB",
 ) -> Result:
@@ -61,7 +62,7 @@ def refit(
         bool | None, typer.Option("--learn/--no-learn", help="As for apply; by default as in the active correction.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Activate it even if it is worse.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and compare, and write nothing.")] = False,
+    dry_run: DryRun = False,
     device: Device = "auto",
     memory: Memory = "1GiB",
 ) -> Result:
@@ -79,9 +80,7 @@ def refit(
 @command
 def refresh(
     store: StoreUrl,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Count what is missing or stale, and write nothing.")
-    ] = False,
+    dry_run: DryRun = False,
     device: Device = "auto",
     memory: Memory = "1GiB",
 ) -> Result:
@@ -93,9 +92,7 @@ def refresh(
 @command
 def rollback(
     store: StoreUrl,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Count the offsets that would be written, and write nothing.")
-    ] = False,
+    dry_run: DryRun = False,
     device: Device = "auto",
     memory: Memory = "1GiB",
 ) -> Result:
@@ -107,7 +104,7 @@ def rollback(
 @command
 def remove(
     store: StoreUrl,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take out, and change nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> Result:
     """Take the correction out; the store is as if it had never been there."""
     with computing() as compute:

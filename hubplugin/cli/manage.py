@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from hubplugin.cli.application import command, say
-from hubplugin.cli.options import StoreUrl, require_writable
+from hubplugin.cli.options import DryRun, StoreUrl, require_writable
 from hubplugin.errors import InputError, Parameter, telling
 from hubplugin.recording import Recorded, Recorder, as_id, clear, thin
 from hubplugin.registry import open_store
@@ -117,9 +117,7 @@ def bank(
         list[str] | None,
         typer.Option(metavar="ID", help="Delete this query and its clicks; a correction keeps it until a refit."),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what --thin, --clear or --forget would do, and do nothing.")
-    ] = False,
+    dry_run: DryRun = False,
 ) -> Result:
     """Show, export, thin, clear or forget the queries and clicks that are recorded of the store."""
     if export is not None and export.suffix != ".npy":
@@ -129,8 +127,8 @@ def bank(
         raise InputError("--thin keeps some of the queries and --clear none; give one of them")
     if forget and (delete or keep is not None):
         raise InputError("--forget takes out the queries that are named; --thin and --clear go without it")
-    for each in forget or []:
-        as_id(each)  # which says what is no id, before a dry run says what it would do
+    for query in forget or []:
+        as_id(query)  # which says what is no id, before a dry run says what it would do
     opened = open_store(store)
     if opened.record is None:
         raise InputError(f"{opened.url}: nobody has said where its queries are recorded; {opened.how_to_record}")
@@ -150,13 +148,13 @@ def bank(
         notes.append(f"nothing was changed; would keep {planned}")
     elif changes:
         with telling(f"{opened.record}: queries were being deleted; the same command finishes"):
-            recorded = _changed(opened, opened.record, keep, delete, forget or [])
+            recorded = _change_record(opened, opened.record, keep, delete, forget or [])
         notes.append(f"kept: {0 if recorded is None else recorded.rows}")
     how = opened.how_to_record
     return RecordedBank(opened.url, str(opened.record), how, changes and not dry_run, notes, **_figures(recorded))
 
 
-def _changed(store: Store, record: Path, keep: int | None, delete: bool, ids: list[str]) -> Recorded | None:
+def _change_record(store: Store, record: Path, keep: int | None, delete: bool, ids: list[str]) -> Recorded | None:
     """What is recorded of `store` once it is thinned or cleared, or the queries `ids` are forgotten."""
     if ids:
         say(f"{Recorder(record).forget(ids)} recorded queries forgotten, with their clicks")

@@ -76,10 +76,10 @@ def inspect(
 ) -> Result:
     """Which correction lies in the store, is it whole, is hubness still lower? The exit status is 4 where it is not."""
     require_writable(report)
-    asked = None if live is None else Bank(live, embed=embed, name="live queries").look()
+    live_queries = None if live is None else Bank(live, embed=embed, name="live queries").look()
     opened, called = open_store(store), read_names(names, "--names")
     with computing(device, memory) as compute:
-        inspection = hubplugin.inspect(opened, asked, names=called, compute=compute)
+        inspection = hubplugin.inspect(opened, live_queries, names=called, compute=compute)
     return write_report(inspection, report)
 
 
@@ -131,7 +131,7 @@ def evaluate(
     for path in (truth, None if of_store else names):
         if path is not None:
             require_file(Path(path))
-    asked, examples = _asked(queries if beir is None else beir.queries, bank, answers, embed)
+    test_queries, examples = _read_queries(queries if beir is None else beir.queries, bank, answers, embed)
     called: Any = read_names(names, "--names") if of_store else names if names or beir is None else beir.ids
     ranked: Any
     if targets is not None:
@@ -142,11 +142,11 @@ def evaluate(
         ranked = ranked.vectors(None, compute.progress) if isinstance(ranked, Bank) else ranked
         if examples is not None:
             examples = replace(examples, queries=examples.vectors(ranked, compute.progress), embed=None)
-        found = hubplugin.evaluate(
-            ranked, examples, queries=_each_row(asked, ranked, compute.progress), truth=truth, methods=methods, k=k,
-            names=called, query_names=None if beir is None else beir.query_ids, metric=metric, compute=compute,
+        results = hubplugin.evaluate(
+            ranked, examples, queries=_each_row(test_queries, ranked, compute.progress), truth=truth, methods=methods,
+            k=k, names=called, query_names=None if beir is None else beir.query_ids, metric=metric, compute=compute,
         )  # fmt: skip
-    return write_report(found, report)
+    return write_report(results, report)
 
 
 def _beir(folder: str, embed: str | None) -> Beir:
@@ -158,13 +158,13 @@ def _beir(folder: str, embed: str | None) -> Beir:
     return read_beir(Path(folder))
 
 
-def _asked(
+def _read_queries(
     queries: str | list[str], bank: str | None, answers: str | None, embed: str | None
 ) -> tuple[Bank, Bank | None]:
     """Test queries and bank as they were typed; either may be texts and the other vectors."""
     in_queries, in_bank = (
-        each is not None and (isinstance(each, list) or holds_texts(each, embed is not None))
-        for each in (queries, bank)
+        source is not None and (isinstance(source, list) or holds_texts(source, embed is not None))
+        for source in (queries, bank)
     )
     test_queries = Bank(queries, embed=embed if in_queries or not in_bank else None, name="queries").look()
     if bank is None and answers is None:

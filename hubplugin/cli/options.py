@@ -62,6 +62,7 @@ ReportFile = Annotated[
     Path | None, typer.Option("--report", metavar="FILE.html", help="Also write a report: one HTML file to look at.")
 ]
 Device = Annotated[str, typer.Option(help="auto is cuda, then mps, then cpu.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.")]
 Memory = Annotated[str, typer.Option(help="Bounds the similarities held at one time.")]
 
 
@@ -122,4 +123,4 @@ def write_report(result: Shown, path: Path | None) -> Shown:
 
 def command_line() -> str:
     """The command line as it was typed, without what is secret in its URLs."""
-    return shlex.join(["hubplugin", *(without_secrets(each) if ":" in each else each for each in sys.argv[1:])])
+    return shlex.join(["hubplugin", *(without_secrets(word) if ":" in word else word for word in sys.argv[1:])])

@@ -28,12 +28,12 @@ def read_beir(folder: Path, split: str = "test") -> Beir:
     """What lies in `folder`. Raises InputError for a file that is missing or of another form, and for a corpus without
     texts."""
     qrels = folder / "qrels" / f"{split}.tsv"
-    asked = {judgement.query_id for judgement in judgements_of(qrels)}
+    judged = {judgement.query_id for judgement in judgements_of(qrels)}
     documents = dict(_texts(folder / "corpus.jsonl"))
-    queries = {key: text for key, text in _texts(folder / "queries.jsonl") if key in asked}
+    queries = {key: text for key, text in _texts(folder / "queries.jsonl") if key in judged}
     if not documents or not queries:
-        what = "documents" if not documents else f"queries of {qrels.name}"
-        raise InputError(f"{str(folder)!r} has no {what}; expected a BEIR folder")
+        lacking = "documents" if not documents else f"queries of {qrels.name}"
+        raise InputError(f"{str(folder)!r} has no {lacking}; expected a BEIR folder")
     return Beir(list(documents.values()), list(documents), list(queries.values()), list(queries), qrels)
 
 

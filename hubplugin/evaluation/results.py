@@ -72,6 +72,13 @@ class MethodResult:
     skewness: Figure | None = None
 
     @property
+    def sign(self) -> int:
+        """1 if it puts more true targets first than the raw search, beyond chance for so many methods; -1 if fewer."""
+        if self.versus_raw is None or self.adjusted_p is None or self.adjusted_p >= SIGNIFICANT:
+            return 0
+        return 1 if self.versus_raw.won > self.versus_raw.lost else -1
+
+    @property
     def described(self) -> str:
         """The label, and behind it the method where the label does not say it."""
         if self.label.split()[0] == self.method:
@@ -132,18 +139,26 @@ class Results(Result):
 
     @property
     def shown(self) -> MethodResult | None:
-        """The method that is shown beside the raw search: the best one, or else the usable one of the highest R@1."""
-        return usable_best(self.methods, self.best)
+        """The method that is shown beside the raw search: the usable one of the highest R@1."""
+        return usable_best(self.methods)
 
     def compare(self, first: str, second: str) -> Comparison:
-        """Method `second` against `first`, on the same queries."""
+        """Method `second` against `first`, on the same queries.
+
+        Args:
+            first: the label of the one.
+            second: the label of the other.
+
+        Raises:
+            InputError: there is no method of that label.
+        """
         return compare(self[first].best_ranks, self[second].best_ranks)
 
     def report(self) -> Report:
         shown, of_store = self.shown, self.store is not None
         sides = [self.raw] if shown is None else [self.raw, shown]
         verdict, direction, more = self._verdict()
-        parts, even = {each.label: each.occurrences for each in sides}, self.k * self.queries / self.targets
+        parts, even = {side.label: side.occurrences for side in sides}, self.k * self.queries / self.targets
         found_by = partial(plots.occurrences, parts=parts, even=even, k=self.k)
         pictures = [] if of_store else [self._recall_plot()]
         pictures.append(Plot("How often targets are found", found_by))
@@ -183,7 +198,7 @@ class Results(Result):
         recall, worst = (None, None) if shown is None else (shown.recall[1].value, shown.worst)
         by = needs if shown is None else f"by {shown.label}"
         change = None if shown is None or shown.versus_raw is None else shown.versus_raw.difference
-        never = [None if each is None or each.hubness is None else each.hubness.anti_hub_share for each in (raw, shown)]
+        never = [m.hubness.anti_hub_share if m and m.hubness else None for m in (raw, shown)]
         uncounted = "a store does not say how many targets a filter lets through"
         return [
             share_figure(RECALL, raw.recall[1].value, recall, more_is_better=True, change=change, note=by),
@@ -196,10 +211,9 @@ class Results(Result):
 
     def _verdict(self) -> tuple[str, int, list[str]]:
         """In a line, and whether R@1 gains; and what else."""
-        usable = [method for method in self.methods[1:] if not method.transductive]
-        if not usable:
+        first = self.shown
+        if first is None:
             return "" if self.store is None else "no active correction: the raw search alone", 0, []
-        first = max(usable, key=lambda method: method.recall[1].value) if self.best is None else self[self.best]
         versus, recall = first.versus_raw, first.recall[1].value
         assert versus is not None
         among = "" if len(self.methods) == 2 else f"; p {format_p(first.adjusted_p)} corrected for the methods tried"
@@ -210,8 +224,8 @@ class Results(Result):
         if self.store is not None:
             sign = versus.difference.sign
             says = {1: "it helps", 0: "neither help nor harm beyond chance", -1: "it does harm"}[sign]
-            found = self.raw.worst, first.worst, self.queries, self.raw.recall[1].value, recall, versus.difference
-            return f"{says}; {describe_changes(*found)}", sign, more
+            changes = self.raw.worst, first.worst, self.queries, self.raw.recall[1].value, recall, versus.difference
+            return f"{says}; {describe_changes(*changes)}", sign, more
         if self.best is None:
             line = "no correction; no usable method puts more true targets first than the raw search beyond chance"
             return line, 0, [f"The highest recall is that of {first.described}, with {percent(recall)}", *more]
@@ -232,9 +246,7 @@ class Results(Result):
         )
         if len(self.methods) == 1 and self.query_bank is None:
             yield "Only the raw search was measured: corrections need example queries, a query bank."
-        surely = [m for m in self.methods[1:] if m.adjusted_p is not None and m.adjusted_p < SIGNIFICANT]
-        worse = [m.label for m in surely if m.versus_raw is not None and m.versus_raw.lost > m.versus_raw.won]
-        if worse:
+        if worse := [method.label for method in self.methods if method.sign < 0]:
             yield f"Worse than no correction beyond chance: {', '.join(worse)}."
         if self.coverage is not None:
             yield (
@@ -246,24 +258,25 @@ class Results(Result):
         """R@k, raw -> corrected, and what changes beyond chance for a part of the queries."""
         yield self._scene()
         for k in self.raw.recall:
-            yield f"R@{k}: " + " -> ".join("{} ({})".format(*_cell(each.recall[k], 100, 1)) for each in sides)
-        for some, side in (("some bank query finds", self.found_first), ("no bank query finds", self.not_found_first)):
+            yield f"R@{k}: " + " -> ".join("{} ({})".format(*_cell(side.recall[k], 100, 1)) for side in sides)
+        for finder, side in (("some", self.found_first), ("no", self.not_found_first)):
             if side is not None and side.change.sign:
-                yield f"R@1 of {side.queries:,} queries whose target {some} first changes by {points(side.change)}"
+                change = f"changes by {points(side.change)}"
+                yield f"R@1 of {side.queries:,} queries whose target {finder} bank query finds first {change}"
 
     def _beside_raw(self, sides: Sequence[MethodResult]) -> Iterator[str]:
         """What else is to be seen of a store's search, raw -> corrected."""
         if self.correction:
             yield self.correction
-        told: list[tuple[str, list[float | None]]] = [
-            (f"queries that find the worst hub in the top {self.k}", [each.worst for each in sides]),
-            ("places that the most found 1 % of the targets take", [each.most_found for each in sides]),
-            ("targets that no query finds", [each.hubness.anti_hub_share if each.hubness else None for each in sides]),
+        shares: list[tuple[str, list[float | None]]] = [
+            (f"queries that find the worst hub in the top {self.k}", [side.worst for side in sides]),
+            ("places that the most found 1 % of the targets take", [side.most_found for side in sides]),
+            ("targets that no query finds", [side.hubness.anti_hub_share if side.hubness else None for side in sides]),
         ]
-        for says, values in told:
+        for says, values in shares:
             if values[0] is not None:
                 yield f"{says}: " + " -> ".join(f"{100 * value:.2f} %" for value in values if value is not None)
-        skewness = [f"{each.hubness.skewness:.2f}" for each in sides if each.hubness is not None]
+        skewness = [f"{side.hubness.skewness:.2f}" for side in sides if side.hubness is not None]
         if skewness:
             yield f"skewness of the {self.k}-occurrence: {' -> '.join(skewness)}"
 
@@ -286,7 +299,7 @@ class Results(Result):
             versus = m.versus_raw
             against: list[Cell] = ["", "", "", ""]
             if versus is not None:
-                p, corrected = (format_p(each).removeprefix("= ") for each in (versus.p, m.adjusted_p))
+                p, corrected = (format_p(value).removeprefix("= ") for value in (versus.p, m.adjusted_p))
                 against = [_cell(versus.difference, 100, 1, "+"), str(versus.won), str(versus.lost), (p, corrected)]
             name = m.label if m.described == m.label else (m.label, m.described[len(m.label) :])
             figures = [*(_cell(m.recall[k], 100, 1) for k in at), _cell(m.median_rank, 1, 1), _cell(m.mean_rank, 1, 1)]
@@ -329,20 +342,10 @@ class Results(Result):
         return [row for row, method in enumerate(self.methods) if method.label == self.best]
 
 
-def usable_best(methods: Sequence[MethodResult], best: str | None) -> MethodResult | None:
-    """See `Results.shown`."""
-    usable = [method for method in methods[1:] if not method.transductive and best in (None, method.label)]
-    return max(usable, key=lambda method: method.recall[1].value, default=None)
-
-
-def best_of(methods: Sequence[MethodResult]) -> str | None:
-    """The highest R@1 among the methods that a search can use, if it is better than the raw search beyond chance."""
-    usable = [method for method in methods[1:] if not method.transductive]
-    if not usable:
-        return None
-    best = max(usable, key=lambda each: (each.recall[1].value, -(each.hubness.skewness if each.hubness else 0.0)))
-    gained = best.recall[1].value > methods[0].recall[1].value
-    return best.label if gained and best.adjusted_p is not None and best.adjusted_p < SIGNIFICANT else None
+def usable_best(methods: Sequence[MethodResult]) -> MethodResult | None:
+    """The highest R@1 among the methods that a search can use; of equals the one that is less hubby."""
+    usable = (method for method in methods[1:] if not method.transductive)
+    return max(usable, key=lambda m: (m.recall[1].value, -(m.hubness.skewness if m.hubness else 0.0)), default=None)
 
 
 def format_p(p: float | None) -> str:

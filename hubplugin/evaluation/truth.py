@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -36,16 +36,16 @@ Names: TypeAlias = Sequence[object] | str | os.PathLike[str] | None
 """One a vector, in their order: a sequence, or a text file with one a line."""
 
 
-def as_names(source: Names, rows: int, what: str) -> Sequence[object] | None:
-    """`source` as a sequence of `rows` entries; `what` is what errors call it. Raises InputError for another number."""
+def as_names(source: Names, rows: int, label: str) -> Sequence[object] | None:
+    """`source` as a sequence of `rows` entries; errors call it `label`. Raises InputError for another number."""
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         try:
             source = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{what}: cannot read {str(path)!r}: {error}") from None
+            raise InputError(f"{label}: cannot read {str(path)!r}: {error}") from None
     if source is not None and len(source) != rows:
-        raise InputError(f"{what} has {len(source)} entries for {rows} vectors; expected one each")
+        raise InputError(f"{label} has {len(source)} entries for {rows} vectors; expected one each")
     return source
 
 
@@ -70,49 +70,49 @@ def as_truth(
             )
         source = np.arange(queries)
     if isinstance(source, Truth):
-        return _checked(source.query_rows, source.target_rows, source.grades, queries, targets)
+        return _truth(source.query_rows, source.target_rows, source.grades, queries, targets)
     if (path := _qrels(source)) is not None:
         judgements = judgements_of(path)
-        query_rows = _rows_called((each.query_id for each in judgements), query_names, queries, "query_names", path)
-        target_rows = _rows_called((each.doc_id for each in judgements), names, targets, "names", path)
-        grades = np.array([each.relevance for each in judgements], np.float64)
-        return _checked(query_rows, target_rows, grades, queries, targets)
+        query_rows = _locate([pair.query_id for pair in judgements], query_names, queries, "query_names", path)
+        target_rows = _locate([pair.doc_id for pair in judgements], names, targets, "names", path)
+        grades = np.array([pair.relevance for pair in judgements], np.float64)
+        return _truth(query_rows, target_rows, grades, queries, targets)
     lists = _lists(source, queries, "row number")
     for number, row in enumerate(lists):
-        if not all(isinstance(each, (int, np.integer)) and not isinstance(each, bool) for each in row):
+        if not all(isinstance(key, (int, np.integer)) and not isinstance(key, bool) for key in row):
             raise InputError(f"ground truth row {number} is no list of row numbers: {row!r}")
     query_rows = np.repeat(np.arange(queries), [len(row) for row in lists])
     target_rows = np.fromiter(chain.from_iterable(lists), np.int64, len(query_rows))
-    return _checked(query_rows, target_rows, np.ones(len(query_rows)), queries, targets)
+    return _truth(query_rows, target_rows, np.ones(len(query_rows)), queries, targets)
 
 
 def as_true_ids(source: TrueIds, queries: int, query_names: Sequence[object] | None = None) -> list[set[str]]:
     """`source` as the true ids of each query, as text; none where it is not judged. query_names: what a qrels file
     calls the queries; row numbers by default. Raises InputError where it cannot be used."""
     if (path := _qrels(source)) is not None:
-        judgements, found = judgements_of(path), [set[str]() for _ in range(queries)]
-        rows = _rows_called((each.query_id for each in judgements), query_names, queries, "query_names", path)
+        judgements, true = judgements_of(path), [set[str]() for _ in range(queries)]
+        rows = _locate([pair.query_id for pair in judgements], query_names, queries, "query_names", path)
         for row, judgement in zip(rows.tolist(), judgements, strict=True):
-            found[row].add(judgement.doc_id)
+            true[row].add(judgement.doc_id)
     else:
         lists = _lists(source, queries, "id")
-        for each in chain.from_iterable(lists):
-            if isinstance(each, (bool, float)) or not isinstance(each, (int, str, np.integer)):
-                raise InputError(f"ground truth: {each!r} is no id; expected numbers or texts")
-        found = [{str(each) for each in row if each != -1} for row in lists]
-    if not any(found):
+        for key in chain.from_iterable(lists):
+            if isinstance(key, (bool, float)) or not isinstance(key, (int, str, np.integer)):
+                raise InputError(f"ground truth: {key!r} is no id; expected numbers or texts")
+        true = [{str(key) for key in row if key != -1} for row in lists]
+    if not any(true):
         raise InputError("ground truth names no true target for any query; at least one is needed")
-    return found
+    return true
 
 
-def _checked(query_rows: np.ndarray, target_rows: np.ndarray, grades: np.ndarray, queries: int, targets: int) -> Truth:
+def _truth(query_rows: np.ndarray, target_rows: np.ndarray, grades: np.ndarray, queries: int, targets: int) -> Truth:
     if not len(query_rows):
         raise InputError("ground truth names no true target for any query; at least one is needed")
-    for rows, count, what in ((query_rows, queries, "query"), (target_rows, targets, "target")):
+    for rows, count, side in ((query_rows, queries, "query"), (target_rows, targets, "target")):
         outside = rows[(rows < 0) | (rows >= count)]
         if outside.size:
             raise InputError(
-                f"ground truth names {what} {outside[0]}, but there are {count}; expected rows 0 to {count - 1}"
+                f"ground truth names {side} {outside[0]}, but there are {count}; expected rows 0 to {count - 1}"
             )
     order = np.lexsort((target_rows, query_rows))
     query_rows, target_rows, grades = query_rows[order], target_rows[order], grades[order]
@@ -123,20 +123,20 @@ def _checked(query_rows: np.ndarray, target_rows: np.ndarray, grades: np.ndarray
     return Truth(query_rows, target_rows, grades)
 
 
-def _lists(source: Any, queries: int, what: str) -> list[list[Any]]:
-    """For each query the list of what is true for it, from a value or a file. what: what it should be a list of."""
+def _lists(source: Any, queries: int, item: str) -> list[list[Any]]:
+    """For each query the list of what is true for it, from a value or a file. item: what it should be a list of."""
     if isinstance(source, (str, os.PathLike)):
-        source = _held(Path(source))
+        source = _read(Path(source))
     rows = source if isinstance(source, (list, tuple)) else np.asarray(source).tolist()
     if not isinstance(rows, (list, tuple)):
-        raise InputError(f"ground truth is no list with a {what}, or a list of them, for each query")
+        raise InputError(f"ground truth is no list with a {item}, or a list of them, for each query")
     if len(rows) != queries:
         raise InputError(f"ground truth has {len(rows)} rows for {queries} queries; expected one row a query")
     plain = (np.asarray(row).tolist() if hasattr(row, "__array__") else row for row in rows)
     return [list(row) if isinstance(row, (list, tuple)) else [row] for row in plain]
 
 
-def _held(path: Path) -> Any:
+def _read(path: Path) -> Any:
     """What an .npy or a .json file holds."""
     name = f"ground truth {path.name}"
     require_file(path, "ground truth")
@@ -180,9 +180,7 @@ def _as_trec(path: Path) -> io.StringIO:
     return io.StringIO("".join(lines))
 
 
-def _rows_called(
-    ids: Iterable[str], names: Sequence[object] | None, count: int, parameter: str, path: Path
-) -> np.ndarray:
+def _locate(ids: Sequence[str], names: Sequence[object] | None, count: int, parameter: str, path: Path) -> np.ndarray:
     """The rows of what a qrels file calls `ids`, among `names`, or the `count` row numbers. Raises InputError for a
     name that is there twice, and for one that is not there."""
     rows: dict[str, int] = {}
@@ -192,9 +190,9 @@ def _rows_called(
     try:
         return np.array([rows[name] for name in ids], np.int64)
     except KeyError as unknown:
-        what = "target" if parameter == "names" else "query"
+        side = "target" if parameter == "names" else "query"
         raise InputError(
-            f"ground truth {path.name}: {what} {unknown} is not among the {len(rows)} known; pass ",
+            f"ground truth {path.name}: {side} {unknown} is not among the {len(rows)} known; pass ",
             Parameter(parameter),
             ", what it calls them, in the order of their vectors",
         ) from None

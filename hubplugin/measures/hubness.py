@@ -14,9 +14,9 @@ import numpy as np
 from hubplugin.errors import InputError
 
 
-def k_occurrence(found: np.ndarray, targets: int) -> np.ndarray:
-    """N_k of every target: int64 [targets], from the rows found by each query, `found` [q, k]."""
-    return np.bincount(np.asarray(found).reshape(-1), minlength=targets)
+def k_occurrence(hits: np.ndarray, targets: int) -> np.ndarray:
+    """N_k of every target: int64 [targets], from `hits` [q, k], the rows that each query finds."""
+    return np.bincount(np.asarray(hits).reshape(-1), minlength=targets)
 
 
 def skewness(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
@@ -26,7 +26,7 @@ def skewness(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
     scipy.stats.skew with its default bias=True. 0 is symmetric; what users call hubness is above 1. times: how many
     targets have each of the N, here and below; one each by default.
     """
-    return _standardised_moment(occurrence, 3, times)
+    return _moment(occurrence, 3, times)
 
 
 def skewness_by_chance(queries: int, k: int, targets: int) -> float:
@@ -37,16 +37,15 @@ def skewness_by_chance(queries: int, k: int, targets: int) -> float:
     return float((1 - 2 * p) / spread**0.5) if spread else 0.0
 
 
-def skewness_of_hits(found: np.ndarray, targets: int) -> float:
-    """`skewness` of the k-occurrence over `targets`, from that of the targets found at all, `found`: what is never
-    found takes no memory."""
-    parts = count_targets(found, targets)
+def skewness_of_hits(occurrence: np.ndarray, targets: int) -> float:
+    """`skewness` of the k-occurrence over `targets`, from the `occurrence` of those that are found at all."""
+    parts = count_targets(occurrence, targets)
     return skewness(np.array([*parts]), np.array([*parts.values()]))
 
 
 def kurtosis(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
     """Fourth standardised moment less 3, so that a normal distribution has 0 (Fisher): NNN table 3."""
-    return _standardised_moment(occurrence, 4, times) - 3.0 if np.ptp(occurrence) else 0.0
+    return _moment(occurrence, 4, times) - 3.0 if np.ptp(occurrence) else 0.0
 
 
 def mean_absolute_error(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
@@ -72,15 +71,15 @@ def count_targets(occurrence: np.ndarray, targets: int | None = None) -> dict[in
     """How many targets have the k-occurrence N, by N. targets: how many there are, where `occurrence` has no more than
     those that are found."""
     values, times = np.unique(occurrence, return_counts=True)
-    found = dict(zip(values.tolist(), times.tolist(), strict=True))
-    never = found.pop(0, 0) + (0 if targets is None else targets - len(occurrence))
-    return {0: never} | found if never else found
+    counts = dict(zip(values.tolist(), times.tolist(), strict=True))
+    never = counts.pop(0, 0) + (0 if targets is None else targets - len(occurrence))
+    return {0: never} | counts if never else counts
 
 
 def pick_evenly(rows: np.ndarray, count: int) -> np.ndarray:
     """At most `count` of `rows`, evenly over all of them."""
-    some: np.ndarray = rows[np.linspace(0, len(rows) - 1, min(len(rows), count)).astype(int)]
-    return some
+    picked: np.ndarray = rows[np.linspace(0, len(rows) - 1, min(len(rows), count)).astype(int)]
+    return picked
 
 
 def hubs(occurrence: np.ndarray, count: int = 20) -> np.ndarray:
@@ -116,7 +115,7 @@ class Hubness:
         )
 
 
-def _standardised_moment(occurrence: np.ndarray, order: int, times: np.ndarray | None) -> float:
+def _moment(occurrence: np.ndarray, order: int, times: np.ndarray | None) -> float:
     if not np.ptp(occurrence):
         return 0.0
     centred = occurrence - np.average(occurrence, weights=times)
@@ -137,20 +136,16 @@ def share_of_most_found(occurrence: np.ndarray, targets: int | None = None) -> f
     """The share of all places that the most found `MOST` of the targets take, 0 to 1. targets: how many there are,
     where `occurrence` has no more than those that are found."""
     total, count = occurrence.sum(), min(most_found(targets or len(occurrence)), len(occurrence))
-    largest = np.partition(occurrence, len(occurrence) - count)[len(occurrence) - count :]
-    return float(largest.sum() / total) if total else 0.0
+    top = np.partition(occurrence, len(occurrence) - count)[len(occurrence) - count :]
+    return float(top.sum() / total) if total else 0.0
 
 
 def share_of_most_found_by_chance(queries: int, k: int, targets: int) -> float:
     """`share_of_most_found` as it is expected where nothing but chance is at work."""
-    left, taken = most_found(targets) / targets, 0.0
-    chances = binomial(queries, min(k, targets) / targets)
-    for found in range(queries, -1, -1):
-        part = min(float(chances[found]), left)
-        taken, left = taken + part * found, left - part
-        if left <= 0:
-            break
-    return taken * targets / (queries * min(k, targets))
+    share = most_found(targets) / targets
+    chances = binomial(queries, min(k, targets) / targets)[::-1]  # of the largest k-occurrence first
+    counted = np.diff(np.minimum(chances.cumsum(), share), prepend=0.0)
+    return float(counted @ np.arange(queries, -1, -1)) * targets / (queries * min(k, targets))
 
 
 def never_found_by_chance(queries: int, k: int, targets: int) -> float:

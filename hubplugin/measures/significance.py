@@ -14,9 +14,11 @@ import numpy as np
 from hubplugin.measures.hubness import binomial, k_occurrence
 
 RESAMPLES = 1000
-LEVEL = 0.95
 
-AT_ONCE = 1 << 22
+TAILS = (0.025, 0.975)
+"""The quantiles that an interval of 95 % ends at."""
+
+DRAWN = 1 << 22
 """Values that are drawn at one time: 32 MiB."""
 
 
@@ -62,21 +64,17 @@ class Side:
     change: Figure
 
     @classmethod
-    def of(cls, before: np.ndarray, after: np.ndarray, what: str) -> Side:
-        """Of the same queries: whether each was right before and after, [q]."""
-        error, change = standard_error(after - before), measure_change(before, after).difference
-        return cls(float(before.mean()), float(after.mean()), error, len(before), what, change)
+    def of(cls, raw: np.ndarray, corrected: np.ndarray, label: str) -> Side:
+        """Of the queries that `label` names: whether each was right, [q], raw and corrected."""
+        change, queries = measure_change(raw, corrected).difference, len(raw)
+        error = float((corrected - raw).std(ddof=1) / math.sqrt(queries)) if queries > 1 else math.nan
+        return cls(float(raw.mean()), float(corrected.mean()), error, queries, label, change)
 
     def __str__(self) -> str:
         return (
             f"R@1 {100 * self.before:.1f} -> {100 * self.after:.1f} (95 % interval of the change "
             f"{100 * self.change.low:+.1f} to {100 * self.change.high:+.1f}, {self.queries} {self.what})"
         )
-
-
-def standard_error(differences: np.ndarray) -> float:
-    """Of their mean; nan of a single one."""
-    return float(differences.std(ddof=1) / math.sqrt(len(differences))) if len(differences) > 1 else math.nan
 
 
 def interval(
@@ -91,31 +89,27 @@ def interval(
     if len(values) < 2 or not np.ptp(values):
         return Figure(value=value, low=value, high=value)
     generator, drawn = np.random.default_rng(seed), list[np.ndarray]()
-    at_once = max(1, AT_ONCE // len(values))
-    for start in range(0, resamples, at_once):
-        rows = generator.integers(0, len(values), (min(at_once, resamples - start), len(values)))
+    batch = max(1, DRAWN // len(values))
+    for start in range(0, resamples, batch):
+        rows = generator.integers(0, len(values), (min(batch, resamples - start), len(values)))
         drawn.append(statistic(values[rows], axis=1))
-    low, high = np.quantile(np.concatenate(drawn), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(np.concatenate(drawn), TAILS)
     return Figure(value=value, low=float(low), high=float(high))
 
 
 def hubness_interval(
-    found: np.ndarray, targets: int, statistic: Callable[[np.ndarray], float], seed: int, resamples: int = RESAMPLES
+    hits: np.ndarray, targets: int, statistic: Callable[[np.ndarray], float], seed: int, resamples: int = RESAMPLES
 ) -> Figure:
-    """`statistic` of the k-occurrence of the rows found by each query, `found` [q, k], over resampled queries.
+    """`statistic` of the k-occurrence of `hits` [q, k], the rows that each query finds, over resampled queries.
 
     Resampling adds Poisson noise of its own to every count, which moves all figures towards that noise; so the
     percentiles are taken around the figure itself: value + (percentile - mean of the resamples).
     """
-    generator, found = np.random.default_rng(seed), found[np.lexsort(found.T)]
-    value = statistic(k_occurrence(found, targets))
-    drawn = np.array(
-        [
-            statistic(k_occurrence(found[generator.integers(0, len(found), len(found))], targets))
-            for _ in range(resamples)
-        ]
-    )
-    low, high = np.quantile(drawn - drawn.mean(), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    generator, hits = np.random.default_rng(seed), hits[np.lexsort(hits.T)]
+    value = statistic(k_occurrence(hits, targets))
+    samples = (hits[generator.integers(0, len(hits), len(hits))] for _ in range(resamples))
+    drawn = np.array([statistic(k_occurrence(sample, targets)) for sample in samples])
+    low, high = np.quantile(drawn - drawn.mean(), TAILS)
     return Figure(value=value, low=value + float(low), high=value + float(high))
 
 
@@ -124,8 +118,8 @@ def compare(first: np.ndarray, second: np.ndarray) -> Comparison:
     return measure_change(first <= 1, second <= 1)
 
 
-def measure_change(before: np.ndarray, after: np.ndarray) -> Comparison:
-    """The change of the mean of `before` to that of `after`, from 0 to 1 and of the same queries: [j] each.
+def measure_change(raw: np.ndarray, corrected: np.ndarray) -> Comparison:
+    """The change from the mean of `raw` to that of `corrected`, from 0 to 1 and of the same queries: [j] each.
 
     The test gives the change of each query a sign at random (Fisher 1935): of right and wrong answers it is McNemar's
     exact test. The interval holds every change d that the same test does not reject. So its lower end is the smallest d
@@ -133,7 +127,7 @@ def measure_change(before: np.ndarray, after: np.ndarray) -> Comparison:
     1969). It is exact for right and wrong answers; of shares between them each gain counts as their mean, and each
     loss.
     """
-    change = np.asarray(after, np.float64) - before
+    change = np.asarray(corrected, np.float64) - raw
     won, lost = int((change > 0).sum()), int((change < 0).sum())
     at_most = binomial(won + lost, 0.5).cumsum()
     no_gain, no_loss = float(at_most[lost]), float(at_most[won])
@@ -142,14 +136,14 @@ def measure_change(before: np.ndarray, after: np.ndarray) -> Comparison:
     return Comparison(won=won, lost=lost, difference=difference, p=min(1.0, 2 * min(no_gain, no_loss)))
 
 
-REJECTED = (1 - LEVEL) / 2
+REJECTED = TAILS[0]
 
 
 def _lower_end(change: np.ndarray, gain: bool) -> float:
     """See `measure_change`. gain: whether the test rejects 0, which is then below the lower end."""
     won, lost = change[change > 0], change[change < 0]
     same = np.append(0.0, binomial(len(change) - len(won) - len(lost), 0.5).cumsum())
-    drawn = [_drawn(len(part)) for part in (won, lost)]
+    drawn = [_likely_counts(len(part)) for part in (won, lost)]
     chances = np.outer(drawn[0][1], drawn[1][1])
 
     def chance(d: float) -> float:
@@ -172,7 +166,7 @@ PRECISION = 1e-6
 """Of the ends of an interval."""
 
 
-def _drawn(count: int) -> tuple[np.ndarray, np.ndarray]:
+def _likely_counts(count: int) -> tuple[np.ndarray, np.ndarray]:
     """How many of `count` are drawn with probability 1/2, and the chance of each, but for numbers that never come."""
     chances = binomial(count, 0.5)
     likely = np.flatnonzero(chances > 1e-10)
@@ -184,7 +178,6 @@ def adjust(p: Sequence[float]) -> list[float]:
     (Benjamini & Hochberg 1995)."""
     order = np.argsort(p)[::-1]
     scaled = np.asarray(p, np.float64)[order] * len(p) / np.arange(len(p), 0, -1)
-    found = np.empty(len(p))
-    found[order] = np.minimum(np.minimum.accumulate(scaled), 1.0)
-    corrected: list[float] = found.tolist()
-    return corrected
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.minimum(np.minimum.accumulate(scaled), 1.0)
+    return list(map(float, adjusted))

@@ -173,8 +173,15 @@ class Result:
         write_file(path, (json.dumps(self.as_json(), indent=1) + "\n").encode())
 
     def to_html(self, path: str | os.PathLike[str], command: str | None = None) -> None:
-        """Writes the report: one page, which refers to nothing outside itself. command: what was typed, which the page
-        then names. Raises InputError where `path` cannot be written, and where Jinja2 or matplotlib is missing."""
+        """Writes the report: one page, which refers to nothing outside itself.
+
+        Args:
+            path: of the page.
+            command: what was typed, which the page then names.
+
+        Raises:
+            InputError: `path` cannot be written, or Jinja2 or matplotlib is missing.
+        """
         facts = {} if self.store is None else {"store": self.store}
         write_file(path, as_html(self.report(), facts | ({"command": command} if command else {})).encode())
 
@@ -212,18 +219,18 @@ def share_figure(
 def sides_figure(title: str, sides: Sequence[Side | None], unknown: str) -> KeyFigure:
     """The change of R@1 of parts of the queries; "?" of one that was not measured. What is none beyond chance has no
     direction, and a harm weighs more than a gain."""
-    known = [side for side in sides if side is not None]
-    if not known:
+    measured = [side for side in sides if side is not None]
+    if not measured:
         return KeyFigure(title, note=unknown)
     shown = (
-        "?" if each is None else f"{100 * each.change.value:+.1f}" if each.change.sign else "same" for each in sides
+        "?" if side is None else f"{100 * side.change.value:+.1f}" if side.change.sign else "same" for side in sides
     )
-    signs = [each.change.sign for each in known]
+    signs = [side.change.sign for side in measured]
     direction = DIRECTIONS[min(signs) if min(signs) < 0 else max(signs)]
     note = "; ".join(
-        f"{each.what}: {percent(each.before)} → {percent(each.after)} "
-        f"({100 * each.change.low:+.1f} to {100 * each.change.high:+.1f})"
-        for each in known
+        f"{side.what}: {percent(side.before)} → {percent(side.after)} "
+        f"({100 * side.change.low:+.1f} to {100 * side.change.high:+.1f})"
+        for side in measured
     )
     return KeyFigure(title, " / ".join(shown), direction, note=note, rose=direction == "better")
 
@@ -233,13 +240,14 @@ def describe_changes(
 ) -> str:
     """In words: the share of queries that find the worst hub, and R@1 where it is known, before and now. change: of
     R@1, whose interval is told."""
-    one, other = round(worst * queries), round(now * queries)
-    went = f"stays at {one:,}" if other == one else f"{'falls' if other < one else 'rises'} from {one:,} to {other:,}"
-    told = f"the worst hub {went} of {queries:,} queries"
+    hits, hits_now = round(worst * queries), round(now * queries)
+    verb = "falls" if hits_now < hits else "rises"
+    went = f"stays at {hits:,}" if hits_now == hits else f"{verb} from {hits:,} to {hits_now:,}"
+    text = f"the worst hub {went} of {queries:,} queries"
     if first is None or first_now is None:
-        return told
+        return text
     interval = "" if change is None else f" ({100 * change.low:+.1f} to {100 * change.high:+.1f} points)"
-    return f"{told}; right answers first: {100 * first:.1f} to {percent(first_now)}{interval}"
+    return f"{text}; right answers first: {100 * first:.1f} to {percent(first_now)}{interval}"
 
 
 NAMED = 10
@@ -250,20 +258,19 @@ ROOMY, WIDEST = 130, 150
 
 
 def as_text(report: Report, width: int = WIDEST, verbose: bool = False) -> str:
-    """What `report` says, a line each, the verdict first; the rest is for pages. verbose: also
-    how it was found."""
+    """What `report` says, a line each, the verdict first; pictures are for pages. verbose: also how it was found."""
     return "\n".join(_lines(report, width, verbose))
 
 
 def _lines(report: Report, width: int, verbose: bool) -> Iterator[str]:
     if report.verdict:
         yield f"{report.verdict[:1].upper()}{report.verdict[1:]}."
-    yield from (_drawn(table, width) for table in report.tables if table.brief)
+    yield from (_draw(table, width) for table in report.tables if table.brief)
     yield from report.sentences
     if report.hubs:
-        counts = ([each.found_by.get("raw"), each.found_by.get(report.after)] for each in report.hubs[:NAMED])
-        found = (" -> ".join(str(count) for count in each if count is not None) for each in counts)
-        yield f"hubs: {', '.join(f'{hub.name} by {by}' for hub, by in zip(report.hubs, found, strict=False))}"
+        counts = ([hub.found_by.get("raw"), hub.found_by.get(report.after)] for hub in report.hubs[:NAMED])
+        hits = (" -> ".join(str(count) for count in pair if count is not None) for pair in counts)
+        yield f"hubs: {', '.join(f'{hub.name} by {by}' for hub, by in zip(report.hubs, hits, strict=False))}"
     if report.anti_hubs:
         yield f"never found, for instance: {', '.join(report.anti_hubs[:NAMED])}"
     yield from map(str, report.causes)
@@ -271,34 +278,29 @@ def _lines(report: Report, width: int, verbose: bool) -> Iterator[str]:
     yield from report.details if verbose else ()
 
 
-def _interval(text: str) -> str:
-    """As narrow as it can be read: what has signs keeps its "to"."""
-    text = text.strip()
-    return text if "+" in text or "-" in text else text.replace(" to ", "-")
+def _lay_out(cell: Cell) -> str:
+    """Small text below the text, an interval as narrow as it can be read: what has signs keeps its "to"."""
+    if isinstance(cell, str):
+        return cell
+    text, small = cell[0], cell[1].strip()
+    return f"{text}\n{small if '+' in small or '-' in small else small.replace(' to ', '-')}"
 
 
-def _drawn(table: Table, width: int) -> str:
-    from rich.box import SIMPLE_HEAD
+def _draw(table: Table, width: int) -> str:
+    from rich import box
     from rich.console import Console
-    from rich.table import Table as Drawn
+    from rich.table import Table as RichTable
 
     shown = [place for place, name in enumerate(table.columns) if width >= ROOMY or name in table.brief]
-    drawn = Drawn(title=table.title, title_justify="left", box=SIMPLE_HEAD)
+    drawn = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
     for place in shown:
-        drawn.add_column(
-            table.columns[place],
-            justify="right" if place else "left",
-            no_wrap=place > 0,
-            overflow="fold",
-        )
+        drawn.add_column(table.columns[place], justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
     for number, row in enumerate(table.rows):
-        cells = (row[place] for place in shown)
-        texts = (each if isinstance(each, str) else f"{each[0]}\n{_interval(each[1])}" for each in cells)
+        texts = (_lay_out(row[place]) for place in shown)
         drawn.add_row(*texts, style="bold" if number in table.marked else "")
-    console = Console(width=width, file=io.StringIO())
-    with console.capture() as capture:
-        console.print(drawn)
-    return capture.get().rstrip("\n")
+    text = io.StringIO()
+    Console(width=width, file=text).print(drawn)
+    return text.getvalue().rstrip("\n")
 
 
 PACKAGES = ("numpy", "torch", "faiss-cpu", "qdrant-client")
@@ -315,9 +317,9 @@ def as_html(report: Report, facts: Mapping[str, str]) -> str:
 
         template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
         page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(template)
-        made = {**facts, **report.facts, "versions": ", ".join(_versions())}
-        made["date"] = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z")
-        return page.render(p=report, facts=made, svg=svg)
+        date = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z")
+        shown = {**facts, **report.facts, "versions": ", ".join(_versions()), "date": date}
+        return page.render(p=report, facts=shown, svg=svg)
     except ImportError as error:
         raise InputError(f"the report needs {error.name}; {install('evaluation')}") from None
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hubplugin
-from tests.pages.blocks import INDENTED, ROOT
+from tests.pages.blocks import ROOT
 
 FILES = {
     path.relative_to(folder.parent if folder.name == "hubplugin" else folder): ast.parse(path.read_text())
@@ -25,6 +25,9 @@ DOCSTRINGS = [
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 ]
 """Those of modules, classes and functions, and what stands behind a constant or a field."""
+
+INDENTED = re.compile(r"(?<=\n\n)(?: {4}[^\n]*\n|\n(?= {4}))+")
+"""A block, with the empty lines within it."""
 
 NEED_A_SERVER = {"hubplugin_pgvector/__init__.py": "tests/pgvector/test_queries.py"}
 """Files whose examples need a server, and the tests that run the same with one."""
