@@ -88,16 +88,16 @@ def replacing(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[Binar
     """
     if os.path.lexists(path) and kind_of(path) == ODD:
         raise OSError(errno.EINVAL, NOT_REGULAR)
-    beside = Path(f"{os.fspath(path)}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
-    file = open(beside, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
+    temporary = Path(f"{os.fspath(path)}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
+    file = open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
     try:
         with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

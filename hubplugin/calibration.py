@@ -38,12 +38,12 @@ def choose_queries(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
     return queries
 
 
-def recall(found: Hits, exact: Hits) -> float:
-    """The share of the exact first results of each query that was `found`. The lists in `exact` are longer, so that
+def recall(hits: Hits, exact: Hits) -> float:
+    """The share of the exact first results of each query that is among `hits`. The lists in `exact` are longer, so that
     what scores the same as the last of the first counts, too. Shares are added as fractions, so that the same number
     of results is the same recall, whichever queries found them."""
     shares = []
-    for ids, true, scores in zip(found.ids, exact.ids, exact.scores, strict=True):
+    for ids, true, scores in zip(hits.ids, exact.ids, exact.scores, strict=True):
         first = min(FIRST, len(true))
         if first:
             shares.append(Fraction(len(_within(true, scores, first) & set(ids)), first))

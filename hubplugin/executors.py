@@ -283,6 +283,6 @@ def _find_answers(fit_input: FitInput, parts: Sequence[_Summary]) -> Answers | N
         nearest_of.append((similarity, nearest, len(fit_input.target_bank)))
     levels, rows = np.full(similarities.m, -np.inf), np.zeros(similarities.m, np.int64)
     for similarity, nearest, count in nearest_of:
-        rows = np.where(similarities.reached(similarity) > levels, nearest + first, rows)
+        rows = np.where(similarities.lower(similarity) > levels, nearest + first, rows)
         levels, first = np.maximum(levels, similarity), first + count
     return Answers.of(levels, rows)

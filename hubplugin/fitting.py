@@ -63,17 +63,17 @@ def fit(
     if executor is not None:
         if targets is None:
             raise InputError("an executor computes on the gallery: pass ", Parameter("targets"))
-        given = Bank.of(bank).read(metric, compute)
-        given = read_by_workers(given, targets, shards_of(targets, shards), configuration, executor)
-        _tell_of_zeros(given)
-        return configuration.fit(given)
+        fit_input = Bank.of(bank).read(metric, compute)
+        fit_input = read_by_workers(fit_input, targets, shards_of(targets, shards), configuration, executor)
+        _tell_of_zeros(fit_input)
+        return configuration.fit(fit_input)
     if not learn:
-        given = Bank.of(bank).read(metric, compute, targets=cast("VectorLike | None", targets))
-        if not compute.library().on_cpu:  # a card is through before the gallery is looked through for zero vectors
+        fit_input = Bank.of(bank).read(metric, compute, targets=cast("VectorLike | None", targets))
+        if not compute.library().is_on_cpu:  # a card is through before the gallery is looked through for zero vectors
             with suppress(ZeroVector):
-                return configuration.fit(replace(given, directed=True))
-        _tell_of_zeros(given)
-        return configuration.fit(given)
+                return configuration.fit(replace(fit_input, directed=True))
+        _tell_of_zeros(fit_input)
+        return configuration.fit(fit_input)
     whole = cast(VectorLike, targets)
     prepared = Bank.of(bank).prepare(metric, compute).against(whole)
     _tell_of_zeros(prepared)
@@ -84,9 +84,9 @@ def fit(
     return lesson.model
 
 
-def _tell_of_zeros(given: FitInput) -> None:
-    gallery = given.gallery
-    zeros = given.whole.zeros if given.whole else gallery.left_out if isinstance(gallery, Directed) else 0
+def _tell_of_zeros(fit_input: FitInput) -> None:
+    gallery = fit_input.gallery
+    zeros = fit_input.whole.zeros if fit_input.whole else gallery.left_out if isinstance(gallery, Directed) else 0
     if zeros:
         assert gallery is not None
         warnings.warn(f"{gallery.name}: {zeros} zero vectors are left out, and keep the offset 0", stacklevel=3)

@@ -32,8 +32,8 @@ class Metric(str, Enum):
         try:
             return cls(value)
         except ValueError:
-            known = ", ".join(metric.value for metric in cls)
-            raise InputError(f"unknown metric {value!r}: use one of {known}") from None
+            metrics = ", ".join(metric.value for metric in cls)
+            raise InputError(f"unknown metric {value!r}: use one of {metrics}") from None
 
 
 def unit_length(xp: Any, vectors: Any) -> tuple[Any, Any]:
@@ -41,8 +41,8 @@ def unit_length(xp: Any, vectors: Any) -> tuple[Any, Any]:
     of their array library. Rows of zeros stay. They are divided by a power of two first, which changes no digit and
     leaves squares that float32 can hold: what has unit length keeps its bits."""
     largest = xp.max(xp.abs(vectors), axis=1)
-    there = xp.where(largest == 0, xp.ones_like(largest), largest)
-    scaled = vectors / xp.exp2(xp.floor(xp.log2(there)))[:, None]
+    divisor = xp.where(largest == 0, xp.ones_like(largest), largest)
+    scaled = vectors / xp.exp2(xp.floor(xp.log2(divisor)))[:, None]
     lengths = xp.sqrt(xp.sum(scaled * scaled, axis=1))
     return scaled / xp.where(largest == 0, xp.ones_like(lengths), lengths)[:, None], largest
 
@@ -55,8 +55,8 @@ def normalise(vectors: np.ndarray, name: str, numbers: np.ndarray | range | None
     if zero.size:
         row = (range(len(vectors)) if numbers is None else numbers)[int(zero[0])]
         raise ZeroVector(f"{name}: row {row} is a zero vector, which has no cosine similarity; remove it")
-    found: np.ndarray = unit.astype(np.float32, copy=False)
-    return found
+    normalised: np.ndarray = unit.astype(np.float32, copy=False)
+    return normalised
 
 
 def unit_or_zero(vectors: np.ndarray) -> np.ndarray:

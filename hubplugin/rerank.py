@@ -22,7 +22,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from hubplugin.bank import Bank, BankLike
-from hubplugin.compute import Compute, LogSum, Similarities, count_larger, reduce
+from hubplugin.compute import Compute, LogSum, Similarities, reduce
+from hubplugin.compute.device import to_host
 from hubplugin.errors import InputError
 from hubplugin.methods import FitInput, build_method
 from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
@@ -139,10 +140,10 @@ class DualDynamic(Rule):
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         nearest = similarities.argmax(axis=1)
-        own, other = (kept[nearest, column, None] > 0 for column in (1, 3))
-        scores: np.ndarray = similarities + np.where(own & other, kept[:, 0] + kept[:, 2], np.float32(0))
-        alone = (own & ~other, self.fitted, kept[:, 0]), (other & ~own, self.second, kept[:, 2])
-        for applies, factor, offsets in alone:
+        by_query, by_target = (kept[nearest, column, None] > 0 for column in (1, 3))
+        scores: np.ndarray = similarities + np.where(by_query & by_target, kept[:, 0] + kept[:, 2], np.float32(0))
+        single = (by_query & ~by_target, self.fitted, kept[:, 0]), (by_target & ~by_query, self.second, kept[:, 2])
+        for applies, factor, offsets in single:
             (term,) = factor.terms
             assert isinstance(term, LogSumExp)
             logarithm = np.log(np.maximum(similarities, NO_SIMILARITY)) + similarities / term.tau
@@ -168,8 +169,8 @@ class DualSoftmax(Rule):
         return reduce(self.fitted, vectors, [LogSum(1 / self.temperature)])[0].astype(np.float32)
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
-        own = self.temperature * similarities
-        scores: np.ndarray = similarities * np.exp(own - np.logaddexp(own, kept))
+        exponent = self.temperature * similarities
+        scores: np.ndarray = similarities * np.exp(exponent - np.logaddexp(exponent, kept))
         return scores
 
 
@@ -184,8 +185,11 @@ class GloballyCorrected(Rule):
         return as_vectors(targets, "targets").array()
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
-        larger = count_larger(self.fitted, as_vectors(kept, "candidates"), similarities)
-        scores: np.ndarray = similarities - larger
+        xp, scores = self.fitted.library.xp, np.array(similarities, np.float64)
+        for tile in self.fitted.tiles(as_vectors(kept, "candidates"), "ranks in the bank"):
+            for row, s in zip(scores, similarities[:, tile.rows], strict=True):
+                levels = self.fitted.library.to_device(s, tile.s.dtype)
+                row[tile.rows] -= to_host(xp.sum(tile.s > levels[:, None], axis=1))
         return scores
 
 
@@ -197,7 +201,7 @@ class QueryMethod(BaseModel, ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def rule(self, given: FitInput) -> Rule:
+    def rule(self, fit_input: FitInput) -> Rule:
         """The fitted rule."""
 
 
@@ -212,9 +216,9 @@ class DynamicInvertedSoftmax(QueryMethod):
     tau: float = Field(0.05, gt=0)
     k: int = Field(1, ge=1)
 
-    def rule(self, given: FitInput) -> Rule:
-        model, targets = InvertedSoftmax(tau=self.tau).fit(given), given.require_targets(self.name)
-        return Dynamic(model.with_activation(targets, self.k, compute=given.compute.without_progress))
+    def rule(self, fit_input: FitInput) -> Rule:
+        model, targets = InvertedSoftmax(tau=self.tau).fit(fit_input), fit_input.require_targets(self.name)
+        return Dynamic(model.with_activation(targets, self.k, compute=fit_input.compute.without_progress))
 
 
 class DualDynamicInvertedSoftmax(QueryMethod):
@@ -229,11 +233,11 @@ class DualDynamicInvertedSoftmax(QueryMethod):
     tau_target: float = Field(0.5, gt=0)
     k: int = Field(1, ge=1)
 
-    def rule(self, given: FitInput) -> Rule:
-        targets, quiet = given.require_targets(self.name), given.compute.without_progress
-        model = DualInvertedSoftmax(tau_query=self.tau_query, tau_target=self.tau_target).model(given)
-        alone = [replace(model, terms=(term,)).centre_on(targets, compute=quiet) for term in model.terms]
-        return DualDynamic(*(each.with_activation(targets, self.k, compute=quiet) for each in alone))
+    def rule(self, fit_input: FitInput) -> Rule:
+        targets, quiet = fit_input.require_targets(self.name), fit_input.compute.without_progress
+        model = DualInvertedSoftmax(tau_query=self.tau_query, tau_target=self.tau_target).model(fit_input)
+        factors = [replace(model, terms=(term,)).centre_on(targets, compute=quiet) for term in model.terms]
+        return DualDynamic(*(factor.with_activation(targets, self.k, compute=quiet) for factor in factors))
 
 
 class SingleQueryDualSoftmax(QueryMethod):
@@ -242,8 +246,8 @@ class SingleQueryDualSoftmax(QueryMethod):
     name: ClassVar[str] = "dsl"
     temperature: float = Field(20.0, gt=0)
 
-    def rule(self, given: FitInput) -> Rule:
-        return DualSoftmax(Similarities(given.query_bank, given.metric, given.compute), self.temperature)
+    def rule(self, fit_input: FitInput) -> Rule:
+        return DualSoftmax(Similarities(fit_input.query_bank, fit_input.metric, fit_input.compute), self.temperature)
 
 
 class GlobalCorrection(QueryMethod):
@@ -251,8 +255,8 @@ class GlobalCorrection(QueryMethod):
 
     name: ClassVar[str] = "gc"
 
-    def rule(self, given: FitInput) -> Rule:
-        return GloballyCorrected(Similarities(given.query_bank, given.metric, given.compute))
+    def rule(self, fit_input: FitInput) -> Rule:
+        return GloballyCorrected(Similarities(fit_input.query_bank, fit_input.metric, fit_input.compute))
 
 
 QUERY_METHODS: dict[str, type[QueryMethod]] = {

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field, computed_field
 
 from hubplugin.bank import PreparedBank
-from hubplugin.compute import Similarities, dense, largest
+from hubplugin.compute import Similarities, dense, topk
 from hubplugin.errors import InputError
 from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.measures.significance import Figure, Side
@@ -252,7 +252,7 @@ def cross_validate(
         targets, compute = training.fit_input.require_targets("blend"), training.fit_input.compute
         queries = bank.query_bank[fold.test]
         similarities = dense(Similarities(queries, bank.metric, compute), targets)
-        nearest = largest(similarities[:, :n], min(2, n))[0]
+        nearest = topk(similarities[:, :n], min(2, n))[0]
         gaps.append(float((nearest[:, 0] - nearest[:, -1]).mean()))
         parts.append([])
         for place, configuration in enumerate(configurations):
@@ -262,7 +262,7 @@ def cross_validate(
                     mapped_queries = queries if query_map is None else query_map(queries)
                     mapped, by_map = dense(Similarities(mapped_queries, bank.metric, compute), targets), query_map
                 scores = mapped + offsets
-                hits = largest(scores[:, :n], min(OCCURRENCE, max(n // 4, 1)))[1]
+                hits = topk(scores[:, :n], min(OCCURRENCE, max(n // 4, 1)))[1]
                 costs = nearest[:, 0] - np.take_along_axis(similarities, hits[:, :1], axis=1)[:, 0]
                 parts[-1].append((hits, costs, *([] if gold is None else _measure_gold(scores, gold))))
             bank.compute.report("trying candidates", number * len(configurations) + place + 1, total)

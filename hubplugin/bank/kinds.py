@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from pydantic import computed_field
 
-from hubplugin.compute import Compute, Similarities, TopK, dense, largest, search
+from hubplugin.compute import Compute, Similarities, TopK, dense, search, topk
 from hubplugin.methods import SPACINGS, FitInput, spacing_ratio
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel
@@ -203,7 +203,7 @@ def profile(
     share, target_share = own_share(queries, unit, compute, rng), 0.5
     if share < OWN_SHARE and fit_input.target_bank is not None and len(fit_input.target_bank) >= FEWEST:
         target_share = own_share(_unit(fit_input.target_bank, metric), unit, compute, rng)
-    own_hubs, hubs = (largest(part.T, min(16, len(part) - 1))[0].mean(axis=1) for part in (from_gallery, from_bank))
+    own_hubs, hubs = (topk(part.T, min(16, len(part) - 1))[0].mean(axis=1) for part in (from_gallery, from_bank))
     return BankProfile(
         distinct=distinct,
         spacing=_spacing(fit_input),
@@ -256,7 +256,7 @@ def _neighbours(vectors: np.ndarray, compute: Compute) -> np.ndarray:
     """The rows of the `NEIGHBOURS` nearest other vectors: [n, k]."""
     similarities = _similarities(vectors, vectors, Metric.EUCLIDEAN, compute)
     np.fill_diagonal(similarities, -math.inf)
-    return largest(similarities, min(NEIGHBOURS, len(vectors) - 1))[1]
+    return topk(similarities, min(NEIGHBOURS, len(vectors) - 1))[1]
 
 
 def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> float:
@@ -268,7 +268,7 @@ def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> flo
     """
     similarities = _similarities(queries, targets, Metric.EUCLIDEAN, compute)
     size = min(NEIGHBOURS, *similarities.shape)
-    nearest_queries, nearest_targets = largest(similarities.T, size)[1], largest(similarities, size)[1]
+    nearest_queries, nearest_targets = topk(similarities.T, size)[1], topk(similarities, size)[1]
     asked = np.bincount(nearest_queries.reshape(-1), minlength=len(queries)) / nearest_queries.size
     direction = asked @ queries - targets.mean(axis=0)
     return float((queries @ direction > (targets @ direction)[nearest_targets].mean(axis=1)).mean())

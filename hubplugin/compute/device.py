@@ -1,8 +1,7 @@
 """With what to compute: a device, the memory that may be used, and the array library that serves it.
 
-numpy and torch answer to one interface, the array API standard (torch by array-api-compat), so that a formula is
-written once. Values come back from a device by `host` alone, once a pass: whatever else asked for one would make the
-device wait.
+numpy and torch answer to one interface, the array API standard (torch by array-api-compat), so a formula is written
+once. Values return from a device by `to_host` alone, once a pass: each return makes the device wait.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -75,8 +74,7 @@ class Compute:
             self.bytes()
 
     @property
-    def by_numpy(self) -> bool:
-        """Whether numpy computes."""
+    def uses_numpy(self) -> bool:
         return self.device == "numpy" or (self.device == "auto" and not has_torch())
 
     def for_products(self, count: float) -> Compute:
@@ -108,80 +106,71 @@ class Compute:
 
     def library(self) -> Library:
         """The array library of the device; raises InputError where it cannot be used here."""
-        return Library(None) if self.by_numpy else Library(self.torch_device())
+        return Library(None) if self.uses_numpy else Library(self.torch_device())
 
     def bytes(self) -> int:
         """`memory` as a number; raises InputError for what is no size, and for one that is no bound here."""
         if self.memory is None:
-            return SAFE if self.by_numpy or (device := self.torch_device()).type != "cuda" else _free(device)
+            free, _ = self._card_bytes()
+            return int(SHARE_OF_CARD * free) if free else SAFE
         from pydantic import ByteSize, TypeAdapter, ValidationError
 
-        given = Parameter("memory", self.memory)
+        memory = Parameter("memory", self.memory)
         try:
             size = int(TypeAdapter(ByteSize).validate_python(self.memory))
         except ValidationError:
-            raise InputError(given, " is not a size; write it like '512MiB' or '2GiB'") from None
+            raise InputError(memory, " is not a size; write it like '512MiB' or '2GiB'") from None
         if size < LEAST:
-            raise InputError(given, f" is too little; expected {LEAST >> 20}MiB or more")
-        if size > SAFE and size > (most := self._installed()):
-            raise InputError(given, f" is more than this machine has; expected {max(most, SAFE) >> 30}GiB or less")
+            raise InputError(memory, f" is too little; expected {LEAST >> 20}MiB or more")
+        if size > SAFE:
+            installed = sys.maxsize
+            if hasattr(os, "sysconf"):
+                installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            most = max(installed, SAFE, self._card_bytes()[1])
+            if size > most:
+                raise InputError(memory, f" is more than this machine has; expected {most >> 30}GiB or less")
         return size
 
-    def _installed(self) -> int:
-        """The bytes of memory that this machine has, or its device if that has more."""
-        own = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else sys.maxsize
-        if self.by_numpy or (device := self.torch_device()).type != "cuda":
-            return own
+    def _card_bytes(self) -> tuple[int, int]:
+        """Free and total memory of the card that computes; 0 where none does."""
+        if self.uses_numpy or (device := self.torch_device()).type != "cuda":
+            return 0, 0
         import torch
 
-        return max(own, torch.cuda.get_device_properties(device).total_memory)
+        return torch.cuda.mem_get_info(device)
 
     @property
     def without_progress(self) -> Compute:
-        """The same, and nobody is told how far it is."""
         return replace(self, progress=None)
 
-    def report(self, what: str, done: int, total: int) -> None:
+    def report(self, label: str, done: int, total: int) -> None:
         if self.progress is not None:
-            self.progress(what, done, total)
-
-
-def _free(device: torch.device) -> int:
-    import torch
-
-    return int(SHARE_OF_CARD * torch.cuda.mem_get_info(device)[0])
+            self.progress(label, done, total)
 
 
 class Library:
     """The functions of arrays on a device, `xp`, by the names of the array API standard.
 
-    device: of torch; None is numpy. on_cpu: whether arrays lie in memory of the processor, where `view` shows them to
-    numpy, which looks for few among many several times as fast as torch does. accumulator: the type of sums over all
-    targets.
+    device: of torch; None is numpy. is_on_cpu: whether arrays lie in memory of the processor, where `view` shows them
+    to numpy, which looks for few among many several times as fast as torch does. accumulator: the type of sums over
+    all targets. threads: of a processor, that the library uses. half, half_peak: see `to_halves`.
     """
 
     def __init__(self, device: torch.device | None):
-        self.device = device
+        self.device, self.threads = device, 1
         self.xp: Any = np
         if device is not None:
             import array_api_compat.torch as torch_library
 
             self.xp = torch_library
-        self.on_cpu = device is None or device.type == "cpu"
+            self.threads = self.xp.get_num_threads()
+        self.is_on_cpu = device is None or device.type == "cpu"
         self.has_float64 = device is None or device.type != "mps"
         self.accumulator = self.xp.float64 if self.has_float64 else self.xp.float32
-        self.half = np.float16 if device is None else self.xp.float16
+        self.half = np.uint16 if device is None else self.xp.float16
+        self.half_peak = 2.0**-64 if device is None else 2.0**14
 
-    @property
-    def threads(self) -> int:
-        """Of a processor, as far as this library uses them."""
-        if self.device is None:
-            return 1
-        import torch
-
-        return torch.get_num_threads()
-
-    def put(self, array: np.ndarray, dtype: Any = None) -> Array:
+    def to_device(self, array: np.ndarray, dtype: Any = None) -> Array:
         """`array` on the device, as `dtype`, by default its own."""
         if self.device is None:
             return array if dtype is None else array.astype(dtype, copy=False)
@@ -194,53 +183,67 @@ class Library:
             tensor = tensor.float()
         return tensor.to(self.device, dtype)
 
+    def like(self, values: np.ndarray) -> Callable[[Array], Array]:
+        """A function that gives `values` on the device in the type of a tile; each type is uploaded once."""
+        uploaded = cache(lambda dtype: self.to_device(values, dtype))
+        return lambda tile: uploaded(tile.dtype)
+
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self.xp.empty(shape, dtype=dtype, device=self.device) if self.device else np.empty(shape, dtype)
 
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        return self.xp.zeros(shape, dtype=dtype, device=self.device) if self.device else np.zeros(shape, dtype)
+    def full(self, shape: tuple[int, ...], value: float, dtype: Any = None) -> Array:
+        """dtype: `accumulator` by default."""
+        array = self.empty(shape, dtype or self.accumulator)
+        array[...] = value
+        return array
 
-    def uploaded(self, blocks: Iterable[np.ndarray], rows: int, dim: int) -> Iterator[Array]:
-        """Blocks of at most `rows` rows on the device, as float32. On a card by two pinned buffers and a stream of
-        their own, so that reading, copying and computing go on at the same time."""
+    def to_halves(self, values: Array, halves: Array) -> None:
+        """Writes `values` in [0, 1], float32, which it overwrites, times `half_peak` as numbers of type `half`.
+
+        numpy converts its float16 one by one, so its halves are the bits 13 to 28 of float32: as many of the mantissa
+        as float16 has, and more of the exponent. `half_peak` makes the other bits 0.
+        """
+        values *= self.half_peak
+        if self.device is None:
+            values = values.view(np.uint32)
+            values += 1 << 12  # which rounds
+            values >>= 13
+            values *= values >= 1 << 10  # the rest would be slow to compute with
+        halves[...] = values
+
+    def from_halves(self, halves: Array, values: Array) -> None:
+        """Writes `halves` to `values` of the same shape, float32."""
+        if self.device is not None:
+            values[...] = halves
+        else:
+            bits = values.view(np.uint32)
+            bits[...] = halves
+            bits <<= 13
+
+    def upload(self, blocks: Iterable[np.ndarray], rows: int, dim: int) -> Iterator[Array]:
+        """Blocks of at most `rows` rows on the device, as float32. A card gets them by two pinned buffers: while it
+        computes with one block, the next is read and copied."""
         import torch
 
         if self.device is None or self.device.type != "cuda" or not torch.cuda.is_available():
-            yield from (self.put(block, self.xp.float32) for block in blocks)
+            yield from (self.to_device(block, self.xp.float32) for block in blocks)
             return
-        buffers = [torch.empty(rows, dim, pin_memory=True) for _ in range(2)]
-        copied, stream = [torch.cuda.Event() for _ in range(2)], torch.cuda.Stream(self.device)
+        buffers = [(torch.empty(rows, dim, pin_memory=True), torch.cuda.Event()) for _ in range(2)]
         for number, block in enumerate(blocks):
-            side = number % 2
+            buffer, was_copied = buffers[number % 2]
             if number > 1:
-                copied[side].synchronize()
-            pinned = buffers[side][: len(block)]
-            native = block.astype(block.dtype.newbyteorder("="), copy=False)
+                was_copied.synchronize()
+            pinned = buffer[: len(block)]
             with warnings.catch_warnings():  # torch warns of a read-only map
                 warnings.simplefilter("ignore", UserWarning)
+                native = block.astype(block.dtype.newbyteorder("="), copy=False)
                 pinned.copy_(torch.from_numpy(native))  # by all cores, which numpy does not
-            with torch.cuda.stream(stream):
-                part = pinned.to(self.device, non_blocking=True)
-                copied[side].record(stream)
-            torch.cuda.current_stream(self.device).wait_stream(stream)
-            part.record_stream(torch.cuda.current_stream(self.device))
-            yield part
+            uploaded = pinned.to(self.device, non_blocking=True)
+            was_copied.record(torch.cuda.current_stream(self.device))
+            yield uploaded
 
 
-class Placed:
-    """Some numbers of the host, on the device in the type of whatever tile they meet."""
-
-    def __init__(self, library: Library, values: np.ndarray):
-        self._library, self._values = library, values
-        self._by_type: dict[object, Array] = {}
-
-    def like(self, s: Array) -> Array:
-        if s.dtype not in self._by_type:
-            self._by_type[s.dtype] = self._library.put(self._values, s.dtype)
-        return self._by_type[s.dtype]
-
-
-def host(array: Array) -> np.ndarray:
+def to_host(array: Array) -> np.ndarray:
     """`array` in memory of the processor. A device ends all of its work first."""
     return array if isinstance(array, np.ndarray) else array.cpu().numpy()
 

@@ -3,6 +3,11 @@
 A tile [targets, bank] is one product; under Euclidean, s = b.t - |b|^2/2 - |t|^2/2. Every reduction runs along its
 contiguous rows. A tile is as large as the memory budget and the cache allow; nothing of size bank x targets is held
 unless the budget has room for it.
+
+An answer is no hub. A *log* holds queries that people asked of this very gallery. Each is near its answer because it
+was asked for it, not because the answer is a hub, so the answer's entry says nothing about hubness: an `AnswerMask`
+hides it from the sums. Where the answer is another target than the nearest, hiding each target's largest entry takes
+care of most of it.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hubplugin.compute.device import Array, Compute, host, multiply
+from hubplugin.compute.device import Array, Compute, multiply, to_host, view
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric, unit_length
 from hubplugin.vectors import BLOCK_ROWS, Vectors, prepare_blocks
@@ -26,23 +31,35 @@ FLOAT32_SIMILARITY = 16.0
 """Similarities up to this size lose less than 1e-5 in a float32 product; larger ones are done in float64."""
 
 ANSWER_SLACK = 1e-5
-"""By how much a similarity may lie below a level and still count as at it, beside the larger of 1 and the level.
+"""By how much a similarity may lie below a threshold and still reach it, beside the larger of 1 and the threshold.
 Products of other shapes, and on other processors, differ by up to 1e-6, and so do copies of a text that were embedded
 in other batches. So all copies of an answer are answers, however they were rounded (docs/speed.md)."""
+
+MOST_ANSWERS = 0.1
+"""A target may be the answer of this share of the bank's queries. One that is nearest to more of them is a hub, however
+it came to be one, and keeps all its entries."""
+
+
+@dataclass(frozen=True)
+class AnswerMask:
+    """Which entries of bank x targets no sum sees.
+
+    thresholds: [m], float64. t is an answer of the bank query u if s(b_u, t) >= thresholds_u. largest: whether each
+    target also loses the largest of its other entries.
+    """
+
+    thresholds: np.ndarray
+    largest: bool = True
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Targets [start, start + b) against every bank row: `s` [b, m], which whoever holds it may overwrite and the next
-    tile does. `bound` is at least every |s|."""
+    """The targets `rows` against every bank row: `s` [b, m], which its reader may overwrite and the next tile does.
+    `bound` is at least every |s|."""
 
-    start: int
+    rows: slice
     s: Array
     bound: float
-
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.s)
 
 
 class Similarities:
@@ -56,38 +73,46 @@ class Similarities:
         self._origin = bank.mean(axis=0, dtype=np.float64) if metric is Metric.EUCLIDEAN else None
         self._source = bank if self._origin is None else bank - self._origin
         # But for distances they are bounds alone, for which float32 sums will do.
-        of = np.float64 if metric is Metric.EUCLIDEAN else None
-        self.squares = np.asarray(np.einsum("jd,jd->j", self._source, self._source, dtype=of), np.float64)
+        dtype = np.float64 if metric is Metric.EUCLIDEAN else None
+        self.squares = np.asarray(np.einsum("jd,jd->j", self._source, self._source, dtype=dtype), np.float64)
         self.longest = math.sqrt(self.squares.max())  # by cosine 1, but for what a query map gives
-        self._banks: dict[bool, tuple[Array, Array | None]] = {}
+        self._bank, self._bias = self.library.like(self._source), self.library.like(-self.squares / 2)
 
-    def tiles(self, targets: Vectors, what: str, *, scale: float = 1.0) -> Iterator[Tile]:
-        """Tiles over all of `targets`, in order."""
-        height = min(self.tile_rows(), targets.rows)
+    def tiles(
+        self, targets: Vectors, label: str, *, scale: float = 1.0, mask: AnswerMask | None = None
+    ) -> Iterator[Tile]:
+        """Tiles over all of `targets`, in order; what `mask` hides is -inf in them. label: of the progress."""
+        xp, height = self.library.xp, min(self.tile_rows(), targets.rows)
+        thresholds = None if mask is None else self.library.like(scale * self.lower(mask.thresholds))
         outs: dict[bool, Array] = {}
-        for start, block in self.blocks(targets, max(height, BLOCK_ROWS // height * height)):
-            size, own = self.longest, None
+        for start, block in self.blocks(targets, max(height, self._block_rows() // height * height)):
+            size, bias = self.longest, None
             if self.metric is not Metric.COSINE:
-                xp, exact = self.library.xp, self.library.xp.astype(block, self.library.accumulator)
+                exact = xp.astype(block, self.library.accumulator)
                 squares = xp.sum(exact * exact, axis=1)
                 longest = math.sqrt(float(xp.max(squares)))
                 size = self.longest * longest
                 if self.metric is Metric.EUCLIDEAN:
-                    size, own = max(self.longest, longest) ** 2, squares * (-scale / 2)
-            wide = self._needs_float64(size)
-            bank, of_bank = self._bank(wide)
-            dtype = bank.dtype
-            if wide not in outs:
-                outs[wide] = self.library.empty((height, self.m), dtype)
-            block = self.library.xp.astype(block, dtype, copy=False) * scale
+                    size, bias = max(self.longest, longest) ** 2, squares * (-scale / 2)
+            bound = size * abs(scale) * (1 if bias is None else 2)
+            is_double = size > FLOAT32_SIMILARITY or self.compute.precision == "float64"
+            is_double = is_double and self.library.has_float64
+            dtype = xp.float64 if is_double else xp.float32
+            if is_double not in outs:
+                outs[is_double] = self.library.empty((height, self.m), dtype)
+            block = xp.astype(block, dtype, copy=False) * scale
             for first in range(0, len(block), height):
-                part = block[first : first + height]
-                s = multiply(part, bank.T, outs[wide][: len(part)])
-                if own is not None and of_bank is not None:
-                    s += of_bank * scale
-                    s += self.library.xp.astype(own[first : first + height], dtype)[:, None]
-                yield Tile(start + first, s, size * abs(scale) * (2 if own is not None else 1))
-                self.compute.report(what, start + first + len(part), targets.rows)
+                rows = slice(first, first + height)
+                out = outs[is_double][: len(block[rows])]
+                s = multiply(block[rows], self._bank(out).T, out)
+                if bias is not None:
+                    s += self._bias(s) * scale
+                    s += xp.astype(bias[rows], dtype)[:, None]
+                if mask is not None and thresholds is not None:
+                    self._hide(s, thresholds(s), mask.largest)
+                stop = start + first + len(s)
+                yield Tile(slice(start + first, stop), s, bound)
+                self.compute.report(label, stop, targets.rows)
 
     def blocks(self, targets: Vectors, size: int = BLOCK_ROWS) -> Iterator[tuple[int, Array]]:
         """Checked blocks of `targets` on the device, with the number of the first row: at unit length where the metric
@@ -99,61 +124,68 @@ class Similarities:
             raise InputError(
                 f"{targets.name} has {targets.dim} dimensions, the bank has {self.dim}; embed both with one model"
             )
-        library, start = self.library, 0
-        xp, origin = library.xp, None
-        if self._origin is not None:
-            origin = library.put(self._origin)
-        if library.on_cpu:
+        library, xp, start = self.library, self.library.xp, 0
+        if library.is_on_cpu:
             for block in prepare_blocks(targets, self.metric, size):
-                moved = block if origin is None else block - self._origin
-                yield start, library.put(moved)
+                yield start, library.to_device(block if self._origin is None else block - self._origin)
                 start += len(block)
             return
-        broken = library.zeros((), xp.bool)
-        for block in library.uploaded(targets.raw_blocks(size), size, self.dim):
+        origin = None if self._origin is None else library.to_device(self._origin)
+        is_broken = library.full((), False, xp.bool)
+        for block in library.upload(targets.raw_blocks(size), size, self.dim):
             if self.metric is Metric.COSINE:
                 block, lengths = unit_length(xp, block)
-                broken |= ~xp.all(xp.isfinite(lengths) & (lengths > 0))
+                is_broken |= ~xp.all(xp.isfinite(lengths) & (lengths > 0))
             else:
-                broken |= ~xp.all(xp.isfinite(block))
+                is_broken |= ~xp.all(xp.isfinite(block))
             yield start, block if origin is None else xp.astype(block, origin.dtype) - origin
             start += len(block)
-        if bool(host(broken)):
+        if bool(to_host(is_broken)):
             for _ in prepare_blocks(targets, self.metric, size):  # which names the row
                 pass
 
-    def reached(self, levels: Array) -> Array:
-        """The similarities [m] from which on an entry counts as at its level [m], here or on the device: see
+    def lower(self, thresholds: Array) -> Array:
+        """The similarities [m] from which on an entry reaches its threshold [m], here or on the device: see
         `ANSWER_SLACK`. A Euclidean entry is off by what |b|^2 loses, however near the target is to the bank row b."""
-        xp, smallest = np if isinstance(levels, np.ndarray) else self.library.xp, np.ones(self.m)
+        xp, smallest = np if isinstance(thresholds, np.ndarray) else self.library.xp, np.ones(self.m)
         if self.metric is Metric.EUCLIDEAN:
             smallest = np.maximum(smallest, self.squares)
-        if not isinstance(levels, np.ndarray):
-            smallest = self.library.put(smallest, levels.dtype)
-        return levels - ANSWER_SLACK * xp.maximum(xp.abs(levels), smallest)
+        if not isinstance(thresholds, np.ndarray):
+            smallest = self.library.to_device(smallest, thresholds.dtype)
+        return thresholds - ANSWER_SLACK * xp.maximum(xp.abs(thresholds), smallest)
 
     def tile_rows(self) -> int:
         """How many targets a tile holds: two copies of it fit the budget, and on a CPU one fits the cache."""
         budget = self.compute.bytes() // 2
-        if self.library.on_cpu:
+        if self.library.is_on_cpu:
             budget = min(budget, CACHE_BYTES)
         return int(min(max(budget // (self.m * 4), 1), BLOCK_ROWS))
 
-    def _needs_float64(self, size: float) -> bool:
-        wide = size > FLOAT32_SIMILARITY or self.compute.precision == "float64"
-        return wide and self.library.has_float64
+    def _block_rows(self) -> int:
+        """How many targets are read at a time; on a CPU they fit the cache, too."""
+        return min(BLOCK_ROWS, max(CACHE_BYTES // (4 * self.dim), 1)) if self.library.is_on_cpu else BLOCK_ROWS
 
-    def _bank(self, wide: bool) -> tuple[Array, Array | None]:
-        """The bank on the device, and -|b|^2/2 under Euclidean."""
-        if wide not in self._banks:
-            dtype = self.library.xp.float64 if wide else self.library.xp.float32
-            own = self.library.put(-self.squares / 2, dtype) if self.metric is Metric.EUCLIDEAN else None
-            self._banks[wide] = self.library.put(self._source, dtype), own
-        return self._banks[wide]
+    def _hide(self, s: Array, thresholds: Array, largest: bool) -> None:
+        """Sets to -inf, in `s` [b, m], the answers of all targets but hubs; and then the `largest` entry of each."""
+        most = MOST_ANSWERS * self.m
+        if self.library.is_on_cpu:
+            s, thresholds = view(s), view(thresholds)
+            reached = np.flatnonzero(s.max(axis=0) >= thresholds)  # few columns are
+            rows, columns = np.nonzero(s[:, reached] >= thresholds[reached])
+            is_answer = np.bincount(rows, minlength=len(s))[rows] <= most
+            s[rows[is_answer], reached[columns[is_answer]]] = -math.inf
+            if largest:
+                np.put_along_axis(s, s.argmax(axis=1)[:, None], -math.inf, axis=1)
+            return
+        answers = s >= thresholds  # a card would have to wait for their number
+        answers &= answers.sum(dim=1, keepdim=True) <= most
+        s.masked_fill_(answers, -math.inf)
+        if largest:
+            s.scatter_(1, s.argmax(dim=1, keepdim=True), -math.inf)
 
 
 def dense(similarities: Similarities, targets: Vectors) -> np.ndarray:
     """s(b_u, t) of every bank row and target: float64 [m, n], for sets that fit in memory."""
-    parts = [host(tile.s).astype(np.float64) for tile in similarities.tiles(targets, "similarities")]
+    parts = [to_host(tile.s).astype(np.float64) for tile in similarities.tiles(targets, "similarities")]
     whole: np.ndarray = np.concatenate(parts).T
     return whole

@@ -1,45 +1,41 @@
 """Sinkhorn in the log domain: one pass over the similarities an iteration.
 
-`Kernel` is exp( s(b_u, t_j)/tau + log alpha_u ), tile by tile, held between the iterations where there is room;
+`Kernel` is exp( s(b_u, t_j)/tau + log alpha_u ), block by block, kept between the iterations where there is room;
 `sinkhorn` iterates, and never asks how the kernel is kept.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from hubplugin.compute.device import Array, Compute, Placed, host, multiply
-from hubplugin.compute.reductions import Answers, Leaver, LeftOut, MeanOfLargest, exponentials
-from hubplugin.compute.similarities import Similarities
+from hubplugin.compute.device import Array, Compute, multiply, to_host
+from hubplugin.compute.reductions import Answers, exponentials, topk_mean
+from hubplugin.compute.similarities import AnswerMask, Similarities
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.vectors import Vectors
 
 SAFE_DRIFT = {4: 20.0, 2: 12.0}
-"""By bytes of a number: while no log alpha has moved from another by more, held exponentials lose nothing that counts.
-What lies below the type's range beside its column's peak (87 in the exponent, for halves under `HALF_PEAK` 26) stays
-far below it."""
-
-HALF_PEAK = 2.0**14
-"""The largest half-precision number of a target: its range then ends at 4e-12 of that. What is rounded off each term,
-up to 5e-4 of it, averages out over the bank and the targets: log alpha comes within 1e-5 of float64's (the tests)."""
+"""By bytes of a number: while no log alpha has moved from another by more, kept exponentials lose nothing that counts.
+What lies below the type's range beside its column's peak (87 in the exponent, for halves 26) stays far below it."""
 
 HALF_TERMS = 256
-"""Targets, and different bank rows, below which what half precision rounds off is not taken to average out."""
-
-HALF_LARGEST = 0.5
-"""The largest temperature with which anything is held in halves: what they round off log alpha is times tau in an
-offset."""
+"""Targets, and different bank rows, from which on halves will do: what they round off each exponential, up to 5e-4 of
+it, averages out, and log alpha comes within 1e-5 of float64's (the tests)."""
 
 HALF_TAU = 0.1
-"""The largest temperature at which log sums of what is held in halves, off by up to 1e-4, are offsets within 1e-5."""
+"""The largest temperature with which K is kept in halves: log sums are then off by up to 1e-4, offsets by tau times
+that."""
 
 NARROW = 40.0
 """Exponents of at most this size: beside a row's largest none vanishes in float32, which ends at exp(-87)."""
+
+KEPT_SHARE = 0.8
+"""Of the memory, for what is kept between iterations: the rest is for the sample, blocks of targets and tiles."""
 
 BLOCK_BYTES = 1 << 20
 """A thread reads exponentials in blocks of so many bytes of float32, so that the second product of an iteration finds
@@ -58,37 +54,27 @@ class Columns:
 @dataclass(frozen=True)
 class Scaling:
     """What `sinkhorn` found. log_alpha: [m], float64. log_sums: LSE_u( s(b_u, t)/tau + log_alpha_u ) of the first
-    columns [n], float64, to 1e-4 where the exponentials were held; None where they were not. k_means: the mean of the k
-    largest s(b_u, t) of the first columns [n], float64, if asked for."""
+    columns [n], float64, to 1e-4 where the exponentials were kept; None where they were not. topk_means: the mean of
+    the k largest s(b_u, t) of the first columns [n], float64, if asked for."""
 
     log_alpha: np.ndarray
     log_sums: np.ndarray | None
-    k_means: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class Exponentials:
-    """exp( s(b_u, t_j)/tau + log alpha_u ) of some targets of some columns: `values` [b, m] times exp(`log_scale`)
-    [b]."""
-
-    columns: Columns
-    values: Array
-    log_scale: Array
+    topk_means: np.ndarray | None
 
 
 def count_cacheable(m: int, compute: Compute, tau: float) -> int:
     """How many targets find room beside a bank of m, so that one product serves all iterations."""
-    return compute.bytes() // (m * (2 if tau <= HALF_LARGEST else 4))
+    return int(KEPT_SHARE * compute.bytes()) // (m * (2 if tau <= HALF_TAU else 4))
 
 
 class Kernel:
-    """exp( s(b_u, t_j)/tau + log alpha_u ), tile by tile.
+    """K = exp( s(b_u, t_j)/tau + log alpha_u ) [n, m], block by block.
 
-    Where the memory budget has room for all of it, the tiles of one iteration serve the next ones too, with
-    weights exp(change of log alpha). So an iteration costs two products with a vector instead of one with a matrix.
-    They are held in float32 or, where that has no room, in halves: see `HALF_PEAK`.
+    Where memory has room for all of K, it is kept: later iterations multiply it by two vectors, K w and K' beta with
+    w = exp(change of log alpha), instead of multiplying matrices. It is kept in float32 or, where that has no room, in
+    half precision: see `HALF_TERMS`.
 
-    left_out: the entries that are left out; the largest of a target in the first columns alone. k: see `Scaling`.
+    thresholds: those of an `AnswerMask` [m]; its `largest` is hidden in the first columns alone. k: see `Scaling`.
     distinct: how many of the bank rows differ.
     """
 
@@ -97,144 +83,122 @@ class Kernel:
         similarities: Similarities,
         columns: Sequence[Columns],
         tau: float,
-        left_out: LeftOut | None,
+        thresholds: np.ndarray | None,
         k: int | None,
         distinct: int,
     ):
-        self._similarities, self._library = similarities, similarities.library
-        self._tau, self._columns, self._left_out, self._k = tau, columns, left_out, k
-        self._rows, m = sum(part.targets.rows for part in columns), similarities.m
-        widths = [4, 2] if min(self._rows, distinct) >= HALF_TERMS and tau <= HALF_LARGEST else [4]
-        room = similarities.compute.bytes()
-        self._width = next((width for width in widths if self._rows * m * width <= room), 0)  # 0: nothing is held
-        self._held: list[Exponentials] = []
-        self._room: Array | None = None  # in one array: parts of their own would leave the memory of tiles in pieces
-        self._reference = np.zeros(m)
-        self._k_means: list[Array] = []
+        self._similarities, self._library, self._tau = similarities, similarities.library, tau
+        self._columns, self._thresholds, self._k = columns, thresholds, k
+        library, m, xp = self._library, similarities.m, self._library.xp
+        self._gallery, self._n = columns[0].targets.rows, sum(part.targets.rows for part in columns)
+        self._mass = xp.concat([library.full((part.targets.rows,), part.mass, xp.float32) for part in columns])
+        self._log_scale = library.empty((self._n,), library.accumulator)
+        self._topk_means = None if k is None else library.empty((self._gallery,), library.accumulator)
+        widths = [4, 2] if min(self._n, distinct) >= HALF_TERMS and tau <= HALF_TAU else [4]
+        room = KEPT_SHARE * similarities.compute.bytes() / (self._n * m)
+        self._width = next((width for width in widths if width <= room), 0)  # bytes of a number; 0: nothing is kept
+        self._kept = library.empty((self._n, m), {4: xp.float32, 2: library.half}[self._width]) if self._width else None
+        self._reference = np.zeros(m)  # the log alpha of what is kept
 
     @property
-    def k_means(self) -> np.ndarray | None:
-        return host(self._library.xp.concat(self._k_means)).astype(np.float64) if self._k_means else None
+    def topk_means(self) -> np.ndarray | None:
+        return None if self._topk_means is None else to_host(self._topk_means).astype(np.float64)
 
     def first_log_sums(self) -> np.ndarray:
-        """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m]. -inf where all of it is left out."""
-        xp, total = self._library.xp, self._no_sums()
-        narrow = self._similarities.metric is Metric.COSINE and self._similarities.longest / self._tau <= NARROW
-        peak = total + (0.0 if narrow else float(xp.finfo(xp.float32).min))  # carried from tile to tile, and finite
+        """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m]. -inf where all of it is hidden."""
+        library, xp = self._library, self._library.xp
+        sums = library.full((self._similarities.m,), -math.inf)
+        is_narrow = self._similarities.metric is Metric.COSINE and self._similarities.longest / self._tau <= NARROW
+        for rows, x in self._exponents("Sinkhorn iteration 1"):
+            if self._topk_means is not None and self._k is not None and rows.stop <= self._gallery:
+                self._topk_means[rows] = topk_mean(x, self._k, library) * self._tau
+            mass, peak = self._mass[rows], library.full((), 0.0)
+            if not is_narrow:
+                peak = xp.clip(xp.max(x, axis=0), min=float(xp.finfo(x.dtype).min))
+                share = multiply(xp.exp(x - peak).T, xp.astype(mass, x.dtype))
+            values, log_scale = exponentials(x, library)
+            if is_narrow:  # one exponential serves both directions
+                share = multiply(values.T, xp.astype(mass * xp.exp(log_scale), values.dtype))
+            with np.errstate(divide="ignore"):
+                sums = xp.logaddexp(sums, xp.log(share) + peak)
+            self._keep(rows, values, log_scale)
+        return to_host(sums).astype(np.float64)
 
-        def look(columns: Columns, s: Array) -> None:
-            nonlocal total, peak
-            if self._k is not None and columns is self._columns[0]:
-                self._k_means.append(MeanOfLargest(self._k).of(s, self._library) * self._tau)
-            if not narrow:
-                highest = xp.maximum(peak, xp.astype(xp.max(s, axis=0), peak.dtype))
-                share = xp.sum(xp.exp(s - xp.astype(highest, s.dtype)), axis=0) * columns.mass
-                total, peak = total * xp.exp(peak - highest) + share, highest
-
-        for part in self._multiplied(np.zeros(self._similarities.m), "Sinkhorn iteration 1", look):
-            if narrow:  # the exponentials that are held serve these sums, too
-                total += multiply(part.values.T, xp.exp(part.log_scale)) * part.columns.mass
-        with np.errstate(divide="ignore"):
-            return host(peak + xp.log(total)).astype(np.float64)
-
-    def shares(self, log_alpha: np.ndarray, what: str) -> np.ndarray:
+    def shares(self, log_alpha: np.ndarray, label: str) -> np.ndarray:
         """What each bank row has of the targets, each of which has its mass w_j to give: float64 [m]."""
-        total = self._no_sums()
-        for part, weights in self._parts(log_alpha, what):
-            for block in self._blocks(part.values, weights):
-                n_beta = part.columns.mass / multiply(block, weights)
-                total += multiply(block.T, n_beta) * weights
-        return host(total).astype(np.float64)
+        total = self._library.full((self._similarities.m,), 0.0)
+        for rows, values, weights in self._blocks(log_alpha, label):
+            n_beta = self._mass[rows] / multiply(values, weights)
+            total += multiply(values.T, n_beta) * weights
+        return to_host(total).astype(np.float64)
 
-    def held_log_sums(self, log_alpha: np.ndarray) -> np.ndarray | None:
-        """LSE_u( s(b_u, t)/tau + log_alpha_u ) for the first columns, if that needs no multiplication."""
-        if not self._serves(log_alpha) or (self._width == 2 and self._tau > HALF_TAU):
+    def log_sums(self, log_alpha: np.ndarray) -> np.ndarray | None:
+        """LSE_u( s(b_u, t)/tau + log_alpha_u ) for the first columns, if that needs no multiplication of matrices."""
+        if not self._serves(log_alpha):
             return None
-        sums, xp = [], self._library.xp
-        for part, weights in self._parts(log_alpha, "log-sum-exp"):
-            if part.columns is self._columns[0]:
-                total = xp.concat([multiply(block, weights) for block in self._blocks(part.values, weights)])
-                sums.append(xp.log(total) + part.log_scale)
-        return host(xp.concat(sums)) + float((log_alpha - self._reference).max())
-
-    def _no_sums(self) -> Array:
-        return self._library.zeros((self._similarities.m,), self._library.accumulator)
+        sums, xp = self._library.empty((self._n,), self._library.accumulator), self._library.xp
+        for rows, values, weights in self._blocks(log_alpha, "log-sum-exp"):
+            if rows.start < self._gallery:
+                sums[rows] = xp.log(multiply(values, weights)) + self._log_scale[rows]
+        return to_host(sums[: self._gallery]) + float((log_alpha - self._reference).max())
 
     def _serves(self, log_alpha: np.ndarray) -> bool:
-        return bool(self._held) and float(np.ptp(log_alpha - self._reference)) <= SAFE_DRIFT[self._width]
+        """Whether what is kept serves another log alpha."""
+        return self._width > 0 and float(np.ptp(log_alpha - self._reference)) <= SAFE_DRIFT[self._width]
 
-    def _parts(self, log_alpha: np.ndarray, what: str) -> Iterator[tuple[Exponentials, Array]]:
-        """All columns, in order, of which one may overwrite the one before; and with each the weights [m] of the bank
-        rows, up to a factor that all have."""
-        xp = self._library.xp
+    def _blocks(self, log_alpha: np.ndarray, label: str) -> Iterator[tuple[slice, Array, Array]]:
+        """K in order, as rows, values [b, m] and weights w [m]: values * w is K but for a factor of each row, see
+        `_log_scale`, and one of all. A block may overwrite the one before."""
+        library, m = self._library, self._similarities.m
         if not self._serves(log_alpha):
-            for part in self._multiplied(log_alpha, what):
-                yield part, xp.ones_like(part.values[0])
+            self._reference, of_tile = log_alpha, library.like(log_alpha)
+            for rows, x in self._exponents(label):
+                x += of_tile(x)
+                values, log_scale = exponentials(x, library)
+                yield rows, values, library.xp.ones_like(values[0])
+                self._keep(rows, values, log_scale)
             return
-        change, done = log_alpha - self._reference, 0
-        weights = self._library.put(np.exp(change - change.max()), xp.float32)
-        for part in self._held:
-            yield part, weights
-            done += len(part.values)
-            self._similarities.compute.report(what, done, self._rows)
+        assert self._kept is not None
+        change, height = log_alpha - self._reference, self._similarities.tile_rows()
+        if library.is_on_cpu:
+            height = max(BLOCK_BYTES * library.threads // (4 * m), 1)
+        weights = library.to_device(np.exp(change - change.max()), library.xp.float32)
+        scratch = None if self._width == 4 else library.empty((min(height, self._n), m), library.xp.float32)
+        for start in range(0, self._n, height):
+            rows = slice(start, min(start + height, self._n))
+            values = self._kept[rows]
+            if scratch is not None:
+                library.from_halves(values, scratch[: len(values)])
+                values = scratch[: len(values)]
+            yield rows, values, weights
+            self._similarities.compute.report(label, rows.stop, self._n)
 
-    def _multiplied(
-        self, log_alpha: np.ndarray, what: str, look: Callable[[Columns, Array], None] | None = None
-    ) -> Iterator[Exponentials]:
-        """By products with the targets; what there is room for is held from then on. look: is shown each tile of
-        s/tau [b, m], less what is left out, and changes nothing in it."""
-        self._held, self._reference, library = [], log_alpha, self._library
-        placed, scale = Placed(library, log_alpha), 1 / self._tau
-        for columns in self._columns:
-            leave_out = None
-            if self._left_out is not None:
-                largest = self._left_out.largest and columns is self._columns[0]
-                leave_out = Leaver(self._similarities, replace(self._left_out, largest=largest), scale)
-            for tile in self._similarities.tiles(columns.targets, what, scale=scale):
-                if not tile.bound * library.xp.finfo(tile.s.dtype).eps < 1:  # which NaN is not
+    def _exponents(self, label: str) -> Iterator[tuple[slice, Array]]:
+        """s/tau of all columns with the rows, tile by tile [b, m], with -inf where it is hidden."""
+        first = 0
+        for part in self._columns:
+            mask = None
+            if self._thresholds is not None:
+                mask = AnswerMask(self._thresholds, largest=part is self._columns[0])
+            for tile in self._similarities.tiles(part.targets, label, scale=1 / self._tau, mask=mask):
+                if not tile.bound * self._library.xp.finfo(tile.s.dtype).eps < 1:  # which NaN is not
                     raise InputError(
                         f"tau={self._tau:.4g} is out of proportion to the similarities of these vectors: it is below "
                         "their rounding; use a larger one, such as the default"
                     )
-                s = tile.s
-                if leave_out is not None:
-                    leave_out(s)
-                if look is not None:
-                    look(columns, s)
-                else:
-                    s += placed.like(s)
-                part = Exponentials(columns, *exponentials(s, library))
-                yield part
-                if self._width:
-                    self._hold(part)
+                yield slice(first + tile.rows.start, first + tile.rows.stop), tile.s
+            first += part.targets.rows
 
-    def _hold(self, part: Exponentials) -> None:
-        """Keeps a copy in the type that is held; `part` is overwritten."""
-        if self._room is None:
-            dtype = self._library.xp.float32 if self._width == 4 else self._library.half
-            self._room = self._library.empty((self._rows, self._similarities.m), dtype)
-        start, made, log_scale = sum(len(each.values) for each in self._held), part.values, part.log_scale
-        if self._width == 2:
-            made *= HALF_PEAK
-            log_scale = log_scale - math.log(HALF_PEAK)
-        values = self._room[start : start + len(made)]
-        values[:] = made
-        self._held.append(Exponentials(part.columns, values, log_scale))
-
-    def _blocks(self, values: Array, weights: Array) -> Iterator[Array]:
-        """`values` [b, m] in the type of the weights; on a CPU in blocks, of which one may overwrite the one before."""
-        height, library = len(values), self._library
-        if library.on_cpu:
-            height = max(BLOCK_BYTES * library.threads // (values.shape[1] * 4), 1)
-        scratch = None
-        if values.dtype != weights.dtype:
-            scratch = library.empty((min(height, len(values)), values.shape[1]), weights.dtype)
-        for start in range(0, len(values), height):
-            block = values[start : start + height]
-            if scratch is not None:
-                scratch[: len(block)] = block
-                block = scratch[: len(block)]
-            yield block
+    def _keep(self, rows: slice, values: Array, log_scale: Array) -> None:
+        """Keeps a block of K if there is room; it may overwrite `values`."""
+        if self._kept is None:
+            return
+        self._log_scale[rows] = log_scale
+        if self._width == 4:
+            self._kept[rows] = values
+            return
+        self._log_scale[rows] -= math.log(self._library.half_peak)
+        self._library.to_halves(self._library.xp.astype(values, self._library.xp.float32, copy=False), self._kept[rows])
 
 
 def sinkhorn(
@@ -254,39 +218,38 @@ def sinkhorn(
         log beta_j  = log(w_j / n) - LSE_u( s(b_u, t_j)/tau + log alpha_u )
 
     v is the mass of each bank row, 1/m, or in proportion to the weights of `answers`. w_j is the mass of target j; n is
-    the sum of them. What `answers` leaves out (in the first of `columns`, the gallery, each target's largest, too) has
-    no part in any sum. k: the first pass gives the mean of the k largest, too. same: the first bank row that is the
-    same as each [m].
+    the sum of them. What `answers` hides (in the first of `columns`, the gallery, each target's largest, too) has no
+    part in any sum. k: the first pass gives the mean of the k largest, too. same: the first bank row that is the same
+    as each [m].
 
-    The log beta that ends the last iteration reads only log alpha, so it is a weighted `log_sum_exp` over
-    any targets and is left to the caller. One pass over the similarities is one iteration: a tile's
-    exponentials e = exp(s/tau + log alpha) give its beta = w / (n sum_u e), and e @ beta is the same tile's
-    share of the next log alpha. No row of that product can underflow: each log alpha gives every bank row a
-    share of 1/m over n columns, so some target holds at least 1/(m n) of it beside a column total of at most 1.
+    The log beta that ends the last iteration reads only log alpha, so it is a weighted log-sum-exp over any targets and
+    is left to the caller. One pass over the similarities is one iteration: a block of K gives its beta = w / (n K 1),
+    and K' beta is the same block's share of the next log alpha. No row of that product can underflow: each log alpha
+    gives every bank row a share of 1/m over n columns, so some target holds at least 1/(m n) of it beside a column
+    total of at most 1.
 
     Raises InputError where tau is below the rounding of the similarities, for which that does not hold.
     """
     n = sum(part.targets.rows * part.mass for part in columns)
-    kernel = Kernel(
-        similarities, columns, tau, None if answers is None else LeftOut(answers.levels), k, len(np.unique(same))
-    )
+    thresholds = None if answers is None else answers.thresholds
+    kernel = Kernel(similarities, columns, tau, thresholds, k, len(np.unique(same)))
     weights = np.ones(similarities.m) if answers is None else answers.weights
     log_mass = np.log(weights / weights.sum())
-    log_alpha = _balanced(log_mass, kernel.first_log_sums(), same)
+    log_alpha = _balance(log_mass, kernel.first_log_sums(), same)
     for iteration in range(2, iterations + 1):
         shares = kernel.shares(log_alpha, f"Sinkhorn iteration {iteration} of {iterations}")
-        with np.errstate(divide="ignore"):  # a bank row of which all is left out has no share
-            log_alpha = _balanced(log_alpha + log_mass, np.log(shares / n), same)
-    return Scaling(log_alpha, kernel.held_log_sums(log_alpha), kernel.k_means)
+        with np.errstate(divide="ignore"):  # a bank row of which all is hidden has no share
+            log_alpha = _balance(log_alpha + log_mass, np.log(shares / n), same)
+    return Scaling(log_alpha, kernel.log_sums(log_alpha), kernel.topk_means)
 
 
-def _balanced(log_alpha: np.ndarray, log_sums: np.ndarray, same: np.ndarray) -> np.ndarray:
+def _balance(log_alpha: np.ndarray, log_sums: np.ndarray, same: np.ndarray) -> np.ndarray:
     """`log_alpha` less `log_sums` [m], the same for all copies of a query, with the smallest in the place of what is
     infinite. same: see `sinkhorn`.
 
-    Where a query that is there twice is the largest of a target, it is chance which copy is left out, and another one
+    Where a query that is there twice is the largest of a target, it is chance which copy is hidden, and another one
     where the model is asked later. With one weight for all copies, by the mean of their sums, that changes nothing. A
-    bank row has no share where all its entries are left out, as those of a query that is there many times. Then no sum
+    bank row has no share where all its entries are hidden, as those of a query that is there many times. Then no sum
     reads its weight.
     """
     total = np.full(len(same), -math.inf)

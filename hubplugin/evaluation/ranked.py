@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hubplugin.bank import Bank, BankLike
-from hubplugin.compute import TIE, Compute, Similarities, TopK, TruthCounts, dense, largest, search
+from hubplugin.compute import TIE, Compute, Similarities, TopK, dense, search, topk
 from hubplugin.errors import InputError, Parameter, install
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names, as_true_ids, as_truth
+from hubplugin.evaluation.truth_counts import TruthCounts
 from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.measures.hubness import pick_evenly
 from hubplugin.measures.retrieval import Ranks, Truth, rank_pairs
@@ -384,7 +385,7 @@ class RankedArrays:
                 equal[pair] = (row >= row[true] - tie).sum() - greater[pair] - 1
             if whole:  # nearly all of a plan ties at zero; which of those are found must not depend on their rows
                 scores = scores + generator.random(scores.shape) * scores[scores > 0].min() * 1e-3
-            nearest[rows] = largest(scores, self._task.k)[1]
+            nearest[rows] = topk(scores, self._task.k)[1]
             compute.report(f"ranking by {candidate.label}", rows.stop, count)
         return greater, equal, nearest
 
@@ -411,7 +412,7 @@ class RankedArrays:
         if self._bank is None:
             return None
         nearest, bank = TopK(1), self._bank.query_bank
-        search(bank, self._targets, self._metric, self._task.compute, nearest, what="coverage of the gallery")
+        search(bank, self._targets, self._metric, self._task.compute, nearest, label="coverage of the gallery")
         return np.unique(nearest.rows)
 
     def facts(self) -> dict[str, Any]:

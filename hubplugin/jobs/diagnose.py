@@ -265,7 +265,7 @@ def diagnose(
     gallery = prepared.require_targets("blend")
     logger.info("diagnosing %d targets by %d queries", gallery.rows, len(prepared.query_bank))
     nearest = TopK(DEEP)
-    search(prepared.query_bank, gallery, chosen, compute, nearest, what="finding the hubs")
+    search(prepared.query_bank, gallery, chosen, compute, nearest, label="finding the hubs")
     found = nearest.rows[0]
     occurrence = k_occurrence(found[:, :OCCURRENCE], gallery.rows)
     causes = findings(prepared, found, texts, lambda rows: _ids_of(targets, rows), seed)

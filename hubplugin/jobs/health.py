@@ -180,7 +180,7 @@ def with_hubness(model: OffsetModel, bank: FitInput) -> OffsetModel:
     if offsets is None or len(offsets) != targets.rows:  # which lack zero vectors
         offsets = model.offsets(targets, compute=quiet)
     offsets_of_both, nearest = np.stack([np.zeros_like(offsets), offsets]), TopK(OCCURRENCE)
-    search(queries, targets, model.metric, bank.compute, nearest, offsets=offsets_of_both, what="counting hubs")
+    search(queries, targets, model.metric, bank.compute, nearest, offsets=offsets_of_both, label="counting hubs")
     rows = list(nearest.rows)
     if model.query_map is not None:
         learned = TopK(OCCURRENCE)

@@ -59,58 +59,55 @@ def configure(method: str, **parameters: Setting) -> Method:
 
 
 def build_method(
-    known: Mapping[str, type[Configuration]],
+    methods: Mapping[str, type[Configuration]],
     method: str,
     parameters: Mapping[str, Setting],
     caller: Callable[..., object] | None = None,
 ) -> Configuration:
-    """The configuration called `method` among `known`; raises InputError, one line, which lists the known names or
+    """The configuration called `method` among `methods`; raises InputError, one line, which lists the known names or
     parameters, or names the allowed range. caller: the function whose keywords `parameters` were: a misspelt argument
     of its own lies among them."""
     if not isinstance(method, str):
         raise InputError(
             f"method must be a name, not {type(method).__name__}; a gallery is given as ", Parameter("targets")
         )
-    if method not in known:
-        additive = known is METHODS
-        hint = f"use one of {', '.join(known)}{'; hubplugin.evaluate compares them' if additive else ''}"
-        if additive and method in QUERY_DEPENDENT:
+    if method not in methods:
+        is_additive = methods is METHODS
+        hint = f"use one of {', '.join(methods)}{'; hubplugin.evaluate compares them' if is_additive else ''}"
+        if is_additive and method in QUERY_DEPENDENT:
             hint = "it depends on the query, so it is no offset: fit it with hubplugin.rerank.fit_rule, or " + hint
-        elif not additive and method in METHODS:
+        elif not is_additive and method in METHODS:
             hint = "it gives each target one offset: fit it with hubplugin.fit, or " + hint
         raise InputError(f"unknown method {method!r}: {hint}")
-    chosen = known[method]
+    configuration = methods[method]
     try:
-        return chosen(**parameters)
+        return configuration(**parameters)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            raise InputError(*_unknown(field, method, chosen.model_fields, caller)) from None
+            raise InputError(*_explain_unknown(field, method, configuration.model_fields, caller)) from None
         raise InputError(f"method {method!r}: {field}={first['input']!r} is refused: {first['msg']}") from None
 
 
-def _unknown(
-    name: str, method: str, taken: Collection[str], caller: Callable[..., object] | None
+def _explain_unknown(
+    name: str, method: str, fields: Collection[str], caller: Callable[..., object] | None
 ) -> list[str | Parameter]:
-    """What to say of a keyword that is no parameter of `method`, which has those in `taken`, nor one of `caller`."""
-    no_words = (Argument.VAR_KEYWORD, Argument.VAR_POSITIONAL)
-    own = (
-        []
-        if caller is None
-        else [each.name for each in signature(caller).parameters.values() if each.kind not in no_words]
-    )
-    said: list[str | Parameter] = [
-        f"method {method!r} has no parameter {name!r}; it takes {', '.join(taken) or 'none'}"
+    """The message on a keyword that is no parameter of `method`, whose are `fields`, and no argument of `caller`."""
+    message: list[str | Parameter] = [
+        f"method {method!r} has no parameter {name!r}; it takes {', '.join(fields) or 'none'}"
     ]
     if name in Compute.__dataclass_fields__:
-        return [*said, f"; pass it as compute=hubplugin.Compute({name}=...)"]
-    near = get_close_matches(name, [*taken, *own], n=1)
-    takers = [other for other, of in METHODS.items() if name in of.model_fields]
+        return [*message, f"; pass it as compute=hubplugin.Compute({name}=...)"]
+    arguments = [] if caller is None else [*signature(caller).parameters.values()]
+    no_names = (Argument.VAR_KEYWORD, Argument.VAR_POSITIONAL)
+    names = [argument.name for argument in arguments if argument.kind not in no_names]
+    near = get_close_matches(name, [*fields, *names], n=1)
+    takers = [taker for taker, configuration in METHODS.items() if name in configuration.model_fields]
     if near:
-        said += ["; did you mean ", Parameter(near[0]), "?"]
+        message += ["; did you mean ", Parameter(near[0]), "?"]
     elif takers:
-        said += [f"; {', '.join(takers)} {'have' if len(takers) > 1 else 'has'} it"]
+        message += [f"; {', '.join(takers)} {'have' if len(takers) > 1 else 'has'} it"]
     elif caller is not None:
-        said += [f"; {caller.__name__} itself takes {', '.join(own)}"]
-    return said
+        message += [f"; {caller.__name__} itself takes {', '.join(names)}"]
+    return message

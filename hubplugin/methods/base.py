@@ -15,9 +15,10 @@ from hubplugin.compute import (
     Answers,
     Compute,
     Similarities,
+    TopK,
     dense,
     find_answers,
-    topk_similarities,
+    search,
 )
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
@@ -167,8 +168,9 @@ class FitInput:
         return self._spacing_ratio(self.require_targets("blend"))
 
     def _spacing_ratio(self, targets: Vectors) -> float:
-        similarities = Similarities(self.surveyed, self.metric, self.compute)
-        return spacing_ratio(topk_similarities(similarities, targets, SPACINGS + 1))
+        nearest = TopK(SPACINGS + 1)
+        search(self.surveyed, targets, self.metric, self.compute, nearest, label="looking at the bank")
+        return spacing_ratio(nearest.scores[0])
 
     @cached_property
     def answers_are_elsewhere(self) -> bool:
@@ -220,7 +222,7 @@ class Method(BaseModel, ABC):
 
     answers: "kept", as in the papers, whose banks hold queries that have no answer in the gallery. "left out", for a
     log of queries that were asked of this gallery: each query's nearest target, and each target's largest similarity,
-    have no part in the sums (see `compute.answers`). "auto" leaves them out unless a target bank holds the answers.
+    have no part in the sums (see `compute.AnswerMask`). "auto" leaves them out unless a target bank holds the answers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -233,82 +235,73 @@ class Method(BaseModel, ABC):
         """By name, without those that are not set, and without `answers` where the method is the paper's."""
         return {key: value for key, value in self.model_dump(exclude_none=True).items() if (key, value) not in _UNSAID}
 
-    def resolve(self: Configuration, given: FitInput) -> Configuration:
+    def resolve(self: Configuration, fit_input: FitInput) -> Configuration:
         """This configuration with a value in the place of all that depends on the bank and the gallery."""
-        found = self.resolve_parameters(given)
+        parameters = self.resolve_parameters(fit_input)
         if self.answers == "auto":
-            found["answers"] = "kept" if given.answers_are_elsewhere else "left out"
-        return self.model_copy(update=found) if found else self
+            parameters["answers"] = "kept" if fit_input.answers_are_elsewhere else "left out"
+        return self.model_copy(update=parameters) if parameters else self
 
-    def resolve_parameters(self, given: FitInput) -> dict[str, Setting | None]:
-        """What a method of its own takes from bank and gallery, by parameter."""
+    def resolve_parameters(self, fit_input: FitInput) -> dict[str, Setting | None]:
+        """The parameters of a subclass that depend on bank and gallery, by name."""
         return {}
 
-    def find_answers_to_mask(self, given: FitInput) -> Answers | None:
-        """What this leaves out of its sums, if anything. Of a resolved configuration."""
+    def find_answers(self, fit_input: FitInput) -> Answers | None:
+        """The answers that a resolved configuration hides from its sums; None where it hides nothing."""
         if self.answers != "left out":
             return None
-        given.require_targets(self.name)
-        return given.answers
+        fit_input.require_targets(self.name)
+        return fit_input.answers
 
-    def require_banks(self, given: FitInput) -> None:
-        """Raises InputError where `given` lacks a bank that the method needs; the targets may come later."""
+    def require_banks(self, fit_input: FitInput) -> None:
+        """Raises InputError where `fit_input` lacks a bank that the method needs; the targets may come later."""
 
     @abstractmethod
-    def solve(self, given: FitInput) -> Solution:
+    def solve(self, fit_input: FitInput) -> Solution:
         """The terms whose sum at t is offset(t), up to a constant, and what else the way to them gives. Of a resolved
         configuration."""
 
-    def model(self, given: FitInput) -> OffsetModel:
-        """The model of these parameters on `given`, not centred."""
-        resolved = self.resolve(given)
-        return resolved._model(given, resolved.solve(given).terms)
+    def model(self, fit_input: FitInput) -> OffsetModel:
+        """The model of these parameters on `fit_input`, not centred."""
+        return self._run(fit_input)[0]
 
-    def raw_offsets(self, given: FitInput) -> np.ndarray:
-        """What these parameters, fitted on `given`, give its targets, not centred: float64 [n]."""
-        resolved = self.resolve(given)
-        solution = resolved.solve(given)
-        if solution.raw is not None:
-            return solution.raw
-        return resolved._model(given, solution.terms).raw_offsets(given.require_targets(self.name), given.compute)
+    def raw_offsets(self, fit_input: FitInput) -> np.ndarray:
+        """What these parameters, fitted on `fit_input`, give its targets, not centred: float64 [n]."""
+        model, raw = self._run(fit_input)
+        return model.raw_offsets(fit_input.require_targets(self.name), fit_input.compute) if raw is None else raw
 
-    def _model(self, given: FitInput, terms: tuple[Term, ...]) -> OffsetModel:
-        return OffsetModel(
-            method=self.name,
-            parameters=self.parameters,
-            metric=given.metric,
-            terms=terms,
-            bank_fingerprint=given.fingerprint,
-        )
-
-    def has_made(self, model: OffsetModel, given: FitInput) -> bool:
-        """Whether `model` is what these parameters gave on the banks of `given`, whatever the targets were."""
-        set_here = {key: value for key, value in self.parameters.items() if (key, value) != ("answers", "auto")}
-        return (model.method, model.metric, model.bank_fingerprint) == (
-            self.name,
-            given.metric,
-            given.fingerprint,
-        ) and (model.parameters | set_here == model.parameters)
-
-    def fit(self, given: FitInput) -> OffsetModel:
-        """The model of these parameters on `given`, centred on its targets where it has some."""
-        resolved = self.resolve(given)
-        solution = resolved.solve(given)
-        model = resolved._model(given, solution.terms)
-        if given.gallery is None:
+    def fit(self, fit_input: FitInput) -> OffsetModel:
+        """The model of these parameters on `fit_input`, centred on its targets where it has some."""
+        model, raw = self._run(fit_input)
+        if fit_input.gallery is None:
             return model
-        raw = model.raw_offsets(given.gallery, given.compute) if solution.raw is None else solution.raw
-        model = model.centre_by(raw, given.gallery)
-        return model if given.whole is None else model.of_sample(given.whole.count)
+        if raw is None:
+            raw = model.raw_offsets(fit_input.gallery, fit_input.compute)
+        model = model.centre_by(raw, fit_input.gallery)
+        return model if fit_input.whole is None else model.of_sample(fit_input.whole.count)
+
+    def _run(self, fit_input: FitInput) -> tuple[OffsetModel, np.ndarray | None]:
+        """The model, not centred, and its raw offsets for the targets [n] where they came along the way."""
+        method = self.resolve(fit_input)
+        solution = method.solve(fit_input)
+        names = method.name, method.parameters, fit_input.metric
+        return OffsetModel(*names, solution.terms, fit_input.fingerprint), solution.raw
+
+    def has_made(self, model: OffsetModel, fit_input: FitInput) -> bool:
+        """Whether `model` is what these parameters gave on the banks of `fit_input`, whatever the targets were."""
+        origin = model.method, model.metric, model.bank_fingerprint
+        parameters = {key: value for key, value in self.parameters.items() if (key, value) != ("answers", "auto")}
+        same_parameters = model.parameters | parameters == model.parameters
+        return origin == (self.name, fit_input.metric, fit_input.fingerprint) and same_parameters
 
 
 class OnePassMethod(Method):
     """A method whose terms need nothing of the gallery but, where answers are left out, the answers."""
 
     @abstractmethod
-    def terms(self, given: FitInput, levels: np.ndarray | None) -> tuple[Term, ...]:
-        """levels: those of `Answers` [m], where answers are left out."""
+    def terms(self, fit_input: FitInput, thresholds: np.ndarray | None) -> tuple[Term, ...]:
+        """thresholds: those of `Answers` [m], where answers are left out."""
 
-    def solve(self, given: FitInput) -> Solution:
-        answers = self.find_answers_to_mask(given)
-        return Solution(self.terms(given, None if answers is None else answers.levels))
+    def solve(self, fit_input: FitInput) -> Solution:
+        answers = self.find_answers(fit_input)
+        return Solution(self.terms(fit_input, None if answers is None else answers.thresholds))

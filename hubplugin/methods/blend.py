@@ -45,32 +45,32 @@ class Blend(Method):
     sample: Sample = "auto"
     answers: AnswersRule = "auto"
 
-    def resolve_parameters(self, given: FitInput) -> dict[str, Setting | None]:
-        m = len(given.distinct)  # a query that is there twice says nothing more
-        tau = SPREAD_SHARE * given.deviation if self.tau is None else self.tau
+    def resolve_parameters(self, fit_input: FitInput) -> dict[str, Setting | None]:
+        m = len(fit_input.distinct)  # a query that is there twice says nothing more
+        tau = SPREAD_SHARE * fit_input.deviation if self.tau is None else self.tau
         strength = m / (m + HALF_STRENGTH) if self.strength is None else self.strength
         return {
             "tau": float(f"{max(tau, 1e-12):.4g}"),
             "strength": float(f"{strength:.4g}"),
-            "sample": resolve_sample(self.sample, given, tau),
+            "sample": resolve_sample(self.sample, fit_input, tau),
         }
 
-    def solve(self, given: FitInput) -> Solution:
+    def solve(self, fit_input: FitInput) -> Solution:
         assert self.tau is not None
         assert self.strength is not None
         sinkhorn = DualBankSinkhorn(tau=self.tau, iterations=self.iterations, sample=self.sample, answers=self.answers)
         nearest = NearestNeighbourNormalisation(k=self.k, alpha=self.alpha, answers=self.answers)
         if self.share in (0, 1):
-            alone = (sinkhorn if self.share else nearest).solve(given)
+            alone = (sinkhorn if self.share else nearest).solve(fit_input)
             scaled = tuple(replace(term, scale=self.strength * term.scale) for term in alone.terms)
             return Solution(scaled, None if alone.raw is None else self.strength * alone.raw)
         # The first product of the fit serves both terms.
-        first, raw, found = sinkhorn.scale(given, self.k)
+        first, raw, scaling = sinkhorn.scale(fit_input, self.k)
         of_first, of_second = self.strength * self.share, -self.strength * (1 - self.share) * self.alpha
         terms = (
             replace(first, scale=of_first * first.scale),
-            TopKMean(given.query_bank, self.k, of_second, first.answers),
+            TopKMean(fit_input.query_bank, self.k, of_second, first.answers),
         )
-        if raw is None or found.k_means is None:
+        if raw is None or scaling.topk_means is None:
             return Solution(terms)
-        return Solution(terms, of_first * raw + of_second * found.k_means)
+        return Solution(terms, of_first * raw + of_second * scaling.topk_means)

@@ -21,8 +21,8 @@ class InvertedSoftmax(OnePassMethod):
     name: ClassVar[str] = "is"
     tau: float = Field(0.05, gt=0)
 
-    def terms(self, given: FitInput, levels: np.ndarray | None) -> tuple[Term, ...]:
-        return (LogSumExp(given.query_bank, self.tau, -self.tau, answers=levels),)
+    def terms(self, fit_input: FitInput, thresholds: np.ndarray | None) -> tuple[Term, ...]:
+        return (LogSumExp(fit_input.query_bank, self.tau, -self.tau, answers=thresholds),)
 
 
 class DualInvertedSoftmax(OnePassMethod):
@@ -37,12 +37,12 @@ class DualInvertedSoftmax(OnePassMethod):
     tau_query: float = Field(0.05, gt=0)
     tau_target: float = Field(0.5, gt=0)
 
-    def require_banks(self, given: FitInput) -> None:
-        given.require_target_bank(self.name)
+    def require_banks(self, fit_input: FitInput) -> None:
+        fit_input.require_target_bank(self.name)
 
-    def terms(self, given: FitInput, levels: np.ndarray | None) -> tuple[Term, ...]:
+    def terms(self, fit_input: FitInput, thresholds: np.ndarray | None) -> tuple[Term, ...]:
         scale = -self.tau_query * self.tau_target / (self.tau_query + self.tau_target)
         return (
-            LogSumExp(given.query_bank, self.tau_query, scale, answers=levels),
-            LogSumExp(given.require_target_bank(self.name), self.tau_target, scale),
+            LogSumExp(fit_input.query_bank, self.tau_query, scale, answers=thresholds),
+            LogSumExp(fit_input.require_target_bank(self.name), self.tau_target, scale),
         )

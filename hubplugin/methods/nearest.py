@@ -22,8 +22,8 @@ class NearestNeighbourNormalisation(OnePassMethod):
     k: int = Field(16, ge=1)
     alpha: float = Field(0.5, gt=0)
 
-    def terms(self, given: FitInput, levels: np.ndarray | None) -> tuple[Term, ...]:
-        return (TopKMean(given.query_bank, self.k, -self.alpha, levels),)
+    def terms(self, fit_input: FitInput, thresholds: np.ndarray | None) -> tuple[Term, ...]:
+        return (TopKMean(fit_input.query_bank, self.k, -self.alpha, thresholds),)
 
 
 class CrossDomainLocalScaling(OnePassMethod):
@@ -35,5 +35,5 @@ class CrossDomainLocalScaling(OnePassMethod):
     name: ClassVar[str] = "csls"
     k: int = Field(10, ge=1)
 
-    def terms(self, given: FitInput, levels: np.ndarray | None) -> tuple[Term, ...]:
-        return (TopKMean(given.query_bank, self.k, -0.5, levels),)
+    def terms(self, fit_input: FitInput, thresholds: np.ndarray | None) -> tuple[Term, ...]:
+        return (TopKMean(fit_input.query_bank, self.k, -0.5, thresholds),)

@@ -21,25 +21,25 @@ SAMPLED_ABOVE = 1_000_000
 SAMPLE = 200_000
 """Targets of such a sample, or as many as have room where they are fewer."""
 
-LEAST_HELD = 10_000
+LEAST_CACHED = 10_000
 """Targets that must find room if log alpha is to be sought on those that do: of fewer it would be too coarse, and
 each iteration is a pass over all."""
 
 Sample: TypeAlias = Annotated[
     Annotated[int, Field(ge=1)] | Literal["auto"] | None,
-    BeforeValidator(lambda given: None if given == "all" else given),
+    BeforeValidator(lambda value: None if value == "all" else value),
 ]
 """How many targets stand for the gallery while log alpha is sought, see `SinkhornNormalisation`; None is all."""
 
 
-def resolve_sample(sample: Sample, given: FitInput, tau: float) -> int | None:
+def resolve_sample(sample: Sample, fit_input: FitInput, tau: float) -> int | None:
     """`sample` without "auto"."""
-    if sample != "auto" or given.gallery is None:
+    if sample != "auto" or fit_input.gallery is None:
         return None if sample == "auto" else sample
-    n, second = given.gallery.rows, 0 if given.target_bank is None else len(given.target_bank)
-    held = count_cacheable(len(given.query_bank), given.compute, tau) - second
-    if held >= LEAST_HELD:
-        return None if n <= min(held, SAMPLED_ABOVE) else min(SAMPLE, held)
+    n, p = fit_input.gallery.rows, 0 if fit_input.target_bank is None else len(fit_input.target_bank)
+    room = count_cacheable(len(fit_input.query_bank), fit_input.compute, tau) - p
+    if room >= LEAST_CACHED:
+        return None if n <= min(room, SAMPLED_ABOVE) else min(SAMPLE, room)
     return SAMPLE if n > SAMPLED_ABOVE else None
 
 
@@ -66,36 +66,33 @@ class SinkhornNormalisation(Method):
     iterations: int = Field(10, ge=1)
     sample: Sample = "auto"
 
-    def resolve_parameters(self, given: FitInput) -> dict[str, Setting | None]:
-        return {"sample": resolve_sample(self.sample, given, self.tau)}
+    def resolve_parameters(self, fit_input: FitInput) -> dict[str, Setting | None]:
+        return {"sample": resolve_sample(self.sample, fit_input, self.tau)}
 
-    def solve(self, given: FitInput) -> Solution:
-        term, raw, _ = self.scale(given)
+    def solve(self, fit_input: FitInput) -> Solution:
+        term, raw, _ = self.scale(fit_input)
         return Solution((term,), raw)
 
-    def scale(self, given: FitInput, k: int | None = None) -> tuple[LogSumExp, np.ndarray | None, Scaling]:
+    def scale(self, fit_input: FitInput, k: int | None = None) -> tuple[LogSumExp, np.ndarray | None, Scaling]:
         """The term, its values on the targets [n] where they came along the way, and what Sinkhorn found. k: with the
         mean of the k largest similarities of each target."""
-        similarities = Similarities(given.query_bank, given.metric, given.compute)
-        targets = given.require_targets(self.name)
-        answers = self.find_answers_to_mask(given)
-        sample = resolve_sample(self.sample, given, self.tau)
+        similarities = Similarities(fit_input.query_bank, fit_input.metric, fit_input.compute)
+        targets, answers = fit_input.require_targets(self.name), self.find_answers(fit_input)
+        mass = 1.0 if fit_input.whole is None else fit_input.whole.count / targets.rows
+        columns, sample = [Columns(targets, mass)], resolve_sample(self.sample, fit_input, self.tau)
         is_sampled = sample is not None and sample < targets.rows
-        mass = 1.0 if given.whole is None else given.whole.count / targets.rows
         if sample is not None and is_sampled:
             logger.warning(
                 "Sinkhorn runs on a sample of %d of %d targets; sample='all' takes all", sample, targets.rows
             )
-            drawn = draw_sample(targets, sample, given.metric, np.random.default_rng(0))
+            drawn = draw_sample(targets, sample, fit_input.metric, np.random.default_rng(0))
             columns, k = [Columns(as_vectors(drawn, targets.name), mass * targets.rows / sample)], None
-        else:
-            columns = [Columns(targets, mass)]
-        if self.dual and given.target_bank is not None:
-            columns.append(Columns(given.target_bank_vectors))
-        found = sinkhorn(similarities, columns, self.tau, self.iterations, given.same, answers, k)
-        raw = None if is_sampled or found.log_sums is None else -self.tau * found.log_sums
-        levels = None if answers is None else answers.levels
-        return LogSumExp(given.query_bank, self.tau, -self.tau, found.log_alpha, levels), raw, found
+        if self.dual and fit_input.target_bank is not None:
+            columns.append(Columns(fit_input.target_bank_vectors))
+        scaling = sinkhorn(similarities, columns, self.tau, self.iterations, fit_input.same, answers, k)
+        raw = None if is_sampled or scaling.log_sums is None else -self.tau * scaling.log_sums
+        thresholds = None if answers is None else answers.thresholds
+        return LogSumExp(fit_input.query_bank, self.tau, -self.tau, scaling.log_alpha, thresholds), raw, scaling
 
 
 class DualBankSinkhorn(SinkhornNormalisation):

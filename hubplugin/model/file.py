@@ -31,8 +31,8 @@ def to_bytes(header: Header, tensors: dict[str, np.ndarray]) -> bytes:
     """A model file with this content."""
     from safetensors.numpy import save
 
-    made = {"hubplugin": __version__, "sha256": digest(header, tensors)}
-    return save(tensors, metadata={"hubplugin": json.dumps(header | made)})
+    origin = {"hubplugin": __version__, "sha256": digest(header, tensors)}
+    return save(tensors, metadata={"hubplugin": json.dumps(header | origin)})
 
 
 def from_bytes(content: bytes, name: str, build: Callable[[Header, dict[str, np.ndarray]], Model]) -> Model:
@@ -81,7 +81,7 @@ def are_numbers(array: object, *shape: int | None, infinite: bool = False) -> bo
     """Whether `array` holds floats of the given `shape`, where None is any length above 0; infinite: they may be."""
     if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or array.ndim != len(shape) or not array.size:
         return False
-    fits = all(wanted in (None, found) for wanted, found in zip(shape, array.shape, strict=True))
+    fits = all(length in (None, actual) for length, actual in zip(shape, array.shape, strict=True))
     return fits and bool((~np.isnan(array)).all() if infinite else np.isfinite(array).all())
 
 

@@ -72,15 +72,15 @@ class GroupedModel(OffsetModel):
             if value in self.groups and directed[row]:
                 rows.setdefault(value, []).append(row)
         offsets = np.zeros(len(vectors), np.float32)
-        known = [self.groups[value] for value in rows]
-        if known and all(group.log_weights is None and group.answers is None for group in known):  # one pass for all
+        present = [self.groups[value] for value in rows]
+        if present and all(group.log_weights is None and group.answers is None for group in present):  # one pass
             raw = np.zeros(len(vectors))
             raw[directed] = self.raw_offsets(vectors[directed], compute)
-            for value, some in rows.items():
-                offsets[some] = cap(raw[some] - self.groups[value].centre, self.groups[value].gallery)
+            for value, members in rows.items():
+                offsets[members] = cap(raw[members] - self.groups[value].centre, self.groups[value].gallery)
         else:
-            for value, some in rows.items():
-                offsets[some] = self.within(value).offsets(vectors[some], compute=compute)
+            for value, members in rows.items():
+                offsets[members] = self.within(value).offsets(vectors[members], compute=compute)
         return offsets
 
     def _content(self) -> tuple[Header, dict[str, np.ndarray]]:
@@ -89,9 +89,9 @@ class GroupedModel(OffsetModel):
         tensors["groups.centres"] = np.array([group.centre for group in groups])
         tensors["groups.statistics"] = np.array([astuple(group.gallery) for group in groups]).reshape(-1, 4)
         for name in ("log_weights", "answers"):
-            own = [getattr(group, name) for group in groups if getattr(group, name) is not None]
-            if own:
-                tensors[f"groups.{name}"] = np.stack(own)
+            arrays = [getattr(group, name) for group in groups if getattr(group, name) is not None]
+            if arrays:
+                tensors[f"groups.{name}"] = np.stack(arrays)
         return header | {"key": self.key, "values": list(self.groups)}, tensors
 
     @classmethod
@@ -115,8 +115,8 @@ class GroupedModel(OffsetModel):
             require(is_number(group.centre), f"centre of group {value!r}")
             group.gallery.require_usable(f"group {value!r}")
             for name in ("log_weights", "answers"):
-                own = getattr(group, name)
-                require(own is None or are_numbers(own, m, infinite=True), f"{name} of group {value!r}")
+                array = getattr(group, name)
+                require(array is None or are_numbers(array, m, infinite=True), f"{name} of group {value!r}")
 
     def __repr__(self) -> str:
         return f"{super().__repr__()} within each {self.key!r}, {len(self.groups)} of them corrected"

@@ -26,6 +26,9 @@ from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, prepare
 if TYPE_CHECKING:
     from hubplugin.compute import LogSum, MeanOfLargest
 
+ROUNDING = 1e-6
+"""By how much float32 products of one pair differ, beside the larger of 1 and the similarity."""
+
 PART_BYTES = 3 << 20
 """Of a model in each of its `to_texts`, 4 MiB as base64: servers accept requests of some 32 MB."""
 
@@ -70,18 +73,18 @@ Term = LogSumExp | TopKMean | Dot
 TERMS: dict[str, Callable[..., Term]] = {term.kind: term for term in (LogSumExp, TopKMean, Dot)}
 
 
-def of_one_bank(terms: Sequence[Term]) -> list[list[Term]]:
-    """`terms` in lists that share a bank, and what is left out of it, so that one pass serves each list, of
-    which at most one is a log-sum-exp."""
+def group_by_bank(terms: Sequence[Term]) -> list[list[Term]]:
+    """`terms` in lists that share a bank and its answers, so that one pass serves each list; of a list at most one is a
+    log-sum-exp."""
     lists: list[list[Term]] = []
     for term in terms:
-        for others in lists:
-            first = others[0]
-            if isinstance(term, Dot) or isinstance(first, Dot) or term.bank is not first.bank:
+        for group in lists:
+            first = group[0]
+            if isinstance(term, Dot) or isinstance(first, Dot):
                 continue
-            sums = [each for each in (*others, term) if isinstance(each, LogSumExp)]
-            if term.answers is first.answers and len(sums) < 2:
-                others.append(term)
+            is_second_sum = isinstance(term, LogSumExp) and any(isinstance(member, LogSumExp) for member in group)
+            if term.bank is first.bank and term.answers is first.answers and not is_second_sum:
+                group.append(term)
                 break
         else:
             lists.append([term])
@@ -89,44 +92,41 @@ def of_one_bank(terms: Sequence[Term]) -> list[list[Term]]:
 
 
 def reduction_of(term: Term) -> LogSum | MeanOfLargest:
-    """What `compute.reduce` computes for a term that has a bank of examples."""
+    """What `compute.reduce` computes for a term; the one vector of a `Dot` has one similarity."""
     from hubplugin.compute import LogSum, MeanOfLargest
 
     if isinstance(term, LogSumExp):
         return LogSum(term.tau, term.log_weights)
-    assert isinstance(term, TopKMean)
-    return MeanOfLargest(term.k)
+    return MeanOfLargest(term.k if isinstance(term, TopKMean) else 1)
 
 
-def packed(terms: Sequence[Term]) -> tuple[list[Header], dict[str, np.ndarray]]:
-    """`terms` as a list of fields for the header of a file, and the arrays in them by name."""
-    tensors: dict[str, np.ndarray] = {}
-    listed = []
-    places: dict[int, str] = {}
+def pack(terms: Sequence[Term]) -> tuple[list[Header], dict[str, np.ndarray]]:
+    """`terms` as headers of a file, and the arrays in them by name. An array that several terms share is held once."""
+    headers, tensors = [], {}
+    names: dict[int, str] = {}
     for number, term in enumerate(terms):
-        fields: Header = {"kind": term.kind}
+        header: Header = {"kind": term.kind}
         for key, value in vars(term).items():
             if isinstance(value, np.ndarray):
-                # An array that several terms share is held once; the others name it.
-                place = places.setdefault(id(value), f"{number}.{key}")
-                if place == f"{number}.{key}":
-                    tensors[place] = np.ascontiguousarray(value)
+                name = names.setdefault(id(value), f"{number}.{key}")
+                if name == f"{number}.{key}":
+                    tensors[name] = np.ascontiguousarray(value)
                 else:
-                    fields[key] = {"as": place}
+                    header[key] = {"as": name}
             elif value is not None:
-                fields[key] = value
-        listed.append(fields)
-    return listed, tensors
+                header[key] = value
+        headers.append(header)
+    return headers, tensors
 
 
-def unpacked(listed: Sequence[Header], tensors: dict[str, np.ndarray]) -> tuple[Term, ...]:
-    """The terms of which `packed` made the fields `listed` and the arrays `tensors`."""
+def unpack(headers: Sequence[Header], tensors: dict[str, np.ndarray]) -> tuple[Term, ...]:
+    """The terms of which `pack` made `headers` and `tensors`."""
     terms = []
-    for number, fields in enumerate(listed):
+    for number, header in enumerate(headers):
         prefix = f"{number}."
-        arrays = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        arrays |= {key: tensors[value["as"]] for key, value in fields.items() if isinstance(value, dict)}
-        terms.append(TERMS[fields["kind"]](**({k: v for k, v in fields.items() if k != "kind"} | arrays)))
+        fields: Header = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        fields |= {key: tensors[value["as"]] if isinstance(value, dict) else value for key, value in header.items()}
+        terms.append(TERMS[fields.pop("kind")](**fields))
     return tuple(terms)
 
 
@@ -161,12 +161,12 @@ class GalleryStatistics:
     def require_usable(self, of: str) -> None:
         """Raises ValueError where these are no statistics `of` offsets."""
         require(is_number(self.count, least=1, whole=True), f"count of the {of}")
-        told = is_number(self.smallest) and is_number(self.largest) and is_number(self.deviation, least=0)
-        require(told and self.smallest <= self.largest, f"offsets of the {of}")
+        numbers = is_number(self.smallest) and is_number(self.largest) and is_number(self.deviation, least=0)
+        require(numbers and self.smallest <= self.largest, f"offsets of the {of}")
 
     @property
     def cap(self) -> float:
-        """The largest offset that a newcomer may get: the largest that a target of the gallery stores, a float32."""
+        """The largest offset that a later target may get: the largest of the gallery as it is stored, a float32."""
         return float(np.float32(self.largest))
 
 
@@ -226,10 +226,9 @@ class OffsetModel:
         def facts(model: OffsetModel) -> ModelFacts:
             return ModelFacts(model.method, model.parameters, model.fingerprint, model.bank_fingerprint)
 
-        told = core_schema.plain_serializer_function_ser_schema(
-            facts, return_schema=handler.generate_schema(ModelFacts)
-        )
-        return core_schema.is_instance_schema(cls, serialization=told)
+        schema = handler.generate_schema(ModelFacts)
+        as_facts = core_schema.plain_serializer_function_ser_schema(facts, return_schema=schema)
+        return core_schema.is_instance_schema(cls, serialization=as_facts)
 
     @property
     def dim(self) -> int:
@@ -256,7 +255,7 @@ class OffsetModel:
         """
         vectors = as_vectors(targets, "targets")
         compute = compute.for_products(vectors.rows * sum(term.bank.size for term in self.terms))
-        if not compute.library().on_cpu:  # a card is through before they are looked through for zero vectors
+        if not compute.library().is_on_cpu:  # a card is through before they are looked through for zero vectors
             with suppress(ZeroVector):
                 return cap(self.raw_offsets(vectors, compute) - self.centre, self.gallery)
         offsets = np.zeros(vectors.rows, np.float32)
@@ -268,7 +267,7 @@ class OffsetModel:
         offsets[rows] = cap(self.raw_offsets(directed, compute) - self.centre, self.gallery)
         return offsets
 
-    def _asked(self, term: Term) -> np.ndarray:
+    def _search_vectors(self, term: Term) -> np.ndarray:
         """What the bank of `term` is searched with: [m, d]."""
         return term.bank if self.query_map is None else self.query_map.of_bank(term.bank)
 
@@ -282,8 +281,8 @@ class OffsetModel:
         vectors = as_vectors(queries, "queries")
         if vectors.dim != self.dim:
             raise InputError(f"queries have {vectors.dim} dimensions, the query bank of this model has {self.dim}")
-        asked = prepare(vectors, self.metric)
-        return asked if self.query_map is None else self.query_map(asked)
+        searched = prepare(vectors, self.metric)
+        return searched if self.query_map is None else self.query_map(searched)
 
     def replace(self, **changes: Any) -> OffsetModel:
         """This model with another `hubness_at_fit`, on which its raw offsets do not depend; or with a `query_map` and
@@ -299,7 +298,7 @@ class OffsetModel:
 
     def centre_by(self, raw: np.ndarray, targets: Vectors) -> OffsetModel:
         """`centre_on` for whoever knows the raw offsets of the targets: float64 [n]."""
-        centre = float(self._checked(raw).mean())
+        centre = float(self._check_finite(raw).mean())
         centred = raw - centre
         statistics = GalleryStatistics(len(raw), float(centred.min()), float(centred.max()), float(centred.std()))
         centred_model, fitted = replace(self, centre=centre, gallery=statistics), cap(centred, statistics)
@@ -318,32 +317,39 @@ class OffsetModel:
 
         Raises InputError if k is not in 1 ... n, or a term has no bank of examples (`dn`).
         """
-        from hubplugin.compute import Similarities, topk_similarities
+        from hubplugin.compute import TopK, search
 
         vectors = as_vectors(targets, "targets")
         if not 1 <= k <= vectors.rows:
             raise InputError(f"activation set: k={k} is not between 1 and the {vectors.rows} targets of the gallery")
         if any(isinstance(term, Dot) for term in self.terms):
             raise InputError(f"method {self.method!r} keeps the mean of its bank only, so it has no activation set")
-        banks = [Similarities(self._asked(term), self.metric, compute) for term in self.terms]
-        thresholds = [topk_similarities(bank, vectors, k)[:, -1] for bank in banks]
+        thresholds = []
+        for term in self.terms:
+            nearest = TopK(k)
+            search(self._search_vectors(term), vectors, self.metric, compute, nearest, label="activation set")
+            thresholds.append(nearest.scores[0, :, -1])
         return replace(self, activation=Activation(k, tuple(thresholds)))
 
     def is_activated(self, targets: VectorLike, *, compute: Compute = Compute()) -> np.ndarray:
         """Which of `targets` [n, d] are in the activation set, seen by the fit or not: bool [n]."""
-        from hubplugin.compute import Similarities, reaches
+        from hubplugin.compute import Similarities
+        from hubplugin.compute.device import to_host
 
         if self.activation is None:
             raise InputError("this model has no activation set; give it one with model.with_activation(targets)")
         vectors = as_vectors(targets, "targets")
         inside = np.zeros(vectors.rows, bool)
         for term, thresholds in zip(self.terms, self.activation.thresholds, strict=True):
-            inside |= reaches(Similarities(self._asked(term), self.metric, compute), vectors, thresholds)
+            similarities = Similarities(self._search_vectors(term), self.metric, compute)
+            least = similarities.library.like(thresholds - ROUNDING * max(1.0, float(np.abs(thresholds).max())))
+            for tile in similarities.tiles(vectors, "activation set"):
+                inside[tile.rows] |= to_host((tile.s >= least(tile.s)).any(1))
         return inside
 
     def raw_offsets(self, targets: VectorLike, compute: Compute) -> np.ndarray:
         """The sum of the terms, not centred, not capped: float64 [n]. Raises InputError where it is beyond float32."""
-        from hubplugin.compute import LeftOut, Similarities, dot, reduce
+        from hubplugin.compute import AnswerMask, Similarities, reduce
 
         vectors = as_vectors(targets, "targets")
         if vectors.dim != self.dim:
@@ -352,20 +358,16 @@ class OffsetModel:
                 "embed both with the same model"
             )
         total = np.zeros(vectors.rows)
-        for terms in of_one_bank(self.terms):
-            first, asked = terms[0], self._asked(terms[0])
-            if isinstance(first, Dot):
-                values = [dot(Similarities(asked, self.metric, compute), vectors)]
-            else:
-                left_out = None if first.answers is None else LeftOut(first.answers)
-                reductions = [reduction_of(term) for term in terms]
-                values = reduce(Similarities(asked, self.metric, compute), vectors, reductions, left_out)
+        for terms in group_by_bank(self.terms):
+            first, reductions = terms[0], [reduction_of(term) for term in terms]
+            mask = None if isinstance(first, Dot) or first.answers is None else AnswerMask(first.answers)
+            values = reduce(Similarities(self._search_vectors(first), self.metric, compute), vectors, reductions, mask)
             with np.errstate(over="ignore", invalid="ignore"):
                 for term, value in zip(terms, values, strict=True):  # what a worker sent may be read-only
                     total += np.multiply(value, term.scale, out=value if value.flags.writeable else None)
-        return self._checked(total)
+        return self._check_finite(total)
 
-    def _checked(self, raw: np.ndarray) -> np.ndarray:
+    def _check_finite(self, raw: np.ndarray) -> np.ndarray:
         if not max(raw.max(), -raw.min()) < LARGEST:  # nor is NaN
             raise InputError(
                 f"{self._described} gives offsets that are no numbers a search can add: its parameters are out of "
@@ -388,7 +390,7 @@ class OffsetModel:
     def from_bytes(content: bytes, name: str = "model") -> OffsetModel:
         """The model in the bytes of a model file. Raises ModelFileError if they are damaged, are no model, or
         come from another version; `name` is what the error calls it."""
-        return file.from_bytes(content, name, _built)
+        return file.from_bytes(content, name, _build)
 
     def to_texts(self) -> list[str]:
         """`to_bytes` in base64, in parts, for a store that holds texts."""
@@ -407,7 +409,7 @@ class OffsetModel:
 
     def _content(self) -> tuple[Header, dict[str, np.ndarray]]:
         """What a model file holds: header and tensors."""
-        terms, tensors = packed(self.terms)
+        terms, tensors = pack(self.terms)
         if self.activation:
             for number, thresholds in enumerate(self.activation.thresholds):
                 tensors[f"activation.{number}"] = np.ascontiguousarray(thresholds)
@@ -433,7 +435,7 @@ class OffsetModel:
     @classmethod
     def _fields(cls, header: Header, tensors: dict[str, np.ndarray]) -> Header:
         """The fields of the model whose `_content` was `header` and `tensors`."""
-        terms, k, gallery = unpacked(header["terms"], tensors), header["activation"], header["gallery"]
+        terms, k, gallery = unpack(header["terms"], tensors), header["activation"], header["gallery"]
         finds, query_map = header.get("finds"), header.get("query_map")
         return {
             "method": header["method"],
@@ -477,8 +479,8 @@ class OffsetModel:
         for name, value in () if self.hubness_at_fit is None else asdict(self.hubness_at_fit).items():
             require(is_number(value, whole=name == "queries"), name)
         if self.query_map is not None:
-            told = is_number(self.query_map.strength) and is_number(self.query_map.pairs, least=0, whole=True)
-            require(told and isinstance(self.query_map.whitened, bool), "query map")
+            numbers = is_number(self.query_map.strength) and is_number(self.query_map.pairs, least=0, whole=True)
+            require(numbers and isinstance(self.query_map.whitened, bool), "query map")
             require(are_numbers(self.query_map.step, dim, dim), "query map")
 
     @property
@@ -500,7 +502,7 @@ def cap(offsets: np.ndarray, gallery: GalleryStatistics | None) -> np.ndarray:
     return capped.astype(np.float32)
 
 
-def _built(header: Header, tensors: dict[str, np.ndarray]) -> OffsetModel:
+def _build(header: Header, tensors: dict[str, np.ndarray]) -> OffsetModel:
     """The model whose `_content` was `header` and `tensors`, of the kind whose mark the header has."""
     marked = [kind for kind in OffsetModel.__subclasses__() if kind.mark in header]
     kind = marked[0] if marked else OffsetModel

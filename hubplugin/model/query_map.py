@@ -48,8 +48,8 @@ class QueryMap:
 
     def of_bank(self, bank: np.ndarray) -> np.ndarray:
         """`bank` mapped, the same array each time: terms that share a bank share its products."""
-        for known, mapped in self._last:
-            if known is bank:
+        for last, mapped in self._last:
+            if last is bank:
                 return mapped
         self._last[:] = [(bank, self(bank))]
         return self._last[0][1]

@@ -66,8 +66,8 @@ class Vectors(ABC):
             raise InputError(f"{self.name}: expected {self.rows} rows, read {row}; the source changed while being read")
 
     def select(self, rows: np.ndarray) -> np.ndarray:
-        """The vectors of some `rows`, which ascend, as `blocks` gives them: float32 [len(rows), dim]. One pass, of
-        which only these are kept and checked."""
+        """The vectors of `rows`, which ascend, as `blocks` gives them: float32 [len(rows), dim]. One pass, which keeps
+        and checks these alone."""
         parts, start = [], 0
         for raw in self.raw_blocks(BLOCK_ROWS):
             inside = rows[(rows >= start) & (rows < start + len(raw))]
@@ -109,7 +109,7 @@ class Sliceable(Vectors):
             yield self.take(slice(start, start + size))
 
     def take(self, rows: slice | np.ndarray) -> np.ndarray:
-        """Some rows, as they lie there: a slice of them, or those of some numbers."""
+        """A slice of the rows, or those of some numbers, unchecked."""
         return self._to_numpy(self._source[rows])
 
     def select(self, rows: np.ndarray) -> np.ndarray:
@@ -164,25 +164,23 @@ class Directed(Vectors):
         return self._source.select(self.numbers[rows])
 
     def of_source(self, values: np.ndarray) -> np.ndarray:
-        """`values` [rows] as those of the whole source, with 0 for zero vectors."""
+        """`values` [rows] for all rows of the source, with 0 for zero vectors."""
         whole = np.zeros(self._source.rows, values.dtype)
         whole[self.numbers] = values
         return whole
 
-    def places(self, rows: np.ndarray) -> np.ndarray:
-        """Where the `rows` of the source are here: int [n], -1 for zero vectors and for -1."""
-        place = np.minimum(np.searchsorted(self.numbers, rows), self.rows - 1)
-        return np.where(self.numbers[place] == rows, place, -1)
-
 
 def original_rows(vectors: Vectors) -> np.ndarray:
-    """The numbers that the rows of `vectors` had before zero vectors were left out: int [n]."""
+    """The row of each vector in the source, of which `vectors` may lack the zero vectors: int [n]."""
     return vectors.numbers if isinstance(vectors, Directed) else np.arange(vectors.rows)
 
 
 def locate_rows(vectors: Vectors | None, rows: np.ndarray) -> np.ndarray:
-    """Where the `rows` of before are in `vectors`, which may lack zero vectors: int [n], -1 for nothing."""
-    return vectors.places(rows) if isinstance(vectors, Directed) else rows
+    """Where `rows` of the source are in `vectors`, which may lack zero vectors: int [n], -1 for those and for -1."""
+    if not isinstance(vectors, Directed):
+        return rows
+    place = np.minimum(np.searchsorted(vectors.numbers, rows), vectors.rows - 1)
+    return np.where(vectors.numbers[place] == rows, place, -1)
 
 
 def prepare_blocks(vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
@@ -206,7 +204,7 @@ def draw_sample(vectors: Vectors, count: int, metric: Metric, rng: np.random.Gen
 
 
 def take_rows(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
-    """The given rows, prepared: float32 [len(rows), d]. `rows` are ascending; the others are not read where the source
+    """The vectors of `rows`, prepared: float32 [len(rows), d]. `rows` ascend; the others are not read where the source
     can be read row by row."""
     return _prepare(vectors.select(rows), vectors.name, rows, metric)
 
@@ -269,8 +267,8 @@ def from_array(array: np.ndarray, name: str) -> Vectors:
     if array.dtype.kind == "O" and array.ndim == 1 and array.size:  # the column of a table: one vector a row
         array = _stack(array, name)
     if array.dtype.kind not in "fiu":
-        what = "an object array" if array.dtype.kind == "O" else f"an array of {array.dtype}"
-        raise InputError(f"{name} is {what}; expected floats or integers in a matrix [rows, d]")
+        kind = "an object array" if array.dtype.kind == "O" else f"an array of {array.dtype}"
+        raise InputError(f"{name} is {kind}; expected floats or integers in a matrix [rows, d]")
     return Sliceable(name, array, array.shape, np.asarray)
 
 
@@ -289,9 +287,9 @@ def _stack(rows: np.ndarray, name: str) -> np.ndarray:
     return np.stack(vectors)
 
 
-def only_texts(name: str, what: str) -> InputError:
+def only_texts(name: str, problem: str) -> InputError:
     return InputError(
-        f"{name} {what}; embed texts with the model that embedded the gallery: pass it as ",
+        f"{name} {problem}; embed texts with the model that embedded the gallery: pass it as ",
         Parameter("embed"),
         " for a query bank, or pass vectors, as of numpy.save('bank.npy', model.encode(texts))",
     )
@@ -402,7 +400,7 @@ class _Parquet(Vectors):
         metadata, total = self._file.metadata, 0
         for group in range(metadata.num_row_groups):
             columns = (metadata.row_group(group).column(number) for number in range(metadata.num_columns))
-            total += sum(each.num_values for each in columns if each.path_in_schema.split(".")[0] == self._column)
+            total += sum(chunk.num_values for chunk in columns if chunk.path_in_schema.split(".")[0] == self._column)
         return int(total * width)
 
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
@@ -449,10 +447,10 @@ def from_file(text: str, name: str) -> Vectors:
         if not path.exists() and "#" in text:
             head, _, part = text.rpartition("#")
             path = Path(head)
-        found = path.is_file()
+        is_file = path.is_file()
     except OSError as error:
         raise InputError(f"{name}: {text[:80]!r} cannot be opened: {error.strerror}") from None
-    if not found:
+    if not is_file:
         url = re.match(r"([a-z][a-z0-9+-]+):", text)
         if url:  # what stands behind the scheme may hold a password
             raise InputError(f"{name}: there is no file '{url[0]}...'; a store is opened by hubplugin.open_store(URL)")
@@ -539,11 +537,12 @@ READERS: dict[str, Callable[[str, Path, str | None], Vectors]] = {
 }
 
 
-def _choose(name: str, path: Path, part: str | None, found: list[str], what: str) -> str:
-    if part is None and len(found) == 1:
-        return found[0]
-    if part in found:
+def _choose(name: str, path: Path, part: str | None, parts: list[str], kind: str) -> str:
+    """The `part` that the user named, or the only one; raises InputError where that is none of `parts`."""
+    if part is None and len(parts) == 1:
+        return parts[0]
+    if part in parts:
         return part
-    listed = ", ".join(found) or "none"
-    wanted = f"no {what[:-1]} {part!r}" if part else "several to choose from" if found else f"no {what}"
-    raise InputError(f"{name}: {wanted}; {what} in it: {listed}; name one as {path.name}#NAME")
+    problem = f"no {kind[:-1]} {part!r}" if part else "several to choose from" if parts else f"no {kind}"
+    as_list = ", ".join(parts) or "none"
+    raise InputError(f"{name}: {problem}; {kind} in it: {as_list}; name one as {path.name}#NAME")

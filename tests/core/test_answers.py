@@ -7,16 +7,15 @@ from hypothesis import strategies as st
 
 import hubplugin
 from hubplugin.compute import (
+    AnswerMask,
     Compute,
-    LeftOut,
     MeanOfLargest,
     Similarities,
     reduce,
-    topk_similarities,
 )
 from hubplugin.compute.reductions import SMALLEST_LOG
 from hubplugin.methods import spacing_ratio
-from hubplugin.metric import Metric, normalise
+from hubplugin.metric import Metric
 from hubplugin.vectors import as_vectors
 from tests.core.formulas import blend, log_of, similarity, without_answers
 
@@ -157,17 +156,6 @@ def test_copies_of_queries_do_not_strengthen_a_correction():
     assert fitted.parameters["strength"] == pytest.approx(40 / 140, rel=1e-3)
 
 
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("memory", ["1GiB", "1MiB"])
-def test_the_largest_similarities_of_bank_rows_are_those_of_a_sort(metric, memory):
-    bank, targets = made(n=3_000)
-    unit = normalise(bank, "bank") if metric == "cosine" else bank
-    similarities = Similarities(unit, Metric(metric), Compute(memory=memory))
-    found = topk_similarities(similarities, as_vectors(targets, "targets"), 11)
-    s = similarity(bank, targets, metric)
-    np.testing.assert_allclose(found, np.sort(s, axis=1)[:, ::-1][:, :11], atol=1e-4)
-
-
 @settings(max_examples=40, deadline=None)
 @given(scale=st.floats(0.01, 50), shift=st.floats(-5, 5), seed=st.integers(0, 5))
 def test_the_spacing_ratio_knows_neither_scale_nor_origin(scale, shift, seed):
@@ -179,7 +167,7 @@ def test_a_mean_of_fewer_than_k_takes_what_is_left():
     bank, targets = made(m=30)
     levels = np.full(30, 1e9)  # nothing is an answer; each target's largest goes
     (mean,) = reduce(
-        Similarities(bank, Metric.DOT, Compute()), as_vectors(targets, "t"), [MeanOfLargest(30)], LeftOut(levels)
+        Similarities(bank, Metric.DOT, Compute()), as_vectors(targets, "t"), [MeanOfLargest(30)], AnswerMask(levels)
     )
     s = np.sort(similarity(bank, targets, "dot"), axis=0)[:-1]
     np.testing.assert_allclose(mean, s.mean(axis=0), rtol=1e-5, atol=1e-5)

@@ -1,7 +1,7 @@
 """Fits on a card that is not there: torch's fake tensors have devices and shapes and no values.
 
 They raise where tensors of two devices meet, and wherever a value is asked for, as by `.item()`, `nonzero` or
-`.numpy()`: on a card, each would make the host wait for all that was begun. `host` alone may, once a pass.
+`.numpy()`: on a card, each would make the host wait for all that was begun. `to_host` alone may, once a pass.
 By dot product and Euclidean distance each block is asked for its longest vector, so these are not here.
 """
 
@@ -33,15 +33,15 @@ def returned(monkeypatch):
     """How many numbers each return to the host brought."""
     seen = []
 
-    def host(array):
+    def to_host(array):
         if isinstance(array, np.ndarray):
             return array
         seen.append(array.numel())
         return np.ones(tuple(array.shape), str(array.dtype).removeprefix("torch."))
 
     for module in (device, reductions, similarities, sys.modules["hubplugin.compute.sinkhorn"]):
-        monkeypatch.setattr(module, "host", host)
-    monkeypatch.setattr(reductions, "kernels_for", lambda similarities: None)
+        monkeypatch.setattr(module, "to_host", to_host)
+    monkeypatch.setattr(reductions, "import_kernels", lambda similarities: None)
     return seen
 
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.compute import largest, similarities
+from hubplugin.compute import similarities, topk
 from hubplugin.compute.device import Library
-from hubplugin.compute.reductions import largest_values
+from hubplugin.compute.reductions import topk_values
 from tests.core.formulas import log_of, similarity, without_answers
 
 
@@ -28,14 +28,14 @@ def test_the_largest_of_rows_are_those_of_a_sort(b, m, k, digits, double, seed):
     s = s if double else s.float()
     s[:, seed % m] = -np.inf
     expected = s.sort(dim=1, descending=True).values[:, :k].numpy()
-    values, columns = largest(s, k)
+    values, columns = topk(s, k)
     np.testing.assert_array_equal(values, expected)
     np.testing.assert_array_equal(values, np.take_along_axis(s.numpy(), columns, axis=1))
     assert all(len(set(row)) == k for row in columns.tolist())
     library = Library(torch.device("cpu"))
     for on_cpu in (True, False):  # as a card finds them: in the groups of columns whose largest are large
-        library.on_cpu = on_cpu
-        np.testing.assert_array_equal(-np.sort(-largest_values(s, k, library).numpy(), axis=1), expected)
+        library.is_on_cpu = on_cpu
+        np.testing.assert_array_equal(-np.sort(-topk_values(s, k, library).numpy(), axis=1), expected)
 
 
 def made(kind, m=400, n=700, d=12):

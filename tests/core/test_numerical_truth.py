@@ -63,28 +63,35 @@ def test_every_method_is_compared_with_its_formula():
     assert {method for method, _ in SETTINGS} == {*METHODS} - {"blend"}  # whose formula is in test_answers
 
 
+SETS = {
+    "unit": (METRICS, lambda rng: (unit(rng, 70, 24), unit(rng, 150, 24), unit(rng, 40, 24))),
+    "similarities in the hundreds": (
+        METRICS[1:],
+        lambda rng: (3 * rng.normal(size=(rows, 24)).astype(np.float32) for rows in (60, 90, 30)),
+    ),
+    "far from the origin": (METRICS[2:], lambda rng: (unit(rng, r, 8) + np.float32(1e5) for r in (40, 60, 20))),
+    "bank of one": (METRICS[:1], lambda rng: (unit(rng, 1, 8), unit(rng, 40, 8), unit(rng, 20, 8))),
+    "one target": (METRICS[:1], lambda rng: (unit(rng, 30, 8), unit(rng, 1, 8), unit(rng, 20, 8))),
+    "duplicate rows": (METRICS[:1], lambda rng: (*(np.repeat(unit(rng, 25, 8), 3, 0) for _ in "bt"), unit(rng, 20, 8))),
+    "bank equals targets": (METRICS[:1], lambda rng: (*[unit(rng, 30, 8)] * 2, unit(rng, 20, 8))),
+}
+"""Metrics, and bank, targets and target bank."""
+
+
+@pytest.mark.parametrize(
+    ("case", "metric"), [(case, metric) for case, (metrics, _) in SETS.items() for metric in metrics]
+)
+@pytest.mark.parametrize(("method", "parameters"), SETTINGS)
+def test_every_method_is_its_formula(method, parameters, case, metric, rng):
+    assert_true(method, parameters, metric, *SETS[case][1](rng))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
-@pytest.mark.parametrize("kind", ["random", "real"])
-def test_vectors_of_length_1(kind, method, parameters, metric, device, rng, real):
-    given = unit(rng, 70, 24), unit(rng, 150, 24), unit(rng, 40, 24)
-    if kind == "real":
-        given = real["bank_queries"][:200], real["test_targets"][:220], real["bank_targets"][:150]
-    assert_true(method, parameters, metric, *given, compute=Compute(device))
-
-
-@pytest.mark.parametrize("metric", ["dot", "euclidean"])
-@pytest.mark.parametrize(("method", "parameters"), SETTINGS)
-def test_unnormalised_vectors_whose_similarities_are_in_the_hundreds(method, parameters, metric, rng):
-    bank, targets, target_bank = (3 * rng.normal(size=(rows, 24)).astype(np.float32) for rows in (60, 90, 30))
-    assert_true(method, parameters, metric, bank, targets, target_bank)
-
-
-@pytest.mark.parametrize(("method", "parameters"), SETTINGS)
-def test_distances_far_from_the_origin(method, parameters, rng):
-    bank, targets, target_bank = (unit(rng, rows, 8) + np.float32(1e5) for rows in (40, 60, 20))
-    assert_true(method, parameters, "euclidean", bank, targets, target_bank)
+def test_every_method_is_its_formula_on_real_vectors_and_every_device(method, parameters, metric, device, real):
+    sets = real["bank_queries"][:200], real["test_targets"][:220], real["bank_targets"][:150]
+    assert_true(method, parameters, metric, *sets, compute=Compute(device))
 
 
 @pytest.mark.parametrize(
@@ -118,21 +125,6 @@ def test_a_bank_that_a_query_map_makes_longer_overflows_nothing(stretch, rng):
     raw = (1 + stretch) * formulas.similarity(bank, targets, "cosine") / 0.017
     expected = -0.017 * np.logaddexp.reduce(raw, axis=0)
     np.testing.assert_allclose(found, expected - expected.mean(), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(("method", "parameters"), SETTINGS)
-@pytest.mark.parametrize("case", ["bank of one", "one target", "duplicate rows", "bank equals targets"])
-def test_degenerate_sets(method, parameters, case, rng):
-    bank, targets, target_bank = unit(rng, 30, 8), unit(rng, 40, 8), unit(rng, 20, 8)
-    if case == "bank of one":
-        bank = bank[:1]
-    elif case == "one target":
-        targets = targets[:1]
-    elif case == "duplicate rows":
-        bank, targets = np.repeat(bank, 3, axis=0), np.repeat(targets, 2, axis=0)
-    else:
-        targets = bank
-    assert_true(method, parameters, "cosine", bank, targets, target_bank)
 
 
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)

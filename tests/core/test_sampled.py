@@ -9,7 +9,7 @@ import hubplugin
 from hubplugin.compute import Compute
 from tests.galleries import unit
 
-ROOM = "16MB"
+ROOM = "20MB"
 """For 16,000 targets beside a bank of 500, in float16."""
 
 

@@ -15,7 +15,7 @@ def card(monkeypatch) -> hubplugin.Compute:
 
     def as_of_a_card(library, of):
         begin(library, of)
-        library.on_cpu = of is None
+        library.is_on_cpu = of is None
 
     monkeypatch.setattr(device.Library, "__init__", as_of_a_card)
     return hubplugin.Compute("cpu")

@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from hubplugin.compute import Compute, TopK, TruthCounts, search
+from hubplugin.compute import Compute, TopK, search
+from hubplugin.evaluation.truth_counts import TruthCounts
 from hubplugin.metric import Metric
 from hubplugin.vectors import as_vectors, prepare
 from tests.core.formulas import similarity
@@ -85,7 +86,8 @@ import resource
 import numpy as np
 from hubplugin import Compute
 from hubplugin.metric import Metric
-from hubplugin.compute import TopK, TruthCounts, search
+from hubplugin.compute import TopK, search
+from hubplugin.evaluation.truth_counts import TruthCounts
 from hubplugin.vectors import (as_vectors, prepare)
 rng = np.random.default_rng(0)
 queries = rng.normal(size=(4_000, 8)).astype(np.float32)
