@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,7 +11,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
-from hubplugin import Bank, OffsetModel, inspect
+from hubplugin import Bank, OffsetModel, apply, inspect
 from hubplugin.metric import normalise
 from hubplugin.store import Store
 from integration_tests.waiting import wait_until
@@ -43,6 +43,7 @@ PAIRS = Bank(_example["bank_queries"], _example["bank_targets"])
 """A bank that knows what its queries ask for."""
 
 FIT: dict[str, Any] = {"method": "dbsn", "tau": 0.05}
+EXACT = models.SearchParams(exact=True)
 APPLY = FIT | {"force": True}
 """Scenarios that are not about the guard do without it: it costs more than the rest of them."""
 
@@ -74,20 +75,20 @@ def exact_scores(queries: np.ndarray, vectors: np.ndarray, model: OffsetModel | 
     """s(q, t) + offset(t) in double precision, with the map of `model`: [queries, targets]."""
     unit = normalise(vectors, "targets").astype(np.float64)
     offsets = 0.0 if model is None else model.offsets(vectors).astype(np.float64)
-    asked = normalise(queries, "queries").astype(np.float64)
+    mapped = normalise(queries, "queries").astype(np.float64)
     if model is not None and model.query_map is not None:
-        asked = asked + np.einsum("ed,qd->qe", model.query_map.step.astype(np.float64), asked)
-    return np.einsum("qd,td->qt", asked, unit) + offsets
+        mapped = mapped + np.einsum("ed,qd->qe", model.query_map.step.astype(np.float64), mapped)
+    return np.einsum("qd,td->qt", mapped, unit) + offsets
 
 
-def assert_same(content: Content, before: Content) -> None:
+def assert_same(content: Content, expected: Content) -> None:
     """Every point with its payload, and its vectors up to roundings: local mode normalises anew when it is opened."""
-    assert {key: beside for key, (_, beside) in content.items()} == {key: beside for key, (_, beside) in before.items()}
+    assert {key: payload for key, (_, payload) in content.items()} == {key: row[1] for key, row in expected.items()}
     for key, (vector, _) in content.items():
-        named, expected = (v if isinstance(v, dict) else {"": v} for v in (vector, before[key][0]))
-        assert named.keys() == expected.keys()
+        named, wanted = (v if isinstance(v, dict) else {"": v} for v in (vector, expected[key][0]))
+        assert named.keys() == wanted.keys()
         for name, values in named.items():
-            np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-6)
+            np.testing.assert_allclose(values, wanted[name], rtol=0, atol=1e-6)
 
 
 class Gallery:
@@ -106,10 +107,9 @@ class Gallery:
         vector: dict[str, Any] | None = None,
         **options: Any,
     ):
-        self.backend, self.name, self.using = backend, name, using
+        self.backend, self.name, self.using, self.sparse = backend, name, using, sparse
         self.ids, self.vectors = [point_id(row) for row in range(rows)], TARGETS[:rows]
-        self.client = backend.client()
-        self.url = name
+        self.client, self.url = backend.client(), name
         if "processes" in backend.can:
             url = backend.url(name)
             self.url = f"{url}{'&' if '?' in url else '?'}using={using}" if using else url
@@ -122,42 +122,48 @@ class Gallery:
         if sparse:
             options |= {"sparse_vectors_config": {"words": models.SparseVectorParams()}}
         self.client.create_collection(name, {using: parameters} if using else parameters, **options)
-        rows_of_points = [
-            models.PointStruct(id=key, vector=self._vector(vector, sparse), payload=payload(row))
-            for row, (key, vector) in enumerate(zip(self.ids, self.vectors, strict=True))
-        ]
-        self.client.upload_points(name, rows_of_points, batch_size=PAGE, wait=True)
+        points = [self.point(key, self.vectors[row], payload(row)) for row, key in enumerate(self.ids)]
+        self.client.upload_points(name, points, batch_size=PAGE, wait=True)
         if graph:
-            wait_until(self.indexed)
+            wait_until(self.is_indexed)
 
-    def _vector(self, vector: np.ndarray, sparse: bool = False) -> Any:
+    def point(self, key: int | str, vector: np.ndarray, payload: dict[str, Any] | None = None) -> models.PointStruct:
+        return models.PointStruct(id=key, vector=self.vector(vector), payload=payload)
+
+    def vector(self, vector: np.ndarray) -> Any:
+        """`vector` [d] as requests have it, with the sparse one where there is one."""
         dense = vector.tolist()
-        if not sparse:
+        if not self.sparse:
             return {self.using: dense} if self.using else dense
         largest = np.sort(np.argsort(-np.abs(vector))[:8])
         values = np.abs(vector[largest]).tolist()  # so that no two targets score the same
         return {self.using: dense, "words": models.SparseVector(indices=largest.tolist(), values=values)}
 
-    def indexed(self) -> bool:
+    def is_indexed(self) -> bool:
         """Whether the server is done with its graphs. It makes none for a handful of points that lie by themselves."""
         info = self.client.get_collection(self.name)
         return info.status == models.CollectionStatus.GREEN and (info.indexed_vectors_count or 0) > len(self.ids) / 2
 
-    def store(self, storage: Any = "auto") -> Store:
-        """It, as hubplugin's own store, which keeps a new correction as `storage`."""
-        return hubplugin_qdrant.open_store(self.client, self.name, vector=self.using, storage=storage)
+    def store(self, storage: Any = "auto", client: QdrantClient | None = None, **options: Any) -> Store:
+        """It, as hubplugin's own store, which keeps a new correction as `storage`, with `options` of `open_store`."""
+        return hubplugin_qdrant.open_store(
+            client or self.client, self.name, vector=self.using, storage=storage, **options
+        )
+
+    def correct(
+        self, storage: Any = "auto", bank: Any = BANK, offset_key: str | None = None, **options: Any
+    ) -> OffsetModel:
+        """The model of a correction that is applied to it, with `options` of `apply`."""
+        return apply(self.store(storage, offset_key=offset_key), bank, **(APPLY | options)).model
 
     def insert(self, ids: list[int | str], vectors: np.ndarray) -> None:
         """Adds or replaces targets as another program would, past hubplugin."""
-        points = [
-            models.PointStruct(id=key, vector=self._vector(vector), payload={"row": -1})
-            for key, vector in zip(ids, vectors, strict=True)
-        ]
+        points = [self.point(key, vector, {"row": -1}) for key, vector in zip(ids, vectors, strict=True)]
         self.client.upsert(self.name, points, wait=True)
 
     def content(self) -> Content:
         """Every point as it lies there: its vector and its whole payload."""
-        found: Content = {}
+        content: Content = {}
         following = None
         while True:
             records, following = self.client.scroll(
@@ -165,9 +171,9 @@ class Gallery:
             )
             for record in records:
                 key = record.id if isinstance(record.id, int) else str(record.id)
-                found[key] = (record.vector, record.payload)
+                content[key] = (record.vector, record.payload)
             if following is None:
-                return found
+                return content
 
     @contextmanager
     def let_go(self) -> Iterator[None]:
@@ -180,28 +186,35 @@ class Gallery:
     def drop(self) -> None:
         """Leaves nothing behind."""
         client = self.backend.client()
-        for found in client.get_collections().collections:  # with its companion
-            if found.name == self.name or found.name.startswith(f"{self.name}--"):
-                client.delete_collection(found.name)
+        for collection in client.get_collections().collections:  # with its companion
+            if collection.name == self.name or collection.name.startswith(f"{self.name}--"):
+                client.delete_collection(collection.name)
 
-    def found(self, client: QdrantClient, name: str = "", **given: Any) -> Answer:
-        """What `client` finds for each of QUERIES, under the `name` of an alias or its own; `given` with each."""
+    def search(self, client: QdrantClient, name: str = "", queries: np.ndarray = QUERIES, **options: Any) -> Any:
+        """The points that `client` finds for each query, under the `name` of an alias or its own."""
         using = self.using or None
-        answers = [client.query_points(name or self.name, query, using, limit=K, **given) for query in QUERIES]
-        return [[point.id for point in answer.points] for answer in answers]
+        return [
+            client.query_points(name or self.name, query, using, **({"limit": K} | options)).points for query in queries
+        ]
 
     def health(self) -> tuple[int, int, int]:
         """How many targets there are, and how many of their offsets are missing and stale."""
-        store = hubplugin_qdrant.open_store(self.backend.client(), self.name, vector=self.using)
-        report = inspect(store, queries=0)
+        report = inspect(self.store(client=self.backend.client()), queries=0)
         return report.count, report.missing, report.stale
 
     def agreement(
-        self, found: list[list[int | str]], model: OffsetModel | None, queries: np.ndarray = QUERIES
+        self, client: QdrantClient | Answer, model: OffsetModel | None, name: str = "", **options: Any
     ) -> float:
-        """The share of `found` that belongs to the exact first results of each query, corrected by `model`."""
-        scores = exact_scores(queries, self.vectors, model)
+        """The share of what `client` finds, or of these ids, that belongs to the exact first results of each query,
+        corrected by `model`. options: of `search`."""
+        answer = client if isinstance(client, list) else ids_of(self.search(client, name, **options))
+        scores = exact_scores(options.get("queries", QUERIES), self.vectors, model)
         row = {key: number for number, key in enumerate(self.ids)}
-        rows = np.array([[row[key] for key in line] for line in found])
+        rows = np.array([[row[key] for key in line] for line in answer])
         last = np.sort(scores, axis=1)[:, -rows.shape[1]][:, None] - 1e-5
         return float((np.take_along_axis(scores, rows, axis=1) >= last).mean())
+
+
+def ids_of(found: Iterable[Iterable[Any]]) -> Answer:
+    """The ids of the points that were found for each query."""
+    return [[point.id for point in points] for points in found]

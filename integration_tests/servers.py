@@ -1,4 +1,4 @@
-"""Qdrant servers that are started from here: where they listen, as an executable, and as containers."""
+"""Qdrant servers that are started from here, as executables and as containers, and where they listen."""
 
 import os
 import shutil
@@ -7,6 +7,7 @@ import ssl
 import subprocess
 import threading
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -15,14 +16,11 @@ from pathlib import Path
 
 import httpx
 import trustme
-from pytest_docker.plugin import DockerComposeExecutor, get_docker_services
 from qdrant_client import QdrantClient
 
 from integration_tests.waiting import wait_until
 
-HERE = Path(__file__).parent
-DEFAULT_VERSION = "v1.19.0"
-"""The image of the compose files, where QDRANT_VERSION names no other."""
+IMAGE = f"qdrant/qdrant:{os.environ.get('QDRANT_VERSION') or 'v1.19.0'}"
 
 
 @dataclass(frozen=True)
@@ -70,9 +68,13 @@ class Address:
         return f"qdrant{'+https' if self.https else ''}://{self.host}:{self.http}/{collection}{by_grpc}"
 
 
-class Executable:
-    """A qdrant executable with its storage under `folder`, on ports that stay the same when it is started again.
-    settings: environment variables. arguments: of the command line."""
+class Process(ABC):
+    """A server that can be stopped and started again, on ports that stay the same. What it reads lies under `folder`.
+
+    settings: environment variables. arguments: of the command line. peer: the URL by which other nodes of its cluster
+    reach it."""
+
+    peer: str
 
     def __init__(
         self,
@@ -81,31 +83,66 @@ class Executable:
         settings: dict[str, str] | None = None,
         arguments: Sequence[str] = (),
     ):
-        self._folder, self._running = folder, None
-        folder.mkdir(parents=True)
-        self.address = address or Address("127.0.0.1", *free_ports(2))
-        self._settings, self._command = settings or {}, ["qdrant", *arguments]
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.address = folder, address or Address("127.0.0.1", *free_ports(2))
+        self.settings = {"QDRANT__TELEMETRY_DISABLED": "true", **(settings or {})}
+        self.arguments = tuple(arguments)
 
+    @staticmethod
+    @abstractmethod
+    def missing() -> str | None:
+        """Why there is no such process here, and what to do; None if there is."""
+
+    @staticmethod
+    def unobtainable() -> str | None:
+        """Why what it needs from elsewhere cannot be had, once that was tried; None if it is here now."""
+        return None
+
+    @abstractmethod
     def start(self) -> None:
-        settings = {
-            "QDRANT__STORAGE__STORAGE_PATH": str(self._folder / "storage"),
-            "QDRANT__STORAGE__SNAPSHOTS_PATH": str(self._folder / "snapshots"),
+        """Returns when it answers."""
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    def remove(self) -> None:
+        """Stops it, and leaves nothing behind but files in its folder."""
+        self.stop()
+
+
+class Executable(Process):
+    """A qdrant executable."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._running: subprocess.Popen[bytes] | None = None
+        (port,) = free_ports(1)
+        self.peer = f"http://127.0.0.1:{port}"
+        self.settings |= {
+            "QDRANT__STORAGE__STORAGE_PATH": str(self.folder / "storage"),
+            "QDRANT__STORAGE__SNAPSHOTS_PATH": str(self.folder / "snapshots"),
             "QDRANT__SERVICE__HOST": "127.0.0.1",
             "QDRANT__SERVICE__HTTP_PORT": str(self.address.http),
             "QDRANT__SERVICE__GRPC_PORT": str(self.address.grpc),
-            "QDRANT__TELEMETRY_DISABLED": "true",
-            **self._settings,
+            "QDRANT__CLUSTER__P2P__PORT": str(port),
         }
-        with (self._folder / "log").open("ab") as log:
+
+    @staticmethod
+    def missing() -> str | None:
+        return None if shutil.which("qdrant") else "put a qdrant executable on PATH"
+
+    def start(self) -> None:
+        command, environment = ["qdrant", *self.arguments], os.environ | self.settings
+        with (self.folder / "log").open("ab") as log:
             self._running = subprocess.Popen(
-                self._command, cwd=self._folder, env=os.environ | settings, stdout=log, stderr=subprocess.STDOUT
+                command, cwd=self.folder, env=environment, stdout=log, stderr=subprocess.STDOUT
             )
         wait_until(self._answers)
 
     def _answers(self) -> bool:
         assert self._running is not None
         if self._running.poll() is not None:
-            raise RuntimeError(f"qdrant ended with status {self._running.returncode}: see {self._folder / 'log'}")
+            raise RuntimeError(f"qdrant ended with status {self._running.returncode}: see {self.folder / 'log'}")
         return self.address.ready()
 
     def stop(self) -> None:
@@ -119,6 +156,75 @@ class Executable:
             self._running = None
 
 
+class Container(Process):
+    """A container of `IMAGE`."""
+
+    network = "bridge"
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._name, self._is_there = f"hubplugin-{uuid.uuid4().hex[:8]}", False
+        self.peer = f"http://{self._name}:6335"
+
+    @staticmethod
+    @cache
+    def missing() -> str | None:
+        if shutil.which("docker") is None:
+            return "install Docker"
+        try:
+            is_silent = subprocess.run(["docker", "info"], capture_output=True, timeout=60).returncode
+        except subprocess.TimeoutExpired:
+            is_silent = True
+        return "start the Docker engine, which does not answer" if is_silent else None
+
+    @staticmethod
+    @cache
+    def unobtainable() -> str | None:
+        """Pulls the image if it is not here."""
+        if not subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode:
+            return None
+        pull = subprocess.run(["docker", "pull", "--quiet", IMAGE], capture_output=True, text=True)
+        reason = (pull.stderr.strip().splitlines() or ["no reason given"])[-1]
+        return f"the Docker engine cannot get {IMAGE}: {reason}" if pull.returncode else None
+
+    def start(self) -> None:
+        if not self._is_there:
+            self._is_there = True
+            # A server loses data on a container's own file system where the engine keeps that in FUSE.
+            volumes = ("/qdrant/storage", "/qdrant/snapshots", f"{self.folder}:{self.folder}:ro")
+            ports = (f"127.0.0.1:{self.address.http}:6333", f"127.0.0.1:{self.address.grpc}:6334")
+            variables = [f"{name}={value}" for name, value in self.settings.items()]
+            options = {"volume": volumes, "publish": ports, "env": variables, "network": [self.network]}
+            given = [word for name, values in options.items() for value in values for word in (f"--{name}", value)]
+            run_docker("create", "--name", self._name, *given, IMAGE, "./qdrant", *self.arguments)
+        run_docker("start", self._name)
+        wait_until(self.address.ready)
+
+    def stop(self) -> None:
+        run_docker("stop", "--time", "5", self._name)
+
+    def remove(self) -> None:
+        if self._is_there:
+            run_docker("rm", "--force", "--volumes", self._name)
+
+
+@contextmanager
+def container_network() -> Iterator[str]:
+    """The name of a network in which containers find each other by name."""
+    name = f"hubplugin-{uuid.uuid4().hex[:8]}"
+    run_docker("network", "create", name)
+    try:
+        yield name
+    finally:
+        run_docker("network", "rm", name)
+
+
+def run_docker(*command: str) -> None:
+    run = subprocess.run(["docker", *command], capture_output=True, text=True)
+    if run.returncode:
+        raise RuntimeError(f"docker {command[0]}: {run.stderr.strip()}")
+
+
 class Stalling:
     """Ports of this machine that lead to `others`, the ports of a server here, and can be made to pass nothing on."""
 
@@ -126,7 +232,7 @@ class Stalling:
         self._passing = threading.Event()
         self._passing.set()
         self._listening = [socket.create_server(("127.0.0.1", 0)) for _ in others]
-        self.ports = [each.getsockname()[1] for each in self._listening]
+        self.ports = [listening.getsockname()[1] for listening in self._listening]
         for listening, other in zip(self._listening, others, strict=True):
             threading.Thread(target=self._accept, args=(listening, other), daemon=True).start()
 
@@ -140,8 +246,8 @@ class Stalling:
             self._passing.set()
 
     def close(self) -> None:
-        for each in self._listening:
-            each.close()
+        for listening in self._listening:
+            listening.close()
 
     def _accept(self, listening: socket.socket, other: int) -> None:
         with suppress(OSError):  # closed
@@ -158,70 +264,13 @@ class Stalling:
                 sink.sendall(content)
 
 
-class Compose:
-    """A compose file, run as a project of its own on free ports."""
-
-    def __init__(self, file: str, services: tuple[str, ...], environment: dict[str, str], folder: Path):
-        ports = iter(free_ports(2 * len(services)))
-        self.ports = {service: (next(ports), next(ports)) for service in services}
-        for service, (http, grpc) in self.ports.items():
-            environment = environment | {f"{service.upper()}_HTTP": str(http), f"{service.upper()}_GRPC": str(grpc)}
-        version = os.environ.get("QDRANT_VERSION")
-        if version:
-            environment = environment | {"QDRANT_VERSION": version}
-        folder.mkdir(parents=True, exist_ok=True)
-        settings = folder / "compose.env"
-        settings.write_text("".join(f"{name}={value}\n" for name, value in environment.items()))
-        self._project = f"hubplugin-{uuid.uuid4().hex[:8]}"
-        self._command, self._file = f'docker compose --env-file "{settings}"', str(HERE / file)
-
-    @staticmethod
-    @cache
-    def missing() -> str | None:
-        if shutil.which("docker") is None:
-            return "install Docker with its compose plugin"
-        for command, reason in (
-            (["docker", "compose", "version"], "install Docker's compose plugin"),
-            (["docker", "info"], "start the Docker engine, which does not answer"),
-        ):
-            try:
-                if subprocess.run(command, capture_output=True, timeout=60).returncode:
-                    return reason
-            except subprocess.TimeoutExpired:
-                return reason
-        return None
-
-    @staticmethod
-    @cache
-    def unobtainable() -> str | None:
-        """Pulls the image if it is not here."""
-        image = f"qdrant/qdrant:{os.environ.get('QDRANT_VERSION') or DEFAULT_VERSION}"
-        if not subprocess.run(["docker", "image", "inspect", image], capture_output=True).returncode:
-            return None
-        pulled = subprocess.run(["docker", "pull", "--quiet", image], capture_output=True, text=True)
-        if not pulled.returncode:
-            return None
-        said = (pulled.stderr.strip().splitlines() or ["no reason given"])[-1]
-        return f"the Docker engine cannot get {image}: {said}"
-
-    @contextmanager
-    def started(self) -> Iterator["Compose"]:
-        clean_up = ["down --volumes --remove-orphans --timeout 5"]
-        with get_docker_services(self._command, self._file, self._project, [], clean_up):
-            self.run("up --detach --wait --wait-timeout 600")  # in here, so that a failure is cleaned up, too
-            yield self
-
-    def run(self, subcommand: str) -> None:
-        DockerComposeExecutor(self._command, self._file, self._project).execute(subcommand)
-
-
 def free_ports(count: int) -> list[int]:
     """Ports that the system has free. All are held until all are known, so that no two are the same."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for free in sockets:
+            free.bind(("127.0.0.1", 0))
+        return [free.getsockname()[1] for free in sockets]
 
 
 def make_certificates(folder: Path) -> Path:

@@ -21,17 +21,15 @@ def pool() -> ProcessPoolExecutor:
 
 
 def offsets(store) -> dict[int | str, float]:
-    return {
-        each: value for batch in store.scan() for each, value in zip(batch.ids, batch.offsets.tolist(), strict=True)
-    }
+    return {key: value for batch in store.scan() for key, value in zip(batch.ids, batch.offsets.tolist(), strict=True)}
 
 
 def test_a_worker_that_dies_while_it_writes_costs_its_shard(fill):
     alone, shared = (hubplugin.open_store(fill().url) for _ in range(2))
     hubplugin.apply(alone, BANK, **APPLY)
 
-    def kill(what: str, done: int, total: int) -> None:
-        if what.startswith("writing offsets"):  # of the first shard
+    def kill(task: str, done: int, total: int) -> None:
+        if task.startswith("writing offsets"):  # of the first shard
             with suppress(ProcessLookupError):  # dead by now, if another shard is reported meanwhile
                 os.kill(next(iter(executor._processes)), signal.SIGKILL)
 

@@ -5,6 +5,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
 
 import pytest
 from qdrant_client import models
@@ -12,9 +13,8 @@ from qdrant_client import models
 import hubplugin
 from hubplugin_qdrant import metadata
 from hubplugin_qdrant.calls import run
-from integration_tests.galleries import APPLY, BANK, LATER, OTHER_BANK, QUERIES, point_id
+from integration_tests.galleries import LATER, OTHER_BANK, QUERIES, point_id
 from integration_tests.waiting import wait_until
-from tests.qdrant.conftest import apply_to
 
 pytestmark = pytest.mark.needs("server")
 
@@ -32,7 +32,7 @@ def moved(ids):
     return [models.PointVectors(id=key, vector={"code": vector.tolist()}) for key, vector in vectors]
 
 
-def named(ids):
+def filter_of(ids):
     return models.Filter(must=[models.HasIdCondition(has_id=ids)])
 
 
@@ -48,8 +48,8 @@ WRITES = {
     ),
     "update": lambda c, name, ids: c.update_vectors(name, moved(ids[1:6])),
     "overwrite": lambda c, name, ids: c.overwrite_payload(name, {"row": 1}, points=ids[6:9]),
-    "overwrite by a filter": lambda c, name, ids: c.overwrite_payload(name, {"row": 1}, points=named(ids[9:12])),
-    "clear": lambda c, name, ids: c.clear_payload(name, points_selector=named(ids[12:15])),
+    "overwrite by a filter": lambda c, name, ids: c.overwrite_payload(name, {"row": 1}, points=filter_of(ids[9:12])),
+    "clear": lambda c, name, ids: c.clear_payload(name, points_selector=filter_of(ids[12:15])),
     "delete vectors": lambda c, name, ids: c.delete_vectors(name, ["code"], points=ids[15:18]),
     "several": lambda c, name, ids: c.batch_update_points(
         name,
@@ -61,92 +61,78 @@ WRITES = {
 }
 
 
-@pytest.fixture
-def no_wait(monkeypatch):
-    """Jobs do not wait for clients, of which none looks again by itself."""
-    monkeypatch.setattr(metadata, "MANIFEST_SECONDS", 0.0)
-
-
 def stays(client, name):
     """Reads the state of now, and the models, and does not look again by itself."""
     client.query_points(name, QUERIES[0], "code")
-    known = client._corrections.known[name]
-    known.until = time.monotonic() + 1e6
-    run(client._corrections.fitted(known))
+    cached = client._corrections.known[name]
+    cached.until = time.monotonic() + 1e6
+    run(client._corrections.fitted(cached))
     return client
 
 
-def held(gallery):
-    """The points that hold anything of ours."""
-    return [
-        key
-        for key, (vector, beside) in gallery.content().items()
-        if "hub_offset" in beside or any(name.startswith("hub_") for name in vector)
-    ]
-
-
 @pytest.mark.parametrize("change", ["remove", "another fit", "two more fits"])
-def test_what_is_written_by_an_old_state_is_brought_to_the_new_one(backend, fill, storage, change, no_wait):
-    gallery, client = fill(using="code"), backend.client()
-    given = {"vector": "code", "storage": storage, **APPLY}
-    apply_to(client, gallery.name, BANK, **given)
+def test_what_is_written_by_an_old_state_is_brought_to_the_new_one(backend, fill, storage, change, monkeypatch):
+    monkeypatch.setattr(metadata, "MANIFEST_SECONDS", 0.0)  # no job waits for clients, of which none looks again
+    gallery = fill(using="code")
+    gallery.correct(storage)
     writers = {write: stays(backend.wrapped(), gallery.name) for write in WRITES}
     if change == "remove":
         hubplugin.remove(gallery.store())
     else:
         for tau in (0.05, 0.04) if change == "two more fits" else (0.05,):
-            apply_to(client, gallery.name, OTHER_BANK, **given | {"tau": tau})
+            gallery.correct(storage, OTHER_BANK, tau=tau)
     for write, writer in writers.items():
         WRITES[write](writer, gallery.name, gallery.ids)
     if change != "remove":
         report = hubplugin.inspect(gallery.store(), queries=0)
         assert (report.missing, report.stale, report.foreign) == (0, 0, 0)
         hubplugin.remove(gallery.store())
-    assert not held(gallery)
+    for vectors, payload in gallery.content().values():
+        assert "hub_offset" not in payload
+        assert not any(name.startswith("hub_") for name in vectors)
 
 
 def test_an_alias_that_is_moved_under_load_fails_no_search(backend, fill):
     corrected, raw, client = fill(using="code"), fill(using="code"), backend.client()
-    apply_to(client, corrected.name, BANK, vector="code", storage="vector", **APPLY)
-    alias, stop, seen = f"{corrected.name}-alias", threading.Event(), Counter()
+    corrected.correct("vector")
+    alias, stop, outcomes = f"{corrected.name}-alias", threading.Event(), Counter()
 
     def move(to):
         create = models.CreateAlias(collection_name=to.name, alias_name=alias)
         client.update_collection_aliases([models.CreateAliasOperation(create_alias=create)])
 
-    def note(error=None):
-        seen["answered" if error is None else repr(error)[:200]] += 1
+    @contextmanager
+    def counted():
+        try:
+            yield
+            outcomes["answered"] += 1
+        except Exception as error:
+            outcomes[repr(error)[:200]] += 1
 
     def search(hub, row):
         while not stop.is_set():
-            try:
+            with counted():
                 hub.query_points(alias, QUERIES[row], "code", limit=3)
-                note()
-            except Exception as error:
-                note(error)
 
-    async def searches(hub):
-        async def one(row):
-            while not stop.is_set():
-                try:
-                    await hub.query_points(alias, QUERIES[row], "code", limit=3)
-                    note()
-                except Exception as error:
-                    note(error)
+    async def search_async(hub, row):
+        while not stop.is_set():
+            with counted():
+                await hub.query_points(alias, QUERIES[row], "code", limit=3)
 
-        await asyncio.gather(*map(one, range(8)))
+    async def search_together(hub):
+        await asyncio.gather(*(search_async(hub, row) for row in range(8)))
 
     move(corrected)
     hub, also = backend.wrapped(), backend.wrapped_async()
     threads = [threading.Thread(target=search, args=(hub, row)) for row in range(8)]
-    threads.append(threading.Thread(target=lambda: asyncio.run(searches(also))))
+    threads.append(threading.Thread(target=lambda: asyncio.run(search_together(also))))
     for thread in threads:
         thread.start()
     for turn in range(12):
-        so_far = seen.total()
-        wait_until(lambda so_far=so_far: seen.total() >= so_far + 100)
+        so_far = outcomes.total()
+        wait_until(lambda so_far=so_far: outcomes.total() >= so_far + 100)
         move([raw, corrected][turn % 2])
     stop.set()
     for thread in threads:
         thread.join()
-    assert set(seen) == {"answered"}
+    assert set(outcomes) == {"answered"}

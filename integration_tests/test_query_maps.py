@@ -11,6 +11,7 @@ from hubplugin import OffsetModel
 from hubplugin.jobs.write import write
 from integration_tests.galleries import (
     AGREED,
+    EXACT,
     LATER,
     PAIRS,
     QUERIES,
@@ -18,11 +19,10 @@ from integration_tests.galleries import (
     K,
     assert_same,
     exact_scores,
+    ids_of,
     payload,
     point_id,
 )
-
-EXACT = models.SearchParams(exact=True)
 
 ROUNDING = 1e-5
 """By how much a score may differ from float64: what float32 loses of an offset, a sum over the bank, is most of it."""
@@ -32,7 +32,7 @@ ROUNDING = 1e-5
 def model() -> OffsetModel:
     """A default model with the map that 2,500 pairs teach, which changes half of the rankings."""
     fitted = hubplugin.fit(TARGETS, PAIRS, learn=True)
-    mapped, plain = (exact_scores(QUERIES, TARGETS, each) for each in (fitted, without_map(fitted)))
+    mapped, plain = (exact_scores(QUERIES, TARGETS, model) for model in (fitted, without_map(fitted)))
     different = (np.argsort(-mapped)[:, :K] != np.argsort(-plain)[:, :K]).any(axis=1)
     assert different.mean() > 0.5
     return fitted
@@ -61,22 +61,22 @@ def mapped(backend, fill, storage, model):
 
 def test_single_searches_batches_and_prefetches_rank_by_the_mapped_query(mapped):
     name, hub = mapped.name, mapped.hub
-    alone = [hub.query_points(name, query, "code", limit=K, search_params=EXACT).points for query in 2 * QUERIES]
+    alone = mapped.search(hub, queries=2 * QUERIES, search_params=EXACT)
     assert_exact(alone, mapped.scores)
     requests = [models.QueryRequest(query=query.tolist(), using="code", limit=K, params=EXACT) for query in QUERIES]
     assert_exact([response.points for response in hub.query_batch_points(name, requests)], mapped.scores)
     for query, points in zip(QUERIES[:5], alone, strict=False):
         inner = models.Prefetch(query=query.tolist(), using="code", limit=K, params=EXACT)
         fused = hub.query_points(name, models.FusionQuery(fusion=models.Fusion.RRF), prefetch=[inner], limit=K).points
-        assert [point.id for point in fused] == [point.id for point in points]
+        assert ids_of([fused]) == ids_of([points])
 
 
 def test_thresholds_and_groups_are_of_the_mapped_query(mapped):
     threshold = float(np.quantile(mapped.scores[0], 0.9))
-    found = mapped.hub.query_points(
-        mapped.name, QUERIES[0], "code", limit=100, score_threshold=threshold, search_params=EXACT
-    ).points
-    assert len(found) == (mapped.scores[0] >= threshold).sum()
+    (points,) = mapped.search(
+        mapped.hub, queries=QUERIES[:1], limit=100, score_threshold=threshold, search_params=EXACT
+    )
+    assert len(points) == (mapped.scores[0] >= threshold).sum()
     groups = mapped.hub.query_points_groups(
         mapped.name, "row", QUERIES[0], "code", limit=K, group_size=1, search_params=EXACT
     ).groups
@@ -96,37 +96,32 @@ def test_a_plain_client_finds_the_same_by_the_printed_request(backend, mapped, s
             assert (found >= -np.sort(-mapped.scores[row])[K - 1] - ROUNDING).mean() >= AGREED - 0.1
 
 
-def test_newcomers_a_rollback_and_a_removal_know_the_map(backend, mapped, model):
-    mine = [point_id(len(mapped.ids) + row) for row in range(len(LATER))]
-    theirs, own = mine[:20], mine[20:]
-    mapped.insert(theirs, LATER[:20])
-    points = [
-        models.PointStruct(id=key, vector={"code": vector.tolist()}, payload=payload(row))
-        for row, (key, vector) in enumerate(zip(own, LATER[20:], strict=True))
-    ]
+def test_later_targets_a_rollback_and_a_removal_know_the_map(backend, mapped, model):
+    fresh = [point_id(len(mapped.ids) + row) for row in range(len(LATER))]
+    mapped.insert(fresh[:20], LATER[:20])
+    points = [mapped.point(key, vector, payload(0)) for key, vector in zip(fresh[20:], LATER[20:], strict=True)]
     mapped.hub.upsert(mapped.name, points, wait=True)
-    report = hubplugin.inspect(mapped.store(), queries=0)
-    assert (report.missing, report.stale) == (20, 0)
+    assert mapped.health()[1:] == (20, 0)
     hubplugin.refresh(mapped.store())
-    assert hubplugin.inspect(mapped.store(), queries=0).missing == 0
+    assert mapped.health()[1:] == (0, 0)
     vectors = np.concatenate([mapped.vectors, LATER])
 
-    def exact():
+    def assert_ranks_by(model):
         hub = backend.wrapped(oversampling=len(vectors) / K)
-        return [hub.query_points(mapped.name, q, "code", limit=K, search_params=EXACT).points for q in QUERIES]
+        assert_exact(mapped.search(hub, search_params=EXACT), exact_scores(QUERIES, vectors, model))
 
-    assert_exact(exact(), exact_scores(QUERIES, vectors, model))
+    assert_ranks_by(model)
     plain = without_map(model)
     write(mapped.store(), plain)
-    assert_exact(exact(), exact_scores(QUERIES, vectors, plain))
+    assert_ranks_by(plain)
     hubplugin.rollback(mapped.store())
-    assert_exact(exact(), exact_scores(QUERIES, vectors, model))
-    backend.client().delete(mapped.name, mine, wait=True)
+    assert_ranks_by(model)
+    backend.client().delete(mapped.name, fresh, wait=True)
     hubplugin.remove(mapped.store())
     assert_same(mapped.content(), mapped.before)
 
 
-@pytest.mark.needs("graph")
+@pytest.mark.needs("server")
 def test_a_graph_finds_as_much_of_the_mapped_ranking_as_of_the_raw_one(fill, storage, model):
     gallery = fill(using="code", graph=True)
     store = gallery.store(storage)

@@ -10,40 +10,28 @@ import pytest
 
 import hubplugin
 import hubplugin_faiss
-import hubplugin_qdrant
 from hubplugin import apply
-from integration_tests.galleries import AGREED, BANK, FIT, QUERIES, TARGETS, K, exact_scores, payload
-from tests.qdrant.conftest import apply_to
+from integration_tests.galleries import AGREED, BANK, FIT, QUERIES, TARGETS, K, exact_scores, ids_of, payload
 
 
 def test_wrapping_an_existing_qdrant_collection(backend, gallery):
     # There is a collection, and an application that searches it.
     client = backend.client()
-
-    def search(client):
-        return [client.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
-
-    before = search(client)
+    before = ids_of(gallery.search(client))
+    assert gallery.agreement(before, None) == 1
 
     # One call corrects it in place ...
-    apply_to(client, gallery.name, BANK, **FIT)
+    model = apply(gallery.store(), BANK, **FIT).model
 
     # ... and the application swaps its client for ours. It knows the server's address and nothing else.
-    after = search(backend.wrapped())
-
-    model = gallery.store().correction().model
-    assert gallery.agreement([[point.id for point in points] for points in before], None) == 1
-    assert gallery.agreement([[point.id for point in points] for points in after], model) >= AGREED
+    after = gallery.search(backend.wrapped())
+    assert gallery.agreement(ids_of(after), model) >= AGREED
     assert all(point.payload == payload(point.payload["row"]) for points in after for point in points)
 
     # The plain client still gets the raw ranking, and what is taken out again leaves nothing behind.
-    assert [[point.id for point in points] for points in search(client)] == [
-        [point.id for point in points] for points in before
-    ]
-    hubplugin.remove(hubplugin_qdrant.open_store(client, gallery.name))
-    assert [[point.id for point in points] for points in search(backend.wrapped())] == [
-        [point.id for point in points] for points in before
-    ]
+    assert ids_of(gallery.search(client)) == before
+    hubplugin.remove(gallery.store())
+    assert ids_of(gallery.search(backend.wrapped())) == before
 
 
 def test_upgrading_a_faiss_index_in_place(tmp_path):

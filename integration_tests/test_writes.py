@@ -7,37 +7,20 @@ import pytest
 from qdrant_client import models
 
 import hubplugin
-import hubplugin_qdrant
-from integration_tests.galleries import (
-    AGREED,
-    APPLY,
-    BANK,
-    LATER,
-    QUERIES,
-    TARGETS,
-    K,
-    assert_same,
-    point_id,
-)
-from tests.qdrant.conftest import apply_to
+from integration_tests.galleries import AGREED, LATER, QUERIES, TARGETS, K, assert_same, point_id
 
 
 @pytest.fixture
-def corrected(backend, gallery):
-    gallery.model = apply_to(backend.client(), gallery.name, BANK, **APPLY).model
+def corrected(gallery):
+    gallery.model = gallery.correct()
     return gallery
 
 
 def test_points_written_through_the_wrapper_need_no_refresh(backend, corrected):
     hub, rows = backend.wrapped(), len(corrected.ids)
     fresh = [point_id(rows + row) for row in range(len(LATER))]
-    hub.upsert(
-        corrected.name,
-        [
-            models.PointStruct(id=key, vector=vector.tolist(), payload={"row": rows})
-            for key, vector in zip(fresh, LATER, strict=True)
-        ],
-    )
+    points = [corrected.point(key, vector, {"row": rows}) for key, vector in zip(fresh, LATER, strict=True)]
+    hub.upsert(corrected.name, points)
     changed = [models.PointVectors(id=corrected.ids[row], vector=TARGETS[row + 1].tolist()) for row in range(20)]
     hub.update_vectors(corrected.name, changed)
     hub.overwrite_payload(corrected.name, {"row": "overwritten"}, points=corrected.ids[20:40])
@@ -45,7 +28,7 @@ def test_points_written_through_the_wrapper_need_no_refresh(backend, corrected):
     corrected.vectors = np.concatenate([TARGETS[1:21], corrected.vectors[20:-10], LATER])
     corrected.ids = corrected.ids[:-10] + fresh
     assert corrected.health() == (len(corrected.ids), 0, 0)
-    assert corrected.agreement(corrected.found(hub), corrected.model) >= AGREED
+    assert corrected.agreement(hub, corrected.model) >= AGREED
     shown = hub.retrieve(corrected.name, corrected.ids[20:40], with_payload=True)
     assert [record.payload for record in shown] == [{"row": "overwritten"}] * 20
 
@@ -78,12 +61,11 @@ def test_what_the_plain_client_is_refused_is_refused_alike_and_nothing_is_writte
 def test_what_misses_a_point_leaves_the_others_their_offsets(backend, corrected):
     hub, ids = backend.wrapped(), corrected.ids
     vectors = [models.PointVectors(id=key, vector=LATER[0].tolist()) for key in (ids[0], FRESH[0])]
-    writes = [
+    for write in (
         lambda: hub.update_vectors(corrected.name, vectors),
         lambda: hub.overwrite_payload(corrected.name, {"row": "overwritten"}, points=[ids[1], FRESH[0]]),
         lambda: hub.clear_payload(corrected.name, points_selector=[ids[2], FRESH[0]]),
-    ]
-    for write in writes:
+    ):
         with pytest.raises(Exception, match=f"{FRESH[0]}|No point with id"):  # the client cuts off what a cluster says
             write()
     assert corrected.health() == (len(ids), 0, 0)
@@ -95,9 +77,9 @@ def test_what_misses_a_point_leaves_the_others_their_offsets(backend, corrected)
 def test_what_others_wrote_in_the_place_of_offsets_is_told_and_left(backend, corrected):
     client, theirs = backend.client(), set(corrected.ids[:3])
     client.set_payload(corrected.name, {"hub_offset": {"v77": "1.5"}}, points=corrected.ids[:3], wait=True)
-    assert hubplugin.inspect(hubplugin_qdrant.open_store(client, corrected.name), queries=0).foreign == 3
-    hubplugin.remove(hubplugin_qdrant.open_store(client, corrected.name))
-    left = {key: beside.get("hub_offset") for key, (_, beside) in corrected.content().items()}
+    assert hubplugin.inspect(corrected.store(), queries=0).foreign == 3
+    hubplugin.remove(corrected.store())
+    left = {key: payload.get("hub_offset") for key, (_, payload) in corrected.content().items()}
     assert left == {key: {"v77": "1.5"} if key in theirs else None for key in corrected.ids}
 
 
@@ -107,18 +89,17 @@ THEIRS = [5, "", True, None, {}, {"city": 3}, {"v1": "one"}, {"v1": 0.5, "city":
 def test_a_payload_key_that_the_user_has_is_refused_and_another_one_taken(backend, fill):
     gallery, client = fill(rows=60), backend.client()
     key, (vector, before) = next(iter(gallery.content().items()))
-    given = {"bank": BANK, "storage": "payload", **APPLY}
     for theirs in THEIRS:
         point = models.PointStruct(id=key, vector=vector, payload=before | {"hub_offset": theirs})
         client.upsert(gallery.name, [point], wait=True)
         for dry_run in (True, False):
             with pytest.raises(hubplugin.StoreError, match=f"holds something of yours, in point {key!r}"):
-                apply_to(client, gallery.name, dry_run=dry_run, **given)
+                gallery.correct("payload", dry_run=dry_run)
     content = gallery.content()
-    model = apply_to(client, gallery.name, offset_key="nudge", **given).model
-    assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED
-    assert hubplugin.inspect(hubplugin_qdrant.open_store(client, gallery.name), queries=0).missing == 0
-    hubplugin.remove(hubplugin_qdrant.open_store(client, gallery.name))
+    model = gallery.correct("payload", offset_key="nudge")
+    assert gallery.agreement(backend.wrapped(), model) >= AGREED
+    assert gallery.health()[1] == 0
+    hubplugin.remove(gallery.store())
     assert_same(gallery.content(), content)
 
 
@@ -126,26 +107,25 @@ def test_ten_writers_and_ten_readers_at_once_lose_nothing(backend, corrected):
     rounds, rows = 5, len(corrected.ids)
 
     async def write(hub, writer):
-        for turn in range(rounds):
-            row = writer * rounds + turn
+        for row in range(writer * rounds, (writer + 1) * rounds):
             key = point_id(rows + row)
-            await hub.upsert(corrected.name, [models.PointStruct(id=key, vector=LATER[row].tolist(), payload={"n": 0})])
+            await hub.upsert(corrected.name, [corrected.point(key, LATER[row], {"n": 0})])
             await hub.set_payload(corrected.name, {"n": row}, points=[key])
 
     async def read(hub, reader):
-        for turn in range(rounds):
-            found = await hub.query_points(corrected.name, query=QUERIES[reader + turn], limit=K)
-            assert len(found.points) == K
-            assert [p.score for p in found.points] == sorted((p.score for p in found.points), reverse=True)
+        for query in QUERIES[reader : reader + rounds]:
+            points = (await hub.query_points(corrected.name, query=query, limit=K)).points
+            scores = [point.score for point in points]
+            assert (len(scores), scores) == (K, sorted(scores, reverse=True))
 
-    async def everyone():
+    async def run_all():
         hub = backend.wrapped_async()
         try:
             await asyncio.gather(*(work(hub, n) for n in range(10) for work in (write, read)))
         finally:
             await hub.close()
 
-    asyncio.run(everyone())
+    asyncio.run(run_all())
     assert corrected.health() == (rows + 10 * rounds, 0, 0)
-    written = {key: beside["n"] for key, (_, beside) in corrected.content().items() if "n" in beside}
+    written = {key: payload["n"] for key, (_, payload) in corrected.content().items() if "n" in payload}
     assert written == {point_id(rows + row): row for row in range(10 * rounds)}

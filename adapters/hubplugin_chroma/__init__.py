@@ -13,5 +13,13 @@ __all__ = ["HubCollection", "open_store"]
 
 def open_store(client: ClientAPI, collection: chromadb.Collection) -> ChromaStore:
     """The store that the jobs of `hubplugin` take, of a program that has a client; elsewhere `hubplugin.open_store`
-    takes a URL. Raises StoreError for a collection that cannot carry offsets."""
+    takes a URL.
+
+    Args:
+        client: The client of `collection`.
+        collection: The collection that is corrected; nothing is written to it.
+
+    Raises:
+        StoreError: The collection cannot carry offsets.
+    """
     return ChromaStore(client, collection)

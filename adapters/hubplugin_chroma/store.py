@@ -32,12 +32,12 @@ OURS, MANIFEST = "hubplugin", "hubplugin:manifest"
 """Metadata of our collections, and where that of the first holds the manifest."""
 
 METRICS = {"cosine": Metric.COSINE, "ip": Metric.DOT, "l2": Metric.EUCLIDEAN}
+SPACES = {Metric.COSINE: "ip", Metric.DOT: "ip", Metric.EUCLIDEAN: "l2"}
+"""Of copies."""
 ERRORS = (ChromaError, ValueError, httpx.HTTPError)
-
 
 SAMPLE = 20
 """Targets whose copies a wrapped collection compares beside those that a search returns."""
-
 
 UNSEEN = "Error finding id"
 """What Chroma says of a target in a folder that another process has added: its index does not know of it."""
@@ -62,7 +62,7 @@ class ChromaStore(CopyStore):
 
     def __init__(self, client: ClientAPI, collection: chromadb.Collection, url: str | None = None, every: float = 0.0):
         self.url = url or f"chroma:{collection.name}"
-        self._client, self._targets = (ErrorTranslator(each, self.url, ERRORS, damage) for each in (client, collection))
+        self._client, self._targets = (ErrorTranslator(part, self.url, ERRORS, damage) for part in (client, collection))
         self._hnsw: dict[str, Any] = collection.configuration_json.get("hnsw") or {}
         if not self._hnsw:
             raise StoreError(f"{self.url} has another index than HNSW, as in Chroma Cloud; use a server or a folder")
@@ -73,7 +73,7 @@ class ChromaStore(CopyStore):
 
     @property
     def dim(self) -> int:  # type: ignore[override]
-        for page in pages(self._targets, ["embeddings"]):
+        for page in read_pages(self._targets, ["embeddings"]):
             return len(page["embeddings"][0])
         if (version := self.read_manifest().find_current()[0]) is not None:
             return version.dim
@@ -85,51 +85,53 @@ class ChromaStore(CopyStore):
     def batches(self, copy: Copy | None, group_by: str | None, ids: Sequence[Id] | None = None) -> Iterator[Batch]:
         """Of a copy that cannot be read there are no offsets."""
         include = ["embeddings", *(["metadatas"] if group_by else [])]
-        for page in pages(self._targets, include) if ids is None else self._visible(include, ids):
-            stored = {} if copy is None else self._stored(copy, page["ids"]) or {}
-            groups = [(each or {}).get(group_by) for each in page["metadatas"]] if group_by else None
+        for page in read_pages(self._targets, include) if ids is None else self._read_visible(include, ids):
+            stored = {} if copy is None else self._read_copy(copy, page["ids"]) or {}
+            groups = [(metadata or {}).get(group_by) for metadata in page["metadatas"]] if group_by else None
             yield self.batch(copy, page["ids"], np.asarray(page["embeddings"], np.float32), stored, groups)
 
-    def _visible(self, include: Sequence[str], ids: Sequence[Id]) -> Iterator[dict[str, Any]]:
-        """What there is of `ids`, but for those that another process has added to this folder: this one cannot read
+    def _read_visible(self, include: Sequence[str], ids: Sequence[Id]) -> Iterator[dict[str, Any]]:
+        """The targets `ids`, save those that another process has added to this folder: this one cannot read
         their vectors, and plain searches leave them out, too."""
         try:
-            yield from list(pages(self._targets, include, ids))
+            yield from list(read_pages(self._targets, include, ids))
         except StoreError as error:
             if UNSEEN not in str(error):
                 raise
             for half in (ids[: len(ids) // 2], ids[len(ids) // 2 :]) if len(ids) > 1 else ():
-                yield from self._visible(include, half)
+                yield from self._read_visible(include, half)
 
     def is_readable(self, version: Copy) -> bool:
-        is_there = self.name_of(version.number) in self._ours()
-        return is_there and all(self._stored(version, page["ids"]) is not None for page in pages(self._targets, []))
+        is_there = self.name_of(version.number) in self._list_ours()
+        return is_there and all(
+            self._read_copy(version, page["ids"]) is not None for page in read_pages(self._targets, [])
+        )
 
-    def _stored(self, copy: Copy, ids: Sequence[str]) -> dict[Id, Any] | None:
+    def _read_copy(self, copy: Copy, ids: Sequence[str]) -> dict[Id, Any] | None:
         """What `copy` holds of `ids`, None if it cannot be read."""
         try:
-            found = self._collection(copy).get(ids=ids, include=["embeddings"])
+            page = self._open_copy(copy).get(ids=ids, include=["embeddings"])
         except StoreError as error:
             if damage(error.__cause__):
                 return None
             raise
-        return dict(zip(found["ids"], found["embeddings"], strict=True))
+        return dict(zip(page["ids"], page["embeddings"], strict=True))
 
     def nearest(self, copy: Copy | None, queries: np.ndarray, k: int, among: Collection[Id] | None) -> Hits:
         if among is not None and not among:
             return Hits([[] for _ in queries], [[] for _ in queries])
         collection = self._targets if copy is None else self._copy
-        found = collection.query(
+        answer = collection.query(
             query_embeddings=queries, n_results=k, ids=None if among is None else list(among), include=["distances"]
         )
-        return Hits(found["ids"], found["distances"])
+        return Hits(answer["ids"], answer["distances"])
 
     def active(self, *, anew: bool = False) -> Copy | None:
         """As of at most `every` seconds ago."""
         if anew or time.monotonic() > self._looked + self._every:
             self._active, self._settled = super().active(), False
             if self._active is not None:
-                self._copy = self._collection(self._active)
+                self._copy = self._open_copy(self._active)
             self._looked = time.monotonic()
         return self._active
 
@@ -139,13 +141,13 @@ class ChromaStore(CopyStore):
         if self._settled or not self._every:
             return self._settled and not self._wrong
         count = self.count()
-        some = [int(self._rng.integers(max(count - SAMPLE, 1))), max(count - 1, 0)]
-        samples = [self._targets.get(limit=SAMPLE, offset=start, include=[])["ids"] for start in some]
+        starts = [int(self._rng.integers(max(count - SAMPLE, 1))), max(count - 1, 0)]
+        samples = [self._targets.get(limit=SAMPLE, offset=start, include=[])["ids"] for start in starts]
         self.read_offsets(copy, {key for page in samples for key in page})
         self._settled = count == self._copy.count()
         return False
 
-    def keep(self, ids: Sequence[str]) -> None:
+    def update_copy(self, ids: Sequence[str]) -> None:
         """Puts the targets `ids`, as they are now, into the active copy; what is deleted leaves it."""
         copy = self.active(anew=True)
         if copy is not None and ids:
@@ -154,88 +156,89 @@ class ChromaStore(CopyStore):
             compared = compare(self, model, batches, Counts(), Compute(), "keeping")
             write_wrong(CopyWriting(self, model, copy, "active"), compared)
             if gone := set(ids).difference(*(batch.ids for batch in batches)):
-                self._collection(copy).delete(ids=list(gone))
+                self._open_copy(copy).delete(ids=list(gone))
 
     def read_text(self) -> str | None:
-        ours = self._ours()
+        ours = self._list_ours()
         return ours[self.name].metadata.get(MANIFEST, "") if self.name in ours else None
 
     def write_manifest(self, manifest: Manifest[Copy]) -> None:
-        held = {OURS: "1", MANIFEST: manifest.model_dump_json()}
-        if self.name in self._ours():
-            self._client.get_collection(self.name, embedding_function=None).modify(metadata=held)
+        metadata = {OURS: "1", MANIFEST: manifest.model_dump_json()}
+        if self.name in self._list_ours():
+            self._client.get_collection(self.name, embedding_function=None).modify(metadata=metadata)
         else:
-            self._client.create_collection(self.name, metadata=held, embedding_function=None)
+            self._client.create_collection(self.name, metadata=metadata, embedding_function=None)
         self._looked = -np.inf
 
     def switch(self, version: Copy) -> None:
         super().switch(version)
-        self.keep(list(ids_of(self._collection(version)) - ids_of(self._targets)))
+        self.update_copy(list(read_ids(self._open_copy(version)) - read_ids(self._targets)))
 
     def write_model(self, version: Copy, model: OffsetModel) -> None:
         for name in (self.name_of(version.number), self.name_of(version.number, "model")):
             self.drop(name)
-        parts = self._client.create_collection(name, metadata={OURS: "1"}, embedding_function=None)
+        collection = self._client.create_collection(name, metadata={OURS: "1"}, embedding_function=None)
         for number, part in enumerate(model.to_texts()):
-            parts.add(ids=[str(number)], embeddings=[[0.0]], metadatas=[{"number": number, "part": part}])
+            collection.add(ids=[str(number)], embeddings=[[0.0]], metadatas=[{"number": number, "part": part}])
 
     def read_model(self, version: Copy) -> OffsetModel:
         collection = self._client.get_collection(self.name_of(version.number, "model"), embedding_function=None)
-        parts = sorted(collection.get(include=["metadatas"])["metadatas"], key=lambda each: int(each["number"]))
-        return OffsetModel.from_texts([each["part"] for each in parts], self.url)
+        parts = sorted(collection.get(include=["metadatas"])["metadatas"], key=lambda part: int(part["number"]))
+        return OffsetModel.from_texts([part["part"] for part in parts], self.url)
 
     def make_room(self, version: Copy) -> None:
-        how = {"hnsw": {**self._hnsw, "space": "l2" if self.metric is Metric.EUCLIDEAN else "ip"}}
-        given = {"metadata": {OURS: "1"}, "configuration": how, "embedding_function": None}
-        if self.name_of(version.number) not in self._ours():
-            self._client.create_collection(self.name_of(version.number), **given)
+        name, hnsw = self.name_of(version.number), {**self._hnsw, "space": SPACES[self.metric]}
+        if name not in self._list_ours():
+            self._client.create_collection(
+                name, metadata={OURS: "1"}, configuration={"hnsw": hnsw}, embedding_function=None
+            )
 
     def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
-        self._collection(copy).upsert(ids=list(ids), embeddings=vectors)
+        self._open_copy(copy).upsert(ids=list(ids), embeddings=vectors)
 
     def drop(self, name: str) -> None:
         self._looked = -np.inf
-        if name in self._ours():
+        if name in self._list_ours():
             self._client.delete_collection(name)
 
-    def _ours(self) -> dict[str, Any]:
+    def _list_ours(self) -> dict[str, Any]:
         """The collections that a correction has made, of whatever collection, by name."""
-        return {each.name: each for each in self._client.list_collections() if OURS in (each.metadata or {})}
+        return {place.name: place for place in self._client.list_collections() if OURS in (place.metadata or {})}
 
-    def _collection(self, copy: Copy) -> Any:
+    def _open_copy(self, copy: Copy) -> Any:
         return self._client.get_collection(self.name_of(copy.number), embedding_function=None)
 
 
-def pages(collection: Any, include: Sequence[str], ids: Sequence[Id] | None = None) -> Iterator[dict[str, Any]]:
+def read_pages(collection: Any, include: Sequence[str], ids: Sequence[Id] | None = None) -> Iterator[dict[str, Any]]:
     """What `collection` holds, or holds of `ids`."""
     for start in range(0, collection.count() + BATCH if ids is None else len(ids), BATCH):
-        which = {"limit": BATCH, "offset": start} if ids is None else {"ids": ids[start : start + BATCH]}
-        page = collection.get(**which, include=include)
+        part = {"limit": BATCH, "offset": start} if ids is None else {"ids": ids[start : start + BATCH]}
+        page = collection.get(**part, include=include)
         if page["ids"]:
             yield page
 
 
-def ids_of(collection: Any) -> set[str]:
-    return {key for page in pages(collection, []) for key in page["ids"]}
+def read_ids(collection: Any) -> set[str]:
+    return {key for page in read_pages(collection, []) for key in page["ids"]}
 
 
 def open_url(url: str) -> ChromaStore:
     """The store behind `chroma:FOLDER/COLLECTION`, or `chroma://HOST:8000/COLLECTION` (or `chroma+https`), which may
     end in `?tenant=T&database=D`. Raises StoreError if there is none."""
-    parts, (place, _, name) = urlsplit(url), url.partition(":")[2].rpartition("/")
-    where = dict(parse_qsl(parts.query, keep_blank_values=True))
-    if "@" in parts.netloc or where.keys() - ({"tenant", "database"} if parts.netloc else set()):
+    parts, (folder, _, name) = urlsplit(url), url.partition(":")[2].rpartition("/")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if "@" in parts.netloc or options.keys() - ({"tenant", "database"} if parts.netloc else set()):
         raise StoreError(
             "expected chroma://HOST:8000/COLLECTION, with no more than ?tenant=T&database=D behind it; a client with a "
             "password or other settings goes to hubplugin_chroma.open_store"
         )
     chroma = ErrorTranslator(chromadb, url, ERRORS, damage)
     if parts.netloc:
-        client = chroma.HttpClient(parts.hostname, parts.port or 8000, ssl=parts.scheme == "chroma+https", **where)
-    elif (Path(place) / "chroma.sqlite3").is_file():
-        client = chroma.PersistentClient(place)
+        client = chroma.HttpClient(parts.hostname, parts.port or 8000, ssl=parts.scheme == "chroma+https", **options)
+    elif (Path(folder) / "chroma.sqlite3").is_file():
+        client = chroma.PersistentClient(folder)
     else:
-        raise StoreError(f"{url}: {place!r} is no folder of Chroma; expected chroma:FOLDER/COLLECTION")
+        raise StoreError(f"{url}: {folder!r} is no folder of Chroma; expected chroma:FOLDER/COLLECTION")
     store = ChromaStore(client, client.get_collection(name.partition("?")[0], embedding_function=None), url)
-    store.folder = None if parts.netloc else Path(place)
+    store.folder = None if parts.netloc else Path(folder)
     return store

@@ -42,7 +42,7 @@ READING = timedelta(minutes=10)
 def open_url(url: str) -> LanceStore:
     """The store behind `lancedb:FOLDER/TABLE`; raises StoreError if there is no such table."""
     folder, _, table = url.removeprefix("lancedb:").rpartition("/")
-    if not Path(folder).is_dir() or table not in _tables(lancedb.connect(folder)):
+    if not Path(folder).is_dir() or table not in _list_tables(lancedb.connect(folder)):
         raise StoreError(f"{without_secrets(url)}: there is no such table; expected lancedb:FOLDER/TABLE")
     return LanceStore(folder, table)
 
@@ -70,46 +70,47 @@ class LanceStore(CopyStore):
 
     def batches(self, copy: Copy | None, group_by: str | None, ids: Sequence[Id] | None = None) -> Iterator[Batch]:
         require_ungrouped(self, group_by)
-        table = None if copy is None else self._table(copy)
-        held = {} if table is None else self._rows(table, ids)
+        table = None if copy is None else self._open_copy(copy)
+        copied = {} if table is None else self._row_numbers(table, ids)
         if ids is None:
-            read = self._read(self.table.search().where("vector IS NOT NULL").select(["id", "vector"]))
+            batches = self._read(self.table.search().where("vector IS NOT NULL").select(["id", "vector"]))
         else:  # a condition on vectors would read all of them
-            read = self._taken(self.table, [*self._rows(self.table, ids).values()])
-        for batch in read:
-            there = batch.filter(batch.column("vector").is_valid())
-            keys, stored = there.column("id").to_pylist(), dict[Id, Sequence[float]]()
-            for part in self._taken(table, [held[key] for key in keys if key in held]):
+            batches = self._read_rows(self.table, [*self._row_numbers(self.table, ids).values()])
+        for batch in batches:
+            targets, stored = batch.filter(batch.column("vector").is_valid()), dict[Id, Sequence[float]]()
+            keys = targets.column("id").to_pylist()
+            for part in self._read_rows(table, [copied[key] for key in keys if key in copied]):
                 stored |= zip(part.column("id").to_pylist(), _matrix(part.column("vector")), strict=True)
-            yield self.batch(copy, keys, _matrix(there.column("vector")), stored)
+            yield self.batch(copy, keys, _matrix(targets.column("vector")), stored)
 
-    def _rows(self, table: Any, ids: Sequence[Id] | None) -> dict[Id, int]:
+    def _row_numbers(self, table: Any, ids: Sequence[Id] | None) -> dict[Id, int]:
         """Where `table` has its targets, or `ids` of them: LanceDB's numbers of the rows."""
         search = table.search().select(["id"]).with_row_id(True)
-        read = self._read(search if ids is None else search.where(_among(ids)))
-        columns = ((batch.column(name).to_pylist() for name in ("id", "_rowid")) for batch in read)
-        return {key: row for keys, rows in columns for key, row in zip(keys, rows, strict=True)}
+        numbers = dict[Id, int]()
+        for batch in self._read(search if ids is None else search.where(_is_among(ids))):
+            numbers |= zip(batch.column("id").to_pylist(), batch.column("_rowid").to_pylist(), strict=True)
+        return numbers
 
-    def _taken(self, table: Any, rows: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        return table.take_row_ids(rows).select(["id", "vector"]).to_arrow().to_batches() if rows else iter(())
+    def _read_rows(self, table: Any, numbers: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        columns = ["id", "vector"]
+        return table.take_row_ids(numbers).select(columns).to_arrow().to_batches() if numbers else iter(())
 
     def nearest(self, copy: Copy | None, queries: np.ndarray, k: int, among: Collection[Id] | None) -> Hits:
-        table, how = (self.table, "cosine") if copy is None else (self._table(copy), "dot")
-        search = table.search([*queries], vector_column_name="vector").distance_type(how).limit(k)
+        table, distance = (self.table, "cosine") if copy is None else (self._open_copy(copy), "dot")
+        search = table.search([*queries], vector_column_name="vector").distance_type(distance).limit(k)
         search = search.select(["id", "_distance"])
         hits = Hits([[] for _ in queries], [[] for _ in queries])
-        for row in (search if among is None else search.where(_among(among))).to_list():
-            place = row.get("query_index", 0)  # which LanceDB leaves out of the answer to one query
-            hits.ids[place].append(row["id"])
-            hits.scores[place].append(row["_distance"])
+        for row in (search if among is None else search.where(_is_among(among))).to_list():
+            query = row.get("query_index", 0)  # which LanceDB leaves out of the answer to one query
+            hits.ids[query].append(row["id"])
+            hits.scores[query].append(row["_distance"])
         return hits
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         super().require_writable(dry_run=dry_run)
-        ids = [
-            key for batch in self._read(self.table.search().select(["id"])) for key in batch.column("id").to_pylist()
-        ]
-        wrong = Counter(ids) - Counter(set(ids) - {None})
+        batches = self._read(self.table.search().select(["id"]))
+        ids = Counter(key for batch in batches for key in batch.column("id").to_pylist())
+        wrong = ids - Counter(ids.keys() - {None})
         if wrong:
             names = ", ".join(map(repr, list(wrong)[:3]))
             raise StoreError(
@@ -117,10 +118,10 @@ class LanceStore(CopyStore):
             )
 
     def read_text(self) -> str | None:
-        return self._content(self.name).decode() if self._is_there(self.name) else None
+        return self._read_document(self.name).decode() if self._is_there(self.name) else None
 
     def write_manifest(self, manifest: Manifest[Copy]) -> None:
-        self._write(self.name, manifest.model_dump_json().encode())
+        self._write_document(self.name, manifest.model_dump_json().encode())
         self._database.open_table(self.name).optimize(cleanup_older_than=READING)
 
     def delete_manifest(self) -> None:
@@ -130,11 +131,11 @@ class LanceStore(CopyStore):
         super().delete_manifest()
 
     def read_model(self, version: Copy) -> OffsetModel:
-        return OffsetModel.from_bytes(self._content(self.name_of(version.number, "model")), self.url)
+        return OffsetModel.from_bytes(self._read_document(self.name_of(version.number, "model")), self.url)
 
     def write_model(self, version: Copy, model: OffsetModel) -> None:
         self.drop(self.name_of(version.number))
-        self._write(self.name_of(version.number, "model"), model.to_bytes())
+        self._write_document(self.name_of(version.number, "model"), model.to_bytes())
 
     def make_room(self, version: Copy) -> None:
         if not self._is_there(self.name_of(version.number)):
@@ -142,40 +143,40 @@ class LanceStore(CopyStore):
             self._database.create_table(self.name_of(version.number), pa.schema(columns, OURS).empty_table())
 
     def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
-        table = self._table(copy)
+        table = self._open_copy(copy)
         column = pa.FixedSizeListArray.from_arrays(vectors.ravel(), self.dim + 1)
         rows = pa.table([pa.array(ids, table.schema.field("id").type), column], table.schema)
         table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
     def switch(self, version: Copy) -> None:
         """Its table is made compact before; a version that a search may still read stays for a while."""
-        table = self._table(version)
-        there = {key for batch in self.batches(None, None) for key in batch.ids}
-        gone = [key for key in self._rows(table, None) if key not in there]
+        table = self._open_copy(version)
+        targets = {key for batch in self.batches(None, None) for key in batch.ids}
+        gone = [key for key in self._row_numbers(table, None) if key not in targets]
         for start in range(0, len(gone), BATCH):
-            table.delete(_among(gone[start : start + BATCH]))
+            table.delete(_is_among(gone[start : start + BATCH]))
         self._compact(table, READING if version == self.active() else timedelta(0))
         super().switch(version)
 
     def drop(self, name: str) -> None:
-        if name in _tables(self._database):
+        if name in _list_tables(self._database):
             self._is_there(name)
             self._database.drop_table(name, ignore_missing=True)
 
-    def _table(self, copy: Copy) -> Any:
+    def _open_copy(self, copy: Copy) -> Any:
         return self._database.open_table(self.name_of(copy.number))
 
-    def _content(self, name: str) -> bytes:
+    def _read_document(self, name: str) -> bytes:
         rows = self._database.open_table(name).search().to_list()
         return bytes(rows[0].get("content", b"")) if len(rows) == 1 else b""
 
-    def _write(self, name: str, content: bytes) -> None:
+    def _write_document(self, name: str, content: bytes) -> None:
         rows = pa.Table.from_pylist([{"content": content}], DOCUMENT)
         self._database.create_table(name, rows, mode="overwrite" if self._is_there(name) else "create")
 
     def _is_there(self, name: str) -> bool:
         """Whether there is this table of ours; raises StoreError if there is one of the user's."""
-        if name not in _tables(self._database):
+        if name not in _list_tables(self._database):
             return False
         try:
             schema = self._database.open_table(name).schema
@@ -200,13 +201,13 @@ class LanceStore(CopyStore):
             raise as_store_error(error, self.url) from error
 
 
-def _among(ids: Collection[Id]) -> str:
+def _is_among(ids: Collection[Id]) -> str:
     """The condition of a row whose id is one of `ids`."""
     words = (str(key) if isinstance(key, int) else "'" + key.replace("'", "''") + "'" for key in ids)
     return f"id IN ({', '.join(words)})" if ids else "false"
 
 
-def _tables(database: Any) -> list[str]:
+def _list_tables(database: Any) -> list[str]:
     names: list[str] = database.list_tables(limit=10_000).tables
     return names
 

@@ -3,8 +3,8 @@
 `hubplugin.open_store("postgresql://user@host/db?table=photos")` is what every job takes; `order_by` is for an
 application's own searches, `offsets` for its inserts.
 
-`store` is the contract of `hubplugin.store`; it reads and writes the table that `schema` found, keeps versions in
-`metadata`, and asks by `transport`. The SQL of a ranking is in `requests`.
+`store` is the contract of `hubplugin.store`; it reads and writes the table that `schema` describes, keeps versions in
+`metadata`, and sends SQL by `database`. The SQL of a ranking is in `requests`.
 """
 
 from __future__ import annotations
@@ -20,28 +20,43 @@ __all__ = ["OrderBy", "offsets", "order_by"]
 
 
 def order_by(store: PgvectorStore, query: np.ndarray, alias: str = "") -> OrderBy:
-    """What an ORDER BY says for the corrected ranking of one query [d], so that the index is used.
+    """What an ORDER BY says for the corrected ranking of one query, so that the index is used.
 
         order = order_by(store, query)
         connection.execute(f"SELECT id FROM photos ORDER BY {order.sql} LIMIT 10", order.parameters)
         session.scalars(select(Photo).order_by(order.sqlalchemy()).limit(10))
         Photo.objects.order_by(order.django())[:10]
 
-    A query map of the correction has been applied to the query. alias: what the query calls the table, where columns of
-    another have the same names. It asks the database which correction is active: one short transaction a call.
+    It asks the database which correction is active, one short transaction a call, and applies its query map.
 
-    Raises InputError for a query of another shape, StoreError where no correction is active.
+    Args:
+        store: What `hubplugin.open_store` opens.
+        query: The raw query [d].
+        alias: What the statement calls the table, where columns of another have the same names.
+
+    Raises:
+        InputError: The query has another shape.
+        StoreError: No correction is active.
     """
     version = store.require_active()
-    return requests.order_by(store.ranking(version, alias), store.asked(store.checked(query)[None], version)[0])
+    return requests.order_by(store.order(version, alias), store.map_query(query, version))
 
 
 def offsets(store: PgvectorStore, vectors: VectorLike) -> np.ndarray:
-    """The offsets [n] float32 of `vectors` [n, d], for the column `hub_offset` of rows that are inserted or updated:
+    """The offsets of new vectors, for the column `hub_offset` of rows that are inserted or updated:
 
         INSERT INTO photos (id, embedding, hub_offset) VALUES (%s, %s, %s)
 
-    A row without one is found by its raw similarity until `hubplugin refresh`. The model is read anew where it is not
-    the one of the last call. Raises StoreError where no correction is active.
+    A row without an offset is found by its raw similarity until `hubplugin refresh`.
+
+    Args:
+        store: What `hubplugin.open_store` opens. It reads the model again where another one is active.
+        vectors: The targets [n, d].
+
+    Returns:
+        float32 [n].
+
+    Raises:
+        StoreError: No correction is active.
     """
     return store.model(store.require_active()).offsets(vectors)

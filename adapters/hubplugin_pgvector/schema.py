@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from hubplugin.errors import StoreError
+from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
-from hubplugin.store import Id
-from hubplugin_pgvector.transport import WAIT_FOR_TABLE, Transport, name_of, short
+from hubplugin_pgvector.database import WAIT_FOR_TABLE, Database, quote_name, truncate
 
 OFFSET = "hub_offset"
-TYPES = ("vector", "halfvec")
-MOST = {"vector": 2000, "halfvec": 4000}
+MOST_DIMENSIONS = {"vector": 2000, "halfvec": 4000}
 """The most dimensions that an index of each type can have."""
-OPCLASSES = {"cosine": Metric.COSINE, "ip": Metric.DOT, "l2": Metric.EUCLIDEAN}
+INTEGERS = ("smallint", "integer", "bigint")
+METRICS = {"cosine": Metric.COSINE, "ip": Metric.DOT, "l2": Metric.EUCLIDEAN}
+"""By the second word of an operator class."""
 KINDS = {"v": "a view", "m": "a materialised view", "f": "a foreign table", "S": "a sequence", "i": "an index"}
 
 TABLE = """
@@ -29,10 +28,12 @@ COLUMNS = """
 SELECT attname::text, typname::text, atttypmod, attnum
     FROM pg_attribute JOIN pg_type t ON t.oid = atttypid WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
 """
-PARTITIONS = """
-SELECT relid::bigint, parentrelid::bigint, isleaf, nspname::text, relname::text, relkind::text
-    FROM pg_partition_tree(%s::oid::regclass) JOIN pg_class c ON c.oid = relid
-    JOIN pg_namespace n ON n.oid = relnamespace ORDER BY level
+TREE = """(SELECT relid, parentrelid, level FROM pg_partition_tree(%(oid)s::oid::regclass)
+    UNION SELECT %(oid)s::oid::regclass, NULL, 0) AS tree (relation, parent, level)"""
+"""A table by its oid, and its partitions."""
+RELATIONS = f"""
+SELECT relation::oid::bigint, parent::oid::bigint, relkind::text, nspname::text, relname::text
+    FROM {TREE} JOIN pg_class c ON c.oid = relation JOIN pg_namespace n ON n.oid = relnamespace ORDER BY level
 """
 INDEXES = """
 SELECT split_part(opcname, '_', 2), array_to_string(reloptions, ', '), amname::text
@@ -48,20 +49,18 @@ SELECT array_agg(attname::text ORDER BY place), array_agg(format_type(atttypid, 
     WHERE attrelid = indrelid AND indrelid = %s AND indisunique AND place <= indnkeyatts
     AND indpred IS NULL AND indexprs IS NULL AND indisvalid GROUP BY indexrelid, indisprimary
 """
-TREE = "(SELECT %s::oid UNION SELECT relid FROM pg_partition_tree(%s))"
-"""A table by its oid, given twice, and its partitions."""
-FIRING = f"""
-SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid IN {TREE} AND NOT tgisinternal AND tgenabled IN ('O', 'A')
-    AND tgtype & 16 > 0 AND tgattr::text = ''
-UNION SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = %s AND ev_type = '2' AND ev_enabled IN ('O', 'A')
-    ORDER BY 1
+TRIGGERS = f"""
+SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid IN (SELECT relation FROM {TREE}) AND NOT tgisinternal
+    AND tgenabled IN ('O', 'A') AND tgtype & 16 > 0 AND tgattr::text = ''
+UNION SELECT 'rule ' || rulename FROM pg_rewrite
+    WHERE ev_class = %(oid)s AND ev_type = '2' AND ev_enabled IN ('O', 'A') ORDER BY 1
 """
-POLICIES = (
-    "SELECT row_security_active(%s::oid), ARRAY(SELECT polname::text FROM pg_policy WHERE polrelid = %s ORDER BY 1)"
-)
-TOUCHED = f"""
-SELECT coalesce(sum(pg_stat_get_xact_tuples_inserted(oid) + pg_stat_get_xact_tuples_updated(oid)
-    + pg_stat_get_xact_tuples_deleted(oid)), 0)::bigint FROM {TREE} AS tree (oid)
+POLICIES = """
+SELECT row_security_active(%(oid)s::oid), ARRAY(SELECT polname::text FROM pg_policy WHERE polrelid = %(oid)s ORDER BY 1)
+"""
+CHANGES = f"""
+SELECT coalesce(sum(pg_stat_get_xact_tuples_inserted(relation) + pg_stat_get_xact_tuples_updated(relation)
+    + pg_stat_get_xact_tuples_deleted(relation)), 0)::bigint FROM {TREE}
 """
 
 IndexKind = Literal["vector", "halfvec", "none"]
@@ -69,37 +68,31 @@ IndexKind = Literal["vector", "halfvec", "none"]
 
 @dataclass(frozen=True)
 class Key:
-    """The columns that tell one row from another, and the SQL type of each. plain: it is one whole number, and ids are
-    int; else an id is the text of the column, and of several columns a JSON list of texts."""
+    """The columns that tell one row from another, and the SQL type of each. The id of a row is int where one column of
+    whole numbers tells it, else the text of the column, and of several columns a JSON list of texts."""
 
     columns: Sequence[str]
     types: Sequence[str]
-    plain: bool
 
-    def selected(self, *table: str) -> str:
-        """The columns in a SELECT, of `table` where others have the same names."""
-        return ", ".join(name_of(*table, name) + ("" if self.plain else "::text") for name in self.columns)
+    def names(self, *table: str) -> str:
+        """The columns in SQL, of `table` where others have the same names."""
+        return ", ".join(quote_name(*table, name) for name in self.columns)
 
-    def id_of(self, values: Sequence[object]) -> Id:
-        if len(values) > 1:
-            return json.dumps(values, ensure_ascii=False)
-        return cast(Id, values[0])
+    def id(self, *table: str) -> str:
+        """The id of a row in SQL."""
+        if len(self.columns) > 1:
+            texts = ", ".join(f"{quote_name(*table, name)}::text" for name in self.columns)
+            return f"json_build_array({texts})::text"
+        return self.names(*table) if self.types[0] in INTEGERS else f"{self.names(*table)}::text"
 
-    def values_of(self, key: Id) -> list[str]:
-        """What `id_of` was given, as texts."""
-        return [str(key)] if len(self.columns) == 1 else json.loads(str(key))
-
-    def placeholders(self) -> str:
-        """The columns of one row as parameters, from texts."""
-        return ", ".join(f"%s::text::{kind}" for kind in self.types)
-
-    def listed(self, *table: str) -> str:
-        """The columns themselves; of `table`, where those of `selected` have the same names and another order."""
-        return ", ".join(name_of(*table, name) for name in self.columns)
+    def values(self, id: str) -> str:
+        """The columns of the row whose id is `id` in SQL, a text."""
+        texts = [f"({id}::json ->> {place})" for place in range(len(self.types))] if len(self.types) > 1 else [id]
+        return ", ".join(f"{text}::{sql_type}" for text, sql_type in zip(texts, self.types, strict=True))
 
 
 @dataclass(frozen=True)
-class Table:
+class VectorTable:
     """The column `vector`, of `dim` components and of a `type` of pgvector, in the table `schema`.`name`; oid, number:
     by which PostgreSQL knows both, whatever their names. index: the type of the index that corrected searches use.
     options: those of the HNSW index that the user has on the column."""
@@ -107,7 +100,6 @@ class Table:
     oid: int
     schema: str
     name: str
-    partitioned: bool
     vector: str
     number: int
     type: str
@@ -120,182 +112,167 @@ class Table:
 
     @property
     def identifier(self) -> str:
-        return name_of(self.schema, self.name)
+        return quote_name(self.schema, self.name)
 
-    def vectors_there(self) -> str:
+    @property
+    def has_vector(self) -> str:
         """The condition on rows that have something to correct."""
-        return f"{name_of(self.vector)} IS NOT NULL"
+        return f"{quote_name(self.vector)} IS NOT NULL"
 
 
-def firing(transport: Transport, table: Table) -> Sequence[str]:
+def list_triggers(database: Database, oid: int) -> Sequence[str]:
     """What fires on an update of `hub_offset`: `trigger NAME` and `rule NAME`."""
-    return [row[0] for row in transport.rows(FIRING, (table.oid,) * 3)]
+    return [row[0] for row in database.rows(TRIGGERS, {"oid": oid})]
 
 
-def hiding(transport: Transport, table: Table) -> str:
-    """The policies that may hide rows of `table` from the role; empty where it sees all."""
-    active, policies = transport.rows(POLICIES, (table.oid, table.oid))[0]
-    return (f"row security ({', '.join(policies)})" if policies else "row security without a policy") if active else ""
+def describe_policies(database: Database, oid: int) -> str:
+    """The policies that may hide rows of a table from the role; empty where it sees all."""
+    is_active, policies = database.rows(POLICIES, {"oid": oid})[0]
+    security = f"row security ({', '.join(policies)})" if policies else "row security without a policy"
+    return security if is_active else ""
 
 
-def touched(transport: Transport, table: Table) -> int:
-    """How often this session has inserted, updated or deleted a row of `table`, since a moment before."""
-    return int(transport.rows(TOUCHED, (table.oid, table.oid))[0][0])
+def count_changes(database: Database, oid: int) -> int:
+    """How often this session has inserted, updated or deleted a row of a table, since a moment before."""
+    return int(database.rows(CHANGES, {"oid": oid})[0][0])
 
 
-def read(transport: Transport, given: Mapping[str, str]) -> Table:
-    """The table of which `given`, from a URL, names `table` and, where it is not plain, `vector`, `key`, `metric` and
+def read(database: Database, options: Mapping[str, str]) -> VectorTable:
+    """The column that the `options` of a URL name: `table` and, where it is not plain, `vector`, `key`, `metric` and
     `index`. Names are written as in SQL. Raises StoreError for what is not there or cannot carry offsets."""
-    url = transport.url
-    if not given.get("table"):
+    url, table = database.url, options.get("table")
+    if not table:
         raise StoreError(f"{url}: names no table: postgresql://user@host/db?table=photos&vector=embedding&key=id")
-    found = transport.rows(TABLE, (given["table"],))
-    if not found:
-        raise StoreError(
-            f'{url}: there is no table {given["table"]}; names are as in SQL: Photos is photos, "Photos" is not'
-        )
-    oid, schema, name, kind, is_partition, has_children = found[0]
+    rows = database.rows(TABLE, (table,))
+    if not rows:
+        raise StoreError(f'{url}: there is no table {table}; names are as in SQL: Photos is photos, "Photos" is not')
+    oid, schema, name, kind, is_partition, has_children = rows[0]
     if kind not in "rp":
-        raise StoreError(
-            f"{url}: {given['table']} is {KINDS.get(kind, 'no table')}; name the table that has the vectors"
-        )
+        raise StoreError(f"{url}: {table} is {KINDS.get(kind, 'no table')}; name the table that has the vectors")
     if is_partition or (kind == "r" and has_children):
-        which = "a partition" if is_partition else "a parent by inheritance, without partitions"
-        raise StoreError(f"{url}: {given['table']} is {which}; name a whole table")
-    foreign = [row[4] for row in transport.rows(PARTITIONS, (oid,)) if row[5] == "f"] if kind == "p" else []
-    if foreign:
-        raise StoreError(f"{url}: the partition {foreign[0]} is a foreign table, which can carry no index")
-    columns = {name: (made, modifier, number) for name, made, modifier, number in transport.rows(COLUMNS, (oid,))}
-    vector = _vector(url, given, {name: made[0] for name, made in columns.items()})
-    type_name, dim, number = columns[vector]
+        part = "a partition" if is_partition else "a parent by inheritance, without partitions"
+        raise StoreError(f"{url}: {table} is {part}; name a whole table")
+    for *_, relation_kind, _, relation in database.rows(RELATIONS, {"oid": oid}):
+        if relation_kind == "f":
+            raise StoreError(f"{url}: the partition {relation} is a foreign table, which can carry no index")
+    columns = {column: rest for column, *rest in database.rows(COLUMNS, (oid,))}
+    vectors = sorted(column for column, (sql_type, *_) in columns.items() if sql_type in MOST_DIMENSIONS)
+    vector = _choose_vector(url, options, vectors)
+    sql_type, dim, number = columns[vector]
     if dim < 1:
-        raise StoreError(
-            f"{url}: {vector} has no fixed dimension: ALTER TABLE ... ALTER {vector} TYPE {type_name}(384)"
-        )
-    metric, options = _metric(transport, given, oid, vector)
-    index = _index(url, given, type_name, dim)
-    key = _key(transport, given, oid)
-    return Table(
-        oid, schema, name, kind == "p", vector, number, type_name, dim, metric, key, index, options, frozenset(columns)
-    )
+        raise StoreError(f"{url}: {vector} has no fixed dimension: ALTER TABLE ... ALTER {vector} TYPE {sql_type}(384)")
+    metric, index_options = _read_metric(database, options, oid, vector)
+    index, key = _choose_index(url, options, sql_type, dim), _read_key(database, options, oid)
+    names = frozenset(columns)
+    return VectorTable(oid, schema, name, vector, number, sql_type, dim, metric, key, index, index_options, names)
 
 
-def _name(name: str) -> str:
+def _parse_name(name: str) -> str:
     """A column name as SQL reads it: in lower case, or as it stands within double quotes."""
     return name[1:-1].replace('""', '"') if len(name) > 1 and name[0] == name[-1] == '"' else name.lower()
 
 
-def _vector(url: str, given: Mapping[str, str], columns: Mapping[str, str]) -> str:
-    those = sorted(name for name, kind in columns.items() if kind in TYPES)
-    if "vector" not in given:
-        if len(those) == 1:
-            return those[0]
-        raise StoreError(f"{url}: {len(those)} columns are vectors, name one: vector={'|'.join(those) or '...'}")
-    name = _name(given["vector"])
-    if name not in those:
-        raise StoreError(f"{url}: no column {name} of type vector or halfvec; there are {', '.join(those) or 'none'}")
+def _choose_vector(url: str, options: Mapping[str, str], names: Sequence[str]) -> str:
+    """The column that is meant, of those whose `names` are given."""
+    if "vector" not in options:
+        if len(names) == 1:
+            return names[0]
+        raise StoreError(f"{url}: {len(names)} columns are vectors, name one: vector={'|'.join(names) or '...'}")
+    name = _parse_name(options["vector"])
+    if name not in names:
+        raise StoreError(f"{url}: no column {name} of type vector or halfvec; there are {', '.join(names) or 'none'}")
     return name
 
 
-def _metric(transport: Transport, given: Mapping[str, str], oid: int, vector: str) -> tuple[Metric, str]:
-    """That of the URL, or of the indexes that the user has on the column; and the options of his HNSW index."""
-    found = transport.rows(INDEXES, (oid, vector))
+def _read_metric(database: Database, options: Mapping[str, str], oid: int, vector: str) -> tuple[Metric, str]:
+    """The metric that the URL names, or that of the indexes on the column; and the options of the HNSW index on it."""
     by_metric = {  # hnsw comes last, and its options are taken
-        OPCLASSES[name]: (options or "") if method == "hnsw" else ""
-        for name, options, method in found
-        if name in OPCLASSES
+        METRICS[name]: (index_options or "") if method == "hnsw" else ""
+        for name, index_options, method in database.rows(INDEXES, (oid, vector))
+        if name in METRICS
     }
-    if "metric" in given:
+    if "metric" in options:
         try:
-            metric = Metric.parse(given["metric"])
-        except ValueError as error:
-            raise StoreError(f"{transport.url}: {error}") from None
+            metric = Metric.parse(options["metric"])
+        except InputError as error:
+            raise StoreError(f"{database.url}: {error}") from None
         return metric, by_metric.get(metric, "")
     if len(by_metric) == 1:
         return next(iter(by_metric.items()))
-    several = "indexes of several metrics say" if by_metric else "no index says"
-    raise StoreError(f"{transport.url}: {several} how {vector} is compared; add metric=cosine, dot or euclidean")
+    lack = "indexes of several metrics say" if by_metric else "no index says"
+    raise StoreError(f"{database.url}: {lack} how {vector} is compared; add metric=cosine, dot or euclidean")
 
 
-def _index(url: str, given: Mapping[str, str], type_name: str, dim: int) -> IndexKind:
-    index = given.get("index", type_name)
-    if index == "none":
-        return "none"
-    if index not in TYPES:
+def _choose_index(url: str, options: Mapping[str, str], sql_type: str, dim: int) -> IndexKind:
+    index = options.get("index", sql_type)
+    if index not in (*MOST_DIMENSIONS, "none"):
         raise StoreError(f"{url}: index={index}: expected vector, halfvec or none")
-    if dim + 1 <= MOST[index]:
+    if index == "none" or dim < MOST_DIMENSIONS[index]:
         return cast(IndexKind, index)
-    way_out = "index=halfvec, which rounds to 16 bits" if dim + 1 <= MOST["halfvec"] else "index=none, and re-rank"
+    most, is_short = MOST_DIMENSIONS[index], dim < MOST_DIMENSIONS["halfvec"]
+    way_out = "index=halfvec, which rounds to 16 bits" if is_short else "index=none, and re-rank"
     raise StoreError(
-        f"{url}: a {index} index ends at {MOST[index]:,} dimensions, and {dim:,} and the offset are more; add {way_out}"
+        f"{url}: a {index} index ends at {most:,} dimensions, and {dim:,} and the offset are more; add {way_out}"
     )
 
 
-def _key(transport: Transport, given: Mapping[str, str], oid: int) -> Key:
+def _read_key(database: Database, options: Mapping[str, str], oid: int) -> Key:
     """The primary key, or the unique columns that are named."""
-    unique = transport.rows(KEYS, (oid,))
-    if "key" in given:
-        wanted = [_name(name.strip()) for name in given["key"].split(",")]
-        fitting = [row for row in unique if sorted(row[0]) == sorted(wanted) and row[3]]
-    else:
-        wanted, fitting = [], [row for row in unique if row[2]]
-    if not fitting:
-        what = f"key={given['key']} is not unique and NOT NULL" if wanted else "has no primary key"
-        raise StoreError(f"{transport.url}: {what}; name the columns that tell one row from another: key=id or key=a,b")
-    columns, types = fitting[0][0], fitting[0][1]
-    return Key(columns, types, len(types) == 1 and types[0] in ("smallint", "integer", "bigint"))
+    names = sorted(_parse_name(name.strip()) for name in options["key"].split(",")) if "key" in options else None
+    for columns, types, is_primary, is_not_null in database.rows(KEYS, (oid,)):
+        if is_primary if names is None else sorted(columns) == names and is_not_null:
+            return Key(columns, types)
+    lack = "has no primary key" if names is None else f"key={options['key']} is not unique and NOT NULL"
+    raise StoreError(f"{database.url}: {lack}; name the columns that tell one row from another: key=id or key=a,b")
 
 
 def index_name(relation: str, oid: int, number: int) -> str:
-    """That of the index of version `number`; two relations have two, however their names begin."""
-    return f"{short(relation, 30)}_hub_offset_{oid}_v{number}"
+    """What the index of version `number` is called; two relations have two, however their names begin."""
+    return f"{truncate(relation, 30)}_hub_offset_{oid}_v{number}"
 
 
-def build_index(transport: Transport, table: Table, name: str, number: int, expression: str) -> None:
-    """The index `name` over `expression`, built while others read and write; one that was cut off is built anew."""
-    if _valid(transport, name_of(table.schema, name), table.oid):
+def build_index(database: Database, table: VectorTable, name: str, number: int, expression: str) -> None:
+    """Builds the index `name` of version `number` over `expression`, while others read and write; an index that was cut
+    off is built anew.
+
+    An index of a partitioned table can't be built concurrently: those of its partitions are, and then belong to it."""
+    if _is_valid(database, quote_name(table.schema, name), table.oid):
         return
     shape = f" USING hnsw {expression}" + (f" WITH ({table.options})" if table.options else "")
-    if not table.partitioned:
-        _concurrently(transport, table.schema, name, table.oid, table.identifier, shape)
-        return
-    # An index of a partitioned table can't be built concurrently: those of its partitions are, and then belong to it.
-    names = {table.oid: name_of(table.schema, name)}
-    for oid, parent, isleaf, schema, relation, _ in transport.rows(PARTITIONS, (table.oid,)):
+    indexes = dict[int, str]()
+    for oid, parent, kind, schema, relation in database.rows(RELATIONS, {"oid": table.oid}):
         part = name if oid == table.oid else index_name(relation, oid, number)
-        names[oid] = name_of(schema, part)
-        if isleaf:
-            _concurrently(transport, schema, part, oid, name_of(schema, relation), shape)
-        with transport.transaction(wait=WAIT_FOR_TABLE):
-            if not isleaf and not _valid(transport, names[oid], oid):
-                create = f"CREATE INDEX IF NOT EXISTS {name_of(part)} ON ONLY {name_of(schema, relation)}"
-                transport.run(create + shape)
-            if parent is not None:
-                transport.run(f"ALTER INDEX {names[parent]} ATTACH PARTITION {names[oid]}")
+        indexes[oid], on = quote_name(schema, part), f"{quote_name(schema, relation)}{shape}"
+        if kind != "p":
+            _build_concurrently(database, indexes[oid], oid, f"{quote_name(part)} ON {on}")
+        elif not _is_valid(database, indexes[oid], oid):
+            with database.transaction(wait=WAIT_FOR_TABLE):
+                database.run(f"CREATE INDEX IF NOT EXISTS {quote_name(part)} ON ONLY {on}")
+        if parent is not None:
+            with database.transaction(wait=WAIT_FOR_TABLE):
+                database.run(f"ALTER INDEX {indexes[parent]} ATTACH PARTITION {indexes[oid]}")
 
 
-def _concurrently(transport: Transport, schema: str, name: str, oid: int, relation: str, shape: str) -> None:
-    """Builds the index `name` of the relation `oid`. One that was cut off is dropped, also where this one is."""
-    index = name_of(schema, name)
-    if _valid(transport, index, oid):
+def _build_concurrently(database: Database, index: str, oid: int, definition: str) -> None:
+    """Builds `index` of the relation `oid`. What was cut off is dropped before, and where this one is cut off, too."""
+    if _is_valid(database, index, oid):
         return
-    transport.run_alone(f"DROP INDEX CONCURRENTLY IF EXISTS {index}", "dropping an index that was cut off")
+    database.run_alone(f"DROP INDEX CONCURRENTLY IF EXISTS {index}", "dropping an index that was cut off")
     try:
-        transport.run_alone(f"CREATE INDEX CONCURRENTLY {name_of(name)} ON {relation}{shape}", "building the index")
+        database.run_alone(f"CREATE INDEX CONCURRENTLY {definition}", "building the index")
     except StoreError:
         # Every write goes into it, and no search uses it. Where that has to wait, the next run does it.
-        with suppress(StoreError), transport.transaction(wait=1):
-            if not _valid(transport, index, oid):
-                transport.run(f"DROP INDEX IF EXISTS {index}")
+        with suppress(StoreError), database.transaction(wait=1):
+            if not _is_valid(database, index, oid):
+                database.run(f"DROP INDEX IF EXISTS {index}")
         raise
 
 
-def _valid(transport: Transport, index: str, oid: int) -> bool:
+def _is_valid(database: Database, index: str, oid: int) -> bool:
     """Whether `index` can be used. Raises StoreError where it is one of another relation than `oid`."""
     name = index.replace("%%", "%")
-    found = transport.rows(
-        "SELECT indrelid = %s, indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)", (oid, name)
-    )
-    if found and not found[0][0]:
-        raise StoreError(f"{transport.url}: the index {name} is one of another table; rename it, and run it again")
-    return bool(found) and found[0][1]
+    query = "SELECT indrelid = %s, indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)"
+    rows = database.rows(query, (oid, name))
+    if rows and not rows[0][0]:
+        raise StoreError(f"{database.url}: the index {name} is one of another table; rename it, and run it again")
+    return bool(rows) and rows[0][1]

@@ -13,18 +13,11 @@ from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from integration_tests.galleries import Gallery
 
 ABILITIES = {
-    "graph": "it builds no graph",
-    "threads": "it may be used by one thread only",
     "processes": "no other process can open it by a URL",
-    "server": "it is no server",
+    "server": "it is no server: it builds no graph, and may be used by one thread only",
     "grpc": "its port for gRPC is not known",
-    "restart": "it cannot be restarted from here",
-    "fresh": "there is no second, empty server beside it",
-    "keyed": "there is no server with an api key beside it",
-    "tls": "there is no server with TLS beside it",
-    "jwt": "no server beside it takes JSON web tokens",
+    "own": "it is not started from here, and no server is beside it",
     "cluster": "it is no cluster",
-    "storage-snapshot": "no server beside it can be started from a snapshot of a whole storage",
 }
 """What scenarios may need of a backend, and what is said of one that lacks it."""
 
@@ -48,7 +41,6 @@ class Backend(ABC):
     @contextmanager
     def started(self, folder: Path) -> Iterator[None]:
         """Runs it, with `folder` to keep files in, until the session ends."""
-        self.folder = folder
         yield
 
     def api_key(self) -> str | None:

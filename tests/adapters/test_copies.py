@@ -20,7 +20,7 @@ def unit(rng, count):
 
 
 class InChroma:
-    """`photos` as its user changes it, past hubplugin."""
+    """The collection `photos` as its user changes it, past hubplugin."""
 
     def __init__(self, folder):
         self.client = chromadb.PersistentClient(folder)
@@ -65,14 +65,14 @@ class InLanceDB:
 
 @pytest.fixture(params=[InChroma, InLanceDB])
 def gallery(request, tmp_path, rng):
-    """What the user holds, a store that was opened before it was corrected, and vectors by id."""
-    held, vectors = request.param(tmp_path), unit(rng, COUNT)
+    """The user, a store that was opened before it was corrected, its model, and vectors by id."""
+    user, vectors = request.param(tmp_path), unit(rng, COUNT)
     ids = [f"it's {number}" for number in range(COUNT)]
-    held.add(ids, vectors)
-    store = held.store()
+    user.add(ids, vectors)
+    store = user.store()
     model = hubplugin.fit(vectors, unit(rng, 100), "is")
-    hubplugin.apply(held.store(), model, force=True)
-    return held, store, model, dict(zip(ids, vectors, strict=True))
+    hubplugin.apply(user.store(), model, force=True)
+    return user, store, model, dict(zip(ids, vectors, strict=True))
 
 
 def assert_exact(store, model, vectors, neutral, queries):
@@ -88,37 +88,37 @@ def assert_exact(store, model, vectors, neutral, queries):
     np.testing.assert_allclose(named, expected, atol=2e-5)
 
 
-def changed(held, vectors, ids, fresh, how):
+def change(user, vectors, ids, fresh, how):
     if how == "update":
-        held.update(ids, fresh)
+        user.update(ids, fresh)
     else:
-        held.delete(ids)
-        held.add(ids, fresh)
+        user.delete(ids)
+        user.add(ids, fresh)
     return {**vectors, **dict(zip(ids, fresh, strict=True))}
 
 
 @pytest.mark.parametrize("how", ["update", "delete and add"])
 @pytest.mark.parametrize("count", [1, 20, COUNT])
 def test_a_vector_that_others_change_is_found_by_what_it_is_now(gallery, rng, how, count):
-    held, store, model, vectors = gallery
+    user, store, model, vectors = gallery
     ids, fresh = list(vectors)[3 : 3 + count] if count < COUNT else list(vectors), unit(rng, count)
     store.search(fresh[:1], 10)
-    now = changed(held, vectors, ids, fresh, how)
+    now = change(user, vectors, ids, fresh, how)
     assert_exact(store, model, now, set(ids), np.concatenate([fresh[:10], unit(rng, 10)]))
     report = hubplugin.inspect(store, queries=0)
     assert (report.count, report.missing, report.stale) == (COUNT, 0, count)
-    hubplugin.refresh(held.store())
+    hubplugin.refresh(user.store())
     assert_exact(store, model, now, set(), np.concatenate([fresh[:10], unit(rng, 10)]))
     report = hubplugin.inspect(store, queries=0)
     assert (report.missing, report.stale) == (0, 0)
 
 
 def test_a_search_says_once_that_vectors_were_changed(gallery, rng, caplog):
-    held, store, _, vectors = gallery
+    user, store, _, vectors = gallery
     fresh = unit(rng, 2)
     store.search(fresh, 10)
     assert not caplog.messages
-    held.update(list(vectors)[:2], fresh)
+    user.update(list(vectors)[:2], fresh)
     for _ in range(2):
         store.search(fresh, 10)
     assert len(caplog.messages) == 1
@@ -126,11 +126,11 @@ def test_a_search_says_once_that_vectors_were_changed(gallery, rng, caplog):
 
 
 def test_hubs_of_before_that_were_deleted_leave_full_lists(gallery, rng):
-    held, store, model, vectors = gallery
+    user, store, model, vectors = gallery
     gone = set(store.search(unit(rng, 1), 60).ids[0])
-    held.delete(sorted(gone))
+    user.delete(sorted(gone))
     fresh = dict(zip(["a", "b", "c"], unit(rng, 3), strict=True))
-    held.add(list(fresh), np.stack(list(fresh.values())))
+    user.add(list(fresh), np.stack(list(fresh.values())))
     now = {**{key: vector for key, vector in vectors.items() if key not in gone}, **fresh}
     assert_exact(store, model, now, set(fresh), unit(rng, 20))
     hubplugin.refresh(store)
@@ -138,77 +138,77 @@ def test_hubs_of_before_that_were_deleted_leave_full_lists(gallery, rng):
 
 
 def test_a_store_whose_targets_were_all_deleted_is_inspected_searched_and_filled_anew(gallery, rng):
-    held, store, model, vectors = gallery
-    held.delete(list(vectors))
+    user, store, model, vectors = gallery
+    user.delete(list(vectors))
     assert store.search(unit(rng, 2), 10).ids == [[], []]
-    report = hubplugin.inspect(held.store())
+    report = hubplugin.inspect(user.store())
     assert (report.count, report.missing, report.stale) == (0, 0, 0)
-    assert hubplugin.refresh(held.store()).scanned == 0
-    held.add(list(vectors), np.stack(list(vectors.values())))
-    hubplugin.refresh(held.store())
+    assert hubplugin.refresh(user.store()).scanned == 0
+    user.add(list(vectors), np.stack(list(vectors.values())))
+    hubplugin.refresh(user.store())
     assert_exact(store, model, vectors, set(), unit(rng, 10))
-    held.delete(list(vectors))
-    hubplugin.remove(held.store())
-    assert held.store().correction() is None
+    user.delete(list(vectors))
+    hubplugin.remove(user.store())
+    assert user.store().correction() is None
 
 
 def test_a_search_whose_correction_another_process_replaces_or_removes_answers(gallery, rng):
-    held, store, _, vectors = gallery
+    user, store, _, vectors = gallery
     queries, newer = unit(rng, 10), hubplugin.fit(np.stack(list(vectors.values())), unit(rng, 80), "nnn")
     store.search(queries, 10)
-    hubplugin.apply(held.store(), newer, force=True)
+    hubplugin.apply(user.store(), newer, force=True)
     assert_exact(store, newer, vectors, set(), queries)
-    hubplugin.remove(held.store())
+    hubplugin.remove(user.store())
     assert store.search(queries, 10).ids == store.search(queries, 10, raw=True).ids
 
 
 def test_a_search_under_way_while_the_correction_is_replaced_is_done_again(gallery, rng, monkeypatch):
-    held, store, _, vectors = gallery
+    user, store, _, vectors = gallery
     newer, near = hubplugin.fit(np.stack(list(vectors.values())), unit(rng, 80), "nnn"), type(store).nearest
     left = [newer]
 
-    def replaced(self, *given):
+    def replace_and_search(self, *args):
         if left:
-            hubplugin.apply(held.store(), left.pop(), force=True)
-        return near(self, *given)
+            hubplugin.apply(user.store(), left.pop(), force=True)
+        return near(self, *args)
 
-    monkeypatch.setattr(type(store), "nearest", replaced)
+    monkeypatch.setattr(type(store), "nearest", replace_and_search)
     assert_exact(store, newer, vectors, set(), unit(rng, 5))
 
 
 def test_inspect_names_where_the_copy_lies(gallery):
-    held, store, _, _ = gallery
-    name = "photos--hub-1" if isinstance(held, InChroma) else "photos__hubplugin_1"
+    user, store, _, _ = gallery
+    name = "photos--hub-1" if isinstance(user, InChroma) else "photos__hubplugin_1"
     assert any(name in note for note in hubplugin.inspect(store, queries=0).notes)
 
 
 def test_a_zero_vector_is_counted_and_keeps_the_offset_0(gallery, rng):
-    held, _, _, vectors = gallery
-    held.add(["none"], np.zeros((1, DIM), np.float32))
-    done = hubplugin.apply(held.store(), unit(rng, 100), "is", force=True)
+    user, _, _, vectors = gallery
+    user.add(["none"], np.zeros((1, DIM), np.float32))
+    done = hubplugin.apply(user.store(), unit(rng, 100), "is", force=True)
     assert done.model.gallery.count == COUNT
-    for each in (done, hubplugin.refresh(held.store()), hubplugin.inspect(held.store())):
-        assert "1 with vectors that the model cannot judge, those of length 0 have the offset 0" in str(each)
-        assert each.invalid_vectors.named == {"none": "length 0"}
+    for report in (done, hubplugin.refresh(user.store()), hubplugin.inspect(user.store())):
+        assert "1 with vectors that the model cannot judge, those of length 0 have the offset 0" in str(report)
+        assert report.invalid_vectors.named == {"none": "length 0"}
     offsets = {
-        key: offset for batch in held.store().scan() for key, offset in zip(batch.ids, batch.offsets, strict=True)
+        key: offset for batch in user.store().scan() for key, offset in zip(batch.ids, batch.offsets, strict=True)
     }
     assert offsets["none"] == 0
-    assert_exact(held.store(), done.model, vectors | {"none": np.zeros(DIM, np.float32)}, {"none"}, unit(rng, 10))
+    assert_exact(user.store(), done.model, vectors | {"none": np.zeros(DIM, np.float32)}, {"none"}, unit(rng, 10))
 
 
 @pytest.mark.parametrize("gone", ["copy", "copy and model"])
 def test_a_kill_before_the_copy_or_its_model_was_made_is_gone_on_with(gallery, rng, gone):
-    held, store, _, vectors = gallery
+    user, store, _, vectors = gallery
     newer = hubplugin.fit(np.stack(list(vectors.values())), unit(rng, 80), "nnn")
-    held.store().begin(newer)
-    fresh = held.store()
+    user.store().begin(newer)
+    fresh = user.store()
     fresh.drop(fresh.name_of(2))
     if gone == "copy and model":  # as the manifest has it that names both before either is there
         manifest = fresh.read_manifest()
         fresh.write_manifest(manifest.give_up())
         fresh.drop(fresh.name_of(2, "model"))
-    hubplugin.apply(held.store(), newer, force=True)
+    hubplugin.apply(user.store(), newer, force=True)
     assert_exact(store, newer, vectors, set(), unit(rng, 5))
-    report = hubplugin.inspect(held.store(), queries=0)
+    report = hubplugin.inspect(user.store(), queries=0)
     assert (report.missing, report.stale, report.previous.method) == (0, 0, "is")

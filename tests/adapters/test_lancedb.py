@@ -17,14 +17,24 @@ def table(ids, vectors):
     return pa.table({"id": ids, "vector": pa.FixedSizeListArray.from_arrays(vectors.ravel(), vectors.shape[1])})
 
 
+def create(folder, vectors, ids=None, **options):
+    """The store of a table `photos` of `vectors` [n, d] under the ids 0, 1, ..."""
+    rows = table(list(range(len(vectors))) if ids is None else ids, vectors)
+    lancedb.connect(folder).create_table("photos", rows, **options)
+    return open_store(f"lancedb:{folder}/photos")
+
+
+def draw(rng, count=50):
+    return rng.normal(size=(count, 8)).astype("float32")
+
+
 class TestLanceStore(StoreConformance):
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path):
         self.path = tmp_path
 
     def create(self, ids, vectors):
-        lancedb.connect(self.path).create_table("photos", table(ids, vectors))
-        return open_store(f"lancedb:{self.path}/photos")
+        return create(self.path, vectors, ids)
 
     def reopen(self, store):
         return open_store(store.url)
@@ -40,38 +50,36 @@ def test_a_table_that_is_not_there_is_named(tmp_path):
 
 
 def test_a_run_cut_off_is_finished_with_its_own_model_though_the_gallery_grew(tmp_path, rng):
-    vectors = rng.normal(size=(60, 8)).astype("float32")
-    lancedb.connect(tmp_path).create_table("photos", table(list(range(50)), vectors[:50]))
-    store = open_store(f"lancedb:{tmp_path}/photos")
-    asked = {"bank": vectors[:20] + 0.1, "method": "sn", "force": True}
+    vectors = draw(rng, 60)
+    store = create(tmp_path, vectors[:50])
+    options = {"bank": vectors[:20] + 0.1, "method": "sn", "force": True}
 
-    def cut_off(what, done, total):
-        if what == "writing offsets":
+    def cut_off(task, done, total):
+        if task == "writing offsets":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        apply(store, **asked, compute=hubplugin.Compute(progress=cut_off))
+        apply(store, **options, compute=hubplugin.Compute(progress=cut_off))
     begun = open_store(store.url).correction()
     assert not begun.active
     lancedb.connect(tmp_path).open_table("photos").add(table(list(range(50, 60)), vectors[50:]))
 
-    applied = apply(open_store(store.url), **asked)
+    applied = apply(open_store(store.url), **options)
     assert applied.model.fingerprint == begun.model.fingerprint
     assert applied.scanned == 60
-    another = apply(open_store(store.url), **{**asked, "tau": 0.1})
+    another = apply(open_store(store.url), **options, tau=0.1)
     assert another.model.parameters["tau"] == 0.1
 
 
 def test_rows_without_a_vector_are_left_out(tmp_path, rng):
-    vectors = rng.normal(size=(60, 8)).astype(np.float32)
-    given = vectors.copy()
-    given[[3, 7]] = np.nan
-    lancedb.connect(tmp_path).create_table("photos", table(list(range(60)), given), on_bad_vectors="null")
-    store = open_store(f"lancedb:{tmp_path}/photos")
-    model = apply(store, rng.normal(size=(40, 8)).astype(np.float32), "is", force=True).model
+    vectors = draw(rng, 60)
+    with_gaps = vectors.copy()
+    with_gaps[[3, 7]] = np.nan
+    store = create(tmp_path, with_gaps, on_bad_vectors="null")
+    model = apply(store, draw(rng, 40), "is", force=True).model
     batches = list(store.scan())
     ids = [key for batch in batches for key in batch.ids]
-    assert sorted(ids) == [each for each in range(60) if each not in (3, 7)]
+    assert sorted(ids) == [key for key in range(60) if key not in (3, 7)]
     assert store.count() == model.gallery.count == 58
     np.testing.assert_array_equal(np.concatenate([batch.vectors for batch in batches]), vectors[ids])
     assert not {3, 7} & set(store.search(vectors[:1], 60).ids[0])
@@ -80,27 +88,26 @@ def test_rows_without_a_vector_are_left_out(tmp_path, rng):
 @pytest.fixture
 def corrected(tmp_path, rng):
     """A store of 50 rows, and the folder in which it is corrected."""
-    lancedb.connect(tmp_path).create_table("photos", table(list(range(50)), rng.normal(size=(50, 8)).astype("float32")))
-    store = open_store(f"lancedb:{tmp_path}/photos")
-    apply(store, rng.normal(size=(40, 8)).astype("float32"), "is", force=True)
+    store = create(tmp_path, draw(rng))
+    apply(store, draw(rng, 40), "is", force=True)
     return tmp_path, store
 
 
 @pytest.mark.parametrize("name", ["photos__hubplugin", "photos__hubplugin_1", "photos__hubplugin_1_model"])
 def test_a_table_of_somebody_else_is_never_dropped(tmp_path, rng, name):
-    vectors, database = rng.normal(size=(50, 8)).astype("float32"), lancedb.connect(tmp_path)
-    database.create_table("photos", table(list(range(50)), vectors))
+    vectors, database = draw(rng), lancedb.connect(tmp_path)
+    store = create(tmp_path, vectors)
     database.create_table(name, table([1], vectors[:1]))
     for job in (lambda store: apply(store, vectors[:40] + 0.1, "is", force=True), hubplugin.remove):
         with pytest.raises(hubplugin.StoreError, match=f"the table {name} holds something of yours; rename it"):
-            job(open_store(f"lancedb:{tmp_path}/photos"))
+            job(open_store(store.url))
     assert database.open_table(name).to_arrow().equals(table([1], vectors[:1]).cast(database.open_table(name).schema))
 
 
 def test_the_table_itself_is_never_written_to_and_a_removal_gives_all_space_back(corrected, rng):
     folder, store = corrected
     for seed in range(3):
-        apply(store, rng.normal(size=(40 + seed, 8)).astype("float32"), "is", force=True)
+        apply(store, draw(rng, 40 + seed), "is", force=True)
     store.remove()
     assert [path.name for path in folder.iterdir()] == ["photos.lance"]
     assert len(lancedb.connect(folder).open_table("photos").list_versions()) == 1
@@ -109,11 +116,14 @@ def test_the_table_itself_is_never_written_to_and_a_removal_gives_all_space_back
 def test_no_version_of_our_tables_keeps_a_query_that_two_corrections_have_left(corrected, rng):
     folder, store = corrected
     query = store.correction().model.terms[0].bank[3].tobytes()
-    kept = [path for path in folder.rglob("*") if path.is_file() and query in path.read_bytes()]
-    assert kept
+
+    def files():
+        return [path for path in folder.rglob("*") if path.is_file() and query in path.read_bytes()]
+
+    assert files()
     for _ in range(2):
-        hubplugin.refit(store, rng.normal(size=(40, 8)).astype("float32"), force=True)
-    assert not [path for path in folder.rglob("*") if path.is_file() and query in path.read_bytes()]
+        hubplugin.refit(store, draw(rng, 40), force=True)
+    assert not files()
 
 
 @pytest.mark.parametrize("left", ["_versions/latest_version_hint.json", "data/0101.lance"])
@@ -137,7 +147,7 @@ def test_what_a_kill_leaves_of_dropped_tables_is_no_table(corrected, left):
 @pytest.mark.parametrize("how", ["overwrite", "drop and create", "restore", "of another dimension"])
 def test_a_table_that_is_loaded_anew_is_searched_inspected_and_corrected(corrected, rng, how):
     folder, store = corrected
-    database, fresh = lancedb.connect(folder), rng.normal(size=(60, 8)).astype("float32")
+    database, fresh = lancedb.connect(folder), draw(rng, 60)
     if how == "restore":
         database.open_table("photos").add(table([50], fresh[:1]))
         hubplugin.refresh(store)
@@ -151,16 +161,16 @@ def test_a_table_that_is_loaded_anew_is_searched_inspected_and_corrected(correct
         if how == "drop and create":
             database.drop_table("photos")
         database.create_table("photos", table(list(range(60)), fresh), mode="overwrite")
-    held = np.stack(database.open_table("photos").to_arrow()["vector"].to_pylist()).astype("float32")
+    stored = np.stack(database.open_table("photos").to_arrow()["vector"].to_pylist()).astype("float32")
     for job in (lambda: store, lambda: open_store(store.url)):
-        found = [row[0] for row in job().search(held[:5], 1).ids]
+        found = [row[0] for row in job().search(stored[:5], 1).ids]
         assert how == "restore" or found == [0, 1, 2, 3, 4]
     hubplugin.inspect(store)
     if how != "of another dimension":
-        assert hubplugin.refresh(store).scanned == len(held)
-    apply(store, held[:40] + 0.1, "is", force=True)
+        assert hubplugin.refresh(store).scanned == len(stored)
+    apply(store, stored[:40] + 0.1, "is", force=True)
     report = hubplugin.inspect(open_store(store.url), queries=0)
-    assert (report.count, report.missing, report.stale) == (len(held), 0, 0)
+    assert (report.count, report.missing, report.stale) == (len(stored), 0, 0)
     store.remove()
     assert [path.name for path in folder.iterdir()] == ["photos.lance"]
 
@@ -176,36 +186,23 @@ def test_a_table_dropped_under_a_store_is_told_in_one_line(corrected, rng):
 
 @pytest.mark.parametrize("ids", [[1, 1, 2], [None, 1, 2]])
 def test_rows_without_an_id_of_their_own_are_refused_before_anything_is_written(tmp_path, rng, ids):
-    ids, vectors = [*ids, *range(10, 60)], rng.normal(size=(53, 8)).astype("float32")
-    lancedb.connect(tmp_path).create_table("photos", table(ids, vectors))
-    store = open_store(f"lancedb:{tmp_path}/photos")
+    vectors = draw(rng, 53)
+    store = create(tmp_path, vectors, [*ids, *range(10, 60)])
     model = hubplugin.fit(vectors, vectors[:40] + 0.1, "is")
-    for given in (model, vectors[:40] + 0.1):
+    for bank in (model, vectors[:40] + 0.1):
         with pytest.raises(hubplugin.StoreError, match=f"each row needs an id of its own, which {ids[0]} is not"):
-            apply(store, given, force=True)
+            apply(store, bank, force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["photos.lance"]
 
 
-@pytest.mark.parametrize("held", [{"content": [b"{"]}, {"content": []}, {"number": [1], "state": ["kept"]}])
-def test_a_manifest_that_cannot_be_read_is_refused_in_one_line_and_never_written_over(corrected, held):
+@pytest.mark.parametrize("columns", [{"content": [b"{"]}, {"content": []}, {"number": [1], "state": ["kept"]}])
+def test_a_manifest_that_cannot_be_read_is_refused_in_one_line_and_never_written_over(corrected, columns):
     folder, store = corrected
     model, database = store.correction().model, lancedb.connect(folder)
-    columns = {
-        name: pa.array(values, pa.large_binary() if name == "content" else None) for name, values in held.items()
-    }
-    database.create_table("photos__hubplugin", pa.table(columns, metadata={"hubplugin": "1"}), mode="overwrite")
-    for job in (hubplugin.remove, hubplugin.inspect, lambda each: apply(each, model, force=True)):
+    types = {"content": pa.large_binary()}
+    arrays = {name: pa.array(values, types.get(name)) for name, values in columns.items()}
+    database.create_table("photos__hubplugin", pa.table(arrays, metadata={"hubplugin": "1"}), mode="overwrite")
+    for job in (hubplugin.remove, hubplugin.inspect, lambda store: apply(store, model, force=True)):
         with pytest.raises(hubplugin.StoreError, match=r"table photos__hubplugin has a manifest that is [^\n]*again$"):
             job(open_store(store.url))
-    assert database.open_table("photos__hubplugin").to_arrow().to_pydict() == held
-
-
-def test_a_zero_vector_is_counted_and_keeps_the_offset_0(tmp_path, rng):
-    vectors = rng.normal(size=(60, 8)).astype("float32")
-    vectors[7] = 0
-    lancedb.connect(tmp_path).create_table("photos", table(list(range(60)), vectors))
-    done = apply(open_store(f"lancedb:{tmp_path}/photos"), vectors[20:40] + 0.1, "is", force=True)
-    assert done.model.gallery.count == 59
-    assert done.invalid_vectors.named == {7: "length 0"}
-    (batch,) = open_store(f"lancedb:{tmp_path}/photos").scan()
-    assert batch.offsets[list(batch.ids).index(7)] == 0
+    assert database.open_table("photos__hubplugin").to_arrow().to_pydict() == columns

@@ -97,14 +97,20 @@ def test_two_slashes_before_the_folder_of_a_local_collection(tmp_path, monkeypat
         store.client.close()
 
 
+def install(folder, monkeypatch, name, function, source):
+    """An adapter of that name, of which `function` opens a URL."""
+    (folder / f"{name}-1.dist-info").mkdir()
+    (folder / f"{name}-1.dist-info/METADATA").write_text(f"Name: {name}\nVersion: 1\n")
+    entry_point = f"[hubplugin.adapters]\n{name} = {name}:{function}\n"
+    (folder / f"{name}-1.dist-info/entry_points.txt").write_text(entry_point)
+    (folder / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+
+
 def test_an_adapter_that_is_installed_while_a_program_runs_is_found(tmp_path, monkeypatch):
     with pytest.raises(StoreError, match="no store URL that an installed adapter knows"):
         open_store("late:x")
-    (tmp_path / "late-1.dist-info").mkdir()
-    (tmp_path / "late-1.dist-info/METADATA").write_text("Name: late\nVersion: 1\n")
-    (tmp_path / "late-1.dist-info/entry_points.txt").write_text("[hubplugin.adapters]\nlate = late:str\n")
-    (tmp_path / "late.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, monkeypatch, "late", "str", "")
     with pytest.raises(AttributeError, match="late"):
         open_store("late:x")
 
@@ -142,10 +148,6 @@ def test_a_store_whose_package_is_missing_names_its_own_extra():
 
 
 def test_an_adapter_of_somebody_else_names_no_extra_of_ours(tmp_path, monkeypatch):
-    (tmp_path / "lone-1.dist-info").mkdir()
-    (tmp_path / "lone-1.dist-info/METADATA").write_text("Name: lone\nVersion: 1\n")
-    (tmp_path / "lone-1.dist-info/entry_points.txt").write_text("[hubplugin.adapters]\nlone = lone:open_url\n")
-    (tmp_path / "lone.py").write_text("import lonely_client")
-    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, monkeypatch, "lone", "open_url", "import lonely_client")
     with pytest.raises(StoreError, match=r"needs lonely_client, which is not installed; install what lone needs$"):
         open_store("lone:x")

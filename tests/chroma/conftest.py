@@ -19,8 +19,8 @@ def server(tmp_path_factory):
     with open(folder / "log", "wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
             for _ in range(300):
-                with socket.socket() as asked:
-                    if asked.connect_ex(("localhost", port)) == 0:
+                with socket.socket() as probe:
+                    if probe.connect_ex(("localhost", port)) == 0:
                         break
                 time.sleep(0.1)
             yield f"localhost:{port}"

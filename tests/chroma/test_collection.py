@@ -18,41 +18,71 @@ from hubplugin_chroma import HubCollection, open_store
 pytestmark = pytest.mark.slow
 
 
-def gallery(rng, count=200, dim=16):
+def clustered(rng, count=200, dim=16):
     vectors = rng.normal(size=(8, dim))[rng.integers(8, size=count)] + rng.normal(size=(count, dim))
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
+def create(client, vectors, space="cosine", **hnsw):
+    """The collection `photos`, of `vectors` [n, d] under the ids p0, p1, ..."""
+    plain = client.create_collection("photos", configuration={"hnsw": {"space": space, **hnsw}})
+    ids = [f"p{number}" for number in range(len(vectors))]
+    metadatas = [{"even": number % 2 == 0} for number in range(len(vectors))]
+    plain.add(ids=ids, embeddings=vectors, metadatas=metadatas, documents=ids)
+    return plain
+
+
+def correct(client, plain, vectors, metric="cosine"):
+    """The store of the collection, corrected."""
+    store = open_store(client, plain)
+    hubplugin.apply(store, hubplugin.fit(vectors, vectors[:100] + 0.1, "is", metric=metric), force=True)
+    return store
+
+
+def plain_of(collection):
+    """`collection` as a program has it that knows nothing of hubplugin."""
+    return chromadb.Collection(collection._client, collection._model)
+
+
 @pytest.fixture(params=["cosine", "l2"])
 def photos(request, tmp_path, rng):
-    """A corrected collection as an application has it, beside what hubplugin knows of it."""
-    client = chromadb.PersistentClient(tmp_path)
-    plain = client.create_collection("photos", configuration={"hnsw": {"space": request.param}})
-    vectors = gallery(rng)
-    ids = [f"p{number}" for number in range(200)]
-    plain.add(
-        ids=ids, embeddings=vectors, metadatas=[{"even": number % 2 == 0} for number in range(200)], documents=ids
-    )
-    store = open_store(client, plain)
-    metric = "cosine" if request.param == "cosine" else "euclidean"
-    hubplugin.apply(store, hubplugin.fit(vectors, vectors[:100] + 0.1, "is", metric=metric), force=True)
+    """A corrected collection as an application has it, its store, and the vectors."""
+    client, vectors = chromadb.PersistentClient(tmp_path), clustered(rng)
+    plain = create(client, vectors, request.param)
+    store = correct(client, plain, vectors, "cosine" if request.param == "cosine" else "euclidean")
     return HubCollection(client, client.get_collection("photos")), store, vectors
 
 
-def ranked(store, vectors, offsets, query):
-    """The numbers of the targets, nearest first, and their corrected distances, in float64."""
+@pytest.fixture
+def folder(tmp_path, rng):
+    """The same in a folder, with the metric cosine: a client, the plain collection, and the vectors."""
+    client, vectors = chromadb.PersistentClient(tmp_path), clustered(rng)
+    return client, create(client, vectors), vectors
+
+
+def rank(store, vectors, query):
+    """The numbers of the targets `vectors`, nearest first, and their corrected distances, in float64."""
+    offsets = store.correction().model.offsets(vectors).astype(np.float64)
     similarity = vectors.astype(np.float64) @ query.astype(np.float64)
     distance = 1 - similarity - offsets if store.metric.value == "cosine" else 2 - 2 * similarity - 2 * offsets
     return np.argsort(distance), np.sort(distance)
 
 
+def names(numbers):
+    return [f"p{number}" for number in numbers]
+
+
+def list_names(store):
+    """The names of all collections."""
+    return sorted(collection.name for collection in store._client.list_collections())
+
+
 def test_a_query_answers_corrected_with_all_that_was_asked_for(photos):
     collection, store, vectors = photos
-    offsets = store.correction().model.offsets(vectors).astype(np.float64)
     found = collection.query(vectors[:3], n_results=5, include=["documents", "distances", "embeddings", "metadatas"])
     for row in range(3):
-        order, distances = ranked(store, vectors, offsets, vectors[row])
-        assert found["ids"][row] == [f"p{number}" for number in order[:5]]
+        order, distances = rank(store, vectors, vectors[row])
+        assert found["ids"][row] == names(order[:5])
         assert found["documents"][row] == found["ids"][row]
         np.testing.assert_allclose(found["distances"][row], distances[:5], atol=1e-5)
         np.testing.assert_allclose(found["embeddings"][row], vectors[order[:5]], atol=1e-6)
@@ -62,36 +92,30 @@ def test_a_query_answers_corrected_with_all_that_was_asked_for(photos):
 
 def test_a_filter_is_kept_and_ranks_corrected(photos):
     collection, store, vectors = photos
-    offsets = store.correction().model.offsets(vectors).astype(np.float64)
-    order, _ = ranked(store, vectors[::2], offsets[::2], vectors[1])
-    found = collection.query(query_embeddings=[vectors[1].tolist()], n_results=5, where={"even": True})
-    assert found["ids"][0] == [f"p{2 * number}" for number in order[:5]]
-    assert collection.query(query_embeddings=[vectors[1].tolist()], n_results=5, ids=["p7", "p8"])["ids"][0] in (
-        ["p7", "p8"],
-        ["p8", "p7"],
-    )
+    order, _ = rank(store, vectors[::2], vectors[1])
+    query = {"query_embeddings": [vectors[1].tolist()], "n_results": 5}
+    assert collection.query(**query, where={"even": True})["ids"][0] == names(2 * order[:5])
+    assert sorted(collection.query(**query, ids=["p7", "p8"])["ids"][0]) == ["p7", "p8"]
     assert collection.query(query_embeddings=vectors[:1], where_document={"$contains": "nowhere"})["ids"] == [[]]
 
 
 def test_what_is_written_has_its_offset_at_once(photos, rng):
     collection, store, vectors = photos
-    fresh = gallery(rng, 3)
+    fresh = clustered(rng, 3)
     collection.add(ids=["a", "b"], embeddings=fresh[:2])
     collection.upsert(["c"], fresh[2:], None, ["text"])
     collection.update(ids="p0", embeddings=fresh[2].tolist())
     collection.delete(where={"even": False})
     report = hubplugin.inspect(store, queries=0)
     assert (report.count, report.missing, report.stale) == (103, 0, 0)
-    everything = np.concatenate([fresh[2:], vectors[2::2], fresh])
-    names = ["p0", *(f"p{number}" for number in range(2, 200, 2)), "a", "b", "c"]
-    offsets = store.correction().model.offsets(everything).astype(np.float64)
-    order, _ = ranked(store, everything, offsets, vectors[5])
-    assert collection.query(vectors[5], n_results=8)["ids"][0] == [names[number] for number in order[:8]]
+    ids = [*names(range(0, 200, 2)), "a", "b", "c"]
+    order, _ = rank(store, np.concatenate([fresh[2:], vectors[2::2], fresh]), vectors[5])
+    assert collection.query(vectors[5], n_results=8)["ids"][0] == [ids[number] for number in order[:8]]
 
 
 def test_what_was_written_and_deleted_past_it_is_seen(photos, rng):
     collection, store, vectors = photos
-    plain, fresh = chromadb.Collection(collection._client, collection._model), gallery(rng, 2)
+    plain, fresh = plain_of(collection), clustered(rng, 2)
     before = collection.query(vectors[:1], n_results=30)["ids"][0]
     assert store.search(vectors[:1], 30).ids[0] == before
     plain.delete(ids=before[:3])
@@ -107,20 +131,9 @@ def test_what_was_written_and_deleted_past_it_is_seen(photos, rng):
     assert (report.count, report.missing, report.stale) == (201, 0, 0)
 
 
-def test_a_vector_changed_past_it_is_stale_although_its_offset_is_the_same(photos):
-    collection, store, vectors = photos
-    model = store.correction().model
-    moved = vectors[9].copy()
-    chromadb.Collection(collection._client, collection._model).update(ids=["p9"], embeddings=[-moved])
-    assert hubplugin.inspect(store, queries=0).missing + hubplugin.inspect(store, queries=0).stale >= 1
-    hubplugin.refresh(store)
-    assert store.correction().model.fingerprint == model.fingerprint
-    assert hubplugin.inspect(store, queries=0).missing == 0
-
-
 def test_a_wrapped_collection_sees_within_a_second_what_others_changed(photos, rng, monkeypatch):
     collection, store, vectors = photos
-    plain, fresh = chromadb.Collection(collection._client, collection._model), gallery(rng, 3)
+    plain, fresh = plain_of(collection), clustered(rng, 3)
     collection.query(fresh, n_results=5)
     plain.update(ids=["p3", "p4", "p5"], embeddings=fresh)
     now = time.monotonic()
@@ -128,20 +141,18 @@ def test_a_wrapped_collection_sees_within_a_second_what_others_changed(photos, r
         monkeypatch.setattr(time, "monotonic", lambda later=now + seconds: later)
         assert [row[0] for row in collection.query(fresh, n_results=5)["ids"]] == ["p3", "p4", "p5"]
     hubplugin.refresh(store)
-    everything = np.concatenate([vectors[:3], fresh, vectors[6:]])
-    order, _ = ranked(store, everything, store.correction().model.offsets(everything).astype(np.float64), vectors[8])
+    order, _ = rank(store, np.concatenate([vectors[:3], fresh, vectors[6:]]), vectors[8])
     for seconds in (3.4, 3.5):
         monkeypatch.setattr(time, "monotonic", lambda later=now + seconds: later)
-        found = collection.query(vectors[8], n_results=5)["ids"][0]
-        assert found == [f"p{number}" for number in order[:5]]
+        assert collection.query(vectors[8], n_results=5)["ids"][0] == names(order[:5])
 
 
 def test_whatever_a_plain_query_may_include_a_corrected_one_may(photos):
     collection, _, vectors = photos
-    plain = chromadb.Collection(collection._client, collection._model)
+    plain = plain_of(collection)
     for include in (["uris", "data"], ["data"], ["data", "documents"]):
-        asked = {"query_embeddings": vectors[:2], "n_results": 200}
-        corrected, raw = (each.query(**asked, include=list(include)) for each in (collection, plain))
+        query = {"query_embeddings": vectors[:2], "n_results": 200}
+        corrected, raw = (photos.query(**query, include=list(include)) for photos in (collection, plain))
         assert corrected.keys() == raw.keys()
         assert (corrected["data"], corrected["included"]) == (raw["data"], raw["included"])
 
@@ -152,11 +163,9 @@ OTHER = "import chromadb, sys; photos = chromadb.PersistentClient(sys.argv[1]).g
 @pytest.mark.parametrize(
     "change", ["photos.add(ids='new', embeddings=[[1.0] * 16])", "photos.update(ids='p3', embeddings=[[1.0] * 16])"]
 )
-def test_a_folder_that_another_process_writes_to_is_searched_on(tmp_path, rng, change):
-    client, vectors = chromadb.PersistentClient(tmp_path), gallery(rng)
-    plain = client.create_collection("photos", configuration={"hnsw": {"space": "cosine"}})
-    plain.add(ids=[f"p{number}" for number in range(200)], embeddings=vectors)
-    hubplugin.apply(open_store(client, plain), hubplugin.fit(vectors, vectors[:100] + 0.1, "is"), force=True)
+def test_a_folder_that_another_process_writes_to_is_searched_on(folder, tmp_path, change):
+    client, plain, vectors = folder
+    correct(client, plain, vectors)
     collection = HubCollection(client, client.get_collection("photos"))
     before = collection.query(vectors[:5], n_results=5)
     subprocess.run([sys.executable, "-c", OTHER + change, tmp_path], check=True)
@@ -164,62 +173,53 @@ def test_a_folder_that_another_process_writes_to_is_searched_on(tmp_path, rng, c
     assert collection.query(vectors[:5], n_results=5)["ids"] == before["ids"]
 
 
-def test_no_row_of_a_folder_keeps_a_query_that_two_corrections_have_left(tmp_path, rng):
-    client, vectors = chromadb.PersistentClient(tmp_path), gallery(rng)
-    plain = client.create_collection("photos", configuration={"hnsw": {"space": "cosine"}})
-    plain.add(ids=[f"p{number}" for number in range(200)], embeddings=vectors)
-    store, asked = open_store(client, plain), gallery(rng, 120)
-    hubplugin.apply(store, asked[:50], "is", force=True)
-    parts = [base64.b64encode(bytes(shift) + asked[3].tobytes())[4 * (shift > 0) : -4].decode() for shift in range(3)]
+def test_no_row_of_a_folder_keeps_a_query_that_two_corrections_have_left(folder, tmp_path, rng):
+    client, plain, _ = folder
+    store, bank = open_store(client, plain), clustered(rng, 120)
+    hubplugin.apply(store, bank[:50], "is", force=True)
+    parts = [base64.b64encode(bytes(shift) + bank[3].tobytes())[4 * (shift > 0) : -4].decode() for shift in range(3)]
 
-    def rows():
+    def count_rows():
+        query, count = "SELECT count(*) FROM {} WHERE instr(coalesce({}, ''), ?)", 0
         with sqlite3.connect(tmp_path / "chroma.sqlite3") as database:
-            asked = {"embeddings_queue": "metadata", "embedding_metadata": "string_value"}
-            found = [
-                database.execute(f"SELECT count(*) FROM {table} WHERE instr(coalesce({column}, ''), ?)", [part])
-                for table, column in asked.items()
-                for part in parts
-            ]
-            return sum(each.fetchone()[0] for each in found)
+            for column in (("embeddings_queue", "metadata"), ("embedding_metadata", "string_value")):
+                count += sum(database.execute(query.format(*column), [part]).fetchone()[0] for part in parts)
+        return count
 
-    assert rows()
+    assert count_rows()
     for start in (40, 60):
-        hubplugin.refit(store, asked[start : start + 60], force=True)
-    assert not rows()
+        hubplugin.refit(store, bank[start : start + 60], force=True)
+    assert not count_rows()
 
 
 def test_without_a_correction_and_after_its_removal_it_is_the_collection(photos):
     collection, store, vectors = photos
     corrected = collection.query(vectors[:20], n_results=5)["ids"]
     store.remove()
-    plain = chromadb.Collection(collection._client, collection._model)
+    plain = plain_of(collection)
     assert collection.query(vectors[:20], n_results=5) == plain.query(vectors[:20], n_results=5)
     assert collection.query(vectors[:20], n_results=5)["ids"] != corrected
     assert isinstance(collection, chromadb.Collection)
     assert collection.count() == 200
     collection.add(ids=["new"], embeddings=vectors[:1])
-    assert [each.name for each in store._client.list_collections()] == ["photos"]
+    assert list_names(store) == ["photos"]
 
 
 def test_a_collection_of_the_same_name_does_not_inherit_the_correction(tmp_path, rng):
-    client, vectors = chromadb.PersistentClient(tmp_path), gallery(rng)
+    client, vectors = chromadb.PersistentClient(tmp_path), clustered(rng)
     for _ in range(2):
-        plain = client.create_collection("photos", configuration={"hnsw": {"space": "cosine"}})
-        plain.add(ids=[str(number) for number in range(200)], embeddings=vectors)
-        store = open_store(client, plain)
-        assert store.correction() is None
-        hubplugin.apply(store, hubplugin.fit(vectors, vectors[:100] + 0.1, "is"), force=True)
-        assert store.correction().active
+        plain = create(client, vectors)
+        assert open_store(client, plain).correction() is None
+        assert correct(client, plain, vectors).correction().active
         client.delete_collection("photos")
 
 
 @pytest.mark.parametrize("state", ["half-written", "active"])
 @pytest.mark.parametrize(("file", "left"), [("header.bin", 0), ("index_metadata.pickle", 300)])
 def test_a_copy_that_a_kill_left_unreadable_is_made_anew(tmp_path, rng, file, left, state):
-    vectors = gallery(rng)
-    often = {"hnsw": {"space": "cosine", "sync_threshold": 50, "batch_size": 50}}  # the index is on disk at once
-    plain = chromadb.PersistentClient(tmp_path).create_collection("photos", configuration=often)
-    plain.add(ids=[str(number) for number in range(200)], embeddings=vectors)
+    vectors = clustered(rng)
+    often = {"sync_threshold": 50, "batch_size": 50}  # the index is on disk at once
+    create(chromadb.PersistentClient(tmp_path), vectors, **often)
     model = hubplugin.fit(vectors, vectors[:100] + 0.1, "is")
     writing = hubplugin.open_store(f"chroma:{tmp_path}/photos").begin(model)
     for batch in writing.scan():
@@ -227,10 +227,8 @@ def test_a_copy_that_a_kill_left_unreadable_is_made_anew(tmp_path, rng, file, le
     if state == "active":
         writing.activate()
     with sqlite3.connect(tmp_path / "chroma.sqlite3") as database:
-        ours = (
-            "SELECT s.id FROM segments s JOIN collections c ON c.id = s.collection WHERE scope = 'VECTOR' AND c.name = "
-        )
-        (segment,) = database.execute(f"{ours}'photos--hub-1'").fetchone()
+        query = "SELECT s.id FROM segments s JOIN collections c ON c.id = s.collection WHERE scope = 'VECTOR'"
+        (segment,) = database.execute(f"{query} AND c.name = 'photos--hub-1'").fetchone()
     SharedSystemClient.clear_system_cache()  # as another process finds it
     os.truncate(tmp_path / segment / file, left)
 
@@ -244,18 +242,12 @@ def test_a_copy_that_a_kill_left_unreadable_is_made_anew(tmp_path, rng, file, le
         hubplugin.apply(store, model, force=True)
     report = hubplugin.inspect(store, queries=0)
     assert (report.count, report.missing, report.stale) == (200, 0, 0)
-    order, _ = ranked(store, vectors, model.offsets(vectors).astype(np.float64), vectors[5])
-    assert store.search(vectors[5:6], 10).ids[0] == [str(number) for number in order[:10]]
-    assert {each.name for each in store._client.list_collections()} == {
-        "photos",
-        "photos--hub",
-        "photos--hub-2",
-        "photos--hub-2-model",
-    }
+    assert store.search(vectors[5:6], 10).ids[0] == names(rank(store, vectors, vectors[5])[0][:10])
+    assert list_names(store) == ["photos", "photos--hub", "photos--hub-2", "photos--hub-2-model"]
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "line"),
     [
         ("chroma:{folder}/nothing", r"Collection \[nothing\] does not exist"),
         ("chroma:{folder}/sub/photos", "no folder of Chroma; expected chroma:FOLDER/COLLECTION"),
@@ -264,9 +256,9 @@ def test_a_copy_that_a_kill_left_unreadable_is_made_anew(tmp_path, rng, file, le
         ("chroma://me:geheim@localhost:1/photos", "a client with a password or other settings goes to"),
     ],
 )
-def test_a_store_that_is_not_there_is_named_in_one_line(url, said, tmp_path):
+def test_a_store_that_is_not_there_is_named_in_one_line(url, line, tmp_path):
     chromadb.PersistentClient(tmp_path)
-    with pytest.raises(hubplugin.StoreError, match=said) as raised:
+    with pytest.raises(hubplugin.StoreError, match=line) as raised:
         hubplugin.open_store(url.format(folder=tmp_path))
     assert "\n" not in str(raised.value)
     assert "geheim" not in str(raised.value)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 KILLS = 20
 
 
-def started(folder, *steps):
+def start(folder, *steps):
     """`steps` in an interpreter of their own: threads of Chroma, and what it holds of a folder, end with a process."""
     return subprocess.Popen(
         [sys.executable, Path(__file__).with_name("killed.py"), folder, *steps],
@@ -28,13 +28,13 @@ def started(folder, *steps):
     )
 
 
-def said(process, *expected):
+def read_lines(process, *expected):
     """What `process` says to its end, which begins with the lines `expected`."""
-    lines, errors = process.communicate()
-    told = f"status {process.returncode}, {lines!r}\n{errors}"
-    assert process.returncode == 0, told
-    assert lines.splitlines()[: len(expected)] == [*expected], told
-    return lines.splitlines()
+    output, errors = process.communicate()
+    state = f"status {process.returncode}, {output!r}\n{errors}"
+    assert process.returncode == 0, state
+    assert output.splitlines()[: len(expected)] == [*expected], state
+    return output.splitlines()
 
 
 def test_twenty_kills(tmp_path, rng):
@@ -50,21 +50,21 @@ def test_twenty_kills(tmp_path, rng):
     np.save(tmp_path / "queries.npy", vectors[:20])
     hubplugin.fit(vectors, vectors[:300] + 0.05, "is").save(tmp_path / "next.hub")
     subprocess.run([sys.executable, "-c", filling, tmp_path], check=True)
-    whole = started(tmp_path, "look", "apply")
+    whole = start(tmp_path, "look", "apply")
     assert whole.stdout.readline() == "raw\n", whole.communicate()
-    start = time.monotonic()
-    said(whole, "applied")
-    seconds, seen = time.monotonic() - start, collections.Counter()
+    begun = time.monotonic()
+    read_lines(whole, "applied")
+    seconds, seen = time.monotonic() - begun, collections.Counter()
     for _ in range(KILLS):
-        killed = started(tmp_path, "look", "remove", "apply")
+        killed = start(tmp_path, "look", "remove", "apply")
         before = [killed.stdout.readline() for _ in range(2)]
         assert before == ["corrected\n", "photos\n"], (before, killed.poll(), killed.communicate())
         time.sleep(rng.uniform(0.05, 0.9) * seconds)
         killed.kill()
         killed.communicate()
         seen["had ended" if killed.returncode == 0 else "killed"] += 1
-        state, _ = said(started(tmp_path, "look", "apply"))
+        state, _ = read_lines(start(tmp_path, "look", "apply"))
         seen[state] += 1
-    said(started(tmp_path, "look", "remove"), "corrected", "photos")
-    said(started(tmp_path, "look"), "raw")
+    read_lines(start(tmp_path, "look", "remove"), "corrected", "photos")
+    read_lines(start(tmp_path, "look"), "raw")
     assert seen["raw"], seen  # a kill came before the switch

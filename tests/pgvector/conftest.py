@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,9 +33,12 @@ class Database:
     def address(self) -> str:
         return self.server.get_uri(self.name)
 
-    def url(self, table="photos", user=None, **named) -> str:
-        given = "".join(f"&{name}={quote(value)}" for name, value in {"table": table, **named}.items())
-        return (self.address if user is None else self.address.replace("postgres:", user, 1)) + given
+    def url(self, table="photos", user=None, **options) -> str:
+        query = "".join(f"&{name}={quote(value)}" for name, value in {"table": table, **options}.items())
+        return (self.address if user is None else self.address.replace("postgres:", user, 1)) + query
+
+    def open(self, table="photos", **options):
+        return open_store(self.url(table, **options))
 
     def run(self, *statements: str):
         with psycopg.connect(self.address, autocommit=True) as connection:
@@ -42,35 +46,42 @@ class Database:
                 cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
 
-    def fill(self, vectors: np.ndarray, ids=None, table="photos", key="id", cast="vector"):
-        ids = range(len(vectors)) if ids is None else ids
+    def create(self, vectors: np.ndarray, *more: str, table="photos", kind="vector") -> None:
+        """A table of `vectors` [n, d] under the ids 0, 1, ..., with columns `more`."""
+        columns = ", ".join(["id int PRIMARY KEY", f"embedding {kind}({vectors.shape[1]})", *more])
+        self.run(f"CREATE TABLE {table} ({columns})")
+        self.fill(vectors, table=table, kind=kind)
+
+    def fill(self, vectors: np.ndarray, ids=None, table="photos", kind="vector") -> None:
+        rows = zip(range(len(vectors)) if ids is None else ids, vectors, strict=True)
         with psycopg.connect(self.address, autocommit=True) as connection, connection.cursor() as cursor:
             cursor.executemany(
-                f"INSERT INTO {table} ({key}, embedding) VALUES (%s, %s::{cast})",
-                [(each, Vector(vector).to_text()) for each, vector in zip(ids, vectors, strict=True)],
+                f"INSERT INTO {table} (id, embedding) VALUES (%s, %s::{kind})",
+                [(key, Vector(vector).to_text()) for key, vector in rows],
             )
 
     def dump(self) -> str:
-        from subprocess import run
+        run = subprocess.run(
+            [self.server.bin_path / "pg_dump", "--dbname", self.address], capture_output=True, text=True
+        )
+        assert run.returncode == 0, run.stderr
+        fresh = ("\\restrict", "\\unrestrict")  # each has another key
+        return "\n".join(line for line in run.stdout.splitlines() if not line.startswith(fresh))
 
-        done = run([self.server.bin_path / "pg_dump", "--dbname", self.address], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        anew = ("\\restrict", "\\unrestrict")
-        return "\n".join(line for line in done.stdout.splitlines() if not line.startswith(anew))
+    def lines(self) -> list[str]:
+        """Of a dump, sorted: updates leave rows in another order."""
+        return sorted(self.dump().splitlines())
 
     def setting(self, **settings: str):
         """What each connection from now on has, as a server's administrator sets it; nothing: as it was."""
-        change = [f"SET {name} = {value}" for name, value in settings.items()] or ["RESET ALL"]
-        self.run(*(f"ALTER DATABASE {self.name} {each}" for each in change))
+        changes = [f"SET {name} = {value}" for name, value in settings.items()] or ["RESET ALL"]
+        self.run(*(f"ALTER DATABASE {self.name} {change}" for change in changes))
 
     def by_order(self, order, table="photos"):
         """The ids of the best ten by what `order_by` has made."""
         with psycopg.connect(self.address) as connection:
-            asked = f"SELECT id FROM {table} ORDER BY {order.sql} LIMIT 10"
-            return [row[0] for row in connection.execute(asked, order.parameters)]
-
-    def open(self, table="photos", **named):
-        return open_store(self.url(table, **named))
+            query = f"SELECT id FROM {table} ORDER BY {order.sql} LIMIT 10"
+            return [row[0] for row in connection.execute(query, order.parameters)]
 
 
 @pytest.fixture(scope="session")
@@ -91,10 +102,8 @@ NUMBERS = itertools.count()
 
 @pytest.fixture
 def database(server) -> Iterator[Database]:
-    made = Database(server, f"test{next(NUMBERS)}")
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {made.name}")
-    made.run("CREATE EXTENSION vector")
-    yield made
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {made.name} WITH (FORCE)")
+    fresh, all_databases = Database(server, f"test{next(NUMBERS)}"), Database(server, "postgres")
+    all_databases.run(f"CREATE DATABASE {fresh.name}")
+    fresh.run("CREATE EXTENSION vector")
+    yield fresh
+    all_databases.run(f"DROP DATABASE {fresh.name} WITH (FORCE)")

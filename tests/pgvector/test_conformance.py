@@ -15,8 +15,7 @@ class TestTable(StoreConformance):
         self.database = database
 
     def create(self, ids, vectors):
-        self.database.run(f"CREATE TABLE photos (id int PRIMARY KEY, embedding vector({self.dim}))")
-        self.database.fill(vectors, ids)
+        self.database.create(vectors)
         return self.database.open(metric=self.metric.value)
 
     def reopen(self, store):

@@ -14,23 +14,17 @@ RNG = np.random.default_rng(13)
 VECTORS, BANK = (RNG.normal(size=(count, 8)).astype(np.float32) for count in (200, 60))
 
 
-def corrected(database, table="photos", vector="embedding"):
+def correct(database, table="photos", vector="embedding"):
     store = database.open(table, metric="dot", vector=vector)
     hubplugin.apply(store, BANK, "is", force=True)
     return store
 
 
-def filled(database, *tables, also=""):
-    for table in tables:
-        database.run(f"CREATE TABLE {table} (id int PRIMARY KEY, embedding vector(8){also})")
-        database.fill(VECTORS, table=table)
-
-
 def test_tables_whose_names_begin_alike_have_an_index_each(database):
     tables = [f"customer_support_articles_of_the_whole_company_{country}" for country in ("de", "en")]
-    filled(database, *tables)
     for table in tables:
-        corrected(database, table)
+        database.create(VECTORS, table=table)
+        correct(database, table)
     database.setting(enable_seqscan="off")
     assert all("a search uses the index" in database.open(table, metric="dot").notes()[0] for table in tables)
     found = database.run("SELECT tablename FROM pg_indexes WHERE indexname LIKE '%hub_offset%' ORDER BY 1")
@@ -38,8 +32,8 @@ def test_tables_whose_names_begin_alike_have_an_index_each(database):
 
 
 def test_an_index_of_another_table_by_the_name_of_ours_is_not_dropped(database):
-    filled(database, "photos")
-    store = corrected(database)
+    database.create(VECTORS)
+    store = correct(database)
     index = store.require_active().index
     database.run(f"DROP INDEX {index}", "CREATE TABLE other (id int)", f"CREATE INDEX {index} ON other (id)")
     with pytest.raises(StoreError, match="is one of another table; rename it"):
@@ -48,9 +42,9 @@ def test_an_index_of_another_table_by_the_name_of_ours_is_not_dropped(database):
 
 
 def test_a_renamed_table_and_column_keep_their_correction_and_give_it_back(database):
-    filled(database, "photos", also=", note text")
-    before = database.dump()
-    model = corrected(database).correction().model
+    database.create(VECTORS, "note text")
+    before = database.lines()
+    model = correct(database).correction().model
     renames = ("ALTER TABLE photos RENAME embedding TO old", "ALTER TABLE photos RENAME TO pictures")
     database.run(*renames, "CREATE SCHEMA shop", "ALTER TABLE pictures SET SCHEMA shop")
     store = database.open("shop.pictures", metric="dot")
@@ -62,16 +56,16 @@ def test_a_renamed_table_and_column_keep_their_correction_and_give_it_back(datab
     hubplugin.remove(store)
     database.run("ALTER TABLE shop.pictures SET SCHEMA public", "ALTER TABLE pictures RENAME TO photos")
     database.run("DROP SCHEMA shop", "ALTER TABLE photos RENAME old TO embedding")
-    assert sorted(database.dump().splitlines()) == sorted(before.splitlines())
+    assert database.lines() == before
 
 
 def test_columns_that_change_names_are_not_mixed_up(database):
-    filled(database, "photos")
-    model = corrected(database).correction().model
+    database.create(VECTORS)
+    model = correct(database).correction().model
     database.run("ALTER TABLE photos RENAME embedding TO old", "ALTER TABLE photos ADD embedding vector(8)")
     database.run("UPDATE photos SET embedding = old")
     assert database.open(vector="embedding", metric="dot").correction() is None
-    new = corrected(database)
+    new = correct(database)
     old = database.open(vector="old", metric="dot")
     assert old.correction().model.fingerprint == model.fingerprint
     hubplugin.remove(new)
@@ -79,10 +73,10 @@ def test_columns_that_change_names_are_not_mixed_up(database):
 
 
 def test_a_dump_that_is_read_back_has_its_correction(database, server):
-    filled(database, "photos", also=", note text")
+    database.create(VECTORS, "note text")
     database.run("ALTER TABLE photos ADD x int", "ALTER TABLE photos DROP x", "ALTER TABLE photos ADD title vector(8)")
     database.run("UPDATE photos SET title = embedding * embedding")
-    model = corrected(database, vector="title").correction().model
+    model = correct(database, vector="title").correction().model
     dump = database.dump()
     database.run("DROP TABLE photos", "DROP SCHEMA hubplugin CASCADE", "DROP EXTENSION vector", "CREATE TABLE taken ()")
     psql = [server.bin_path / "psql", "--dbname", database.address, "--quiet", "--set", "ON_ERROR_STOP=1"]
@@ -95,61 +89,62 @@ def test_a_dump_that_is_read_back_has_its_correction(database, server):
     assert hubplugin.inspect(database.open(vector="heading", metric="dot"), queries=0).missing == 0
 
 
-def deletes(error, database):
-    """What the line of `error` says to run is run."""
-    said = str(error.value)
-    assert "\n" not in said
-    database.run(*said.partition("to delete them: ")[2].split("; "))
+def run_advice(error, database):
+    """Runs what the line of `error` says to run."""
+    line = str(error.value)
+    assert "\n" not in line
+    database.run(*line.partition("to delete them: ")[2].split("; "))
 
 
 def test_the_model_of_a_dropped_table_goes_by_what_is_said_and_by_a_removal_of_another(database):
-    filled(database, "photos", "others")
-    corrected(database)
+    database.create(VECTORS)
+    database.create(VECTORS, table="others")
+    correct(database)
     database.run("DROP TABLE photos")
     with pytest.raises(StoreError, match=r"there is no table photos.*corrections still has models") as caught:
         database.open(metric="dot")
     hubplugin.remove(database.open("others", metric="dot"))
     assert "hub" not in database.dump()
 
-    corrected(database, "others")
+    correct(database, "others")
     database.run("DROP TABLE others")
     with pytest.raises(StoreError) as caught:
         database.open("others", metric="dot")
-    deletes(caught, database)
+    run_advice(caught, database)
     assert database.run("SELECT count(*) FROM hubplugin.corrections") == [(0,)]
 
 
 @pytest.mark.parametrize("dropped", ["ALTER TABLE photos DROP title", "DROP EXTENSION vector CASCADE"])
 def test_the_offsets_of_a_dropped_column_go_by_what_is_said_and_by_a_job_on_another(dropped, database):
-    filled(database, "photos", also=", title vector(8)")
+    database.create(VECTORS, "title vector(8)")
     database.run("UPDATE photos SET title = embedding")
-    corrected(database)
+    correct(database)
     database.run("ALTER TABLE photos DROP embedding")
-    store = corrected(database, vector="title")
+    store = correct(database, vector="title")
     assert store.require_active().column == "hub_offset"
     assert database.run("SELECT DISTINCT vector FROM hubplugin.corrections") == [("title",)]
 
     database.run(dropped)
     with pytest.raises(StoreError, match=r"0 columns are vectors|no pgvector") as caught:
         database.open(metric="dot")
-    deletes(caught, database)
+    run_advice(caught, database)
     assert "hub_offset" not in database.dump()
 
 
 def test_a_column_of_offsets_that_somebody_dropped_is_told_with_the_way_out(database):
-    filled(database, "photos")
-    store = corrected(database)
+    database.create(VECTORS)
+    store = correct(database)
     database.run("ALTER TABLE photos DROP hub_offset")
     with pytest.raises(StoreError, match="`hubplugin remove` and apply again"):
         hubplugin.inspect(store)
     hubplugin.remove(store)
     assert "hub" not in database.dump()
-    corrected(database)
+    correct(database)
 
 
 def test_a_typing_error_in_a_name_advises_no_deletion(database):
-    filled(database, "photos")
-    corrected(database)
+    database.create(VECTORS)
+    correct(database)
     for named in ({"table": "photoz"}, {"vector": "embeddinq"}):
         with pytest.raises(StoreError) as caught:
             database.open(metric="dot", **named)
@@ -157,8 +152,8 @@ def test_a_typing_error_in_a_name_advises_no_deletion(database):
 
 
 def test_a_pgvector_whose_vacuum_damages_indexes_is_warned_of(database):
-    filled(database, "photos")
-    assert not any("0.8.4" in note for note in corrected(database).notes())
+    database.create(VECTORS)
+    assert not any("0.8.4" in note for note in correct(database).notes())
     database.run("UPDATE pg_extension SET extversion = '0.8.3' WHERE extname = 'vector'")
     notes = hubplugin.inspect(database.open(metric="dot"), queries=0).notes
     assert [note for note in notes if note.startswith("pgvector 0.8.3: before 0.8.4 a vacuum can damage")]

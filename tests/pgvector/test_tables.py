@@ -1,5 +1,7 @@
 """What a table may look like: corrected, and after a removal as it was to the last line of a dump; or refused."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
@@ -9,63 +11,79 @@ import hubplugin
 import hubplugin_pgvector.store
 from hubplugin.errors import StoreError
 from tests.core.formulas import similarity
-from tests.pgvector.conftest import Database
 
 pytestmark = pytest.mark.slow
 
 ROWS, DIM = 200, 8
 
-TABLES = {
-    "plain": ("id int PRIMARY KEY, embedding vector(8)", {}),
-    "uuid": ("id uuid PRIMARY KEY DEFAULT gen_random_uuid(), embedding vector(8) NOT NULL", {}),
-    "composite": (
-        "tenant text, id bigint GENERATED ALWAYS AS IDENTITY, embedding vector(8), PRIMARY KEY (tenant, id)",
-        {},
+PLAIN = "id int PRIMARY KEY, embedding vector(8)"
+
+
+@dataclass
+class Kind:
+    """The columns of a table, what is done behind its creation, how it is filled, and the options of its URL."""
+
+    columns: str = PLAIN
+    after: Sequence[str] = ()
+    insert: str = "INSERT INTO {t} SELECT i, {v}"
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+PARTITIONS = [
+    "CREATE TABLE even PARTITION OF photos FOR VALUES IN (0)",
+    "CREATE TABLE odd PARTITION OF photos FOR VALUES IN (1) PARTITION BY RANGE (id)",
+    "CREATE TABLE odd1 PARTITION OF odd FOR VALUES FROM (0) TO (100)",
+    "CREATE TABLE odd2 PARTITION OF odd FOR VALUES FROM (100) TO (1000000)",
+]
+INDEX = "CREATE INDEX ON photos USING hnsw (embedding vector_cosine_ops) WITH (m = 8, ef_construction = 32)"
+KINDS = {
+    "plain": Kind(),
+    "uuid": Kind(
+        "id uuid PRIMARY KEY DEFAULT gen_random_uuid(), embedding vector(8) NOT NULL",
+        insert="INSERT INTO photos (embedding) SELECT {v}",
     ),
-    "unique": ("id text NOT NULL, embedding vector(8), UNIQUE (id)", {"key": "id"}),
-    "padded": ("id char(9), bits bit(8), embedding vector(8), PRIMARY KEY (id, bits)", {}),
-    "quoted": ('"The Id" int PRIMARY KEY, "Em{bed}ding" vector(8)', {"vector": '"Em{bed}ding"', "key": '"The Id"'}),
-    "halfvec": ("id int PRIMARY KEY, embedding halfvec(8)", {}),
-    "rounded": ("id int PRIMARY KEY, embedding vector(8)", {"index": "halfvec"}),
-    "unindexed": ("id int PRIMARY KEY, embedding vector(8)", {"index": "none"}),
-    "partitioned": ("id int, tenant int, embedding vector(8), PRIMARY KEY (tenant, id)", {}),
-    "indexed": ("id int PRIMARY KEY, embedding vector(8), hits int DEFAULT 0", {"metric": ""}),
+    "composite": Kind(
+        "tenant text, id bigint GENERATED ALWAYS AS IDENTITY, embedding vector(8), PRIMARY KEY (tenant, id)",
+        insert="INSERT INTO photos (tenant, embedding) SELECT 'a, \"' || i % 3, {v}",
+    ),
+    "unique": Kind(
+        "id text NOT NULL, embedding vector(8), UNIQUE (id)",
+        insert="INSERT INTO photos SELECT 'key ' || i, {v}",
+        options={"key": "id"},
+    ),
+    "padded": Kind(
+        "id char(9), bits bit(8), embedding vector(8), PRIMARY KEY (id, bits)",
+        insert="INSERT INTO photos SELECT 'key ' || i, i::bit(8), {v}",
+    ),
+    "quoted": Kind(
+        '"The Id" int PRIMARY KEY, "Em{bed}ding" vector(8)',
+        options={"vector": '"Em{bed}ding"', "key": '"The Id"'},
+    ),
+    "halfvec": Kind("id int PRIMARY KEY, embedding halfvec(8)", insert="INSERT INTO {t} SELECT i, {v}::halfvec"),
+    "rounded": Kind(options={"index": "halfvec"}),
+    "unindexed": Kind(options={"index": "none"}),
+    "partitioned": Kind(
+        "id int, tenant int, embedding vector(8), PRIMARY KEY (tenant, id)) PARTITION BY LIST (tenant",
+        PARTITIONS,
+        "INSERT INTO photos SELECT i, i % 2, {v}",
+    ),
+    "indexed": Kind(f"{PLAIN}, hits int DEFAULT 0", [INDEX], options={"metric": ""}),
 }
 
-AFTER = {
-    "partitioned": [
-        "CREATE TABLE even PARTITION OF photos FOR VALUES IN (0)",
-        "CREATE TABLE odd PARTITION OF photos FOR VALUES IN (1) PARTITION BY RANGE (id)",
-        "CREATE TABLE odd1 PARTITION OF odd FOR VALUES FROM (0) TO (100)",
-        "CREATE TABLE odd2 PARTITION OF odd FOR VALUES FROM (100) TO (1000000)",
-    ],
-    "indexed": ["CREATE INDEX ON photos USING hnsw (embedding vector_cosine_ops) WITH (m = 8, ef_construction = 32)"],
-}
-INSERTS = {
-    "uuid": "INSERT INTO photos (embedding) SELECT {v} FROM generate_series(0, 199) i",
-    "composite": "INSERT INTO photos (tenant, embedding) SELECT 'a, \"' || i % 3, {v} FROM generate_series(0, 199) i",
-    "unique": "INSERT INTO photos SELECT 'key ' || i, {v} FROM generate_series(0, 199) i",
-    "padded": "INSERT INTO photos SELECT 'key ' || i, i::bit(8), {v} FROM generate_series(0, 199) i",
-    "partitioned": "INSERT INTO photos SELECT i, i % 2, {v} FROM generate_series(0, 199) i",
-}
 
-
-@pytest.fixture(params=sorted(TABLES))
-def made(request, database):
-    """A table of each kind, the names that its URL needs, and whether its store is a `halfvec`."""
-    columns, named = TABLES[request.param]
-    table, how = "photos", "PARTITION BY LIST (tenant)" if request.param == "partitioned" else ""
+@pytest.fixture(params=sorted(KINDS))
+def kind(request, database):
+    """A table of each kind: what the kind is called, the table, and the options of its URL."""
+    kind, table = KINDS[request.param], "photos"
     if request.param == "quoted":
         database.run('CREATE SCHEMA "My Schema"', "CREATE SCHEMA hubplugin")  # which others made, and which stays
         table = '"My Schema"."Photos ""1"" of 100%"'
-    database.run(f"CREATE TABLE {table} ({columns}) {how}", *AFTER.get(request.param, []))
+    database.run(f"CREATE TABLE {table} ({kind.columns})", *kind.after)
     vector = "(SELECT array_agg(random() - 0.5 + 0 * i * j)::real[]::vector FROM generate_series(1, 8) j)"
-    insert = INSERTS.get(request.param, "INSERT INTO {t} SELECT i, {v} FROM generate_series(0, 199) i")
-    database.run(
-        "SELECT setseed(0.5)", insert.format(t=table, v=vector + ("::halfvec" if request.param == "halfvec" else ""))
-    )
-    named = {name: value for name, value in {"metric": "cosine", **named}.items() if value}
-    return request.param, table, named
+    insert = kind.insert.format(t=table, v=vector)
+    database.run("SELECT setseed(0.5)", f"{insert} FROM generate_series(0, 199) i")
+    options = {"metric": "cosine", **kind.options}
+    return request.param, table, {name: value for name, value in options.items() if value}
 
 
 def queries(count=40):
@@ -81,11 +99,11 @@ def exact(store, model):
     return [[ids[row] for row in line] for line in np.argsort(-scores, axis=1)[:, :10]]
 
 
-def test_each_kind_of_table_is_corrected_refreshed_and_left_as_it_was(made, database, monkeypatch):
-    kind, table, named = made
+def test_each_kind_of_table_is_corrected_refreshed_and_left_as_it_was(kind, database, monkeypatch):
+    name, table, options = kind
     monkeypatch.setattr(hubplugin_pgvector.store, "PAGE", 17)
-    before = database.dump()
-    store = database.open(table, **named)
+    before = database.lines()
+    store = database.open(table, **options)
     assert store.count() == ROWS
     model = hubplugin.apply(store, queries(100), "is", force=True).model
     report, ids = hubplugin.inspect(store, queries=0), [key for batch in store.scan() for key in batch.ids]
@@ -93,25 +111,24 @@ def test_each_kind_of_table_is_corrected_refreshed_and_left_as_it_was(made, data
     assert (report.count, report.missing, report.stale) == (ROWS, 0, 0)
 
     database.setting(enable_seqscan="off", enable_sort="off")
-    again = database.open(table, **named)
-    assert ("uses the index" in "".join(again.notes())) == (kind != "unindexed")
-    if kind == "indexed":  # as the index that is there
+    again = database.open(table, **options)
+    assert ("uses the index" in "".join(again.notes())) == (name != "unindexed")
+    if name == "indexed":  # as the index that is there
         (built,) = database.run("SELECT indexdef FROM pg_indexes WHERE indexname LIKE 'photos_hub_offset_%'")[0]
         assert "(m='8', ef_construction='32')" in built
     found, expected = again.search(queries(), 10).ids, exact(again, model)
     same = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, expected, strict=True)])
-    assert same >= (0.95 if kind in ("halfvec", "rounded", "indexed") else 0.98)
+    assert same >= (0.95 if name in ("halfvec", "rounded", "indexed") else 0.98)
 
     assert hubplugin.refresh(again).stale == 0
     hubplugin.remove(again)
     database.setting()
-    assert sorted(database.dump().splitlines()) == sorted(before.splitlines())  # updates leave rows in another order
-    assert database.open(table, **named).correction() is None
+    assert database.lines() == before
+    assert database.open(table, **options).correction() is None
 
 
 def test_two_columns_of_one_table_are_corrected_each_on_its_own(database):
-    database.run("CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8), title vector(8))")
-    database.fill(queries(100))
+    database.create(queries(100), "title vector(8)")
     database.run("UPDATE photos SET title = embedding * embedding")
     for vector in ("embedding", "title"):
         hubplugin.apply(database.open(vector=vector, metric="dot"), queries(), "is", force=True)
@@ -156,28 +173,25 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", sorted(REFUSED))
 def test_what_can_carry_no_offsets_is_refused_in_one_line(what, database):
-    statements, named, said = REFUSED[what]
+    statements, options, line = REFUSED[what]
     database.run("CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8), hits int)", *statements.split(";"))
-    given = {name: value for name, value in {"metric": "dot", **named}.items() if value}
-    with pytest.raises(StoreError, match=said) as caught:
-        database.open(**given)
+    options = {name: value for name, value in {"metric": "dot", **options}.items() if value}
+    with pytest.raises(StoreError, match=line) as caught:
+        database.open(**options)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("type_", "index"), [("vector(2000)", "halfvec"), ("halfvec(4000)", "none")])
-def test_the_way_out_that_a_refusal_names_is_one(type_, index, database):
-    dim = int(type_.split("(")[1][:-1])
+@pytest.mark.parametrize(("kind", "dim", "index"), [("vector", 2000, "halfvec"), ("halfvec", 4000, "none")])
+def test_the_way_out_that_a_refusal_names_is_one(kind, dim, index, database):
     vectors = np.random.default_rng(1).normal(size=(60, dim)).astype(np.float32)
-    database.run(f"CREATE TABLE photos (id int PRIMARY KEY, embedding {type_})")
-    database.fill(vectors, cast=type_.split("(")[0])
+    database.create(vectors, kind=kind)
     store = database.open(metric="cosine", index=index)
     hubplugin.apply(store, vectors[:20], "is", force=True)
     assert [line[0] for line in store.search(vectors[:20], 1).ids] == list(range(20))
 
 
-def test_a_column_of_the_users_own_is_not_written_over(database: Database):
-    database.run("CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8), hub_offset text)")
-    database.fill(queries())
+def test_a_column_of_the_users_own_is_not_written_over(database):
+    database.create(queries(), "hub_offset text")
     before, store = database.dump(), database.open(metric="dot")
     with pytest.raises(StoreError, match="the column hub_offset holds something of yours; rename it, or drop it"):
         hubplugin.apply(store, queries(), "is", force=True)
@@ -218,10 +232,10 @@ def test_no_message_has_a_password_in_it(database):
 
 @pytest.mark.parametrize("kind", ["vector", "halfvec"])
 def test_a_zero_vector_is_counted_and_keeps_the_offset_0(database, rng, kind):
-    database.run(f"CREATE TABLE photos (id int PRIMARY KEY, embedding {kind}(8))", "INSERT INTO photos VALUES (300)")
     vectors = rng.normal(size=(60, DIM)).astype(np.float32)
     vectors[7] = 0
-    database.fill(vectors, cast=kind)
+    database.create(vectors, kind=kind)
+    database.run("INSERT INTO photos VALUES (300)")
     store = database.open(metric="cosine")
     done = hubplugin.apply(store, rng.normal(size=(40, DIM)), "is", force=True)
     told = "1 with vectors that the model cannot judge, those of length 0 have the offset 0, others its smallest: 7 ("
@@ -240,9 +254,9 @@ def test_a_zero_vector_is_counted_and_keeps_the_offset_0(database, rng, kind):
 
 
 def test_a_model_that_keeps_the_mean_of_its_bank_is_tried_on_vectors_that_have_a_direction(database, rng):
-    database.run("CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8))", *AFTER["indexed"])
     vectors = rng.normal(size=(60, DIM)).astype(np.float32)
     vectors[0] = 0
-    database.fill(vectors)
+    database.create(vectors)
+    database.run(INDEX)
     done = hubplugin.apply(database.open(metric="cosine"), rng.normal(size=(40, DIM)), "dn", force=True)
     assert done.invalid_vectors.named == {0: "length 0"}

@@ -24,15 +24,12 @@ EMPTIES, ELSEWHERE = (
     "NEW.embedding = NULL; RETURN NEW;",
     "UPDATE photos SET embedding = NULL WHERE id = 199; RETURN NULL;",
 )
+BEFORE = f"TRIGGER t BEFORE UPDATE ON photos {ROW}"
+DEEP = "WHEN (pg_trigger_depth() < 1) EXECUTE FUNCTION meddle()"
 MEDDLING = {
-    "empties the vector": (PLAIN, EMPTIES, f"TRIGGER t BEFORE UPDATE ON photos {ROW}", "50 of 50 rows have another"),
-    "lets no update through": (PLAIN, "RETURN NULL;", f"TRIGGER t BEFORE UPDATE ON photos {ROW}", "50 rows lack"),
-    "changes the offset": (
-        PLAIN,
-        "NEW.hub_offset_v1 = 0; RETURN NEW;",
-        f"TRIGGER t BEFORE UPDATE ON photos {ROW}",
-        "50 of 50 rows lack their offset",
-    ),
+    "empties the vector": (PLAIN, EMPTIES, BEFORE, "50 of 50 rows have another"),
+    "lets no update through": (PLAIN, "RETURN NULL;", BEFORE, "50 rows lack"),
+    "changes the offset": (PLAIN, "NEW.hub_offset_v1 = 0; RETURN NEW;", BEFORE, "50 of 50 rows lack their offset"),
     "empties a vector of a later batch": (
         PLAIN,
         EMPTIES,
@@ -42,10 +39,10 @@ MEDDLING = {
     "empties a vector of another batch, once a statement": (
         PLAIN,
         ELSEWHERE,
-        "TRIGGER t AFTER UPDATE ON photos WHEN (pg_trigger_depth() < 1) EXECUTE FUNCTION meddle()",
+        f"TRIGGER t AFTER UPDATE ON photos {DEEP}",
         "1 further changes",
     ),
-    "keeps a history in the table": (PLAIN, HISTORY, f"TRIGGER t BEFORE UPDATE ON photos {ROW}", "50 further changes"),
+    "keeps a history in the table": (PLAIN, HISTORY, BEFORE, "50 further changes"),
     "moves rows to another table": (
         f"{PLAIN}; CREATE TABLE old (LIKE photos)",
         "DELETE FROM photos WHERE id = NEW.id; RETURN NULL;",
@@ -55,22 +52,11 @@ MEDDLING = {
     "is deferred to the end of the transaction": (
         PLAIN,
         "UPDATE photos SET embedding = NULL WHERE id = NEW.id; RETURN NULL;",
-        "CONSTRAINT TRIGGER t AFTER UPDATE ON photos DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
-        " WHEN (pg_trigger_depth() < 1) EXECUTE FUNCTION meddle()",
+        f"CONSTRAINT TRIGGER t AFTER UPDATE ON photos DEFERRABLE INITIALLY DEFERRED FOR EACH ROW {DEEP}",
         "50 of 50 rows have another vector",
     ),
-    "is on one partition": (
-        PARTITIONED,
-        EMPTIES,
-        f"TRIGGER t BEFORE UPDATE ON high {ROW}",
-        "50 of 50 rows have another",
-    ),
-    "raises": (
-        PLAIN,
-        "RAISE 'append only' USING ERRCODE = '55000';",
-        f"TRIGGER t BEFORE UPDATE ON photos {ROW}",
-        "append only",
-    ),
+    "is on one partition": (PARTITIONED, EMPTIES, BEFORE.replace("photos", "high"), "50 of 50 rows have another"),
+    "raises": (PLAIN, "RAISE 'append only' USING ERRCODE = '55000';", BEFORE, "append only"),
     "is a rule": (PLAIN, "RETURN NULL;", "RULE t AS ON UPDATE TO photos DO INSTEAD NOTHING", "50 of 50 rows lack"),
 }
 
@@ -80,36 +66,32 @@ def _pages(monkeypatch):
     monkeypatch.setattr(hubplugin_pgvector.store, "PAGE", 50)
 
 
-def function(database, body):
-    database.run(f"CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$")
-
-
-def filled(database, table=PLAIN):
+def fill(database, body, table=PLAIN):
+    """A store, and the function of a trigger."""
     database.run(*table.split(";"))
+    database.run(f"CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$")
     database.fill(VECTORS)
     return database.open(metric="dot")
 
 
 @pytest.mark.parametrize("what", MEDDLING)
 def test_what_changes_more_than_offsets_is_named_and_leaves_the_table_as_it_was(what, database):
-    table, body, made, said = MEDDLING[what]
-    store = filled(database, table)
-    function(database, body)
-    database.run(f"CREATE {made}")
-    before = sorted(database.dump().splitlines())
-    with pytest.raises(StoreError, match=said) as caught:
+    table, body, trigger, line = MEDDLING[what]
+    store = fill(database, body, table)
+    database.run(f"CREATE {trigger}")
+    before = database.lines()
+    with pytest.raises(StoreError, match=line) as caught:
         hubplugin.apply(store, BANK, "is", force=True)
-    assert f"{'rule' if 'RULE' in made else 'trigger'} t" in str(caught.value)
+    assert f"{'rule' if 'RULE' in trigger else 'trigger'} t" in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert sorted(database.dump().splitlines()) == before
+    assert database.lines() == before
 
 
 @pytest.mark.parametrize("job", [hubplugin.refresh, hubplugin.rollback])
 def test_a_trigger_that_came_later_stops_a_refresh_and_a_rollback_and_the_active_offsets_stay(job, database):
-    store = filled(database)
+    store = fill(database, EMPTIES)
     for tau in (0.05, 0.1):
         hubplugin.apply(store, BANK, "is", tau=tau, force=True)
-    function(database, EMPTIES)
     database.run(
         "INSERT INTO photos SELECT id + 900, embedding FROM photos WHERE id < 3",
         f"CREATE TRIGGER t BEFORE UPDATE ON photos {ROW}",
@@ -124,13 +106,14 @@ def test_a_trigger_that_came_later_stops_a_refresh_and_a_rollback_and_the_active
 
 
 def test_a_trigger_that_lets_offsets_be_is_named_by_apply_and_every_row_has_its_offset(database, caplog):
-    store = filled(database)
-    function(database, "NEW.hits = OLD.hits + 1; RETURN NEW;")
+    store = fill(database, "NEW.hits = OLD.hits + 1; RETURN NEW;")
     database.run(
         f"CREATE TRIGGER counts BEFORE UPDATE ON photos {ROW}",
         f"CREATE TRIGGER other BEFORE UPDATE OF embedding ON photos {ROW}",
     )
     with caplog.at_level(logging.WARNING, "hubplugin"):
+        notes = hubplugin.apply(store, BANK, "is", force=True, dry_run=True).notes
+        assert any("these fire on the update of every row: trigger counts" in note for note in notes)
         hubplugin.apply(store, BANK, "is", force=True)
     assert "these fire on the update of every row: trigger counts" in caplog.text
     assert "other" not in caplog.text

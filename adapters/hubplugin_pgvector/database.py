@@ -1,0 +1,258 @@
+"""A PostgreSQL database by one connection, which is opened when it is first needed; each error is one line."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+import psycopg
+from psycopg import errors, sql
+from psycopg.pq import TransactionStatus
+
+from hubplugin.errors import StoreError
+
+logger = logging.getLogger("hubplugin.pgvector")
+
+Parameters: TypeAlias = Sequence[object] | Mapping[str, object]
+
+OPTIONS = ("table", "vector", "key", "metric", "index", "record")
+SHOWN = (*OPTIONS, "host", "hostaddr", "port", "dbname", "user", "service", "sslmode", "connect_timeout", "options")
+"""What a message shows of a URL's options: another name may be a password, misspelt or in capitals."""
+WARN_AFTER, WAIT, WAIT_FOR_TABLE = 5, 20, 5
+"""Seconds after which a line says for whom a statement waits, after which it gives up where no lock_timeout is set, and
+after which a change of the table gives up, since whoever comes behind it waits as long."""
+
+LIMIT_WAIT = """
+SELECT pg_backend_pid(), CASE WHEN current_setting('lock_timeout') = '0' THEN set_config('lock_timeout', %s, true) END
+"""
+BLOCKERS = """
+SELECT DISTINCT CASE blocker WHEN 0 THEN 'a prepared transaction' ELSE concat('process ', blocker, ' (',
+    coalesce(nullif(other.application_name, ''), 'unnamed'), ', ', coalesce(other.state, 'unknown'), ')') END
+    FROM pg_stat_activity AS waiting, unnest(pg_blocking_pids(waiting.pid)) AS blocker
+    LEFT JOIN pg_stat_activity AS other ON other.pid = blocker WHERE waiting.wait_event_type = 'Lock' AND {}
+"""
+
+UNREADABLE = (
+    "a postgresql:// URL is not readable: in a name or password write / ? # @ [ ] % as %2F %3F %23 %40 %5B %5D %25, "
+    "or keep the password in PGPASSFILE"
+)
+NO_BYTE = re.compile("%00|%(?![0-9A-Fa-f]{2})")
+"""What libpq refuses, and repeats."""
+
+
+def parse_url(url: str) -> tuple[str, str, Mapping[str, str]]:
+    """The part of `url` that is libpq's, `url` without its secrets, and those of its options that are `OPTIONS`.
+
+    Raises StoreError for a URL that a password may have cut in two, without repeating any of it."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise StoreError(UNREADABLE) from None
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    if "@" in parts.path + parts.fragment + "".join(name for name, _ in options) or NO_BYTE.search(parts.netloc):
+        raise StoreError(UNREADABLE)
+    for_libpq = urlencode([option for option in options if option[0] not in OPTIONS], quote_via=quote)
+    user, at, hosts = parts.netloc.rpartition("@")
+    if "%3a" in user.partition(":")[0].lower():  # a server would repeat it as a name
+        raise StoreError("a postgresql:// URL has an encoded colon in its name: write NAME:PASSWORD@ with a plain one")
+    shown = urlencode([option for option in options if option[0] in SHOWN], quote_via=quote, safe="/,.")
+    # By hand: urlunsplit takes the slashes off a URL without a host, which is how a local server is named.
+    return (
+        f"{parts.scheme}://{parts.netloc}{parts.path}?{for_libpq}",
+        f"{parts.scheme}://{user.partition(':')[0]}{at}{hosts}{parts.path}?{shown}",
+        {name: value for name, value in options if name in OPTIONS},
+    )
+
+
+class Passing(StoreError):
+    """Another run may get past it: what others hold, a server that stops, a disk that is full."""
+
+
+class Deadlock(Passing):
+    """Two transactions waited for each other, and the server ended this one."""
+
+
+WAITS = 0.2, 1.0, 3.0
+"""Seconds before what ended in a deadlock is tried again; PostgreSQL looks for deadlocks once a second."""
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+
+def retry_deadlocks(method: Callable[Args, Result]) -> Callable[Args, Result]:
+    """`method`, whose transactions do all or nothing, tried again after a deadlock: with another run, or with what the
+    server still does for a run that was killed."""
+
+    @functools.wraps(method)
+    def run(*args: Args.args, **kwargs: Args.kwargs) -> Result:
+        for wait in WAITS:
+            try:
+                return method(*args, **kwargs)
+            except Deadlock:
+                time.sleep(wait)
+        return method(*args, **kwargs)
+
+    return run
+
+
+class Database:
+    """The database at `conninfo`. Each statement is a transaction of its own; errors name `url`."""
+
+    def __init__(self, conninfo: str, url: str):
+        self._conninfo, self.url = conninfo, url
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def rows(self, query: str, parameters: Parameters = (), task: str = "reading") -> list[Any]:
+        """The rows that a query gives, each a tuple."""
+        with self.transaction(task):
+            return self._connect().cursor(binary=True).execute(cast(Any, query), parameters).fetchall()
+
+    def run(self, statement: str, parameters: Parameters = (), task: str = "writing") -> None:
+        """Runs a statement that gives no rows."""
+        with self.transaction(task):
+            self._connect().execute(cast(Any, statement), parameters)
+
+    def run_alone(self, statement: str, task: str) -> None:
+        """Runs a statement that no transaction can hold, such as CREATE INDEX CONCURRENTLY.
+
+        A lock_timeout of ours would stay in the session, which may be a pooler's: what waits too long is cancelled."""
+        is_limited = self.rows("SELECT reset_val <> '0' FROM pg_settings WHERE name = 'lock_timeout'")[0][0]
+        watch = self._watch(
+            task,
+            "left(waiting.query, 100) = left(%s, 100)",
+            statement.replace("%%", "%"),
+            limit=None if is_limited else WAIT,
+        )
+        with self._translate_errors(task), watch as blockers:
+            try:
+                self._connect().execute(cast(Any, statement), ())
+            except errors.QueryCanceled:
+                if not blockers:
+                    raise
+                raise Passing(
+                    f"{self.url}: {task}: waited {WAIT} s for {blockers[0]}; run it again when that has ended: what "
+                    "was written stays"
+                ) from None
+
+    @contextmanager
+    def transaction(self, task: str = "writing", *, wait: float | None = None) -> Iterator[None]:
+        """All or nothing; within another transaction, a part of it.
+
+        Args:
+            task: What an error calls it.
+            wait: The most seconds to wait for a lock, by default `WAIT`. Nothing is set for longer than the
+                transaction, since a pooler gives the session to others.
+        """
+        with self._translate_errors(task):
+            connection = self._connect()
+            if connection.info.transaction_status != TransactionStatus.IDLE:
+                yield
+                return
+            with connection.transaction():
+                row = connection.execute(LIMIT_WAIT, (f"{WAIT if wait is None else wait}s",)).fetchone()
+                with self._watch(task, "waiting.pid = %s", row and row[0]):
+                    yield
+
+    @contextmanager
+    def read_only(self, **settings: str) -> Iterator[None]:
+        """A transaction that can change nothing, with `settings` of the server, such as hnsw__ef_search="100"."""
+        with self.transaction("searching"):
+            self.run("SET TRANSACTION READ ONLY")
+            for name, value in settings.items():
+                self.rows("SELECT set_config(%s, %s, true)", (name.replace("__", "."), value))
+            yield
+
+    @contextmanager
+    def _watch(self, task: str, condition: str, value: object, limit: float | None = None) -> Iterator[list[str]]:
+        """Says in one line for whom the statement waits that meets the SQL `condition`, and cancels it when it has
+        waited `limit` seconds. The list that it gives then says for whom it waited."""
+        over, cancelled_for = threading.Event(), list[str]()
+
+        def watch() -> None:
+            waited, blockers = WARN_AFTER, ""
+            if over.wait(WARN_AFTER):
+                return
+            # Who may not open a second connection is told nothing.
+            with suppress(psycopg.Error), self._open() as other:
+                while not over.is_set():
+                    rows = other.execute(cast(Any, BLOCKERS.format(condition)), (value,)).fetchall()
+                    waited = waited + 1 if rows else WARN_AFTER
+                    if rows and not blockers:
+                        blockers = ", ".join(row[0] for row in rows)
+                        logger.warning("%s: %s waits for %s", self.url, task, blockers)
+                    if limit is not None and waited > limit and not over.is_set():
+                        cancelled_for.append(blockers)
+                        self._connect().cancel()
+                        return
+                    over.wait(1)
+
+        threading.Thread(target=watch, daemon=True).start()
+        try:
+            yield cancelled_for
+        finally:
+            over.set()
+
+    @contextmanager
+    def _translate_errors(self, task: str) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise as_store_error(error, f"{self.url}: {task}") from None
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        if self._connection is None or self._connection.closed:
+            self._connection = self._open()
+        return self._connection
+
+    def _open(self) -> psycopg.Connection[Any]:
+        # Prepared statements stay in a session, which may be a pooler's.
+        return psycopg.connect(self._conninfo, autocommit=True, application_name="hubplugin", prepare_threshold=None)
+
+
+def quote_name(*parts: str) -> str:
+    """A name as it stands in a statement, in which a % is doubled, as psycopg and Django read statements with
+    parameters."""
+    return sql.Identifier(*parts).as_string(None).replace("%", "%%")
+
+
+def truncate(name: str, most: int) -> str:
+    """At most so many bytes of a name; PostgreSQL cuts names behind 63."""
+    return name.encode()[:most].decode(errors="ignore")
+
+
+ADVICE: dict[type[psycopg.Error], str] = {
+    errors.InsufficientPrivilege: "run it as the owner of the table, who may create a schema in the database",
+    errors.LockNotAvailable: "others are using the table, run it again, or set a longer lock_timeout by PGOPTIONS",
+    errors.QueryCanceled: (
+        "what was written stays: set a longer statement_timeout by PGOPTIONS or for the role, and run it again"
+    ),
+    errors.UndefinedColumn: (
+        "where somebody dropped or renamed the column of offsets, `hubplugin remove` and apply again"
+    ),
+    errors.DiskFull: "what was written stays: make room on the server, and run it again",
+}
+LOST = "once the server answers, run it again: it goes on where it stopped"
+PASSING = ("08", "40", "53", "55P03", "57", "58", "XX")
+"""How a SQLSTATE begins: the connection, a rollback, what is used up, a lock of others, what an operator or the system
+did, and faults of the server itself."""
+STOPPED = ("57P01", "57P02", "57P03")
+"""The SQLSTATE of a server that stops, or is not yet there."""
+
+
+def as_store_error(error: psycopg.Error, context: str) -> StoreError:
+    """What went wrong and what to do, in one line behind `context`."""
+    code = error.sqlstate or ""
+    is_lost = code in STOPPED or (isinstance(error, psycopg.OperationalError) and not code)  # the connection's own
+    message = error.diag.message_primary or " ".join(str(error).split()) or type(error).__name__
+    detail = f" ({' '.join(error.diag.message_detail.split())})" if error.diag.message_detail else ""
+    advice = next((text for kind, text in ADVICE.items() if isinstance(error, kind)), LOST if is_lost else "")
+    is_passing = is_lost or code.startswith(PASSING)
+    kind = Deadlock if isinstance(error, errors.DeadlockDetected) else Passing if is_passing else StoreError
+    return kind(f"{context}: {message}{detail}{f'; {advice}' if advice else ''}")
