@@ -66,29 +66,29 @@ def families(data: Path) -> Iterator[Family]:
     return chain(seventeen(data), further(data), [hot])
 
 
-def clicked(shown: np.ndarray, answer: int, wrong: float, rng: np.random.Generator) -> int:
-    """What somebody clicks of what is shown, best first, -1 for nothing. With the probability `wrong` it is any place,
-    with the weight 1 / place; a right answer is clicked with the probability 1 / sqrt(place)."""
+def draw_click(shown: np.ndarray, answer: int, wrong: float, rng: np.random.Generator) -> int:
+    """The target that somebody clicks among those shown, best first; -1 for none. With the probability `wrong` it is
+    any of them, with the weight 1 / place; a right answer is clicked with the probability 1 / sqrt(place)."""
     place, weights = np.flatnonzero(shown == answer), 1 / np.arange(1, len(shown) + 1)
     if rng.random() < wrong:
         return int(rng.choice(shown, p=weights / weights.sum()))
     return answer if len(place) and rng.random() < (place[0] + 1) ** -0.5 else -1
 
 
-def noisy(setting: Setting, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Clicks of people on a raw search, a fifth of them wrong: rows of the bank, and of what they clicked."""
+def draw_noisy_log(setting: Setting, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Clicks of people on a raw search, a fifth of them wrong: rows of the bank, and of the targets they clicked."""
     rng = np.random.default_rng(seed)
     assert setting.clicks is not None
     top = np.argsort(-(setting.bank @ setting.targets.T), axis=1)[:, :10]
-    found = np.array([clicked(shown, answer, 0.2, rng) for shown, answer in zip(top, setting.clicks, strict=True)])
-    rows = np.flatnonzero(found >= 0)
-    return rows, found[rows]
+    clicks = np.array([draw_click(shown, answer, 0.2, rng) for shown, answer in zip(top, setting.clicks, strict=True)])
+    rows = np.flatnonzero(clicks >= 0)
+    return rows, clicks[rows]
 
 
-def fitted(targets: np.ndarray, bank: hubplugin.Bank, learn: bool = True, **given: Any) -> hubplugin.OffsetModel:
+def fit_quietly(targets: np.ndarray, bank: Any, learn: bool = True, **parameters: Any) -> hubplugin.OffsetModel:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that pairs taught nothing
-        return hubplugin.fit(targets, bank, learn=learn, **given)
+        return hubplugin.fit(targets, bank, learn=learn, **parameters)
 
 
 Ranker = Callable[[np.ndarray], np.ndarray]
@@ -99,88 +99,88 @@ def ranker(model: hubplugin.OffsetModel, targets: np.ndarray) -> Ranker:
     return lambda queries: model.queries(queries) @ targets.T + offsets
 
 
-def rankers(setting: Setting, seed: int) -> tuple[dict[str, Ranker], learning.Lesson]:
-    """Scores by column, and the lesson with the map."""
+def fit_all(setting: Setting, seed: int) -> tuple[dict[str, Ranker], learning.LearnedMap]:
+    """Rankers by column, and what was learned."""
     targets = setting.targets
     if setting.clicks is None:
         bank = hubplugin.Bank(setting.bank, setting.target_bank, pairs=np.arange(len(setting.bank)))
     else:
         bank = hubplugin.Bank(setting.bank, setting.clicks)
     prepared = bank.prepare("cosine", hubplugin.Compute()).against(targets)
-    lesson = learning.taught(METHODS["blend"](), prepared)
-    found = {
+    learned = learning.learn_query_map(METHODS["blend"](), prepared)
+    ranks = {
         "raw": lambda queries: queries @ targets.T,
-        "default": ranker(fitted(targets, bank, learn=False), targets),
-        "map": ranker(lesson.model, targets),
+        "default": ranker(fit_quietly(targets, bank, learn=False), targets),
+        "map": ranker(learned.model, targets),
     }
     if setting.clicks is not None:
-        rows, clicks = noisy(setting, seed)
+        rows, clicks = draw_noisy_log(setting, seed)
         if len(rows) >= learning.FEWEST_PAIRS:
             log = hubplugin.Bank(setting.bank[rows], clicks)
-            found["noisy default"] = ranker(fitted(targets, log, learn=False), targets)
-            found["noisy clicks"] = ranker(fitted(targets, log), targets)
-    return found, lesson
+            ranks["noisy default"] = ranker(fit_quietly(targets, log, learn=False), targets)
+            ranks["noisy clicks"] = ranker(fit_quietly(targets, log), targets)
+    return ranks, learned
 
 
-def measured(setting: Setting, seed: int) -> dict[str, dict[str, float]]:
-    """R@1 in points by test and column; what was chosen; and the interval that the lesson forecast for the change."""
-    by_column, lesson = rankers(setting, seed)
-    query_map = lesson.model.query_map
+def measure(setting: Setting, seed: int) -> dict[str, dict[str, float]]:
+    """R@1 in percent by test and column; what was chosen; and the interval that was forecast for the change."""
+    ranks, learned = fit_all(setting, seed)
+    query_map = learned.model.query_map
     enough = min(len(queries) for queries, _ in setting.tests.values()) >= 2 * JUDGED
-    judged = judged_by(setting, seed) if enough and "noisy clicks" in by_column and seed < COMPARED else {}
-    found = {}
+    judged = fit_by_judged(setting, seed) if enough and "noisy clicks" in ranks and seed < COMPARED else {}
+    row = {}
     for name, (queries, truth) in setting.tests.items():
 
         def right(rank: Ranker, queries: np.ndarray = queries, truth: np.ndarray = truth) -> float:
             return 100 * float((rank(queries).argmax(axis=1) == truth).mean())
 
-        found[name] = {column: right(rank) for column, rank in by_column.items()}
-        found[name]["map over raw"] = found[name]["map"]
+        row[name] = {column: right(rank) for column, rank in ranks.items()}
+        row[name]["map over raw"] = row[name]["map"]
         if name in judged:
             rank, rest = judged[name]
-            found[name]["judged"] = right(rank, queries[rest], truth[rest])
-            found[name]["judged default"] = right(by_column["noisy default"], queries[rest], truth[rest])
-        found[name]["strength"] = 0.0 if query_map is None else query_map.strength
-        found[name]["whitened"] = float(query_map is not None and query_map.whitened)
-        found[name]["share"] = lesson.how.share
-        side = lesson.asked if name == "asked" else lesson.other
+            row[name]["judged"] = right(rank, queries[rest], truth[rest])
+            row[name]["judged default"] = right(ranks["noisy default"], queries[rest], truth[rest])
+        row[name]["strength"] = 0.0 if query_map is None else query_map.strength
+        row[name]["whitened"] = float(query_map is not None and query_map.whitened)
+        row[name]["share"] = learned.how.share
+        side = learned.asked if name == "asked" else learned.other
         for end in ("low", "value", "high"):
-            found[name][end] = math.nan if side is None else 100 * getattr(side.change, end)
-    return found
+            row[name][end] = math.nan if side is None else 100 * getattr(side.change, end)
+    return row
 
 
-def judged_by(setting: Setting, seed: int) -> dict[str, tuple[Ranker, np.ndarray]]:
-    """By test: the map of noisy clicks, chosen by some of all test queries, and the rows of the others."""
-    rows, clicks = noisy(setting, seed)
+def fit_by_judged(setting: Setting, seed: int) -> dict[str, tuple[Ranker, np.ndarray]]:
+    """By test: the map of noisy clicks, whose strength a part of all test queries chose, and the rows of the others."""
+    rows, clicks = draw_noisy_log(setting, seed)
     rng, parts, rest = np.random.default_rng(seed), [], {}
     for name, (queries, _) in setting.tests.items():
         order = rng.permutation(len(queries))
         parts.append((name, order[: JUDGED // len(setting.tests)]))
         rest[name] = order[JUDGED // len(setting.tests) :]
     judged = hubplugin.Bank(
-        np.concatenate([setting.tests[name][0][some] for name, some in parts]),
-        np.concatenate([setting.tests[name][1][some] for name, some in parts]),
+        np.concatenate([setting.tests[name][0][part] for name, part in parts]),
+        np.concatenate([setting.tests[name][1][part] for name, part in parts]),
     )
-    model = fitted(setting.targets, hubplugin.Bank(setting.bank[rows], clicks), judged=judged)
+    model = fit_quietly(setting.targets, hubplugin.Bank(setting.bank[rows], clicks), judged=judged)
     return {name: (ranker(model, setting.targets), rest[name]) for name in rest}
 
 
-def rows_of(family: Family, splits: int) -> Iterator[dict[str, Any]]:
+def measure_family(family: Family, splits: int) -> Iterator[dict[str, Any]]:
     """A row for each test of a family: the R@1 of each split, by column."""
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    tests: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for seed in range(min(splits, family.splits)):
-        for test, values in measured(family.draw(seed), seed).items():
+        for test, values in measure(family.draw(seed), seed).items():
             for column, value in values.items():
-                found[test][column].append(value)
-    for test, columns in found.items():
-        yield {"setting": family.name, "side": SIDES[test], "found": dict(columns)}
+                tests[test][column].append(value)
+    for test, columns in tests.items():
+        yield {"setting": family.name, "side": SIDES[test], "values": dict(columns)}
 
 
 def changes(row: dict[str, Any], column: str) -> np.ndarray:
     """By split, over what the column is compared with; empty where it was not measured."""
-    found, beside = row["found"], "judged default" if column == "judged" else BESIDE.get(column, "default")
-    values = np.array(found.get(column, ()))
-    return values - np.array(found.get(beside, ()))[: len(values)]
+    beside = "judged default" if column == "judged" else BESIDE.get(column, "default")
+    values = np.array(row["values"].get(column, ()))
+    return values - np.array(row["values"].get(beside, ()))[: len(values)]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -192,31 +192,32 @@ def table(rows: list[dict[str, Any]]) -> str:
             cells.append(
                 f"{values.mean():+.1f}±{values.std() / max(len(values) - 1, 1) ** 0.5:.1f}" if len(values) else ""
             )
-        chosen = zip(*(row["found"][name] for name in ("strength", "whitened", "share")), strict=True)
-        told = {f"{s:g}{' w' if white else ''}{'' if share == 1 else f' x{share:g}'}" for s, white, share in chosen}
-        strengths = "/".join(sorted(told))
-        lines.append([row["setting"], row["side"], f"{np.mean(row['found']['raw']):.1f}", *cells, strengths])
+        choices = zip(*(row["values"][name] for name in ("strength", "whitened", "share")), strict=True)
+        names = {f"{s:g}{' w' if white else ''}{'' if share == 1 else f' x{share:g}'}" for s, white, share in choices}
+        strengths = "/".join(sorted(names))
+        lines.append([row["setting"], row["side"], f"{np.mean(row['values']['raw']):.1f}", *cells, strengths])
     return markdown(["setting", "tested on", "raw R@1", *COLUMNS, "strengths, w: whitened, x: offsets"], lines)
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
     """Mean and worst of the settings, by what was tested on."""
     lines = []
-    for side in SIDES.values():
-        own = [row for row in rows if row["side"] == side]
-        means = [[v.mean() for row in own if len(v := changes(row, column))] for column in COLUMNS]
+    for side in ("", *SIDES.values()):
+        part = [row for row in rows if side in ("", row["side"])]
+        means = [[v.mean() for row in part if len(v := changes(row, column))] for column in COLUMNS]
         cells = [f"{np.mean(values):+.2f} / {min(values):+.2f}" if values else "" for values in means]
-        lines += [[f"{side}, {len(own)} settings", *cells]] if own else []
+        lines += [[f"{side or 'all'}, {len(part)} settings", *cells]] if part else []
     return markdown(["tested on", *COLUMNS], lines)
 
 
 def forecasts(rows: list[dict[str, Any]]) -> str:
-    """How often what came lies in the 95 % interval of the lesson, which knows held-out pairs alone."""
-    parts = [np.array([row["found"][name] for name in ("low", "value", "high", "map", "default")]) for row in rows]
-    low, value, high, learned, default = np.concatenate(parts, axis=1)
-    came, known = learned - default, ~np.isnan(low)
-    inside, bias = ((low <= came) & (came <= high))[known].mean(), (value - came)[known].mean()
-    return f"forecasts: {known.sum()} tests, {inside:.0%} inside their 95 % interval, too bright by {bias:.2f} points"
+    """How often the change lies in the 95 % interval that held-out pairs alone forecast."""
+    parts = [np.array([row["values"][name] for name in ("low", "value", "high", "map", "default")]) for row in rows]
+    low, value, high, mapped, default = np.concatenate(parts, axis=1)
+    change, is_forecast = mapped - default, ~np.isnan(low)
+    inside, bias = ((low <= change) & (change <= high))[is_forecast].mean(), (value - change)[is_forecast].mean()
+    count = is_forecast.sum()
+    return f"forecasts: {count} tests, {inside:.0%} inside their 95 % interval, too bright by {bias:.2f} points"
 
 
 def main() -> None:
@@ -225,22 +226,22 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[""], help="settings whose name holds one of these words")
     parser.add_argument("--splits", type=int, default=4, help="draws a setting")
     parser.add_argument("--write", type=Path, help="page whose table is replaced")
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    for family in families(given.data):
-        if not family.source.is_dir() or not any(word in family.name for word in given.only):
+    for family in families(args.data):
+        if not family.source.is_dir() or not any(word in family.name for word in args.only):
             continue
         setting = family.draw(0)
         if len(setting.bank) < learning.FEWEST_PAIRS or (setting.clicks is None and setting.target_bank is None):
             continue
-        rows += rows_of(family, given.splits)
+        rows += measure_family(family, args.splits)
         print(family.name, file=sys.stderr, flush=True)
-    if given.only == [""]:
+    if args.only == [""]:
         FILE.write_text(json.dumps({"machine": machine(1), "rows": rows}) + "\n")
     print(table(rows), summary(rows), forecasts(rows), sep="\n")
-    if given.write:
-        write_table(given.write, "learning", summary(rows))
+    if args.write:
+        write_table(args.write, "learning", summary(rows))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from hubplugin.bank import Bank, BankLike
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, ZeroVector
 from hubplugin.executors import GalleryLike, read_by_workers, shards_of
-from hubplugin.learning import NOTHING, require_learnable, taught
+from hubplugin.learning import NOTHING, learn_query_map, require_learnable
 from hubplugin.methods import METHODS, FitInput, build_method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
@@ -78,7 +78,7 @@ def fit(
     prepared = Bank.of(bank).prepare(metric, compute).against(whole)
     _tell_of_zeros(prepared)
     looked_at = None if judged is None else Bank.of(judged).prepare(metric, compute).against(whole)
-    lesson = taught(configuration, prepared, looked_at)
+    lesson = learn_query_map(configuration, prepared, looked_at)
     if lesson.model.query_map is None:
         warnings.warn(NOTHING, stacklevel=2)
     return lesson.model

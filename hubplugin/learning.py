@@ -1,4 +1,4 @@
-"""What known answers teach: a linear map of the query, one closed step, as strong as held-out answers allow."""
+"""A linear map of the query from known answers: one closed step, as strong as held-out answers allow."""
 
 from __future__ import annotations
 
@@ -33,21 +33,20 @@ FEWEST_PAIRS, FEWEST_TARGETS = 50, 10
 six kinds of data, and loses up to 0.7 points of what nobody asked for in the sixth (benchmarks/learning.py)."""
 
 NEARER = 0.75
-"""The share of pairs whose query is nearer to its own answer than to another's, below which they are no pairs of this
-model and gallery. It is 0.5 by chance."""
+"""A bank is refused if a smaller share of its queries is nearer to its own answer than to another's: 0.5 is chance."""
 
 STRENGTHS = 0.0, 0.25, 0.5, 1.0
-"""Of the map."""
+"""Strengths of the map that are tried."""
 
 SHARES = 1.0, 0.5, 0.0
-"""Of the offsets. They are as they are without a map, unless less is ahead by `ERRORS` standard errors on every side.
-On ICD's titles, where offsets lose, that gains 2 to 4 points of what nobody asked for (benchmarks/learning.py)."""
+"""Shares of the offsets that are tried. The share is 1 unless a smaller one is ahead by `ERRORS` standard errors on
+every side. On ICD's titles, where offsets lose, that gains 2 to 4 points of what nobody asked for."""
 
 FOLDS, PROBES = 3, 1_500
-"""On either side, and how many of the pairs these try."""
+"""Folds of each side, and how many pairs all of them hold out."""
 
 FEWEST_JUDGED = 50
-"""Judged pairs, below which they do not choose."""
+"""Judged pairs, below which they are refused."""
 
 SOFTNESS = 0.4
 """A query counts as right to the degree sigmoid(margin / (SOFTNESS tau))."""
@@ -61,33 +60,40 @@ KEPT = 0.9
 """How much of the identity a whitening keeps."""
 
 PRODUCTS = 1 << 22
-"""Similarities that are held at once: 16 MiB, which a cache has room for."""
+"""Similarities of one block: 16 MiB, which a cache has room for."""
 
 
-def pairs_of(bank: PreparedBank, what: str = "the bank", fewest: int = FEWEST_PAIRS) -> np.ndarray:
-    """The rows [m] of the different pairs of a bank. what: what errors call it.
+def find_pairs(bank: PreparedBank, name: str = "the bank", fewest: int = FEWEST_PAIRS) -> np.ndarray:
+    """The rows [m] of the different pairs of a bank.
 
-    Raises InputError where it has less than `fewest`, CorrectionRefused where they are no pairs of this gallery.
+    Args:
+        bank: A bank with known answers.
+        name: What errors call it.
+        fewest: How many different pairs it must have.
+
+    Raises:
+        InputError: The bank has fewer.
+        CorrectionRefused: They are no pairs of this gallery.
     """
-    known = bank.known_answers
-    if known is None:
+    answers = bank.known_answers
+    if answers is None:
         raise InputError("learn=True learns from what each query asks for: pass a Bank with ", Parameter("answers"))
-    rows = np.flatnonzero(known >= 0)
-    first = {(bank.query_bank[row].tobytes(), int(known[row])): row for row in rows[::-1]}
+    rows = np.flatnonzero(answers >= 0)
+    first = {(bank.query_bank[row].tobytes(), int(answers[row])): row for row in rows[::-1]}
     rows = np.sort(np.fromiter(first.values(), np.int64, len(first)))
-    queries, own, targets = Training(bank, bank, rows).pairs
+    queries, answer, targets = Training(bank, bank, rows).pairs
     if len(rows) < fewest or len(targets) < FEWEST_TARGETS:
         raise InputError(
-            f"{what} has {len(rows)} different pairs of {len(targets)} targets; learn=True needs {fewest} pairs of "
+            f"{name} has {len(rows)} different pairs of {len(targets)} targets; learn=True needs {fewest} pairs of "
             f"{FEWEST_TARGETS} targets: collect more, or leave ",
             Parameter("learn"),
             " out",
         )
-    other = (own + np.random.default_rng(0).integers(1, len(targets), len(own))) % len(targets)
-    nearer = float(((queries * (targets[own] - targets[other])).sum(axis=1) > 0).mean())
+    other = (answer + np.random.default_rng(0).integers(1, len(targets), len(answer))) % len(targets)
+    nearer = float(((queries * (targets[answer] - targets[other])).sum(axis=1) > 0).mean())
     if nearer < NEARER:
         raise CorrectionRefused(
-            f"the answers of {what} do not belong to its queries: {nearer:.0%} of these are nearer to their own than "
+            f"the answers of {name} do not belong to its queries: {nearer:.0%} of these are nearer to their own than "
             f"to another's ({NEARER:.0%} is needed, 50% is chance); nothing was changed: pass answers of this gallery "
             "to queries of its model"
         )
@@ -95,9 +101,11 @@ def pairs_of(bank: PreparedBank, what: str = "the bank", fewest: int = FEWEST_PA
 
 
 @dataclass(frozen=True)
-class Learning:
-    """How offsets and a map are fitted together: a `method` and the share of its offsets; strength, temperature and
-    whitening of the map."""
+class MapFit:
+    """How offsets and a map are fitted together.
+
+    method, share: of the offsets. strength, tau, whitening: of the map.
+    """
 
     method: Method
     strength: float
@@ -105,64 +113,66 @@ class Learning:
     whitening: np.ndarray | None = None
     share: float = 1.0
 
-    def whitened(self, queries: np.ndarray) -> np.ndarray:
+    def whiten(self, queries: np.ndarray) -> np.ndarray:
         return queries if self.whitening is None else queries @ self.whitening.T
 
-    def map_by(self, w: np.ndarray, pairs: int) -> QueryMap | None:
+    def compose_map(self, w: np.ndarray, pairs: int) -> QueryMap | None:
         """(I + s W) Z, with Z the whitening; None for I."""
         if not self.strength and self.whitening is None:
             return None
         eye = np.eye(len(w), dtype=np.float32)
-        first = eye if self.whitening is None else self.whitening
-        step = (eye + np.float32(self.strength) * w) @ first - eye
+        z = eye if self.whitening is None else self.whitening
+        step = (eye + np.float32(self.strength) * w) @ z - eye
         return QueryMap(step, self.strength, pairs, self.whitening is not None)
 
-    def query_map(self, queries: np.ndarray, own: np.ndarray, targets: np.ndarray) -> QueryMap | None:
-        """What pairs teach, see `learned`."""
+    def learn(self, queries: np.ndarray, answer: np.ndarray, targets: np.ndarray) -> QueryMap | None:
+        """The map that pairs teach, see `solve_map`."""
         if not self.strength:
-            return self.map_by(np.zeros((queries.shape[1],) * 2, np.float32), len(queries))
-        return self.map_by(learned(self.whitened(queries), own, targets, self.tau), len(queries))
+            return self.compose_map(np.zeros((queries.shape[1],) * 2, np.float32), len(queries))
+        return self.compose_map(solve_map(self.whiten(queries), answer, targets, self.tau), len(queries))
 
     @property
     def offsets(self) -> Method:
-        """The method with that share of its offsets."""
+        """The method with the share of its offsets."""
         return self.method.model_copy(update={"strength": self.share * float(str(self.method.parameters["strength"]))})
 
-    def fit(self, given: FitInput, query_map: QueryMap | None) -> OffsetModel:
-        """The method fitted on the bank of `given`, mapped. The model has the bank as it was given."""
+    def fit(self, fit_input: FitInput, query_map: QueryMap | None) -> OffsetModel:
+        """The method fitted on the mapped bank. The model holds the bank as it was before the map."""
         if query_map is None:
-            return self.offsets.fit(given)
-        asked = query_map.of_bank(given.query_bank)
-        model = self.offsets.fit(replace(given, query_bank=asked))
-        terms = tuple(replace(term, bank=given.query_bank) if term.bank is asked else term for term in model.terms)
-        return model.replace(terms=terms, query_map=query_map, bank_fingerprint=given.fingerprint)
+            return self.offsets.fit(fit_input)
+        mapped = query_map.of_bank(fit_input.query_bank)
+        model = self.offsets.fit(replace(fit_input, query_bank=mapped))
+        terms = tuple(replace(term, bank=fit_input.query_bank) if term.bank is mapped else term for term in model.terms)
+        return model.replace(terms=terms, query_map=query_map, bank_fingerprint=fit_input.fingerprint)
 
-    def __call__(self, left: Training) -> list[OffsetsAndMap]:
-        """What the pairs that a fold leaves teach, and the offsets of its bank as they map it."""
-        query_map = self.query_map(*left.pairs)
-        model = self.fit(left.fit_input, query_map)
-        return [(model.raw_offsets(left.fit_input.require_targets("learn"), left.fit_input.compute), query_map)]
+    def __call__(self, training: Training) -> list[OffsetsAndMap]:
+        """The map that the pairs of a fold teach, and the offsets of its mapped bank."""
+        query_map = self.learn(*training.pairs)
+        model = self.fit(training.fit_input, query_map)
+        return [(model.raw_offsets(training.fit_input.require_targets("learn"), training.fit_input.compute), query_map)]
 
 
 NOTHING = "the pairs taught nothing beyond the offsets: queries are not mapped"
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What the known answers of a bank taught. model: with a query map, or without one where held-out answers gain
-    nothing by it. how: its method, and what was chosen. asked, other: R@1 of held-out pairs without and with the map,
-    of other wordings of targets that stay asked for, None where there are few, and of targets that nobody else asks
-    for."""
+class LearnedMap:
+    """What the known answers of a bank taught.
+
+    model: has a query map, unless held-out answers gain nothing by it. how: the method, and what was chosen. asked: R@1
+    without and with the map, of held-out paraphrases whose target stays asked for; None where there are few. other: R@1
+    of held-out pairs whose target nobody else asks for.
+    """
 
     model: OffsetModel
-    how: Annotated[InstanceOf[Learning], Field(exclude=True)]
+    how: Annotated[InstanceOf[MapFit], Field(exclude=True)]
     asked: Side | None
     other: Side
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def strength(self) -> float:
-        """Of the map of the query, 0 where none was learned."""
+        """The strength of the map, 0 where none was learned."""
         return self.how.strength
 
     @computed_field  # type: ignore[prop-decorator]
@@ -176,96 +186,111 @@ class Lesson:
         if self.model.query_map is None:
             return [NOTHING]
         sides = [("asked before", self.asked), ("not asked before", self.other)]
-        said = "; ".join(f"{name}: {side}" for name, side in sides if side is not None)
+        changes = "; ".join(f"{name}: {side}" for name, side in sides if side is not None)
         offsets = {1.0: "", 0.0: ", without offsets"}.get(self.how.share, f", with {self.how.share:g} of the offsets")
-        return [f"{self.model.query_map}{offsets}; over the offsets alone, {said}"]
+        return [f"{self.model.query_map}{offsets}; over the offsets alone, {changes}"]
 
 
-def taught(configuration: Method, bank: PreparedBank, judged: PreparedBank | None = None) -> Lesson:
+def learn_query_map(configuration: Method, bank: PreparedBank, judged: PreparedBank | None = None) -> LearnedMap:
     """`configuration` fitted on `bank`, with the query map that its known answers teach.
 
-    judged: clicks that somebody has looked at, by which strength and whitening are chosen in the place of the bank's.
-    Raises InputError where either has too few answers, CorrectionRefused where these do not belong to the queries.
+    Args:
+        configuration: The method of the offsets.
+        bank: A bank with known answers, and its gallery.
+        judged: Clicks that somebody has looked at. They choose strength and whitening in the place of the bank's.
+
+    Raises:
+        InputError: One of the banks has too few answers.
+        CorrectionRefused: The answers do not belong to the queries.
     """
-    rows, rng, gallery = pairs_of(bank), np.random.default_rng(0), bank.require_targets("learn")
-    some = draw_sample(gallery, len(bank.query_bank), bank.metric, rng)
-    apart = own_share(bank.query_bank, some, bank.compute, rng) >= APART
-    hows = []
-    for first in (None, whitening(bank.query_bank, gallery, bank.metric)):
-        asked = bank if first is None else replace(bank, query_bank=bank.query_bank @ first.T)
-        method = configuration.resolve(asked)
-        hows.append(Learning(method, 0.0, float(str(method.parameters["tau"])), first))
-    tried, sides = sides_of(bank, rows, judged)
-    margins = {side: cross_validate([strengths_of(how) for how in hows], tried, each) for side, each in sides.items()}
-    best = chosen([_by_base(each) for each in margins.values()], hows[0].tau, ERRORS if apart else -ERRORS)
-    number = int(np.ravel_multi_index(best, (len(hows), len(STRENGTHS), len(SHARES))))
-    figures = {side: change_of([each], 0, number, WHAT[side]) for side, each in margins.items()}
-    how = replace(hows[best[0]], strength=STRENGTHS[best[1]], share=SHARES[best[2]])
-    query_map = how.query_map(*Training(bank, bank, rows).pairs)
+    rows, rng, gallery = find_pairs(bank), np.random.default_rng(0), bank.require_targets("learn")
+    subset = draw_sample(gallery, len(bank.query_bank), bank.metric, rng)
+    apart = own_share(bank.query_bank, subset, bank.compute, rng) >= APART
+    bases = []
+    for z in (None, compute_whitening(bank.query_bank, gallery, bank.metric)):
+        whitened = bank if z is None else replace(bank, query_bank=bank.query_bank @ z.T)
+        method = configuration.resolve(whitened)
+        bases.append(MapFit(method, 0.0, float(str(method.parameters["tau"])), z))
+    both, sides = draw_sides(bank, rows, judged)
+    fits = [fit_all_strengths(base) for base in bases]
+    margins = {side: cross_validate(fits, both, folds) for side, folds in sides.items()}
+    best = choose([split_by_base(part) for part in margins.values()], bases[0].tau, ERRORS if apart else -ERRORS)
+    number = int(np.ravel_multi_index(best, (len(bases), len(STRENGTHS), len(SHARES))))
+    changes = {side: change_of([part], 0, number, LABELS[side]) for side, part in margins.items()}
+    how = replace(bases[best[0]], strength=STRENGTHS[best[1]], share=SHARES[best[2]])
+    query_map = how.learn(*Training(bank, bank, rows).pairs)
     if query_map is not None:
         how = replace(how, method=configuration.resolve(replace(bank, query_bank=query_map.of_bank(bank.query_bank))))
-    model = how.fit(bank, query_map)
-    other = figures["other"]
+    other = changes["other"]
     assert other is not None
-    return Lesson(model, how, figures.get("asked"), other)
+    return LearnedMap(how.fit(bank, query_map), how, changes.get("asked"), other)
 
 
-WHAT = {"asked": "other wordings", "other": "pairs"}
-"""What the held-out pairs of each side are."""
+LABELS = {"asked": "other wordings", "other": "pairs"}
+"""What results call the held-out pairs of each side."""
 
 
-def _by_base(margins: Margins) -> np.ndarray:
+def split_by_base(margins: Margins) -> np.ndarray:
     """[bases, strengths, shares, probes]."""
     assert margins.margins is not None
     return margins.margins.reshape(-1, len(STRENGTHS), len(SHARES), margins.margins.shape[1])
 
 
-def strengths_of(how: Learning) -> Callable[[Training], list[OffsetsAndMap]]:
-    """All strengths of a map, each beside all shares of the offsets of the bank as it is, or whitened."""
+def fit_all_strengths(base: MapFit) -> Callable[[Training], list[OffsetsAndMap]]:
+    """All strengths of a map, each with all shares of the offsets that the bank has without a strength."""
 
-    def tried(left: Training) -> list[OffsetsAndMap]:
-        queries, own, targets = left.pairs
-        offsets = how.method.raw_offsets(replace(left.fit_input, query_bank=how.whitened(left.fit_input.query_bank)))
-        w = learned(how.whitened(queries), own, targets, how.tau)
-        maps = [replace(how, strength=each).map_by(w, len(queries)) for each in STRENGTHS]
-        return [(share * offsets, each) for each in maps for share in SHARES]
+    def fit(training: Training) -> list[OffsetsAndMap]:
+        queries, answer, targets = training.pairs
+        offsets = base.method.raw_offsets(
+            replace(training.fit_input, query_bank=base.whiten(training.fit_input.query_bank))
+        )
+        w = solve_map(base.whiten(queries), answer, targets, base.tau)
+        maps = [replace(base, strength=strength).compose_map(w, len(queries)) for strength in STRENGTHS]
+        return [(share * offsets, query_map) for query_map in maps for share in SHARES]
 
-    return tried
+    return fit
 
 
-def sides_of(
+def draw_sides(
     bank: PreparedBank, rows: np.ndarray, judged: PreparedBank | None = None
 ) -> tuple[PreparedBank, dict[str, list[Fold]]]:
-    """The pairs that are learned from and tried, and by side their folds: "other", where the target of a query was
-    never among the learned; and "asked", other wordings of targets that stay asked for, where there are enough.
-    rows: of the bank's pairs. judged: of whose pairs is tried what is learned from the bank's."""
+    """A bank, and by side its folds.
+
+    In "other" the target of a held-out query was never among the learned. In "asked", which is there if it has enough
+    queries, held-out queries are paraphrases: their target stays asked for.
+
+    Args:
+        bank: A bank with known answers.
+        rows: Its pairs, of which a map is learned.
+        judged: If given, its pairs are held out in the place of the bank's.
+    """
     assert bank.known_answers is not None
-    rng, both, tried = np.random.default_rng(0), bank, rows
+    rng, both, held = np.random.default_rng(0), bank, rows
     if judged is not None:
         if bank.clicks is None or judged.clicks is None:
             raise InputError(Parameter("judged"), " is for logs: pass ids or rows as answers, in both banks")
-        tried = len(bank.query_bank) + pairs_of(judged, "the judged bank", FEWEST_JUDGED)
+        held = len(bank.query_bank) + find_pairs(judged, "the judged bank", FEWEST_JUDGED)
         queries = np.concatenate([bank.query_bank, judged.query_bank])
         both = replace(bank, query_bank=queries, clicks=np.concatenate([bank.clicks, judged.clicks]))
-    known, order = both.known_answers, rng.permutation(tried)
-    assert known is not None
-    numbers, target = np.unique(known, return_inverse=True)
+    answers, order = both.known_answers, rng.permutation(held)
+    assert answers is not None
+    numbers, target = np.unique(answers, return_inverse=True)
     fold_of = (rng.permutation(len(numbers)) % FOLDS)[target.reshape(-1)]
-    held = [order[fold_of[order] == number][: PROBES // FOLDS] for number in range(FOLDS)]
-    other = [Fold(rows[fold_of[rows] != number], each) for number, each in enumerate(held)]
+    parts = [order[fold_of[order] == number][: PROBES // FOLDS] for number in range(FOLDS)]
+    other = [Fold(rows[fold_of[rows] != number], part) for number, part in enumerate(parts)]
     if judged is None:
-        again = make_folds(order, folds_within(known[order], FOLDS), PROBES)
+        again = make_folds(order, folds_within(answers[order], FOLDS), PROBES)
     else:
-        looked_at = {query.tobytes() for query in both.query_bank[tried]}
-        seen = rows[[query.tobytes() not in looked_at for query in both.query_bank[rows]]]
-        again = [Fold(seen, order[np.isin(known[order], known[seen])][:PROBES])]
+        judged_queries = {query.tobytes() for query in both.query_bank[held]}
+        seen = rows[[query.tobytes() not in judged_queries for query in both.query_bank[rows]]]
+        again = [Fold(seen, order[np.isin(answers[order], answers[seen])][:PROBES])]
     unanswered = np.flatnonzero(bank.known_answers < 0)  # of which offsets are fitted, too
-    other, again = ([Fold(np.union1d(each.train, unanswered), each.test) for each in side] for side in (other, again))
+    other, again = ([Fold(np.union1d(fold.train, unanswered), fold.test) for fold in side] for side in (other, again))
     enough = sum(len(fold.test) for fold in again) >= FEWEST_PARAPHRASES
     return both, {"other": other, "asked": again} if enough else {"other": other}
 
 
-def chosen(sides: list[np.ndarray], tau: float, errors: float) -> tuple[int, int, int]:
+def choose(sides: list[np.ndarray], tau: float, errors: float) -> tuple[int, int, int]:
     """Base, strength and share, by their numbers, from the margins [bases, strengths, shares, probes] of each side.
 
     Base and strength are the last whose soft R@1, with all of the offsets, is ahead of that of the first base without a
@@ -273,7 +298,7 @@ def chosen(sides: list[np.ndarray], tau: float, errors: float) -> tuple[int, int
     what is asked again the folds of a log with one wording a target see nothing, and there the strongest map gains
     most. Less of the offsets, beside a map, must be ahead of that by `ERRORS`.
     """
-    soft = [soft_right(margins, tau) for margins in sides]
+    soft = [soft_recall(margins, tau) for margins in sides]
 
     def ahead(this: tuple[int, int, int], other: tuple[int, int, int], errors: float) -> bool:
         return all(is_ahead(each[this] - each[other], errors) for each in soft)
@@ -288,7 +313,7 @@ def chosen(sides: list[np.ndarray], tau: float, errors: float) -> tuple[int, int
     return base, strength, best
 
 
-def soft_right(margins: np.ndarray, tau: float) -> np.ndarray:
+def soft_recall(margins: np.ndarray, tau: float) -> np.ndarray:
     """To which degree probes count as right."""
     right: np.ndarray = 1 / (1 + np.exp(np.clip(-margins / (SOFTNESS * tau), -30, 30)))
     return right
@@ -299,10 +324,10 @@ def is_ahead(gains: np.ndarray, errors: float) -> bool:
     return bool(gains.mean() >= errors * gains.std() / len(gains) ** 0.5) and (errors < 0 or bool(gains.any()))
 
 
-def learned(queries: np.ndarray, own: np.ndarray, targets: np.ndarray, tau: float) -> np.ndarray:
+def solve_map(queries: np.ndarray, answer: np.ndarray, targets: np.ndarray, tau: float) -> np.ndarray:
     """W [d, d] of one step of ridge regression from `queries` [m, d] to what their cross-entropy asks of them.
 
-        p = softmax(Q T' / tau),  R = T[own] - p T,  W = R' Q (Q' Q + r I)^-1,  r the mean eigenvalue of Q' Q
+        p = softmax(Q T' / tau),  R = T[answer] - p T,  W = R' Q (Q' Q + r I)^-1,  r the mean eigenvalue of Q' Q
 
     T are the targets [c, d] that were asked for, and no others: with the whole gallery, what nobody asked for would
     only ever be pushed away. Float32 products, a float64 solution.
@@ -314,15 +339,15 @@ def learned(queries: np.ndarray, own: np.ndarray, targets: np.ndarray, tau: floa
         p = (queries[rows] / np.float32(tau)) @ targets.T
         p -= p.max(axis=1, keepdims=True)
         np.exp(p, out=p)
-        residual[rows] = targets[own[rows]] - (p @ targets) / p.sum(axis=1, keepdims=True)
+        residual[rows] = targets[answer[rows]] - (p @ targets) / p.sum(axis=1, keepdims=True)
     gram = (queries.T @ queries).astype(np.float64)
     ridge = np.trace(gram) / len(gram) * np.eye(len(gram))
     solution = np.linalg.solve(gram + ridge, (queries.T @ residual).astype(np.float64))
     return np.ascontiguousarray(solution.T, np.float32)
 
 
-def whitening(bank: np.ndarray, gallery: Vectors, metric: Metric) -> np.ndarray:
-    """Z [d, d], a mild whitening of what is searched with, which needs no answers:
+def compute_whitening(bank: np.ndarray, gallery: Vectors, metric: Metric) -> np.ndarray:
+    """Z [d, d], a mild whitening of queries, which needs no answers:
 
         Z = t (k t I + (1 - k) C)^-1,  C the covariance of `bank` [m, d] and `gallery`, each about its own mean
 
@@ -343,8 +368,10 @@ def whitening(bank: np.ndarray, gallery: Vectors, metric: Metric) -> np.ndarray:
 
 
 def require_learnable(learn: bool, method: str, metric: Metric | str, targets: object, **others: object) -> None:
-    """Raises InputError for what was not measured together with what is learned, or does not apply it. others:
-    parameters of a fit that must not be set."""
+    """Raises InputError for settings of a fit under which a map was not measured, or would not be applied.
+
+    others: parameters of a fit that must not be set.
+    """
     if learn is not True:
         raise InputError(Parameter("learn", learn), ": expected True or False")
     if method != "blend":

@@ -42,7 +42,7 @@ from hubplugin.jobs.write import (
     write,
     write_gallery,
 )
-from hubplugin.learning import Lesson, require_learnable, taught
+from hubplugin.learning import LearnedMap, learn_query_map, require_learnable
 from hubplugin.methods import METHODS, FitInput, Method, build_method
 from hubplugin.model import (
     Dot,
@@ -227,7 +227,7 @@ def _fit_and_write(
     trial, lesson, versus, neutral = None, None, None, dict[Value, str]()
     if job.group_by is None:
         profile = None if job.force else require_kind(bank)
-        lesson = taught(job.configuration, bank, judged) if job.learn else None
+        lesson = learn_query_map(job.configuration, bank, judged) if job.learn else None
         if profile is not None:  # what would be applied is judged
             method = job.configuration.resolve(bank) if lesson is None else lesson.how.offsets
             trial = check(bank, method, profile, None if lesson is None else lesson.how)
@@ -252,7 +252,7 @@ def _fit_and_write(
     return replace(done, neutral=neutral, trial=trial, notes=notes), versus
 
 
-def compare_with_old(job: Job, bank: PreparedBank, old: OffsetModel, lesson: Lesson | None) -> OldVersusNew:
+def compare_with_old(job: Job, bank: PreparedBank, old: OffsetModel, lesson: LearnedMap | None) -> OldVersusNew:
     """Old and new beside each other. A map knows the answers it was taught, so that it would be ahead of any that
     learns without them: with one, they are tried on queries that the old model has not seen. Where there are few, both
     are tried as they are: they have seen the same. Raises CorrectionRefused where the new one is worse."""

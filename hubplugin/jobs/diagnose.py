@@ -20,7 +20,7 @@ from hubplugin.guard import Trial, judge_by
 from hubplugin.jobs.correct import bank_for, require_learnable_in
 from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.jobs.results import key_figures_of
-from hubplugin.learning import Lesson, require_learnable, taught
+from hubplugin.learning import LearnedMap, learn_query_map, require_learnable
 from hubplugin.measures.hubness import (
     Hubness,
     count_targets,
@@ -153,7 +153,7 @@ class Diagnosis(Result):
     findings: list[Finding]
     trial: Trial
     occurrences: Mapping[int, int] = field(repr=False)
-    lesson: Lesson | None = None
+    lesson: LearnedMap | None = None
 
     @property
     def helps(self) -> bool | None:
@@ -271,7 +271,7 @@ def diagnose(
     causes = findings(prepared, found, texts, lambda rows: _ids_of(targets, rows), seed)
     default = configure("blend")
     trial = judge_by(prepared, default.resolve(prepared), seed)
-    lesson = taught(default, prepared) if learn else None
+    lesson = learn_query_map(default, prepared) if learn else None
     logger.info("diagnosed")
     rows, never = hubs(occurrence, LISTED), pick_evenly(np.flatnonzero(occurrence == 0), LISTED)
     ids = _ids_of(targets, np.concatenate([rows, never]))

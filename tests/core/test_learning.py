@@ -20,8 +20,8 @@ N, D, PAIRS = 600, 16, 400
 
 
 @pytest.fixture
-def asked(rng):
-    """A gallery, queries that are turned by what can be learned, and what each asks for; two queries a target."""
+def pairs(rng):
+    """A gallery, queries that are turned by what can be learned, and the answer of each; two queries a target."""
     targets = unit(rng.normal(size=(N, D)))
     turn = np.eye(D) + 0.9 * rng.normal(size=(D, D)) / D**0.5
     answers = np.concatenate([rng.permutation(N)[: PAIRS // 2]] * 2)
@@ -29,19 +29,19 @@ def asked(rng):
 
 
 @pytest.mark.parametrize("metric", ["cosine", "dot"])
-def test_queries_are_mapped_as_the_formula_says(asked, metric):
-    targets, queries, answers = asked
+def test_queries_are_mapped_as_the_formula_says(pairs, metric):
+    targets, queries, answers = pairs
     model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), metric=metric, learn=True)
-    found = model.query_map
-    assert found.strength == 1
-    assert found.pairs == PAIRS
-    z = formulas.whitening(queries, targets) if found.whitened else np.eye(D)
+    query_map = model.query_map
+    assert query_map.strength == 1
+    assert query_map.pairs == PAIRS
+    z = formulas.whitening(queries, targets) if query_map.whitened else np.eye(D)
     tau = hubplugin.fit(targets, queries @ z, metric="dot").parameters["tau"]
-    step = (np.eye(D) + found.strength * formulas.query_map(queries @ z, answers, targets, tau)) @ z - np.eye(D)
-    np.testing.assert_allclose(found.step, step, rtol=0, atol=1e-4 * np.abs(step).max())
-    wanted = queries.astype(np.float64) @ (np.eye(D) + step).T
-    given = 3 * queries if metric == "cosine" else queries  # which comes to unit length before the map
-    np.testing.assert_allclose(model.queries(given), wanted, rtol=0, atol=1e-4)
+    step = (np.eye(D) + query_map.strength * formulas.query_map(queries @ z, answers, targets, tau)) @ z - np.eye(D)
+    np.testing.assert_allclose(query_map.step, step, rtol=0, atol=1e-4 * np.abs(step).max())
+    expected = queries.astype(np.float64) @ (np.eye(D) + step).T
+    searched = 3 * queries if metric == "cosine" else queries  # which comes to unit length before the map
+    np.testing.assert_allclose(model.queries(searched), expected, rtol=0, atol=1e-4)
 
 
 @given(
@@ -55,23 +55,23 @@ def test_strength_and_whitening_make_one_matrix(seed, strength, whiten, metric):
     rng = np.random.default_rng(seed)
     queries, targets = unit(rng.normal(size=(40, 6)) * rng.exponential(size=6)), unit(rng.normal(size=(90, 6)))
     answers, z = rng.integers(0, 90, 40), formulas.whitening(queries, targets) if whiten else np.eye(6)
-    first = None
+    whitening = None
     if whiten:
-        first = learning.whitening(queries, as_vectors(targets, "targets"), Metric.parse(metric))
-        np.testing.assert_allclose(first, z, rtol=0, atol=1e-5)
-    clicked, own = np.unique(answers, return_inverse=True)
-    found = learning.Learning(hubplugin.methods.METHODS["blend"](), strength, 0.1, first).query_map(
-        queries, own.reshape(-1), targets[clicked]
+        whitening = learning.compute_whitening(queries, as_vectors(targets, "targets"), Metric.parse(metric))
+        np.testing.assert_allclose(whitening, z, rtol=0, atol=1e-5)
+    clicked, answer = np.unique(answers, return_inverse=True)
+    query_map = learning.MapFit(hubplugin.methods.METHODS["blend"](), strength, 0.1, whitening).learn(
+        queries, answer.reshape(-1), targets[clicked]
     )
-    if not strength and first is None:
-        assert found is None
+    if not strength and whitening is None:
+        assert query_map is None
         return
-    wanted = (np.eye(6) + strength * formulas.query_map(queries @ z, answers, targets, 0.1)) @ z
-    np.testing.assert_allclose(np.eye(6) + found.step, wanted, rtol=0, atol=1e-4)
+    expected = (np.eye(6) + strength * formulas.query_map(queries @ z, answers, targets, 0.1)) @ z
+    np.testing.assert_allclose(np.eye(6) + query_map.step, expected, rtol=0, atol=1e-4)
 
 
-def test_offsets_are_those_of_the_bank_as_it_is_searched_with(asked, rng):
-    targets, queries, answers = asked
+def test_offsets_are_those_of_the_bank_as_it_is_searched_with(pairs, rng):
+    targets, queries, answers = pairs
     bank = hubplugin.Bank(queries, answers)
     plain, learned = (hubplugin.fit(targets, bank, learn=learn) for learn in (False, True))
     assert plain.query_map is None
@@ -83,74 +83,74 @@ def test_offsets_are_those_of_the_bank_as_it_is_searched_with(asked, rng):
         formulas.log_of("sn", left_out, weights, tau=tau, iterations=10),
         formulas.log_of("nnn", left_out, weights, k=16, alpha=0.5),
     ]
-    wanted = strength * (parts[0] + parts[1]) / 2
-    np.testing.assert_allclose(learned.offsets(targets), wanted - wanted.mean(), rtol=0, atol=1e-5)
+    expected = strength * (parts[0] + parts[1]) / 2
+    np.testing.assert_allclose(learned.offsets(targets), expected - expected.mean(), rtol=0, atol=1e-5)
     np.testing.assert_allclose(learned.terms[0].bank, queries, rtol=0, atol=1e-6)  # users' own, to search with
     assert learned.bank_fingerprint == plain.bank_fingerprint
-    newcomers = unit(rng.normal(size=(50, D)))
+    added = unit(rng.normal(size=(50, D)))
     twin = hubplugin.fit(targets, learned.queries(queries), metric="dot", tau=tau)
-    np.testing.assert_allclose(learned.offsets(newcomers), twin.offsets(newcomers), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(learned.offsets(added), twin.offsets(added), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["sn", "dbsn"])
-def test_a_low_temperature_serves_queries_that_a_map_makes_longer(method, asked):
-    targets, queries, _ = asked
+def test_a_low_temperature_serves_queries_that_a_map_makes_longer(method, pairs):
+    targets, queries, _ = pairs
     mapped = np.concatenate([3 * targets[:50], queries])  # exponents up to 150, beyond float32
-    given = FitInput(mapped, as_vectors(targets, "targets"), None, Metric.COSINE, Compute())
-    found = METHODS[method](tau=0.02).raw_offsets(given)
-    wanted = formulas.offsets(method, mapped, targets, "dot", tau=0.02, iterations=10)
-    np.testing.assert_allclose(found - found.mean(), wanted, rtol=0, atol=1e-5)
+    fit_input = FitInput(mapped, as_vectors(targets, "targets"), None, Metric.COSINE, Compute())
+    offsets = METHODS[method](tau=0.02).raw_offsets(fit_input)
+    expected = formulas.offsets(method, mapped, targets, "dot", tau=0.02, iterations=10)
+    np.testing.assert_allclose(offsets - offsets.mean(), expected, rtol=0, atol=1e-5)
 
 
-def test_a_trial_maps_what_it_holds_out_by_what_the_others_teach(asked):
-    targets, queries, answers = asked
-    given = hubplugin.Bank(queries, answers).prepare("cosine", Compute("cpu")).against(targets)
-    method = hubplugin.methods.METHODS["blend"]().resolve(given)
-    how, folds, sample = learning.Learning(method, 0.5, 0.07), folds_of(given), sample_of(given)
+def test_a_trial_maps_what_it_holds_out_by_what_the_others_teach(pairs):
+    targets, queries, answers = pairs
+    bank = hubplugin.Bank(queries, answers).prepare("cosine", Compute("cpu")).against(targets)
+    method = hubplugin.methods.METHODS["blend"]().resolve(bank)
+    map_fit, folds, sample = learning.MapFit(method, 0.5, 0.07), folds_of(bank), sample_of(bank)
     model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
-    _, learned, old = cross_validate([None, how, model], given, folds).right
+    _, learned, old = cross_validate([None, map_fit, model], bank, folds).right
     hits: dict[str, list[float]] = {"learned": [], "old": []}
     for fold in folds:
         held, seen = fold.test, fold.train
         step = 0.5 * formulas.query_map(queries[seen], answers[seen], targets, 0.07)
         mapped = [queries[rows].astype(np.float64) @ (np.eye(D) + step).T for rows in (seen, held)]
         offsets = hubplugin.fit(sample, mapped[0], metric="dot", tau=method.tau, strength=method.strength)
-        own = answers[held]
+        answer = answers[held]
         scores = mapped[1] @ sample.T + offsets.offsets(sample)
-        hits["learned"] += (scores.argmax(1) == own).tolist()
+        hits["learned"] += (scores.argmax(1) == answer).tolist()
         scores = model.queries(queries[held]) @ sample.T + model.offsets(sample)
-        hits["old"] += (scores.argmax(1) == own).tolist()
+        hits["old"] += (scores.argmax(1) == answer).tolist()
     assert learned.mean() == pytest.approx(np.mean(hits["learned"]), abs=0.003)
     assert old.mean() == pytest.approx(np.mean(hits["old"]), abs=0.003)
     assert old.mean() > learned.mean()  # it has seen the answers
 
 
 @pytest.mark.parametrize("answers_are", ["rows", "vectors"])
-def test_margins_of_held_out_pairs_are_those_of_the_formula(asked, answers_are):
-    targets, queries, answers = asked
+def test_margins_of_held_out_pairs_are_those_of_the_formula(pairs, answers_are):
+    targets, queries, answers = pairs
     if answers_are == "rows":
         bank, gallery, number = hubplugin.Bank(queries, answers), targets, answers
     else:
         queries, number = queries[: PAIRS // 2], np.arange(PAIRS // 2)
         gallery = targets[np.setdiff1d(np.arange(N), answers)]
         bank = hubplugin.Bank(queries, targets[answers[: PAIRS // 2]], pairs=number)
-    given = bank.prepare("cosine", Compute("cpu")).against(gallery)
+    prepared = bank.prepare("cosine", Compute("cpu")).against(gallery)
     z, asked_for = formulas.whitening(queries, gallery), targets[answers]
     asked_of = targets if answers_are == "rows" else asked_for
     method = hubplugin.methods.METHODS["nnn"](k=5)
-    hows = [learning.Learning(method, 0.0, 0.07, first) for first in (None, z.astype(np.float32))]
-    tried, sides = learning.sides_of(given, learning.pairs_of(given))
+    bases = [learning.MapFit(method, 0.0, 0.07, first) for first in (None, z.astype(np.float32))]
+    both, sides = learning.draw_sides(prepared, learning.find_pairs(prepared))
     assert set(sides) == ({"other", "asked"} if answers_are == "rows" else {"other"})
     for side, folds in sides.items():
-        margins = cross_validate([learning.strengths_of(how) for how in hows], tried, folds).margins
+        margins = cross_validate([learning.fit_all_strengths(base) for base in bases], both, folds).margins
         assert sorted(np.concatenate([fold.test for fold in folds])) == list(range(len(queries)))
-        wanted = []
+        expected = []
         for fold in folds:
             shared = set(number[fold.train]) & set(number[fold.test])
             assert shared == (set(number[fold.test]) if side == "asked" else set())
-            new = np.zeros((0, D)) if answers_are == "rows" else asked_for[fold.test]
-            candidates = np.concatenate([gallery, new])
-            own = number[fold.test] if answers_are == "rows" else len(gallery) + np.arange(len(fold.test))
+            held_targets = np.zeros((0, D)) if answers_are == "rows" else asked_for[fold.test]
+            candidates = np.concatenate([gallery, held_targets])
+            columns = number[fold.test] if answers_are == "rows" else len(gallery) + np.arange(len(fold.test))
             for first in (np.eye(D), z):
                 offsets = formulas.offsets("nnn", queries[fold.train] @ first, candidates, "dot", k=5, alpha=0.5)
                 w = formulas.query_map(queries[fold.train] @ first, number[fold.train], asked_of, 0.07)
@@ -158,11 +158,13 @@ def test_margins_of_held_out_pairs_are_those_of_the_formula(asked, answers_are):
                 for strength in learning.STRENGTHS:
                     for share in learning.SHARES:
                         scores = (q + strength * q @ w.T) @ candidates.T.astype(np.float64) + share * offsets
-                        mine = scores[np.arange(len(own)), own]
-                        scores[np.arange(len(own)), own] = -np.inf
-                        wanted.append(mine - scores.max(axis=1))
-        wanted = np.concatenate([np.stack(wanted[first : first + 24]) for first in range(0, len(wanted), 24)], axis=1)
-        np.testing.assert_allclose(margins, wanted, rtol=0, atol=2e-5)
+                        own = scores[np.arange(len(columns)), columns]
+                        scores[np.arange(len(columns)), columns] = -np.inf
+                        expected.append(own - scores.max(axis=1))
+        expected = np.concatenate(
+            [np.stack(expected[first : first + 24]) for first in range(0, len(expected), 24)], axis=1
+        )
+        np.testing.assert_allclose(margins, expected, rtol=0, atol=2e-5)
 
 
 def margins_of(*gains, half=0.0, none=0.0):
@@ -190,7 +192,7 @@ def margins_of(*gains, half=0.0, none=0.0):
     ],
 )
 def test_the_strength_is_the_largest_that_no_side_is_behind_with(sides, errors, strength):
-    assert learning.chosen([margins_of(*gains) for gains in sides], 0.05, errors) == (0, strength, 0)
+    assert learning.choose([margins_of(*gains) for gains in sides], 0.05, errors) == (0, strength, 0)
 
 
 @pytest.mark.parametrize(
@@ -207,82 +209,83 @@ def test_the_strength_is_the_largest_that_no_side_is_behind_with(sides, errors, 
 )
 def test_less_of_the_offsets_is_taken_where_it_is_clearly_ahead_on_every_side(sides, share):
     margins = [margins_of(0.01, 0.02, 0.03, half=half, none=none) for half, none in sides]
-    assert learning.chosen(margins, 0.05, -2.0) == (0, 3, share)
+    assert learning.choose(margins, 0.05, -2.0) == (0, 3, share)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
-def test_a_share_of_the_offsets_is_that_of_the_model(share, asked, monkeypatch):
-    targets, queries, answers = asked
+def test_a_share_of_the_offsets_is_that_of_the_model(share, pairs, monkeypatch):
+    targets, queries, answers = pairs
     bank = hubplugin.Bank(queries, answers)
-    monkeypatch.setattr(learning, "chosen", lambda *given: (0, 3, learning.SHARES.index(share)))
+    monkeypatch.setattr(learning, "choose", lambda *_: (0, 3, learning.SHARES.index(share)))
     model = hubplugin.fit(targets, bank, learn=True)
-    monkeypatch.setattr(learning, "chosen", lambda *given: (0, 3, 0))
+    monkeypatch.setattr(learning, "choose", lambda *_: (0, 3, 0))
     whole = hubplugin.fit(targets, bank, learn=True)
     np.testing.assert_allclose(model.offsets(targets), share * whole.offsets(targets), rtol=0, atol=1e-6)
     np.testing.assert_array_equal(model.queries(queries), whole.queries(queries))
-    told = learning.taught(METHODS["blend"](), bank.prepare("cosine", Compute()).against(targets)).notes
-    assert "of the offsets" not in told[0]
+    notes = learning.learn_query_map(METHODS["blend"](), bank.prepare("cosine", Compute()).against(targets)).notes
+    assert "of the offsets" not in notes[0]
 
 
-def test_where_offsets_lose_the_map_is_applied_without_them_and_judged_so(asked, tmp_path, monkeypatch):
+def test_where_offsets_lose_the_map_is_applied_without_them_and_judged_so(pairs, tmp_path, monkeypatch):
     """On offsets alone the guard refuses this log."""
-    targets, queries, answers = asked
+    targets, queries, answers = pairs
     bank = hubplugin.Bank(queries, answers)
     store = hubplugin.open_store(flat_index(tmp_path / "photos.faiss", targets))
     harmful = {"strength": 60.0}  # so that offsets are far wider than similarities
     with pytest.raises(hubplugin.CorrectionRefused):
         hubplugin.apply(store, bank, **harmful)
-    done = hubplugin.apply(store, bank, learn=True, **harmful)
-    assert done.trial.right.after > done.trial.right.before
-    assert done.model.query_map is not None
-    assert any("without offsets" in note for note in done.notes)
-    assert np.ptp(done.model.offsets(targets)) == 0
+    result = hubplugin.apply(store, bank, learn=True, **harmful)
+    assert result.trial.right.after > result.trial.right.before
+    assert result.model.query_map is not None
+    assert any("without offsets" in note for note in result.notes)
+    assert np.ptp(result.model.offsets(targets)) == 0
 
 
 def test_a_bank_is_whitened_where_no_side_is_behind_with_it():
     plain, ahead, behind = margins_of(0, 0, 0), margins_of(0, 0, 0) + 0.001, margins_of(0, 0, 0) - 0.001
-    both = [np.concatenate([plain, other]) for other in (ahead, behind)]
-    assert learning.chosen([both[0]], 0.05, 0.0)[0] == 1
-    assert learning.chosen([both[0], both[1]], 0.05, 0.0)[0] == 0
+    both = [np.concatenate([plain, change]) for change in (ahead, behind)]
+    assert learning.choose([both[0]], 0.05, 0.0)[0] == 1
+    assert learning.choose([both[0], both[1]], 0.05, 0.0)[0] == 0
 
 
-def test_pairs_that_teach_nothing_are_said_to(asked, monkeypatch):
-    targets, queries, answers = asked
-    monkeypatch.setattr(learning, "chosen", lambda *given: (0, 0, 0))
+def test_pairs_that_teach_nothing_are_said_to(pairs, monkeypatch):
+    targets, queries, answers = pairs
+    monkeypatch.setattr(learning, "choose", lambda *_: (0, 0, 0))
     with pytest.warns(UserWarning, match="the pairs taught nothing beyond the offsets"):
         model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
     assert model.query_map is None
     np.testing.assert_array_equal(model.offsets(targets), hubplugin.fit(targets, queries).offsets(targets))
 
 
-def test_a_diagnosis_says_what_would_be_learned(asked):
-    targets, queries, answers = asked
+def test_a_diagnosis_says_what_would_be_learned(pairs):
+    targets, queries, answers = pairs
     bank = hubplugin.Bank(queries, answers)
-    found, query_map = hubplugin.diagnose(targets, bank, learn=True), hubplugin.fit(targets, bank, learn=True).query_map
-    told = found.as_json()["lesson"]
-    assert (told["strength"], told["whitened"]) == (query_map.strength, query_map.whitened)
-    assert told["other"]["after"] > told["other"]["before"]
+    diagnosis = hubplugin.diagnose(targets, bank, learn=True)
+    query_map = hubplugin.fit(targets, bank, learn=True).query_map
+    lesson = diagnosis.as_json()["lesson"]
+    assert (lesson["strength"], lesson["whitened"]) == (query_map.strength, query_map.whitened)
+    assert lesson["other"]["after"] > lesson["other"]["before"]
     assert f"with learn: {query_map}; over the offsets alone, asked before: R@1 " in as_text(
-        found.report(), 200, verbose=True
+        diagnosis.report(), 200, verbose=True
     )
     assert hubplugin.diagnose(targets, bank).as_json()["lesson"] is None
     with pytest.raises(InputError, match="for inner products"):
         hubplugin.diagnose(targets, bank, metric="euclidean", learn=True)
 
 
-def test_pairs_of_another_gallery_or_another_model_are_refused_in_one_line(asked, rng):
-    targets, queries, answers = asked
+def test_pairs_of_another_gallery_or_another_model_are_refused_in_one_line(pairs, rng):
+    targets, queries, answers = pairs
     turned = np.linalg.qr(rng.normal(size=(D, D)))[0].astype(np.float32)
     for bank in (hubplugin.Bank(queries, rng.permutation(answers)), hubplugin.Bank(queries @ turned, answers)):
         with pytest.raises(
             hubplugin.CorrectionRefused, match=r"the answers of the bank do not belong to its queries: \d\d% of"
-        ) as said:
+        ) as error:
             hubplugin.fit(targets, bank, learn=True)
-        assert "\n" not in str(said.value)
+        assert "\n" not in str(error.value)
 
 
-def test_a_pair_that_is_there_twice_counts_once(asked):
-    targets, queries, answers = asked
+def test_a_pair_that_is_there_twice_counts_once(pairs):
+    targets, queries, answers = pairs
     bank = hubplugin.Bank(np.tile(queries[:49], (3, 1)), np.tile(answers[:49], 3))
     with pytest.raises(InputError, match=r"the bank has 49 different pairs of 49 targets; learn=True needs 50"):
         hubplugin.fit(targets, bank, learn=True)
@@ -290,10 +293,10 @@ def test_a_pair_that_is_there_twice_counts_once(asked):
     assert hubplugin.fit(targets, repeated, learn=True).query_map.pairs == PAIRS
 
 
-def test_what_cannot_learn_is_refused_in_one_line(asked):
-    targets, queries, answers = asked
+def test_what_cannot_learn_is_refused_in_one_line(pairs):
+    targets, queries, answers = pairs
     bank = hubplugin.Bank(queries, answers)
-    for expected, changed in {
+    for expected, arguments in {
         "pass a Bank with answers=": {"bank": queries},
         "400 different pairs of 5 targets": {"bank": hubplugin.Bank(queries, answers % 5)},
         "default method, not with method='csls'": {"method": "csls"},
@@ -302,13 +305,13 @@ def test_what_cannot_learn_is_refused_in_one_line(asked):
         "does not go with executor=": {"executor": object()},
         "learn='fold': expected True or False": {"learn": "fold"},
     }.items():
-        with pytest.raises(InputError, match=expected.replace("(", r"\(")) as said:
-            hubplugin.fit(**({"targets": targets, "bank": bank, "learn": True} | changed))
-        assert "\n" not in str(said.value)
+        with pytest.raises(InputError, match=expected.replace("(", r"\(")) as error:
+            hubplugin.fit(**({"targets": targets, "bank": bank, "learn": True} | arguments))
+        assert "\n" not in str(error.value)
 
 
-def test_a_file_has_the_map(asked, tmp_path):
-    targets, queries, answers = asked
+def test_a_file_has_the_map(pairs, tmp_path):
+    targets, queries, answers = pairs
     model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
     model.save(tmp_path / "m.hub")
     again = hubplugin.load(tmp_path / "m.hub")
@@ -320,51 +323,51 @@ def test_a_file_has_the_map(asked, tmp_path):
     assert plain.fingerprint != model.fingerprint
 
 
-def test_queries_of_other_dimensions_are_refused(asked):
-    targets, queries, _ = asked
+def test_queries_of_other_dimensions_are_refused(pairs):
+    targets, queries, _ = pairs
     model = hubplugin.fit(targets, queries)
     with pytest.raises(InputError, match="queries have 15 dimensions, the query bank of this model has 16"):
         model.queries(queries[:, :15])
 
 
-def test_judged_clicks_choose_in_the_place_of_noisy_ones(asked, rng):
-    targets, queries, answers = asked
+def test_judged_clicks_choose_in_the_place_of_noisy_ones(pairs, rng):
+    targets, queries, answers = pairs
     noisy = np.where(rng.random(PAIRS) < 0.2, rng.permutation(answers), answers)
-    given, judged = (
-        hubplugin.Bank(queries[rows], some[rows]).prepare("cosine", Compute("cpu")).against(targets)
-        for rows, some in ((slice(None), noisy), (slice(100, 200), answers))
+    prepared, judged = (
+        hubplugin.Bank(queries[rows], clicks[rows]).prepare("cosine", Compute("cpu")).against(targets)
+        for rows, clicks in ((slice(None), noisy), (slice(100, 200), answers))
     )
-    tried, sides = learning.sides_of(given, learning.pairs_of(given), judged)
-    how = learning.Learning(hubplugin.methods.METHODS["nnn"](k=5, alpha=1e-9), 0.0, 0.07)
+    both, sides = learning.draw_sides(prepared, learning.find_pairs(prepared), judged)
+    base = learning.MapFit(hubplugin.methods.METHODS["nnn"](k=5, alpha=1e-9), 0.0, 0.07)
     margins = {
-        name: cross_validate([learning.strengths_of(how)], tried, folds).margins for name, folds in sides.items()
+        name: cross_validate([learning.fit_all_strengths(base)], both, folds).margins for name, folds in sides.items()
     }
-    assert margins["other"].shape == (12, 100), "all are tried once"
-    asked_for = answers[100:200]
+    assert margins["other"].shape == (12, 100), "all are both once"
+    judged_answers = answers[100:200]
 
-    def ahead(mapped, own):
-        scores, rows = mapped @ targets.T, np.arange(len(own))
-        of_own = scores[rows, own]
-        scores[rows, own] = -np.inf
-        return of_own - scores.max(1)
+    def ahead(mapped, answer):
+        scores, rows = mapped @ targets.T, np.arange(len(answer))
+        of_answer = scores[rows, answer]
+        scores[rows, answer] = -np.inf
+        return of_answer - scores.max(1)
 
     plain = queries[100:200].astype(np.float64)
-    np.testing.assert_allclose(np.sort(margins["other"][0]), np.sort(ahead(plain, asked_for)), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(np.sort(margins["other"][0]), np.sort(ahead(plain, judged_answers)), rtol=0, atol=1e-5)
     w = formulas.query_map(np.delete(queries, np.s_[100:200], 0), np.delete(noisy, np.s_[100:200]), targets, 0.07)
-    still = np.isin(asked_for, np.delete(noisy, np.s_[100:200]))
-    wanted = ahead((plain @ (np.eye(D) + w).T)[still], asked_for[still])
-    np.testing.assert_allclose(np.sort(margins["asked"][9]), np.sort(wanted), rtol=0, atol=2e-5)
+    still = np.isin(judged_answers, np.delete(noisy, np.s_[100:200]))
+    expected = ahead((plain @ (np.eye(D) + w).T)[still], judged_answers[still])
+    np.testing.assert_allclose(np.sort(margins["asked"][9]), np.sort(expected), rtol=0, atol=2e-5)
 
 
-def test_a_judged_bank_that_cannot_choose_is_refused(asked):
-    targets, queries, answers = asked
-    log = hubplugin.Bank(queries, answers)
-    for expected, judged, changed in (
+def test_a_judged_bank_that_cannot_choose_is_refused(pairs):
+    targets, queries, answers = pairs
+    bank = hubplugin.Bank(queries, answers)
+    for expected, judged, arguments in (
         ("the judged bank has 49 different pairs", hubplugin.Bank(queries[:49], answers[:49]), {}),
         ("judged= is for logs", hubplugin.Bank(queries, targets[answers], pairs=np.arange(len(queries))), {}),
-        ("pass learn=True", log, {"learn": False}),
+        ("pass learn=True", bank, {"learn": False}),
     ):
         with pytest.raises(InputError, match=expected.replace("(", r"\(")):
-            hubplugin.fit(**({"targets": targets, "bank": log, "judged": judged, "learn": True} | changed))
-    model = hubplugin.fit(targets, log, learn=True, judged=hubplugin.Bank(queries[:60], answers[:60]))
+            hubplugin.fit(**({"targets": targets, "bank": bank, "judged": judged, "learn": True} | arguments))
+    model = hubplugin.fit(targets, bank, learn=True, judged=hubplugin.Bank(queries[:60], answers[:60]))
     assert model.query_map.strength == 1
