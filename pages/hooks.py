@@ -11,7 +11,7 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(((?:\.\./)+(?!\.)[^)#]*)(#[^)]*)?\)")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """`docs` are read in the repository, too, where a link may leave the folder; on the site its text remains."""
+    """`docs` are read in the repository, too, where a link may leave the folder; the site has its text and path."""
     if page.file.src_uri == "changelog.md":
         markdown = (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
     return LINK.sub(lambda link: _inside(link, Path(page.file.abs_src_path).parent), markdown)
@@ -25,7 +25,8 @@ def _inside(link: re.Match[str], folder: Path) -> str:
         return link.group()
     if picture:
         return f"![{text}]({'../' * len(folder.relative_to(docs).parts)}pictures/{place.name})"
-    return f"`{place.relative_to(ROOT)}`" if text.strip("`") in path else text
+    named = f"`{place.relative_to(ROOT)}`"
+    return named if text.strip("`") in path else f"{text} ({named})"
 
 
 def mathml(source: str, language: str, css_class: str, options: Any, md: Any, **_: Any) -> str:
