@@ -22,7 +22,7 @@ from benchmarks.bank_settings import further, seventeen
 from benchmarks.tables import EXAMPLES, SHARED, markdown
 from hubplugin.bank import Bank
 from hubplugin.compute import Compute, TopK, search
-from hubplugin.jobs.diagnose import DEEP, findings
+from hubplugin.jobs.diagnose import DEEP, find_causes
 from hubplugin.metric import Metric
 
 CAUSES = ("another model", "prefix or shift", "copies", "collapsed space", "lengths")
@@ -41,7 +41,7 @@ def told(queries: np.ndarray, targets: np.ndarray, metric: str = "cosine") -> li
     nearest = TopK(DEEP)
     gallery = banks.require_targets("blend")
     search(banks.query_bank, gallery, Metric(metric), banks.compute, nearest)
-    seen = {each.cause: each for each in findings(banks, nearest.rows[0], None, lambda rows: rows.tolist(), 0)}
+    seen = {each.cause: each for each in find_causes(banks, nearest.rows[0], None, lambda rows: rows.tolist(), 0)}
     cells = []
     for cause in CAUSES:
         mark = {True: " YES", None: " ?", False: ""}[seen[cause].found]

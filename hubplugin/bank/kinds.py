@@ -143,9 +143,10 @@ class BankProfile:
             return None
         if self.like_documents and not self.known:
             return (
-                f"nothing tells the bank from documents: {self.one_sided:.0%} of its vectors lie beyond their nearest "
-                "targets, where queries have 84% and more, or are synonyms of the targets; such banks changed R@1 by "
-                "-3 to +1 points on text, which only answers show: pass those of fifty queries or more (answers=)"
+                "whether this bank helps or harms is not known without answers: it may be documents, or synonyms of "
+                f"the targets ({self.one_sided:.0%} of its vectors lie beyond their nearest targets, of other queries "
+                "84% and more); such banks changed R@1 by -3 to +1 points on text: pass the answers of fifty queries "
+                "or more (--answers)"
             )
         if not (self.clustered > CLUSTERED and self.agreement < AGREEMENT):
             return None

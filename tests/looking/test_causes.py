@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from hubplugin.bank import Bank
 from hubplugin.causes import (
     Finding,
-    collapsed,
-    cut_off,
+    check_collapse,
+    check_cut_off,
+    check_model,
+    check_shift,
+    check_short_texts,
+    distance_above,
     effective_dimensions,
     mean_cosine,
-    nearest_above,
-    other_model,
-    shifted,
-    short_texts,
 )
 from hubplugin.compute import Compute, TopK, search
-from hubplugin.jobs.diagnose import DEEP, Diagnosis, findings
+from hubplugin.jobs.diagnose import DEEP, Diagnosis, find_causes
 from hubplugin.measures.hubness import Hubness
 from hubplugin.metric import Metric
 from tests.galleries import unit
@@ -61,8 +61,8 @@ def found(queries, targets, metric="cosine", clicks=None, texts=None):
     banks = Bank(queries, clicks).prepare(metric, Compute("cpu")).against(targets)
     nearest = TopK(DEEP)
     search(banks.query_bank, banks.targets, Metric(metric), banks.compute, nearest)
-    told = findings(banks, nearest.rows[0], texts, lambda rows: rows.tolist(), seed=0)
-    return {finding.cause for finding in told if finding.found}, told
+    findings = find_causes(banks, nearest.rows[0], texts, lambda rows: rows.tolist(), seed=0)
+    return {finding.cause for finding in findings if finding.found}, findings
 
 
 def test_the_example_set_has_no_other_cause_than_hubness(example):
@@ -112,7 +112,7 @@ def test_queries_that_all_lack_a_prefix_are_told_from_others(example):
     shift = [each for each in found(unit(queries + axis(384)), targets)[1] if each.cause == "prefix or shift"]
     assert shift[0].found is None
     assert "'query: '" in str(shift[0])
-    assert shifted(queries, targets).found is False
+    assert check_shift(queries, targets).found is False
 
 
 def test_vectors_that_win_by_their_length_are_seen(example):
@@ -146,10 +146,10 @@ def test_answers_just_behind_the_first_ten_are_seen(example):
 
 
 def test_what_cannot_be_told_says_what_is_needed():
-    assert "pass texts=" in str(short_texts([], []))
-    assert "--answers" in str(cut_off(None, 10, 50))
-    assert collapsed(np.eye(20)).found is None
-    assert other_model(np.eye(10), np.eye(10), Metric.COSINE, Compute("cpu"), np.random.default_rng(0)).found is None
+    assert "pass texts=" in str(check_short_texts([], []))
+    assert "--answers" in str(check_cut_off(None, 10, 50))
+    assert check_collapse(np.eye(20)).found is None
+    assert check_model(np.eye(10), np.eye(10), Metric.COSINE, Compute("cpu"), np.random.default_rng(0)).found is None
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_figures_of_causes_are_those_of_their_formulas(seed, rows, dim):
     expected = [
         min((((vectors[i] - vectors[j]) ** 2).sum() / 2 for j in range(i)), default=np.inf) for i in range(rows)
     ]
-    np.testing.assert_allclose(nearest_above(vectors), expected)
+    np.testing.assert_allclose(distance_above(vectors), expected)
     centred = vectors - vectors.mean(axis=0)
     variances = np.linalg.eigvalsh(centred.T @ centred)
     np.testing.assert_allclose(effective_dimensions(vectors), variances.sum() ** 2 / (variances**2).sum())
