@@ -195,8 +195,8 @@ class Container(Process):
             ports = (f"127.0.0.1:{self.address.http}:6333", f"127.0.0.1:{self.address.grpc}:6334")
             variables = [f"{name}={value}" for name, value in self.settings.items()]
             options = {"volume": volumes, "publish": ports, "env": variables, "network": [self.network]}
-            given = [word for name, values in options.items() for value in values for word in (f"--{name}", value)]
-            run_docker("create", "--name", self._name, *given, IMAGE, "./qdrant", *self.arguments)
+            words = [word for name, values in options.items() for value in values for word in (f"--{name}", value)]
+            run_docker("create", "--name", self._name, *words, IMAGE, "./qdrant", *self.arguments)
         run_docker("start", self._name)
         wait_until(self.address.ready)
 

@@ -72,7 +72,7 @@ def _answers(hub, gallery):
         return False
 
 
-@pytest.mark.needs("own")
+@pytest.mark.needs("managed")
 def test_an_api_key_comes_from_the_environment_and_a_wrong_one_is_one_line(backend, tmp_path):
     address = backend.keyed()
     gallery = RunningServer(address).gallery()
@@ -87,7 +87,7 @@ def test_an_api_key_comes_from_the_environment_and_a_wrong_one_is_one_line(backe
         gallery.drop()
 
 
-@pytest.mark.needs("own")
+@pytest.mark.needs("managed")
 def test_a_server_with_tls_is_corrected_by_its_url(backend, tmp_path):
     address = backend.tls()
     gallery = RunningServer(address).gallery()

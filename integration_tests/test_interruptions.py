@@ -152,7 +152,7 @@ def test_a_process_killed_while_a_stranger_writes_loses_nothing_of_either(backen
     assert list(gallery.client.get_collection(gallery.name).config.params.vectors) == ["code"]
 
 
-@pytest.mark.needs("own")
+@pytest.mark.needs("managed")
 def test_a_server_restarted_in_mid_apply_is_waited_for(backend, fill, storage, monkeypatch):
     gallery = fill(using="code")
     monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 20)
@@ -178,7 +178,7 @@ def ids_and_scores(client, gallery):
     return [[(point.id, point.score) for point in points] for points in gallery.search(client)]
 
 
-@pytest.mark.needs("own")
+@pytest.mark.needs("managed")
 def test_a_restarted_server_still_corrects(backend, fill, storage):
     gallery = fill(using="code")
     model = gallery.correct(storage)
@@ -208,7 +208,7 @@ def restore(address, name, content):
     request(address, "POST", f"collections/{name}/snapshots/upload", **options)
 
 
-@pytest.mark.needs("own")
+@pytest.mark.needs("managed")
 @pytest.mark.parametrize("using", ["", "code"], ids=["unnamed", "named"])
 def test_snapshots_restored_into_a_fresh_server_are_still_corrected(backend, fill, using, storage):
     gallery, fresh = fill(using=using), backend.fresh()
@@ -228,7 +228,7 @@ def test_snapshots_restored_into_a_fresh_server_are_still_corrected(backend, fil
             restored.raw.delete_collection(name)
 
 
-@pytest.mark.needs("own")
+@pytest.mark.needs("managed")
 def test_a_collection_restored_alone_is_searched_raw_with_a_warning_until_a_refresh(backend, fill, storage):
     """From a snapshot that is older than the correction."""
     gallery = fill(using="code")
@@ -270,7 +270,7 @@ def test_snapshots_restored_under_another_name_are_corrected_and_alone_raw(backe
     assert not client.get_collection(alone.name).payload_schema
 
 
-@pytest.mark.needs("own")
+@pytest.mark.needs("managed")
 def test_a_snapshot_of_a_whole_storage_is_still_corrected(backend, fill, storage):
     gallery = fill(using="code")
     gallery.correct(storage)

@@ -129,7 +129,7 @@ def token(key, access, **claims):
     return (signed + b"." + part(hmac.digest(key.encode(), signed, hashlib.sha256))).decode()
 
 
-@pytest.mark.needs("own")
+@pytest.mark.needs("managed")
 @pytest.mark.parametrize("using", ["", "code"], ids=["unnamed", "named"])
 def test_keys_of_single_collections_do_what_they_allow(backend, using):
     there = RunningServer(backend.keyed())

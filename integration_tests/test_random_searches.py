@@ -10,7 +10,7 @@ pytestmark = pytest.mark.needs("server")
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("distance", DISTANCES, ids=lambda each: each.value)
+@pytest.mark.parametrize("distance", DISTANCES, ids=lambda distance: distance.value)
 def test_random_requests_find_what_the_definition_says_while_others_write(backend, storage, distance, mode):
     backend.require((1, 17), "a score threshold in a prefetch over a formula")
     name = f"hubplugin-test-{uuid.uuid4().hex[:12]}"
@@ -18,6 +18,6 @@ def test_random_requests_find_what_the_definition_says_while_others_write(backen
     try:
         check_random_searches(World(client, distance, storage, MODES[mode], name=name, by_server=True))
     finally:
-        for each in (name, f"{name}--hub"):
-            client.delete_collection(each)
+        for collection in (name, f"{name}--hub"):
+            client.delete_collection(collection)
         client.close()

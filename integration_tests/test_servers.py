@@ -67,8 +67,8 @@ def test_points_deleted_while_offsets_are_taken_out_do_no_harm(backend, gallery,
 
 def strict(**limits):
     """Those of `limits` that the client knows."""
-    known = {name: value for name, value in limits.items() if name in models.StrictModeConfig.model_fields}
-    return models.StrictModeConfig(enabled=True, **known)
+    limits = {name: value for name, value in limits.items() if name in models.StrictModeConfig.model_fields}
+    return models.StrictModeConfig(enabled=True, **limits)
 
 
 LIMITS = {

@@ -16,7 +16,7 @@ ABILITIES = {
     "processes": "no other process can open it by a URL",
     "server": "it is no server: it builds no graph, and may be used by one thread only",
     "grpc": "its port for gRPC is not known",
-    "own": "it is not started from here, and no server is beside it",
+    "managed": "it is not started from here, and no server is beside it",
     "cluster": "it is no cluster",
 }
 """What scenarios may need of a backend, and what is said of one that lacks it."""

@@ -89,7 +89,7 @@ class LocalServer(Server):
 class Binary(LocalServer):
     name = "binary"
     own_key: str | None = None
-    can = Server.can | {"own"}
+    can = Server.can | {"managed"}
 
     @contextmanager
     def started(self, folder: Path) -> Iterator[None]:

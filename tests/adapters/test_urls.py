@@ -13,7 +13,7 @@ from tests.galleries import flat_index
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("pasted", "meant"),
     [
         ("http://localhost:6333/photos", "qdrant://localhost:6333/photos"),
         ("http://localhost:6334/photos", "qdrant://localhost:6333/photos"),
@@ -25,17 +25,17 @@ from tests.galleries import flat_index
         ("qdrnt://me:secret@host/photos", "qdrant:..."),
     ],
 )
-def test_the_address_of_a_server_is_answered_with_the_url_that_was_meant(given, meant):
+def test_the_address_of_a_server_is_answered_with_the_url_that_was_meant(pasted, meant):
     with pytest.raises(StoreError) as caught:
-        open_store(given)
+        open_store(pasted)
     assert str(caught.value).endswith(f"; did you mean {meant}?")
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("given", ["redis://me:secret@host/x", "http://me:secret@host:port/x", "http:secret"])
-def test_where_nothing_is_near_nothing_is_guessed(given):
+@pytest.mark.parametrize("pasted", ["redis://me:secret@host/x", "http://me:secret@host:port/x", "http:secret"])
+def test_where_nothing_is_near_nothing_is_guessed(pasted):
     with pytest.raises(StoreError) as caught:
-        open_store(given)
+        open_store(pasted)
     assert "did you mean" not in str(caught.value)
     assert "secret" not in str(caught.value)
 

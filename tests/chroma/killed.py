@@ -33,7 +33,7 @@ def look(store: hubplugin.store.Store, folder: str) -> str:
 
 def remove(store: hubplugin.store.Store, folder: str) -> str:
     store.remove()
-    return ",".join(each.name for each in chromadb.PersistentClient(folder).list_collections())
+    return ",".join(collection.name for collection in chromadb.PersistentClient(folder).list_collections())
 
 
 if __name__ == "__main__":

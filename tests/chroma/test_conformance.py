@@ -48,5 +48,5 @@ class TestChromaServer(TestChroma):
     @pytest.fixture(autouse=True)
     def client(self, server):
         self.place, self.chroma = f"chroma://{server}", chromadb.HttpClient(*server.split(":"))
-        for each in self.chroma.list_collections():
-            self.chroma.delete_collection(each.name)
+        for collection in self.chroma.list_collections():
+            self.chroma.delete_collection(collection.name)

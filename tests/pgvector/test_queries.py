@@ -51,8 +51,8 @@ def test_sqlalchemy(store, database):
     with engine.connect() as connection:
         for query in QUERIES:
             order = hubplugin_pgvector.order_by(store, query).sqlalchemy()
-            asked = sqlalchemy.select(photos.c.id).where(photos.c.tenant == "b").order_by(order).limit(10)
-            assert list(connection.scalars(asked)) == exact(store, query, slice(1, None, 3))
+            statement = sqlalchemy.select(photos.c.id).where(photos.c.tenant == "b").order_by(order).limit(10)
+            assert list(connection.scalars(statement)) == exact(store, query, slice(1, None, 3))
     engine.dispose()
 
 
@@ -80,8 +80,8 @@ def test_django(store, database):
     photos = django_model().objects.filter(tenant="c")
     with psycopg.connect(database.address) as connection:
         for query in QUERIES:
-            asked = photos.order_by(hubplugin_pgvector.order_by(store, query).django()).values_list("id")[:10]
-            text, parameters = asked.query.sql_with_params()
+            ordered = photos.order_by(hubplugin_pgvector.order_by(store, query).django()).values_list("id")[:10]
+            text, parameters = ordered.query.sql_with_params()
             assert [row[0] for row in connection.execute(text, parameters)] == exact(store, query, slice(2, None, 3))
 
 
@@ -100,8 +100,8 @@ def test_each_form_that_explain_prints_gives_the_corrected_ranking(store, databa
 def test_a_filtered_search_finds_enough_by_the_index(store, database):
     database.setting(enable_seqscan="off", enable_sort="off")
     again = database.open(metric=store.metric.value)
-    some = again.with_filter("tenant LIKE 'b%'")
-    found = some.search(QUERIES, 10).ids
+    tenant = again.with_filter("tenant LIKE 'b%'")
+    found = tenant.search(QUERIES, 10).ids
     expected = [exact(store, query, slice(1, None, 3)) for query in QUERIES]
     assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, expected, strict=True)]) >= 0.95
     for wrong in ("tenant ~", "nothing = 1", "true); DROP TABLE photos; --", "pg_terminate_backend(0) = ("):

@@ -239,7 +239,7 @@ def test_a_role_without_a_right_is_told_in_one_line_and_nothing_is_half_done(lac
 HIDE = "ALTER TABLE photos ENABLE ROW LEVEL SECURITY", "ALTER TABLE photos FORCE ROW LEVEL SECURITY"
 
 
-def own(database, role):
+def give_rights(database, role):
     """Lets `role` correct photos; its store."""
     database.run(
         f"ALTER TABLE photos OWNER TO {role}",
@@ -252,7 +252,7 @@ def own(database, role):
 @pytest.mark.parametrize("sees", ["tenant = 'mine'", "false", ""])
 def test_a_role_from_which_row_security_hides_rows_is_told_the_policy(sees, store, database, role):
     database.run("UPDATE photos SET tenant = 'mine' WHERE id < 100")
-    its = own(database, role)
+    its = give_rights(database, role)
     database.run(*HIDE)
     if sees:
         database.run(f"CREATE POLICY own ON photos USING ({sees})")
@@ -263,7 +263,7 @@ def test_a_role_from_which_row_security_hides_rows_is_told_the_policy(sees, stor
 
 
 def test_row_security_that_comes_during_an_apply_stops_it(store, database, role):
-    its = own(database, role)
+    its = give_rights(database, role)
     with raises_line("row security without a policy may hide rows of photos"):
         apply_during(its, "writing offsets", lambda done: database.run(*HIDE) if done == 300 else None)
     assert not store.correction().active
@@ -284,7 +284,7 @@ def test_an_inspection_by_a_role_that_sees_some_rows_says_that_it_counted_those(
 
 
 def test_a_role_that_owns_the_table_and_may_create_a_schema_needs_no_more(store, database, role):
-    its = own(database, role)
+    its = give_rights(database, role)
     hubplugin.apply(its, BANK, "is", force=True)
     hubplugin.remove(its)
     assert "hub" not in database.dump().replace(role, "")

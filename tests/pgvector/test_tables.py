@@ -238,9 +238,9 @@ def test_a_zero_vector_is_counted_and_keeps_the_offset_0(database, rng, kind):
     database.run("INSERT INTO photos VALUES (300)")
     store = database.open(metric="cosine")
     done = hubplugin.apply(store, rng.normal(size=(40, DIM)), "is", force=True)
-    told = "1 with vectors that the model cannot judge, those of length 0 have the offset 0, others its smallest: 7 ("
+    line = "1 with vectors that the model cannot judge, those of length 0 have the offset 0, others its smallest: 7 ("
     assert (done.model.gallery.count, done.scanned) == (59, 60)
-    assert told in str(done)
+    assert line in str(done)
     database.run("UPDATE photos SET embedding = array_fill(0, ARRAY[8])::vector WHERE id = 9")
     done = hubplugin.refresh(store)
     assert (done.stale, done.invalid_vectors.named) == (1, {7: "length 0", 9: "length 0"})
