@@ -270,8 +270,8 @@ def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> flo
     similarities = _similarities(queries, targets, Metric.EUCLIDEAN, compute)
     size = min(NEIGHBOURS, *similarities.shape)
     nearest_queries, nearest_targets = topk(similarities.T, size)[1], topk(similarities, size)[1]
-    asked = np.bincount(nearest_queries.reshape(-1), minlength=len(queries)) / nearest_queries.size
-    direction = asked @ queries - targets.mean(axis=0)
+    counts = np.bincount(nearest_queries.reshape(-1), minlength=len(queries))
+    direction = counts @ queries / nearest_queries.size - targets.mean(axis=0)
     return float((queries @ direction > (targets @ direction)[nearest_targets].mean(axis=1)).mean())
 
 
