@@ -144,7 +144,7 @@ class Answers:
 
     thresholds: [m], the similarity of each bank query's nearest target, of gallery and target bank: what reaches it
     counts as an answer, also a target that comes later. weights: [m], 1 over the number of bank queries with the same
-    nearest target, so that what was asked for in many wordings counts once.
+    nearest target, so that what was asked for in many paraphrases counts once.
     """
 
     thresholds: np.ndarray

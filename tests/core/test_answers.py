@@ -22,7 +22,7 @@ from tests.core.formulas import blend, log_of, similarity, without_answers
 METRICS = ("cosine", "dot", "euclidean")
 
 
-def made(seed=0, m=60, n=90, d=16):
+def make_log(seed=0, m=60, n=90, d=16):
     """A log: each bank query is one of the first targets, moved a little."""
     rng = np.random.default_rng(seed)
     targets = rng.standard_normal((n, d)).astype(np.float32)
@@ -36,7 +36,7 @@ def centred(offsets):
 
 @pytest.mark.parametrize("answers", ["kept", "left out"])
 def test_the_blend_is_the_mean_of_both_centred_and_weakened(answers):
-    bank, targets = made(m=80)
+    bank, targets = make_log(m=80)
     fitted = hubplugin.fit(targets, bank, answers=answers)
     s = similarity(bank, targets, "cosine")
     np.testing.assert_allclose(fitted.offsets(targets), blend(s, leave_out=answers == "left out"), atol=1e-4)
@@ -67,9 +67,9 @@ def test_the_blend_is_what_fit_does_when_nothing_is_said(real, memory):
 
 
 def test_a_later_target_is_an_answer_by_its_similarity():
-    bank, targets = made()
+    bank, targets = make_log()
     fitted = hubplugin.fit(targets, bank, "nnn", k=3, alpha=0.5, answers="left out")
-    late = made(seed=3)[1][:20]
+    late = make_log(seed=3)[1][:20]
     s = similarity(bank, late, "cosine")
     nearest = similarity(bank, targets, "cosine").max(axis=1)
     s[s >= nearest[:, None]] = -np.inf
@@ -116,9 +116,9 @@ def test_offsets_are_those_of_float64_also_where_targets_are_copies(method, answ
 
 
 def test_what_is_left_out_is_stored_with_the_model_and_the_bank_of_both_terms_once():
-    bank, targets = made()
+    bank, targets = make_log()
     fitted = hubplugin.fit(targets, bank, answers="left out")
-    content, late = fitted.to_bytes(), made(seed=5)[1]
+    content, late = fitted.to_bytes(), make_log(seed=5)[1]
     loaded = hubplugin.OffsetModel.from_bytes(content)
     assert np.array_equal(loaded.offsets(late), fitted.offsets(late))
     assert loaded.terms[0].bank is loaded.terms[1].bank
@@ -126,7 +126,7 @@ def test_what_is_left_out_is_stored_with_the_model_and_the_bank_of_both_terms_on
 
 
 def test_too_few_queries_leave_nothing_out():
-    bank, targets = made(m=SMALLEST_LOG - 1)
+    bank, targets = make_log(m=SMALLEST_LOG - 1)
     kept = hubplugin.fit(targets, bank, "nnn")
     np.testing.assert_array_equal(
         hubplugin.fit(targets, bank, "nnn", answers="left out").offsets(targets), kept.offsets(targets)
@@ -135,7 +135,7 @@ def test_too_few_queries_leave_nothing_out():
 
 @pytest.mark.parametrize("copies", [30, 3])
 def test_a_query_that_is_there_many_times_leaves_numbers(copies):
-    bank, targets = made(m=30)
+    bank, targets = make_log(m=30)
     offsets = hubplugin.fit(targets, np.tile(bank[: 30 // copies], (copies, 1))).offsets(targets)
     assert np.isfinite(offsets).all()
     assert offsets.std() > 0
@@ -143,7 +143,7 @@ def test_a_query_that_is_there_many_times_leaves_numbers(copies):
 
 @pytest.mark.parametrize("memory", ["1GiB", "1MiB"])
 def test_a_model_read_again_gives_what_the_fit_gave_if_queries_are_there_twice(memory):
-    bank, targets = made(m=200, n=300)
+    bank, targets = make_log(m=200, n=300)
     bank = np.concatenate([bank, bank[:60]])[np.random.default_rng(1).permutation(260)]
     fitted = hubplugin.fit(targets, bank, answers="left out", compute=Compute(memory=memory))
     loaded = hubplugin.OffsetModel.from_bytes(fitted.to_bytes())
@@ -151,7 +151,7 @@ def test_a_model_read_again_gives_what_the_fit_gave_if_queries_are_there_twice(m
 
 
 def test_copies_of_queries_do_not_strengthen_a_correction():
-    bank, targets = made(m=40)
+    bank, targets = make_log(m=40)
     fitted = hubplugin.fit(targets, np.tile(bank, (5, 1)))
     assert fitted.parameters["strength"] == pytest.approx(40 / 140, rel=1e-3)
 
@@ -164,7 +164,7 @@ def test_the_spacing_ratio_knows_neither_scale_nor_origin(scale, shift, seed):
 
 
 def test_a_mean_of_fewer_than_k_takes_what_is_left():
-    bank, targets = made(m=30)
+    bank, targets = make_log(m=30)
     levels = np.full(30, 1e9)  # nothing is an answer; each target's largest goes
     (mean,) = reduce(
         Similarities(bank, Metric.DOT, Compute()), as_vectors(targets, "t"), [MeanOfLargest(30)], AnswerMask(levels)
@@ -175,6 +175,6 @@ def test_a_mean_of_fewer_than_k_takes_what_is_left():
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_a_target_bank_of_a_few_does_not_say_that_answers_are_elsewhere(count):
-    bank, targets = made()
+    bank, targets = make_log()
     model = hubplugin.fit(targets, hubplugin.Bank(bank, targets[:count]))
     assert model.parameters["answers"] == "left out"

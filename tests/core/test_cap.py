@@ -1,4 +1,4 @@
-"""A newcomer's offset is capped at the largest of the gallery."""
+"""The offset of a later target is capped at the largest of the gallery."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ METHODS = ["is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
 
 @pytest.fixture
 def sets(rng):
-    """Bank, gallery and target bank about one centre, and newcomers on the far side, which no bank query is near."""
+    """Bank, gallery and target bank about one centre, and later targets that no bank query is near."""
     centre = rng.normal(size=12)
     bank, gallery, second = (centre + rng.normal(size=(rows, 12)) for rows in (60, 90, 40))
     return bank, gallery, second, -3 * centre + rng.normal(size=(20, 12))
@@ -24,13 +24,13 @@ def uncapped(model, targets):
 
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_newcomer_gets_no_more_than_the_largest_offset_of_the_gallery(method, metric, sets):
-    bank, gallery, second, newcomers = sets
+def test_a_later_target_gets_no_more_than_the_largest_offset_of_the_gallery(method, metric, sets):
+    bank, gallery, second, later = sets
     model = hubplugin.fit(gallery, hubplugin.Bank(bank, second), method, metric=metric)
     largest = model.fitted.max()
-    far = uncapped(model, newcomers)
+    far = uncapped(model, later)
     assert (far > largest * 1.2).any()  # what there is to cap
-    np.testing.assert_array_equal(model.offsets(newcomers), np.minimum(far, largest))
+    np.testing.assert_array_equal(model.offsets(later), np.minimum(far, largest))
 
 
 @pytest.mark.parametrize("memory", ["1GiB", "1MiB"])  # the statistics come from another pass, at other rounding
@@ -45,6 +45,6 @@ def test_targets_of_the_fit_keep_their_offsets(method, memory, real):
 
 
 def test_a_model_without_a_gallery_has_no_cap(sets):
-    bank, _, _, newcomers = sets
-    expected = formulas.inverted_softmax(bank, newcomers, "cosine", 0.05)
-    np.testing.assert_allclose(hubplugin.fit(None, bank, "is").offsets(newcomers), expected, rtol=0, atol=1e-5)
+    bank, _, _, later = sets
+    expected = formulas.inverted_softmax(bank, later, "cosine", 0.05)
+    np.testing.assert_allclose(hubplugin.fit(None, bank, "is").offsets(later), expected, rtol=0, atol=1e-5)

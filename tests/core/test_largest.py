@@ -38,7 +38,7 @@ def test_the_largest_of_rows_are_those_of_a_sort(b, m, k, digits, double, seed):
         np.testing.assert_array_equal(-np.sort(-topk_values(s, k, library).numpy(), axis=1), expected)
 
 
-def made(kind, m=400, n=700, d=12):
+def make_log(kind, m=400, n=700, d=12):
     """A log in which every target is asked for, or few are, or one by many, or the same targets are there twice."""
     rng = np.random.default_rng(5)
     targets = rng.standard_normal((n, d)).astype(np.float32)
@@ -75,7 +75,7 @@ METHODS = [
 )
 def test_answers_are_left_out_as_float64_leaves_them_out(kind, method, parameters, metric, memory, monkeypatch):
     monkeypatch.setattr(similarities, "CACHE_BYTES", 4 * 400 * 37)  # tiles of 37 targets
-    bank, targets = made(kind)
+    bank, targets = make_log(kind)
     model = hubplugin.fit(
         targets, bank, method, metric=metric, compute=hubplugin.Compute(memory=memory), answers="left out", **parameters
     )
@@ -98,7 +98,7 @@ def test_all_near_copies_of_an_answer_are_answers_however_they_are_rounded(apart
 
     monkeypatch.setattr(similarities, "multiply", rounded)
     monkeypatch.setattr(similarities, "CACHE_BYTES", 4 * 400 * 37)
-    bank, targets = made("many")
+    bank, targets = make_log("many")
     targets[350:] = targets[:350] + apart * rng.standard_normal((350, 12))
     bank, targets = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (bank, targets))
     model = hubplugin.fit(targets, bank, method, metric="dot", answers="left out", **parameters)
@@ -110,13 +110,13 @@ def test_all_near_copies_of_an_answer_are_answers_however_they_are_rounded(apart
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_default_and_a_target_bank(kind, monkeypatch):
     monkeypatch.setattr(similarities, "CACHE_BYTES", 4 * 400 * 37)
-    bank, targets = made(kind)
+    bank, targets = make_log(kind)
     second = np.random.default_rng(1).standard_normal((300, 12)).astype(np.float32)
     second[:40] = bank[:40]
     model = hubplugin.fit(
         targets, hubplugin.Bank(bank, second), "blend", tau=0.05, strength=1, iterations=5, answers="left out"
     )
     s, weights = without_answers(similarity(bank, np.concatenate([targets, second]), "cosine"), len(targets))
-    found = log_of("sn", s, weights, tau=0.05, iterations=5) + log_of("nnn", s, weights, k=16)
-    raw = found[: len(targets)] / 2
+    both = log_of("sn", s, weights, tau=0.05, iterations=5) + log_of("nnn", s, weights, k=16)
+    raw = both[: len(targets)] / 2
     np.testing.assert_allclose(model.fitted, raw - raw.mean(), rtol=0, atol=1e-4)

@@ -44,8 +44,8 @@ def test_save_and_load_give_the_same_model(method, metric, fitted, tmp_path, rng
     again = hubplugin.load(tmp_path / "m.hub")
     # The fit has them from its last pass, the file from a new one.
     np.testing.assert_allclose(again.offsets(targets), model.offsets(targets), rtol=0, atol=1e-5)
-    newcomers = 3 * rng.normal(size=(30, 6))
-    np.testing.assert_array_equal(again.offsets(newcomers), model.offsets(newcomers))
+    later = 3 * rng.normal(size=(30, 6))
+    np.testing.assert_array_equal(again.offsets(later), model.offsets(later))
     for field in ("method", "parameters", "metric", "bank_fingerprint", "centre", "gallery", "fingerprint"):
         assert getattr(again, field) == getattr(model, field)
     assert [path.name for path in tmp_path.iterdir()] == ["m.hub"]

@@ -32,7 +32,7 @@ def offsets(sets, method, memory, **parameters):
     )
 
 
-def told(caplog):
+def warnings_of(caplog):
     return [record.getMessage() for record in caplog.records if "sample of" in record.getMessage()]
 
 
@@ -40,9 +40,9 @@ def told(caplog):
 @pytest.mark.parametrize(("method", "size"), [("sn", 16_000), ("dbsn", 13_000), ("blend", 16_000)])
 def test_of_what_has_no_room_as_much_is_taken_as_has_and_that_is_told(method, size, answers, sets, caplog):
     exact = offsets(sets, method, "1GiB", answers=answers)
-    assert not told(caplog)
+    assert not warnings_of(caplog)
     sampled = offsets(sets, method, ROOM, answers=answers)
-    assert told(caplog) == [f"Sinkhorn runs on a sample of {size} of 30000 targets; sample='all' takes all"]
+    assert warnings_of(caplog) == [f"Sinkhorn runs on a sample of {size} of 30000 targets; sample='all' takes all"]
     assert {record.levelno for record in caplog.records if "sample of" in record.getMessage()} == {logging.WARNING}
     assert np.abs(sampled - exact).mean() < 0.05 * exact.std()
 
@@ -59,7 +59,7 @@ def test_a_larger_sample_comes_nearer(sets):
 def test_all_are_taken_where_that_is_asked_for_and_where_there_is_room_for_few(sets, caplog):
     bank, *others = sets
     twice = (np.repeat(bank, 2, axis=0), *others)  # with room for 8,000 targets
-    for given, parameters in ((sets, {"sample": "all"}), (twice, {})):
-        exact = offsets(given, "sn", "1GiB")
-        np.testing.assert_allclose(offsets(given, "sn", ROOM, **parameters), exact, rtol=0, atol=1e-5)
-    assert not told(caplog)
+    for vectors, parameters in ((sets, {"sample": "all"}), (twice, {})):
+        exact = offsets(vectors, "sn", "1GiB")
+        np.testing.assert_allclose(offsets(vectors, "sn", ROOM, **parameters), exact, rtol=0, atol=1e-5)
+    assert not warnings_of(caplog)
