@@ -8,6 +8,7 @@ microseconds more, where the sample has seen many queries and keeps few of those
 
 from __future__ import annotations
 
+import functools
 import platform
 import tempfile
 import time
@@ -21,7 +22,11 @@ from qdrant_client.qdrant_remote import QdrantRemote
 
 import hubplugin
 import hubplugin_qdrant
+from hubplugin.metric import Metric
 from hubplugin.model import QueryMap
+from hubplugin_qdrant.manifest import QdrantVersion
+from hubplugin_qdrant.metadata import CachedManifest
+from hubplugin_qdrant.requests import as_float32, map_query
 
 DIM, TURNS, CALLS = 384, 60, 50
 """CALLS: searches of a turn, one by one or all at once."""
@@ -114,6 +119,41 @@ def recording_alone(recorder: hubplugin.Recorder, queries: Sequence[object]) -> 
     return times
 
 
+def print_parts_of_map(rng: np.random.Generator) -> None:
+    """What `map_query` takes for a list, and its parts: none of them is Python that could go."""
+    print(f"{'a query map by cosine':<34}" + "".join(f"{part:>18}" for part in ("all", *PARTS)))
+    for dim in (384, 768):
+        step = (0.5 * rng.normal(size=(dim, dim)) / dim**0.5).astype(np.float32)
+        query_map = QueryMap(step, 1.0, 200)
+        version = QdrantVersion(
+            number=1, model="", metric=Metric.COSINE, dim=dim, parts=1, mapped=True, query_map=query_map
+        )
+        array = rng.normal(size=dim).astype(np.float32)
+        row = array.tolist()
+        calls = (
+            functools.partial(map_query, row, version),
+            *(functools.partial(part, row, array, query_map) for part in PARTS.values()),
+        )
+        medians = []
+        for call in calls:
+            times = []
+            for _ in range(TURNS):
+                started = time.process_time()
+                for _ in range(10 * CALLS):
+                    call()
+                times.append(1e6 * (time.process_time() - started) / (10 * CALLS))
+            medians.append(np.median(times))
+        print(f"{f'{dim} dimensions':<34}" + "".join(f"{median:>18.1f}" for median in medians))
+
+
+PARTS: dict[str, Callable[[list[float], np.ndarray, QueryMap], object]] = {
+    "list to float32": lambda row, array, query_map: as_float32(row),
+    "product": lambda row, array, query_map: query_map(array),
+    "float32 to list": lambda row, array, query_map: array.tolist(),
+    "two lengths": lambda row, array, query_map: (array @ array, array @ array),
+}
+
+
 def main() -> None:
     rng = np.random.default_rng(0)
     manifest = hubplugin_qdrant.open_store(corrected_collection(rng), "photos").read_manifest()
@@ -130,16 +170,21 @@ def main() -> None:
     print(f"{'query':<34}" + "".join(f"{column:>18}" for column in columns))
     for transport, raw in (("REST", rest_client()), ("gRPC", grpc_client())):
         corrected = hubplugin_qdrant.HubQdrantClient.wrap(raw)
-        corrected._corrections.keep("photos", manifest)
-        corrected._corrections.keep("second vector", manifest.changed(active={"": second}))
-        corrected._corrections.keep("mapped", manifest.changed(active={"": mapped}))
-        corrected._corrections.keep("other", None)
+        known = {
+            "photos": manifest,
+            "second vector": manifest.replace(active={"": second}),
+            "mapped": manifest.replace(active={"": mapped}),
+            "other": None,
+        }
+        for collection, each in known.items():
+            corrected._corrections.manifests[collection] = CachedManifest(collection, each, until=1e18)
         for name, collection, queries, searched in (
             ("list", "photos", lists, one_by_one),
             ("numpy array", "photos", vectors, one_by_one),
             ("NearestQuery", "photos", [models.NearestQuery(nearest=vector) for vector in lists], one_by_one),
             ("list, a second vector", "second vector", lists, one_by_one),
             ("list, a query map", "mapped", lists, one_by_one),
+            ("numpy array, a query map", "mapped", vectors, one_by_one),
             (f"{CALLS} lists at once", "photos", lists, at_once),
             ("the same, a second vector", "second vector", lists, at_once),
             ("collection not corrected", "other", vectors, one_by_one),
@@ -154,6 +199,7 @@ def main() -> None:
         print(f"recording alone, {name}: quickest tenth {quick:.1f}, median {median:.1f}")
     recorder.close()
     folder.cleanup()
+    print_parts_of_map(rng)
 
 
 if __name__ == "__main__":

@@ -64,9 +64,9 @@ WRITES = {
 def stays(client, name):
     """Reads the state of now, and the models, and does not look again by itself."""
     client.query_points(name, QUERIES[0], "code")
-    cached = client._corrections.known[name]
+    cached = client._corrections.manifests[name]
     cached.until = time.monotonic() + 1e6
-    run(client._corrections.fitted(cached))
+    run(client._corrections.read_models(cached))
     return client
 
 

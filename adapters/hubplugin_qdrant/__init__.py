@@ -3,11 +3,11 @@
 `open_store` gives the store that every job of `hubplugin` takes, such as `hubplugin.apply(store, bank)`.
 `HubQdrantClient` searches what was corrected, and gives offsets to what it writes.
 
-Jobs: `store` (the contract of `hubplugin.store`) reads by `points` and writes by `schema`, which is calibrated by
-`calibration`; each asks by `transport`. `places` knows URLs and ranges of ids.
+Jobs: `store` (the contract of `hubplugin.store`) writes by `schema`, which is calibrated by `calibration`; each asks by
+`transport`. `places` knows URLs and ranges of ids.
 
 Clients: `client` drives the operations of `searches` and `writes` by `calls`; these send what the pure functions in
-`requests` and `query_maps` make. `plain_client` has all that is used of qdrant-client's privates. `langchain` and
+`requests` make. `plain_client` has all that is used of qdrant-client's privates. `langchain` and
 `haystack` put the client into frameworks.
 
 Both: `manifest` (values and what follows from them), `metadata` (where these lie, and what is known of them), `offsets`
@@ -38,24 +38,30 @@ def open_store(
     offset_key: str | None = None,
     record: str | os.PathLike[str] | None = None,
 ) -> QdrantStore:
-    """The store that the jobs of `hubplugin` take: `hubplugin.apply(store, bank)`, `inspect`, `refresh`, `remove`.
+    """Opens a collection for the jobs of `hubplugin`: `hubplugin.apply(store, bank)`, `inspect`, `refresh`, `remove`.
 
-    client: plain or wrapped. collection: a name or an alias; the correction belongs to what an alias stands for now.
-    vector: the name of the vector that is corrected; None is the unnamed one, or the only one there is.
+    storage="vector" is a second vector with one more dimension, which ranks at the speed of the index for the price of
+    its space; it needs server 1.18. "payload" is one number a point, added to the scores of the candidates that a
+    search fetches, which works everywhere. Beside an unnamed vector a second one leaves a trace when it is removed:
+    `get_collection` then shows {"": VectorParams(...)} for VectorParams(...).
 
-    storage: "vector" is a second vector with one more dimension, which ranks at the speed of the index for the price
-    of its space; it needs server 1.18. "payload" is one number a point, added to the scores of the candidates that a
-    search fetches, which works everywhere. "auto" is that of the correction in place; without one it is "vector" where
-    the server can add one beside a named vector that is not quantised and whose numbers have 16 bits or more, and
-    "payload" elsewhere. Beside an unnamed vector a second one leaves a trace when it is removed: `get_collection` then
-    shows {"": VectorParams(...)} for VectorParams(...).
+    Args:
+        client: Plain or wrapped.
+        collection: A name or an alias; the correction belongs to what an alias stands for now.
+        vector: The name of the vector that is corrected; None is the unnamed one, or the only one there is.
+        storage: "auto" is that of the correction in place; without one it is "vector" where the server can add one
+            beside a named vector that is not quantised and whose numbers have 16 bits or more, and "payload" elsewhere.
+        agreement: The recall that searches must reach, as a share of the raw index's own; by default that of the
+            correction in place, or 0.99. Candidates, or hnsw_ef, are chosen by it.
+        offset_key: The payload key that holds the numbers of storage="payload", where "hub_offset" is a key of yours;
+            every client and job takes it from the manifest.
+        record: The folder that `HubQdrantClient(record=...)` was given.
 
-    agreement: the recall that searches must reach, as a share of the raw index's own; by default that of the
-    correction in place, or 0.99. Candidates, or hnsw_ef, are chosen by it. offset_key: the payload key that holds the
-    numbers of storage="payload", where "hub_offset" is a key of yours; it is kept in the manifest, and every client
-    and job takes it from there. record: the folder that `HubQdrantClient(record=...)` was given.
+    Returns:
+        The store of that vector.
 
-    Raises StoreError for a collection or vector that is not there or cannot carry offsets, and for a server that
-    cannot be reached.
+    Raises:
+        StoreError: For a collection or vector that is not there or cannot carry offsets, and for a server that cannot
+            be reached.
     """
     return QdrantStore(client, collection, vector, storage, agreement=agreement, offset_key=offset_key, record=record)

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from qdrant_client import models
 
 from hubplugin.calibration import first_that, ratios, recall
 from hubplugin.store import Hits, Id
-from hubplugin_qdrant.manifest import SMALLEST_PAGE, Manifest, Version
-from hubplugin_qdrant.requests import Rewritten, as_requests, rewrite
-from hubplugin_qdrant.transport import Transport
+from hubplugin_qdrant.manifest import SMALLEST_PAGE, QdrantManifest, QdrantVersion
+from hubplugin_qdrant.requests import as_requests, rewrite
+from hubplugin_qdrant.transport import QdrantTransport
 
 LOCAL_QUERIES = 32
 """Calibration queries in local mode, which ranks every point in Python."""
@@ -46,46 +46,42 @@ class Searches:
     """Searches of the collection behind `transport` for the calibration queries [m, d] by the vector `using`. `exact`
     ones look at every point; `exact_allowed` says whether they may, `largest_ef` how widely they may look."""
 
-    def __init__(self, transport: Transport, using: str, queries: np.ndarray):
+    def __init__(self, transport: QdrantTransport, using: str, queries: np.ndarray):
         self._transport, self._using, is_local = transport, using, transport.is_local
-        asked = (queries[:: max(1, len(queries) // LOCAL_QUERIES)] if is_local else queries).tolist()
-        keys: Sequence[Id | None] = drawn(transport.points_of_shards(), KEYED_QUERIES) or [None] * len(asked)
-        self._asked = list(zip(itertools.cycle(asked), keys, strict=False))
+        rows = (queries[:: max(1, len(queries) // LOCAL_QUERIES)] if is_local else queries).tolist()
+        keys: Sequence[Id | None] = draw_keys(transport.points_of_shards(), KEYED_QUERIES) or [None] * len(rows)
+        self._queries = list(zip(itertools.cycle(rows), keys, strict=False))
         strict = transport.strict
         self.exact_allowed = strict.search_allow_exact is not False
         self.largest_ef = min(LARGEST_EF, strict.search_max_hnsw_ef or LARGEST_EF)
         self._limit = strict.max_query_limit or MOST_CANDIDATES
 
-    def raw(self, limit: int, exact: bool) -> Hits:
-        return self._search(None, limit, exact)
+    def search_raw(self, limit: int, exact: bool) -> Hits:
+        return self._search(QdrantManifest(), limit, exact)
 
-    def corrected(self, version: Version, limit: int, exact: bool) -> Hits:
+    def search_corrected(self, version: QdrantVersion, limit: int, exact: bool) -> Hits:
         codes = not self._transport.is_local
-        seen = version.model_copy(update={"everywhere": version.storage == "vector", "codes": codes})
-        return self._search(Manifest(active={version.vector: seen}), limit, exact)
+        version = version.replace(everywhere=version.storage == "vector", codes=codes)
+        return self._search(QdrantManifest(active={version.vector: version}), limit, exact)
 
-    def _search(self, manifest: Manifest | None, limit: int, exact: bool) -> Hits:
-        """Corrected by `manifest` if there is one: the request of `HubQdrantClient`, which need not look it up."""
+    def _search(self, manifest: QdrantManifest, limit: int, exact: bool) -> Hits:
+        """Corrected by `manifest`: the request of `HubQdrantClient`, which need not look it up."""
         params = models.SearchParams(exact=True) if exact and not self._transport.is_local else None  # which warns
+        options: Any = {"using": self._using or None, "limit": min(limit, self._limit), "params": params}
         requests = as_requests(
-            models.QueryRequest(
-                query=query,
-                using=self._using or None,
-                limit=min(limit, self._limit),
-                params=params,
-                with_payload=False,
-                shard_key=key,
-            )
-            for query, key in self._asked
+            models.QueryRequest(query=query, shard_key=key, with_payload=False, **options)
+            for query, key in self._queries
         )
-        sent = [Rewritten(each) if manifest is None else rewrite(each, manifest) for each in requests]
-        found: list[Any] = []
-        for one, response in zip(sent, self._transport.answers([each.request for each in sent]), strict=True):
-            found.append(response.points if one.finish is None else one.finish(response.points))
-        return Hits([[p.id for p in points] for points in found], [[p.score for p in points] for points in found])
+        rewritten = [rewrite(request, manifest) for request in requests]
+        answers = self._transport.answers([request for request, _ in rewritten])
+        rows = [
+            response.points if finish is None else finish(response.points)
+            for (_, finish), response in zip(rewritten, answers, strict=True)
+        ]
+        return Hits([[cast(Id, p.id) for p in row] for row in rows], [[p.score for p in row] for row in rows])
 
 
-def drawn(points: dict[Id, int], count: int) -> list[Id]:
+def draw_keys(points: dict[Id, int], count: int) -> list[Id]:
     """`count` shard keys, each as often as its share of the `points`; none where there are no keys."""
     ends = np.cumsum([*points.values()])
     if not len(ends) or not ends[-1]:
@@ -94,42 +90,37 @@ def drawn(points: dict[Id, int], count: int) -> list[Id]:
     return [list(points)[row] for row in np.searchsorted(ends, middles, side="right")]
 
 
-def calibrated(version: Version, points: int, searches: Searches) -> Version:
+def calibrate(version: QdrantVersion, points: int, searches: Searches) -> QdrantVersion:
     """`version` with the fewest candidates, or the smallest hnsw_ef, that give it `version.agreement` times the recall
     of the raw index in a collection of `points`; or with the most that are tried. And with the candidates that give
     exact searches everything, for which an index that misses much is no measure."""
-    exact = searches.exact_allowed
-    raw = recall(searches.raw(SMALLEST_PAGE, False), searches.raw(2 * SMALLEST_PAGE, exact))
+    exact, in_vector = searches.exact_allowed, version.storage == "vector"
+    raw = recall(searches.search_raw(SMALLEST_PAGE, False), searches.search_raw(2 * SMALLEST_PAGE, exact))
     most = min(max(points, SMALLEST_PAGE), MOST_CANDIDATES, version.max_candidates or MOST_CANDIDATES)
-    widest = version.model_copy(update={"oversampling": most / SMALLEST_PAGE, "max_candidates": most, "hnsw_ef": None})
-    if not exact and version.storage == "vector":
-        widest = widest.model_copy(update={"hnsw_ef": searches.largest_ef})
-    truth = searches.corrected(widest, 2 * SMALLEST_PAGE, exact)
-    widths = _widths(version, most, searches.largest_ef)
-    tried: dict[int, float] = {}
+    widest_ef = searches.largest_ef if in_vector and not exact else None
+    widest = version.replace(oversampling=most / SMALLEST_PAGE, max_candidates=most, hnsw_ef=widest_ef)
+    truth = searches.search_corrected(widest, 2 * SMALLEST_PAGE, exact)
+    if in_vector:
+        efs = [None, *(round(DEFAULT_EF * ratio) for ratio in ratios(searches.largest_ef / DEFAULT_EF)[1:])]
+        widths = [version.replace(hnsw_ef=ef) for ef in efs]
+    else:
+        widths = [version.replace(oversampling=ratio) for ratio in ratios(most / SMALLEST_PAGE)]
+    recalls: dict[int, float] = {}
 
     def reaches(number: int) -> bool:
-        tried[number] = recall(searches.corrected(widths[number], SMALLEST_PAGE, False), truth)
-        return tried[number] >= version.agreement * raw
+        recalls[number] = recall(searches.search_corrected(widths[number], SMALLEST_PAGE, False), truth)
+        return recalls[number] >= version.agreement * raw
 
     chosen = first_that(reaches, len(widths))
-    if chosen not in tried:  # the last, where none before it reaches
+    if chosen not in recalls:  # the last, where none before it reaches
         reaches(chosen)
-    measured: dict[str, Any] = {"recall": tried[chosen], "raw_recall": raw if exact else None}
-    if exact and version.storage == "payload":
+    measured: dict[str, Any] = {"recall": recalls[chosen], "raw_recall": raw if exact else None}
+    if exact and not in_vector:
         wider = widths[chosen:]
 
         def finds_all(number: int) -> bool:
-            return recall(searches.corrected(wider[number], SMALLEST_PAGE, True), truth) == 1.0
+            return recall(searches.search_corrected(wider[number], SMALLEST_PAGE, True), truth) == 1.0
 
         enough = first_that(finds_all, len(wider))
         measured["exact_oversampling"] = EXACT_MARGIN * wider[enough].oversampling
-    return widths[chosen].model_copy(update=measured)
-
-
-def _widths(version: Version, most: int, largest_ef: int) -> list[Version]:
-    """`version` with each number of candidates, or hnsw_ef, that may be chosen, ascending."""
-    if version.storage == "vector":
-        larger = [round(DEFAULT_EF * ratio) for ratio in ratios(largest_ef / DEFAULT_EF)[1:]]
-        return [version.model_copy(update={"hnsw_ef": each}) for each in (None, *larger)]
-    return [version.model_copy(update={"oversampling": each}) for each in ratios(most / SMALLEST_PAGE)]
+    return widths[chosen].replace(**measured)

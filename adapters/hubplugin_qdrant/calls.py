@@ -26,22 +26,6 @@ Operation: TypeAlias = Generator[Call, Any, Answer]
 """What makes an `Answer` of what its calls return."""
 
 
-def run(operation: Operation[Answer]) -> Answer:
-    """What `operation` returns, driven by a sync client."""
-    try:
-        call = next(operation)
-        while True:
-            try:
-                answer = call()
-            except Exception as error:
-                call = operation.throw(error)
-            else:
-                call = operation.send(answer)
-    except StopIteration as done:
-        returned: Answer = done.value
-        return returned
-
-
 async def run_async(operation: Operation[Answer], in_thread: bool = True) -> Answer:
     """What `operation` returns, driven by an async client. in_thread: whether a thread computes."""
     try:
@@ -57,3 +41,13 @@ async def run_async(operation: Operation[Answer], in_thread: bool = True) -> Ans
     except StopIteration as done:
         returned: Answer = done.value
         return returned
+
+
+def run(operation: Operation[Answer]) -> Answer:
+    """What `operation` returns, driven by a sync client, or by an async one in local mode: nothing is waited for."""
+    try:
+        run_async(operation, in_thread=False).send(None)
+    except StopIteration as done:
+        returned: Answer = done.value
+        return returned
+    raise RuntimeError("an operation that was to run at once has waited")

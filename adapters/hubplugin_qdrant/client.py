@@ -21,7 +21,7 @@ from hubplugin.errors import InputError
 from hubplugin.recording import Recorder
 from hubplugin.vectors import VectorLike
 from hubplugin_qdrant import plain_client, searches, writes
-from hubplugin_qdrant.calls import Operation, run, run_async
+from hubplugin_qdrant.calls import run, run_async
 from hubplugin_qdrant.metadata import CorrectionCache, OfClient
 from hubplugin_qdrant.plain_client import Arguments
 
@@ -47,38 +47,47 @@ def require_client(client: object, kind: type[Client]) -> Client:
     return client.raw if isinstance(client, (HubQdrantClient, AsyncHubQdrantClient)) else client  # type: ignore[return-value]
 
 
-def like(plain: Method) -> Callable[[Callable[[Any, Arguments], Any]], Method]:
-    """Makes a method that stands for `plain`, one of qdrant-client's, of one that takes the arguments by name.
+def make_method(plain: Method, operation: OfClient, run_inline: bool = False) -> Method:
+    """A method that stands for `plain`, one of qdrant-client's, with its signature, and runs `operation`.
 
     Who traces qdrant-client, as OpenTelemetry's instrumentation does, puts layers around the methods of its classes by
     `wrapt`. The method runs within those of `plain`, so that a call is one span, and what it asks runs beneath them.
+    run_inline: of an async client, a method that is no coroutine.
     """
     name, parameters = plain.__name__, inspect.signature(plain).parameters.values()
     # qdrant-client itself takes any keyword, and then refuses it.
-    signature = inspect.Signature([each for each in parameters if each.kind is not each.VAR_KEYWORD])
+    signature = inspect.Signature([p for p in parameters if p.kind is not p.VAR_KEYWORD])
+    is_async = inspect.iscoroutinefunction(plain)
+    drive: Callable[..., Any] = run_async if is_async else run
 
-    def made(method: Callable[[Any, Arguments], Any]) -> Any:
-        def call(self: Any, *args: object, **given: object) -> Any:
+    @functools.wraps(plain)
+    def method(self: Any, *args: object, **kwargs: object) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             try:
-                by_name = signature.bind(self, *args, **given).arguments
+                arguments = signature.bind(self, *args, **kwargs).arguments
             except TypeError as error:
                 raise TypeError(f"{name}() {error}") from None
-            return method(by_name.pop("self"), by_name)
+            del arguments["self"]
+            return _upload(self, operation, arguments) if run_inline else drive(operation(self._corrections, arguments))
 
-        @functools.wraps(plain)
-        def corrected(self: Any, *args: object, **given: object) -> Any:
-            return _within_layers(vars(self._plain)[name], functools.partial(call, self), self)(*args, **given)
+        return _within_layers(vars(self._plain)[name], call, self)(*args, **kwargs)
 
-        if not inspect.iscoroutinefunction(method):
-            return corrected
+    @functools.wraps(plain)
+    async def coroutine(self: Any, *args: object, **kwargs: object) -> Any:
+        return await method(self, *args, **kwargs)
 
-        @functools.wraps(plain)
-        async def awaited(self: Any, *args: object, **given: object) -> Any:
-            return await corrected(self, *args, **given)
+    return cast(Method, coroutine if is_async else method)
 
-        return awaited
 
-    return made
+def _upload(client: Any, operation: OfClient, arguments: Arguments) -> Any:
+    """An upload of the async client is no coroutine: it goes through a sync client to the same place."""
+    if plain_client.is_local(client):
+        return run(operation(client._corrections, arguments))
+    sync = QdrantClient(**client.init_options)
+    try:
+        return run(operation(CorrectionCache(Unwrapped(sync)), arguments))
+    finally:
+        sync.close()
 
 
 def _within_layers(method: Any, call: Callable[..., Any], client: object) -> Callable[..., Any]:
@@ -87,20 +96,20 @@ def _within_layers(method: Any, call: Callable[..., Any], client: object) -> Cal
     if layer is None:
         return call
     inner = _within_layers(method.__wrapped__, call, client)
-    return lambda *args, **given: layer(inner, client, args, given)
+    return lambda *args, **kwargs: layer(inner, client, args, kwargs)
 
 
-class Beneath:
+class Unwrapped:
     """A client, with its methods beneath the layers around them."""
 
     def __init__(self, client: Any):
         self.client = client
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.client, name)
-        while hasattr(found, "_self_wrapper"):
-            found = found.__wrapped__
-        return found
+        member = getattr(self.client, name)
+        while hasattr(member, "_self_wrapper"):
+            member = member.__wrapped__
+        return member
 
 
 class _Corrected:
@@ -118,8 +127,8 @@ class _Corrected:
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
-        raw: Any = plain_client.over_connection_of(cast(Any, self), self._plain)
-        self._corrections = _known_by(raw, oversampling, hnsw_ef, record)
+        raw: Any = plain_client.clone_client(cast(Any, self), self._plain)
+        self._corrections = _make_cache(raw, oversampling, hnsw_ef, record)
 
     @classmethod
     def wrap(
@@ -130,21 +139,32 @@ class _Corrected:
         hnsw_ef: int | None = None,
         record: Record = None,
     ) -> Self:
-        """A corrected client over the connection of `client`; closing either closes both."""
+        """A corrected client over the connection of `client`; closing either closes both.
+
+        Args:
+            client: A plain client, or a wrapped one, sync or async as this class.
+            oversampling, hnsw_ef, record: As of the class.
+
+        Returns:
+            The corrected client.
+
+        Raises:
+            InputError: For a client of another kind, or a `record` that is no folder.
+        """
         raw: Any = require_client(client, cast("type[QdrantClient]", cls._plain))
-        corrections = _known_by(raw, oversampling, hnsw_ef, record)
-        wrapped: Any = plain_client.over_connection_of(raw, cast(Any, cls))
+        corrections = _make_cache(raw, oversampling, hnsw_ef, record)
+        wrapped: Any = plain_client.clone_client(raw, cast(Any, cls))
         wrapped._corrections = corrections
         return cast(Self, wrapped)
 
 
-def _known_by(raw: Any, oversampling: float | None, hnsw_ef: int | None, record: Record) -> CorrectionCache:
+def _make_cache(raw: Any, oversampling: float | None, hnsw_ef: int | None, record: Record) -> CorrectionCache:
     """Raises InputError for a `record` that is neither a folder nor a `Recorder`."""
     if isinstance(record, (str, os.PathLike)):
         record = Recorder(record)
     if record is not None and not isinstance(record, Recorder):
         raise InputError(f"record={record!r}: expected a folder, or a hubplugin.Recorder")
-    return CorrectionCache(Beneath(raw), oversampling, hnsw_ef, record)
+    return CorrectionCache(Unwrapped(raw), oversampling, hnsw_ef, record)
 
 
 class HubQdrantClient(_Corrected, QdrantClient):
@@ -172,10 +192,16 @@ class HubQdrantClient(_Corrected, QdrantClient):
     def click(
         self, collection_name: str, query: Clicked, target: models.ExtendedPointId, using: str | None = None
     ) -> None:
-        """`target`, the id of a point, was clicked in the answer to `query`, a vector, a document that the client
-        embeds, or `hubplugin.Recorder.id_of` the vector. using: the name of the vector that was searched.
+        """Records that `target` was clicked in the answer to `query`. See docs/recording.md.
 
-        Never raises but for InputError, of a client that records nothing. See docs/recording.md.
+        Args:
+            collection_name: The collection that was searched, or an alias.
+            query: A vector, a document that the client embeds, or `hubplugin.Recorder.id_of` the vector.
+            target: The id of a point.
+            using: The name of the vector that was searched.
+
+        Raises:
+            InputError: For a client that records nothing; nothing else is ever raised.
         """
         run(searches.click(self._corrections, collection_name, query, target, using))
 
@@ -193,93 +219,28 @@ class HubQdrantClient(_Corrected, QdrantClient):
         `<collection>--hub`, which must be named, too, where names are given."""
         self.raw.migrate(dest_client.raw if isinstance(dest_client, HubQdrantClient) else dest_client, *args, **kwargs)
 
-    @like(QdrantClient.query_points)
-    def query_points(self, given: Arguments) -> Any:
-        return run(searches.query_points(self._corrections, given))
-
-    @like(QdrantClient.query_batch_points)
-    def query_batch_points(self, given: Arguments) -> Any:
-        return run(searches.query_batch_points(self._corrections, given))
-
-    @like(QdrantClient.query_points_groups)
-    def query_points_groups(self, given: Arguments) -> Any:
-        return run(searches.query_points_groups(self._corrections, given))
-
-    @like(QdrantClient.retrieve)
-    def retrieve(self, given: Arguments) -> Any:
-        return run(searches.retrieve(self._corrections, given))
-
-    @like(QdrantClient.scroll)
-    def scroll(self, given: Arguments) -> Any:
-        return run(searches.scroll(self._corrections, given))
-
-    @like(QdrantClient.get_collection)
-    def get_collection(self, given: Arguments) -> Any:
-        return run(searches.get_collection(self._corrections, given))
-
-    @like(QdrantClient.get_collections)
-    def get_collections(self, given: Arguments) -> Any:
-        return run(searches.get_collections(self._corrections, given))
-
-    @like(QdrantClient.upsert)
-    def upsert(self, given: Arguments) -> Any:
-        return run(writes.upsert(self._corrections, given))
-
-    @like(QdrantClient.upload_points)
-    def upload_points(self, given: Arguments) -> Any:
-        return run(writes.upload_points(self._corrections, given))
-
-    @like(QdrantClient.upload_collection)
-    def upload_collection(self, given: Arguments) -> Any:
-        return run(writes.upload_collection(self._corrections, given))
-
-    @like(QdrantClient.update_vectors)
-    def update_vectors(self, given: Arguments) -> Any:
-        return run(writes.update_vectors(self._corrections, given))
-
-    @like(QdrantClient.delete_vectors)
-    def delete_vectors(self, given: Arguments) -> Any:
-        return run(writes.delete_vectors(self._corrections, given))
-
-    @like(QdrantClient.set_payload)
-    def set_payload(self, given: Arguments) -> Any:
-        return run(writes.set_payload(self._corrections, given))
-
-    @like(QdrantClient.overwrite_payload)
-    def overwrite_payload(self, given: Arguments) -> Any:
-        return run(writes.overwrite_payload(self._corrections, given))
-
-    @like(QdrantClient.clear_payload)
-    def clear_payload(self, given: Arguments) -> Any:
-        return run(writes.clear_payload(self._corrections, given))
-
-    @like(QdrantClient.delete_payload)
-    def delete_payload(self, given: Arguments) -> Any:
-        return run(writes.delete_payload(self._corrections, given))
-
-    @like(QdrantClient.batch_update_points)
-    def batch_update_points(self, given: Arguments) -> Any:
-        return run(writes.batch_update_points(self._corrections, given))
-
-    @like(QdrantClient.delete_vector_name)
-    def delete_vector_name(self, given: Arguments) -> Any:
-        return run(writes.delete_vector_name(self._corrections, given))
-
-    @like(QdrantClient.create_collection)
-    def create_collection(self, given: Arguments) -> Any:
-        return run(writes.create_collection(self._corrections, given))
-
-    @like(QdrantClient.recreate_collection)
-    def recreate_collection(self, given: Arguments) -> Any:
-        return run(writes.recreate_collection(self._corrections, given))
-
-    @like(QdrantClient.delete_collection)
-    def delete_collection(self, given: Arguments) -> Any:
-        return run(writes.delete_collection(self._corrections, given))
-
-    @like(QdrantClient.update_collection_aliases)
-    def update_collection_aliases(self, given: Arguments) -> Any:
-        return run(writes.update_collection_aliases(self._corrections, given))
+    query_points = make_method(QdrantClient.query_points, searches.query_points)
+    query_batch_points = make_method(QdrantClient.query_batch_points, searches.query_batch_points)
+    query_points_groups = make_method(QdrantClient.query_points_groups, searches.query_points_groups)
+    retrieve = make_method(QdrantClient.retrieve, searches.retrieve)
+    scroll = make_method(QdrantClient.scroll, searches.scroll)
+    get_collection = make_method(QdrantClient.get_collection, searches.get_collection)
+    get_collections = make_method(QdrantClient.get_collections, searches.get_collections)
+    upsert = make_method(QdrantClient.upsert, writes.upsert)
+    upload_points = make_method(QdrantClient.upload_points, writes.upload_points)
+    upload_collection = make_method(QdrantClient.upload_collection, writes.upload_collection)
+    update_vectors = make_method(QdrantClient.update_vectors, writes.update_vectors)
+    delete_vectors = make_method(QdrantClient.delete_vectors, writes.delete_vectors)
+    set_payload = make_method(QdrantClient.set_payload, writes.set_payload)
+    overwrite_payload = make_method(QdrantClient.overwrite_payload, writes.overwrite_payload)
+    clear_payload = make_method(QdrantClient.clear_payload, writes.clear_payload)
+    delete_payload = make_method(QdrantClient.delete_payload, writes.delete_payload)
+    batch_update_points = make_method(QdrantClient.batch_update_points, writes.batch_update_points)
+    delete_vector_name = make_method(QdrantClient.delete_vector_name, writes.delete_vector_name)
+    create_collection = make_method(QdrantClient.create_collection, writes.create_collection)
+    recreate_collection = make_method(QdrantClient.recreate_collection, writes.recreate_collection)
+    delete_collection = make_method(QdrantClient.delete_collection, writes.delete_collection)
+    update_collection_aliases = make_method(QdrantClient.update_collection_aliases, writes.update_collection_aliases)
 
 
 class AsyncHubQdrantClient(_Corrected, AsyncQdrantClient):
@@ -305,109 +266,27 @@ class AsyncHubQdrantClient(_Corrected, AsyncQdrantClient):
             await asyncio.to_thread(self._corrections.recorder.flush)
         await super().close(grpc_grace, **kwargs)
 
-    @like(AsyncQdrantClient.query_points)
-    async def query_points(self, given: Arguments) -> Any:
-        return await run_async(searches.query_points(self._corrections, given))
-
-    @like(AsyncQdrantClient.query_batch_points)
-    async def query_batch_points(self, given: Arguments) -> Any:
-        return await run_async(searches.query_batch_points(self._corrections, given))
-
-    @like(AsyncQdrantClient.query_points_groups)
-    async def query_points_groups(self, given: Arguments) -> Any:
-        return await run_async(searches.query_points_groups(self._corrections, given))
-
-    @like(AsyncQdrantClient.retrieve)
-    async def retrieve(self, given: Arguments) -> Any:
-        return await run_async(searches.retrieve(self._corrections, given))
-
-    @like(AsyncQdrantClient.scroll)
-    async def scroll(self, given: Arguments) -> Any:
-        return await run_async(searches.scroll(self._corrections, given))
-
-    @like(AsyncQdrantClient.get_collection)
-    async def get_collection(self, given: Arguments) -> Any:
-        return await run_async(searches.get_collection(self._corrections, given))
-
-    @like(AsyncQdrantClient.get_collections)
-    async def get_collections(self, given: Arguments) -> Any:
-        return await run_async(searches.get_collections(self._corrections, given))
-
-    @like(AsyncQdrantClient.upsert)
-    async def upsert(self, given: Arguments) -> Any:
-        return await run_async(writes.upsert(self._corrections, given))
-
-    @like(AsyncQdrantClient.upload_points)
-    def upload_points(self, given: Arguments) -> Any:
-        return _uploaded(self, writes.upload_points, given)
-
-    @like(AsyncQdrantClient.upload_collection)
-    def upload_collection(self, given: Arguments) -> Any:
-        return _uploaded(self, writes.upload_collection, given)
-
-    @like(AsyncQdrantClient.update_vectors)
-    async def update_vectors(self, given: Arguments) -> Any:
-        return await run_async(writes.update_vectors(self._corrections, given))
-
-    @like(AsyncQdrantClient.delete_vectors)
-    async def delete_vectors(self, given: Arguments) -> Any:
-        return await run_async(writes.delete_vectors(self._corrections, given))
-
-    @like(AsyncQdrantClient.set_payload)
-    async def set_payload(self, given: Arguments) -> Any:
-        return await run_async(writes.set_payload(self._corrections, given))
-
-    @like(AsyncQdrantClient.overwrite_payload)
-    async def overwrite_payload(self, given: Arguments) -> Any:
-        return await run_async(writes.overwrite_payload(self._corrections, given))
-
-    @like(AsyncQdrantClient.clear_payload)
-    async def clear_payload(self, given: Arguments) -> Any:
-        return await run_async(writes.clear_payload(self._corrections, given))
-
-    @like(AsyncQdrantClient.delete_payload)
-    async def delete_payload(self, given: Arguments) -> Any:
-        return await run_async(writes.delete_payload(self._corrections, given))
-
-    @like(AsyncQdrantClient.batch_update_points)
-    async def batch_update_points(self, given: Arguments) -> Any:
-        return await run_async(writes.batch_update_points(self._corrections, given))
-
-    @like(AsyncQdrantClient.delete_vector_name)
-    async def delete_vector_name(self, given: Arguments) -> Any:
-        return await run_async(writes.delete_vector_name(self._corrections, given))
-
-    @like(AsyncQdrantClient.create_collection)
-    async def create_collection(self, given: Arguments) -> Any:
-        return await run_async(writes.create_collection(self._corrections, given))
-
-    @like(AsyncQdrantClient.recreate_collection)
-    async def recreate_collection(self, given: Arguments) -> Any:
-        return await run_async(writes.recreate_collection(self._corrections, given))
-
-    @like(AsyncQdrantClient.delete_collection)
-    async def delete_collection(self, given: Arguments) -> Any:
-        return await run_async(writes.delete_collection(self._corrections, given))
-
-    @like(AsyncQdrantClient.update_collection_aliases)
-    async def update_collection_aliases(self, given: Arguments) -> Any:
-        return await run_async(writes.update_collection_aliases(self._corrections, given))
-
-
-def _uploaded(client: AsyncHubQdrantClient, operation: OfClient, given: Arguments) -> Any:
-    """An upload of the async client is no coroutine: it goes through a sync client to the same place."""
-    if plain_client.is_local(client):
-        return _without_waiting(operation(client._corrections, given))
-    sync = QdrantClient(**client.init_options)
-    try:
-        return run(operation(CorrectionCache(Beneath(sync)), given))
-    finally:
-        sync.close()
-
-
-def _without_waiting(operation: Operation[Any]) -> Any:
-    """What `operation` returns, driven by an async client in local mode, whose coroutines never wait."""
-    try:
-        run_async(operation, in_thread=False).send(None)
-    except StopIteration as done:
-        return done.value
+    query_points = make_method(AsyncQdrantClient.query_points, searches.query_points)
+    query_batch_points = make_method(AsyncQdrantClient.query_batch_points, searches.query_batch_points)
+    query_points_groups = make_method(AsyncQdrantClient.query_points_groups, searches.query_points_groups)
+    retrieve = make_method(AsyncQdrantClient.retrieve, searches.retrieve)
+    scroll = make_method(AsyncQdrantClient.scroll, searches.scroll)
+    get_collection = make_method(AsyncQdrantClient.get_collection, searches.get_collection)
+    get_collections = make_method(AsyncQdrantClient.get_collections, searches.get_collections)
+    upsert = make_method(AsyncQdrantClient.upsert, writes.upsert)
+    upload_points = make_method(AsyncQdrantClient.upload_points, writes.upload_points, run_inline=True)
+    upload_collection = make_method(AsyncQdrantClient.upload_collection, writes.upload_collection, run_inline=True)
+    update_vectors = make_method(AsyncQdrantClient.update_vectors, writes.update_vectors)
+    delete_vectors = make_method(AsyncQdrantClient.delete_vectors, writes.delete_vectors)
+    set_payload = make_method(AsyncQdrantClient.set_payload, writes.set_payload)
+    overwrite_payload = make_method(AsyncQdrantClient.overwrite_payload, writes.overwrite_payload)
+    clear_payload = make_method(AsyncQdrantClient.clear_payload, writes.clear_payload)
+    delete_payload = make_method(AsyncQdrantClient.delete_payload, writes.delete_payload)
+    batch_update_points = make_method(AsyncQdrantClient.batch_update_points, writes.batch_update_points)
+    delete_vector_name = make_method(AsyncQdrantClient.delete_vector_name, writes.delete_vector_name)
+    create_collection = make_method(AsyncQdrantClient.create_collection, writes.create_collection)
+    recreate_collection = make_method(AsyncQdrantClient.recreate_collection, writes.recreate_collection)
+    delete_collection = make_method(AsyncQdrantClient.delete_collection, writes.delete_collection)
+    update_collection_aliases = make_method(
+        AsyncQdrantClient.update_collection_aliases, writes.update_collection_aliases
+    )

@@ -35,12 +35,11 @@ DEFAULT_OVERSAMPLING = 10.0
 SMALLEST_PAGE = 10
 """Candidates are fetched for at least this many results: a hub displaces the best of 1 as it does those of 10."""
 
-
 Payload: TypeAlias = dict[str, Any]
 """The payload of a point, as JSON."""
 
 
-class Version(corrections.Version):
+class QdrantVersion(corrections.Version):
     """One fit for one vector of the collection. `vector` is "" for the unnamed one.
 
     storage: "payload", a key that the search adds to the score, or "vector", an augmented vector.
@@ -74,12 +73,12 @@ class Version(corrections.Version):
     query_map: InstanceOf[QueryMap] | None = Field(default=None, exclude=True)
 
     @classmethod
-    def of(cls, model: OffsetModel, number: int, vector: str = "", **fields: Any) -> Version:
+    def of(cls, model: OffsetModel, number: int, vector: str = "", **fields: Any) -> QdrantVersion:
         models = [model, *(model.groups.values() if isinstance(model, GroupedModel) else ())]
-        caps = [0.0, *(each.gallery.cap for each in models if each.gallery is not None)]
+        caps = [0.0, *(part.gallery.cap for part in models if part.gallery is not None)]
         return super().of(model, number, vector, ceiling=max(caps), **fields)
 
-    def having(self, model: OffsetModel | Version) -> Version:
+    def with_map(self, model: OffsetModel | QdrantVersion) -> QdrantVersion:
         """This version with the map of its model, or of a version that has it from there."""
         return self.replace(query_map=model.query_map)
 
@@ -106,23 +105,18 @@ class Version(corrections.Version):
     def where(self) -> str:
         """Where the offsets lie, and how they are searched, for people."""
         if self.storage == "vector":
-            searched = f", searched with hnsw_ef {self.hnsw_ef}" if self.hnsw_ef else ""
-            held = "offsets and the query map" if self.mapped else "offsets"
-            return f"{held} in the vector {self.augmented_vector!r}{searched}{self._measured()}"
-        candidates = f"{self.oversampling:.3g} candidates a result"
-        exactly = "" if self.exact_oversampling is None else f", in exact searches to {self.exact_oversampling:.3g}"
-        text = f"offsets in the payload key {self.key!r}; the server adds them to {candidates}{exactly}"
-        if self.mapped:
-            text += "; the client maps each query"
-        if self.oversampling > MANY_CANDIDATES:
-            text += ", which is slow; storage='vector' needs none, where the server can add one (1.18)"
-        return text + self._measured()
-
-    def _measured(self) -> str:
+            text = f"offsets{' and the query map' if self.mapped else ''} in the vector {self.augmented_vector!r}"
+            text += f", searched with hnsw_ef {self.hnsw_ef}" if self.hnsw_ef else ""
+        else:
+            exactly = "" if self.exact_oversampling is None else f", in exact searches to {self.exact_oversampling:.3g}"
+            text = f"offsets in the payload key {self.key!r}; the server adds them to {self.oversampling:.3g} "
+            text += f"candidates a result{exactly}{'; the client maps each query' if self.mapped else ''}"
+            if self.oversampling > MANY_CANDIDATES:
+                text += ", which is slow; storage='vector' needs none, where the server can add one (1.18)"
         if self.recall is None:
-            return ""
+            return text
         raw = "" if self.raw_recall is None else f", where the raw index has {self.raw_recall:.3f} of its own"
-        return f"; recall {self.recall:.3f} of the exact corrected top 10{raw}"
+        return f"{text}; recall {self.recall:.3f} of the exact corrected top 10{raw}"
 
     def candidates(self, results: int, exact: bool = False) -> int:
         """How many candidates are fetched so that the first `results`, and never fewer, are the corrected ones: as
@@ -132,17 +126,13 @@ class Version(corrections.Version):
         return min(wanted, self.max_candidates) if self.max_candidates else wanted
 
 
-class Manifest(corrections.Manifest[Version]):
+class QdrantManifest(corrections.Manifest[QdrantVersion]):
     """All that is known about a collection."""
 
-    def augmented_vectors(self) -> tuple[str, ...]:
-        """The names of all augmented vectors."""
-        return augmented_vectors(self.everything)
-
-    def outgoing(self) -> tuple[Version, ...]:
+    def outgoing(self) -> tuple[QdrantVersion, ...]:
         """The versions before the active ones by which some clients still search, until the job deletes them."""
-        before = {version.number for version in self.previous.values()}
-        return tuple(version for version in self.retired if version.number in before)
+        previous = {version.number for version in self.previous.values()}
+        return tuple(version for version in self.retired if version.number in previous)
 
     @property
     def offset_key(self) -> str | None:
@@ -152,34 +142,29 @@ class Manifest(corrections.Manifest[Version]):
     def is_foreign(self, payload: Payload | None) -> bool:
         """Whether what a point holds under our key is not what these versions write there: a number each."""
         under = (payload or {}).get(self.offset_key or KEY)
-        theirs = written_fields(under) is None and self.offset_key is not None
-        return under is not None and (theirs or bool(self.left_over(payload)))
+        is_theirs = not holds_offsets(under) and self.offset_key is not None
+        return under is not None and (is_theirs or bool(self.unknown_keys(payload)))
 
-    def left_over(self, payload: Payload | None) -> tuple[str, ...]:
+    def unknown_keys(self, payload: Payload | None) -> tuple[str, ...]:
         """The payload keys of a point that hold offsets of no version that this manifest knows: a client brought them
         along that took the collection for another, or for what it was before."""
         key = self.offset_key or KEY
-        under = (payload or {}).get(key)
-        known = {version.field for version in self.everything if version.storage == "payload"}
-        fields = (written_fields(under) or set()) - known
-        if fields and len(fields) == len(under or ()):
-            return (key,)
-        return tuple(f"{key}.{field}" for field in sorted(fields))
+        under: Any = (payload or {}).get(key)
+        if not holds_offsets(under):
+            return ()
+        unknown = under.keys() - {version.field for version in self.everything if version.storage == "payload"}
+        is_all = unknown and len(unknown) == len(under)
+        return (key,) if is_all else tuple(f"{key}.{field}" for field in sorted(unknown))
 
 
-def looks_ours(name: str) -> bool:
-    """Whether a payload key or a vector of this name may be ours."""
-    return name == KEY or AUGMENTED_VECTOR.fullmatch(name) is not None
-
-
-def payload_keys(versions: Iterable[Version]) -> tuple[str, ...]:
+def payload_keys(versions: Iterable[QdrantVersion]) -> tuple[str, ...]:
     """Where a point's payload holds offsets of `versions`."""
     return tuple(version.key for version in versions if version.storage == "payload")
 
 
-def holds_offsets(path: str, key: str) -> bool:
-    """Whether offsets lie at the payload `path` of a collection whose offsets have the payload `key`."""
-    return re.fullmatch(rf"{key}\.v[1-9]\d*", path) is not None
+def vectors_of(versions: Iterable[QdrantVersion]) -> tuple[str, ...]:
+    """The names of the augmented vectors that hold offsets of `versions`."""
+    return tuple(version.augmented_vector for version in versions if version.storage == "vector")
 
 
 def our_fields(under: object) -> set[str]:
@@ -189,32 +174,20 @@ def our_fields(under: object) -> set[str]:
     return {name for name, value in under.items() if re.fullmatch(r"v[1-9]\d*", name) and type(value) in (int, float)}
 
 
-def written_fields(under: object) -> set[str] | None:
-    """The same, where all fields are so; None if it is not what any correction writes there."""
-    ours = our_fields(under)
-    return ours if isinstance(under, dict) and ours == under.keys() else None
+def holds_offsets(under: Any) -> bool:
+    """Whether nothing but offsets lies `under` our key in a point."""
+    return isinstance(under, dict) and our_fields(under) == under.keys()
 
 
-def to_delete(payload: Payload | None, key: str, versions: Sequence[Version]) -> tuple[str, ...]:
+def keys_to_delete(payload: Payload | None, key: str, versions: Sequence[QdrantVersion]) -> tuple[str, ...]:
     """The payload keys to delete from a point that holds `payload` when `versions`, the last of all, go: the whole
     `key`, unless something else than offsets lies under it; none where nothing of theirs does."""
     under = (payload or {}).get(key)
-    if written_fields(under) is not None and (under or versions):
+    if holds_offsets(under) and (under or versions):
         return (key,)
     return payload_keys(version for version in versions if version.field in our_fields(under))
-
-
-def augmented_vectors(versions: Iterable[Version]) -> tuple[str, ...]:
-    """The names of the augmented vectors that hold offsets of `versions`."""
-    return tuple(version.augmented_vector for version in versions if version.storage == "vector")
 
 
 def metadata_collection(collection: str) -> str:
     """The name of the collection that holds the manifest and the models of `collection`."""
     return f"{collection}--hub"
-
-
-def read(payload: Payload, collection: str) -> Manifest:
-    """The manifest in the payload of point 0. Raises StoreError if another version wrote it, or it is damaged."""
-    mend = f"delete the collection {metadata_collection(collection)!r} and apply again"
-    return Manifest.read(payload, f"collection {collection!r}", mend)

@@ -7,7 +7,6 @@ what a corrected client knows: manifests that are read again every few seconds, 
 from __future__ import annotations
 
 import functools
-import math
 import time
 import uuid
 import warnings
@@ -23,73 +22,78 @@ from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.calls import Call, Computing, Operation
-from hubplugin_qdrant.manifest import Manifest, Payload, Version
-from hubplugin_qdrant.offsets import StoredOffsets, awaits_embedding, held_offset, stored_offsets
+from hubplugin_qdrant.manifest import Payload, QdrantManifest, QdrantVersion
+from hubplugin_qdrant.offsets import StoredOffsets, awaits_embedding, compute_stored, read_offset
 from hubplugin_qdrant.plain_client import Arguments
-from hubplugin_qdrant.requests import has_vector, holding_offset, lacking_augmented_vector
+from hubplugin_qdrant.requests import has_offset, has_vector, lacks_augmented_vector
 from hubplugin_qdrant.transport import PASSING, Fault, fault_of
 
 MANIFEST_ID = 0
 """Id of the point of the metadata collection that is the manifest."""
 
 
+def _answer(call: Call, otherwise: Any, *faults: Fault) -> Operation[Any]:
+    """The answer to `call`, or what is taken to be so `otherwise`: at one of the `faults`, or at any that there is."""
+    try:
+        return (yield call)
+    except Exception as error:
+        fault = fault_of(error)
+        if fault is Fault.OTHER or (faults and fault not in faults):
+            raise
+        return otherwise
+
+
 def real_name(raw: Any, name: str) -> Operation[str]:
     """The collection behind an alias; `name` itself where it is none, or where the aliases may not be read."""
-    try:
-        aliases = yield Call(raw.get_aliases)
-    except Exception as error:
-        if fault_of(error) is Fault.FORBIDDEN:
-            return name
-        raise
-    return next((alias.collection_name for alias in aliases.aliases if alias.alias_name == name), name)
+    found = yield from _answer(Call(raw.get_aliases), None, Fault.FORBIDDEN)
+    aliases = found.aliases if found is not None else ()
+    return next((alias.collection_name for alias in aliases if alias.alias_name == name), name)
 
 
-def written_manifest(raw: Any, collection: str) -> Operation[Payload | None]:
+def read_payload(raw: Any, collection: str) -> Operation[Payload | None]:
     """The manifest of `collection` as it is written, None if there is none."""
-    try:
-        found = yield Call(raw.retrieve, m.metadata_collection(collection), ids=[MANIFEST_ID], with_payload=True)
-    except Exception as error:
-        if fault_of(error) is Fault.MISSING:
-            return None
-        raise
-    return (found[0].payload or {}) if found else None
+    call = Call(raw.retrieve, m.metadata_collection(collection), ids=[MANIFEST_ID], with_payload=True)
+    records = yield from _answer(call, [], Fault.MISSING)
+    return (records[0].payload or {}) if records else None
 
 
-def read_manifest(raw: Any, collection: str) -> Operation[Manifest]:
+def parse_manifest(payload: Payload, collection: str) -> QdrantManifest:
+    """The manifest in the payload of point 0. Raises StoreError if another version wrote it, or it is damaged."""
+    mend = f"delete the collection {m.metadata_collection(collection)!r} and apply again"
+    return QdrantManifest.read(payload, f"collection {collection!r}", mend)
+
+
+def read_manifest(raw: Any, collection: str) -> Operation[QdrantManifest]:
     """The manifest of `collection` (no alias), an empty one if it has none."""
-    written = yield from written_manifest(raw, collection)
-    return Manifest() if written is None else m.read(written, collection)
+    payload = yield from read_payload(raw, collection)
+    return QdrantManifest() if payload is None else parse_manifest(payload, collection)
 
 
-def write_manifest(raw: Any, collection: str, manifest: Manifest) -> Operation[None]:
+def write_manifest(raw: Any, collection: str, manifest: QdrantManifest) -> Operation[None]:
     """Puts `manifest` in the place of the one before, in one step."""
     yield from _write(raw, collection, MANIFEST_ID, manifest.model_dump(mode="json"))
 
 
 def _write(raw: Any, collection: str, point: int | str, payload: Payload) -> Operation[None]:
-    made = models.PointStruct(id=point, vector={}, payload=payload)
-    yield Call(raw.upsert, m.metadata_collection(collection), [made], wait=True)
+    points = [models.PointStruct(id=point, vector={}, payload=payload)]
+    yield Call(raw.upsert, m.metadata_collection(collection), points, wait=True)
 
 
 def exists(raw: Any, collection: str) -> Operation[bool]:
     """Whether there is a metadata collection. Raises StoreError where the user has a collection of that name."""
-    try:
-        found = yield Call(raw.get_collection, m.metadata_collection(collection))
-    except Exception as error:
-        if fault_of(error) is Fault.MISSING:
-            return False
-        raise
-    if not is_metadata(found):
+    name = m.metadata_collection(collection)
+    info = yield from _answer(Call(raw.get_collection, name), None, Fault.MISSING)
+    if info is not None and not is_metadata(info):
         raise StoreError(
-            f"collection {m.metadata_collection(collection)!r} has vectors, so it is yours; hubplugin keeps the "
-            f"correction of {collection!r} in a collection of that name, which must be free"
+            f"collection {name!r} has vectors, so it is yours; hubplugin keeps the correction of {collection!r} in a "
+            "collection of that name, which must be free"
         )
-    return True
+    return info is not None
 
 
-def is_metadata(found: models.CollectionInfo) -> bool:
+def is_metadata(info: models.CollectionInfo) -> bool:
     """Whether a collection of our name is ours, which has no vectors."""
-    return not found.config.params.vectors and not found.config.params.sparse_vectors
+    return not info.config.params.vectors and not info.config.params.sparse_vectors
 
 
 def create(raw: Any, collection: str, replication_factor: int | None) -> Operation[None]:
@@ -116,29 +120,28 @@ def part_id(version: int, part: int) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"hubplugin/{version}/{part}"))
 
 
-def write_model(raw: Any, collection: str, version: Version, model: OffsetModel) -> Operation[None]:
+def write_model(raw: Any, collection: str, version: QdrantVersion, model: OffsetModel) -> Operation[None]:
     """Writes `model`, in parts, as that of `version`."""
     for number, part in enumerate(model.to_texts()):
         yield from _write(raw, collection, part_id(version.number, number), {"part": part})
 
 
-def read_model(raw: Any, collection: str, version: Version) -> Operation[OffsetModel]:
+def read_model(raw: Any, collection: str, version: QdrantVersion) -> Operation[OffsetModel]:
     """The model of `version` of `collection`. Raises StoreError if a part of it is missing or it is that of another
     version, ModelFileError if one is damaged."""
-    place, found = m.metadata_collection(collection), []
+    place, records = m.metadata_collection(collection), []
     for number in range(version.parts):
-        found += yield Call(raw.retrieve, place, ids=[part_id(version.number, number)], with_payload=True)
-    if len(found) == version.parts:
-        texts = [record.payload["part"] for record in found]
+        records += yield Call(raw.retrieve, place, ids=[part_id(version.number, number)], with_payload=True)
+    if len(records) == version.parts:
+        texts = [record.payload["part"] for record in records]
         model = OffsetModel.from_texts(texts, f"the model in collection {place!r}")
         if model.fingerprint == version.model:
             return model
     raise StoreError(f"the model of version {version.number} is incomplete in {place!r}; apply again")
 
 
-def delete_model(raw: Any, collection: str, version: Version) -> Operation[None]:
-    parts: list[Any] = [part_id(version.number, number) for number in range(version.parts)]
-    selector = models.PointIdsList(points=parts)
+def delete_model(raw: Any, collection: str, version: QdrantVersion) -> Operation[None]:
+    selector = models.PointIdsList(points=[part_id(version.number, number) for number in range(version.parts)])
     yield Call(raw.delete, m.metadata_collection(collection), points_selector=selector, wait=True)
 
 
@@ -154,10 +157,10 @@ SCROLLED = 1000
 
 @dataclass
 class CachedManifest:
-    """The manifest of a collection, valid until `until` (monotonic seconds; inf: it never expires).
+    """The manifest of a collection, valid until `until`, in monotonic seconds.
 
     collection: its real name, where it was looked up by an alias. manifest: None if it has no correction; without the
-    versions whose augmented vectors are not there. written: the manifest as it lies in the store. theirs: names that
+    versions whose augmented vectors are not there. payload: the manifest as it lies in the store. theirs: names that
     look like ours, and were not when they were last seen.
 
     What follows of `manifest`: augmented_vectors, offset_key: what of the collection is ours. page: how many points may
@@ -166,24 +169,24 @@ class CachedManifest:
     """
 
     collection: str
-    manifest: Manifest | None
+    manifest: QdrantManifest | None
     until: float
-    written: Payload | None = None
+    payload: Payload | None = None
     theirs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        manifest = self.manifest or Manifest()
+        manifest = self.manifest or QdrantManifest()
         self.maintained, active = manifest.maintained, manifest.active.values()
-        self.augmented_vectors, self.offset_key = manifest.augmented_vectors(), manifest.offset_key
+        self.augmented_vectors, self.offset_key = m.vectors_of(manifest.everything), manifest.offset_key
         self.page = min(SCROLLED, *(version.max_candidates or SCROLLED for version in self.maintained), SCROLLED)
         self.needs_vectors = any(version.storage == "vector" or version.mapped for version in active)
-        versions = [(each.number, each.vector, each.storage, each.model, each.offset_key) for each in self.maintained]
+        versions = [(v.number, v.vector, v.storage, v.model, v.offset_key) for v in self.maintained]
         self.state = (self.collection, len(active), *versions)
 
     def strange(self, names: Iterable[str]) -> frozenset[str]:
         """Those of `names` that look like ours, and of which `manifest` does not tell."""
-        ours = (*self.augmented_vectors, self.offset_key)
-        return frozenset(name for name in names if name not in ours and m.looks_ours(name))
+        like_ours = {name for name in names if name == m.KEY or m.AUGMENTED_VECTOR.fullmatch(name)}
+        return frozenset(like_ours - {*self.augmented_vectors, self.offset_key})
 
 
 @dataclass
@@ -199,91 +202,79 @@ class CorrectionCache:
     oversampling: float | None = None
     hnsw_ef: int | None = None
     recorder: Recorder | None = None
-    known: dict[str, CachedManifest] = field(default_factory=dict)
+    manifests: dict[str, CachedManifest] = field(default_factory=dict)
     fits: dict[str, OffsetModel] = field(default_factory=dict)
-    maps: dict[tuple[str, str], Version] = field(default_factory=dict)
+    maps: dict[tuple[str, str], QdrantVersion] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
     is_old: bool | None = None
 
-    def lookup(self, name: str) -> Operation[CachedManifest]:
-        """What is known of the collection or alias `name`, read if it is not known or too old."""
-        found = self.known.get(name)
-        if found is not None and found.until > time.monotonic():
-            return found
-        return (yield from self._read_again(name, found))
+    def lookup(self, name: str, stale: CachedManifest | None = None) -> Operation[CachedManifest]:
+        """What is known of the collection or alias `name`, read if it is not known or too old.
 
-    def lookup_again(self, name: str, known: CachedManifest) -> Operation[CachedManifest]:
-        """What is so now of `name`, which is no longer, or not only, what was `known`; as it is read here, or was by
-        another thread that has seen the change."""
-        found = self.known.get(name)
-        if found is not None and found.state != known.state:
-            return found
-        return (yield from self._read_again(name, found))
-
-    def _read_again(self, name: str, found: CachedManifest | None) -> Operation[CachedManifest]:
+        stale: what is so no longer, or not only; it is read again, unless another thread has seen the change.
+        """
+        cached = self.manifests.get(name)
+        if cached is not None and (cached.until > time.monotonic() if stale is None else cached.state != stale.state):
+            return cached
         try:
-            return (yield from self._looked_up(name))
+            return (yield from self._read(name))
         except Exception as error:
             if fault_of(error) is Fault.OTHER:
                 raise
-            if found is None:
+            if name not in self.manifests:
                 self.warn(f"what is known of {name!r} cannot be read just now; until it can, its searches are raw here")
-                found = CachedManifest(name, None, 0.0)
-            self.known[name] = found
-            found.until = time.monotonic() + PATIENCE_SECONDS  # until then the old one serves
-            return found
+            cached = self.manifests.setdefault(name, CachedManifest(name, None, 0.0))
+            cached.until = time.monotonic() + PATIENCE_SECONDS  # until then the old one serves
+            return cached
 
-    def is_unchanged(self, name: str, known: CachedManifest) -> Operation[bool]:
-        """Whether the manifest behind `name` is still the one that is `known`, as far as the store tells just now."""
-        if known.until == math.inf:
-            return True
+    def is_unchanged(self, name: str, cached: CachedManifest) -> Operation[bool]:
+        """Whether the manifest behind `name` is still the one that is `cached`, as far as the store tells just now."""
         try:
-            if known.collection != name and (yield from real_name(self.raw, name)) != known.collection:
+            if cached.collection != name and (yield from real_name(self.raw, name)) != cached.collection:
                 return False
-            return (yield from written_manifest(self.raw, known.collection)) == known.written
+            return (yield from read_payload(self.raw, cached.collection)) == cached.payload
         except Exception as error:
             if fault_of(error) is Fault.OTHER:
                 raise
-            known.until = 0.0
+            cached.until = 0.0
             return True
 
-    def lookup_shown(self, name: str, known: CachedManifest, shown: Collection[str]) -> Operation[CachedManifest]:
-        """`known`, or what is so now if the collection has shown names that look like ours and are not known to be:
-        somebody may have applied since."""
-        if known.until == math.inf or known.strange(shown) <= known.theirs:
-            return known
-        known.until = 0.0
-        known = yield from self.lookup(name)
-        known.theirs = known.strange(shown)
-        return known
+    def lookup_shown(self, name: str, cached: CachedManifest, shown: Collection[str]) -> Operation[CachedManifest]:
+        """`cached`, or what is so now if the collection has shown unknown names that look like ours."""
+        if cached.strange(shown) <= cached.theirs:
+            return cached
+        cached.until = 0.0
+        cached = yield from self.lookup(name)
+        cached.theirs = cached.strange(shown)
+        return cached
 
-    def _looked_up(self, name: str) -> Operation[CachedManifest]:
-        collection, written, manifest, doubt = name, None, None, None
+    def _read(self, name: str) -> Operation[CachedManifest]:
+        """Reads what is so now of `name`, and warns of what keeps its searches from being corrected."""
+        collection, payload, manifest, doubt = name, None, None, None
         if not name.endswith(m.metadata_collection("")):
             collection = yield from real_name(self.raw, name)
-            written = yield from self._read(collection)
-        if written is not None:
+            payload = yield from self._read_payload(collection)
+        if payload is not None:
             try:
-                manifest = yield from self._mapping(collection, m.read(written, collection))
+                manifest = parse_manifest(payload, collection)
+                active = manifest.active
+                manifest = yield from self._as_used(collection, manifest)
+                if len(manifest.active) < len(active):
+                    doubt = f"collection {name!r} has lost its augmented vector; it is raw here: run refresh"
             except HubpluginError as error:
+                manifest = None
                 doubt = f"{error}; until then its searches are raw here, and what is written gets no offsets"
-        if manifest is not None:
-            active = manifest.active
-            manifest = yield from self._with_vectors_there(collection, manifest)
-            if len(manifest.active) < len(active):
-                doubt = f"collection {name!r} has lost its augmented vector; it is raw here: run refresh"
-            manifest = yield from self._seen(collection, manifest)
         if doubt is not None:
-            if (yield from self._read(collection)) != written:
-                return (yield from self._looked_up(name))  # a job is at it
+            if (yield from self._read_payload(collection)) != payload:
+                return (yield from self._read(name))  # a job is at it
             self.warn(doubt)
-        found = CachedManifest(collection, manifest, time.monotonic() + MANIFEST_SECONDS, written)
-        self.known[name] = found
-        return found
+        cached = CachedManifest(collection, manifest, time.monotonic() + MANIFEST_SECONDS, payload)
+        self.manifests[name] = cached
+        return cached
 
-    def _read(self, collection: str) -> Operation[Payload | None]:
+    def _read_payload(self, collection: str) -> Operation[Payload | None]:
         try:
-            return (yield from written_manifest(self.raw, collection))
+            return (yield from read_payload(self.raw, collection))
         except Exception as error:
             if fault_of(error) is not Fault.FORBIDDEN:
                 raise
@@ -293,70 +284,42 @@ class CorrectionCache:
             )
             return None
 
-    def _answer(self, call: Call, otherwise: Any) -> Operation[Any]:
-        """The answer to `call`, or what is taken to be so `otherwise`, where the server gives none."""
-        try:
-            return (yield call)
-        except Exception as error:
-            if fault_of(error) is Fault.OTHER:
-                raise
-            return otherwise
+    def _as_used(self, collection: str, manifest: QdrantManifest) -> Operation[QdrantManifest]:
+        """`manifest` with what this client was told to search with, and what is so for now: the maps by which it maps
+        queries, out of their models; whether a point lacks its augmented vector, and whether there are codes. Without
+        such points no search need look for them, which would take a look at every point. (A count would count vectors
+        of deleted points.)
 
-    def _with_vectors_there(self, collection: str, manifest: Manifest) -> Operation[Manifest]:
-        """`manifest` without the versions whose augmented vectors are not there: not yet, where one is being written,
-        or no more, in a collection that was made anew."""
-        if not manifest.augmented_vectors():
-            return manifest
-        found = yield from self._answer(Call(self.raw.get_collection, collection), None)
-        if found is None:
-            return manifest
-        vectors = found.config.params.vectors or ()
-
-        def is_there(version: Version) -> bool:
-            return version.storage == "payload" or version.augmented_vector in vectors
-
-        active = {name: version for name, version in manifest.active.items() if is_there(version)}
-        writing = manifest.writing if manifest.writing is not None and is_there(manifest.writing) else None
-        return manifest.replace(active=active, writing=writing, retired=tuple(filter(is_there, manifest.retired)))
-
-    def _mapping(self, collection: str, manifest: Manifest) -> Operation[Manifest]:
-        """`manifest` with the maps by which this client maps queries, out of their models; that of the version before
-        is forgotten. Raises what `read_model` raises."""
-        active = dict(manifest.active)
-        for vector, version in manifest.active.items():
-            if not version.mapped or version.storage == "vector":  # where the map lies in the augmented vectors
-                continue
-            known = self.maps.get((collection, vector))
-            if known is None or known.model != version.model:
-                model = yield from read_model(self.raw, collection, version)
-                known = self.maps[collection, vector] = version.having(model)
-            active[vector] = version.having(known)
-        return manifest.replace(active=active)
-
-    def _seen(self, collection: str, manifest: Manifest) -> Operation[Manifest]:
-        """`manifest` with what is so for now: whether a point lacks its augmented vector, and whether there are codes;
-        and with what this client was told to search with. Warns of offsets in payloads that are all gone.
-
-        Without such points no search need look for them, which would take a look at every point. (A count would count
-        vectors of deleted points.)
+        Versions whose augmented vectors are not there are left out: not yet, where one is being written, or no more, in
+        a collection that was made anew. Raises what `read_model` raises. Warns where all offsets in payloads are gone.
         """
+        options = {"oversampling": self.oversampling, "hnsw_ef": self.hnsw_ef}
+        options = {name: value for name, value in options.items() if value is not None}
+        active: dict[str, QdrantVersion] = {}
+        for name, version in manifest.active.items():
+            if version.mapped and version.storage == "payload":  # else the map lies in the augmented vectors
+                known = self.maps.get((collection, name))
+                if known is None or known.model != version.model:
+                    model = yield from read_model(self.raw, collection, version)
+                    known = self.maps[collection, name] = version.with_map(model)
+                version = version.with_map(known)
+            active[name] = version.replace(**options)
+        manifest = manifest.replace(active=active)
+        if m.vectors_of(manifest.everything):
+            info = yield from _answer(Call(self.raw.get_collection, collection), None)
+            manifest = manifest if info is None else _without_lost(manifest, info.config.params.vectors or ())
         active = dict(manifest.active)
-        given = {"oversampling": self.oversampling, "hnsw_ef": self.hnsw_ef}
-        chosen = {name: value for name, value in given.items() if value is not None}
         for name, version in manifest.active.items():
             if version.storage == "payload":
-                active[name] = version.replace(**chosen)
                 yield from self._warn_if_lost(collection, version)
             else:
-                asked = Call(
-                    self.raw.scroll, collection, lacking_augmented_vector(version), limit=1, with_payload=False
-                )
-                lacking, _ = yield from self._answer(asked, (True, None))
-                codes = not plain_client.is_local(self.raw)
-                active[name] = version.replace(everywhere=not lacking, codes=codes, **chosen)
+                condition = lacks_augmented_vector(version)
+                lacking = Call(self.raw.scroll, collection, condition, limit=1, with_payload=False)
+                points, _ = yield from _answer(lacking, (True, None))
+                active[name] = version.replace(everywhere=not points, codes=not plain_client.is_local(self.raw))
         return manifest.replace(active=active)
 
-    def _warn_if_lost(self, collection: str, version: Version) -> Operation[None]:
+    def _warn_if_lost(self, collection: str, version: QdrantVersion) -> Operation[None]:
         """Warns if points have the vector of `version`, and not one of them has an offset of it."""
         text = (
             f"no point of {collection!r} has an offset of version {version.number}, the active one in "
@@ -366,63 +329,69 @@ class CorrectionCache:
         if text in self.warned:
             return
         one = Call(self.raw.scroll, collection, limit=1)
-        first, _ = yield from self._answer(Call(one, with_payload=[version.offset_key]), ((), None))
-        if not first or held_offset(version, first[0].payload) is not None:
+        first, _ = yield from _answer(Call(one, with_payload=[version.offset_key]), ((), None))
+        if not first or read_offset(version, first[0].payload) is not None:
             return  # at once, as nearly always
-        holding = Call(one, scroll_filter=holding_offset(version), with_payload=False)
-        if (yield from self._answer(holding, (True, None)))[0]:
+        with_offset = Call(one, scroll_filter=has_offset(version), with_payload=False)
+        if (yield from _answer(with_offset, (True, None)))[0]:
             return
-        having = Call(one, scroll_filter=models.Filter(must=has_vector(version.vector)), with_payload=False)
-        if (yield from self._answer(having, ((), None)))[0]:
+        with_vector = Call(one, scroll_filter=models.Filter(must=has_vector(version.vector)), with_payload=False)
+        if (yield from _answer(with_vector, ((), None)))[0]:
             self.warn(text)
 
-    def fitted(self, known: CachedManifest) -> Operation[list[tuple[Version, OffsetModel]]]:
+    def read_models(self, cached: CachedManifest) -> Operation[list[tuple[QdrantVersion, OffsetModel]]]:
         """The versions of a collection that a write must bring along, each with its model."""
-        pairs: list[tuple[Version, OffsetModel]] = []
-        for version in known.maintained:
+        pairs: list[tuple[QdrantVersion, OffsetModel]] = []
+        for version in cached.maintained:
             if version.model not in self.fits:
-                self.fits[version.model] = yield from read_model(self.raw, known.collection, version)
+                self.fits[version.model] = yield from read_model(self.raw, cached.collection, version)
             model = self.fits[version.model]
-            pairs.append((version.having(model) if version.mapped else version, model))
+            pairs.append((version.with_map(model) if version.mapped else version, model))
         return pairs
 
-    def stored_offsets(self, known: CachedManifest, points: Sequence[Any]) -> Operation[list[StoredOffsets]]:
-        """What each of `points` stores; see `offsets.stored_offsets`."""
-        fitted = yield from self.fitted(known)
-        if awaits_embedding(points, known.maintained):
+    def compute_stored(self, cached: CachedManifest, points: Sequence[Any]) -> Operation[list[StoredOffsets]]:
+        """What each of `points` stores; see `offsets.compute_stored`."""
+        pairs = yield from self.read_models(cached)
+        if awaits_embedding(points, cached.maintained):
             self.warn(
-                f"collection {known.collection!r}: documents that the server embeds get no offset here; run refresh"
+                f"collection {cached.collection!r}: documents that the server embeds get no offset here; run refresh"
             )
-        found: list[StoredOffsets] = yield Computing(stored_offsets, points, fitted)
-        return found
+        stored: list[StoredOffsets] = yield Computing(compute_stored, points, pairs)
+        return stored
 
     def keeps_payloads(self) -> Operation[bool]:
         """Whether the server keeps the payload of a point that is written without one, as 1.14 does, or may do so."""
-        if self.is_old is None:
-            found = None if plain_client.is_local(self.raw) else (yield from self._answer(Call(self.raw.info), True))
-            if found is True:
+        if self.is_old is None and not plain_client.is_local(self.raw):
+            info = yield from _answer(Call(self.raw.info), None)
+            if info is None:
                 return True
-            self.is_old = found is not None and found.version.startswith("1.14.")
-        return self.is_old
+            self.is_old = info.version.startswith("1.14.")
+        return bool(self.is_old)
 
-    def embedded_queries(self, requests: list[models.QueryRequest]) -> Operation[list[models.QueryRequest]]:
+    def embed_queries(self, requests: list[models.QueryRequest]) -> Operation[list[models.QueryRequest]]:
         """`requests` with the documents that they ask for the nearest of embedded, as the plain client would do it."""
-        if not plain_client.has_documents(self.raw, requests):
-            return requests
-        made: list[models.QueryRequest] = yield Computing(plain_client.embedded_queries, self.raw, requests)
-        return made
+        requests = [plain_client.copy_with(r, {"query": plain_client.resolve(r.query)}) for r in requests]
+        embedded: list[models.QueryRequest] = yield Computing(plain_client.embed, self.raw, requests, True)
+        return embedded
 
     def warn(self, text: str) -> None:
         if text not in self.warned:
             self.warned.add(text)
             warnings.warn(text, UserWarning, stacklevel=4)
 
-    def keep(self, collection: str, manifest: Manifest | None) -> None:
-        """Takes `manifest` for that of `collection` from now on, without ever reading it."""
-        self.known[collection] = CachedManifest(collection, manifest, math.inf)
-
     def forget(self) -> None:
-        self.known.clear()
+        self.manifests.clear()
+
+
+def _without_lost(manifest: QdrantManifest, vectors: Collection[str]) -> QdrantManifest:
+    """`manifest` without the versions whose augmented vectors are not among the `vectors`."""
+
+    def is_there(version: QdrantVersion) -> bool:
+        return version.storage == "payload" or version.augmented_vector in vectors
+
+    active = {name: version for name, version in manifest.active.items() if is_there(version)}
+    writing = manifest.writing if manifest.writing is not None and is_there(manifest.writing) else None
+    return manifest.replace(active=active, writing=writing, retired=tuple(filter(is_there, manifest.retired)))
 
 
 OfClient: TypeAlias = Callable[[CorrectionCache, Arguments], Operation[Any]]
@@ -436,29 +405,28 @@ CHANGES = 10
 """How many changes of a collection may come one after the other while one request is made."""
 
 
-def again_if_changed(operation: OnState) -> OfClient:
-    """`operation` on what is known of its collection; made again if it fails because somebody has changed that
-    meanwhile."""
+def retry_on_conflict(operation: OnState) -> OfClient:
+    """`operation` on what is known of its collection; made again if it fails because that has changed meanwhile."""
 
     @functools.wraps(operation)
-    def repeated(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
+    def retry(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
         name = arguments["collection_name"]
-        known = yield from cache.lookup(name)
+        cached = yield from cache.lookup(name)
         for _ in range(CHANGES):
             try:
-                return (yield from operation(cache, known, arguments))
+                return (yield from operation(cache, cached, arguments))
             except Exception as error:
-                if known.manifest is None or known.until == math.inf or fault_of(error) in PASSING:
+                if cached.manifest is None or fault_of(error) in PASSING:
                     raise
-                now = yield from cache.lookup_again(name, known)
-                if now.state == known.state and not (_lacks_ours(error, now) or _lacks_ours(error, known)):
+                now = yield from cache.lookup(name, cached)
+                if now.state == cached.state and not (_lacks_ours(error, now) or _lacks_ours(error, cached)):
                     raise
-                known = now
-        return (yield from operation(cache, known, arguments))
+                cached = now
+        return (yield from operation(cache, cached, arguments))
 
-    return repeated
+    return retry
 
 
-def _lacks_ours(error: Exception, known: CachedManifest) -> bool:
-    """Whether `error` says that a vector of ours is not there, which is `known` to be: an alias was moved, and back."""
-    return not isinstance(error, HubpluginError) and any(name in str(error) for name in known.augmented_vectors)
+def _lacks_ours(error: Exception, cached: CachedManifest) -> bool:
+    """Whether `error` says that a vector of ours is not there, which is `cached`: an alias was moved, and back."""
+    return not isinstance(error, HubpluginError) and any(name in str(error) for name in cached.augmented_vectors)

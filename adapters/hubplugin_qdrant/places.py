@@ -17,7 +17,7 @@ from hubplugin.executors import SHARD_ROWS
 from hubplugin.model import OffsetModel
 from hubplugin.registry import open_store
 from hubplugin.store import Batch, Id, Share, Store, StoreShard, Writing
-from hubplugin_qdrant.manifest import Version
+from hubplugin_qdrant.manifest import QdrantVersion
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Place:
         parts = urlsplit(f"{'local:' if scheme == 'qdrant-local' else '//'}{rest.removeprefix('//')}")
         options = dict(parse_qsl(parts.query))
         folder, _, collection = parts.path.rpartition("/")
-        expected = "qdrant-local:PATH/COLLECTION" if scheme == "qdrant-local" else f"{scheme}://HOST:6333/COLLECTION"
+        is_local = scheme == "qdrant-local"
+        expected = "qdrant-local:PATH/COLLECTION" if is_local else f"{scheme}://HOST:6333/COLLECTION"
         if parts.username or parts.password or options.keys() - OPTIONS:
             raise InputError(
                 f"expected {expected}, and no more than "
@@ -45,13 +46,13 @@ class Place:
                 "an api key is read from the environment variable QDRANT_API_KEY"
             )
         grpc = options.get("grpc", "")
-        if grpc and (scheme == "qdrant-local" or folder.strip("/")):
+        if grpc and (is_local or folder.strip("/")):
             raise InputError(
                 f"grpc={grpc}: it goes with HOST:6333/COLLECTION; neither a folder nor a path is known to gRPC"
             )
         if grpc and not (grpc.isascii() and grpc.isdigit() and 0 < int(grpc) < 65536):
             raise InputError(f"grpc={grpc}: expected the server's port for gRPC, usually 6334")
-        if not collection or not (folder if scheme == "qdrant-local" else parts.hostname):
+        if not collection or not (folder if is_local else parts.hostname):
             raise InputError(f"{url!r} names no collection; expected {expected}")
         return cls(scheme, parts, folder, collection, options)
 
@@ -101,7 +102,7 @@ class QdrantShard(StoreShard):
     rows: int
 
     def scan(self) -> Iterator[Batch]:
-        yield from _opened(self.url).scan_between((self.first, self.last))
+        yield from _open(self.url).scan_between((self.first, self.last))
 
 
 @dataclass(frozen=True)
@@ -113,33 +114,31 @@ class QdrantShare(Share):
 
     def join(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
         assert isinstance(shard, QdrantShard)
-        store, version = _opened(self.url), Version.model_validate_json(self.version)
+        store, version = _open(self.url), QdrantVersion.model_validate_json(self.version)
         store.require_owner(version)  # another run takes the model with it
-        model = _model(self.url, self.version)
-        return store, store.joined(version, model, (shard.first, shard.last)), model
+        model = _read_model(self.url, self.version)
+        return store, store.join(version, model, (shard.first, shard.last)), model
 
 
-def divided(url: str, ids: Iterable[Id], points: int, count: int | None) -> list[QdrantShard]:
+def divide(url: str, ids: Iterable[Id], points: int, count: int | None) -> list[QdrantShard]:
     """Ranges of as many points each. ids: of all points, in their order."""
     height = -(-points // count) if count else SHARD_ROWS
     bounds: list[Id | None] = [None]
-    bounds += [each for number, each in enumerate(ids) if number and number % max(height, 1) == 0]
-    ranges = pairwise([*bounds, None])
-    return [
-        QdrantShard(
-            f"{url}, shard {number} (ids from {'the first' if first is None else first} on)", url, first, last, height
-        )
-        for number, (first, last) in enumerate(ranges)
-    ]
+    bounds += [point for row, point in enumerate(ids) if row and row % max(height, 1) == 0]
+    shards = []
+    for number, (first, last) in enumerate(pairwise([*bounds, None])):
+        name = f"{url}, shard {number} (ids from {'the first' if first is None else first} on)"
+        shards.append(QdrantShard(name, url, first, last, height))
+    return shards
 
 
-def _opened(url: str) -> Any:
+def _open(url: str) -> Any:
     """The `QdrantStore`, which knows this module."""
     return open_store(url)
 
 
 @lru_cache(maxsize=1)
-def _model(url: str, version: str) -> OffsetModel:
+def _read_model(url: str, version: str) -> OffsetModel:
     """Read once in a process."""
-    model: OffsetModel = _opened(url).read_model(Version.model_validate_json(version))
+    model: OffsetModel = _open(url).read_model(QdrantVersion.model_validate_json(version))
     return model

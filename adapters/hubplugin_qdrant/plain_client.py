@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID, uuid4
 
 import numpy as np
@@ -47,59 +47,76 @@ def address(client: QdrantClient) -> str:
     return str(getattr(client._client, "rest_uri", "http://localhost:6333")).rstrip("/")
 
 
-def over_connection_of(client: QdrantClient | AsyncQdrantClient, kind: type[Kind]) -> Kind:
+def clone_client(client: QdrantClient | AsyncQdrantClient, kind: type[Kind]) -> Kind:
     """A client of the class `kind` on the connection of `client`, sharing all that it has."""
-    made = kind.__new__(kind)
-    made.__dict__.update(client.__dict__)
-    return made
+    clone = kind.__new__(kind)
+    clone.__dict__.update(client.__dict__)
+    return clone
 
 
 def _speaks_grpc(client: QdrantClient | AsyncQdrantClient) -> bool:
     return bool(getattr(client._client, "_prefer_grpc", False))
 
 
-def changed(model: Model, fields: dict[str, Any]) -> Model:
+def copy_with(model: Model, fields: dict[str, Any]) -> Model:
     """What `model.model_copy(update=fields)` returns, in half of its time: a search makes several."""
-    made, put = object.__new__(type(model)), object.__setattr__
-    put(made, "__dict__", {**model.__dict__, **fields})
-    put(made, "__pydantic_fields_set__", model.__pydantic_fields_set__ | fields.keys())
-    put(made, "__pydantic_extra__", model.__pydantic_extra__)
-    put(made, "__pydantic_private__", None)
-    return made
+    copy, put = object.__new__(type(model)), object.__setattr__
+    put(copy, "__dict__", {**model.__dict__, **fields})
+    put(copy, "__pydantic_fields_set__", model.__pydantic_fields_set__ | fields.keys())
+    put(copy, "__pydantic_extra__", model.__pydantic_extra__)
+    put(copy, "__pydantic_private__", None)
+    return copy
 
 
-def resolved(query: Any) -> Any:
+_NEAREST = models.NearestQuery(nearest=[])
+
+
+def resolve(query: Any) -> Any:
     """What the client makes of the `query` of its search methods before anything else: a vector, an id or a document
     becomes a NearestQuery. Raises what the client raises for what cannot be one."""
+    if isinstance(query, np.ndarray) and query.ndim == 1 and query.dtype.kind == "f":  # which need not be validated
+        return copy_with(_NEAREST, {"nearest": query.tolist()})
     return QdrantClient._resolve_query(query)
 
 
-def with_vectors(client: Any, collection: str, prefetches: Any) -> Any:
+def resolve_prefetches(client: Any, collection: str, prefetches: Any) -> Any:
     """`prefetches` of groups as `client` takes them: in local mode up to 1.18 with vectors in the place of ids."""
     return client._client._resolve_prefetches_input(prefetches, collection) if is_local(client) else prefetches
 
 
 UNREADABLE = (AttributeError, TypeError, ValueError)
-"""What the three functions below raise for what the client does not take. It is the client's own to refuse."""
+"""What `read_points`, `read_updates`, `read_operations` and `read_rows` raise for what the client does not take. It is
+the client's own to refuse."""
 
 
-def points_taken(client: QdrantClient | AsyncQdrantClient, points: Any) -> list[models.PointStruct]:
+def read_points(client: QdrantClient | AsyncQdrantClient, points: Any) -> list[models.PointStruct]:
     """`points` one by one, with their documents embedded, as far as `upsert` of `client` takes them: local mode
     whatever has an id, a vector and a payload; a client by gRPC its messages, too; one by REST dicts as well."""
     if isinstance(points, models.Batch):
-        return embedded(client, structs_of(points))
+        return embed(client, structs_of(points))
     messages = _speaks_grpc(client) and isinstance(points, Collection)
-    if not isinstance(points, list) and not (messages and all(isinstance(each, grpc.PointStruct) for each in points)):
+    if not isinstance(points, list) and not (messages and all(isinstance(point, grpc.PointStruct) for point in points)):
         raise TypeError(f"expected a Batch or a list of points, got {type(points).__name__}")
-    return embedded(client, [_point(client, each) for each in points])
+
+    def read(point: Any) -> models.PointStruct:
+        if isinstance(point, models.PointStruct):
+            return point
+        if is_local(client):
+            return as_struct(point)
+        if isinstance(point, grpc.PointStruct):
+            return GrpcToRest.convert_point_struct(point)
+        if isinstance(point, dict) and not _speaks_grpc(client):
+            return models.PointStruct.model_validate(point)
+        raise TypeError(f"expected a point, got {type(point).__name__}")
+
+    return embed(client, [read(point) for point in points])
 
 
 def structs_of(batch: models.Batch) -> list[models.PointStruct]:
     """The points of `batch`. Raises ValueError where it has not as many of each: that is the client's own to refuse."""
     vectors: Any = batch.vectors
     if isinstance(vectors, dict):
-        rows = zip(*vectors.values(), strict=True)
-        vectors = [dict(zip(vectors, row, strict=True)) for row in rows]
+        vectors = [dict(zip(vectors, row, strict=True)) for row in zip(*vectors.values(), strict=True)]
     payloads = [None] * len(batch.ids) if batch.payloads is None else batch.payloads
     return [
         models.PointStruct.model_construct(id=key, vector=vector, payload=payload)
@@ -107,68 +124,55 @@ def structs_of(batch: models.Batch) -> list[models.PointStruct]:
     ]
 
 
-def _point(client: QdrantClient | AsyncQdrantClient, given: Any) -> models.PointStruct:
-    if isinstance(given, models.PointStruct):
-        return given
-    if is_local(client):
-        return point_of(given)
-    if isinstance(given, grpc.PointStruct):
-        return GrpcToRest.convert_point_struct(given)
-    if isinstance(given, dict) and not _speaks_grpc(client):
-        return models.PointStruct.model_validate(given)
-    raise TypeError(f"expected a point, got {type(given).__name__}")
-
-
-def point_of(given: Any) -> models.PointStruct:
+def as_struct(point: Any) -> models.PointStruct:
     """Whatever has an id, a vector and a payload as a structure: an upload takes nothing else."""
-    return models.PointStruct.model_construct(id=given.id, vector=given.vector, payload=given.payload)
+    return models.PointStruct.model_construct(id=point.id, vector=point.vector, payload=point.payload)
 
 
-def updates_taken(client: QdrantClient | AsyncQdrantClient, points: Any) -> list[models.PointVectors]:
+def read_updates(client: QdrantClient | AsyncQdrantClient, points: Any) -> list[models.PointVectors]:
     """`points`, with their documents embedded, as far as `update_vectors` of `client` takes them: whatever has an id
     and a vector; by REST nothing but structures and dicts."""
-    points = _listed(client, points)
+    updates = _as_list(client, points)
     if is_local(client) or _speaks_grpc(client):
-        taken = [models.PointVectors.model_construct(id=each.id, vector=each.vector) for each in points]
+        updates = [models.PointVectors.model_construct(id=point.id, vector=point.vector) for point in updates]
     else:
-        taken = models.UpdateVectors(points=points).points
-    if not all(isinstance(each.id, (int, str, UUID)) for each in taken):
+        updates = models.UpdateVectors(points=updates).points
+    if not all(isinstance(update.id, (int, str, UUID)) for update in updates):
         raise TypeError("expected ids")
-    return embedded(client, taken)
+    return embed(client, updates)
 
 
-def operations_taken(client: QdrantClient | AsyncQdrantClient, operations: Any) -> list[models.UpdateOperation]:
+def read_operations(client: QdrantClient | AsyncQdrantClient, operations: Any) -> list[models.UpdateOperation]:
     """`operations`, with their documents embedded and batches as points one by one, as far as `batch_update_points` of
     `client` takes them: by REST also dicts. By gRPC and in local mode what is no operation stays where it is: local
     mode does those before it."""
-    taken = _listed(client, operations)
+    operations = _as_list(client, operations)
     if not is_local(client) and not _speaks_grpc(client):
-        taken = models.UpdateOperations(operations=taken).operations
-    return embedded(client, [_one_by_one(each) for each in taken])
+        operations = models.UpdateOperations(operations=operations).operations
+    return embed(client, [_one_by_one(operation) for operation in operations])
 
 
 def _one_by_one(operation: models.UpdateOperation) -> models.UpdateOperation:
     """`operation`; an upsert of a batch as one of points, unless the batch is the client's own to refuse."""
-    given = getattr(operation, "upsert", None)
-    if not isinstance(given, models.PointsBatch):
+    upsert = getattr(operation, "upsert", None)
+    if not isinstance(upsert, models.PointsBatch):
         return operation
-    options = {name: value for name, value in given.__dict__.items() if name != "batch"}
+    options = {name: value for name, value in upsert.__dict__.items() if name != "batch"}
     try:
-        return models.UpsertOperation(
-            upsert=models.PointsList.model_construct(points=structs_of(given.batch), **options)
-        )
+        points = models.PointsList.model_construct(points=structs_of(upsert.batch), **options)
     except UNREADABLE:
         return operation
+    return models.UpsertOperation(upsert=points)
 
 
-def _listed(client: QdrantClient | AsyncQdrantClient, items: Any) -> list[Any]:
+def _as_list(client: QdrantClient | AsyncQdrantClient, items: Any) -> list[Any]:
     """`items` as a list. Local mode takes no stream; of one to a server the client itself loses what it looks at."""
     if is_local(client) and not isinstance(items, Collection):
         raise TypeError(f"expected a list, got {type(items).__name__}")
     return list(items)
 
 
-def rows_taken(vectors: Any, ids: Any, payload: Any) -> Iterator[models.PointStruct]:
+def read_rows(vectors: Any, ids: Any, payload: Any) -> Iterator[models.PointStruct]:
     """The points of `upload_collection`, as far as that takes them. Raises ValueError where ids or payloads end before
     vectors, of which the number is known; a client before 1.20 writes the shorter number."""
     if isinstance(vectors, dict):
@@ -181,41 +185,27 @@ def rows_taken(vectors: Any, ids: Any, payload: Any) -> Iterator[models.PointStr
     if count is not None:
         ids = checks.require_length(ids, count, "ids")
         payload = checks.require_length(payload, count, "payload")
-    made_up = (str(uuid4()) for _ in itertools.count())
+    new_ids = (str(uuid4()) for _ in itertools.count())
     columns = (
         iter(vectors),
-        made_up if ids is None else iter(ids),
+        new_ids if ids is None else iter(ids),
         itertools.repeat(None) if payload is None else payload,
     )
     return (
-        models.PointStruct.model_construct(id=key, vector=_listed_vector(vector), payload=beside)
-        for vector, key, beside in zip(*columns, strict=False)
+        models.PointStruct.model_construct(id=key, vector=_without_arrays(vector), payload=row)
+        for vector, key, row in zip(*columns, strict=False)
     )
 
 
-def _listed_vector(vector: Any) -> Any:
-    """A vector, or vectors by name, without arrays."""
+def _without_arrays(vector: Any) -> Any:
+    """A vector, or vectors by name, as lists."""
     if isinstance(vector, dict):
-        return {name: _listed_vector(each) for name, each in vector.items()}
+        return {name: _without_arrays(value) for name, value in vector.items()}
     return vector.tolist() if isinstance(vector, np.ndarray) else vector
 
 
-def embedded(client: QdrantClient | AsyncQdrantClient, written: list[Any]) -> list[Any]:
-    """`written`, points or vectors or operations, with its documents embedded as `client` would do it."""
-    if client.cloud_inference or not client._inference_inspector.inspect(written):
-        return written
-    return list(client._embed_models(written, is_query=False, batch_size=client.local_inference_batch_size))
-
-
-def has_documents(client: QdrantClient | AsyncQdrantClient, requests: list[models.QueryRequest]) -> bool:
-    """Whether `client` would embed documents in `requests`."""
-    return not client.cloud_inference and bool(client._inference_inspector.inspect(requests))
-
-
-def embedded_queries(
-    client: QdrantClient | AsyncQdrantClient, requests: list[models.QueryRequest]
-) -> list[models.QueryRequest]:
-    """`requests` with the documents that they ask for the nearest of embedded as `client` would do it."""
-    plain = [each.model_copy(update={"query": resolved(each.query)}) for each in requests]
-    made = client._embed_models(plain, is_query=True, batch_size=client.local_inference_batch_size)
-    return cast("list[models.QueryRequest]", list(made))
+def embed(client: QdrantClient | AsyncQdrantClient, items: list[Any], is_query: bool = False) -> list[Any]:
+    """`items`, points or vectors or operations or requests, with their documents embedded as `client` would do it."""
+    if client.cloud_inference or not client._inference_inspector.inspect(items):
+        return items
+    return list(client._embed_models(items, is_query=is_query, batch_size=client.local_inference_batch_size))

@@ -6,6 +6,7 @@ means is said once, for REST, gRPC and local mode.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import threading
@@ -14,7 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from enum import Enum, auto
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -31,10 +32,9 @@ from hubplugin.store import Id
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
+from hubplugin_qdrant.calls import Answer
 from hubplugin_qdrant.plain_client import PointId
 from hubplugin_qdrant.requests import nothing
-
-Answer = TypeVar("Answer")
 
 
 class Fault(Enum):
@@ -89,8 +89,8 @@ def fault_of(error: BaseException | None) -> Fault:
             return Fault.TOO_LARGE
         return _BY_STATUS.get(error.status_code or 0, Fault.REFUSED)
     if isinstance(error, RpcError):
-        said = str(error.details())
-        if "message larger than" in said or "message length too large" in said:
+        details = str(error.details())
+        if "message larger than" in details or "message length too large" in details:
             return Fault.TOO_LARGE
         return _BY_CODE.get(error.code(), Fault.REFUSED)
     if isinstance(error, ResourceExhaustedResponse):
@@ -98,11 +98,11 @@ def fault_of(error: BaseException | None) -> Fault:
     if isinstance(error, (ResponseHandlingException, httpx.TransportError)):
         late = isinstance(getattr(error, "source", error), (httpx.TimeoutException, TimeoutError))
         return Fault.LATE if late else Fault.AWAY
-    local = isinstance(error, ValueError) and "not found" in str(error)
-    return Fault.MISSING if local else Fault.OTHER
+    is_local = isinstance(error, ValueError) and "not found" in str(error)
+    return Fault.MISSING if is_local else Fault.OTHER
 
 
-def finished(answer: Answer) -> Answer:
+def require_finished(answer: Answer) -> Answer:
     """`answer`, unless it says that a write is still waiting its turn, as a server does after a minute from 1.18 on:
     then ResponseHandlingException, as if there were none."""
     for result in answer if isinstance(answer, list) else [answer]:
@@ -126,34 +126,32 @@ def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
         ResponseHandlingException, ResourceExhaustedResponse, httpx.TransportError, UnexpectedResponse, RpcError,
         ValueError,
     ) as error:  # fmt: skip
-        fault = fault_of(error)
+        fault, place = fault_of(error), f"{url}: {doing}"
         if fault in PASSING:
-            raise NoAnswerError(
-                f"{url}: {doing}: no answer ({_reason(error)}); is the server running and reachable?"
-            ) from None
-        if fault is Fault.FORBIDDEN and _is_unknown(error):
-            raise StoreError(
-                f"{url}: {doing}: the api key is missing, wrong or expired; it is read from QDRANT_API_KEY, or is that "
-                "of your client"
-            ) from None
-        if fault is Fault.FORBIDDEN:
-            raise StoreError(
-                f"{url}: {doing}: the api key may not do this; it needs access to the collection and to its metadata "
-                f"collection, {m.metadata_collection(collection)}: to read both, to write both for what writes, and to "
-                "manage for creating or deleting the latter"
-            ) from None
-        raise StoreError(f"{url}: {doing}: refused: {_reason(error)}") from None
+            text = f"no answer ({_reason(error)}); is the server running and reachable?"
+            raise NoAnswerError(f"{place}: {text}") from None
+        if fault is not Fault.FORBIDDEN:
+            text = f"refused: {_reason(error)}"
+        elif _is_unknown(error):
+            text = "the api key is missing, wrong or expired; it is read from QDRANT_API_KEY, or is that of your client"
+        else:
+            text = (
+                "the api key may not do this; it needs access to the collection and to its metadata collection, "
+                f"{m.metadata_collection(collection)}: to read both, to write both for what writes, and to manage for "
+                "creating or deleting the latter"
+            )
+        raise StoreError(f"{place}: {text}") from None
 
 
 def _is_unknown(error: Exception) -> bool:
     """Whether a server does not take the api key for one of its own, now: it says so in more than one way."""
     if isinstance(error, RpcError):
-        is_unknown, said = error.code() is StatusCode.UNAUTHENTICATED, str(error.details())
+        is_unknown, text = error.code() is StatusCode.UNAUTHENTICATED, str(error.details())
     else:
         content = getattr(error, "content", b"")
-        is_unknown, said = getattr(error, "status_code", 0) == 401, content.decode(errors="replace")
-    texts = ("ExpiredSignature", "Invalid API key", "Must provide an API key")
-    return is_unknown or any(text in said for text in texts)
+        is_unknown, text = getattr(error, "status_code", 0) == 401, content.decode(errors="replace")
+    ways = ("ExpiredSignature", "Invalid API key", "Must provide an API key")
+    return is_unknown or any(way in text for way in ways)
 
 
 def _reason(error: Exception) -> str:
@@ -170,20 +168,19 @@ Page = TypeVar("Page")
 Item = TypeVar("Item")
 
 
-def read_ahead(*streams: Iterator[Page], left: threading.Event | None = None) -> Iterator[Page]:
-    """The pages of all `streams` in turn; the next one of each is made in a thread while others are worked on. left: is
-    set when nobody waits for a page any more, as after an error or an interrupt, so that the threads may end."""
+def read_ahead(*streams: Iterator[Page], is_over: threading.Event) -> Iterator[Page]:
+    """The pages of all `streams` in turn; the next one of each is made in a thread while others are worked on.
+    is_over: is set when nobody waits for a page any more, as after an interrupt, so that the threads may end."""
     pool = ThreadPoolExecutor(len(streams))
     try:
         ahead = deque((stream, pool.submit(next, stream, None)) for stream in streams)
         while ahead:
-            stream, made = ahead.popleft()
-            if (page := made.result()) is not None:
+            stream, future = ahead.popleft()
+            if (page := future.result()) is not None:
                 ahead.append((stream, pool.submit(next, stream, None)))
                 yield page
     finally:
-        if left is not None:
-            left.set()
+        is_over.set()
         pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -245,8 +242,8 @@ FORMULAS = (1, 14)
 """The oldest version of the server supported: the first whose formulas add offsets to scores."""
 
 
-class Transport:
-    """The requests of one run to `collection` (no alias), which somebody calls `named`; `url` is what errors call it.
+class QdrantTransport:
+    """The requests of one run to `collection` (no alias), which somebody calls `name`; `url` is what errors call it.
 
     info: how the server described the collection. server: its version, such as (1, 18). dim: numbers in each vector
     that is read, once that is known.
@@ -254,34 +251,34 @@ class Transport:
     Raises StoreError if there is no such collection, or the server is too old.
     """
 
-    def __init__(self, client: QdrantClient, collection: str, url: str, named: str):
+    def __init__(self, client: QdrantClient, collection: str, url: str, name: str):
         self.client, self.collection, self.url = client, collection, url
         self.is_local = plain_client.is_local(client)  # local mode is no use from a second thread
-        self.info = self._described_as(named)
-        self.server = _supported_version(url, client.info().version)
+        try:
+            self.info = client.get_collection(collection)
+        except Exception as error:
+            if fault_of(error) is not Fault.MISSING:
+                raise
+            names = sorted(c.name for c in client.get_collections().collections if not c.name.endswith("--hub"))
+            raise StoreError(
+                f"{url}: there is no collection {name!r}; there are: {', '.join(names) or 'none'}"
+            ) from None
+        major, minor = map(int, client.info().version.split(".")[:2])
+        self.server = (major, minor)
+        if self.server < FORMULAS:
+            raise StoreError(
+                f"{url}: the server is Qdrant {major}.{minor}, which has no formulas; upgrade it to 1.14 or newer"
+            )
         strict = self.info.config.strict_mode_config
         self.strict = strict if strict is not None and strict.enabled else models.StrictModeConfig()
         self.dim = 1
         self._given_up = threading.Event()
         self._writers = None if self.is_local else ThreadPoolExecutor(WRITERS)
         self._under_way: deque[Future[None]] = deque()
-
-    def _described_as(self, named: str) -> models.CollectionInfo:
-        try:
-            return self.client.get_collection(self.collection)
-        except Exception as error:
-            if fault_of(error) is not Fault.MISSING:
-                raise
-            names = [c.name for c in self.client.get_collections().collections if not c.name.endswith("--hub")]
-            listed = ", ".join(sorted(names)) or "none"
-            raise StoreError(f"{self.url}: there is no collection {named!r}; there are: {listed}") from None
-
-    def one_line(self, doing: str) -> AbstractContextManager[None]:
-        """Turns what the client raises into a StoreError of one line."""
-        return one_line(self.url, doing, self.collection)
+        self.one_line = partial(one_line, url, collection=collection)
 
     def retry(
-        self, call: Callable[..., Answer], *given: object, given_up: threading.Event | None = None, **named: object
+        self, call: Callable[..., Answer], *args: object, given_up: threading.Event | None = None, **kwargs: object
     ) -> Answer:
         """The answer to a request that does no harm if it is made twice; repeated while the server is away, until
         somebody sets `given_up`."""
@@ -290,7 +287,7 @@ class Transport:
         while True:
             attempt += 1
             try:
-                return finished(call(*given, **named))
+                return require_finished(call(*args, **kwargs))
             except Exception as error:
                 fault = fault_of(error)
                 # One that a rate is limited for waits its turn among the others that are under way.
@@ -299,38 +296,35 @@ class Transport:
                 if fault not in (*PASSING, Fault.TOO_LARGE) or is_over:
                     raise
                 # What the server said may hold a secret.
-                told, level = fault.name.lower().replace("_", " "), logging.WARNING if attempt == 1 else logging.DEBUG
-                logger.log(level, "%s: a request failed (%s: %s), asked again", self.url, type(error).__name__, told)
+                text, level = fault.name.lower().replace("_", " "), logging.WARNING if attempt == 1 else logging.DEBUG
+                logger.log(level, "%s: a request failed (%s: %s), asked again", self.url, type(error).__name__, text)
                 wait = random.uniform(0, min(LONGEST_WAIT, SHORTEST_WAIT * 2**attempt))
                 given_up.wait(max(wait, float(getattr(error, "retry_after_s", 0))))
 
-    def until(
-        self, done: Callable[[], bool], what: str, otherwise: str, progress: Progress | None = None, points: int = 0
+    def wait_until(
+        self, is_done: Callable[[], bool], name: str, otherwise: str, progress: Progress | None = None, points: int = 0
     ) -> None:
-        """Waits for the server to finish what it was asked for, and tells what that is and for how many seconds. After
-        a while, a longer one where it builds a graph of many `points`, it goes on, with a line that names `what` it
-        waited for, and what is so `otherwise`. Whoever interrupts it loses nothing: the next run goes on from here."""
+        """Waits for the server to finish what it was asked for, and tells the `name` of that. After a while, a longer
+        one where it builds a graph of many `points`, it goes on, and tells what is so `otherwise`. Whoever interrupts
+        it loses nothing: the next run goes on from here."""
         since, patience = time.monotonic(), SERVER_SECONDS + points / SLOWEST_BUILD
-        silent = progress is None
-        while not done():
+        is_silent = progress is None
+        while not is_done():
             waited = time.monotonic() - since
             if waited > patience:
-                logger.warning("%s: %s: not finished after %g s, going on; %s", self.url, what, patience, otherwise)
+                logger.warning("%s: %s: not finished after %g s, going on; %s", self.url, name, patience, otherwise)
                 return
             if progress is not None:
-                progress(f"{what}, in seconds", int(waited), int(patience))
-            elif silent and waited > SILENT_SECONDS:
-                silent = False
-                logger.warning(
-                    "%s: %s, for up to %g s; it may be interrupted, and goes on when it is run again",
-                    self.url, what, patience,
-                )  # fmt: skip
+                progress(f"{name}, in seconds", int(waited), int(patience))
+            elif is_silent and waited > SILENT_SECONDS:
+                is_silent = False
+                text = "%s: %s, for up to %g s; it may be interrupted, and goes on when it is run again"
+                logger.warning(text, self.url, name, patience)
             time.sleep(POLL_SECONDS)
 
-    def described(self) -> models.CollectionInfo:
+    def describe(self) -> models.CollectionInfo:
         """The collection as it is now."""
-        info: models.CollectionInfo = self.retry(self.client.get_collection, self.collection)
-        return info
+        return self.retry(self.client.get_collection, self.collection)
 
     def require_right_to_write(self, collection: str) -> None:
         """Raises StoreError where the api key may not write to `collection`. It is asked for the deletion of a point
@@ -342,7 +336,7 @@ class Transport:
                 if fault_of(error) is not Fault.REFUSED:
                     raise
 
-    def written(self) -> None:
+    def flush(self) -> None:
         """Returns when all is done that anybody has sent so far without waiting for it."""
         self.retry(self.client.delete, self.collection, nothing())
 
@@ -357,31 +351,31 @@ class Transport:
         if self.info.config.params.sharding_method != models.ShardingMethod.CUSTOM:
             return {}
         with self.one_line("looking for shard keys"):
-            found: models.CollectionClusterInfo = self.retry(self.client.collection_cluster_info, self.collection)
-            keys = {each.shard_key for each in found.local_shards} | {each.shard_key for each in found.remote_shards}
-            counts = partial(self.retry, self.client.count, self.collection, exact=False)
-            return {key: int(counts(shard_key_selector=key).count) for key in sorted(keys, key=str) if key is not None}
+            cluster: models.CollectionClusterInfo = self.retry(self.client.collection_cluster_info, self.collection)
+            shards: list[Any] = [*cluster.local_shards, *cluster.remote_shards]
+            keys = {shard.shard_key for shard in shards} - {None}
+            count = partial(self.retry, self.client.count, self.collection, exact=False)
+            return {key: int(count(shard_key_selector=key).count) for key in sorted(keys, key=str)}
 
     def pages(
         self,
-        turned: Callable[[list[models.Record]], Page],
+        convert: Callable[[list[models.Record]], Page],
         with_vectors: list[str] | bool = False,
         with_payload: list[str] | bool = False,
-        chosen: models.Filter | None = None,
         between: IdRange | None = None,
     ) -> Iterator[Page]:
-        """All points, or the `chosen`, or those `between` two ids, page by page as `turned` makes them, in the order of
-        ids; all of a server that has slices of the ids, in turn of each."""
-        (first, last), left = between or EVERY_ID, threading.Event()
+        """All points, or those `between` two ids, page by page as `convert` makes them, in the order of ids; all of a
+        server that has slices of the ids, in turn of each."""
+        (first, last), is_over = between or EVERY_ID, threading.Event()
+        options = {"limit": self.page, "with_vectors": with_vectors, "with_payload": with_payload}
 
-        def read(chosen: models.Filter | None) -> Iterator[list[models.Record]]:
+        def read(part: models.Filter | None) -> Iterator[list[models.Record]]:
             offset, more = first, True
             while more:
                 # Servers compress what they answer, which takes longer than to send vectors as they are.
                 with self.one_line("reading"), headers({"accept-encoding": "identity"}):
-                    asked = {"limit": self.page, "with_vectors": with_vectors, "with_payload": with_payload}
                     records, offset = self.retry(
-                        self.client.scroll, self.collection, chosen, offset=offset, given_up=left, **asked
+                        self.client.scroll, self.collection, part, offset=offset, given_up=is_over, **options
                     )
                 more = offset is not None
                 if last is not None and records and rank(records[-1].id) >= rank(last):
@@ -389,13 +383,12 @@ class Transport:
                 yield records
 
         if self.is_local:
-            return map(turned, read(chosen))
-        parts: list[models.Filter | None] = [chosen]
-        is_whole = chosen is None and between is None
-        if is_whole and self.server >= SLICES and hasattr(models, "SliceCondition"):
+            return map(convert, read(None))
+        parts: list[models.Filter | None] = [None]
+        if between is None and self.server >= SLICES and hasattr(models, "SliceCondition"):
             slices = [models.Slice(total=READERS, index=index) for index in range(READERS)]
-            parts = [models.Filter(must=models.SliceCondition(slice=each)) for each in slices]
-        return map(turned, read_ahead(*map(read, parts), left=left))
+            parts = [models.Filter(must=models.SliceCondition(slice=part)) for part in slices]
+        return map(convert, read_ahead(*map(read, parts), is_over=is_over))
 
     @property
     def page(self) -> int:
@@ -406,23 +399,21 @@ class Transport:
     def answers(self, requests: list[models.QueryRequest], search: Search | None = None) -> list[models.QueryResponse]:
         """The answers to `requests`, as many at a time as the server takes. search: by default the plain client's."""
         search = search or self.client.query_batch_points
-        return [
-            response
-            for chunk in chunks(requests, min(QUERIES_AT_ONCE, self.strict.search_max_batchsize or QUERIES_AT_ONCE))
-            for response in self.retry(search, self.collection, chunk)
-        ]
+        size = min(QUERIES_AT_ONCE, self.strict.search_max_batchsize or QUERIES_AT_ONCE)
+        answers = [self.retry(search, self.collection, chunk) for chunk in chunks(requests, size)]
+        return [response for chunk in answers for response in chunk]
 
-    def send(self, items: Items, request: Callable[[Items], None]) -> None:
+    def send(self, items: Items, request: Callable[[Items], object]) -> None:
         """Starts to give `items` to `request`, which writes, in the order of these calls; a bounded number waits its
         turn. What goes wrong is raised by a later call."""
         if self._writers is None:
-            self._sent(items, request)
+            self._send(items, request)
             return
         while len(self._under_way) >= 2 * WRITERS:
             self._under_way.popleft().result()
-        self._under_way.append(self._writers.submit(self._sent, items, request))
+        self._under_way.append(self._writers.submit(self._send, items, request))
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits for all that was sent."""
         while self._under_way:
             self._under_way.popleft().result()
@@ -436,12 +427,11 @@ class Transport:
                 future.exception()
         self._given_up = threading.Event()
 
-    def _sent(self, items: Items, request: Callable[[Items], None]) -> None:
-        """In smaller requests where large ones fail. Points that are no longer there, for which a server refuses a
-        whole request, are left out."""
+    def _send(self, items: Items, request: Callable[[Items], object]) -> None:
+        """In smaller requests where large ones fail, and without points that are gone, for which a server refuses."""
         size = len(items)
 
-        def part_sent() -> int:
+        def send_part() -> int:
             nonlocal size
             part = items[:size]
             try:
@@ -457,31 +447,16 @@ class Transport:
         with self.one_line("writing"):
             while items:
                 try:
-                    sent = self.retry(part_sent)
+                    items = items[self.retry(send_part) :]
                 except Exception as error:
                     if not isinstance(error, KeyError) and fault_of(error) is not Fault.MISSING:  # local mode, a server
                         raise
-                    there = self._there([point for point, _ in items])
-                    if len(there) == len(items):
+                    ids = [point for point, _ in items]
+                    records = self.retry(self.client.retrieve, self.collection, ids=ids, with_payload=False)
+                    left = {plain_id(record.id) for record in records}
+                    if len(left) == len(items):
                         raise
-                    items = [item for item in items if item[0] in there]
-                else:
-                    items = items[sent:]
-
-    def _there(self, points: list[Id]) -> set[Id]:
-        """Those of `points` that are in the collection."""
-        found = self.retry(self.client.retrieve, self.collection, ids=points, with_payload=False)
-        return {plain_id(record.id) for record in found}
-
-
-def _supported_version(url: str, text: str) -> tuple[int, int]:
-    """The version of a server. Raises StoreError if it has no formulas."""
-    major, minor = (int(part) for part in text.split(".")[:2])
-    if (major, minor) < FORMULAS:
-        raise StoreError(
-            f"{url}: the server is Qdrant {major}.{minor}, which has no formulas; upgrade it to 1.14 or newer"
-        )
-    return major, minor
+                    items = [item for item in items if item[0] in left]
 
 
 def plain_id(point: Id | uuid.UUID) -> Id:
@@ -496,18 +471,13 @@ def rank(point: PointId) -> tuple[int, int]:
 
 def by_shard(records: Sequence[models.Record]) -> dict[Id | None, list[models.Record]]:
     """`records` by shard key."""
-    found: dict[Id | None, list[models.Record]] = {}
+    shards: dict[Id | None, list[models.Record]] = {}
     for record in records:
-        found.setdefault(record.shard_key, []).append(record)
-    return found
+        shards.setdefault(record.shard_key, []).append(record)
+    return shards
 
 
 def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    chunk: list[Item] = []
-    for item in items:
-        chunk.append(item)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
+    stream = iter(items)
+    while chunk := list(itertools.islice(stream, size)):
         yield chunk

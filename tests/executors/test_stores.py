@@ -124,7 +124,7 @@ def collection(monkeypatch, gallery):
     def opened(url: str) -> QdrantStore:
         return QdrantStore(client, url.rpartition("/")[2], url=url)
 
-    monkeypatch.setattr("hubplugin_qdrant.places._opened", opened)
+    monkeypatch.setattr("hubplugin_qdrant.places._open", opened)
     return made
 
 

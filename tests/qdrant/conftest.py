@@ -20,14 +20,32 @@ from hubplugin import Compute, OffsetModel
 from hubplugin.jobs.write import write
 from hubplugin.model import QueryMap
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
-from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
+from hubplugin_qdrant.metadata import CachedManifest
 
 ROWS, DIM = 120, 8
+RED = models.Filter(must=[models.FieldCondition(key="colour", match=models.MatchValue(value="red"))])
+RRF = models.FusionQuery(fusion=models.Fusion.RRF)
 
 ONLY_NEWER_LOCAL_MODE = pytest.mark.skipif(
     tuple(map(int, installed("qdrant-client").split(".")[:3])) < (1, 19, 1),
     reason="up to qdrant-client 1.19.0 a prefetch in local mode takes no id, and no filter from above, as on a server",
 )
+
+
+def ids(response: Any) -> list[Any]:
+    """Of the points in an answer."""
+    return [point.id for point in getattr(response, "points", response)]
+
+
+def contents(client: QdrantClient) -> list[models.Record]:
+    """Every point with payload and vectors, in the order of ids."""
+    return sorted(client.scroll("photos", limit=10_000, with_vectors=True)[0], key=lambda point: point.id)
+
+
+def names(client: QdrantClient) -> list[str]:
+    """Of the collections that there are."""
+    return [collection.name for collection in client.get_collections().collections]
 
 
 def clustered(seed: int, count: int) -> np.ndarray:
@@ -73,6 +91,11 @@ def apply_to(
         client, collection, vector, storage=storage, agreement=agreement, offset_key=offset_key
     )
     return hubplugin.apply(store, bank, method, **given)
+
+
+def know(client: HubQdrantClient, collection: str, manifest: QdrantManifest | None) -> None:
+    """Lets `client` take `manifest` for that of `collection`, without reading it."""
+    client._corrections.manifests[collection] = CachedManifest(collection, manifest, until=1e18)
 
 
 class Awaited:
@@ -139,10 +162,16 @@ class Photos:
         self.plain.create_collection("photos", {self.using: parameters} if self.using else parameters)
         self.plain.upload_points("photos", [self.point(row, vector) for row, vector in enumerate(self.gallery)])
 
+    def struct(self, vector) -> Any:
+        """`vector`, or an array of them, as the client takes it."""
+        return {self.using: vector.tolist()} if self.using else vector.tolist()
+
     def point(self, key, vector, **payload):
-        given = {self.using: vector.tolist()} if self.using else vector.tolist()
         colour = {"n": key, "colour": ["red", "green", "blue"][key % 3]}
-        return models.PointStruct(id=key, vector=given, payload=colour | payload)
+        return models.PointStruct(id=key, vector=self.struct(vector), payload=colour | payload)
+
+    def search(self, client, query, **options) -> Any:
+        return client.query_points("photos", query, self.using or None, **options)
 
     def apply(self, **given) -> HubQdrantClient:
         apply_to(self.plain, "photos", self.bank, vector=self.using, **self.settings() | given)
@@ -206,9 +235,9 @@ class Photos:
         return found.model
 
     @property
-    def version(self) -> Version:
+    def version(self) -> QdrantVersion:
         payload = self.plain.retrieve("photos--hub", [0])[0].payload
-        return Manifest.model_validate(payload).active[self.using]
+        return QdrantManifest.model_validate(payload).active[self.using]
 
     def stored(self, key) -> dict:
         """What a point holds of ours: payload under our key, or second vectors."""

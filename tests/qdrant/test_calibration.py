@@ -12,8 +12,8 @@ from hubplugin import InputError
 from hubplugin.metric import Metric
 from hubplugin.store import Hits
 from hubplugin_qdrant import HubQdrantClient
-from hubplugin_qdrant.calibration import calibrated, drawn, recall
-from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.calibration import calibrate, draw_keys, recall
+from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
 from hubplugin_qdrant.requests import rewrite
 from tests.qdrant.conftest import Photos, apply_to, served
 
@@ -22,7 +22,7 @@ POINTS, QUERIES, K = 2000, 30, 10
 
 def version(storage, **fields):
     given = {"number": 1, "vector": "", "metric": Metric.COSINE, "dim": 8}
-    return Version(storage=storage, model="", parts=1, **given, **fields)
+    return QdrantVersion(storage=storage, model="", parts=1, **given, **fields)
 
 
 class Index:
@@ -34,12 +34,12 @@ class Index:
     def __init__(self, needed, raw_recall=1.0, exact_allowed=True):
         self.needed, self.raw_recall, self.exact_allowed, self.asked = np.asarray(needed), raw_recall, exact_allowed, []
 
-    def raw(self, limit, exact):
+    def search_raw(self, limit, exact):
         lost = 0 if exact else round(QUERIES * K * (1 - self.raw_recall))
         ids = np.arange(QUERIES * K).reshape(QUERIES, K)
         return Hits(np.where(ids < lost, -1, ids).tolist(), [list(range(K, 0, -1))] * QUERIES)
 
-    def corrected(self, version, limit, exact):
+    def search_corrected(self, version, limit, exact):
         width = version.hnsw_ef or 100 if version.storage == "vector" else version.candidates(K)
         self.asked.append(width)
         ids = np.arange(QUERIES * K).reshape(QUERIES, K)
@@ -52,7 +52,7 @@ class Index:
 def test_the_width_is_the_least_that_reaches_the_share_of_the_raw_recall(storage, agreement, raw_recall):
     needed = np.random.default_rng(0).uniform(100, 1500, size=QUERIES * K)
     index = Index(needed, raw_recall)
-    found = calibrated(version(storage, agreement=agreement), POINTS, index)
+    found = calibrate(version(storage, agreement=agreement), POINTS, index)
     least = np.sort(needed)[int(np.ceil(agreement * raw_recall * QUERIES * K - 1e-9)) - 1]
     width = found.hnsw_ef if storage == "vector" else found.candidates(K)
     assert least <= width <= 1.25 * least + 1
@@ -63,20 +63,20 @@ def test_the_width_is_the_least_that_reaches_the_share_of_the_raw_recall(storage
 
 def test_what_needs_nothing_gets_nothing():
     needs_nothing = np.zeros(QUERIES * K)
-    assert calibrated(version("payload"), POINTS, Index(needs_nothing)).candidates(K) == K
-    assert calibrated(version("vector"), POINTS, Index(needs_nothing)).hnsw_ef is None
+    assert calibrate(version("payload"), POINTS, Index(needs_nothing)).candidates(K) == K
+    assert calibrate(version("vector"), POINTS, Index(needs_nothing)).hnsw_ef is None
 
 
 @pytest.mark.parametrize("points", [4, 10, 12, 25, POINTS])
 def test_what_never_reaches_gets_the_most_that_there_are(points):
-    found = calibrated(version("payload"), points, Index(np.full(QUERIES * K, np.inf)))
+    found = calibrate(version("payload"), points, Index(np.full(QUERIES * K, np.inf)))
     assert (found.candidates(K), found.recall) == (max(points, K), 0.0)
 
 
 @pytest.mark.parametrize("limit", [1, 100])
 def test_a_limit_on_candidates_is_kept(limit):
     index = Index(np.full(QUERIES * K, np.inf))
-    found = calibrated(version("payload", max_candidates=limit), POINTS, index)
+    found = calibrate(version("payload", max_candidates=limit), POINTS, index)
     assert found.candidates(K) == found.candidates(1000) == limit
     assert max(index.asked) <= limit
 
@@ -85,30 +85,30 @@ def test_a_limit_on_candidates_is_kept(limit):
 def test_no_graph_is_searched_more_widely_than_strict_mode_allows(allowed, chosen):
     index = Index(np.full(QUERIES * K, np.inf))
     index.largest_ef = min(allowed, index.largest_ef)
-    assert calibrated(version("vector"), POINTS, index).hnsw_ef == chosen
+    assert calibrate(version("vector"), POINTS, index).hnsw_ef == chosen
 
 
 def test_shard_keys_are_searched_as_often_as_they_have_points():
-    keys = drawn({"small": 10, "empty": 0, 7: 60, "large": 130}, 40)
+    keys = draw_keys({"small": 10, "empty": 0, 7: 60, "large": 130}, 40)
     assert {key: keys.count(key) for key in set(keys)} == {"small": 2, 7: 12, "large": 26}
-    assert drawn({}, 40) == drawn({"empty": 0}, 40) == []
+    assert draw_keys({}, 40) == draw_keys({"empty": 0}, 40) == []
 
 
 def test_exact_searches_find_everything_however_much_the_index_misses():
     class Codes(Index):
         """An index that finds no more than a tenth, with which a corrected search is content at once."""
 
-        def corrected(self, version, limit, exact):
+        def search_corrected(self, version, limit, exact):
             if exact and limit == K:
                 ids = np.arange(QUERIES * K).reshape(QUERIES, K)
                 return Hits(np.where(self.needed.reshape(QUERIES, K) <= version.candidates(K), ids, -1).tolist(), [])
-            return super().corrected(version, limit, exact)
+            return super().search_corrected(version, limit, exact)
 
     needed = np.random.default_rng(0).uniform(10, 150, size=QUERIES * K)
-    found = calibrated(version("payload"), POINTS, Codes(needed, raw_recall=0.1))
+    found = calibrate(version("payload"), POINTS, Codes(needed, raw_recall=0.1))
     assert found.candidates(K) < 50
     assert 4 * needed.max() <= found.candidates(K, exact=True) <= 4 * (1.25 * needed.max() + 1)
-    limited = calibrated(version("payload", max_candidates=100), POINTS, Codes(needed, raw_recall=0.1))
+    limited = calibrate(version("payload", max_candidates=100), POINTS, Codes(needed, raw_recall=0.1))
     assert limited.candidates(K, exact=True) == 100
 
 
@@ -121,23 +121,23 @@ def test_exact_searches_find_everything_however_much_the_index_misses():
     ids=["exact", "without codes"],
 )
 def test_a_search_that_asks_for_exactness_gets_the_candidates_for_it(params):
-    known = Manifest(active={"": version("payload", oversampling=2.0, exact_oversampling=7.0)})
+    known = QdrantManifest(active={"": version("payload", oversampling=2.0, exact_oversampling=7.0)})
     request = models.QueryRequest(query=[1.0] * 8, limit=K)
-    assert rewrite(request, known).request.prefetch[0].limit == 20
-    assert rewrite(request.model_copy(update={"params": params}), known).request.prefetch[0].limit == 70
+    assert rewrite(request, known)[0].prefetch[0].limit == 20
+    assert rewrite(request.model_copy(update={"params": params}), known)[0].prefetch[0].limit == 70
 
 
 def test_where_exact_searches_are_forbidden_none_is_made():
     class Forbidding(Index):
-        def raw(self, limit, exact):
+        def search_raw(self, limit, exact):
             assert not exact
-            return super().raw(limit, exact)
+            return super().search_raw(limit, exact)
 
-        def corrected(self, version, limit, exact):
+        def search_corrected(self, version, limit, exact):
             assert not exact
-            return super().corrected(version, limit, exact)
+            return super().search_corrected(version, limit, exact)
 
-    found = calibrated(version("payload"), POINTS, Forbidding(np.full(QUERIES * K, 300.0), exact_allowed=False))
+    found = calibrate(version("payload"), POINTS, Forbidding(np.full(QUERIES * K, 300.0), exact_allowed=False))
     assert 300 <= found.candidates(K) <= 375
     assert (found.recall, found.raw_recall) == (1.0, None)
 

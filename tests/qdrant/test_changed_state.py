@@ -14,7 +14,7 @@ import hubplugin_qdrant
 from hubplugin_qdrant import metadata, writes
 from hubplugin_qdrant.schema import VectorSchema
 from hubplugin_qdrant.store import QdrantStore, QdrantWriting
-from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, clustered
+from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, clustered, ids
 
 NEW = clustered(9, 40)
 
@@ -25,22 +25,18 @@ def seldom(monkeypatch):
     monkeypatch.setattr(metadata, "MANIFEST_SECONDS", 1e6)
 
 
-def struct(photos, row):
-    return {photos.using: NEW[row].tolist()} if photos.using else NEW[row].tolist()
-
-
 def is_number(key: int) -> models.Filter:
     return models.Filter(must=[models.FieldCondition(key="n", match=models.MatchValue(value=key))])
 
 
 def in_batch(photos, key):
-    vectors = struct(photos, key)
+    vectors = photos.struct(NEW[key])
     columns = {name: [vector] for name, vector in vectors.items()} if photos.using else [vectors]
     return models.Batch(ids=[key], vectors=columns, payloads=[{"k": 1}])
 
 
 def several(photos, key):
-    moved = models.PointVectors(id=key, vector=struct(photos, key))
+    moved = models.PointVectors(id=key, vector=photos.struct(NEW[key]))
     return [
         models.UpdateVectorsOperation(update_vectors=models.UpdateVectors(points=[moved])),
         models.ClearPayloadOperation(clear_payload=models.PointIdsList(points=[key])),
@@ -51,12 +47,12 @@ WRITES: dict[str, Callable[[Any, Photos, int, str], Any]] = {
     "upsert": lambda c, p, key, name: c.upsert(name, [p.point(key, NEW[key])]),
     "upsert without waiting": lambda c, p, key, name: c.upsert(name, [p.point(key, NEW[key])], wait=False),
     "upsert without payload": lambda c, p, key, name: c.upsert(
-        name, [models.PointStruct(id=key, vector=struct(p, key))]
+        name, [models.PointStruct(id=key, vector=p.struct(NEW[key]))]
     ),
     "upsert a batch": lambda c, p, key, name: c.upsert(name, in_batch(p, key)),
     "upsert of a length of 0": lambda c, p, key, name: c.upsert(name, [p.point(key, np.zeros(DIM))]),
     "update vectors": lambda c, p, key, name: c.update_vectors(
-        name, [models.PointVectors(id=key, vector=struct(p, key))]
+        name, [models.PointVectors(id=key, vector=p.struct(NEW[key]))]
     ),
     "several operations": lambda c, p, key, name: c.batch_update_points(name, several(p, key)),
     "upload points": lambda c, p, key, name: c.upload_points(name, [p.point(key, NEW[key])]),
@@ -155,7 +151,7 @@ def test_what_is_written_where_a_job_stopped_after_its_vector_went_ends_as_it_wo
     client.upsert("photos", [photos.point(1, NEW[1])])
     client.overwrite_payload("photos", {"n": 2}, [2])
     client.clear_payload("photos", [3])
-    client.update_vectors("photos", [models.PointVectors(id=4, vector=struct(photos, 4))])
+    client.update_vectors("photos", [models.PointVectors(id=4, vector=photos.struct(NEW[4]))])
     client.delete_vectors("photos", [photos.using], [5])
     hubplugin.remove(photos.store())
     assert of_ours(photos.plain) == {}
@@ -288,7 +284,7 @@ def test_a_search_is_answered_though_another_thread_has_seen_the_change_first(in
 
     monkeypatch.setattr(client.raw, "query_points", meanwhile)
     answers.append(client.query_points("photos", query, "image"))
-    assert [[point.id for point in each.points] for each in answers] == [in_vector.best(query)] * 2
+    assert [ids(each) for each in answers] == [in_vector.best(query)] * 2
 
 
 def test_a_search_is_answered_though_the_state_changes_again_and_again(in_vector, monkeypatch):
@@ -303,7 +299,7 @@ def test_a_search_is_answered_though_the_state_changes_again_and_again(in_vector
 
     monkeypatch.setattr(client.raw, "query_points", meanwhile)
     found = client.query_points("photos", query, "image")
-    assert [point.id for point in found.points] == in_vector.best(query)
+    assert ids(found) == in_vector.best(query)
 
 
 def test_a_search_is_answered_though_an_alias_was_moved_and_back_again_meanwhile(in_vector, monkeypatch):
@@ -326,7 +322,7 @@ def test_a_search_is_answered_though_an_alias_was_moved_and_back_again_meanwhile
     client.query_points("photos", query, "image")
     monkeypatch.setattr(client.raw, "query_points", meanwhile)
     found = client.query_points("all", query, "image")
-    assert [point.id for point in found.points] == in_vector.best(query)
+    assert ids(found) == in_vector.best(query)
 
 
 def test_a_second_vector_that_is_about_to_be_added_is_not_taken_for_lost(in_vector, monkeypatch, recwarn):
@@ -340,7 +336,7 @@ def test_a_second_vector_that_is_about_to_be_added_is_not_taken_for_lost(in_vect
         in_vector.wrapped().upload_points("photos", [in_vector.point(501, NEW[1])])
         seen.extend((in_vector.stored(500).keys(), in_vector.stored(501).keys()))
         found = client.query_points("photos", query, "image", query_filter=NOT_NEW)
-        seen.append([point.id for point in found.points] == in_vector.best(query))
+        seen.append(ids(found) == in_vector.best(query))
         prepare(schema, version)
 
     monkeypatch.setattr(VectorSchema, "prepare", meanwhile)

@@ -11,15 +11,9 @@ from qdrant_client.conversions.conversion import RestToGrpc
 import hubplugin
 from hubplugin import InputError
 from hubplugin_qdrant import HubQdrantClient
-from tests.qdrant.conftest import DIM, ONLY_NEWER_LOCAL_MODE, ROWS, Photos
+from tests.qdrant.conftest import DIM, ONLY_NEWER_LOCAL_MODE, RED, ROWS, RRF, Photos, ids
 
-RED = models.Filter(must=[models.FieldCondition(key="colour", match=models.MatchValue(value="red"))])
 EXACT = models.SearchParams(exact=True)
-RRF = models.FusionQuery(fusion=models.Fusion.RRF)
-
-
-def ids(response):
-    return [point.id for point in response.points]
 
 
 def forms(photos, row):

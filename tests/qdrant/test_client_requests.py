@@ -12,8 +12,8 @@ from qdrant_client.qdrant_remote import QdrantRemote
 
 import hubplugin
 from hubplugin_qdrant import HubQdrantClient
-from hubplugin_qdrant.manifest import Manifest
-from tests.qdrant.conftest import DIM, Photos, apply_to
+from hubplugin_qdrant.manifest import QdrantManifest
+from tests.qdrant.conftest import DIM, Photos, apply_to, ids, know
 
 QUERY, MANIFEST, SCROLL = "photos/points/query", "photos--hub/points", "photos/points/scroll"
 
@@ -97,7 +97,7 @@ def test_a_collection_without_a_correction_costs_two_small_requests(wire):
 @pytest.mark.parametrize("status", [200, 403, 500])
 def test_a_write_reads_the_manifest_once_more_and_is_done_though_that_fails(wire, status):
     wire.query_points("photos", wire.query, "image")
-    wire._corrections.fits[wire._corrections.known["photos"].manifest.active["image"].model] = wire.model
+    wire._corrections.fits[wire._corrections.manifests["photos"].manifest.active["image"].model] = wire.model
     wire.results["/collections/photos/points"] = {"operation_id": 1, "status": "completed"}
     points = [models.PointStruct(id=1, vector={"image": wire.query.tolist()}, payload={"n": 1})]
     done = len(wire.requests)
@@ -215,7 +215,7 @@ def outcome(request, monkeypatch):
         if storage is not None:
             version = corrected(models.Distance.COSINE, storage).version
             asked = HubQdrantClient.wrap(client)
-            asked._corrections.keep("photos", Manifest(active={"image": version}))
+            know(asked, "photos", QdrantManifest(active={"image": version}))
         try:
             asked.query_points("photos", query, "image")
         except Exception as error:
@@ -283,15 +283,15 @@ def test_a_threshold_that_the_server_ignores_is_held_by_the_client(wire, distanc
         for point in found["points"]:
             point["score"] -= 1.0
         wire.query_points("photos", wire.query, "image")
-        version = wire._corrections.known["photos"].manifest.active["image"]
+        version = wire._corrections.manifests["photos"].manifest.active["image"]
         metric = hubplugin.metric.Metric.EUCLIDEAN
-        changed = Manifest(active={"image": version.model_copy(update={"metric": metric})})
-        wire._corrections.keep("photos", changed)
+        changed = QdrantManifest(active={"image": version.model_copy(update={"metric": metric})})
+        know(wire, "photos", changed)
     wire.results[f"/collections/{QUERY}"] = found
     wire.results["/collections/photos/points/query/groups"] = groups
     given = {"using": "image", "score_threshold": 1.0 if euclidean else 0.5}
     points = wire.query_points("photos", query=wire.query, **given).points
-    assert [point.id for point in points] == [0, 1]
+    assert ids(points) == [0, 1]
     assert points[1].score == pytest.approx(1.0 if euclidean else 0.5)
     found = wire.query_points_groups("photos", "n", query=wire.query, **given)
     assert [group.id for group in found.groups] == [0, 1]

@@ -8,7 +8,7 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import StoreError
-from tests.qdrant.conftest import Photos
+from tests.qdrant.conftest import Photos, ids
 
 
 def sent(photos, explained):
@@ -38,7 +38,7 @@ def test_the_printed_request_finds_what_the_wrapped_client_finds(photos, store):
         explained = store.explain(query, 5)
         expected = photos.wrapped(oversampling=None).query_points("photos", query, photos.using or None, limit=5).points
         found = sent(photos, explained)
-        assert [point.id for point in found] == [point.id for point in expected]
+        assert ids(found) == ids(expected)
         assert printed_body(explained.text) == explained.request["body"]
         assert all("hub_offset" not in point.payload for point in found)
         if photos.distance is models.Distance.EUCLID:

@@ -16,8 +16,8 @@ import hubplugin
 import hubplugin_qdrant
 from hubplugin import Compute, StoreError
 from hubplugin_qdrant import HubQdrantClient
-from hubplugin_qdrant.transport import Transport, read_ahead
-from tests.qdrant.conftest import ROWS, Photos, apply_to, clustered, served
+from hubplugin_qdrant.transport import QdrantTransport, read_ahead
+from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, clustered, served
 
 
 def test_a_quiet_collection_is_read_twice(cosine, monkeypatch):
@@ -42,7 +42,7 @@ def test_pages_that_are_read_ahead_come_whole_and_in_order_and_then_the_error_th
             yield [number]
         raise OSError("gone")
 
-    ahead = read_ahead(pages())
+    ahead = read_ahead(pages(), is_over=threading.Event())
     for _ in range(5):
         found += next(ahead)
         assert len(made) <= len(found) + 1, "no more than one page is read ahead"
@@ -262,7 +262,7 @@ def test_a_metadata_collection_that_is_away_for_a_moment_does_not_stop_a_search(
         raise refused(500, "Internal")
 
     monkeypatch.setattr(client.raw, "retrieve", away)
-    client._corrections.known["photos"].until = 0.0
+    client._corrections.manifests["photos"].until = 0.0
     assert client.query_points("photos", cosine.queries[0]).points == before
     with pytest.warns(UserWarning, match="cannot be read just now"):
         raw = HubQdrantClient.wrap(client).query_points("photos", cosine.queries[0], with_payload=False).points
@@ -271,13 +271,13 @@ def test_a_metadata_collection_that_is_away_for_a_moment_does_not_stop_a_search(
 
 def test_what_the_collection_allows_now_is_asked_again_by_a_refresh(cosine, monkeypatch):
     cosine.apply()
-    opened = Transport.__init__
+    opened = QdrantTransport.__init__
 
     def limited(transport, *given):
         opened(transport, *given)
         transport.strict = models.StrictModeConfig(enabled=True, max_query_limit=30)
 
-    monkeypatch.setattr(Transport, "__init__", limited)
+    monkeypatch.setattr(QdrantTransport, "__init__", limited)
     hubplugin.refresh(hubplugin_qdrant.open_store(cosine.plain, "photos"))
     assert cosine.version.max_candidates == 30
 
@@ -302,3 +302,27 @@ def test_points_that_go_while_offsets_are_removed_do_not_stop_it(cosine):
     left = cosine.plain.scroll("photos", limit=1000)[0]
     assert len(left) == ROWS - 2
     assert not any("hub_offset" in point.payload for point in left)
+
+
+@pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
+def test_whatever_others_write_during_a_run_has_its_offset_afterwards(photos, monkeypatch):
+    client = photos.corrected()
+    served(photos.plain)  # as a server, which makes no index
+    monkeypatch.setattr("hubplugin_qdrant.transport.SERVER_SECONDS", 0)
+    monkeypatch.setattr("hubplugin_qdrant.transport.BATCH", 50)
+    plain, done = photos.plain, []
+    vectors = np.random.default_rng(5).normal(size=(5, DIM)).astype(np.float32)
+
+    def others(what, count, total):
+        if what == "closing" and 0 < len(done) < 3:  # twice, so that the second pass finds the same point again
+            plain.update_vectors("photos", [models.PointVectors(id=3, vector=photos.struct(vectors[len(done)]))])
+            done.append(what)
+        if what == "writing offsets" and not done:
+            done.append(what)
+            plain.update_vectors("photos", [models.PointVectors(id=60, vector=photos.struct(vectors[0]))])
+            plain.upsert("photos", [photos.point(61, vectors[3]), photos.point(900, vectors[3])])
+            client.upsert("photos", [photos.point(901, vectors[4])])
+            plain.delete("photos", [62])
+
+    photos.apply(method="nnn", compute=Compute(progress=others))
+    assert (plain.count("photos").count, photos.model.method, photos.wrong()) == (ROWS + 1, "nnn", (0, 0))

@@ -12,7 +12,7 @@ from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.methods import METHODS
 from hubplugin.model import GroupedModel
 from hubplugin.validation import cross_validate, folds_of
-from tests.qdrant.conftest import DIM, Photos, apply_to, clustered, stopped
+from tests.qdrant.conftest import DIM, Photos, apply_to, clustered, ids, names, stopped
 
 LARGE = 130
 TENANTS = {"acme": 0, "brown": 1, 7: 2}
@@ -47,7 +47,7 @@ class Shops(Photos):
             for query in self.queries[:3]:
                 scores = self.raw([query])[0, rows] + model.offsets(self.gallery[rows])
                 found = client.query_points("photos", query, self.using or None, query_filter=of(tenant)).points
-                assert [point.id for point in found] == rows[np.argsort(-scores)[:10]].tolist()
+                assert ids(found) == rows[np.argsort(-scores)[:10]].tolist()
 
     def offset(self, key):
         (found,) = self.stored(key).values()
@@ -153,7 +153,7 @@ def test_the_guard_judges_each_tenant_and_a_run_with_none_left_is_refused(shops,
         shops.apply(force=False)
     with pytest.raises(CorrectionRefused, match="no target has one"):
         shops.apply(group_by="brand")
-    assert [found.name for found in shops.plain.get_collections().collections] == ["photos"]
+    assert names(shops.plain) == ["photos"]
 
 
 def test_a_refit_stays_within_the_groups_and_the_version_before_is_kept(shops):

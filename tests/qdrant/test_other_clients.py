@@ -10,7 +10,7 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
-from tests.qdrant.conftest import apply_to, served
+from tests.qdrant.conftest import apply_to, ids, served
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "other-clients.md").read_text()
@@ -45,7 +45,7 @@ def test_the_request_over_payloads_is_the_one_that_explain_prints():
     assert hubplugin_qdrant.open_store(client, "photos").explain(np.float32(QUERY)).request["body"] == PAYLOAD
     wrapped = HubQdrantClient.wrap(client).query_points("photos", QUERY).points
     raw = client.query_points("photos", QUERY).points
-    assert found(client, PAYLOAD) == [point.id for point in wrapped] != [point.id for point in raw]
+    assert found(client, PAYLOAD) == ids(wrapped) != ids(raw)
 
 
 @pytest.mark.filterwarnings("ignore:.*search_params:UserWarning")

@@ -8,11 +8,7 @@ import hubplugin
 import hubplugin_qdrant
 from hubplugin import InputError, StoreError, open_store
 from hubplugin.jobs import correct, write
-from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, clustered
-
-
-def contents(client):
-    return sorted(client.scroll("photos", limit=1000, with_vectors=True)[0], key=lambda point: point.id)
+from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, clustered, contents, ids, names
 
 
 def named(storage="payload"):
@@ -32,7 +28,7 @@ def test_a_payload_key_that_the_user_has_is_refused_before_anything_is_written(c
     ):
         cosine.apply(dry_run=dry_run)
     assert contents(cosine.plain) == before
-    assert [each.name for each in cosine.plain.get_collections().collections] == ["photos"]
+    assert names(cosine.plain) == ["photos"]
 
 
 def test_the_gallery_is_not_read_where_the_payload_key_is_taken(cosine, monkeypatch):
@@ -48,7 +44,7 @@ def test_a_model_is_not_written_where_the_payload_key_is_taken(cosine):
     cosine.plain.set_payload("photos", {"hub_offset": 5}, points=[17])
     with pytest.raises(StoreError, match="something of yours"):
         write.write(hubplugin_qdrant.open_store(cosine.plain, "photos"), model)
-    assert [each.name for each in cosine.plain.get_collections().collections] == ["photos"]
+    assert names(cosine.plain) == ["photos"]
 
 
 def test_another_key_holds_the_offsets_wherever_one_is_read_or_written():
@@ -59,7 +55,7 @@ def test_another_key_holds_the_offsets_wherever_one_is_read_or_written():
     assert photos.plain.retrieve("photos", [3])[0].payload["nudge"].keys() == {"v1"}
     for query in photos.queries[:5]:
         found = client.query_points("photos", query, "image").points
-        assert [point.id for point in found] == photos.best(query)
+        assert ids(found) == photos.best(query)
         assert all(set(point.payload) == {"n", "colour", "hub_offset"} for point in found)
     client.upsert("photos", [photos.point(3, photos.gallery[4], hub_offset={"city": 4})])
     client.overwrite_payload("photos", {"hub_offset": 9}, points=[5])
@@ -119,7 +115,7 @@ def test_offsets_whose_manifest_was_lost_are_not_taken_for_the_users(cosine):
     cosine.plain.delete_collection("photos--hub")
     client = cosine.apply()
     found = client.query_points("photos", cosine.queries[0]).points
-    assert [point.id for point in found] == cosine.best(cosine.queries[0])
+    assert ids(found) == cosine.best(cosine.queries[0])
 
 
 @pytest.mark.parametrize("storage", ["payload", "vector"])
@@ -190,7 +186,7 @@ def test_a_vector_that_has_the_name_of_ours_stays_the_users(size):
     wrapped = hubplugin_qdrant.HubQdrantClient.wrap(client)
     scores = clustered(1, ROWS).astype(np.float64) @ clustered(2, 1)[0] + model.offsets(clustered(1, ROWS))
     found = wrapped.query_points("photos", clustered(2, 1)[0], "image", with_vectors=True).points
-    assert [point.id for point in found] == np.argsort(-scores)[:10].tolist()
+    assert ids(found) == np.argsort(-scores)[:10].tolist()
     assert set(found[0].vector) == {"image", "hub_v1"}
     hubplugin.remove(hubplugin_qdrant.open_store(client, "photos", vector="image"))
     assert contents(client) == before
@@ -236,7 +232,7 @@ def test_the_correction_of_a_vector_that_was_deleted_can_be_removed(storage, by,
     client = photos.apply()
     (client if by == "wrapped" else photos.plain).delete_vector_name("photos", "image")
     hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos", **given))
-    assert [found.name for found in photos.plain.get_collections().collections] == ["photos"]
+    assert names(photos.plain) == ["photos"]
     assert list(photos.plain.get_collection("photos").config.params.vectors) == ["text"][:others]
     assert all(set(point.payload) == {"n", "colour"} for point in contents(photos.plain))
 

@@ -21,7 +21,7 @@ def test_local_mode_is_told_from_a_server(kind):
 
 def test_a_client_over_the_connection_of_another_sees_the_same_collections():
     client = QdrantClient(":memory:")
-    other = plain_client.over_connection_of(client, HubQdrantClient)
+    other = plain_client.clone_client(client, HubQdrantClient)
     assert isinstance(other, HubQdrantClient)
     client.create_collection("photos", models.VectorParams(size=2, distance=models.Distance.DOT))
     assert QdrantClient.collection_exists(other, "photos")
@@ -32,7 +32,7 @@ def test_prefetches_of_groups_name_no_points_where_local_mode_would_not_look_the
     client.create_collection("photos", {"image": models.VectorParams(size=2, distance=models.Distance.DOT)})
     client.upsert("photos", [models.PointStruct(id=7, vector={"image": [1.0, 2.0]})])
     by_id = models.Prefetch(query=models.NearestQuery(nearest=7), using="image")
-    (found,) = plain_client.with_vectors(client, "photos", [by_id])
+    (found,) = plain_client.resolve_prefetches(client, "photos", [by_id])
     assert found.query.nearest == [1.0, 2.0]
 
 
@@ -40,7 +40,7 @@ def test_prefetches_of_groups_name_no_points_where_local_mode_would_not_look_the
 def test_a_changed_copy_is_that_of_pydantic(given):
     fields = {"limit": 7, "filter": None} if "limit" in type(given).model_fields else {"exact": True}
     before, expected = given.model_dump(), given.model_copy(update=fields)
-    made = plain_client.changed(given, fields)
+    made = plain_client.copy_with(given, fields)
     assert made == expected
     assert made.model_dump_json(exclude_unset=True) == expected.model_dump_json(exclude_unset=True)
     assert given.model_dump() == before
@@ -96,16 +96,16 @@ def test_points_are_taken_that_the_client_takes(of_a_server, form, container):
     by_client = is_taken(lambda: of_a_server.upsert("photos", points))
     if container is not list and not plain_client._speaks_grpc(of_a_server):
         by_client = False  # it sends whatever it is, and the server refuses it
-    assert is_taken(lambda: plain_client.points_taken(of_a_server, points)) == by_client
+    assert is_taken(lambda: plain_client.read_points(of_a_server, points)) == by_client
     if by_client:
-        assert plain_client.points_taken(of_a_server, points) == [POINT]
+        assert plain_client.read_points(of_a_server, points) == [POINT]
 
 
 @pytest.mark.parametrize(
     "vectors", [np.eye(2), {"image": np.eye(2)}, iter(np.eye(2).tolist())], ids=["array", "by name", "stream"]
 )
 def test_columns_of_an_upload_are_taken_as_points_with_ids_of_their_own(vectors):
-    points = list(plain_client.rows_taken(vectors, None, ({"n": row} for row in range(9))))
+    points = list(plain_client.read_rows(vectors, None, ({"n": row} for row in range(9))))
     assert [point.payload for point in points] == [{"n": 0}, {"n": 1}]
     assert len({point.id for point in points}) == 2
     rows = [[1.0, 0.0], [0.0, 1.0]]
@@ -118,23 +118,23 @@ def test_columns_of_an_upload_are_taken_as_points_with_ids_of_their_own(vectors)
 def test_vectors_are_taken_that_the_client_takes(of_a_server, form, container):
     points = container([CHANGES[form]])
     by_client = is_taken(lambda: of_a_server.update_vectors("photos", points)) and form != "no id"  # for the server
-    assert is_taken(lambda: plain_client.updates_taken(of_a_server, points)) == by_client
+    assert is_taken(lambda: plain_client.read_updates(of_a_server, points)) == by_client
     if by_client:
-        assert plain_client.updates_taken(of_a_server, points) == [CHANGES["structure"]]
+        assert plain_client.read_updates(of_a_server, points) == [CHANGES["structure"]]
 
 
 @pytest.mark.parametrize("form", OPERATIONS)
 def test_operations_that_the_client_refuses_are_left_as_they_are(of_a_server, form):
     operations = [OPERATIONS[form]]
     if is_taken(lambda: of_a_server.batch_update_points("photos", operations)):
-        assert plain_client.operations_taken(of_a_server, operations) == [OPERATION]
+        assert plain_client.read_operations(of_a_server, operations) == [OPERATION]
     elif plain_client._speaks_grpc(of_a_server):
-        assert plain_client.operations_taken(of_a_server, operations) == operations
+        assert plain_client.read_operations(of_a_server, operations) == operations
     else:
         with pytest.raises(plain_client.UNREADABLE):
-            plain_client.operations_taken(of_a_server, operations)
+            plain_client.read_operations(of_a_server, operations)
 
 
 def test_a_stream_is_taken(of_a_server):
-    assert plain_client.updates_taken(of_a_server, iter([CHANGES["structure"]])) == [CHANGES["structure"]]
-    assert plain_client.operations_taken(of_a_server, iter([OPERATION])) == [OPERATION]
+    assert plain_client.read_updates(of_a_server, iter([CHANGES["structure"]])) == [CHANGES["structure"]]
+    assert plain_client.read_operations(of_a_server, iter([OPERATION])) == [OPERATION]

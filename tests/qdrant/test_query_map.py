@@ -12,7 +12,7 @@ from hubplugin.jobs.write import write
 from hubplugin.recording import read
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.requests import rewrite
-from tests.qdrant.conftest import ROWS, Photos, clustered
+from tests.qdrant.conftest import ROWS, RRF, Photos, clustered, ids
 from tests.qdrant.test_explain import sent
 
 COSINE, DOT = models.Distance.COSINE, models.Distance.DOT
@@ -24,8 +24,6 @@ KINDS = {
     "dot-vector-async": ("image", DOT, "vector", True),
 }
 
-RRF = models.FusionQuery(fusion=models.Fusion.RRF)
-
 
 @pytest.fixture(params=KINDS.values(), ids=KINDS)
 def photos(request):
@@ -35,10 +33,6 @@ def photos(request):
 @pytest.fixture(params=[COSINE, DOT], ids=["cosine", "dot"])
 def in_payload(request):
     return Photos(QdrantClient(":memory:"), "image", request.param)
-
-
-def ids(points):
-    return [point.id for point in points]
 
 
 def as_mapped(photos, query):
@@ -114,7 +108,7 @@ def test_vectors_in_other_queries_are_mapped_and_points_are_not(in_payload):
 @pytest.mark.skipif(not hasattr(models, "RelevanceFeedbackQuery"), reason="qdrant-client 1.18 has none")
 def test_the_vectors_of_a_relevance_feedback_are_mapped(in_payload):
     in_payload.apply_mapped()
-    version = in_payload.version.having(in_payload.model)
+    version = in_payload.version.with_map(in_payload.model)
     one, two = in_payload.queries[:2]
     given = models.RelevanceFeedbackInput(
         target=one.tolist(),
@@ -123,7 +117,7 @@ def test_the_vectors_of_a_relevance_feedback_are_mapped(in_payload):
     )
     query = models.RelevanceFeedbackQuery(relevance_feedback=given)
     request = models.QueryRequest(query=query, using="image", limit=3)
-    found = rewrite(request, m.Manifest(active={"image": version})).request.query.relevance_feedback
+    found = rewrite(request, m.QdrantManifest(active={"image": version}))[0].query.relevance_feedback
     assert found.target == pytest.approx(as_mapped(in_payload, one), rel=1e-5, abs=1e-6)
     assert found.feedback[0].example == pytest.approx(as_mapped(in_payload, two), rel=1e-5, abs=1e-6)
     assert (found.feedback[1], found.strategy) == (given.feedback[1], given.strategy)
@@ -230,7 +224,7 @@ def test_the_map_is_read_once_and_again_for_another_model(in_payload, monkeypatc
     monkeypatch.setattr(client._corrections.raw.client, "retrieve", counted)
     for _ in range(3):
         client.query_points("photos", in_payload.queries[0], "image")
-        client._corrections.known.clear()
+        client._corrections.manifests.clear()
     assert len(reads) == 4, "three manifests and one model"
     write(in_payload.store(), in_payload.without_map())
     hits = client.query_points("photos", in_payload.queries[0], "image").points

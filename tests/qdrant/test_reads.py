@@ -15,26 +15,16 @@ from qdrant_client.conversions.conversion import RestToGrpc
 import hubplugin
 from hubplugin import StoreError
 from hubplugin_qdrant import HubQdrantClient
-from hubplugin_qdrant.manifest import Manifest
+from hubplugin_qdrant.manifest import QdrantManifest
 from hubplugin_qdrant.requests import rewrite
-from tests.qdrant.conftest import ROWS, Photos
-
-RED = models.Filter(must=[models.FieldCondition(key="colour", match=models.MatchValue(value="red"))])
-
-
-def ids(response):
-    return [point.id for point in response.points]
-
-
-def search(photos, client, query, **given):
-    return client.query_points("photos", query=query, using=photos.using or None, **given)
+from tests.qdrant.conftest import RED, ROWS, Photos, ids, know, names
 
 
 def test_a_nearest_query_returns_the_exact_corrected_ranking_and_scores(photos):
     client = photos.corrected()
     for query in photos.queries:
-        found = search(photos, client, query).points
-        assert [point.id for point in found] == photos.best(query)
+        found = photos.search(client, query).points
+        assert ids(found) == photos.best(query)
         expected = np.sort(photos.similarities([query])[0])[::-1][:10]
         if photos.distance is models.Distance.EUCLID:
             expected = -np.sign(expected) * np.sqrt(np.abs(2 * expected))  # sqrt(d^2 - 2 offset)
@@ -45,7 +35,7 @@ def test_a_nearest_query_returns_the_exact_corrected_ranking_and_scores(photos):
 def test_pages_follow_one_another_to_the_end(photos):
     client = photos.corrected()
     query = photos.queries[1]
-    pages = [ids(search(photos, client, query, limit=30, offset=start)) for start in range(0, 150, 30)]
+    pages = [ids(photos.search(client, query, limit=30, offset=start)) for start in range(0, 150, 30)]
     assert [len(page) for page in pages] == [30] * 4 + [0]
     assert [key for page in pages for key in page] == photos.best(query, ROWS)
 
@@ -55,14 +45,14 @@ def test_payload_and_vectors_come_as_asked_and_without_our_key(photos):
     query = photos.queries[0]
     best = photos.best(query, 1)[0]
     colour = photos.point(best, photos.gallery[best]).payload
-    whole = search(photos, client, query, limit=1, with_vectors=True).points[0]
+    whole = photos.search(client, query, limit=1, with_vectors=True).points[0]
     assert whole.payload == colour
     vector = whole.vector[photos.using] if photos.using else whole.vector
     assert len(vector) == photos.gallery.shape[1]
-    assert not search(photos, client, query, limit=1, with_payload=False).points[0].payload
-    assert search(photos, client, query, limit=1, with_payload=["n"]).points[0].payload == {"n": best}
+    assert not photos.search(client, query, limit=1, with_payload=False).points[0].payload
+    assert photos.search(client, query, limit=1, with_payload=["n"]).points[0].payload == {"n": best}
     without = models.PayloadSelectorExclude(exclude=["n"])
-    shown = search(photos, client, query, limit=1, with_payload=without).points[0].payload
+    shown = photos.search(client, query, limit=1, with_payload=without).points[0].payload
     assert shown == {"colour": colour["colour"]}
     for read in readings(client, photos):
         point = read()
@@ -70,7 +60,7 @@ def test_payload_and_vectors_come_as_asked_and_without_our_key(photos):
         assert set(point.vector) == {"image"} if photos.using else isinstance(point.vector, list)
     looked_up = client.query_points_groups("photos", "n", query, photos.using or None, with_lookup="photos").groups
     assert all(set(group.lookup.payload) == {"n", "colour"} for group in looked_up)
-    asked = search(photos, client, query, limit=1, with_payload=["hub_offset"]).points[0].payload
+    asked = photos.search(client, query, limit=1, with_payload=["hub_offset"]).points[0].payload
     assert asked == ({"hub_offset": photos.stored(best)} if photos.storage == "payload" else {})
 
 
@@ -153,9 +143,9 @@ def test_where_some_point_or_no_vector_is_left_nothing_is_said_of_lost_offsets(i
     photos.plain.delete_payload("photos", ["hub_offset"], points=others)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        search(photos, photos.wrapped(), photos.queries[0])
+        photos.search(photos.wrapped(), photos.queries[0])
         photos.plain.delete("photos", models.Filter())
-        search(photos, photos.wrapped(), photos.queries[0])
+        photos.search(photos.wrapped(), photos.queries[0])
 
 
 def readings(client, photos):
@@ -181,16 +171,16 @@ def readings(client, photos):
 def test_a_client_that_lives_through_an_apply_elsewhere_shows_nothing_of_ours(photos):
     described = photos.plain.get_collection("photos").config.params.vectors
     client = photos.wrapped()
-    search(photos, client, photos.queries[0])
+    photos.search(client, photos.queries[0])
     for settings in ({}, {"tau": 0.07}):
         photos.apply(**settings)
-        before = client._corrections.known["photos"]
+        before = client._corrections.manifests["photos"]
         for read in readings(client, photos):
-            client._corrections.known["photos"] = replace(before)  # as one that has not read the manifest since
+            client._corrections.manifests["photos"] = replace(before)  # as one that has not read the manifest since
             point = read()
             assert set(point.payload) == {"n", "colour"}
             assert set(point.vector) == {"image"} if photos.using else isinstance(point.vector, list)
-        client._corrections.known["photos"] = replace(before)
+        client._corrections.manifests["photos"] = replace(before)
         assert client.get_collection("photos").config.params.vectors == described
 
 
@@ -224,7 +214,7 @@ def test_a_manifest_of_another_format_is_searched_raw_and_never_overwritten(cosi
 
 def test_a_corrected_request_is_valid_for_rest_and_grpc(photos):
     photos.corrected()
-    written = Manifest.model_validate(photos.plain.retrieve("photos--hub", [0])[0].payload)
+    written = QdrantManifest.model_validate(photos.plain.retrieve("photos--hub", [0])[0].payload)
     complete = {"everywhere": photos.storage == "vector"}
     everywhere = {name: version.model_copy(update=complete) for name, version in written.active.items()}
     inner = models.Prefetch(query=photos.queries[0].tolist(), using=photos.using or None, limit=5, score_threshold=0.1)
@@ -236,7 +226,7 @@ def test_a_corrected_request_is_valid_for_rest_and_grpc(photos):
         models.QueryRequest(query=photos.queries[0].tolist(), using=photos.using or None, prefetch=[inner]),
     )
     for request, manifest in itertools.product(requests, (written, written.replace(active=everywhere))):
-        corrected = rewrite(request, manifest).request
+        corrected = rewrite(request, manifest)[0]
         text = corrected.model_dump_json(exclude_none=True)
         assert json.loads(
             models.QueryRequest.model_validate_json(text).model_dump_json(exclude_none=True)
@@ -263,58 +253,13 @@ def test_the_documented_lines_rank_candidates_by_a_rule(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("distance", [models.Distance.COSINE, models.Distance.DOT, models.Distance.EUCLID])
-def test_a_rescoring_ranks_what_its_prefetch_gives_and_nothing_else(distance):
-    """With second vectors, of which one point of the prefetch and one outside it have none."""
-    photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
-    photos.corrected()
-    query, fresh = photos.queries[0], photos.queries[:2]
-    photos.plain.upsert("photos", [photos.point(500 + row, vector) for row, vector in enumerate(fresh)])
-    inside = models.Filter(must=[models.HasIdCondition(has_id=[3, 4, 5, 500])])
-    given = {"prefetch": models.Prefetch(filter=inside, limit=4), "query": query.tolist(), "using": "image"}
-    found = photos.wrapped().query_points("photos", **given).points
-    plain = photos.plain.query_points("photos", **given).points
-    assert {point.id for point in found} == {3, 4, 5, 500}
-    (raw,) = [point.score for point in plain if point.id == 500]
-    (score,) = [point.score for point in found if point.id == 500]
-    assert score == pytest.approx(raw, abs=1e-3)  # neutral
-    assert [point.id for point in found if point.id != 500] == photos.best(query, rows=[3, 4, 5])
-
-
-@pytest.mark.parametrize("distance", [models.Distance.COSINE, models.Distance.DOT, models.Distance.EUCLID])
-def test_one_point_without_a_second_vector_changes_no_other_score_of_a_rescoring(distance):
-    photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
-    client, far = photos.apply(), (-photos.queries[0]).tolist()
-    given = {"prefetch": models.Prefetch(query=photos.queries[0].tolist(), using="image", limit=40), "limit": 5}
-    before = client.query_points("photos", far, "image", **given).points
-    photos.plain.upsert("photos", [photos.point(500, 10 * photos.queries[2])])
-    after = photos.wrapped().query_points("photos", far, "image", **given).points
-    assert [point.id for point in after] == [point.id for point in before]
-    np.testing.assert_allclose([p.score for p in after], [p.score for p in before], rtol=1e-4, atol=1e-4)
-
-
-def test_a_rescoring_finds_points_without_a_second_vector_among_all_its_candidates():
-    """Also those that are not the first by the raw score: the others fall behind them by their offsets."""
-    photos, lacking = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, "vector"), list(range(0, 60, 3))
-    photos.corrected()
-    photos.plain.delete_vectors("photos", [photos.version.augmented_vector], points=lacking)
-    expected = photos.similarities(photos.queries)[:, :60]
-    expected[:, lacking] -= photos.model.offsets(photos.gallery)[lacking]
-    chosen = models.Filter(must=[models.HasIdCondition(has_id=list(range(60)))])
-    client = photos.wrapped()
-    for query, scores in zip(photos.queries, expected, strict=True):
-        prefetch = models.Prefetch(filter=chosen, limit=60)
-        found = client.query_points("photos", query, "image", prefetch=prefetch, limit=5).points
-        assert [point.id for point in found] == np.argsort(-scores)[:5].tolist()
-
-
-@pytest.mark.parametrize("distance", [models.Distance.COSINE, models.Distance.DOT, models.Distance.EUCLID])
 def test_a_rescoring_of_more_than_strict_mode_allows_begins_with_the_best(distance):
     """With second vectors, of which some points have none: each of the two lists may have 12 of the candidates."""
     photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
     client = photos.corrected()
     photos.plain.delete_vectors("photos", [photos.version.augmented_vector], points=[7, 50])
     limited = photos.version.model_copy(update={"max_candidates": 12})
-    client._corrections.keep("photos", Manifest(active={"image": limited}))
+    know(client, "photos", QdrantManifest(active={"image": limited}))
     parts = [range(12), range(40, 52)]
     rows = [row for part in parts for row in part]
     query = -3 * photos.gallery[rows].mean(axis=0)
@@ -333,7 +278,7 @@ def test_a_search_in_local_mode_gives_no_warning_that_the_plain_one_does_not(pho
     client = photos.corrected()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        search(photos, client, photos.queries[0])
+        photos.search(client, photos.queries[0])
 
 
 def test_a_list_of_collections_and_a_description_show_nothing_of_ours(photos):
@@ -343,10 +288,10 @@ def test_a_list_of_collections_and_a_description_show_nothing_of_ours(photos):
     before = Photos(QdrantClient(":memory:"), photos.using, photos.distance).plain.get_collection("photos")
     assert shown.config.params.vectors == before.config.params.vectors
     assert photos.plain.get_collection("photos") == plain, "local mode hands out what it works with"
-    assert [each.name for each in client.get_collections().collections] == ["photos"]
+    assert names(client) == ["photos"]
     photos.plain.create_collection("stranger--hub", vectors_config={})
-    assert [each.name for each in client.get_collections().collections] == ["photos", "stranger--hub"]
-    assert "photos--hub" in [each.name for each in photos.plain.get_collections().collections]
+    assert names(client) == ["photos", "stranger--hub"]
+    assert "photos--hub" in names(photos.plain)
 
 
 def test_a_description_leaves_our_payload_index_out(cosine, monkeypatch):

@@ -29,11 +29,11 @@ def asked(queries):
 def embed_as(vector, monkeypatch):
     """Every query is a document from now on, of which the client makes `vector`."""
 
-    def embedded(client, requests):
+    def embed(client, requests, is_query=False):
+        assert is_query
         return [each.model_copy(update={"query": vector.tolist()}) for each in requests]
 
-    monkeypatch.setattr("hubplugin_qdrant.plain_client.embedded_queries", embedded)
-    monkeypatch.setattr("hubplugin_qdrant.plain_client.has_documents", lambda client, requests: True)
+    monkeypatch.setattr("hubplugin_qdrant.plain_client.embed", embed)
 
 
 def also_live(photos):

@@ -9,8 +9,8 @@ import pytest
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
-from hubplugin_qdrant.manifest import Manifest
-from tests.qdrant.conftest import Photos
+from hubplugin_qdrant.manifest import QdrantManifest
+from tests.qdrant.conftest import Photos, know
 
 PATIENCE = 60.0
 """Seconds after which a call that should have ended long ago is taken for one without an end."""
@@ -83,7 +83,7 @@ def test_a_timeout_is_the_clients_own_error_and_nothing_hangs(port, storage, awa
     if storage is not None:
         photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, storage)
         photos.apply()
-        manifest, fit = Manifest(active={"image": photos.version}), photos.model
+        manifest, fit = QdrantManifest(active={"image": photos.version}), photos.model
 
     def plain():
         options = {"port": port, "grpc_port": port, "prefer_grpc": prefer_grpc, "timeout": 1}
@@ -92,7 +92,7 @@ def test_a_timeout_is_the_clients_own_error_and_nothing_hangs(port, storage, awa
     def wrapped():
         client = corrected.wrap(plain())
         if manifest is not None:
-            client._corrections.keep("photos", manifest)
+            know(client, "photos", manifest)
             client._corrections.fits[manifest.active["image"].model] = fit
         return client
 

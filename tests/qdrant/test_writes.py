@@ -10,14 +10,10 @@ import hubplugin
 import hubplugin_qdrant
 from hubplugin import InputError
 from hubplugin_qdrant.offsets import require_free
-from hubplugin_qdrant.requests import lacking_augmented_vector
-from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, clustered, once
+from hubplugin_qdrant.requests import lacks_augmented_vector
+from tests.qdrant.conftest import DIM, Photos, apply_to, clustered, names
 
 NEW = clustered(9, 3)
-
-
-def struct(photos, vector):
-    return {photos.using: vector.tolist()} if photos.using else vector.tolist()
 
 
 def check(photos, key, vector):
@@ -34,7 +30,7 @@ WRITES = {
     "upsert": lambda client, photos, points: client.upsert("photos", points),
     "batch": lambda client, photos, points: client.upsert(
         "photos",
-        models.Batch(ids=[3, 500, 501], vectors=struct(photos, NEW), payloads=[each.payload for each in points]),
+        models.Batch(ids=[3, 500, 501], vectors=photos.struct(NEW), payloads=[each.payload for each in points]),
     ),
     "upload": lambda client, photos, points: client.upload_points("photos", iter(points), batch_size=2),
     "collection": lambda client, photos, points: client.upload_collection(
@@ -44,7 +40,7 @@ WRITES = {
         ids=[3, 500, 501],
     ),
     "update": lambda client, photos, points: [
-        client.upsert("photos", [each.model_copy(update={"vector": struct(photos, NEW[0])}) for each in points]),
+        client.upsert("photos", [each.model_copy(update={"vector": photos.struct(NEW[0])}) for each in points]),
         client.update_vectors("photos", [models.PointVectors(id=each.id, vector=each.vector) for each in points]),
     ],
 }
@@ -67,7 +63,7 @@ NUMBER_3 = models.Filter(must=[models.FieldCondition(key="n", match=models.Match
 def test_a_conditional_update_of_vectors_brings_offsets_under_the_same_condition(photos, wait):
     client = photos.corrected()
     updates = [
-        models.PointVectors(id=key, vector=struct(photos, vector)) for key, vector in zip((3, 4), NEW, strict=False)
+        models.PointVectors(id=key, vector=photos.struct(vector)) for key, vector in zip((3, 4), NEW, strict=False)
     ]
     client.update_vectors("photos", updates, update_filter=NUMBER_3, wait=wait)
     check(photos, 3, NEW[0])
@@ -150,25 +146,10 @@ def test_only_paths_that_begin_with_our_key_are_refused(path):
     require_free([f"x{path}", f"hub_offsets{path}"], "hub_offset")
 
 
-def test_points_written_while_a_new_fit_is_under_way_are_right_afterwards(photos):
-    client = photos.corrected()
-
-    def meanwhile():
-        photos.plain.upsert("photos", [photos.point(500, NEW[0])])
-        photos.plain.update_vectors("photos", [models.PointVectors(id=3, vector=struct(photos, NEW[1]))])
-        photos.plain.delete("photos", [4])
-        client.upsert("photos", [photos.point(501, NEW[2])])
-
-    photos.apply(method="nnn", compute=once("writing offsets", meanwhile))
-    assert photos.plain.count("photos").count == ROWS + 1
-    assert photos.model.method == "nnn"
-    assert photos.wrong() == (0, 0)
-
-
 def test_a_refresh_says_how_many_were_missing_and_stale(photos):
     photos.corrected()
     photos.plain.upsert("photos", [photos.point(500, NEW[0]), photos.point(501, NEW[1])])
-    photos.plain.update_vectors("photos", [models.PointVectors(id=3, vector=struct(photos, NEW[2]))])
+    photos.plain.update_vectors("photos", [models.PointVectors(id=3, vector=photos.struct(NEW[2]))])
     refreshed = hubplugin.refresh(photos.store())
     assert (refreshed.missing, refreshed.stale) == (2, 1)
     assert photos.wrong() == (0, 0)
@@ -207,7 +188,7 @@ def test_a_vector_that_is_written_with_length_0_has_no_offset_at_once(of_cosine)
     assert (found[5], found[500]) == (0, 0)
     if photos.storage == "vector":
         assert photos.stored(500) == {"hub_v1": [*ZEROS, 0.0]}
-        assert not photos.plain.scroll("photos", lacking_augmented_vector(photos.version))[0]
+        assert not photos.plain.scroll("photos", lacks_augmented_vector(photos.version))[0]
 
 
 def test_a_refresh_makes_vectors_of_length_0_of_another_program_neutral(of_cosine):
@@ -218,7 +199,7 @@ def test_a_refresh_makes_vectors_of_length_0_of_another_program_neutral(of_cosin
     found = scores_of(photos, photos.wrapped())
     assert (found[5], found[500]) == (0, 0)
     if photos.storage == "vector":
-        assert not photos.plain.scroll("photos", lacking_augmented_vector(photos.version))[0]
+        assert not photos.plain.scroll("photos", lacks_augmented_vector(photos.version))[0]
 
 
 def test_distant_newcomers_under_euclidean_distance_are_right_and_not_stale():
@@ -243,6 +224,6 @@ def test_what_is_left_of_a_deleted_vector_goes_by_the_removal_of_another(storage
     apply_to(plain, "photos", photos.bank, vector="text", **photos.settings())
     plain.delete_vector_name("photos", "image")
     hubplugin.remove(hubplugin_qdrant.open_store(plain, "photos", vector="text"))
-    assert [found.name for found in plain.get_collections().collections] == ["photos"]
+    assert names(plain) == ["photos"]
     assert list(plain.get_collection("photos").config.params.vectors) == ["text"]
     assert all(set(point.payload) == {"n", "colour"} for point in plain.scroll("photos", limit=500)[0])
