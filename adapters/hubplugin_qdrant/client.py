@@ -47,36 +47,36 @@ def require_client(client: object, kind: type[Client]) -> Client:
     return client.raw if isinstance(client, (HubQdrantClient, AsyncHubQdrantClient)) else client  # type: ignore[return-value]
 
 
-def make_method(plain: Method, operation: OfClient, run_inline: bool = False) -> Method:
-    """A method that stands for `plain`, one of qdrant-client's, with its signature, and runs `operation`.
+def like(plain: Method) -> Callable[[Callable[[Any, Arguments], Any]], Method]:
+    """A method that stands for `plain`, one of qdrant-client's: with its signature, it gets the arguments as a dict.
 
     Who traces qdrant-client, as OpenTelemetry's instrumentation does, puts layers around the methods of its classes by
     `wrapt`. The method runs within those of `plain`, so that a call is one span, and what it asks runs beneath them.
-    run_inline: of an async client, a method that is no coroutine.
     """
     name, parameters = plain.__name__, inspect.signature(plain).parameters.values()
     # qdrant-client itself takes any keyword, and then refuses it.
     signature = inspect.Signature([p for p in parameters if p.kind is not p.VAR_KEYWORD])
-    is_async = inspect.iscoroutinefunction(plain)
-    drive: Callable[..., Any] = run_async if is_async else run
 
-    @functools.wraps(plain)
-    def method(self: Any, *args: object, **kwargs: object) -> Any:
-        def call(*args: object, **kwargs: object) -> Any:
-            try:
-                arguments = signature.bind(self, *args, **kwargs).arguments
-            except TypeError as error:
-                raise TypeError(f"{name}() {error}") from None
-            del arguments["self"]
-            return _upload(self, operation, arguments) if run_inline else drive(operation(self._corrections, arguments))
+    def decorate(written: Callable[[Any, Arguments], Any]) -> Method:
+        @functools.wraps(plain)
+        def method(self: Any, *args: object, **kwargs: object) -> Any:
+            def call(*args: object, **kwargs: object) -> Any:
+                try:
+                    arguments = signature.bind(self, *args, **kwargs).arguments
+                except TypeError as error:
+                    raise TypeError(f"{name}() {error}") from None
+                del arguments["self"]
+                return written(self, arguments)
 
-        return _within_layers(vars(self._plain)[name], call, self)(*args, **kwargs)
+            return _within_layers(vars(self._plain)[name], call, self)(*args, **kwargs)
 
-    @functools.wraps(plain)
-    async def coroutine(self: Any, *args: object, **kwargs: object) -> Any:
-        return await method(self, *args, **kwargs)
+        @functools.wraps(plain)
+        async def coroutine(self: Any, *args: object, **kwargs: object) -> Any:
+            return await method(self, *args, **kwargs)
 
-    return cast(Method, coroutine if is_async else method)
+        return cast(Method, coroutine if inspect.iscoroutinefunction(plain) else method)
+
+    return decorate
 
 
 def _upload(client: Any, operation: OfClient, arguments: Arguments) -> Any:
@@ -219,28 +219,93 @@ class HubQdrantClient(_Corrected, QdrantClient):
         `<collection>--hub`, which must be named, too, where names are given."""
         self.raw.migrate(dest_client.raw if isinstance(dest_client, HubQdrantClient) else dest_client, *args, **kwargs)
 
-    query_points = make_method(QdrantClient.query_points, searches.query_points)
-    query_batch_points = make_method(QdrantClient.query_batch_points, searches.query_batch_points)
-    query_points_groups = make_method(QdrantClient.query_points_groups, searches.query_points_groups)
-    retrieve = make_method(QdrantClient.retrieve, searches.retrieve)
-    scroll = make_method(QdrantClient.scroll, searches.scroll)
-    get_collection = make_method(QdrantClient.get_collection, searches.get_collection)
-    get_collections = make_method(QdrantClient.get_collections, searches.get_collections)
-    upsert = make_method(QdrantClient.upsert, writes.upsert)
-    upload_points = make_method(QdrantClient.upload_points, writes.upload_points)
-    upload_collection = make_method(QdrantClient.upload_collection, writes.upload_collection)
-    update_vectors = make_method(QdrantClient.update_vectors, writes.update_vectors)
-    delete_vectors = make_method(QdrantClient.delete_vectors, writes.delete_vectors)
-    set_payload = make_method(QdrantClient.set_payload, writes.set_payload)
-    overwrite_payload = make_method(QdrantClient.overwrite_payload, writes.overwrite_payload)
-    clear_payload = make_method(QdrantClient.clear_payload, writes.clear_payload)
-    delete_payload = make_method(QdrantClient.delete_payload, writes.delete_payload)
-    batch_update_points = make_method(QdrantClient.batch_update_points, writes.batch_update_points)
-    delete_vector_name = make_method(QdrantClient.delete_vector_name, writes.delete_vector_name)
-    create_collection = make_method(QdrantClient.create_collection, writes.create_collection)
-    recreate_collection = make_method(QdrantClient.recreate_collection, writes.recreate_collection)
-    delete_collection = make_method(QdrantClient.delete_collection, writes.delete_collection)
-    update_collection_aliases = make_method(QdrantClient.update_collection_aliases, writes.update_collection_aliases)
+    @like(QdrantClient.query_points)
+    def query_points(self, arguments: Arguments) -> Any:
+        return run(searches.query_points(self._corrections, arguments))
+
+    @like(QdrantClient.query_batch_points)
+    def query_batch_points(self, arguments: Arguments) -> Any:
+        return run(searches.query_batch_points(self._corrections, arguments))
+
+    @like(QdrantClient.query_points_groups)
+    def query_points_groups(self, arguments: Arguments) -> Any:
+        return run(searches.query_points_groups(self._corrections, arguments))
+
+    @like(QdrantClient.retrieve)
+    def retrieve(self, arguments: Arguments) -> Any:
+        return run(searches.retrieve(self._corrections, arguments))
+
+    @like(QdrantClient.scroll)
+    def scroll(self, arguments: Arguments) -> Any:
+        return run(searches.scroll(self._corrections, arguments))
+
+    @like(QdrantClient.get_collection)
+    def get_collection(self, arguments: Arguments) -> Any:
+        return run(searches.get_collection(self._corrections, arguments))
+
+    @like(QdrantClient.get_collections)
+    def get_collections(self, arguments: Arguments) -> Any:
+        return run(searches.get_collections(self._corrections, arguments))
+
+    @like(QdrantClient.upsert)
+    def upsert(self, arguments: Arguments) -> Any:
+        return run(writes.upsert(self._corrections, arguments))
+
+    @like(QdrantClient.upload_points)
+    def upload_points(self, arguments: Arguments) -> Any:
+        return run(writes.upload_points(self._corrections, arguments))
+
+    @like(QdrantClient.upload_collection)
+    def upload_collection(self, arguments: Arguments) -> Any:
+        return run(writes.upload_collection(self._corrections, arguments))
+
+    @like(QdrantClient.update_vectors)
+    def update_vectors(self, arguments: Arguments) -> Any:
+        return run(writes.update_vectors(self._corrections, arguments))
+
+    @like(QdrantClient.delete_vectors)
+    def delete_vectors(self, arguments: Arguments) -> Any:
+        return run(writes.delete_vectors(self._corrections, arguments))
+
+    @like(QdrantClient.set_payload)
+    def set_payload(self, arguments: Arguments) -> Any:
+        return run(writes.set_payload(self._corrections, arguments))
+
+    @like(QdrantClient.overwrite_payload)
+    def overwrite_payload(self, arguments: Arguments) -> Any:
+        return run(writes.overwrite_payload(self._corrections, arguments))
+
+    @like(QdrantClient.clear_payload)
+    def clear_payload(self, arguments: Arguments) -> Any:
+        return run(writes.clear_payload(self._corrections, arguments))
+
+    @like(QdrantClient.delete_payload)
+    def delete_payload(self, arguments: Arguments) -> Any:
+        return run(writes.delete_payload(self._corrections, arguments))
+
+    @like(QdrantClient.batch_update_points)
+    def batch_update_points(self, arguments: Arguments) -> Any:
+        return run(writes.batch_update_points(self._corrections, arguments))
+
+    @like(QdrantClient.delete_vector_name)
+    def delete_vector_name(self, arguments: Arguments) -> Any:
+        return run(writes.delete_vector_name(self._corrections, arguments))
+
+    @like(QdrantClient.create_collection)
+    def create_collection(self, arguments: Arguments) -> Any:
+        return run(writes.create_collection(self._corrections, arguments))
+
+    @like(QdrantClient.recreate_collection)
+    def recreate_collection(self, arguments: Arguments) -> Any:
+        return run(writes.recreate_collection(self._corrections, arguments))
+
+    @like(QdrantClient.delete_collection)
+    def delete_collection(self, arguments: Arguments) -> Any:
+        return run(writes.delete_collection(self._corrections, arguments))
+
+    @like(QdrantClient.update_collection_aliases)
+    def update_collection_aliases(self, arguments: Arguments) -> Any:
+        return run(writes.update_collection_aliases(self._corrections, arguments))
 
 
 class AsyncHubQdrantClient(_Corrected, AsyncQdrantClient):
@@ -266,27 +331,90 @@ class AsyncHubQdrantClient(_Corrected, AsyncQdrantClient):
             await asyncio.to_thread(self._corrections.recorder.flush)
         await super().close(grpc_grace, **kwargs)
 
-    query_points = make_method(AsyncQdrantClient.query_points, searches.query_points)
-    query_batch_points = make_method(AsyncQdrantClient.query_batch_points, searches.query_batch_points)
-    query_points_groups = make_method(AsyncQdrantClient.query_points_groups, searches.query_points_groups)
-    retrieve = make_method(AsyncQdrantClient.retrieve, searches.retrieve)
-    scroll = make_method(AsyncQdrantClient.scroll, searches.scroll)
-    get_collection = make_method(AsyncQdrantClient.get_collection, searches.get_collection)
-    get_collections = make_method(AsyncQdrantClient.get_collections, searches.get_collections)
-    upsert = make_method(AsyncQdrantClient.upsert, writes.upsert)
-    upload_points = make_method(AsyncQdrantClient.upload_points, writes.upload_points, run_inline=True)
-    upload_collection = make_method(AsyncQdrantClient.upload_collection, writes.upload_collection, run_inline=True)
-    update_vectors = make_method(AsyncQdrantClient.update_vectors, writes.update_vectors)
-    delete_vectors = make_method(AsyncQdrantClient.delete_vectors, writes.delete_vectors)
-    set_payload = make_method(AsyncQdrantClient.set_payload, writes.set_payload)
-    overwrite_payload = make_method(AsyncQdrantClient.overwrite_payload, writes.overwrite_payload)
-    clear_payload = make_method(AsyncQdrantClient.clear_payload, writes.clear_payload)
-    delete_payload = make_method(AsyncQdrantClient.delete_payload, writes.delete_payload)
-    batch_update_points = make_method(AsyncQdrantClient.batch_update_points, writes.batch_update_points)
-    delete_vector_name = make_method(AsyncQdrantClient.delete_vector_name, writes.delete_vector_name)
-    create_collection = make_method(AsyncQdrantClient.create_collection, writes.create_collection)
-    recreate_collection = make_method(AsyncQdrantClient.recreate_collection, writes.recreate_collection)
-    delete_collection = make_method(AsyncQdrantClient.delete_collection, writes.delete_collection)
-    update_collection_aliases = make_method(
-        AsyncQdrantClient.update_collection_aliases, writes.update_collection_aliases
-    )
+    @like(AsyncQdrantClient.query_points)
+    async def query_points(self, arguments: Arguments) -> Any:
+        return await run_async(searches.query_points(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.query_batch_points)
+    async def query_batch_points(self, arguments: Arguments) -> Any:
+        return await run_async(searches.query_batch_points(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.query_points_groups)
+    async def query_points_groups(self, arguments: Arguments) -> Any:
+        return await run_async(searches.query_points_groups(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.retrieve)
+    async def retrieve(self, arguments: Arguments) -> Any:
+        return await run_async(searches.retrieve(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.scroll)
+    async def scroll(self, arguments: Arguments) -> Any:
+        return await run_async(searches.scroll(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.get_collection)
+    async def get_collection(self, arguments: Arguments) -> Any:
+        return await run_async(searches.get_collection(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.get_collections)
+    async def get_collections(self, arguments: Arguments) -> Any:
+        return await run_async(searches.get_collections(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.upsert)
+    async def upsert(self, arguments: Arguments) -> Any:
+        return await run_async(writes.upsert(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.upload_points)
+    def upload_points(self, arguments: Arguments) -> Any:
+        return _upload(self, writes.upload_points, arguments)
+
+    @like(AsyncQdrantClient.upload_collection)
+    def upload_collection(self, arguments: Arguments) -> Any:
+        return _upload(self, writes.upload_collection, arguments)
+
+    @like(AsyncQdrantClient.update_vectors)
+    async def update_vectors(self, arguments: Arguments) -> Any:
+        return await run_async(writes.update_vectors(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.delete_vectors)
+    async def delete_vectors(self, arguments: Arguments) -> Any:
+        return await run_async(writes.delete_vectors(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.set_payload)
+    async def set_payload(self, arguments: Arguments) -> Any:
+        return await run_async(writes.set_payload(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.overwrite_payload)
+    async def overwrite_payload(self, arguments: Arguments) -> Any:
+        return await run_async(writes.overwrite_payload(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.clear_payload)
+    async def clear_payload(self, arguments: Arguments) -> Any:
+        return await run_async(writes.clear_payload(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.delete_payload)
+    async def delete_payload(self, arguments: Arguments) -> Any:
+        return await run_async(writes.delete_payload(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.batch_update_points)
+    async def batch_update_points(self, arguments: Arguments) -> Any:
+        return await run_async(writes.batch_update_points(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.delete_vector_name)
+    async def delete_vector_name(self, arguments: Arguments) -> Any:
+        return await run_async(writes.delete_vector_name(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.create_collection)
+    async def create_collection(self, arguments: Arguments) -> Any:
+        return await run_async(writes.create_collection(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.recreate_collection)
+    async def recreate_collection(self, arguments: Arguments) -> Any:
+        return await run_async(writes.recreate_collection(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.delete_collection)
+    async def delete_collection(self, arguments: Arguments) -> Any:
+        return await run_async(writes.delete_collection(self._corrections, arguments))
+
+    @like(AsyncQdrantClient.update_collection_aliases)
+    async def update_collection_aliases(self, arguments: Arguments) -> Any:
+        return await run_async(writes.update_collection_aliases(self._corrections, arguments))

@@ -75,7 +75,7 @@ def test_no_error_shows_a_password_however_it_is_spelt(needs, url, tmp_path):
 )
 def test_the_command_on_a_page_shows_no_password(typed, shown, monkeypatch):
     monkeypatch.setattr("sys.argv", ["hubplugin", "diagnose", typed])
-    assert options.typed() == f"hubplugin diagnose {shown}"
+    assert options.command_line() == f"hubplugin diagnose {shown}"
 
 
 def test_two_slashes_before_a_path_are_read_as_in_other_urls(tmp_path, monkeypatch):
