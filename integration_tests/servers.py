@@ -1,6 +1,7 @@
 """Qdrant servers that are started from here, as executables and as containers, and where they listen."""
 
 import os
+import shlex
 import shutil
 import socket
 import ssl
@@ -16,11 +17,13 @@ from pathlib import Path
 
 import httpx
 import trustme
+from pytest_docker.plugin import DockerComposeExecutor, execute
 from qdrant_client import QdrantClient
 
 from integration_tests.waiting import wait_until
 
 IMAGE = f"qdrant/qdrant:{os.environ.get('QDRANT_VERSION') or 'v1.19.0'}"
+COMPOSE_FILE = Path(__file__).with_name("docker-compose.yml")
 
 
 @dataclass(frozen=True)
@@ -157,25 +160,31 @@ class Executable(Process):
 
 
 class Container(Process):
-    """A container of `IMAGE`."""
+    """A container of `IMAGE`: docker-compose.yml, as a compose project of its own."""
 
     network = "bridge"
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._name, self._is_there = f"hubplugin-{uuid.uuid4().hex[:8]}", False
-        self.peer = f"http://{self._name}:6335"
+        project, variables = f"hubplugin-{uuid.uuid4().hex[:8]}", self.folder / "server.env"
+        self._compose = DockerComposeExecutor(f'docker compose --env-file "{variables}"', str(COMPOSE_FILE), project)
+        self.peer = f"http://{project}:6335"
 
     @staticmethod
     @cache
     def missing() -> str | None:
         if shutil.which("docker") is None:
-            return "install Docker"
-        try:
-            is_silent = subprocess.run(["docker", "info"], capture_output=True, timeout=60).returncode
-        except subprocess.TimeoutExpired:
-            is_silent = True
-        return "start the Docker engine, which does not answer" if is_silent else None
+            return "install Docker with its compose plugin"
+        for command, reason in (
+            ("compose version", "install Docker's compose plugin"),
+            ("info", "start the Docker engine, which does not answer"),
+        ):
+            try:
+                if subprocess.run(["docker", *command.split()], capture_output=True, timeout=60).returncode:
+                    return reason
+            except subprocess.TimeoutExpired:
+                return reason
+        return None
 
     @staticmethod
     @cache
@@ -188,41 +197,35 @@ class Container(Process):
         return f"the Docker engine cannot get {IMAGE}: {reason}" if pull.returncode else None
 
     def start(self) -> None:
-        if not self._is_there:
-            self._is_there = True
-            # A server loses data on a container's own file system where the engine keeps that in FUSE.
-            volumes = ("/qdrant/storage", "/qdrant/snapshots", f"{self.folder}:{self.folder}:ro")
-            ports = (f"127.0.0.1:{self.address.http}:6333", f"127.0.0.1:{self.address.grpc}:6334")
-            variables = [f"{name}={value}" for name, value in self.settings.items()]
-            options = {"volume": volumes, "publish": ports, "env": variables, "network": [self.network]}
-            words = [word for name, values in options.items() for value in values for word in (f"--{name}", value)]
-            run_docker("create", "--name", self._name, *words, IMAGE, "./qdrant", *self.arguments)
-        run_docker("start", self._name)
+        variables = self.settings | {
+            "SERVER_IMAGE": IMAGE,
+            "SERVER_ARGUMENTS": shlex.join(self.arguments),
+            "SERVER_FOLDER": str(self.folder),
+            "SERVER_NETWORK": self.network,
+            "SERVER_HTTP": str(self.address.http),
+            "SERVER_GRPC": str(self.address.grpc),
+        }
+        lines = [f"{name}={value}\n" for name, value in variables.items()]
+        (self.folder / "server.env").write_text("".join(lines))
+        self._compose.execute("up --detach --wait")
         wait_until(self.address.ready)
 
     def stop(self) -> None:
-        run_docker("stop", "--time", "5", self._name)
+        self._compose.execute("stop")
 
     def remove(self) -> None:
-        if self._is_there:
-            run_docker("rm", "--force", "--volumes", self._name)
+        self._compose.execute("down --volumes --timeout 5")
 
 
 @contextmanager
 def container_network() -> Iterator[str]:
     """The name of a network in which containers find each other by name."""
     name = f"hubplugin-{uuid.uuid4().hex[:8]}"
-    run_docker("network", "create", name)
+    execute(f"docker network create {name}")
     try:
         yield name
     finally:
-        run_docker("network", "rm", name)
-
-
-def run_docker(*command: str) -> None:
-    run = subprocess.run(["docker", *command], capture_output=True, text=True)
-    if run.returncode:
-        raise RuntimeError(f"docker {command[0]}: {run.stderr.strip()}")
+        execute(f"docker network rm {name}")
 
 
 class Stalling:
