@@ -8,7 +8,7 @@ import httpx
 
 from integration_tests.backends.servers import LocalServer, Server
 from integration_tests.galleries import Gallery
-from integration_tests.servers import Address, Container, Process, container_network
+from integration_tests.servers import Container, Process, container_network
 from integration_tests.waiting import wait_until
 
 
@@ -31,22 +31,26 @@ class BinaryCluster(LocalServer):
                 process.start()
             self.addresses = {node: process.address for node, process in self._processes.items()}
             self.address = self.addresses["node1"]
-            wait_until(lambda: all(self._count_peers(address) == 3 for address in self.addresses.values()))
+            wait_until(self._has_one_leader)
             yield
 
     def gallery(self, **options) -> Gallery:
         return super().gallery(**({"shard_number": 3, "replication_factor": 2} | options))
 
-    def _count_peers(self, address: Address) -> int:
-        answer = httpx.get(f"http://{address.host}:{address.http}/cluster").json()
-        return len(answer["result"]["peers"])
+    def _has_one_leader(self) -> bool:
+        """Whether each node knows all three and the same leader: a change that goes to a former leader is lost."""
+        urls = [f"http://{address.host}:{address.http}/cluster" for address in self.addresses.values()]
+        states = [httpx.get(url).json()["result"] for url in urls]
+        leaders = {state["raft_info"]["leader"] for state in states}
+        return len(leaders) == 1 and all(leaders) and all(len(state["peers"]) == 3 for state in states)
 
     def stop(self, node: str) -> None:
         self._processes[node].stop()
 
     def start(self, node: str) -> None:
-        """Returns when it answers again."""
+        """Returns when it answers again, and is one of the cluster."""
         self._processes[node].start()
+        wait_until(self._has_one_leader)
 
 
 class Cluster(BinaryCluster):
