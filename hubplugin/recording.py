@@ -453,6 +453,9 @@ class Recorder:
                         part = self._unwritten[dim]
                         part.seen -= written.seen
                         part.rows = {id: row for id, row in part.rows.items() if written.rows.get(id) is not row}
+                # Of a model that has left the record nothing stays, or its sample would be as thin when it comes back.
+                heard = {dim: part for dim, part in self._unwritten.items() if part.seen}
+                self._unwritten = defaultdict[int, Unwritten](Unwritten, heard)
                 for dim, bound in bounds.items():
                     self._unwritten[dim].bound = min(self._unwritten[dim].bound, bound)
 

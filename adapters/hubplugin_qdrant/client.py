@@ -74,7 +74,7 @@ def like(plain: Method) -> Callable[[Callable[[Any, Arguments], Any]], Method]:
         async def coroutine(self: Any, *args: object, **kwargs: object) -> Any:
             return await method(self, *args, **kwargs)
 
-        return cast(Method, coroutine if inspect.iscoroutinefunction(plain) else method)
+        return cast(Method, coroutine if inspect.iscoroutinefunction(written) else method)
 
     return decorate
 

@@ -74,7 +74,7 @@ _NEAREST = models.NearestQuery(nearest=[])
 def resolve(query: Any) -> Any:
     """What the client makes of the `query` of its search methods before anything else: a vector, an id or a document
     becomes a NearestQuery. Raises what the client raises for what cannot be one."""
-    if isinstance(query, np.ndarray) and query.ndim == 1 and query.dtype.kind == "f":  # which need not be validated
+    if type(query) is np.ndarray and query.ndim == 1 and query.dtype.kind == "f":  # which need not be validated
         return copy_with(_NEAREST, {"nearest": query.tolist()})
     return QdrantClient._resolve_query(query)
 

@@ -313,9 +313,11 @@ def _finisher(metric: Metric, threshold: float | None) -> Finish:
 
     def finish(points: Points) -> Points:
         points = [point for point in points if np.float32(point.score) >= least]
-        for point in points if is_distance else ():  # sqrt(distance^2 - 2 offset), negative where the square is
-            point.score = math.copysign(math.sqrt(2.0 * abs(point.score)), -point.score)
-        return points
+        if not is_distance:
+            return points
+        # sqrt(distance^2 - 2 offset), negative where the square is. In local mode one object may be in several groups.
+        scores = [math.copysign(math.sqrt(2.0 * abs(point.score)), -point.score) for point in points]
+        return [copy_with(point, {"score": score}) for point, score in zip(points, scores, strict=True)]
 
     return finish if is_distance or threshold is not None else None
 

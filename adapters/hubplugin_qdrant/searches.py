@@ -244,18 +244,23 @@ def rewrite_requests(
 
 def retrieve(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     cached = yield from cache.lookup(arguments["collection_name"])
-    payload = hide_key(arguments.get("with_payload", True), cached.offset_key)
-    records = yield Call(cache.raw.retrieve, **arguments | {"with_payload": payload})
+    records = yield Call(cache.raw.retrieve, **_without_key(arguments, cached.offset_key))
     yield from _hide_ours(cache, cached, records, arguments)
     return records
 
 
 def scroll(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     cached = yield from cache.lookup(arguments["collection_name"])
-    payload = hide_key(arguments.get("with_payload", True), cached.offset_key)
-    records, next_offset = yield Call(cache.raw.scroll, **arguments | {"with_payload": payload})
+    records, next_offset = yield Call(cache.raw.scroll, **_without_key(arguments, cached.offset_key))
     yield from _hide_ours(cache, cached, records, arguments)
     return records, next_offset
+
+
+def _without_key(arguments: Arguments, key: str | None) -> Arguments:
+    """`arguments` that leave our `key` out; as they are where there is none."""
+    if key is None:
+        return arguments
+    return arguments | {"with_payload": hide_key(arguments.get("with_payload", True), key)}
 
 
 def _hide_ours(

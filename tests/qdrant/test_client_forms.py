@@ -64,6 +64,17 @@ def test_every_form_is_corrected_wherever_it_stands(photos, elsewhere):
             assert ids(client.query_points("photos", RRF, prefetch=nested, limit=5)) == expected, asked
 
 
+def test_a_point_in_several_groups_has_its_score_in_each(photos):
+    query, using = photos.queries[0], photos.using or None
+    photos.plain.set_payload("photos", {"tags": ["a", "b"]}, models.Filter())
+    client = photos.corrected()
+    expected = client.query_points("photos", query, using, limit=5).points
+    groups = client.query_points_groups("photos", "tags", query, using, group_size=5).groups
+    assert sorted(group.id for group in groups) == ["a", "b"]
+    for group in groups:
+        assert [(hit.id, hit.score) for hit in group.hits] == [(point.id, point.score) for point in expected]
+
+
 def test_structures_of_grpc_are_taken_where_the_plain_client_takes_them(photos):
     client, query, using = photos.corrected(), photos.queries[0], photos.using or None
     rest = {"query_filter": RED, "search_params": EXACT, "with_payload": True}
@@ -86,9 +97,10 @@ DOCUMENT = models.Document(text="3", model="a model")
         ({"using": "nope"}, "nope"),
         ({"collection_name": "pictures"}, "pictures"),
         ({"query": 999}, "999"),
+        ({"query": np.ma.masked_array(np.ones(DIM), mask=[True] + [False] * (DIM - 1))}, "nearest"),
         ({"query": DOCUMENT}, "fastembed"),
     ],
-    ids=["dimension", "vector", "collection", "point", "document without fastembed"],
+    ids=["dimension", "vector", "collection", "point", "masked", "document without fastembed"],
 )
 def test_what_cannot_be_searched_is_the_clients_own_error(photos, wrong, says):
     client = photos.corrected()

@@ -1,5 +1,7 @@
 """What hubplugin uses of qdrant-client's privates is there, and does what hubplugin takes it to do."""
 
+import functools
+import inspect
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from qdrant_client.conversions.conversion import RestToGrpc
 
 from hubplugin_qdrant import HubQdrantClient, plain_client
+from hubplugin_qdrant.client import like
 from hubplugin_qdrant.transport import Fault, fault_of
 
 
@@ -25,6 +28,18 @@ def test_a_client_over_the_connection_of_another_sees_the_same_collections():
     assert isinstance(other, HubQdrantClient)
     client.create_collection("photos", models.VectorParams(size=2, distance=models.Distance.DOT))
     assert QdrantClient.collection_exists(other, "photos")
+
+
+def test_a_coroutine_within_a_plain_function_is_taken_for_a_coroutine():
+    @functools.wraps(AsyncQdrantClient.query_points)
+    def traced(*args, **kwargs):
+        return AsyncQdrantClient.query_points(*args, **kwargs)
+
+    @like(traced)
+    async def corrected(self, arguments):
+        return None
+
+    assert inspect.iscoroutinefunction(corrected)
 
 
 def test_prefetches_of_groups_name_no_points_where_local_mode_would_not_look_them_up():

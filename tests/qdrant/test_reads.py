@@ -89,6 +89,12 @@ def test_another_collection_and_another_vector_are_as_without_the_wrapper(photos
         assert getattr(client, method)("other", **given) == getattr(photos.plain, method)("other", **given)
 
 
+def test_a_collection_without_a_correction_is_read_as_by_the_plain_client(cosine):
+    client, selector = cosine.wrapped(), {"exclude": ["n"]}
+    assert client.retrieve("photos", [1], selector) == cosine.plain.retrieve("photos", [1], selector)
+    assert client.scroll("photos", with_payload=selector) == cosine.plain.scroll("photos", with_payload=selector)
+
+
 def test_an_alias_is_searched_corrected(photos):
     client = photos.corrected()
     rename = models.CreateAlias(collection_name="photos", alias_name="pictures")

@@ -125,6 +125,15 @@ def test_a_recorder_that_two_models_take_turns_with_keeps_a_sample_of_each(folde
         assert found.seen == 300
 
 
+def test_a_model_that_left_the_record_and_comes_back_has_a_whole_sample(folder, queries):
+    recorder = Recorder(folder, 10)
+    for seen in (queries[:, :4], queries[:, :8], queries[:, :5], queries[:10, :4]):
+        recorder.add(seen)
+        recorder.flush()
+    found = read(folder, 4)
+    assert (found.rows, found.seen) == (10, 10)
+
+
 def test_a_program_that_changes_its_folder_writes_where_it_began(folder, queries, monkeypatch):
     monkeypatch.chdir(folder.parent)
     recorder = Recorder(folder.name)
