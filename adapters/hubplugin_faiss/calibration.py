@@ -60,48 +60,48 @@ def require_recall(
     loss. Both say which search makes up for it, and at what cost. A bank that is too small says nothing, and an
     exhaustive index that is too large is not tried.
     """
-    count = tried_at_most(raw, upgraded)
+    count = affordable_queries(raw, upgraded)
     queries = None if count < QUERIES / 10 else bank_queries(model, count)
     if queries is None or upgraded.ntotal < 10 * K:
         return
-    of_raw, corrected = exact_rankings(raw, upgraded, model, scale, queries)
-    before, (after, seconds) = _found(raw, queries, of_raw)[0], _found(upgraded, queries, corrected)
-    lost, error = float((before - after).mean()), float((before - after).std() / np.sqrt(len(after)))
+    raw_truth, truth = exact_rankings(raw, upgraded, model, scale, queries)
+    raw_recall, (recall, seconds) = measure_recall(raw, queries, raw_truth)[0], measure_recall(upgraded, queries, truth)
+    lost, error = float((raw_recall - recall).mean()), float((raw_recall - recall).std() / np.sqrt(len(recall)))
     if lost <= max(TOLERATED, 2 * error):
         return
     # A search that barely suffices for the queries tried did not suffice for others (benchmarks/faiss_found.py).
-    doubt = min(2 * error, (1 - float(before.mean())) / 2)
-    took = [seconds]
+    doubt = min(2 * error, (1 - float(raw_recall.mean())) / 2)
+    times = [seconds]
 
     def lacks() -> float:
-        found, seconds = _found(upgraded, queries, corrected)
-        took.append(seconds)
-        return float((before - found).mean()) + doubt
+        wider, seconds = measure_recall(upgraded, queries, truth)
+        times.append(seconds)
+        return float((raw_recall - wider).mean()) + doubt
 
-    call, place = wider_search(upgraded, lacks, ENOUGH + doubt)
-    cost = f"in {took[place] / seconds:.1f} times the time of a search"
-    promised = promised_loss(raw) if call else TOLERATED
-    if lost > promised + 2 * error and not force:
+    call, number = wider_search(upgraded, lacks, ENOUGH + doubt)
+    cost = f"in {times[number] / seconds:.1f} times the time of a search"
+    limit = loss_limit(raw) if call else TOLERATED
+    if lost > limit + 2 * error and not force:
         most = "for its type" if call else "where no search up to four times as wide makes up for it"
         advice = f"the upgraded one finds as much {cost} by {call}; " if call else ""
         if twice := call_of({name: int(2 * value) for name, value in settings(raw).items()}):
             advice += f"search it more widely first, {twice}, or "
         raise CorrectionRefused(
-            f"an upgrade of this {name_of(raw)} would take recall@10 of bank queries from {before.mean():.3f} to "
-            f"{after.mean():.3f} ({lost:.3f} +- {error:.3f} less), and {promised} is the most {most}; nothing was "
+            f"an upgrade of this {name_of(raw)} would take recall@10 of bank queries from {raw_recall.mean():.3f} to "
+            f"{recall.mean():.3f} ({lost:.3f} +- {error:.3f} less), and {limit} is the most {most}; nothing was "
             f"changed; {advice}",
             Parameter("force", True),
             " upgrades it all the same",
         )
     warnings.warn(
-        f"recall@10 of bank queries is {after.mean():.3f} against the exact corrected ranking, {before.mean():.3f} "
-        f"against the raw one before ({lost:.3f} +- {error:.3f} less)"
+        f"recall@10 of bank queries is {recall.mean():.3f} against the exact corrected ranking, "
+        f"{raw_recall.mean():.3f} against the raw one before ({lost:.3f} +- {error:.3f} less)"
         + (f"; this brings it back, {cost}: {call}" if call else ""),
         stacklevel=5,
     )
 
 
-def _found(index: faiss.Index, queries: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, float]:
+def measure_recall(index: faiss.Index, queries: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, float]:
     """The share of the `truth` [m, k] that a search finds, one query at a time, as users ask: [m]; and the seconds of
     the processor that it took."""
     start = time.process_time()
@@ -118,7 +118,7 @@ def require_answers(
     upgraded: faiss.Index,
     model: OffsetModel,
     scale: IndexScale,
-    known: LabelledQueries | None,
+    labelled: LabelledQueries | None,
     force: bool = False,
 ) -> None:
     """Raises CorrectionRefused if `upgraded` is going to find fewer answers first than the `raw` index, by more than
@@ -127,30 +127,34 @@ def require_answers(
     Offsets serve the queries that they were fitted on better than others. So of these counts only what the index
     loses beside the exact rankings; what the rankings gain is taken from queries that were held out.
     """
-    some = evenly(np.arange(0 if known is None else len(known.queries)), tried_at_most(raw, upgraded, ANSWERED))
-    if known is None or len(some) < QUERIES / 10:
+    if labelled is None:
         return
-    answers, queries = handler_for(raw).labels()[known.rows[some]], np.ascontiguousarray(known.queries[some])
+    sample = evenly(np.arange(len(labelled.queries)), affordable_queries(raw, upgraded, ANSWERED))
+    if len(sample) < QUERIES / 10:
+        return
+    answers, queries = handler_for(raw).labels()[labelled.rows[sample]], np.ascontiguousarray(labelled.queries[sample])
 
     def first(ids: np.ndarray) -> np.ndarray:
         return np.asarray(ids[:, 0] == answers, np.float64)
 
-    before, (gained, spread), exact = first(raw.search(queries, 1)[1]), known.held_out or (0.0, 0.0), np.zeros(())
-    if known.held_out is not None:
-        of_raw, corrected = exact_rankings(raw, upgraded, model, scale, queries, 1)
-        exact = first(corrected) - first(of_raw)
+    exact, (gained, spread) = np.zeros(()), labelled.held_out or (0.0, 0.0)
+    if labelled.held_out is not None:
+        raw_truth, truth = exact_rankings(raw, upgraded, model, scale, queries, 1)
+        exact = first(truth) - first(raw_truth)
+    raw_first = first(raw.search(queries, 1)[1])
 
     def gains() -> np.ndarray:
-        return np.asarray(first(upgraded.search(queries, 1)[1]) - before - exact)
+        return np.asarray(first(upgraded.search(queries, 1)[1]) - raw_first - exact)
 
-    own = gains()
-    gain, error = gained + float(own.mean()), float(np.hypot(spread, own.std() / np.sqrt(len(some))))
-    if gain >= -LOST or own.mean() >= 0:  # else it is not the index that loses
+    of_index = gains()
+    gain = gained + float(of_index.mean())
+    error = float(np.hypot(spread, of_index.std() / np.sqrt(len(sample))))
+    if gain >= -LOST or of_index.mean() >= 0:  # else it is not the index that loses
         return
     call, _ = wider_search(upgraded, lambda: -LOST - gained - float(gains().mean()))
-    text = f"R@1 of {len(some)} bank queries with known answers from {100 * before.mean():.1f} to "
-    text += f"{100 * (before.mean() + gain):.1f} ({-100 * gain:.1f} +- {100 * error:.1f} points less"
-    text += ")" if known.held_out is None else f", where held-out ones gain {100 * gained:.1f} by an exact ranking)"
+    text = f"R@1 of {len(sample)} bank queries with known answers from {100 * raw_first.mean():.1f} to "
+    text += f"{100 * (raw_first.mean() + gain):.1f} ({-100 * gain:.1f} +- {100 * error:.1f} points less"
+    text += f", where held-out ones gain {100 * gained:.1f} by an exact ranking)" if labelled.held_out else ")"
     if gain < -LOST - 2 * error and not force:
         advice = f"the upgraded one finds as many by {call}; " if call else ""
         raise CorrectionRefused(
@@ -168,29 +172,27 @@ def exact_rankings(
     `scale`, and with them: int64 [m, k] each. Targets are as `raw` reconstructs them, by cosine at unit length."""
     handler, holder, size = handler_for(raw), handler_for(upgraded), block_rows(raw.d)
     metric = Metric.EUCLIDEAN if handler.euclidean else Metric.DOT
-    mapped, best, row = model.queries(queries), ([], []), 0  # type: ignore[var-annotated]
-    highest = max(float(each.offsets(each.query[None]).max()) for each in holder.extra_dimensions())
+    augmented, best, row = augment_queries(model.queries(queries), metric), ([], []), 0  # type: ignore[var-annotated]
+    highest = max(float(extra.offsets(extra.query[None]).max()) for extra in holder.extra_dimensions())
     for (vectors, _), (_, offsets) in zip(handler.scan(0, size), holder.scan(0, size), strict=True):
         assert offsets is not None
         labels = handler.labels(row, row + len(vectors))
         row += len(vectors)
         if model.metric is Metric.COSINE and handler.lossy:
             vectors = handler.with_zeros(vectors)
-            offsets, vectors = scale.of_model(offsets, vectors), unit_or_zero(vectors)
+            offsets, vectors = scale.to_model(offsets, vectors), unit_or_zero(vectors)
         extended = augment_targets(vectors, offsets, metric, max_offset=highest)
-        for found, targets, asked in zip(
-            best, (vectors, extended), (queries, augment_queries(mapped, metric)), strict=True
-        ):
-            scores, rows = faiss.knn(asked, targets, min(k, len(targets)), metric=upgraded.metric_type)
-            found.append((-scores if handler.euclidean else scores, labels[rows]))
+        for blocks, targets, q in zip(best, (vectors, extended), (queries, augmented), strict=True):
+            scores, rows = faiss.knn(q, targets, min(k, len(targets)), metric=upgraded.metric_type)
+            blocks.append((-scores if handler.euclidean else scores, labels[rows]))
     rankings = []
-    for found in best:
-        scores, names = (np.concatenate(part, axis=1) for part in zip(*found, strict=True))
-        rankings.append(np.take_along_axis(names, np.argsort(-scores, axis=1, kind="stable")[:, :k], axis=1))
+    for blocks in best:
+        scores, ids = (np.concatenate(part, axis=1) for part in zip(*blocks, strict=True))
+        rankings.append(np.take_along_axis(ids, np.argsort(-scores, axis=1, kind="stable")[:, :k], axis=1))
     return rankings[0], rankings[1]
 
 
-def tried_at_most(raw: faiss.Index, upgraded: faiss.Index, most: int = QUERIES) -> int:
+def affordable_queries(raw: faiss.Index, upgraded: faiss.Index, most: int = QUERIES) -> int:
     """How many queries `raw` and `upgraded` are tried with, of `most`."""
     if not handler_for(raw).exhaustive:
         return int(np.clip(WORK / (upgraded.ntotal * upgraded.d), QUERIES / 10, most))
@@ -204,7 +206,7 @@ def is_exact(handler: IndexHandler) -> bool:
     return handler.exhaustive and not handler.lossy
 
 
-def promised_loss(index: faiss.Index) -> float:
+def loss_limit(index: faiss.Index) -> float:
     """The largest loss of recall@10 with which an upgrade of `index` is not refused."""
     kinds = {"graph": faiss.IndexHNSW, "lists": faiss.IndexIVF, "codes": faiss.Index}
     return max(PROMISED[name] for part in parts(index) for name, kind in kinds.items() if isinstance(part, kind))
@@ -214,7 +216,7 @@ def wider_search(index: faiss.Index, lacks: Callable[[], float], slack: float = 
     """The call of Faiss, as text, that widens the search of `index` by the smallest factor by which it `lacks` nothing,
     or no more than `slack` where it always lacks something; and the number, from 1 on, of that trial. "" if none up to
     four times as wide does. All settings are widened alike; `index` is left as it was."""
-    now, found = settings(index), ("", 0)
+    now, fallback = settings(index), ("", 0)
     try:
         for number, factor in enumerate(FACTORS if now else (), 1):
             wider = {name: max(int(value * factor), int(value) + 1) for name, value in now.items()}
@@ -223,15 +225,15 @@ def wider_search(index: faiss.Index, lacks: Callable[[], float], slack: float = 
             lacking = lacks()
             if lacking <= 0:
                 return call_of(wider), number
-            if lacking <= slack and not found[0]:
-                found = call_of(wider), number
+            if lacking <= slack and not fallback[0]:
+                fallback = call_of(wider), number
     finally:
         for name, value in now.items():
             faiss.ParameterSpace().set_index_parameter(index, name, value)
         for part in parts(index):
             if isinstance(part, faiss.IndexRefine):  # whose factor need be no whole number
                 part.k_factor = now["k_factor_rf"]
-    return found
+    return fallback
 
 
 def call_of(values: dict[str, int]) -> str:
@@ -242,15 +244,15 @@ def call_of(values: dict[str, int]) -> str:
 
 def settings(index: faiss.Index) -> dict[str, float]:
     """How widely `index` is searched, by the names that `faiss.ParameterSpace` has for that."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for part in parts(index):
         if isinstance(part, faiss.IndexIVF):
-            found["nprobe"] = part.nprobe
+            values["nprobe"] = part.nprobe
         elif isinstance(part, faiss.IndexHNSW):
-            found["efSearch"] = part.hnsw.efSearch
+            values["efSearch"] = part.hnsw.efSearch
         elif isinstance(part, faiss.IndexRefine):
-            found["k_factor_rf"] = part.k_factor
-    return found
+            values["k_factor_rf"] = part.k_factor
+    return values
 
 
 def parts(index: faiss.Index) -> Iterator[faiss.Index]:

@@ -12,7 +12,7 @@ from hubplugin.errors import InputError
 from hubplugin.model import OffsetModel, refuse_query_map
 from hubplugin.rerank import DualDynamic, DualSoftmax, Dynamic, GloballyCorrected, Reranker, Rule
 from hubplugin.vectors import OffsetsLike, VectorLike, as_vectors
-from hubplugin_faiss.index import checked_offsets, normalises_queries
+from hubplugin_faiss.index import normalises_queries, require_offsets
 
 GROWTH = 4
 
@@ -32,12 +32,6 @@ class Certified:
     ids: np.ndarray
     certified: np.ndarray
     fetched: np.ndarray
-
-
-def _mapping(correction: OffsetsLike | OffsetModel | Rule) -> OffsetModel | None:
-    """The model in `correction` that maps queries, if one does."""
-    model = correction.fitted if isinstance(correction, Dynamic) else correction
-    return model if isinstance(model, OffsetModel) and model.query_map is not None else None
 
 
 def _scores_by_bits(index: Searchable) -> bool:
@@ -91,7 +85,8 @@ class CorrectedSearch:
             raise InputError(f"the index has metric {metric}, neither inner product nor L2: an offset is no part of it")
         self._euclidean = metric == faiss.METRIC_L2
         self._rule: Rule | None = None
-        self._mapping = _mapping(correction)
+        model = correction.fitted if isinstance(correction, Dynamic) else correction
+        self._mapping = model if isinstance(model, OffsetModel) and model.query_map is not None else None
         if self._mapping is not None and isinstance(index, faiss.Index) and normalises_queries(index):
             raise refuse_query_map("an index that normalises queries (L2norm)")
         self._bits = _scores_by_bits(index)
@@ -105,29 +100,30 @@ class CorrectedSearch:
                 raise InputError(f"{type(correction).__name__} needs to know the gallery: pass targets=")
             gallery = as_vectors(targets, "targets")
         if isinstance(correction, Rule):
-            self._rule, self._kept = correction, correction.keep(gallery)
+            self._rule, self._corrections = correction, correction.keep(gallery)
         else:
             offsets = np.array(correction.offsets(gallery) if isinstance(correction, OffsetModel) else correction)
-            self._kept = checked_offsets(offsets, offsets.size if count is None else count, "the index")
-        if count not in (None, len(self._kept)):
-            raise InputError(f"{len(self._kept)} targets were given, the index holds {count}")
-        expected = len(self._kept), getattr(index, "d", None if self._vectors is None else self._vectors.dim)
+            self._corrections = require_offsets(offsets, offsets.size if count is None else count, "the index")
+        if count not in (None, len(self._corrections)):
+            raise InputError(f"{len(self._corrections)} targets were given, the index holds {count}")
+        expected = len(self._corrections), getattr(index, "d", None if self._vectors is None else self._vectors.dim)
         if self._vectors is not None and (self._vectors.rows, self._vectors.dim) != expected:
             raise InputError(f"vectors have shape {[self._vectors.rows, self._vectors.dim]}: expected {list(expected)}")
-        own = None if ids is None else np.asarray(ids)
-        if own is not None and (own.shape != (len(self._kept),) or own.dtype.kind not in "iu" or (own < 0).any()):
+        names = None if ids is None else np.asarray(ids)
+        count = len(self._corrections)
+        if names is not None and (names.shape != (count,) or names.dtype.kind not in "iu" or (names < 0).any()):
             raise InputError(
-                f"ids have shape {list(own.shape)} of {own.dtype}: expected {len(self._kept)} whole numbers from 0 on, "
-                "one for each target"
+                f"ids have shape {list(names.shape)} of {names.dtype}: expected {count} whole numbers from 0 on, one "
+                "for each target"
             )
-        self._order = None if own is None else np.argsort(own, kind="stable")
-        self._ids = None if own is None else own.astype(np.int64)[self._order]
+        self._order = None if names is None else np.argsort(names, kind="stable")
+        self._ids = None if names is None else names.astype(np.int64)[self._order]
 
     def search(self, x: np.ndarray, k: int, **options: object) -> tuple[np.ndarray, np.ndarray]:
         """Corrected scores and ids [m, k] of queries [m, d], as Faiss gives them: inner products, larger first, or
         squared distances, smaller first, with 2 * offset taken off. `options`, such as params=, go to the index."""
-        found = self.search_certified(x, k, **options)
-        return found.scores, found.ids
+        answers = self.search_certified(x, k, **options)
+        return answers.scores, answers.ids
 
     def search_certified(self, x: np.ndarray, k: int, **options: object) -> Certified:
         """As `search`, with a certificate for each query."""
@@ -136,30 +132,32 @@ class CorrectedSearch:
         if queries.ndim != 2 or k < 1 or d not in (None, queries.shape[1]) or not np.isfinite(queries).all():
             raise InputError(f"expected finite queries [m, {d or 'd'}] and k >= 1, got shape {queries.shape}, k = {k}")
         queries = queries if self._mapping is None else self._mapping.queries(queries)
-        if count not in (None, len(self._kept)):
-            raise InputError(f"the index holds {count} now, and {len(self._kept)} when this was made: make it anew")
+        if count not in (None, len(self._corrections)):
+            raise InputError(
+                f"the index holds {count} now, and {len(self._corrections)} when this was made: make it anew"
+            )
         scores, ids = np.full((len(queries), k), -np.inf), np.full((len(queries), k), -1, np.int64)
         certified, done, fetched = *np.zeros((2, len(queries)), bool), np.zeros(len(queries), np.int64)
         open_, fetch = np.arange(len(queries)), GROWTH * k
         while len(open_):
-            fetch = min(fetch, max(self._limit, k), len(self._kept))
+            fetch = min(fetch, max(self._limit, k), len(self._corrections))
             raw, found = self._index.search(queries[open_], fetch, **options)
-            close = raw.astype(np.float64) * (-0.5 if self._euclidean else 1.0)
-            for query, similarities, candidates in zip(open_, close, found, strict=True):
-                there = candidates >= 0
-                best, which, bound = self._ranked(queries[query], similarities[there], candidates[there])
-                scores[query, : len(best[:k])], ids[query, : len(best[:k])] = best[:k], which[:k]
+            raw = raw.astype(np.float64) * (-0.5 if self._euclidean else 1.0)
+            for query, similarities, candidates in zip(open_, raw, found, strict=True):
+                valid = candidates >= 0
+                best, names, bound = self._rank(queries[query], similarities[valid], candidates[valid])
+                scores[query, : len(best[:k])], ids[query, : len(best[:k])] = best[:k], names[:k]
                 # Without more to give a search has seen all that a selector lets it see; else it probes too little.
-                ended = not there.all()
-                everything = (ended and bool(options)) or there.sum() == len(self._kept)
+                ended = not valid.all()
+                everything = (ended and bool(options)) or valid.sum() == len(self._corrections)
                 certified[query] = everything or (not ended and len(best) >= k and best[k - 1] >= bound)
                 fetched[query], done[query] = fetch, certified[query] or ended
-            if fetch == min(max(self._limit, k), len(self._kept)):
+            if fetch == min(max(self._limit, k), len(self._corrections)):
                 break
             open_, fetch = open_[~done[open_]], GROWTH * fetch
         return Certified((-2 * scores if self._euclidean else scores).astype(np.float32), ids, certified, fetched)
 
-    def _ranked(
+    def _rank(
         self, query: np.ndarray, similarities: np.ndarray, candidates: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, float]:
         """Corrected scores and ids of `candidates`, best first, and an upper bound for all other targets."""
@@ -167,30 +165,32 @@ class CorrectedSearch:
             return similarities, candidates, np.inf
         last, rows = np.inf if self._bits else float(similarities[-1]), self._rows(candidates)
         if self._vectors is not None:
-            similarities = self._true(query, rows)
+            similarities = self._true_similarities(query, rows)
             order = np.argsort(-similarities, kind="stable")
             similarities, candidates, rows = similarities[order], candidates[order], rows[order]
-        kept = self._kept[rows]
+        corrections = self._corrections[rows]
         if self._rule is None:
-            corrected = similarities + kept
+            corrected = similarities + corrections
             order = np.argsort(-corrected, kind="stable")
-            return corrected[order], candidates[order], float(last + self._kept.max())
-        order, scores = Reranker(self._rule, lambda _: kept).rerank(query, candidates.tolist(), similarities.tolist())
-        return scores, candidates[order], self._bound(last, kept)
+            return corrected[order], candidates[order], float(last + self._corrections.max())
+        order, scores = Reranker(self._rule, lambda _: corrections).rerank(
+            query, candidates.tolist(), similarities.tolist()
+        )
+        return scores, candidates[order], self._upper_bound(last, corrections)
 
-    def _true(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def _true_similarities(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """The similarities of `query` [d] and the vectors `rows` [b]: float64 [b]."""
         assert self._vectors is not None
-        wanted, places = np.unique(rows, return_inverse=True)
-        vectors = self._vectors.select(wanted).astype(np.float64)[places]
+        distinct, places = np.unique(rows, return_inverse=True)
+        vectors = self._vectors.select(distinct).astype(np.float64)[places]
         return -((vectors - query) ** 2).sum(axis=1) / 2 if self._euclidean else vectors @ query.astype(np.float64)
 
-    def _bound(self, last: float, kept: np.ndarray) -> float:
+    def _upper_bound(self, last: float, corrections: np.ndarray) -> float:
         """The largest corrected score of a target whose similarity is at most `last`."""
         match self._rule:
             case Dynamic() | DualDynamic():  # whether the best candidate is active decides, and then the largest offset
-                most = kept[0].copy()
-                most[::2] = self._kept[:, ::2].max(axis=0)
+                most = corrections[0].copy()
+                most[::2] = self._corrections[:, ::2].max(axis=0)
                 return float(self._rule.rescore(np.array([[last]]), most[None])[0, 0])
             case DualSoftmax():
                 return max(last, 0.0)

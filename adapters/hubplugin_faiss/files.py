@@ -63,12 +63,12 @@ def available_memory() -> int | None:
     return free
 
 
-def require_memory(path: str | os.PathLike[str], copies: int, what: str) -> None:
-    """Raises StoreError if there is no memory for `copies` of the index in the file `path`, which `what` takes."""
+def require_memory(path: str | os.PathLike[str], copies: int, work: str) -> None:
+    """Raises StoreError if there is no memory for `copies` of the index in the file `path`, which `work` takes."""
     needed, free = copies * os.path.getsize(path), available_memory()
     if free is not None and needed > free:
         raise StoreError(
-            f"{what} {os.fspath(path)!r} takes {needed:,} bytes of memory, and {free:,} are available; do it on a "
+            f"{work} {os.fspath(path)!r} takes {needed:,} bytes of memory, and {free:,} are available; do it on a "
             "machine with more, or split the index into several files"
         )
 
@@ -77,23 +77,23 @@ def read_faiss(path: str | os.PathLike[str]) -> faiss.Index:
     """The index in the file `path`; raises StoreError, one line, if there is none, memory has no room for it, or Faiss
     refuses it."""
     if not Path(path).is_file():
-        what = "is a folder, not an index file" if Path(path).is_dir() else "does not exist"
-        raise StoreError(f"{os.fspath(path)!r} {what}")
+        fault = "is a folder, not an index file" if Path(path).is_dir() else "does not exist"
+        raise StoreError(f"{os.fspath(path)!r} {fault}")
     require_memory(path, 1, "reading")
     try:
         index = faiss.read_index(os.fspath(path))
     except (RuntimeError, MemoryError) as error:
         raise StoreError(f"Faiss cannot read {os.fspath(path)!r}: {reason(error)}") from None
-    for what, found, expected in sizes(index):
-        if found != expected:
-            raise StoreError(f"{os.fspath(path)!r} is damaged: {what} {found}, expected {expected}; restore it")
+    for name, size, expected in sizes(index):
+        if size != expected:
+            raise StoreError(f"{os.fspath(path)!r} is damaged: {name} {size}, expected {expected}; restore it")
     return index
 
 
-def sizes(given: faiss.Index) -> Iterator[tuple[str, int, int]]:
+def sizes(index: faiss.Index) -> Iterator[tuple[str, int, int]]:
     """What in an index has a size, that size, and the one that it must have. Faiss reads a file whose parts do not fit,
     and then reads memory that is none of theirs."""
-    index = faiss.downcast_index(given)
+    index = faiss.downcast_index(index)
     name, d, n = type(index).__name__, int(index.d), int(index.ntotal)
     if n:
         yield f"training of its {name}:", int(index.is_trained), 1
@@ -137,9 +137,9 @@ def sizes_of_transform(link: faiss.VectorTransform) -> Iterator[tuple[str, int, 
     """The same of a transform."""
     name = type(link).__name__
     if isinstance(link, faiss.RemapDimensionsTransform):
-        kept = faiss.vector_to_array(link.map)
-        yield f"dimensions of its {name}:", len(kept), link.d_out
-        yield f"unknown dimensions in its {name}:", int((kept >= link.d_in).sum()), 0
+        sources = faiss.vector_to_array(link.map)
+        yield f"dimensions of its {name}:", len(sources), link.d_out
+        yield f"unknown dimensions in its {name}:", int((sources >= link.d_in).sum()), 0
     elif isinstance(link, faiss.CenteringTransform):
         yield f"dimensions of its {name}:", link.mean.size(), link.d_in
     elif isinstance(link, faiss.LinearTransform):
@@ -192,7 +192,7 @@ def making(path: Path, needed: int | None = None) -> Iterator[None]:
         raise StoreError(f"{text}; nothing was changed") from None
 
 
-def flushed(*folders: Path) -> str:
+def flush_names(*folders: Path) -> str:
     """Waits until the names in `folders` are on the disk; why that cannot be, "" where it can."""
     try:
         for folder in folders:

@@ -79,12 +79,17 @@ class HubFolder:
         mend = f"delete the folder {str(self.path)!r}, and take the correction out: hubplugin remove faiss:{self.index}"
         return Manifest[FaissVersion].read(content, repr(str(self.manifest)), mend)
 
-    def put(self, path: Path, content: bytes) -> None:
+    def write(self, path: Path, content: bytes) -> None:
         """Puts a file with this content in the place of the file `path`, in one step. Who may read the index may read
         it, and nobody else. Raises StoreError."""
         with making(path, len(content)), replacing(path, 0o600) as file:
             file.write(content)
             permit(file.fileno(), self.index)
+
+    def delete_file(self, path: Path) -> None:
+        """Deletes the file `path`, if there is one. Raises StoreError."""
+        with making(path):
+            path.unlink(missing_ok=True)
 
     def has_offsets(self, version: FaissVersion, rows: int) -> bool:
         path = self.offsets(version)
@@ -102,17 +107,17 @@ class HubFolder:
         """Raises StoreError if something else has the name of the folder or of what lies in it. A link might lead to
         what is somebody else's, so that it would be written to, given away or deleted."""
         for path in (self.path, self.lock, *self.files()):
-            found, expected = kind_of(path), "a folder" if path == self.path else "a file"
-            if found not in ("", expected):
-                raise StoreError(f"{str(path)!r} is {found}, where hubplugin keeps {expected}; move it away")
+            kind, expected = kind_of(path), "a folder" if path == self.path else "a file"
+            if kind not in ("", expected):
+                raise StoreError(f"{str(path)!r} is {kind}, where hubplugin keeps {expected}; move it away")
 
     def require_room(self, needed: int) -> None:
         """Raises StoreError if no files of so many bytes can be made here. What is half-written goes before, or is part
         of them."""
-        half = [path for path in self.files() if path.suffix in (".offsets", ".faiss")]
+        freed = sum(path.stat().st_size for path in self.files() if path.suffix in (".offsets", ".faiss"))
         for folder in (self.index.parent, self.path):
             if folder.is_dir():
-                require_room(folder, needed - sum(path.stat().st_size for path in half))
+                require_room(folder, needed - freed)
 
     def make(self) -> None:
         """Makes the folder, if there is none. Who may read the index may read it, and nobody else."""
@@ -132,10 +137,10 @@ class HubFolder:
         """Deletes what no run needs: new files, and the models and offsets of versions other than these. What somebody
         else has put here stays. Raises OSError."""
         for path in self.files():
-            found = OURS.fullmatch(path.name)
-            assert found is not None
-            kept = {"model": models, "offsets": offsets}.get(found[3])
-            if path == self.new_index or found[4] or (kept is not None and int(found[2]) not in kept):
+            name = OURS.fullmatch(path.name)
+            assert name is not None
+            needed = {"model": models, "offsets": offsets}.get(name[3])
+            if path == self.new_index or name[4] or (needed is not None and int(name[2]) not in needed):
                 path.unlink()
 
     def delete(self) -> None:
@@ -159,7 +164,7 @@ TRIES = 100
 """How often the lock is asked for again because another run has just deleted it with its folder."""
 
 
-def locked(folder: HubFolder) -> BinaryIO:
+def lock_folder(folder: HubFolder) -> BinaryIO:
     """The lock of `folder`, opened and locked until it is closed, or the process is killed. Waits for nobody: raises
     StoreError if another run has it."""
     for _ in range(TRIES):

@@ -8,7 +8,7 @@ import numpy as np
 from hubplugin.errors import StoreError
 from hubplugin_faiss.handlers.base import handler_for, name_of, pretransform
 from hubplugin_faiss.handlers.lists import InvertedListsHandler
-from hubplugin_faiss.handlers.wrappers import IdMapHandler, PreTransformHandler
+from hubplugin_faiss.handlers.wrappers import copy_chain, id_map_like
 
 PARTS = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96)
 """In how many parts, of 8 bits each, PQ codes lie on a GPU."""
@@ -44,9 +44,9 @@ def _cloneable(index: faiss.Index) -> faiss.Index:
     part = faiss.downcast_index(index)
     if isinstance(part, faiss.IndexPreTransform):
         inner = _cloneable(part.index)
-        return pretransform(_linear(PreTransformHandler(part).copied_chain(), int(inner.d)), inner)
+        return pretransform(_linear(copy_chain(part), int(inner.d)), inner)
     if isinstance(part, faiss.IndexIDMap):
-        return IdMapHandler(part).around(_cloneable(part.index))
+        return id_map_like(part, _cloneable(part.index))
     if isinstance(part, faiss.IndexIVF):
         _require_there(part)
         return _lists(part)
@@ -59,7 +59,7 @@ def _cloneable(index: faiss.Index) -> faiss.Index:
 def _linear(links: list[faiss.VectorTransform], d_out: int) -> list[faiss.VectorTransform]:
     """`links`, with one linear transform in the place of each run of those that move, append or drop components; the
     last appends zeros up to `d_out` components."""
-    made: list[faiss.VectorTransform] = []
+    merged: list[faiss.VectorTransform] = []
     run: list[faiss.VectorTransform] = []
     for link in links:
         kind = type(faiss.downcast_VectorTransform(link))
@@ -68,24 +68,24 @@ def _linear(links: list[faiss.VectorTransform], d_out: int) -> list[faiss.Vector
         if kind in (faiss.CenteringTransform, faiss.RemapDimensionsTransform):
             run.append(link)
             continue
-        made += [_as_one(run, run[-1].d_out)] if run else []
-        made.append(link)
+        merged += [_as_one(run, run[-1].d_out)] if run else []
+        merged.append(link)
         run = []
     if run:
-        made.append(_as_one(run, d_out))
-    elif made[-1].d_out != d_out:
-        made.append(faiss.RemapDimensionsTransform(made[-1].d_out, d_out, False))
-    return made
+        merged.append(_as_one(run, d_out))
+    elif merged[-1].d_out != d_out:
+        merged.append(faiss.RemapDimensionsTransform(merged[-1].d_out, d_out, False))
+    return merged
 
 
 def _as_one(run: list[faiss.VectorTransform], d_out: int) -> faiss.LinearTransform:
     """The transform of all in `run`, one after the other: x -> A x + b, then zeros up to `d_out` components."""
     d = run[0].d_in
     moved, matrix = np.zeros((1, d), np.float32), np.eye(d, dtype=np.float32)
-    for each in run:
-        moved = each.apply(moved)
-        if isinstance(faiss.downcast_VectorTransform(each), faiss.RemapDimensionsTransform):
-            matrix = each.apply(matrix)
+    for step in run:
+        moved = step.apply(moved)
+        if isinstance(faiss.downcast_VectorTransform(step), faiss.RemapDimensionsTransform):
+            matrix = step.apply(matrix)
     link = faiss.LinearTransform(d, d_out, True)
     missing = d_out - moved.shape[1]
     faiss.copy_array_to_vector(np.pad(matrix, ((0, 0), (0, missing))).T.ravel().copy(), link.A)
@@ -95,26 +95,26 @@ def _as_one(run: list[faiss.VectorTransform], d_out: int) -> faiss.LinearTransfo
 
 
 def _lists(part: faiss.IndexIVF) -> faiss.Index:
-    own = faiss.downcast_index(part.quantizer)
-    quantizer = _cloneable(own) if isinstance(own, faiss.IndexPreTransform) else faiss.clone_index(own)
+    old = faiss.downcast_index(part.quantizer)
+    quantizer = _cloneable(old) if isinstance(old, faiss.IndexPreTransform) else faiss.clone_index(old)
     if isinstance(part, faiss.IndexIVFPQ) and part.pq.M not in PARTS:
         parts = min(number for number in PARTS if number > part.pq.M)
-        return InvertedListsHandler(part).padded(parts, _padded(quantizer, parts * part.pq.dsub))
+        return InvertedListsHandler(part).pad(parts, _pad_quantizer(quantizer, parts * part.pq.dsub))
     part.quantizer = quantizer  # a clone of the lists clones their quantizer
     try:
         return faiss.clone_index(part)
     finally:
-        part.quantizer = own
+        part.quantizer = old
 
 
-def _padded(quantizer: faiss.Index, d: int) -> faiss.Index:
+def _pad_quantizer(quantizer: faiss.Index, d: int) -> faiss.Index:
     """A coarse quantizer of `d` components, the last of which count for nothing."""
     if not isinstance(quantizer, faiss.IndexFlat):
         return pretransform([faiss.RemapDimensionsTransform(d, int(quantizer.d), False)], quantizer)
     centroids = quantizer.reconstruct_n(0, quantizer.ntotal)
-    padded = faiss.IndexFlat(d, quantizer.metric_type)
-    padded.add(np.pad(centroids, ((0, 0), (0, d - centroids.shape[1]))))
-    return padded
+    wider = faiss.IndexFlat(d, quantizer.metric_type)
+    wider.add(np.pad(centroids, ((0, 0), (0, d - centroids.shape[1]))))
+    return wider
 
 
 def _require_there(part: faiss.IndexIVF) -> None:

@@ -66,31 +66,31 @@ def upgrade(
         CorrectionRefused: the upgraded index would find much less than the raw one does.
     """
     handler = handler_for(index)
-    if again := handler.is_upgraded():
-        index = handler.downgraded()
+    if was_upgraded := handler.is_upgraded():
+        index = handler.downgrade()
         handler = handler_for(index)
     require_upgradable(handler)
     if not isinstance(model_or_offsets, OffsetModel):
-        offsets = checked_offsets(model_or_offsets, handler.count, "the index")[handler.order()]
-        return handler.upgraded(offsets, upgrade_spec(offsets, None))
+        offsets = require_offsets(model_or_offsets, handler.count, "the index")[handler.order()]
+        return handler.upgrade(offsets, upgrade_spec(offsets, None))
     model = model_or_offsets
     require_suits(model, index)
     if model.query_map is not None and normalises_queries(index):
         raise refuse_query_map("an index that normalises queries (L2norm)")
     warn_if_swapped(model, handler.count)
-    gallery = Gallery(index, unit=model.metric is Metric.COSINE, tolerant=again)
+    gallery = Gallery(index, unit=model.metric is Metric.COSINE, tolerant=was_upgraded)
     if model.gallery is None:
         model = model.centre_on(gallery, compute=compute)
     scale = IndexScale.of(handler, model)
-    return upgraded_by(handler, offsets_by(model, gallery, scale, compute), model, scale, force)
+    return upgrade_by(handler, offsets_by(model, gallery, scale, compute), model, scale, force)
 
 
-def upgraded_by(
+def upgrade_by(
     handler: IndexHandler, offsets: np.ndarray, model: OffsetModel, scale: IndexScale, force: bool = False
 ) -> faiss.Index:
     """The raw index of `handler` with `offsets` [n] of `model`, in scan order and on `scale`, behind its query map.
     Raises CorrectionRefused where it finds too little."""
-    upgraded = with_map(handler.upgraded(offsets, upgrade_spec(offsets, model)), model.query_map)
+    upgraded = with_map(handler.upgrade(offsets, upgrade_spec(offsets, model)), model.query_map)
     if not is_exact(handler):
         require_recall(handler.index, upgraded, model, scale, force)
     return upgraded
@@ -110,7 +110,7 @@ def downgrade(index: faiss.Index) -> faiss.Index:
     """
     handler = handler_for(index)
     require_upgraded(handler)
-    return handler.downgraded()
+    return handler.downgrade()
 
 
 def add(
@@ -136,27 +136,26 @@ def add(
     """
     handler = handler_for(index)
     require_upgraded(handler)
-    given = as_vectors(vectors, "vectors")
-    if given.dim != index.d:
-        raise InputError(f"{given.name} have {given.dim} dimensions, the index has {index.d}")
-    block = given.array()
+    added = as_vectors(vectors, "vectors")
+    if added.dim != index.d:
+        raise InputError(f"{added.name} have {added.dim} dimensions, the index has {index.d}")
+    block = added.array()
     if isinstance(model_or_offsets, OffsetModel):
         model = model_or_offsets
         require_made_by(model, handler)
-        coded = handler.coded(block)
+        quantised = handler.quantise(block)
         if model.metric is Metric.COSINE:
-            require_unit(block, given.name)
-            coded = handler.with_zeros(coded)
-        offsets = model.offsets(coded, compute=compute.without_progress)
-        offsets = IndexScale.of(handler, model).stored(offsets, coded).astype(np.float32)
+            require_unit(block, added.name)
+            quantised = handler.with_zeros(quantised)
+        offsets = model.offsets(quantised, compute=compute.without_progress)
+        offsets = IndexScale.of(handler, model).to_index(offsets, quantised).astype(np.float32)
     else:
-        offsets = checked_offsets(model_or_offsets, len(block), "the batch")
+        offsets = require_offsets(model_or_offsets, len(block), "the batch")
     if ids is not None:
         ids = np.ascontiguousarray(ids, np.int64)
         if ids.shape != (len(block),):
             raise InputError(f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for each")
-    handler.require_takes(block, offsets, ids)
-    handler.append(block, offsets, ids)
+    handler.plan_append(block, offsets, ids)()
     index.ntotal = handler.count
 
 
@@ -180,18 +179,18 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
     handler = handler_for(index)
     require_upgraded(handler)
     handler.require_removes()
-    before, labels = handler.count, np.unique(handler.labels())
+    count, labels = handler.count, np.unique(handler.labels())
     if isinstance(ids, faiss.IDSelector):
-        known = labels[[ids.is_member(label) for label in labels.tolist()]]
+        selected = labels[[ids.is_member(label) for label in labels.tolist()]]
     else:
-        given = np.asarray(ids)
-        if given.size and given.dtype.kind not in "iu":
-            raise InputError(f"ids are of type {given.dtype}: expected whole numbers, or a faiss.IDSelector")
-        known = labels[np.isin(labels, given.astype(np.int64))]
-    if known.size:
-        handler.remove(known)
+        numbers = np.asarray(ids)
+        if numbers.size and numbers.dtype.kind not in "iu":
+            raise InputError(f"ids are of type {numbers.dtype}: expected whole numbers, or a faiss.IDSelector")
+        selected = labels[np.isin(labels, numbers.astype(np.int64))]
+    if selected.size:
+        handler.remove(selected)
         index.ntotal = handler.count
-    return before - handler.count
+    return count - handler.count
 
 
 class Gallery(Vectors):
@@ -233,15 +232,16 @@ def offsets_by(model: OffsetModel, gallery: Gallery, scale: IndexScale, compute:
         rows = slice(row, row + len(vectors))
         ids = gallery.handler.labels(row, rows.stop).tolist()
         batch = Batch(ids, vectors, np.full(len(ids), np.nan, np.float32))
-        of_model = offsets_of_all(model, batch, invalid_vectors, unit=unit, compute=compute)
-        offsets[rows] = scale.stored(of_model, vectors)
+        offsets[rows] = scale.to_index(
+            offsets_of_all(model, batch, invalid_vectors, unit=unit, compute=compute), vectors
+        )
         row = rows.stop
         compute.report("offsets", row, gallery.rows)
-    told = f"of {gallery.rows} entries {invalid_vectors}"
+    text = f"of {gallery.rows} entries {invalid_vectors}"
     if invalid_vectors.count > gallery.rows / 2:
-        raise InputError(f"the model does not suit this {name_of(gallery.handler.index)}: {told}")
+        raise InputError(f"the model does not suit this {name_of(gallery.handler.index)}: {text}")
     if invalid_vectors.count:
-        warnings.warn(told, stacklevel=3)
+        warnings.warn(text, stacklevel=3)
     return offsets
 
 
@@ -252,13 +252,13 @@ def require_unit(vectors: np.ndarray, name: str, first_row: int = 0, *, lossy: b
     lengths = np.linalg.norm(vectors[rows], axis=1)
     if lossy:
         length = float(np.median(lengths)) if len(rows) else 1.0
-        told = "" if 0.3 < length < 1.7 else f"its codes stand for vectors of about length {length:.3g}"
+        fault = "" if 0.3 < length < 1.7 else f"its codes stand for vectors of about length {length:.3g}"
     else:
         bad = np.flatnonzero(np.abs(lengths - 1) > UNIT)
-        told = f"row {first_row + int(rows[bad[0]])} has length {lengths[bad[0]]:.4g}" if bad.size else ""
-    if told:
+        fault = f"row {first_row + int(rows[bad[0]])} has length {lengths[bad[0]]:.4g}" if bad.size else ""
+    if fault:
         raise InputError(
-            f"{name}: the model is for cosine, but {told} and Faiss does not normalise; take unit vectors "
+            f"{name}: the model is for cosine, but {fault} and Faiss does not normalise; take unit vectors "
             "(faiss.normalize_L2), or fit with ",
             Parameter("metric", "dot"),
             " or 'euclidean'",
@@ -310,7 +310,7 @@ def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
         )
 
 
-def checked_offsets(values: OffsetsLike | None, count: int, name: str) -> np.ndarray:
+def require_offsets(values: OffsetsLike | None, count: int, name: str) -> np.ndarray:
     try:
         offsets = np.asarray([] if values is None else values, dtype=np.float32)
     except (TypeError, ValueError):

@@ -8,7 +8,7 @@ import numpy as np
 
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin_faiss.encoding.codecs import ASKED, evenly
+from hubplugin_faiss.encoding.codecs import QUERIES, evenly
 from hubplugin_faiss.handlers.base import IndexHandler, nearness_of
 
 STEP, CENTRE = 0.05, 0.02
@@ -39,37 +39,37 @@ class IndexScale:
             return cls(handler.euclidean)
         blocks = list(handler.sample())
         vectors = handler.with_zeros(np.concatenate([vectors for vectors, _ in blocks]))
-        there = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
-        vectors = vectors[there]
+        usable = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
+        vectors = vectors[usable]
         lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
         if not len(vectors):
             return cls(handler.euclidean)
         squares = lengths**2 / 2 if handler.euclidean else np.zeros(len(lengths))
         if not handler.holds_offsets_of(model.fingerprint):
-            queries = model.queries(evenly(model.terms[0].bank, ASKED))
+            queries = model.queries(evenly(model.terms[0].bank, QUERIES))
             nearness = STEP * round(nearness_of(queries, vectors, handler.count) / STEP)
             mean = float(np.mean(nearness * lengths - squares))
             return cls(handler.euclidean, nearness, CENTRE * round(mean / CENTRE))
-        stored = np.concatenate([offsets for _, offsets in blocks if offsets is not None])[there]
+        stored = np.concatenate([offsets for _, offsets in blocks if offsets is not None])[usable]
         rest = stored - lengths * model.offsets(vectors.astype(np.float32)) - squares
-        tried = STEP * np.arange(-10, 31)[:, None]
-        means = CENTRE * np.round(np.median(rest + tried * lengths, axis=1) / CENTRE)[:, None]
-        best = np.quantile(np.abs(rest + tried * lengths - means), 0.25, axis=1).argmin()  # some may be stale
-        return cls(handler.euclidean, float(tried[best, 0]), float(means[best, 0]))
+        steps = STEP * np.arange(-10, 31)[:, None]
+        means = CENTRE * np.round(np.median(rest + steps * lengths, axis=1) / CENTRE)[:, None]
+        best = np.quantile(np.abs(rest + steps * lengths - means), 0.25, axis=1).argmin()  # some may be stale
+        return cls(handler.euclidean, float(steps[best, 0]), float(means[best, 0]))
 
-    def stored(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    def to_index(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """What the index holds for `offsets` [b] of `vectors` [b, d], as it reconstructs them: [b]."""
         if self.nearness is None:
             return offsets
         lengths, bias = self._lengths_and_bias(vectors, self.nearness)
         return np.asarray(lengths * offsets - bias)
 
-    def of_model(self, stored: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-        """The offsets of the model for which it holds `stored` [b]: [b]."""
+    def to_model(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+        """The offsets of the model for which it holds `offsets` [b]: [b]."""
         if self.nearness is None:
-            return stored
+            return offsets
         lengths, bias = self._lengths_and_bias(vectors, self.nearness)
-        return np.asarray((stored + bias) / lengths)
+        return np.asarray((offsets + bias) / lengths)
 
     def _lengths_and_bias(self, vectors: np.ndarray, nearness: float) -> tuple[np.ndarray, np.ndarray]:
         """A zero vector has no length that codes could have changed."""

@@ -3,7 +3,7 @@
 An index file and the manifest beside it are two names, which no single step changes. So the index is replaced first
 (`FaissStore._replace`): until then all is as before, and from then on all is new, though the manifest may not say so
 yet. The index says by 12 bits which model its offsets are of. Whoever reads both goes by the index
-(`FaissStore._lying`), and the next run writes it down (`FaissStore._settle`).
+(`FaissStore._find_manifest`), and the next run writes it down (`FaissStore._settle`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from hubplugin.store import (
 from hubplugin.vectors import Progress
 from hubplugin_faiss.calibration import is_exact, parts, require_answers
 from hubplugin_faiss.files import (
-    flushed,
+    flush_names,
     making,
     read_faiss,
     require_memory,
@@ -54,10 +54,10 @@ from hubplugin_faiss.files import (
     stamp_of,
     write_index_file,
 )
-from hubplugin_faiss.folder import FaissVersion, HubFolder, date_of, locked
+from hubplugin_faiss.folder import FaissVersion, HubFolder, date_of, lock_folder
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import block_rows, is_mapped, reason
-from hubplugin_faiss.index import normalises_queries, require_unit, require_upgradable, upgraded_by
+from hubplugin_faiss.index import normalises_queries, require_unit, require_upgradable, upgrade_by
 from hubplugin_faiss.scale import IndexScale
 
 ADD_BEHIND_MAP = (
@@ -72,11 +72,10 @@ of 16 to 768 dimensions."""
 
 
 def spread_of_unit(index: faiss.Index) -> float:
-    inside = list(parts(index))
-    if any(part.d < index.d for part in inside):
+    if any(part.d < index.d for part in parts(index)):
         return SPREADS["reduced"]
-    held = [faiss.downcast_index(part.storage) if hasattr(part, "storage") else part for part in inside]
-    return SPREADS["scalar" if any(hasattr(part, "sq") for part in held) else "codes"]
+    is_scalar = any(hasattr(faiss.downcast_index(getattr(part, "storage", part)), "sq") for part in parts(index))
+    return SPREADS["scalar" if is_scalar else "codes"]
 
 
 TRIES = 3
@@ -89,6 +88,10 @@ class Entry(int):
     row: int
 
 
+def rows_of(batch: Batch) -> list[int]:
+    return [entry.row for entry in batch.ids if isinstance(entry, Entry)]
+
+
 class FaissStore(ManifestStore[FaissVersion]):
     """One index file, and what lay beside it, as both were when it was read: a run begins only if the file is still so.
     Its queries are recorded beside it: photos.faiss.queries. metric: overrules what the index looks like.
@@ -96,7 +99,7 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None):
         self.path, self.url, self.folder = Path(path), f"faiss:{os.fspath(path)}", HubFolder(path)
-        self._given_metric = metric
+        self._metric = metric
         for _ in range(TRIES):
             stamp = stamp_of(path)
             self._take(read_faiss(path), stamp)
@@ -110,9 +113,8 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     def _take(self, index: faiss.Index, stamp: str) -> None:
         self.index, self.stamp, self.handler = index, stamp, handler_for(index)
-        self.handler.is_upgraded()  # which refuses what no handler can read
-        for of_file_before in ("raw", "_most_lost"):
-            self.__dict__.pop(of_file_before, None)
+        for name in ("raw", "_most_lost"):
+            self.__dict__.pop(name, None)  # of the file before
         self._scale: tuple[str, IndexScale] | None = None
         self.read_anew()
 
@@ -120,13 +122,13 @@ class FaissStore(ManifestStore[FaissVersion]):
         """Takes what lies beside the file now. What cannot be read is told by whatever needs it."""
         self._manifest: Manifest[FaissVersion] | StoreError
         try:
-            self._manifest = self._lying()
+            self._manifest = self._find_manifest()
             if (version := self.active()) is not None:
                 self.model(version)  # now: another run may replace all of it
         except StoreError as error:
             self._manifest = error
 
-    def _lying(self) -> Manifest[FaissVersion]:
+    def _find_manifest(self) -> Manifest[FaissVersion]:
         """The manifest, as the index says that it is: a run may have been killed before it wrote that down, and
         somebody may have put another index in the place of the file. Raises StoreError if no model of its offsets is
         known."""
@@ -144,27 +146,28 @@ class FaissStore(ManifestStore[FaissVersion]):
         active, previous = manifest.active.get(""), manifest.previous.get("")
         if active is not None and handler.holds_offsets_of(active.model):
             return manifest
-        retired = (*manifest.retired, *(each for each in (active,) if each is not None))
+        retired = manifest.retired if active is None else (*manifest.retired, active)
         if previous is not None and handler.holds_offsets_of(previous.model):  # somebody has put the old index back
             return manifest.replace(active={"": previous}, previous={}, retired=retired)
-        given = self.folder.given_model
-        if (model := self._loaded(given)) is not None and handler.holds_offsets_of(model.fingerprint):
-            version = FaissVersion.of(model, 0, stamp=self.stamp).replace(made=date_of(given))
+        place = self.folder.given_model
+        if (model := self._load_model(place)) is not None and handler.holds_offsets_of(model.fingerprint):
+            version = FaissVersion.of(model, 0, stamp=self.stamp).replace(made=date_of(place))
             return manifest.replace(active={"": version}, previous={}, retired=retired)
-        place = given if active is None else self.folder.model(active)
-        raise self._lacking(f"{str(place)!r} is the model of another index" if place.exists() else "", place)
+        raise self._model_error(place if active is None else self.folder.model(active))
 
-    def _loaded(self, place: Path) -> OffsetModel | None:
+    def _load_model(self, place: Path) -> OffsetModel | None:
         """The model in the file `place`; None if there is none. Raises StoreError if it cannot be read."""
         if kind_of(place) == "a link":
             raise StoreError(f"{str(place)!r} is a link, where hubplugin keeps a file; move it away")
         try:
             return load(place) if place.exists() else None
         except ModelFileError as error:
-            raise self._lacking(str(error), place) from None
+            raise self._model_error(place, str(error)) from None
 
-    def _lacking(self, why: str, place: Path) -> StoreError:
-        why = why or f"its model {str(place)!r} is missing"
+    def _model_error(self, place: Path, why: str = "") -> StoreError:
+        if not why:
+            file = repr(str(place))
+            why = f"{file} is the model of another index" if place.exists() else f"its model {file} is missing"
         return StoreError(
             f"{os.fspath(self.path)!r} is corrected, but {why}; put the right one there, or take the correction out: "
             f"hubplugin remove {self.url}"
@@ -176,41 +179,37 @@ class FaissStore(ManifestStore[FaissVersion]):
         return self._manifest
 
     def write_manifest(self, manifest: Manifest[FaissVersion]) -> None:
-        self.folder.put(self.folder.manifest, manifest.model_dump_json().encode())
+        self.folder.write(self.folder.manifest, manifest.model_dump_json().encode())
         self._manifest = manifest
 
     def delete_manifest(self) -> None:
-        with making(self.folder.manifest):
-            self.folder.manifest.unlink(missing_ok=True)
+        self.folder.delete_file(self.folder.manifest)
         self._manifest = Manifest[FaissVersion]()
 
     def new_version(self, model: OffsetModel, number: int) -> FaissVersion:
         return FaissVersion.of(model, number, stamp=self.stamp)
 
     def read_model(self, version: FaissVersion) -> OffsetModel:
-        place = self.folder.model(version)
-        model = self._loaded(place)
+        model = self._load_model(self.folder.model(version))
         if model is not None and model.fingerprint == version.model:
             return model
-        raise self._lacking("" if model is None else f"{str(place)!r} is the model of another index", place)
+        raise self._model_error(self.folder.model(version))
 
     def write_model(self, version: FaissVersion, model: OffsetModel) -> None:
-        self.folder.put(self.folder.model(version), model.to_bytes())
+        self.folder.write(self.folder.model(version), model.to_bytes())
 
     def delete_model(self, version: FaissVersion) -> None:
-        with making(self.folder.path):
-            self.folder.model(version).unlink(missing_ok=True)
+        self.folder.delete_file(self.folder.model(version))
 
     def make_room(self, version: FaissVersion) -> None:
         half_written = self.read_manifest().writing == version and self.folder.has_offsets(version, self.count())
         if not half_written:  # an amendment finds out anew which offsets are wrong
             # Offsets have their room now: a map that finds none later ends the process.
-            self.folder.put(self.folder.offsets(version), np.full(self.count(), np.nan, np.float32).tobytes())
+            self.folder.write(self.folder.offsets(version), np.full(self.count(), np.nan, np.float32).tobytes())
 
     def delete_offsets(self, versions: Sequence[FaissVersion], progress: Progress | None) -> None:
-        with making(self.folder.path):
-            for version in versions:
-                self.folder.offsets(version).unlink(missing_ok=True)
+        for version in versions:
+            self.folder.delete_file(self.folder.offsets(version))
 
     def is_readable(self, version: FaissVersion) -> bool:
         manifest = self.read_manifest()
@@ -218,7 +217,7 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     def _acquire(self, *, settle: bool = True) -> BinaryIO:
         """The right to write, until it is closed. Raises StoreError if another run has it, or the file has changed."""
-        lock = locked(self.folder)
+        lock = lock_folder(self.folder)
         try:
             require_unchanged(self.path, self.stamp)
             if settle:
@@ -240,9 +239,9 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     def _tidy(self, manifest: Manifest[FaissVersion]) -> None:
         writing = [] if manifest.writing is None else [manifest.writing.number]
-        known = (*manifest.active.values(), *manifest.previous.values())
+        models = (version.number for version in (*manifest.active.values(), *manifest.previous.values()))
         with making(self.folder.path):
-            self.folder.keep([*writing, *(version.number for version in known)], writing)
+            self.folder.keep([*writing, *models], writing)
 
     def release(self, lock: BinaryIO) -> None:
         """Deletes what no later run can go on with, and gives the right to write back."""
@@ -251,11 +250,11 @@ class FaissStore(ManifestStore[FaissVersion]):
             self.folder.delete_if_empty()
         lock.close()
 
-    def give_up(self, before: Manifest[FaissVersion]) -> None:
+    def give_up(self, previous: Manifest[FaissVersion]) -> None:
         """Puts back the manifest that was there before this run, which leaves nothing."""
         with contextlib.suppress(StoreError):  # the disk may be full: then it is the next run's
-            if before.everything or before.previous:
-                self.write_manifest(before)
+            if previous.everything or previous.previous:
+                self.write_manifest(previous)
             else:
                 self.delete_manifest()
 
@@ -266,8 +265,8 @@ class FaissStore(ManifestStore[FaissVersion]):
 
         Codes change lengths, and by L2 similarities with them. By cosine an upgrade takes that off. What lengths unit
         vectors come out with is measured (`SPREADS`)."""
-        if self._given_metric is not None:
-            return self._given_metric
+        if self._metric is not None:
+            return self._metric
         if (version := self.active()) is not None:
             return version.metric
         handler = self.handler
@@ -285,13 +284,6 @@ class FaissStore(ManifestStore[FaissVersion]):
         return Metric.COSINE if is_unit else other
 
     @property
-    def _assumes_cosine(self) -> bool:
-        """Whether `metric` is cosine though codes do not tell small differences of lengths."""
-        if self._given_metric is not None or not self.handler.lossy or self.metric is not Metric.COSINE:
-            return False
-        return spread_of_unit(self.index) > SPREADS["scalar"]
-
-    @property
     def unit(self) -> bool:  # type: ignore[override]
         """Whether a correction holds only for vectors of unit length."""
         return self.metric is Metric.COSINE and not self.handler.lossy
@@ -307,17 +299,16 @@ class FaissStore(ManifestStore[FaissVersion]):
         """How far from an offset lies what codes hold of it, or of one beside it, as far as it fits them (`most_lost`).
         What does not is stale: a refresh makes codes with room for it."""
         scale = self.scale(self.model(version))
-        right = scale.stored(offsets.astype(np.float64), vectors)
+        right = scale.to_index(offsets.astype(np.float64), vectors)
 
-        def lost(beside: float) -> np.ndarray:
-            held = self.handler.rounded(right + beside, vectors, rows)
-            away = np.nan_to_num(np.abs(held - right))  # NaN of a vector that is not finite
-            return np.asarray(np.minimum(away, self._most_lost))
+        def error(shift: float) -> np.ndarray:
+            errors = np.abs(self.handler.round_offsets(right + shift, vectors, rows) - right)
+            return np.asarray(np.minimum(np.nan_to_num(errors), self._most_lost))  # NaN of a vector that is not finite
 
-        of_own = lost(0)
-        quarter = float(of_own.mean())  # of the distance between levels, where they are as far apart
-        away = np.max([of_own, *(lost(near * quarter) for near in (-2, -1, 1, 2))], axis=0)
-        return np.asarray(scale.of_model(right + away, vectors) - offsets) + self.precision
+        errors = error(0)
+        quarter = float(errors.mean())  # of the distance between levels, where they are as far apart
+        largest = np.max([errors, *(error(shift * quarter) for shift in (-2, -1, 1, 2))], axis=0)
+        return np.asarray(scale.to_model(right + largest, vectors) - offsets) + self.precision
 
     def scale(self, model: OffsetModel) -> IndexScale:
         """Between offsets of `model` and those that the index holds."""
@@ -339,7 +330,7 @@ class FaissStore(ManifestStore[FaissVersion]):
     @cached_property
     def raw(self) -> faiss.Index:
         """The index without offsets."""
-        return self.handler.downgraded() if self.handler.is_upgraded() else self.index
+        return self.handler.downgrade() if self.handler.is_upgraded() else self.index
 
     def scan_rows(self, start: int, stop: int) -> Iterator[Batch]:
         """The entries of the rows from `start` to `stop`, as the index reconstructs them, each id an `Entry`."""
@@ -353,15 +344,15 @@ class FaissStore(ManifestStore[FaissVersion]):
             if self.unit and not self.handler.is_upgraded():
                 require_unit(vectors, self.url, row)
             ids = [Entry(label) for label in self.handler.labels(row, row + len(vectors)).tolist()]
-            rows = np.arange(row, row + len(ids))
+            rows, rounding = np.arange(row, row + len(ids)), None
             for place, entry in enumerate(ids, row):
                 entry.row = place
             row += len(ids)
-            known, rounding = np.full(len(ids), np.nan, np.float32) if offsets is None else offsets[: len(ids)], None
+            offsets = np.full(len(ids), np.nan, np.float32) if offsets is None else offsets[: len(ids)]
             if version is not None:
-                known = self.scale(self.model(version)).of_model(known, vectors).astype(np.float32)
+                offsets = self.scale(self.model(version)).to_model(offsets, vectors).astype(np.float32)
                 rounding = partial(self._rounding, version, rows, vectors)
-            yield Batch(ids, vectors, known, rounding=rounding)
+            yield Batch(ids, vectors, offsets, rounding=rounding)
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raises StoreError if the index cannot carry offsets, if memory has no room for what is going to be beside
@@ -376,16 +367,16 @@ class FaissStore(ManifestStore[FaissVersion]):
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> FaissWriting:
         """Raises StoreError if another run writes the file, or another program has changed it since it was read."""
         lock = self._acquire()
-        before = self.read_manifest()
+        previous = self.read_manifest()
         try:
             if not self.count():
                 raise StoreError(f"{self.url} is empty; add vectors, then correct it")
             self.require_writable()
             version, found = self.start_version(model, progress)
             self._known = model
-            return FaissWriting(self, model, version, found, begun=(lock, before))
+            return FaissWriting(self, model, version, found, begun=(lock, previous))
         except BaseException:
-            self.give_up(before)
+            self.give_up(previous)
             self.release(lock)
             raise
 
@@ -394,34 +385,33 @@ class FaissStore(ManifestStore[FaissVersion]):
         version: FaissVersion,
         model: OffsetModel,
         offsets: np.ndarray,
-        known: LabelledQueries | None = None,
+        labelled: LabelledQueries | None = None,
         force: bool = False,
     ) -> None:
         """Puts the index with `offsets` [n] of `model`, that of `version`, as it holds them, in the place of the file.
 
-        Raises CorrectionRefused, and the file is as it was, if it finds too little, also of the answers `known`.
+        Raises CorrectionRefused, and the file is as it was, if it finds too little, also for `labelled` queries.
         """
         handler, scale = handler_for(self.raw), self.scale(model)
-        made = upgraded_by(handler, offsets, model, scale, force)
+        upgraded = upgrade_by(handler, offsets, model, scale, force)
         if not is_exact(handler):
-            require_answers(self.raw, made, model, scale, known, force)
-        self._replace(made, version)
+            require_answers(self.raw, upgraded, model, scale, labelled, force)
+        self._replace(upgraded, version)
 
     def _replace(self, index: faiss.Index, version: FaissVersion | None) -> None:
         """Puts `index`, with the offsets of `version` or without any, in the place of the file: the one step from which
         on all is new."""
         folder = self.folder
-        with making(folder.new_index):
-            folder.new_index.unlink(missing_ok=True)  # of a run that was killed
+        folder.delete_file(folder.new_index)  # of a run that was killed
         write_index_file(folder.new_index, index, folder.index)
         stamp = stamp_of(folder.new_index)  # which a new name does not change
         if version is not None and (manifest := self.require_owner(version)).writing is not None:
             self.write_manifest(manifest.replace(writing=version.replace(index=stamp)))
         with making(folder.index):
-            flushed(folder.path, folder.index.parent)  # the index must not be there without its model
+            flush_names(folder.path, folder.index.parent)  # the index must not be there without its model
             require_unchanged(self.path, self.stamp)
             os.replace(folder.new_index, folder.index)
-        failed = flushed(folder.index.parent)
+        failed = flush_names(folder.index.parent)
         self._take(index, stamp)
         try:
             self._settle() if version is not None else folder.delete()
@@ -436,15 +426,13 @@ class FaissStore(ManifestStore[FaissVersion]):
             scores, ids = index.search(np.ascontiguousarray(queries, np.float32), k)
         except (RuntimeError, MemoryError) as error:
             raise StoreError(f"{self.url}: Faiss cannot search it: {reason(error)}") from None
-        found = ids >= 0
-        return Hits(
-            [row[keep].tolist() for row, keep in zip(ids, found, strict=True)],
-            [row[keep].tolist() for row, keep in zip(scores, found, strict=True)],
-        )
+        hits = ids >= 0
+        return Hits(*([row[hit].tolist() for row, hit in zip(values, hits, strict=True)] for values in (ids, scores)))
 
     def notes(self) -> Sequence[str]:
         notes = [ADD_BEHIND_MAP] if is_mapped(self.index) else []
-        if self._assumes_cosine:
+        tells_no_lengths = self.handler.lossy and spread_of_unit(self.index) > SPREADS["scalar"]
+        if self._metric is None and self.metric is Metric.COSINE and tells_no_lengths:
             other = "euclidean" if self.handler.euclidean else "dot"
             notes.append(
                 "cosine is assumed, since these codes do not tell whether lengths of vectors differ; if they do, and "
@@ -457,7 +445,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         extra = self.handler.extra_dimensions()
         if not extra:
             raise StoreError(f"{self.url}: no correction is active; run `hubplugin apply` first")
-        appended = [float(str(each)) for each in extra[0].query.astype(np.float32)]
+        appended = [float(str(component)) for component in extra[0].query.astype(np.float32)]
         scores = "|q - t|^2 - 2 offset, plus a constant" if extra[0].euclidean else "similarity + offset"
         mapped = is_mapped(self.index)
         first = "maps q by a linear transform and then" if mapped else "itself"
@@ -574,15 +562,13 @@ class FaissWriting(Writing):
         missing = np.flatnonzero(np.isnan(self._offsets[self._rows.start : self._rows.stop]))
         row = self._rows.start + int(missing[0]) if len(missing) else self._rows.stop
         for batch in self._store.scan_rows(row, self._rows.stop):
-            own = self._offsets[row : row + len(batch.ids)]
-            row += len(batch.ids)
-            held = batch.offsets if self.found == "active" else np.nan
-            offsets = np.where(np.isnan(own), held, self._store.scale(self._model).of_model(own, batch.vectors))
-            yield replace(batch, offsets=offsets.astype(np.float32))
+            if self.found != "active":
+                written = self._store.scale(self._model).to_model(self._offsets[rows_of(batch)], batch.vectors)
+                batch = replace(batch, offsets=written.astype(np.float32))
+            yield batch
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        rows = [entry.row for entry in batch.ids if isinstance(entry, Entry)]
-        self._offsets[rows] = self._store.scale(self._model).stored(offsets, batch.vectors)
+        self._offsets[rows_of(batch)] = self._store.scale(self._model).to_index(offsets, batch.vectors)
 
     def wait(self) -> None:
         self._offsets.flush()
@@ -593,18 +579,14 @@ class FaissWriting(Writing):
 
     def activate(self) -> None:
         assert self._begun is not None
+        if self.found == "active" and self.wrong == 0:
+            return  # all were right as they were
         offsets = np.asarray(self._offsets)
-        missing = np.isnan(offsets)
-        if self.found == "active":
-            blocks = self._store.handler.scan(0, block_rows(self._store.dim))
-            offsets = np.where(missing, np.concatenate([held for _, held in blocks if held is not None]), offsets)
-        elif missing.any():
-            raise StoreError(f"{self._store.url}: {missing.sum()} targets have no offset yet; run apply again")
-        amends = not missing.all() if self.wrong is None else self.wrong > 0
+        if missing := int(np.isnan(offsets).sum()):
+            raise StoreError(f"{self._store.url}: {missing} targets have no offset yet; run apply again")
         try:
-            if self.found != "active" or amends:  # else all were right as they were
-                force = self.forced or self.found == "active"
-                self._store.upgrade(self._version, self._model, offsets, self.labelled, force)
+            force = self.forced or self.found == "active"
+            self._store.upgrade(self._version, self._model, offsets, self.labelled, force)
         except HubpluginError:
             # Nothing of it would serve a later run, and the disk may be full.
             self._store.give_up(self._begun[1].replace(writing=None))
@@ -635,7 +617,7 @@ class FaissShard(StoreShard):
         return self.stop - self.start
 
     def scan(self) -> Iterator[Batch]:
-        yield from _opened(self.url, self.stamp).scan_rows(self.start, self.stop)
+        yield from _open_once(self.url, self.stamp).scan_rows(self.start, self.stop)
 
 
 @dataclass(frozen=True)
@@ -649,7 +631,7 @@ class FaissShare(Share):
 
     def join(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
         assert isinstance(shard, FaissShard)
-        store = _opened(self.url, self.stamp)
+        store = _open_once(self.url, self.stamp)
         store.read_anew()
         store.require_owner(self.version)
         model = store.model(self.version)
@@ -657,7 +639,7 @@ class FaissShare(Share):
 
 
 @lru_cache(maxsize=1)
-def _opened(url: str, stamp: str) -> FaissStore:
+def _open_once(url: str, stamp: str) -> FaissStore:
     """Read once in a process as long as the file stays as it is."""
     store = open_url(url)
     if store.stamp != stamp:

@@ -8,7 +8,7 @@ import pytest
 
 import hubplugin
 from hubplugin.errors import InputError, StoreError
-from hubplugin_faiss.store import _opened
+from hubplugin_faiss.store import _open_once
 from hubplugin_qdrant.transport import rank
 from tests.executors.conftest import Serial
 
@@ -30,7 +30,7 @@ def index_file(tmp_path, gallery):
         faiss.write_index(index, str(tmp_path / name))
         return f"faiss:{tmp_path / name}"
 
-    _opened.cache_clear()
+    _open_once.cache_clear()
     return made
 
 
@@ -60,7 +60,7 @@ def test_writing_that_was_cut_off_is_taken_up(index_file, bank, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         hubplugin.apply(hubplugin.open_store(url), bank, executor=Serial(5), shards=3)
     assert Path(url.removeprefix("faiss:")).read_bytes() == before  # searches are unchanged
-    _opened.cache_clear()
+    _open_once.cache_clear()
     rest, store = Serial(), hubplugin.open_store(url)
     done = hubplugin.apply(store, bank, executor=rest, shards=3)
     assert len(rest.shards) == 3  # nothing is fitted again

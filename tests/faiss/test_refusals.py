@@ -1,6 +1,5 @@
 """What cannot be upgraded is refused in one line, and stays as it is."""
 
-import re
 import warnings
 
 import faiss
@@ -161,24 +160,12 @@ def poor_graph() -> tuple[faiss.Index, hubplugin.OffsetModel]:
     return cases.filled("HNSW4", vectors), hubplugin.fit(vectors, bank, "nnn", k=3, alpha=2.0)
 
 
-def test_a_graph_that_finds_less_says_so_with_a_call_that_works_when_pasted():
-    index, model = poor_graph()
-    with pytest.warns(UserWarning, match=r"recall@10 of bank queries is 0\.\d+ against the exact") as caught:
-        index = hubplugin_faiss.upgrade(index, model, force=True)
-    advice = str(caught[0].message).rpartition(": ")[2]
-    before = cases.loss_of_recall(index, index, model)
-    exec(advice, {"index": index, "faiss": faiss})
-    after = cases.loss_of_recall(index, index, model)
-    assert re.fullmatch(r'faiss\.ParameterSpace\(\)\.set_index_parameters\(index, "efSearch=\d+"\)', advice)
-    assert after[1] > before[1] + 0.02
-
-
 def test_a_graph_says_with_which_search_it_finds_what_it_found():
     rng = np.random.default_rng(4)
     vectors, bank = cases.unit(rng.normal(size=(3000, 16))), cases.unit(rng.normal(size=(300, 16)))
     index = cases.filled("HNSW8", vectors)
     model = hubplugin.fit(vectors, bank, "nnn", k=3, alpha=1.0)
-    says = r"this brings it back, in \d\.\d times the time of a search: faiss\.ParameterSpace"
+    says = r"queries is 0\.\d+ against the exact .* brings it back, in \d\.\d times the time of a search: faiss\.Param"
     with pytest.warns(UserWarning, match=says) as caught:
         upgraded = hubplugin_faiss.upgrade(index, model, force=True)
     inner = faiss.downcast_index(upgraded.index)

@@ -434,27 +434,20 @@ def test_an_index_that_was_upgraded_in_memory_gets_other_offsets(tmp_path, model
     )
 
 
-def test_what_lies_beside_a_private_file_is_private(tmp_path, model):
-    file = cases.written(tmp_path / "x.faiss", cases.filled("Flat", GALLERY))
-    file.chmod(0o640)
-    applied(file, model)
-    for beside in Path(f"{file}.hub").iterdir():
-        assert file.stat().st_mode & 0o777 == beside.stat().st_mode & 0o777 == 0o640
-    assert Path(f"{file}.hub").stat().st_mode & 0o777 == 0o750
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [
+        (None, "x.faiss' does not exist"),
         (b"", "Faiss cannot read"),
         (b"\x93NUMPY", "x.faiss': it is no index, or of a type unknown to this Faiss"),
         (faiss.serialize_index(cases.filled("IVF4,SQ4", GALLERY)).tobytes()[:-300], "Faiss cannot read"),
     ],
-    ids=["empty", "of numpy", "cut off"],
+    ids=["missing", "empty", "of numpy", "cut off"],
 )
 def test_what_faiss_refuses_comes_back_as_one_line(tmp_path, content, says):
     file = tmp_path / "x.faiss"
-    file.write_bytes(content)
+    if content is not None:
+        file.write_bytes(content)
     with pytest.raises(hubplugin.StoreError) as caught:
         open_store(f"faiss:{file}")
     assert says in str(caught.value)
@@ -469,11 +462,6 @@ def test_an_index_whose_parts_do_not_fit_is_refused_before_it_is_looked_into(tmp
     for way in (hubplugin_faiss.read_index, hubplugin_faiss.open_store):
         with pytest.raises(hubplugin.StoreError, match=r"Faiss cannot read|is damaged: .*, expected 501; restore it"):
             way(file)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(hubplugin.StoreError, match=r"nowhere\.faiss' does not exist"):
-        open_store(f"faiss:{tmp_path}/nowhere.faiss")
 
 
 def test_the_same_file_may_be_opened_by_a_url_that_is_wrong_only_in_its_options(path):

@@ -58,14 +58,14 @@ class ExtraDimensions:
         query = self.query.astype(np.float32)
         query[-1] = query[-1] or PADDING
         bits, size = query[-1:].view(np.uint32), MODEL_BITS + STATE_BITS
-        fingerprint_bits = _model_bits(fingerprint) | _crc(state, STATE_BITS) << MODEL_BITS
+        fingerprint_bits = _model_bits(fingerprint) | (zlib.crc32(state) % (1 << STATE_BITS)) << MODEL_BITS
         bits[:] = (bits >> size << size) + np.uint32((1 << size) + fingerprint_bits)
         return replace(self, query=query)
 
     def has_fingerprint(self, fingerprint: str) -> bool:
         """Whether the fingerprint bits are those of `fingerprint`."""
-        found = int(self.query[-1:].astype(np.float32).view(np.uint32)[0])
-        return found & ((1 << MODEL_BITS) - 1) == _model_bits(fingerprint)
+        bits = int(self.query[-1:].astype(np.float32).view(np.uint32)[0])
+        return bits & ((1 << MODEL_BITS) - 1) == _model_bits(fingerprint)
 
     def offsets(self, components: np.ndarray) -> np.ndarray:
         """The offsets that the extra `components` [n, w] of targets stand for: float32 [n]."""
@@ -87,22 +87,18 @@ class ExtraDimensions:
         """
         q = self.query.astype(np.float64)
         components = np.zeros((len(offsets), self.width), np.float32)
-        left = q @ q - 2 * offsets.astype(np.float64) if self.euclidean else offsets.astype(np.float64) + q @ q
+        rest = q @ q - 2 * offsets.astype(np.float64) if self.euclidean else offsets.astype(np.float64) + q @ q
         for i in dimensions:
-            wanted = left - q[i + 1 :] @ q[i + 1 :]
-            exact = q[i] + np.sqrt(np.maximum(wanted, 0)) if self.euclidean else wanted / q[i]
+            share = rest - q[i + 1 :] @ q[i + 1 :]
+            exact = q[i] + np.sqrt(np.maximum(share, 0)) if self.euclidean else share / q[i]
             components[:, i] = exact if quantise is None else quantise(i, exact)
-            left -= (components[:, i] - q[i]) ** 2 if self.euclidean else components[:, i] * q[i]
+            rest -= (components[:, i] - q[i]) ** 2 if self.euclidean else components[:, i] * q[i]
         return components
 
 
 def _model_bits(fingerprint: str) -> int:
     """What names a model: 0 for none, and for no model 0."""
-    return max(_crc(fingerprint.encode(), MODEL_BITS), int(fingerprint != ""))
-
-
-def _crc(content: bytes, bits: int) -> int:
-    return zlib.crc32(content) & ((1 << bits) - 1)
+    return max(zlib.crc32(fingerprint.encode()) % (1 << MODEL_BITS), int(fingerprint != ""))
 
 
 @dataclass(frozen=True)
@@ -123,7 +119,7 @@ class UpgradeSpec:
     def size(self) -> float:
         return max(-self.low, self.high)
 
-    def covering(self, offsets: np.ndarray) -> UpgradeSpec:
+    def cover(self, offsets: np.ndarray) -> UpgradeSpec:
         """The same with room for `offsets` [n], too, and for half their range more on either side."""
         low, high = float(offsets.min()), float(offsets.max())
         room = (high - low) / 2
@@ -141,12 +137,13 @@ def upgrade_spec(offsets: np.ndarray, model: OffsetModel | None) -> UpgradeSpec:
     low, high = float(offsets.min()), float(offsets.max())
     if model is not None and model.gallery is not None:
         low, high = min(low, model.gallery.smallest), max(high, model.gallery.largest)
-    fingerprint, asked = ("", None) if model is None else (model.fingerprint, bank_queries(model, ASKED))
-    queries = None if model is None or asked is None else model.queries(asked)
-    return UpgradeSpec(0.0, 0.0, fingerprint, queries).covering(np.array([low, high]))
+    queries = None if model is None else bank_queries(model, QUERIES)
+    if model is not None and queries is not None:
+        queries = model.queries(queries)
+    return UpgradeSpec(0.0, 0.0, "" if model is None else model.fingerprint, queries).cover(np.array([low, high]))
 
 
-ASKED, FEWEST = 200, 20
+QUERIES, FEWEST = 200, 20
 """How many queries of the bank say what is near to what, and how few are too few. On six settings lists that are ranked
 by 100 find as much as by 400, to 0.002, and by 40, to 0.005."""
 
@@ -263,13 +260,18 @@ class Coder:
 
 
 class Codec(ABC):
-    """One kind of codes: designs extra dimensions for them, and widens the quantiser that writes them."""
+    """One kind of codes: designs extra dimensions for them, and widens the quantiser that writes them.
 
-    def __init__(self, index: faiss.Index):
-        self.index, self.euclidean = index, index.metric_type == faiss.METRIC_L2
+    What the quantiser was trained to are its `tables`, one for each `part` of so many components.
+    """
 
     lossy = False
     """Whether codes may change the length of a vector by more than a hundredth."""
+
+    part = 1
+
+    def __init__(self, index: faiss.Index):
+        self.index, self.euclidean = index, index.metric_type == faiss.METRIC_L2
 
     @abstractmethod
     def design(self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
@@ -280,17 +282,27 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
-        """The coder that wrote `extra` behind the d components of this index."""
+    def coder(self, d: int, extra: ExtraDimensions, tables: np.ndarray | None = None) -> Coder:
+        """The coder of `extra` behind d components, by a quantiser with these `tables`; by default the one that wrote
+        them into this index."""
+
+    def tables(self, quantiser: Any = None) -> np.ndarray:
+        """Those of `quantiser`, by default the one of this index: float32 [parts, numbers]."""
+        return np.empty((0, 0), np.float32)
+
+    def train(self, index: faiss.Index, tables: np.ndarray) -> None:  # noqa: B027
+        """Gives the quantiser of `index` these `tables`."""
+
+    def widen(self, new: faiss.Index, coder: Coder) -> None:
+        """Gives the widened index `new` the quantiser of this one, extended by that of `coder`."""
+        self.train(new, np.concatenate([self.tables(), self.tables(coder.quantiser)]))
+
+    def narrow(self, new: faiss.Index, d: int) -> None:
+        """Gives the index `new` the first d components of the quantiser of this one."""
+        self.train(new, self.tables()[: d // self.part])
 
     def require_fits(self, vectors: np.ndarray) -> None:  # noqa: B027
         """Raises StoreError if codes cannot hold components as large as those of `vectors` [n, d]."""
-
-    def widen(self, new: faiss.Index, coder: Coder) -> None:  # noqa: B027
-        """Gives the widened index `new` the quantiser of this one, extended by that of `coder`."""
-
-    def narrow(self, new: faiss.Index, d: int) -> None:  # noqa: B027
-        """Gives the index `new` the first d components of the quantiser of this one."""
 
     def _extra(self, spec: UpgradeSpec, query: list[float], width: int, state: bytes) -> ExtraDimensions:
         padded = np.zeros(width, np.float32)
@@ -349,37 +361,29 @@ class ScalarCodec(Codec):
             query = [-np.sqrt(2 * spec.high), -spec.longest * np.sqrt(2 * self.FLOATS[self.kind])]
         else:
             query = [max(E, spec.size / 30_000)] * 2
-        return self.coder(self.index.d, self._extra(spec, [_short(q) for q in query], self._width(2), state))
-
-    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
-        trained = faiss.vector_to_array(self.index.sq.trained)
-        return self._coder(d, extra, trained.reshape(2, -1)[:, d:] if self.kind in self.LEVELS else trained)
+        extra = self._extra(spec, [_short(q) for q in query], self._width(2), state)
+        return self.coder(self.index.d, extra)
 
     def require_fits(self, vectors: np.ndarray) -> None:
         if self.kind == HALF:
             with np.errstate(over="ignore"):
                 require_finite(np.ascontiguousarray(vectors, np.float16).view(np.uint16))
 
-    def widen(self, new: faiss.Index, coder: Coder) -> None:
-        trained = faiss.vector_to_array(self.index.sq.trained)
-        if self.kind in self.LEVELS:
-            extra_codes = faiss.vector_to_array(coder.quantiser.trained)
-            trained = np.concatenate([trained.reshape(2, -1), extra_codes.reshape(2, -1)], axis=1).ravel()
-        faiss.copy_array_to_vector(trained, new.sq.trained)
+    def tables(self, quantiser: faiss.ScalarQuantizer | None = None) -> np.ndarray:
+        """The smallest value and the range of each component; nothing for floats."""
+        return np.asarray(faiss.vector_to_array((quantiser or self.index.sq).trained).reshape(2, -1).T)
 
-    def narrow(self, new: faiss.Index, d: int) -> None:
-        trained = faiss.vector_to_array(self.index.sq.trained)
-        if self.kind in self.LEVELS:
-            trained = trained.reshape(2, -1)[:, :d].ravel()
-        faiss.copy_array_to_vector(np.ascontiguousarray(trained), new.sq.trained)
+    def train(self, index: faiss.Index, tables: np.ndarray) -> None:
+        faiss.copy_array_to_vector(np.ascontiguousarray(tables.T).ravel(), index.sq.trained)
 
-    def _coder(self, d: int, extra: ExtraDimensions, trained: np.ndarray) -> Coder:
+    def coder(self, d: int, extra: ExtraDimensions, tables: np.ndarray | None = None) -> Coder:
+        tables = self.tables()[d:] if tables is None else tables
         quantiser = faiss.ScalarQuantizer(extra.width, self.kind)
-        faiss.copy_array_to_vector(np.ascontiguousarray(trained, np.float32).ravel(), quantiser.trained)
+        faiss.copy_array_to_vector(np.ascontiguousarray(tables.T, np.float32).ravel(), quantiser.trained)
         limits = (-LARGEST, LARGEST) if self.kind == HALF else (-np.inf, np.inf)
         # Ranks of lists cannot be rounded to a fifteenth: at equal nprobe that cost 0.006 of recall, and 0.06 by L2.
         fine = self.kind in self.LEVELS and self.kind != faiss.ScalarQuantizer.QT_4bit
-        step = float(trained[1, 0]) / self.LEVELS[self.kind] if fine else 0.0
+        step = float(tables[0, 1]) / self.LEVELS[self.kind] if fine else 0.0
         return Coder(
             extra, quantiser, range(self._used), quantiser.bits * d, quantiser.bits * extra.width, limits, step
         )
@@ -409,11 +413,11 @@ class ScalarCodec(Codec):
             low, high = -about.max(), np.sqrt(q[0] ** 2 - 2 * spec.low) - about.min()
         else:
             low, high = (spec.low - spread.max()) / q[0], (spec.high - spread.min()) / q[0]
-        ranges = np.zeros((2, extra.width))
+        ranges = np.zeros((extra.width, 2))
         for i in range(used):
             step = max((high - low) / (count - 2), 1e-12)
             below = np.ceil(-low / step - 1e-6)
-            ranges[:, i] = (q[i] if bases is None else 0.0) - (below + 0.5) * step, count * step
+            ranges[i] = (q[i] if bases is None else 0.0) - (below + 0.5) * step, count * step
             if i + 1 == used:
                 break
             if self.euclidean:
@@ -422,7 +426,7 @@ class ScalarCodec(Codec):
             else:
                 q[i + 1] = first
                 low, high = np.array([-0.5, 0.5]) * step * q[i] / q[i + 1]
-        return self._coder(self.index.d, replace(extra, query=q.astype(np.float32)), ranges)
+        return self.coder(self.index.d, replace(extra, query=q.astype(np.float32)), ranges)
 
 
 def _short(value: float) -> float:
@@ -437,6 +441,10 @@ class ProductCodec(Codec):
 
     lossy = True
 
+    def __init__(self, index: faiss.Index):
+        super().__init__(index)
+        self.part = int(index.pq.dsub)
+
     def design(self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
         pq = self.index.pq
         used = 1 if pq.nbits >= 8 else 2
@@ -444,14 +452,14 @@ class ProductCodec(Codec):
         first = -np.sqrt(2 * spec.high) if self.euclidean else max(E, spec.size * 1e-30)
         extra = self._extra(spec, [first], used * pq.dsub, state)
         alone = ExtraDimensions(extra.query[:1], self.euclidean)
-        about = np.zeros(1) if bases is None else Coder(alone, None, (0,), 0, 0).centres(bases)[:, 0]
+        about = np.zeros(1) if bases is None else alone.components_for(bases)[:, 0]
         values = alone.components_for(sample)[:, 0] - about
         low, high = np.sort(alone.components_for(np.array([spec.low, spec.high]))[:, 0])
         codebooks = np.zeros((used, pq.ksub, pq.dsub), np.float32)
         codebooks[0, :, 0] = levels(values, pq.ksub, extra.query[0] - about, (low - about.max(), high - about.min()))
         if used == 2:
-            kept = codebooks[0, _nearest(codebooks[0, :, 0], values), 0] + about
-            lost = sample - alone.offsets(kept[:, None])
+            coded = codebooks[0, _nearest(codebooks[0, :, 0], values), 0] + about
+            lost = sample - alone.offsets(coded[:, None])
             if len(np.unique(values)) < pq.ksub:  # what comes later lies between the levels
                 apart = np.diff(np.sort(alone.offsets(codebooks[0, :, :1] + about.mean())))
                 lost = np.concatenate([lost, np.linspace(-0.5, 0.5, pq.ksub) * apart.max()])
@@ -463,31 +471,24 @@ class ProductCodec(Codec):
             values = ExtraDimensions(np.array([second]), self.euclidean).components_for(lost)[:, 0]
             base = 0.0 if bases is None else second
             codebooks[1, :, 0] = levels(values - base, pq.ksub, np.array([second - base]), (0.0, 0.0))
-        return self._coder(self.index.d, extra, codebooks)
+        return self.coder(self.index.d, extra, codebooks)
 
-    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
-        pq = self.index.pq
-        codebooks = faiss.vector_to_array(pq.centroids).reshape(pq.M, pq.ksub, pq.dsub)
-        return self._coder(d, extra, codebooks[d // pq.dsub :])
+    def tables(self, quantiser: faiss.ProductQuantizer | None = None) -> np.ndarray:
+        pq = quantiser or self.index.pq
+        return np.asarray(faiss.vector_to_array(pq.centroids).reshape(pq.M, -1))
 
-    def widen(self, new: faiss.Index, coder: Coder) -> None:
-        extra_codes = faiss.vector_to_array(coder.quantiser.centroids)
-        self._set(new, np.concatenate([faiss.vector_to_array(self.index.pq.centroids), extra_codes]))
-
-    def narrow(self, new: faiss.Index, d: int) -> None:
-        self._set(new, faiss.vector_to_array(self.index.pq.centroids)[: d * self.index.pq.ksub])
-
-    def _set(self, new: faiss.Index, centroids: np.ndarray) -> None:
-        faiss.copy_array_to_vector(np.ascontiguousarray(centroids), new.pq.centroids)
+    def train(self, index: faiss.Index, tables: np.ndarray) -> None:
+        faiss.copy_array_to_vector(np.ascontiguousarray(tables).ravel(), index.pq.centroids)
         if self.index.pq.sdc_table.size():
-            new.pq.compute_sdc_table()
+            index.pq.compute_sdc_table()
 
-    def _coder(self, d: int, extra: ExtraDimensions, codebooks: np.ndarray) -> Coder:
-        pq, used = self.index.pq, len(codebooks)
-        quantiser = faiss.ProductQuantizer(extra.width, used, pq.nbits)
-        faiss.copy_array_to_vector(np.ascontiguousarray(codebooks).ravel(), quantiser.centroids)
-        components = range(0, extra.width, pq.dsub)
-        return Coder(extra, quantiser, components, d // pq.dsub * pq.nbits, used * pq.nbits)
+    def coder(self, d: int, extra: ExtraDimensions, tables: np.ndarray | None = None) -> Coder:
+        tables, pq = self.tables()[d // self.part :] if tables is None else tables, self.index.pq
+        quantiser = faiss.ProductQuantizer(extra.width, len(tables), pq.nbits)
+        faiss.copy_array_to_vector(np.ascontiguousarray(tables).ravel(), quantiser.centroids)
+        return Coder(
+            extra, quantiser, range(0, extra.width, self.part), d // self.part * pq.nbits, len(tables) * pq.nbits
+        )
 
 
 def levels(values: np.ndarray, count: int, plain: np.ndarray, room: tuple[float, float]) -> np.ndarray:
@@ -506,15 +507,15 @@ def levels(values: np.ndarray, count: int, plain: np.ndarray, room: tuple[float,
     # Starting evenly over the range, not over the mass, keeps the rare extremes, which are the hubs.
     (first, last), spare = distinct[[0, -1]], count // 32
     below, above = np.linspace(room[0], first, spare, endpoint=False), np.linspace(room[1], last, spare, endpoint=False)
-    found = np.concatenate([fixed, below, np.linspace(first, last, count - len(fixed) - 2 * spare), above])
+    centres = np.concatenate([fixed, below, np.linspace(first, last, count - len(fixed) - 2 * spare), above])
     for _ in range(20):
-        order = np.argsort(found, kind="stable")
-        nearest = order[_nearest(found[order], values)]
+        order = np.argsort(centres, kind="stable")
+        nearest = order[_nearest(centres[order], values)]
         members = np.bincount(nearest, minlength=count)
         means = np.bincount(nearest, values, minlength=count) / np.maximum(members, 1)
         members[: len(fixed)] = 0
-        found = np.where(members > 0, means, found)
-    return np.sort(found).astype(np.float32)
+        centres = np.where(members > 0, means, centres)
+    return np.sort(centres).astype(np.float32)
 
 
 def _nearest(levels: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -529,7 +530,7 @@ class FloatCodec(Codec):
         query = -np.sqrt(2 * spec.high) if self.euclidean else max(E, spec.size * 1e-30)
         return self.coder(self.index.d, self._extra(spec, [query], 1, b""))
 
-    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
+    def coder(self, d: int, extra: ExtraDimensions, tables: np.ndarray | None = None) -> Coder:
         return Coder(extra, None, range(extra.width), 32 * d, 32 * extra.width)
 
 
@@ -537,6 +538,4 @@ def codec_of(index: faiss.Index) -> Codec:
     """The codec for the codes of the base index `index`; raises StoreError for a scalar quantiser without room."""
     if hasattr(index, "sq"):
         return ScalarCodec(index)
-    if hasattr(index, "pq"):
-        return ProductCodec(index)
-    return FloatCodec(index)
+    return ProductCodec(index) if hasattr(index, "pq") else FloatCodec(index)

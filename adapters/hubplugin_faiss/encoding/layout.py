@@ -4,23 +4,90 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import faiss
 import numpy as np
 
 
-def fill(new: faiss.Index, blocks: Iterable[np.ndarray]) -> None:
-    """Puts codes, in blocks [b, code_size], into the index `new`, which lacks only these and keeps them in a row."""
-    if isinstance(new, faiss.IndexFastScan):
-        new.ntotal = 0
-        for codes in blocks:
-            add_codes(new, codes)
-        return
-    new.codes.resize(int(new.ntotal) * int(new.code_size))
-    start = 0
+class CodeArray:
+    """Codes at `memory`: of `size` bytes each in a row, or in the blocks of `packer`."""
+
+    def __init__(self, memory: Any, size: int, packer: Any = None):
+        self.memory, self.packer = memory, packer
+        self.size = int(size if packer is None else packer.code_size)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """The codes [start, stop): uint8 [stop - start, size]; of codes in a row the memory itself."""
+        if stop == 0:
+            return np.empty((0, self.size), np.uint8)
+        if self.packer is None:
+            return np.asarray(faiss.rev_swig_ptr(self.memory, stop * self.size).reshape(stop, self.size)[start:])
+        first, place = divmod(start, self.packer.nvec)
+        blocks = self._blocks(first, stop)
+        codes = np.empty((len(blocks) * self.packer.nvec, self.size), np.uint8)
+        for number, block in enumerate(blocks):
+            self.packer.unpack_all(faiss.swig_ptr(block), faiss.swig_ptr(codes[number * self.packer.nvec :]))
+        return codes[place : place + stop - start]
+
+    def write(self, start: int, codes: np.ndarray) -> None:
+        """Writes `codes` [n, size], for which there is room, from `start` on. What lies in the same block behind them
+        becomes 0."""
+        stop = start + len(codes)
+        if self.packer is None or stop == 0:
+            self.read(start, stop)[:] = codes
+            return
+        first, place = divmod(start, self.packer.nvec)
+        blocks = self._blocks(first, stop)
+        whole = np.zeros((len(blocks) * self.packer.nvec, self.size), np.uint8)
+        whole[:place] = self.read(start - place, start)
+        whole[place : place + len(codes)] = codes
+        for number, block in enumerate(blocks):
+            self.packer.pack_all(faiss.swig_ptr(whole[number * self.packer.nvec :]), faiss.swig_ptr(block))
+
+    def _blocks(self, first: int, count: int) -> np.ndarray:
+        """The blocks from number `first` on of those that hold `count` codes: uint8 [blocks, bytes]."""
+        last, size = -(-count // self.packer.nvec), self.packer.block_size
+        return np.asarray(faiss.rev_swig_ptr(self.memory, last * size).reshape(last, size)[first:])
+
+
+def codes_of(index: faiss.Index) -> CodeArray:
+    """The codes of an index that has no lists."""
+    packer = index.get_CodePacker() if isinstance(index, faiss.IndexFastScan) else None
+    return CodeArray(index.codes.data(), index.code_size, packer)
+
+
+def codes_of_list(lists: faiss.InvertedLists, number: int) -> CodeArray:
+    return CodeArray(lists.get_codes(number), lists.code_size, getattr(lists, "packer", None))
+
+
+def ids_of_list(lists: faiss.InvertedLists, number: int) -> np.ndarray:
+    """The ids in one list: int64 [size], the memory itself."""
+    size = lists.list_size(number)
+    return np.asarray(faiss.rev_swig_ptr(lists.get_ids(number), size)) if size else np.empty(0, np.int64)
+
+
+def write_codes(index: faiss.Index, start: int, count: int, blocks: Iterable[np.ndarray]) -> None:
+    """Puts codes, in blocks [b, code_size], into `index` as those from row `start` on, so that it has `count`."""
+    index.ntotal = count
+    if isinstance(index, faiss.IndexFastScan):
+        packer = index.get_CodePacker()
+        number = -(-count // packer.nvec)
+        index.codes.resize(number * packer.block_size)
+        index.ntotal2 = number * packer.nvec
+    else:
+        index.codes.resize(count * int(index.code_size))
+    array = codes_of(index)
     for codes in blocks:
-        codes_of(new)[start : start + len(codes)] = codes
+        array.write(start, codes)
         start += len(codes)
+
+
+def write_entries(lists: faiss.InvertedLists, number: int, start: int, ids: np.ndarray, codes: np.ndarray) -> None:
+    """Makes entries those from `start` on in one of inverted `lists`, and the last."""
+    lists.resize(number, start + len(ids))
+    ids_of_list(lists, number)[start:] = ids
+    codes_of_list(lists, number).write(start, codes)
 
 
 def fill_lists(
@@ -31,83 +98,15 @@ def fill_lists(
     lists, filled = faiss.downcast_InvertedLists(new.invlists), np.zeros(new.nlist, np.int64)
     for number, size in enumerate(sizes.tolist()):
         lists.resize(number, size)  # at once: a list that grows is given room to spare
-    for block in blocks:
-        for number, ids, codes in runs(*block):
-            put(lists, number, int(filled[number]), ids, codes)
-            filled[number] += len(ids)
+    for numbers, ids, codes in blocks:
+        for number, part in parts_by_list(numbers):
+            write_entries(lists, number, int(filled[number]), ids[part], codes[part])
+            filled[number] += part.stop - part.start
     if isinstance(new, faiss.IndexIVFPQ | faiss.IndexIVFPQFastScan):
         new.precompute_table()
 
 
-def put(lists: faiss.InvertedLists, number: int, start: int, ids: np.ndarray, codes: np.ndarray) -> None:
-    """Writes entries into one of inverted `lists`, as those from `start` on, for which there is room."""
-    if not hasattr(lists, "packer"):
-        lists.update_entries(number, start, len(ids), faiss.swig_ptr(ids), faiss.swig_ptr(codes))
-    elif len(ids):
-        list_ids(lists, number)[start : start + len(ids)] = ids
-        pack(lists.packer, codes, lists.get_codes(number), start)
-
-
-def codes_of(index: faiss.Index) -> np.ndarray:
-    """The codes of an index that holds them in a row: uint8 [n, code_size], the memory itself."""
-    n, size = int(index.ntotal), int(index.code_size)
-    if n == 0:
-        return np.empty((0, size), np.uint8)
-    memory: np.ndarray = faiss.rev_swig_ptr(index.codes.data(), n * size)
-    return memory.reshape(n, size)
-
-
-def list_ids(lists: faiss.InvertedLists, number: int) -> np.ndarray:
-    size = lists.list_size(number)
-    if size == 0:
-        return np.empty(0, np.int64)
-    memory: np.ndarray = faiss.rev_swig_ptr(lists.get_ids(number), size)
-    return memory
-
-
-def runs(lists: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Entries that are ordered by list, list by list: its number, the ids and the codes."""
-    ids, codes = np.ascontiguousarray(ids), np.ascontiguousarray(codes)
-    for first, last in itertools.pairwise(np.flatnonzero(np.diff(lists, prepend=-1, append=-1)).tolist()):
-        yield int(lists[first]), ids[first:last], codes[first:last]
-
-
-def unpacked(packer: faiss.CodePacker, packed: object, start: int, stop: int) -> np.ndarray:
-    """The codes [start, stop) of those at `packed` in the blocks of `packer`: uint8 [stop - start, code_size]."""
-    first, place = divmod(start, packer.nvec)
-    blocks = _blocks(packer, packed, stop)[first:]
-    whole = np.empty((len(blocks) * packer.nvec, packer.code_size), np.uint8)
-    for number, block in enumerate(blocks):
-        packer.unpack_all(faiss.swig_ptr(block), faiss.swig_ptr(whole[number * packer.nvec :]))
-    return whole[place : place + stop - start]
-
-
-def pack(packer: faiss.CodePacker, codes: np.ndarray, packed: object, start: int) -> None:
-    """Writes `codes` [n, code_size] as those from `start` on into blocks of `packer` at `packed`. What lies in the same
-    block behind them becomes 0."""
-    first, place = divmod(start, packer.nvec)
-    blocks = _blocks(packer, packed, start + len(codes))[first:]
-    whole = np.zeros((len(blocks) * packer.nvec, packer.code_size), np.uint8)
-    whole[:place] = unpacked(packer, packed, start - place, start)
-    whole[place : place + len(codes)] = codes
-    for number, block in enumerate(blocks):
-        packer.pack_all(faiss.swig_ptr(whole[number * packer.nvec :]), faiss.swig_ptr(block))
-
-
-def add_codes(index: faiss.IndexFastScan, codes: np.ndarray, start: int | None = None) -> None:
-    """Puts `codes` [n, code_size] behind those of `index`, or in the place of those from row `start` on."""
-    start = int(index.ntotal) if start is None else start
-    packer, count = index.get_CodePacker(), start + len(codes)
-    blocks = -(-count // packer.nvec)
-    index.codes.resize(blocks * packer.block_size)
-    index.ntotal, index.ntotal2 = count, blocks * packer.nvec
-    pack(packer, codes, index.codes.data(), start)
-
-
-def _blocks(packer: faiss.CodePacker, packed: object, count: int) -> np.ndarray:
-    """The memory at `packed`, which holds `count` codes: uint8 [blocks, block_size]."""
-    blocks = -(-count // packer.nvec)
-    if blocks == 0:
-        return np.empty((0, packer.block_size), np.uint8)
-    memory: np.ndarray = faiss.rev_swig_ptr(packed, blocks * packer.block_size)
-    return memory.reshape(blocks, packer.block_size)
+def parts_by_list(numbers: np.ndarray) -> Iterator[tuple[int, slice]]:
+    """Each list among the ordered `numbers` [n] of lists, and which entries lie in it."""
+    for first, last in itertools.pairwise(np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()):
+        yield int(numbers[first]), slice(first, last)

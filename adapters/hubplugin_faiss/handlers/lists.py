@@ -1,4 +1,4 @@
-"""Indexes with inverted lists, their coarse quantizers and how lists are ranked; and PQ codes that are scanned fast."""
+"""Indexes with inverted lists, their coarse quantizers and how lists are ranked."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.codecs import (
-    ASKED,
     HALF,
+    QUERIES,
     Coder,
     ExtraDimensions,
     ScalarCodec,
@@ -21,22 +21,22 @@ from hubplugin_faiss.encoding.codecs import (
     evenly,
     require_finite,
 )
-from hubplugin_faiss.encoding.layout import add_codes, fill_lists, list_ids, put, runs, unpacked
+from hubplugin_faiss.encoding.layout import codes_of_list, fill_lists, ids_of_list, parts_by_list, write_entries
 from hubplugin_faiss.handlers.base import (
-    BaseIndexHandler,
-    FlatCodesHandler,
-    IndexHandler,
-    base_index_handler,
     block_rows,
     copy_fields,
-    handed_over,
+    hand_over,
     handler_for,
     name_of,
     pretransform,
+)
+from hubplugin_faiss.handlers.codes import (
+    BaseIndexHandler,
+    FlatCodesHandler,
+    base_index_handler,
     sample_rows,
     with_query,
 )
-from hubplugin_faiss.handlers.graph import GraphHandler
 
 BESTS = 1 << 23
 """Lists are ranked by fewer queries, down to 40, where the best entry of each list for each of them would be more
@@ -51,7 +51,7 @@ def list_ranks(
     offsets: np.ndarray,
     lists: np.ndarray,
     centres: np.ndarray,
-    asked: tuple[np.ndarray, np.ndarray | None],
+    bank: tuple[np.ndarray, np.ndarray | None],
     euclidean: bool,
 ) -> np.ndarray:
     """What is added to the similarity of a centroid, so that it comes to that of the best entry of its list with its
@@ -66,11 +66,11 @@ def list_ranks(
         entries: vectors [b, d] and their rows.
         offsets, lists: of all entries [n].
         centres: the centroids [nlist, d].
-        asked: queries [m, d], and the list [m] that each of them itself lies in, of which it says nothing; None for
+        bank: queries [m, d], and the list [m] that each of them itself lies in, of which it says nothing; None for
             queries from elsewhere.
         euclidean: s is -|u - t|^2 / 2, else u.t.
     """
-    queries, own = asked
+    queries, home = bank
     best = np.full((len(queries), len(centres)), -np.inf, np.float32)
     for vectors, rows in entries:
         order = np.argsort(lists[rows], kind="stable")
@@ -78,10 +78,10 @@ def list_ranks(
         scores = similarities(queries, vectors[order], euclidean) + offsets[rows][order]
         best[:, numbers] = np.fmax(best[:, numbers], np.fmax.reduceat(scores, first, axis=1))
     best -= similarities(queries, centres, euclidean)
-    if own is not None:
-        best[np.arange(len(queries)), own] = np.nan
-    known = np.isfinite(best)
-    ranks = np.where(known, best, 0).sum(axis=0, dtype=np.float64) / np.maximum(known.sum(axis=0), 1)
+    if home is not None:
+        best[np.arange(len(queries)), home] = np.nan
+    counts = np.isfinite(best)
+    ranks = np.where(counts, best, 0).sum(axis=0, dtype=np.float64) / np.maximum(counts.sum(axis=0), 1)
     sizes = np.bincount(lists, minlength=len(centres))
     ranks += (offsets.sum(dtype=np.float64) - (ranks * sizes).sum()) / sizes.sum()
     return np.where(sizes > 0, np.clip(ranks, offsets.min(), offsets.max()), 0).astype(np.float32)
@@ -97,7 +97,7 @@ FLOATS = ("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexHNSWFlat")
 """The coarse quantizers that hold their centroids as floats."""
 
 
-def widened_quantizer(
+def widen_quantizer(
     quantizer: faiss.Index, coder: Coder, ranks: np.ndarray, spec: UpgradeSpec, residual: bool
 ) -> tuple[faiss.Index, np.ndarray]:
     """A coarse quantizer of d + w components whose centroids rank as if each had the offset in `ranks` [nlist], and
@@ -109,10 +109,10 @@ def widened_quantizer(
     """
     if name_of(quantizer) in FLOATS:
         handler = base_index_handler(quantizer)
-        assert isinstance(handler, FlatCodesHandler | GraphHandler)
+        assert isinstance(handler, FlatCodesHandler)
         centres = coder.centres(ranks)
         floats = handler.codec.coder(int(quantizer.d), coder.extra)
-        return handler.widened_by(floats, lambda rows: centres[rows]), centres
+        return handler.widen_by(floats, lambda rows: centres[rows]), centres
     d, width = int(quantizer.d), coder.extra.width
     drop = faiss.RemapDimensionsTransform(d + width, d, False)
     inner = faiss.clone_index(quantizer)
@@ -120,29 +120,28 @@ def widened_quantizer(
         with suppress(StoreError):  # one that cannot be upgraded stays as it is
             ranked = handler_for(quantizer)
             ranked.check()
-            inner = ranked.upgraded(ranks[ranked.order()], spec)
+            inner = ranked.upgrade(ranks[ranked.order()], spec)
     return pretransform([drop], inner), np.zeros((len(ranks), width), np.float32)
 
 
-def narrowed_quantizer(quantizer: faiss.Index, d: int, extra: ExtraDimensions) -> faiss.Index:
-    """The coarse quantizer of d components that `widened_quantizer` was given."""
+def narrow_quantizer(quantizer: faiss.Index, d: int, extra: ExtraDimensions) -> faiss.Index:
+    """The coarse quantizer of d components that `widen_quantizer` was given."""
     quantizer = faiss.downcast_index(quantizer)
     if not isinstance(quantizer, faiss.IndexPreTransform):
-        return base_index_handler(quantizer).narrowed(d, extra)
+        return base_index_handler(quantizer).narrow(d, extra)
     with suppress(StoreError):
         if (handler := handler_for(quantizer.index)).is_upgraded():
-            return handler.downgraded()
+            return handler.downgrade()
     return faiss.clone_index(quantizer.index)
 
 
 def nearest_lists(quantizer: faiss.Index, vectors: np.ndarray, extra: ExtraDimensions) -> np.ndarray:
     """The list that each of `vectors` [n, d] has in the raw index, where lists have no offsets: int64 [n]."""
     if extra.euclidean or name_of(quantizer) not in FLOATS:
-        return np.ascontiguousarray(
-            narrowed_quantizer(quantizer, vectors.shape[1], extra).search(vectors, 1)[1].ravel()
-        )
-    blank = np.zeros((len(vectors), extra.width), np.float32)
-    return np.ascontiguousarray(quantizer.search(np.concatenate([vectors, blank], axis=1), 1)[1].ravel())
+        quantizer = narrow_quantizer(quantizer, vectors.shape[1], extra)
+    else:
+        vectors = with_query(vectors, np.zeros(extra.width))
+    return np.ascontiguousarray(quantizer.search(np.ascontiguousarray(vectors, np.float32), 1)[1].ravel())
 
 
 LOAD_LISTS = (
@@ -157,15 +156,19 @@ opened from another folder, would share or lose them."""
 class InvertedListsHandler(BaseIndexHandler):
     """Codes in inverted lists. Lists, ids and training stay; extra components of the centroids rank the lists."""
 
-    names: ClassVar[tuple[str, ...]] = ("IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ")
+    names: ClassVar[tuple[str, ...]] = (
+        "IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ", "IndexIVFPQFastScan",
+    )  # fmt: skip
 
     def __init__(self, index: faiss.Index):
         super().__init__(index)
-        lists = faiss.downcast_InvertedLists(index.invlists)
-        if isinstance(lists, faiss.OnDiskInvertedLists):
-            raise StoreError(f"{name_of(index)} has its inverted lists on disk, in {lists.filename!r}; {LOAD_LISTS}")
+        self._lists = faiss.downcast_InvertedLists(index.invlists)
+        if isinstance(self._lists, faiss.OnDiskInvertedLists):
+            place = self._lists.filename
+            raise StoreError(f"{name_of(index)} has its inverted lists on disk, in {place!r}; {LOAD_LISTS}")
+        self._residual = bool(index.by_residual) and not isinstance(index, faiss.IndexIVFFlat)
 
-    def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
+    def widen(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
         codec, starts = self.codec, self._starts()
         if isinstance(codec, ScalarCodec) and codec.kind == HALF:
             for _, codes, _, _ in self._blocks(0, block_rows(self.index.d)):
@@ -175,7 +178,7 @@ class InvertedListsHandler(BaseIndexHandler):
         of_rows = np.searchsorted(starts, rows, "right") - 1
         based = self._residual and name_of(self.index.quantizer) in FLOATS  # else codes hold all of it
         coder = codec.design(spec, offsets[rows], ranks[of_rows] if based else None)
-        quantizer, centres = widened_quantizer(self.index.quantizer, coder, ranks, spec, self._residual)
+        quantizer, centres = widen_quantizer(self.index.quantizer, coder, ranks, spec, self._residual)
         coder.require_holds(offsets[rows], centres[of_rows] if self._residual else None, name_of(self.index))
         new = self._empty(self.index.d + coder.extra.width, quantizer)
         codec.widen(new, coder)
@@ -185,21 +188,20 @@ class InvertedListsHandler(BaseIndexHandler):
             components = coder.components_for(offsets[rows], bases)
             return coder.join(codes, components if bases is None else components - bases)
 
-        return coder.extra, self._filled(new, code)
+        return coder.extra, self._fill(new, code)
 
-    def narrowed(self, d: int, extra: ExtraDimensions) -> faiss.Index:
+    def narrow(self, d: int, extra: ExtraDimensions) -> faiss.Index:
         coder = self.codec.coder(d, extra)
-        new = self._empty(d, narrowed_quantizer(self.index.quantizer, d, extra))
+        new = self._empty(d, narrow_quantizer(self.index.quantizer, d, extra))
         self.codec.narrow(new, d)
-        return self._filled(new, lambda numbers, codes, rows: coder.head(codes))
+        return self._fill(new, lambda numbers, codes, rows: coder.head(codes))
 
-    def padded(self, parts: int, quantizer: faiss.Index) -> faiss.Index:
+    def pad(self, parts: int, quantizer: faiss.Index) -> faiss.Index:
         """This index of PQ codes with so many `parts`, of which those behind its own hold 0; `quantizer` is as wide."""
         pq = self.index.pq
         new = self._empty(parts * pq.dsub, quantizer)
-        nothing = np.zeros((parts - pq.M) * pq.ksub * pq.dsub, np.float32)
-        faiss.copy_array_to_vector(np.concatenate([faiss.vector_to_array(pq.centroids), nothing]), new.pq.centroids)
-        return self._filled(new, lambda numbers, codes, rows: np.pad(codes, ((0, 0), (0, parts - pq.M))))
+        self.codec.train(new, np.pad(self.codec.tables(), ((0, parts - pq.M), (0, 0))))
+        return self._fill(new, lambda numbers, codes, rows: np.pad(codes, ((0, 0), (0, parts - pq.M))))
 
     def bases(self, extra: ExtraDimensions, vectors: np.ndarray, rows: np.ndarray | None) -> np.ndarray | None:
         if rows is None:
@@ -210,47 +212,47 @@ class InvertedListsHandler(BaseIndexHandler):
         """`bases` of entries in the lists `numbers` [n]."""
         if not self._residual:
             return None
-        own, places = np.unique(numbers, return_inverse=True)
-        return np.stack([self.index.quantizer.reconstruct(int(n))[-extra.width :] for n in own])[places]
+        distinct, places = np.unique(numbers, return_inverse=True)
+        return np.stack([self.index.quantizer.reconstruct(int(n))[-extra.width :] for n in distinct])[places]
 
-    def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
+    def decode(self, start: int, size: int) -> Iterator[np.ndarray]:
         for numbers, codes, _, _ in self._blocks(start, size):
             yield self._decode(codes, numbers)
 
-    def coded(self, vectors: np.ndarray) -> np.ndarray:
+    def quantise(
+        self, vectors: np.ndarray, *, by_plain_faiss: bool = False, extra: ExtraDimensions | None = None
+    ) -> np.ndarray:
         vectors = np.ascontiguousarray(vectors, np.float32)
-        nearest = np.ascontiguousarray(self.index.quantizer.search(vectors, 1)[1].ravel())
+        if extra is None or by_plain_faiss:
+            nearest = np.ascontiguousarray(self.index.quantizer.search(vectors, 1)[1].ravel())
+        else:
+            nearest = nearest_lists(self.index.quantizer, vectors[:, : -extra.width], extra)
         return self._decode(self._encode(vectors, nearest), nearest)
 
-    def coded_extended(self, extra: ExtraDimensions, vectors: np.ndarray) -> np.ndarray:
-        nearest = nearest_lists(self.index.quantizer, vectors, extra)
-        codes = self._encode(with_query(vectors, extra.query), nearest)
-        return self._decode(codes, nearest)[:, : vectors.shape[1]]
-
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        lists, starts = self.index.invlists, self._starts()
-        parts = _parts(starts, start, self.count if stop is None else stop)
-        return np.concatenate([np.empty(0, np.int64), *(list_ids(lists, number)[part] for number, part in parts)])
+        parts = _parts(self._starts(), start, self.count if stop is None else stop)
+        ids = (ids_of_list(self._lists, number)[part] for number, part in parts)
+        return np.concatenate([np.empty(0, np.int64), *ids])
 
-    def order(self) -> np.ndarray | slice:
-        return IndexHandler.order(self)
-
-    def require_takes_extended(self, vectors: np.ndarray, ids: np.ndarray | None) -> None:
+    def require_takes(self, vectors: np.ndarray, ids: np.ndarray | None) -> None:
         self.codec.require_fits(vectors)
         self._ids_to_add(ids, len(vectors))
 
-    def append_extended(
-        self, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
-    ) -> None:
+    def append(self, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
         nearest = nearest_lists(self.index.quantizer, vectors, extra)  # those that they have in the raw index
         components = self.coder(extra).components_for(offsets, self._bases_in(nearest, extra))
         extended = np.ascontiguousarray(np.concatenate([vectors, components], axis=1))
-        self._add(extended, nearest, self._ids_to_add(ids, len(vectors)))
-
-    def _add(self, extended: np.ndarray, nearest: np.ndarray, ids: np.ndarray) -> None:
-        """Adds vectors with all their components [n, d + w] to the lists `nearest` [n]."""
-        given = None if self.index.direct_map.type == faiss.DirectMap.Array else faiss.swig_ptr(ids)
-        self.index.add_core(len(extended), faiss.swig_ptr(extended), given, faiss.swig_ptr(nearest))
+        ids = self._ids_to_add(ids, len(vectors))
+        if not hasattr(self._lists, "packer"):
+            names = None if self.index.direct_map.type == faiss.DirectMap.Array else faiss.swig_ptr(ids)
+            self.index.add_core(len(extended), faiss.swig_ptr(extended), names, faiss.swig_ptr(nearest))
+            return
+        order = np.argsort(nearest, kind="stable")
+        codes, ids, nearest = self._encode(extended, nearest)[order], ids[order], nearest[order]
+        with rebuild_map(self.index):
+            for number, part in parts_by_list(nearest):
+                write_entries(self._lists, number, self._lists.list_size(number), ids[part], codes[part])
+            self.index.ntotal += len(extended)
 
     def require_removes(self, *, renumbered: bool = False) -> None:
         if self.index.direct_map.type == faiss.DirectMap.Array and not renumbered:
@@ -260,14 +262,26 @@ class InvertedListsHandler(BaseIndexHandler):
             )
 
     def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
-        with mapped_anew(self.index):
-            self._remove(ids)
+        removed = np.unique(ids)
+        with rebuild_map(self.index):
+            if hasattr(self._lists, "packer"):
+                self._remove_packed(removed)
+            else:
+                self.index.remove_ids(faiss.IDSelectorBatch(removed))
             for number in range(self.index.nlist if renumbered else 0):
-                own = list_ids(self.index.invlists, number)
-                own -= np.searchsorted(np.unique(ids), own)
+                rest = ids_of_list(self._lists, number)
+                rest -= np.searchsorted(removed, rest)
 
-    def _remove(self, ids: np.ndarray) -> None:
-        self.index.remove_ids(faiss.IDSelectorBatch(ids))
+    def _remove_packed(self, removed: np.ndarray) -> None:
+        """Faiss's own leaves old codes behind the last one of a list, and its `add` does not erase them before it
+        writes."""
+        for number in range(self.index.nlist):
+            old = ids_of_list(self._lists, number).copy()
+            stays = removed[np.searchsorted(removed[:-1], old)] != old
+            if not stays.all():
+                codes = codes_of_list(self._lists, number).read(0, len(old))[stays]
+                write_entries(self._lists, number, 0, old[stays], codes)
+        self.index.ntotal = self._lists.compute_ntotal()
 
     def _ids_to_add(self, ids: np.ndarray | None, count: int) -> np.ndarray:
         """The ids of `count` entries that are to be added; raises StoreError if the direct map cannot hold `ids`."""
@@ -281,36 +295,26 @@ class InvertedListsHandler(BaseIndexHandler):
             )
         return ids
 
-    @property
-    def _residual(self) -> bool:
-        return bool(self.index.by_residual) and not isinstance(self.index, faiss.IndexIVFFlat)
-
     def _starts(self) -> np.ndarray:
         """The first entry of each list, and the count: int64 [nlist + 1]."""
-        lists = self.index.invlists
-        return np.cumsum([0, *(lists.list_size(number) for number in range(self.index.nlist))])
+        return np.cumsum([0, *(self._lists.list_size(number) for number in range(self.index.nlist))])
 
     def _ranks(self, offsets: np.ndarray, spec: UpgradeSpec) -> np.ndarray:
         """`list_ranks` for `offsets` [n] of all entries, by queries of the bank; without one by some entries."""
-        nlist, asked = self.index.nlist, spec.queries
-        most, own = max(BESTS // nlist, 40), None
+        nlist, queries = self.index.nlist, spec.queries
+        most, home = max(BESTS // nlist, 40), None
         starts = self._starts()
         lists = np.repeat(np.arange(nlist), np.diff(starts))
-        if asked is None:
-            rows = np.linspace(0, self.count - 1, min(ASKED, most)).astype(np.int64)
-            own = lists[rows]
-            places = zip(own.tolist(), (rows - starts[own]).tolist(), strict=True)
-            asked = self._decode(np.concatenate([self._codes(number, at, at + 1) for number, at in places]), own)
+        if queries is None:
+            rows = np.linspace(0, self.count - 1, min(QUERIES, most)).astype(np.int64)
+            home = lists[rows]
+            places = zip(home.tolist(), (rows - starts[home]).tolist(), strict=True)
+            codes = [codes_of_list(self._lists, number).read(at, at + 1) for number, at in places]
+            queries = self._decode(np.concatenate(codes), home)
         blocks = self._blocks(0, min(block_rows(self.index.d), READ))
         entries = ((self._decode(codes, numbers), rows) for numbers, codes, _, rows in blocks)
         centres = self.index.quantizer.reconstruct_n(0, nlist)
-        return list_ranks(entries, offsets, lists, centres, (evenly(asked, most), own), self.euclidean)
-
-    def _codes(self, number: int, start: int, stop: int) -> np.ndarray:
-        """The codes of the entries [start, stop) of one list: uint8 [stop - start, code_size]."""
-        lists = self.index.invlists
-        memory: np.ndarray = faiss.rev_swig_ptr(lists.get_codes(number), lists.list_size(number) * lists.code_size)
-        return memory.reshape(-1, lists.code_size)[start:stop]
+        return list_ranks(entries, offsets, lists, centres, (evenly(queries, most), home), self.euclidean)
 
     def _encode(self, vectors: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """The codes [n, code_size] of `vectors` [n, d + w] in the lists `numbers` [n]."""
@@ -320,20 +324,30 @@ class InvertedListsHandler(BaseIndexHandler):
 
     def _decode(self, codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """The vectors with all their components that `codes` [b, code_size] in the lists `numbers` [b] encode."""
+        if isinstance(self.index, faiss.IndexIVFPQFastScan):
+            # Faiss decodes through a pointer to the quantiser, which is null in an index that was read from a file.
+            vectors = self.index.pq.decode(np.ascontiguousarray(codes))
+            return np.asarray(vectors + self._centres[numbers] if self._residual else vectors)
         vectors = np.empty((len(codes), self.index.d), np.float32)
         self.index.decode_vectors(len(codes), *map(faiss.swig_ptr, (codes, numbers, vectors)))
         return vectors
 
+    @cached_property
+    def _centres(self) -> np.ndarray:
+        return np.asarray(self.index.quantizer.reconstruct_n(0, self.index.nlist))
+
     def _blocks(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, slice]]:
         """List numbers [b], codes [b, code_size], ids [b] and rows of the entries from `start` on, b <= size."""
-        lists, starts = self.index.invlists, self._starts()
+        starts = self._starts()
         for first in range(start, self.count, size):
             last = min(first + size, self.count)
             parts = list(_parts(starts, first, last))
             yield (
                 np.concatenate([np.full(part.stop - part.start, number, np.int64) for number, part in parts]),
-                np.concatenate([self._codes(number, part.start, part.stop) for number, part in parts]),
-                np.concatenate([list_ids(lists, number)[part] for number, part in parts]),
+                np.concatenate(
+                    [codes_of_list(self._lists, number).read(part.start, part.stop) for number, part in parts]
+                ),
+                np.concatenate([ids_of_list(self._lists, number)[part] for number, part in parts]),
                 slice(first, last),
             )
 
@@ -342,6 +356,9 @@ class InvertedListsHandler(BaseIndexHandler):
         if isinstance(old, faiss.IndexIVFScalarQuantizer):
             new = faiss.IndexIVFScalarQuantizer(quantizer, d, old.nlist, old.sq.qtype, metric, old.by_residual)
             new.sq.rangestat, new.sq.rangestat_arg = old.sq.rangestat, old.sq.rangestat_arg
+        elif isinstance(old, faiss.IndexIVFPQFastScan):
+            new = faiss.IndexIVFPQFastScan(quantizer, d, old.nlist, d // old.pq.dsub, 4, metric)
+            copy_fields(new, old, "implem", "skip", "qbs", "qbs2")
         elif isinstance(old, faiss.IndexIVFPQ):
             new = faiss.IndexIVFPQ(quantizer, d, old.nlist, d // old.pq.dsub, old.pq.nbits, metric)
             copy_fields(new, old, "do_polysemous_training", "scan_table_threshold", "polysemous_ht")
@@ -349,13 +366,13 @@ class InvertedListsHandler(BaseIndexHandler):
                 new.polysemous_ht += (d // old.pq.dsub - old.pq.M) * old.pq.nbits
         else:
             new = faiss.IndexIVFFlat(quantizer, d, old.nlist, metric)
-        new.own_fields = handed_over(quantizer)
+        new.own_fields = hand_over(quantizer)
         copy_fields(new, old, "nprobe", "max_codes", "parallel_mode", "by_residual", "quantizer_trains_alone")
         if isinstance(new, faiss.IndexIVFPQ):
             new.use_precomputed_table = min(old.use_precomputed_table, 0)  # -1 forbids them, 0 lets Faiss decide
         return new
 
-    def _filled(self, new: faiss.Index, code: Callable[[np.ndarray, np.ndarray, slice], np.ndarray]) -> faiss.Index:
+    def _fill(self, new: faiss.Index, code: Callable[[np.ndarray, np.ndarray, slice], np.ndarray]) -> faiss.Index:
         """`new` with the entries of this index. `code` makes codes of list numbers [b], codes and rows of these."""
         new.direct_map = self.index.direct_map
         blocks = self._blocks(0, block_rows(new.d))
@@ -374,7 +391,7 @@ def _parts(starts: np.ndarray, first: int, last: int) -> Iterator[tuple[int, sli
 
 
 @contextmanager
-def mapped_anew(index: faiss.Index) -> Iterator[None]:
+def rebuild_map(index: faiss.Index) -> Iterator[None]:
     """On exit, rebuilds the direct map of the IVF `index`, if it has one, after its lists were changed."""
     kind = index.direct_map.type
     index.set_direct_map_type(faiss.DirectMap.NoMap)
@@ -382,77 +399,3 @@ def mapped_anew(index: faiss.Index) -> Iterator[None]:
         yield
     finally:
         index.set_direct_map_type(kind)
-
-
-class FastScanHandler(FlatCodesHandler):
-    """Codes of 4 bits in the order in which Faiss scans them fast, unpacked as they are read."""
-
-    names = ("IndexPQFastScan",)
-
-    def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
-        """Faiss's own leaves old codes behind the last one, and its `add` does not erase them before it writes."""
-        add_codes(self.index, self._codes(0, self.count)[np.setdiff1d(np.arange(self.count), ids)], start=0)
-
-    def _add(self, extended: np.ndarray) -> None:
-        add_codes(self.index, self.index.sa_encode(extended))
-
-    def _codes(self, start: int, stop: int) -> np.ndarray:
-        return unpacked(self.index.get_CodePacker(), self.index.codes.data(), start, stop)
-
-    def _empty(self, d: int) -> faiss.Index:
-        old = self.index
-        new = faiss.IndexPQFastScan(d, d // old.pq.dsub, 4, old.metric_type)
-        copy_fields(new, old, "implem", "skip", "qbs")
-        return new
-
-
-class FastScanListsHandler(InvertedListsHandler):
-    """Codes of 4 bits in inverted lists, in the order in which Faiss scans them fast."""
-
-    names = ("IndexIVFPQFastScan",)
-
-    def _add(self, extended: np.ndarray, nearest: np.ndarray, ids: np.ndarray) -> None:
-        order = np.argsort(nearest, kind="stable")
-        codes = self._encode(extended, nearest)[order]
-        with mapped_anew(self.index):
-            for number, own, of_list in runs(nearest[order], ids[order], codes):
-                self._put(number, self.index.invlists.list_size(number), own, of_list)
-            self.index.ntotal += len(extended)
-
-    def _put(self, number: int, start: int, ids: np.ndarray, codes: np.ndarray) -> None:
-        """Makes entries those from `start` on in one list, and the last."""
-        lists = faiss.downcast_InvertedLists(self.index.invlists)
-        lists.resize(number, start + len(ids))
-        put(lists, number, start, ids, codes)
-
-    def _remove(self, ids: np.ndarray) -> None:
-        """As in `FastScanHandler`, in each list."""
-        for number in range(self.index.nlist):
-            own = list_ids(self.index.invlists, number).copy()
-            kept = np.flatnonzero(~np.isin(own, ids))
-            if len(kept) < len(own):
-                codes = self._codes(number, 0, len(own))[kept]
-                self._put(number, 0, own[kept], codes)
-                self.index.ntotal -= len(own) - len(kept)
-
-    def _codes(self, number: int, start: int, stop: int) -> np.ndarray:
-        lists = faiss.downcast_InvertedLists(self.index.invlists)
-        return unpacked(lists.packer, lists.get_codes(number), start, stop)
-
-    def _decode(self, codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        vectors = self.index.pq.decode(codes)
-        if self.index.by_residual:
-            vectors += self._centres[numbers]
-        return np.asarray(vectors)
-
-    @cached_property
-    def _centres(self) -> np.ndarray:
-        return np.asarray(self.index.quantizer.reconstruct_n(0, self.index.nlist))
-
-    def _empty(self, d: int, quantizer: faiss.Index) -> faiss.Index:
-        old = self.index
-        new = faiss.IndexIVFPQFastScan(quantizer, d, old.nlist, d // old.pq.dsub, 4, old.metric_type)
-        new.own_fields = handed_over(quantizer)
-        copy_fields(new, old, "nprobe", "max_codes", "parallel_mode", "by_residual", "quantizer_trains_alone")
-        copy_fields(new, old, "implem", "skip", "qbs", "qbs2")
-        return new
