@@ -56,8 +56,9 @@ class Compute:
         `SHARE_OF_CARD` of what it has free. A Sinkhorn fit that finds room for m x n in half precision takes the time
         of two or three products.
     progress: called as progress(what, done, total).
-    precision: "auto" is within 1e-5 of exact arithmetic, or of 1e-4 of the temperature where that is more: float32,
-        and float64 by itself where similarities are large. "float64" computes so throughout, at twice the time.
+    precision: "auto" is within 1e-5 of exact arithmetic, or of 1e-4 of the temperature where that is more (5e-4 for
+        the gallery of a Sinkhorn fit in half precision): float32, and float64 by itself where similarities are large.
+        "float64" computes so throughout, at twice the time.
 
     Raises InputError for an unknown precision, and for an amount of memory that is no bound here.
     """

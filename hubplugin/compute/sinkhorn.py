@@ -28,8 +28,8 @@ HALF_TERMS = 256
 it, averages out, and log alpha comes within 1e-5 of float64's (the tests)."""
 
 HALF_TAU = 0.1
-"""The largest temperature with which K is kept in halves: log sums are then off by up to 1e-4, offsets by tau times
-that."""
+"""The largest temperature with which K is kept in halves: a log sum of which one term is nearly all is then off by up
+to 5e-4, an offset by tau times that."""
 
 NARROW = 40.0
 """Exponents of at most this size: beside a row's largest none vanishes in float32, which ends at exp(-87)."""
@@ -54,8 +54,8 @@ class Columns:
 @dataclass(frozen=True)
 class Scaling:
     """What `sinkhorn` found. log_alpha: [m], float64. log_sums: LSE_u( s(b_u, t)/tau + log_alpha_u ) of the first
-    columns [n], float64, to 1e-4 where the exponentials were kept; None where they were not. topk_means: the mean of
-    the k largest s(b_u, t) of the first columns [n], float64, if asked for."""
+    columns [n], float64, to 5e-4 where the exponentials were kept in halves; None where none were. topk_means: the mean
+    of the k largest s(b_u, t) of the first columns [n], float64, if asked for."""
 
     log_alpha: np.ndarray
     log_sums: np.ndarray | None

@@ -249,6 +249,7 @@ def diagnose(
     default = configure("blend")
     trial = judge_by(prepared, default.resolve(prepared), seed)
     lesson = learn_query_map(default, prepared) if learn else None
+    pairs = 0 if prepared.known_answers is None else int(np.count_nonzero(prepared.known_answers >= 0))
     learnable = chosen is not Metric.EUCLIDEAN and getattr(targets, "maps_queries", True)
     shared = shared_words(examples, prepared, texts or names, ids_of, seed)
     logger.info("diagnosed")
@@ -273,7 +274,7 @@ def diagnose(
         occurrences=count_targets(occurrence),
         next_steps=[
             step_default(trial),
-            step_clicks(lesson, learnable, trial.right is not None),
+            step_clicks(lesson, learnable, pairs),
             step_keywords(shared),
         ],
         lesson=lesson,
@@ -421,13 +422,13 @@ def step_default(trial: Trial) -> NextStep:
     return NextStep(step, says, "measured", vars(right.change))
 
 
-def step_clicks(lesson: LearnedMap | None, learnable: bool, answered: bool) -> NextStep:
+def step_clicks(lesson: LearnedMap | None, learnable: bool, pairs: int) -> NextStep:
     """What a map of the query would bring: measured by `lesson`, else typical of the settings of docs/learning.md.
 
     Args:
         lesson: what the answers of the bank teach, None where that was not asked.
         learnable: whether metric and store allow a map.
-        answered: whether answers are known, from which it can be learned.
+        pairs: of how many queries the answer is known, from which it can be learned.
     """
     if lesson is not None:
         sides = [("not asked before", lesson.other), ("asked before", lesson.asked)]
@@ -438,7 +439,7 @@ def step_clicks(lesson: LearnedMap | None, learnable: bool, answered: bool) -> N
         return NextStep(
             "with learn", "not here: a map needs cosine or dot product, and a store that holds it", "unknown"
         )
-    step = "with learn (--learn)" if answered else f"with {FEWEST_PAIRS} clicks or more and learn"
+    step = "with learn (--learn)" if pairs >= FEWEST_PAIRS else f"with {FEWEST_PAIRS} clicks or more and learn"
     asked, other = (f"{mean:+.1f} points (worst {worst:+.1f})" for mean, worst in LEARNED.values())
     says = (
         f"R@1 typically changes by {asked} where people ask again for what was asked before, and by {other} where they "

@@ -56,3 +56,19 @@ def test_what_a_store_gets_is_not_computed_again(sets, passes, tmp_path):
     assert "offsets" not in passes
     assert done.missing == len(targets)
     assert not hubplugin.inspect(store).stale
+
+
+@pytest.mark.parametrize("tau", [0.05, 0.1])
+@pytest.mark.parametrize("device", ["numpy", "cpu"])
+def test_exponentials_kept_in_halves_are_within_the_stated_bound(tau, device, rng):
+    targets = rng.normal(size=(900, 16)).astype(np.float32)
+    bank = (targets[rng.integers(0, 900, 400)] + 0.8 * rng.normal(size=(400, 16))).astype(np.float32)
+    model = hubplugin.fit(targets, bank, "sn", tau=tau, compute=hubplugin.Compute(device, memory="1MiB"))
+    s = np.float64(bank) @ np.float64(targets).T
+    s /= np.linalg.norm(bank, axis=1)[:, None] * np.linalg.norm(targets, axis=1)
+    kernel, beta = np.exp(s / tau), np.ones(900)
+    for _ in range(10):
+        alpha = 1 / (400 * kernel @ beta)
+        beta = 1 / (900 * kernel.T @ alpha)
+    expected = tau * np.log(beta)
+    np.testing.assert_allclose(model.fitted, expected - expected.mean(), rtol=0, atol=5e-4 * tau)

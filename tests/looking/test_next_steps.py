@@ -43,6 +43,12 @@ def test_without_answers_it_says_what_would_tell_and_what_is_typical(example):
     assert told["BM25 beside it"] == ("unknown", "not known without clicks, and the texts of queries and documents")
 
 
+def test_fewer_answers_than_a_map_needs_do_not_promise_that_learn_would_run(example):
+    told = steps(hubplugin.diagnose(example[1], Bank(example[0][:40], np.arange(40))))
+    assert told["as it is"][0] == "measured"
+    assert "with 50 clicks or more and learn" in told
+
+
 def test_with_answers_it_says_what_was_measured_on_held_out_queries(example):
     diagnosis = hubplugin.diagnose(example[1], Bank(example[0], np.arange(QUERIES)))
     told, change = steps(diagnosis), diagnosis.trial.change

@@ -31,6 +31,14 @@ def test_every_public_name_stands_in_the_reference(package):
     assert set(package.__all__) - {"__version__"} <= shown
 
 
+def test_every_method_of_a_store_that_a_page_names_is_there():
+    kinds = [hubplugin.store.Store]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    names = {name for page in PAGES for name in re.findall(r"`store\.(\w+)", page.read_text())}
+    assert {name for name in names if not any(hasattr(kind, name) for kind in kinds)} == set()
+
+
 def test_every_page_stands_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     listed = set(re.findall(r"[\w/.-]+\.md", navigation))
