@@ -34,25 +34,32 @@ def fit(
 ) -> OffsetModel:
     """Estimates the offsets of a gallery from example queries.
 
-    targets: the gallery [n, d]; numpy, torch, memory map, nested lists, a path (.npy, .npz, .safetensors, .parquet), or
-        a store. Needed by blend, sn and dbsn; offsets are centred on it. None where it is not known yet.
-    bank: the example queries [m, d], likewise, or a `hubplugin.Bank`: texts, or queries and what is known of their
-        answers. dualis needs vectors of answers, blend and dbsn use them.
-    method: blend | is | sn | dbsn | dualis | nnn | csls | dn; `hubplugin.methods.METHODS` has each one's equation,
-        parameters and defaults, which are given here as `parameters`. The default, blend, is made for banks of any
-        kind and size; `hubplugin.evaluate` compares the methods.
-    metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
-    compute: device, memory, progress and precision, see `hubplugin.Compute`.
-    learn: learn a map of the query, too, from a bank whose answers are known: at least 50 different pairs. Search with
-        `model.queries(q)` then. Where held-out targets gain nothing, a warning says so. See docs/learning.md.
-    judged: a small bank with clicks that somebody has looked at, at least 50. Where clicks are noisy, it chooses better
-        how strong the map may be.
-    executor: any `concurrent.futures.Executor`, whose workers read the gallery in shards, see docs/scale.md. The model
-        is fitted on a sample of 200,000 targets. targets are files (a list, or a pattern such as "parts/*.npy"), or a
-        store that workers can open.
-    shards: into how many parts one file, or a store, is divided; by default one for 250,000 rows.
+    Args:
+        targets: the gallery [n, d]; numpy, torch, memory map, nested lists, a path (.npy, .npz, .safetensors,
+            .parquet), or a store. Needed by blend, sn and dbsn; offsets are centred on it. None where it is not known
+            yet.
+        bank: the example queries [m, d], likewise, or a `hubplugin.Bank`: texts, or queries and what is known of their
+            answers. dualis needs vectors of answers, blend and dbsn use them.
+        method: blend | is | sn | dbsn | dualis | nnn | csls | dn; `hubplugin.methods.METHODS` has each one's equation,
+            parameters and defaults, which are given here as `parameters`. The default, blend, is made for banks of any
+            kind and size; `hubplugin.evaluate` compares the methods.
+        metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
+        compute: device, memory, progress and precision, see `hubplugin.Compute`.
+        learn: learn a map of the query, too, from a bank whose answers are known: at least 50 different pairs. Search
+            with `model.queries(q)` then. Where held-out targets gain nothing, a warning says so. See docs/learning.md.
+        judged: a small bank with clicks that somebody has looked at, at least 50. Where clicks are noisy, it chooses
+            better how strong the map may be.
+        executor: any `concurrent.futures.Executor`, whose workers read the gallery in shards, see docs/scale.md. The
+            model is fitted on a sample of 200,000 targets. targets are files (a list, or a pattern such as
+            "parts/*.npy"), or a store that workers can open.
+        shards: into how many parts one file, or a store, is divided; by default one for 250,000 rows.
 
-    Raises InputError, one line, for anything that cannot be used as given; ClusterError for workers that are lost.
+    Returns:
+        The model, whose `offsets` are those of any targets.
+
+    Raises:
+        InputError: For anything that cannot be used as given.
+        ClusterError: For workers that are lost.
     """
     require_executor(executor, shards)
     if learn:

@@ -328,9 +328,13 @@ class Recorder:
         self._clicks = list[tuple[str, str, float]]()
 
     def add(self, queries: VectorLike, text: str | None = None) -> None:
-        """One query [d] was asked, or several [m, d]. Never raises.
+        """Takes note of queries that were asked. Never raises.
 
-        Takes microseconds a query: the bytes are hashed, and almost always dropped. text: that of one query.
+        It takes microseconds a query: the bytes are hashed, and almost always dropped.
+
+        Args:
+            queries: One query [d], or several [m, d].
+            text: The text of one query.
         """
         try:
             if self.texts and not isinstance(text, (str, type(None))):
@@ -373,7 +377,11 @@ class Recorder:
         return _id(vectors[0])
 
     def click(self, query: VectorLike | str, target: int | str | UUID) -> None:
-        """`target`, an id in the store, was clicked by somebody who asked `query`: [d], or its `id_of`. Never raises.
+        """Takes note of a click. Never raises.
+
+        Args:
+            query: The query that was asked [d], or its `id_of`.
+            target: The id in the store of what was clicked.
 
         Clicks of queries that the sample drops are dropped, so that those that stay are as uniform as the queries. Any
         process may be told of a click, whichever answered the query.

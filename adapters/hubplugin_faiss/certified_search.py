@@ -120,8 +120,20 @@ class CorrectedSearch:
         self._ids = None if names is None else names.astype(np.int64)[self._order]
 
     def search(self, x: np.ndarray, k: int, **options: object) -> tuple[np.ndarray, np.ndarray]:
-        """Corrected scores and ids [m, k] of queries [m, d], as Faiss gives them: inner products, larger first, or
-        squared distances, smaller first, with 2 * offset taken off. `options`, such as params=, go to the index."""
+        """Searches by the corrected ranking.
+
+        Args:
+            x: Queries [m, d].
+            k: How many results of each.
+            options: Go to the index, such as params=.
+
+        Returns:
+            Corrected scores and ids [m, k], as Faiss gives them: inner products, larger first, or squared distances,
+            smaller first, with 2 * offset taken off.
+
+        Raises:
+            InputError: For queries that cannot be used, or an index that was changed meanwhile.
+        """
         answers = self.search_certified(x, k, **options)
         return answers.scores, answers.ids
 

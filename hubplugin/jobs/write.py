@@ -255,7 +255,16 @@ that more than one finds anything only where others write as fast as it reads.""
 
 
 def refresh(store: Store, *, dry_run: bool = False, compute: Compute = Compute()) -> Applied:
-    """Writes the offsets that are missing or stale under the active model, and no others. dry_run: only counts them."""
+    """Writes the offsets that are missing or stale under the active model, and no others.
+
+    Args:
+        store: A store with an active correction.
+        dry_run: Only counts them.
+        compute: Device, memory and progress.
+
+    Raises:
+        StoreError: The store has no active correction, or cannot be read or written.
+    """
     correction = store.correction()
     if correction is None or not correction.active:
         half = "a half-written correction; run apply again to finish it"
@@ -267,8 +276,16 @@ def refresh(store: Store, *, dry_run: bool = False, compute: Compute = Compute()
 
 
 def remove(store: Store, *, dry_run: bool = False, compute: Compute = Compute()) -> Removed:
-    """Takes the correction out of `store`, as if it had never been there. Nothing happens without one. dry_run: only
-    says what it would take out."""
+    """Takes the correction out of `store`, as if it had never been there.
+
+    Args:
+        store: Any store; without a correction nothing happens.
+        dry_run: Only says what it would take out.
+        compute: Its progress is reported.
+
+    Raises:
+        StoreError: The store cannot be written.
+    """
     try:
         correction = store.correction()
         removed = Removed(store.url, not dry_run and correction is not None, correction, store.previous())
@@ -286,7 +303,15 @@ def rollback(store: Store, *, compute: Compute = Compute(), dry_run: bool = Fals
     """Writes the model that was active before the present one, as `apply` writes a fitted model.
 
     Every target gets the offset that this model gives it now. The model that was left is the previous one then, so that
-    a second rollback returns to it. dry_run: only counts. Raises StoreError where no model was active before.
+    a second rollback returns to it.
+
+    Args:
+        store: A store with a correction.
+        compute: Device, memory and progress.
+        dry_run: Only counts what would be written.
+
+    Raises:
+        StoreError: No model was active before, or the store cannot be read or written.
     """
     model = store.previous()
     if model is None:

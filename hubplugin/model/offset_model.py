@@ -243,15 +243,24 @@ class OffsetModel:
     def offsets(
         self, targets: VectorLike, *, groups: Sequence[Value] | None = None, compute: Compute = Compute()
     ) -> np.ndarray:
-        """Offsets of `targets` [n, d] (or a store or file of them), seen by the fit or not: float32 [n].
+        """Offsets of targets, seen by the fit or not.
 
         No offset is above the cap, the largest of the gallery of the fit: a vector that is far from the whole bank
         would otherwise get more than any target has, and rank above them. Targets of the fit keep theirs. A model that
         was fitted without a gallery has no cap.
 
         Under cosine a zero vector, which has no direction, has the neutral offset 0.
-        groups: what a `GroupedModel` must know of each target; others do not look at it.
-        Raises InputError where `targets` cannot be used or have other dimensions than the bank.
+
+        Args:
+            targets: [n, d], or a store or a file of them.
+            groups: What a `GroupedModel` must know of each target; others do not look at it.
+            compute: Device, memory and progress.
+
+        Returns:
+            float32 [n].
+
+        Raises:
+            InputError: The targets cannot be used, or have other dimensions than the bank.
         """
         vectors = as_vectors(targets, "targets")
         compute = compute.for_products(vectors.rows * sum(term.bank.size for term in self.terms))
@@ -313,9 +322,15 @@ class OffsetModel:
         return replace(self, gallery=replace(self.gallery, count=count))
 
     def with_activation(self, targets: VectorLike, k: int = 1, *, compute: Compute = Compute()) -> OffsetModel:
-        """This model with the activation set of the gallery `targets` [n, d]: QB-Norm eq. 2, whose k is 1.
+        """This model with the activation set of a gallery: QB-Norm eq. 2.
 
-        Raises InputError if k is not in 1 ... n, or a term has no bank of examples (`dn`).
+        Args:
+            targets: The gallery [n, d].
+            k: How many of the nearest of each bank query are in the set; the paper's is 1.
+            compute: Device, memory and progress.
+
+        Raises:
+            InputError: k is not in 1 ... n, or a term has no bank of examples (`dn`).
         """
         from hubplugin.compute import TopK, search
 
@@ -332,7 +347,18 @@ class OffsetModel:
         return replace(self, activation=Activation(k, tuple(thresholds)))
 
     def is_activated(self, targets: VectorLike, *, compute: Compute = Compute()) -> np.ndarray:
-        """Which of `targets` [n, d] are in the activation set, seen by the fit or not: bool [n]."""
+        """Which targets are in the activation set, seen by the fit or not.
+
+        Args:
+            targets: [n, d].
+            compute: Device, memory and progress.
+
+        Returns:
+            bool [n].
+
+        Raises:
+            InputError: The model has no activation set.
+        """
         from hubplugin.compute import Similarities
         from hubplugin.compute.device import to_host
 
@@ -388,8 +414,15 @@ class OffsetModel:
 
     @staticmethod
     def from_bytes(content: bytes, name: str = "model") -> OffsetModel:
-        """The model in the bytes of a model file. Raises ModelFileError if they are damaged, are no model, or
-        come from another version; `name` is what the error calls it."""
+        """The model in the bytes of a model file.
+
+        Args:
+            content: What `to_bytes` gave.
+            name: What errors call it.
+
+        Raises:
+            ModelFileError: The bytes are damaged, are no model, or come from another version.
+        """
         return file.from_bytes(content, name, _build)
 
     def to_texts(self) -> list[str]:
