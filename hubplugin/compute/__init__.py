@@ -11,8 +11,8 @@ from hubplugin.compute.reductions import find_answers as find_answers
 from hubplugin.compute.reductions import nearest_targets as nearest_targets
 from hubplugin.compute.reductions import reduce as reduce
 from hubplugin.compute.search import TIE as TIE
-from hubplugin.compute.search import Scores as Scores
 from hubplugin.compute.search import TopK as TopK
+from hubplugin.compute.search import TruthCounts as TruthCounts
 from hubplugin.compute.search import search as search
 from hubplugin.compute.search import topk as topk
 from hubplugin.compute.similarities import CACHE_BYTES as CACHE_BYTES

@@ -222,14 +222,15 @@ class Library:
             bits <<= 13
 
     def upload(self, blocks: Iterable[np.ndarray], rows: int, dim: int) -> Iterator[Array]:
-        """Blocks of at most `rows` rows on the device, as float32. A card gets them by two pinned buffers: while it
-        computes with one block, the next is read and copied."""
+        """Blocks of at most `rows` rows on the device, as float32. A card gets them by two pinned buffers and a stream
+        of their own, so that reading, copying and computing go on at the same time."""
         import torch
 
         if self.device is None or self.device.type != "cuda" or not torch.cuda.is_available():
             yield from (self.to_device(block, self.xp.float32) for block in blocks)
             return
         buffers = [(torch.empty(rows, dim, pin_memory=True), torch.cuda.Event()) for _ in range(2)]
+        copying, computing = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
         for number, block in enumerate(blocks):
             buffer, was_copied = buffers[number % 2]
             if number > 1:
@@ -239,8 +240,11 @@ class Library:
                 warnings.simplefilter("ignore", UserWarning)
                 native = block.astype(block.dtype.newbyteorder("="), copy=False)
                 pinned.copy_(torch.from_numpy(native))  # by all cores, which numpy does not
-            uploaded = pinned.to(self.device, non_blocking=True)
-            was_copied.record(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(copying):
+                uploaded = pinned.to(self.device, non_blocking=True)
+                was_copied.record(copying)
+            computing.wait_stream(copying)
+            uploaded.record_stream(computing)
             yield uploaded
 
 

@@ -18,19 +18,47 @@ LOG2E = tl.constexpr(math.log2(math.e))
 LOWEST = tl.constexpr(-1e30)
 """In the place of minus infinity, of which a difference is no number."""
 
-ROWS, COLUMNS, DEPTH = 128, 256, 32
-"""The tile of a program: targets, bank rows, components. A prototype of this kernel took a quarter of a float32 product
-on an H200."""
+ROWS, COLUMNS, COLUMNS_MASKED, DEPTH = 128, 256, 128, 32
+"""The tile of a program: targets, bank rows, components. With 256 columns a prototype of this kernel took a quarter of
+a float32 product on an H200. To mask answers takes more registers, so that a tile has half as many columns; no card
+has tried that yet."""
+
+
+@triton.jit
+def _accumulate(peak, total, x, keep):  # type: ignore[no-untyped-def]
+    """The running log-sum-exp in base 2 of each row, after the exponents x where `keep`: its peak and its sum."""
+    x = tl.where(keep, x, LOWEST)
+    highest = tl.maximum(peak, tl.max(x, 1))
+    return highest, total * tl.exp2(peak - highest) + tl.sum(tl.where(keep, tl.exp2(x - highest[:, None]), 0.0), 1)
+
+
+@triton.jit
+def _accumulate_but_largest(largest, of_largest, peak, total, s, x, keep, columns):  # type: ignore[no-untyped-def]
+    """`_accumulate` but for each row's largest similarity so far, which is kept apart with its exponent."""
+    s = tl.where(keep, s, LOWEST)
+    here = tl.max(s, 1)
+    replaced = here > largest
+    at = tl.argmax(s, 1)
+    is_largest = (tl.arange(0, s.shape[1])[None, :] == at[:, None]) & replaced[:, None]
+    exponent = tl.sum(tl.where(is_largest, x, 0.0), 1)
+    peak, total = _accumulate(peak, total, x, keep & ~is_largest)
+    # What was the largest until now is one of the others.
+    former = tl.where(replaced & (largest > LOWEST), of_largest, LOWEST)
+    highest = tl.maximum(peak, former)
+    total = total * tl.exp2(peak - highest) + tl.where(former > LOWEST, tl.exp2(former - highest), 0.0)
+    return tl.maximum(largest, here), tl.where(replaced, exponent, of_largest), highest, total
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _log_sum_exp(  # type: ignore[no-untyped-def]
-    t_high, t_low, b_high, b_low, bias, out, n, m, scale,
-    d: tl.constexpr, bm: tl.constexpr, bn: tl.constexpr, bk: tl.constexpr,
+    t_high, t_low, b_high, b_low, bias, thresholds, out, n, m, scale, hub,
+    d: tl.constexpr, masked: tl.constexpr, bm: tl.constexpr, bn: tl.constexpr, bk: tl.constexpr,
 ):  # fmt: skip
     rows, depth = tl.program_id(0) * bm + tl.arange(0, bm), tl.arange(0, bk)
     is_row = rows[:, None] < n
     peak, total = tl.full([bm], LOWEST, tl.float32), tl.zeros([bm], tl.float32)
+    largest, of_largest, count = peak, peak, tl.zeros([bm], tl.float32)  # of all entries
+    rest_peak, rest_total, rest_largest, rest_of = peak, total, peak, peak  # of those that are no answers
     for start in range(0, m, bn):
         columns = start + tl.arange(0, bn)
         is_column = columns[None, :] < m
@@ -45,10 +73,20 @@ def _log_sum_exp(  # type: ignore[no-untyped-def]
             s = tl.dot(tl.load(t_low + t_at, mask=t_mask, other=0.0), bh, s)
             s = tl.dot(th, bh, s)
         x = s * scale + tl.load(bias + columns, mask=columns < m, other=0.0)[None, :]
-        x = tl.where(is_row & is_column, x, LOWEST)
-        highest = tl.maximum(peak, tl.max(x, 1))
-        total = total * tl.exp2(peak - highest) + tl.sum(tl.exp2(x - highest[:, None]), 1)
-        peak = highest
+        keep = is_column & is_row
+        if masked:
+            is_answer = keep & (s >= tl.load(thresholds + columns, mask=columns < m, other=0.0)[None, :])
+            count += tl.sum(tl.where(is_answer, 1.0, 0.0), 1)
+            largest, of_largest, peak, total = _accumulate_but_largest(
+                largest, of_largest, peak, total, s, x, keep, columns
+            )
+            rest_largest, rest_of, rest_peak, rest_total = _accumulate_but_largest(
+                rest_largest, rest_of, rest_peak, rest_total, s, x, keep & ~is_answer, columns
+            )
+        else:
+            peak, total = _accumulate(peak, total, x, keep)
+    if masked:  # a hub keeps its answers
+        peak, total = tl.where(count > hub, peak, rest_peak), tl.where(count > hub, total, rest_total)
     tl.store(out + rows, (peak + tl.log2(total)) / LOG2E, mask=rows < n)
 
 
@@ -61,14 +99,26 @@ def halves(vectors: torch.Tensor) -> Halves:
     return high, (vectors - high.to(vectors.dtype)).to(torch.float16)
 
 
-def log_sum_exp(targets: Halves, bank: Halves, bias: torch.Tensor, scale: float) -> torch.Tensor:
-    """LSE_u( scale * t.b_u + bias_u ) of unit vectors t [n, d] and b [m, d] in halves: float32 [n]."""
+def log_sum_exp(
+    targets: Halves,
+    bank: Halves,
+    bias: torch.Tensor,
+    scale: float,
+    thresholds: torch.Tensor | None = None,
+    hub: float = math.inf,
+) -> torch.Tensor:
+    """LSE_u( scale * t.b_u + bias_u ) of unit vectors t [n, d] and b [m, d] in halves: float32 [n].
+
+    thresholds: [m], the similarity from which on t is an answer of the bank query u. Answers are masked, but those of
+    targets that answer more than `hub` queries, and so is the largest of each target's other entries.
+    """
     (n, d), m = targets[0].shape, len(bank[0])
     out = torch.empty(n, device=targets[0].device)
     log2e = math.log2(math.e)
     run: Any = _log_sum_exp[(triton.cdiv(n, ROWS),)]
     run(
-        *targets, *bank, (bias * log2e).float(), out, n, m, scale * log2e,
-        d, ROWS, COLUMNS, DEPTH, num_warps=8, num_stages=3,
+        *targets, *bank, (bias * log2e).float(), bias if thresholds is None else thresholds.float(), out, n, m,
+        scale * log2e, min(hub, 3e38), d, thresholds is not None, ROWS,
+        COLUMNS if thresholds is None else COLUMNS_MASKED, DEPTH, num_warps=8, num_stages=3,
     )  # fmt: skip
     return out

@@ -88,9 +88,9 @@ def reduce(
     """The value of each of `reductions`, of which at most one is a `LogSum`, for every target, in one pass over the
     similarities: float64 [n] each."""
     log_sum = next((reduction for reduction in reductions if isinstance(reduction, LogSum)), None)
-    kernels = None if log_sum is None or len(reductions) > 1 or mask is not None else import_kernels(similarities)
-    if log_sum is not None and kernels is not None:
-        return [fuse_log_sum(similarities, targets, log_sum, kernels)]
+    is_alone = log_sum is not None and len(reductions) == 1 and (mask is None or mask.largest)
+    if log_sum is not None and is_alone and (kernels := import_kernels(similarities)) is not None:
+        return [fuse_log_sum(similarities, targets, log_sum, mask, kernels)]
     library, tau = similarities.library, 1.0 if log_sum is None else log_sum.tau
     log_weights = None if log_sum is None or log_sum.log_weights is None else library.like(log_sum.log_weights)
     # Not in parts: small arrays that stay, between blocks that go, would leave the memory of all blocks in pieces.
@@ -119,15 +119,19 @@ def import_kernels(similarities: Similarities) -> Any:
     return kernels
 
 
-def fuse_log_sum(similarities: Similarities, targets: Vectors, log_sum: LogSum, kernels: Any) -> np.ndarray:
+def fuse_log_sum(
+    similarities: Similarities, targets: Vectors, log_sum: LogSum, mask: AnswerMask | None, kernels: Any
+) -> np.ndarray:
     """The log-sum-exp of unit vectors on a card by one kernel, in which no similarity reaches memory: float64 [n]."""
     library = similarities.library
     bank = kernels.halves(library.to_device(similarities.bank, library.xp.float32))
     weights = np.zeros(similarities.m) if log_sum.log_weights is None else log_sum.log_weights
     bias, values = library.to_device(weights), library.empty((targets.rows,), library.xp.float32)
+    thresholds = None if mask is None else library.to_device(similarities.lower(mask.thresholds))
+    hub = MOST_ANSWERS * similarities.m
     for start, block in similarities.blocks(targets):
         stop = start + len(block)
-        values[start:stop] = kernels.log_sum_exp(kernels.halves(block), bank, bias, 1 / log_sum.tau)
+        values[start:stop] = kernels.log_sum_exp(kernels.halves(block), bank, bias, 1 / log_sum.tau, thresholds, hub)
         similarities.compute.report("offsets", stop, targets.rows)
     return to_host(values).astype(np.float64)
 

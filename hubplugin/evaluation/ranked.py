@@ -16,10 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hubplugin.bank import Bank, BankLike
-from hubplugin.compute import TIE, Compute, Similarities, TopK, dense, search, topk
+from hubplugin.compute import TIE, Compute, Similarities, TopK, TruthCounts, dense, search, topk
 from hubplugin.errors import InputError, Parameter, install
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names, as_true_ids, as_truth
-from hubplugin.evaluation.truth_counts import TruthCounts
 from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.measures.hubness import pick_evenly
 from hubplugin.measures.retrieval import Ranks, Truth, rank_pairs

@@ -6,8 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from hubplugin.compute import Compute, TopK, search
-from hubplugin.evaluation.truth_counts import TruthCounts
+from hubplugin.compute import Compute, TopK, TruthCounts, search
 from hubplugin.metric import Metric
 from hubplugin.vectors import as_vectors, prepare
 from tests.core.formulas import similarity
@@ -86,8 +85,7 @@ import resource
 import numpy as np
 from hubplugin import Compute
 from hubplugin.metric import Metric
-from hubplugin.compute import TopK, search
-from hubplugin.evaluation.truth_counts import TruthCounts
+from hubplugin.compute import TopK, TruthCounts, search
 from hubplugin.vectors import (as_vectors, prepare)
 rng = np.random.default_rng(0)
 queries = rng.normal(size=(4_000, 8)).astype(np.float32)

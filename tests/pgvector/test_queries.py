@@ -122,6 +122,13 @@ def test_offsets_go_with_an_insert_and_a_refresh_finds_nothing_to_mend(store, da
     assert (report.count, report.missing, report.stale) == (303, 0, 0)
 
 
+def test_an_update_of_a_vector_by_others_is_found_as_stale(store, database):
+    database.run("UPDATE photos SET embedding = (SELECT embedding FROM photos WHERE id = 8) WHERE id = 7")
+    assert hubplugin.inspect(store, queries=0).stale == 1
+    assert hubplugin.refresh(store).stale == 1
+    assert hubplugin.inspect(store, queries=0).stale == 0
+
+
 def test_a_refit_changes_no_sql_of_the_application(store, database):
     before = hubplugin_pgvector.order_by(store, QUERIES[0]).sql
     hubplugin.apply(store, BANK, "is", tau=0.03, force=True)

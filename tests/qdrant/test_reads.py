@@ -259,6 +259,51 @@ def test_the_documented_lines_rank_candidates_by_a_rule(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("distance", [models.Distance.COSINE, models.Distance.DOT, models.Distance.EUCLID])
+def test_a_rescoring_ranks_what_its_prefetch_gives_and_nothing_else(distance):
+    """With second vectors, of which one point of the prefetch and one outside it have none."""
+    photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
+    photos.corrected()
+    query, fresh = photos.queries[0], photos.queries[:2]
+    photos.plain.upsert("photos", [photos.point(500 + row, vector) for row, vector in enumerate(fresh)])
+    inside = models.Filter(must=[models.HasIdCondition(has_id=[3, 4, 5, 500])])
+    given = {"prefetch": models.Prefetch(filter=inside, limit=4), "query": query.tolist(), "using": "image"}
+    found = photos.wrapped().query_points("photos", **given).points
+    plain = photos.plain.query_points("photos", **given).points
+    assert {point.id for point in found} == {3, 4, 5, 500}
+    (raw,) = [point.score for point in plain if point.id == 500]
+    (score,) = [point.score for point in found if point.id == 500]
+    assert score == pytest.approx(raw, abs=1e-3)  # neutral
+    assert [point.id for point in found if point.id != 500] == photos.best(query, rows=[3, 4, 5])
+
+
+@pytest.mark.parametrize("distance", [models.Distance.COSINE, models.Distance.DOT, models.Distance.EUCLID])
+def test_one_point_without_a_second_vector_changes_no_other_score_of_a_rescoring(distance):
+    photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
+    client, far = photos.apply(), (-photos.queries[0]).tolist()
+    given = {"prefetch": models.Prefetch(query=photos.queries[0].tolist(), using="image", limit=40), "limit": 5}
+    previous = client.query_points("photos", far, "image", **given).points
+    photos.plain.upsert("photos", [photos.point(500, 10 * photos.queries[2])])
+    after = photos.wrapped().query_points("photos", far, "image", **given).points
+    assert [point.id for point in after] == [point.id for point in previous]
+    np.testing.assert_allclose([p.score for p in after], [p.score for p in previous], rtol=1e-4, atol=1e-4)
+
+
+def test_a_rescoring_finds_points_without_a_second_vector_among_all_its_candidates():
+    """Also those that are not the first by the raw score: the others fall behind them by their offsets."""
+    photos, lacking = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, "vector"), list(range(0, 60, 3))
+    photos.corrected()
+    photos.plain.delete_vectors("photos", [photos.version.augmented_vector], points=lacking)
+    expected = photos.similarities(photos.queries)[:, :60]
+    expected[:, lacking] -= photos.model.offsets(photos.gallery)[lacking]
+    chosen = models.Filter(must=[models.HasIdCondition(has_id=list(range(60)))])
+    client = photos.wrapped()
+    for query, scores in zip(photos.queries, expected, strict=True):
+        prefetch = models.Prefetch(filter=chosen, limit=60)
+        found = client.query_points("photos", query, "image", prefetch=prefetch, limit=5).points
+        assert [point.id for point in found] == np.argsort(-scores)[:5].tolist()
+
+
+@pytest.mark.parametrize("distance", [models.Distance.COSINE, models.Distance.DOT, models.Distance.EUCLID])
 def test_a_rescoring_of_more_than_strict_mode_allows_begins_with_the_best(distance):
     """With second vectors, of which some points have none: each of the two lists may have 12 of the candidates."""
     photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")

@@ -1,5 +1,6 @@
 """The sample of recorded queries: what is kept, and with what probability."""
 
+import math
 import tempfile
 
 import numpy as np
@@ -50,6 +51,26 @@ def test_a_thinned_sample_goes_on_as_if_it_had_always_been_thin(before, after, s
         found, least = read(folder), min(size, fewer)
         bound = ids(before)[least] if len(ids(before)) > least else "g"
         assert (found.ids if found else []) == [id for id in ids(before + after) if id < bound][:size]
+
+
+def test_all_are_kept_with_the_same_probability_however_often_they_are_asked(tmp_path):
+    """k of n: each is kept with probability k/n, with the variance of draws without replacement. Nor is the estimate of
+    n biased."""
+    n, k, runs = 40, 10, 60
+    often, kept, estimates = np.arange(n) % 7 + 1, np.zeros(n), []
+    for run in range(runs):
+        numbers = np.repeat(run * n + np.arange(n), often)
+        folder = tmp_path / str(run)
+        for part in (numbers % 3 > 0, (numbers % 3 == 0) | (numbers % 5 == 0)):  # two processes, with some in both
+            recorded(folder, vectors(numbers[part]), k)
+        found = read(folder)
+        kept[found.array()[:, 0].astype(int) - run * n] += 1
+        estimates.append(found.different / n - 1)
+    p = k / n
+    # The counts add up to runs * k, which takes one degree of freedom and (n - 1)/n of the variance of each.
+    statistic = ((kept - runs * p) ** 2 / (runs * p * (1 - p)) * (n - 1) / n).sum()
+    assert abs(statistic - (n - 1)) < 4 * math.sqrt(2 * (n - 1)), "chi-square with n - 1 degrees of freedom"
+    assert abs(np.mean(estimates)) < 4 / math.sqrt(runs * (k - 1)), "the relative error of one is 1/sqrt(k - 1)"
 
 
 def test_a_query_that_is_asked_again_has_its_last_time_and_keeps_its_text(tmp_path):
