@@ -83,7 +83,8 @@ class ChromaStore(CopyStore):
         return int(self._targets.count())
 
     def batches(self, copy: Copy | None, group_by: str | None, ids: Sequence[Id] | None = None) -> Iterator[Batch]:
-        """Of a copy that cannot be read there are no offsets."""
+        """As of every `CopyStore`, for `copy`, `group_by` and `ids`. Of a copy that cannot be read there are no
+        offsets."""
         include = ["embeddings", *(["metadatas"] if group_by else [])]
         for page in read_pages(self._targets, include) if ids is None else self._read_visible(include, ids):
             stored = {} if copy is None else self._read_copy(copy, page["ids"]) or {}
@@ -210,7 +211,7 @@ class ChromaStore(CopyStore):
 
 
 def read_pages(collection: Any, include: Sequence[str], ids: Sequence[Id] | None = None) -> Iterator[dict[str, Any]]:
-    """What `collection` holds, or holds of `ids`."""
+    """What `collection` holds, or holds of `ids`, page by page, with the fields that `include` names."""
     for start in range(0, collection.count() + BATCH if ids is None else len(ids), BATCH):
         part = {"limit": BATCH, "offset": start} if ids is None else {"ids": ids[start : start + BATCH]}
         page = collection.get(**part, include=include)

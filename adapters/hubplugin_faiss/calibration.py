@@ -52,13 +52,21 @@ ENOUGH = 0.002
 def require_recall(
     raw: faiss.Index, upgraded: faiss.Index, model: OffsetModel, scale: IndexScale, force: bool = False
 ) -> None:
-    """Searches both, as they are set to search, with queries of the bank of `model`, and ranks all targets exactly, by
-    what the index itself reconstructs: what its codes lose of a vector counts in neither ranking.
+    """Compares the recall@10 of both indexes, as they are set to search, with queries of the bank.
 
-    Raises CorrectionRefused if `upgraded` loses more recall@10 than is promised for the type of `raw`, or than
-    `TOLERATED` where no wider search makes up for it, unless `force` says to take it all the same. Warns of a smaller
-    loss. Both say which search makes up for it, and at what cost. A bank that is too small says nothing, and an
-    exhaustive index that is too large is not tried.
+    All targets are ranked exactly, by the vectors that the index itself reconstructs: what its codes lose of a vector
+    counts in neither ranking. A bank that is too small says nothing, and an exhaustive index that is too large is not
+    tried. A smaller loss is a warning. It and the error say which search makes up for the loss, and at what cost.
+
+    Args:
+        raw, upgraded: the index without offsets and with them.
+        model: has the bank and the offsets.
+        scale: the scale on which `upgraded` holds the offsets.
+        force: only warn.
+
+    Raises:
+        CorrectionRefused: `upgraded` loses more than is promised for the type of `raw`, or than `TOLERATED` where no
+            wider search makes up for it.
     """
     count = affordable_queries(raw, upgraded)
     queries = None if count < QUERIES / 10 else bank_queries(model, count)
@@ -102,8 +110,16 @@ def require_recall(
 
 
 def measure_recall(index: faiss.Index, queries: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, float]:
-    """The share of the `truth` [m, k] that a search finds, one query at a time, as users ask: [m]; and the seconds of
-    the processor that it took."""
+    """Searches with one query at a time, as users ask.
+
+    Args:
+        index: any index.
+        queries: [m, d].
+        truth: the ids that an exact search finds [m, k].
+
+    Returns:
+        The share of `truth` that the search finds [m], and the seconds of the processor that it took.
+    """
     start = time.process_time()
     try:
         ids = [index.search(query[None], K)[1][0] for query in np.ascontiguousarray(queries, np.float32)]
@@ -121,11 +137,20 @@ def require_answers(
     labelled: LabelledQueries | None,
     force: bool = False,
 ) -> None:
-    """Raises CorrectionRefused if `upgraded` is going to find fewer answers first than the `raw` index, by more than
-    `LOST` and two standard errors. Warns of a loss beyond `LOST` that may be chance, or is forced.
+    """Compares how many known answers both indexes find first.
 
-    Offsets serve the queries that they were fitted on better than others. So of these counts only what the index
-    loses beside the exact rankings; what the rankings gain is taken from queries that were held out.
+    Offsets serve the queries that they were fitted on better than others. So of these counts only what the index loses
+    beside the exact rankings; what the rankings gain is taken from queries that were held out. A loss beyond `LOST`
+    that may be chance, or is forced, is a warning.
+
+    Args:
+        raw, upgraded: the index without offsets and with them.
+        model, scale: the model, and the scale on which `upgraded` holds its offsets.
+        labelled: queries with known answers; nothing is compared without them.
+        force: only warn.
+
+    Raises:
+        CorrectionRefused: `upgraded` finds fewer answers first, by more than `LOST` and two standard errors.
     """
     if labelled is None:
         return
@@ -168,8 +193,18 @@ def require_answers(
 def exact_rankings(
     raw: faiss.Index, upgraded: faiss.Index, model: OffsetModel, scale: IndexScale, queries: np.ndarray, k: int = K
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of the k best targets of each of `queries` [m, d] without the offsets of `model`, which `upgraded` has on
-    `scale`, and with them: int64 [m, k] each. Targets are as `raw` reconstructs them, by cosine at unit length."""
+    """The best targets without offsets and with them, by cosine at unit length.
+
+    Args:
+        raw: reconstructs the targets.
+        upgraded: holds the offsets.
+        model, scale: the model, and the scale on which `upgraded` holds its offsets.
+        queries: [m, d], as users ask them.
+        k: how many targets of each query.
+
+    Returns:
+        Two rankings, of ids: int64 [m, k] each.
+    """
     handler, holder, size = handler_for(raw), handler_for(upgraded), block_rows(raw.d)
     metric = Metric.EUCLIDEAN if handler.euclidean else Metric.DOT
     augmented, best, row = augment_queries(model.queries(queries), metric), ([], []), 0  # type: ignore[var-annotated]
@@ -193,7 +228,7 @@ def exact_rankings(
 
 
 def affordable_queries(raw: faiss.Index, upgraded: faiss.Index, most: int = QUERIES) -> int:
-    """How many queries `raw` and `upgraded` are tried with, of `most`."""
+    """How many queries, of `most`, an upgrade of `raw` to `upgraded` is tried with."""
     if not handler_for(raw).exhaustive:
         return int(np.clip(WORK / (upgraded.ntotal * upgraded.d), QUERIES / 10, most))
     sizes = [int(part.code_size) for part in parts(upgraded) if hasattr(part, "code_size")]
@@ -213,9 +248,17 @@ def loss_limit(index: faiss.Index) -> float:
 
 
 def wider_search(index: faiss.Index, lacks: Callable[[], float], slack: float = 0.0) -> tuple[str, int]:
-    """The call of Faiss, as text, that widens the search of `index` by the smallest factor by which it `lacks` nothing,
-    or no more than `slack` where it always lacks something; and the number, from 1 on, of that trial. "" if none up to
-    four times as wide does. All settings are widened alike; `index` is left as it was."""
+    """Widens the search of `index`, all settings alike, until it finds enough; the index is left as it was.
+
+    Args:
+        index: the index, set as users search it.
+        lacks: measures by how much the search falls short; 0 or less is enough.
+        slack: how much it may fall short where no width is enough.
+
+    Returns:
+        The call of Faiss, as text, that widens the search by the smallest factor that is enough, and the number of that
+        trial, from 1 on. "" if no search up to four times as wide is enough.
+    """
     now, fallback = settings(index), ("", 0)
     try:
         for number, factor in enumerate(FACTORS if now else (), 1):

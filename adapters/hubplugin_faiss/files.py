@@ -148,8 +148,16 @@ def sizes_of_transform(link: faiss.VectorTransform) -> Iterator[tuple[str, int, 
 
 
 def write_index_file(path: Path, index: faiss.Index, like: Path) -> None:
-    """Writes `index` to the file `path`, where nothing may lie yet, and flushes it. Who may read `like` may read it
-    then, and nobody else. Raises StoreError."""
+    """Writes an index to a file, and flushes it.
+
+    Args:
+        path: where nothing may lie yet.
+        index: any index.
+        like: who may read this file may read the new one, and nobody else.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
     opener = functools.partial(os.open, mode=0o600)
     with making(path, like.stat().st_size), open(path, "xb", opener=opener) as file:
         try:
@@ -162,8 +170,8 @@ def write_index_file(path: Path, index: faiss.Index, like: Path) -> None:
 
 
 def permit(descriptor: int, like: Path) -> None:
-    """Gives what was opened, a file or a folder, the mode and the owner of the file `like`. Not by name, which might
-    lead elsewhere by now. Raises OSError."""
+    """Gives an open file or folder, by its `descriptor`, the mode and the owner of the file `like`; a name might lead
+    elsewhere by now. Raises OSError."""
     status = like.stat()
     mode = status.st_mode & 0o777
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):

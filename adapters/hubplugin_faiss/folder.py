@@ -80,8 +80,8 @@ class HubFolder:
         return Manifest[FaissVersion].read(content, repr(str(self.manifest)), mend)
 
     def write(self, path: Path, content: bytes) -> None:
-        """Puts a file with this content in the place of the file `path`, in one step. Who may read the index may read
-        it, and nobody else. Raises StoreError."""
+        """Replaces the file `path` by one with this `content`, in one step. Who may read the index may read it, and
+        nobody else. Raises StoreError."""
         with making(path, len(content)), replacing(path, 0o600) as file:
             file.write(content)
             permit(file.fileno(), self.index)
@@ -96,7 +96,8 @@ class HubFolder:
         return alone(path) and path.stat().st_size == 4 * rows
 
     def map_offsets(self, version: FaissVersion, rows: int) -> np.memmap:
-        """float32 [rows], mapped, NaN where none is written yet. Raises StoreError where there are none for so many."""
+        """The offsets of `version`, mapped: float32 [rows], NaN where none is written yet. Raises StoreError where the
+        file is not of as many `rows`."""
         path = self.offsets(version)
         if not self.has_offsets(version, rows):
             raise StoreError(f"{str(path)!r} has no offsets for {rows} targets; run apply again")
@@ -134,8 +135,8 @@ class HubFolder:
                 os.close(descriptor)
 
     def keep(self, models: Collection[int], offsets: Collection[int]) -> None:
-        """Deletes what no run needs: new files, and the models and offsets of versions other than these. What somebody
-        else has put here stays. Raises OSError."""
+        """Deletes what no run needs: new files, and all but the `models` and `offsets` of versions with these numbers.
+        What somebody else has put here stays. Raises OSError."""
         for path in self.files():
             name = OURS.fullmatch(path.name)
             assert name is not None

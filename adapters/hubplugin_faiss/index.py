@@ -88,8 +88,18 @@ def upgrade(
 def upgrade_by(
     handler: IndexHandler, offsets: np.ndarray, model: OffsetModel, scale: IndexScale, force: bool = False
 ) -> faiss.Index:
-    """The raw index of `handler` with `offsets` [n] of `model`, in scan order and on `scale`, behind its query map.
-    Raises CorrectionRefused where it finds too little."""
+    """An upgraded index, behind the query map of the model.
+
+    Args:
+        handler: of the raw index.
+        offsets: of its entries in scan order, on `scale` [n].
+        model: gives the offsets.
+        scale: the scale on which the index holds them.
+        force: only warn where it finds too little.
+
+    Raises:
+        CorrectionRefused: the upgraded index finds too little.
+    """
     upgraded = with_map(handler.upgrade(offsets, upgrade_spec(offsets, model)), model.query_map)
     if not is_exact(handler):
         require_recall(handler.index, upgraded, model, scale, force)
@@ -223,8 +233,22 @@ class Gallery(Vectors):
 
 
 def offsets_by(model: OffsetModel, gallery: Gallery, scale: IndexScale, compute: Compute) -> np.ndarray:
-    """Offsets for the entries of an index in scan order, on `scale`: float32 [n]. Those that the model cannot judge get
-    its smallest one, or 0 at length 0, and a warning counts them; raises InputError if they are more than half."""
+    """Offsets for the entries of an index.
+
+    Entries that the model cannot judge get its smallest offset, or 0 at length 0, and a warning counts them.
+
+    Args:
+        model: gives the offsets.
+        gallery: the entries.
+        scale: the scale on which the index holds offsets.
+        compute: device, memory and progress.
+
+    Returns:
+        float32 [n], in scan order, on `scale`.
+
+    Raises:
+        InputError: the model cannot judge more than half of the entries.
+    """
     offsets, row, invalid_vectors = np.empty(gallery.rows, np.float32), 0, InvalidVectors()
     unit = gallery.unit and not gallery.handler.lossy
     size = block_rows(gallery.dim)
@@ -246,8 +270,15 @@ def offsets_by(model: OffsetModel, gallery: Gallery, scale: IndexScale, compute:
 
 
 def require_unit(vectors: np.ndarray, name: str, first_row: int = 0, *, lossy: bool = False) -> None:
-    """Raises InputError at the first row of `vectors` [b, d] that is neither of unit length nor zero. lossy: codes have
-    changed lengths, PQ down to a half, so that only what cannot have been unit vectors is refused."""
+    """Raises InputError at the first vector that is neither of unit length nor zero.
+
+    Args:
+        vectors: [b, d].
+        name: what the error calls them.
+        first_row: the number of the first vector.
+        lossy: codes have changed lengths, PQ down to a half, so that only what cannot have been unit vectors is
+            refused.
+    """
     rows = np.flatnonzero(vectors.any(axis=1))
     lengths = np.linalg.norm(vectors[rows], axis=1)
     if lossy:
@@ -299,7 +330,8 @@ def require_suits(model: OffsetModel, index: faiss.Index) -> None:
 
 
 def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
-    """Raises InputError or StoreError unless the offsets in an upgraded index are of `model`, or of no model."""
+    """Raises InputError or StoreError unless the offsets in the upgraded index of `handler` are of `model`, or of no
+    model."""
     require_suits(model, handler.index)
     if model.gallery is None:
         raise InputError("the model is not centred on the index: use model = model.centre_on(targets), then upgrade")

@@ -33,8 +33,11 @@ class IndexScale:
 
     @classmethod
     def of(cls, handler: IndexHandler, model: OffsetModel) -> IndexScale:
-        """The scale on which an index holds offsets of `model`. One that holds none gets a scale for them, by some of
-        its entries; one that does keeps its own, or all that it holds would be wrong at once: it is read off them."""
+        """The scale on which the index of `handler` holds offsets of `model`.
+
+        An index without offsets gets a scale for them, by some of its entries. An index with offsets keeps its scale,
+        or all that it holds would be wrong at once: it is read off them.
+        """
         if model.metric is not Metric.COSINE or not handler.lossy:
             return cls(handler.euclidean)
         blocks = list(handler.sample())
@@ -58,14 +61,15 @@ class IndexScale:
         return cls(handler.euclidean, float(steps[best, 0]), float(means[best, 0]))
 
     def to_index(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-        """What the index holds for `offsets` [b] of `vectors` [b, d], as it reconstructs them: [b]."""
+        """What the index holds for `offsets` [b] of the model: [b]. `vectors` [b, d] are as the index reconstructs
+        them."""
         if self.nearness is None:
             return offsets
         lengths, bias = self._lengths_and_bias(vectors, self.nearness)
         return np.asarray(lengths * offsets - bias)
 
     def to_model(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-        """The offsets of the model for which it holds `offsets` [b]: [b]."""
+        """The offsets of the model for which the index holds `offsets` [b] of `vectors` [b, d]: [b]."""
         if self.nearness is None:
             return offsets
         lengths, bias = self._lengths_and_bias(vectors, self.nearness)

@@ -365,7 +365,8 @@ class FaissStore(ManifestStore[FaissVersion]):
             self.folder.require_room(4 * self.count() + os.path.getsize(self.path))
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> FaissWriting:
-        """Raises StoreError if another run writes the file, or another program has changed it since it was read."""
+        """Begins to write `model`, as of every store, and tells `progress`. Raises StoreError if another run writes the
+        file, or another program has changed it since it was read."""
         lock = self._acquire()
         previous = self.read_manifest()
         try:
@@ -388,9 +389,17 @@ class FaissStore(ManifestStore[FaissVersion]):
         labelled: LabelledQueries | None = None,
         force: bool = False,
     ) -> None:
-        """Puts the index with `offsets` [n] of `model`, that of `version`, as it holds them, in the place of the file.
+        """Replaces the file by the upgraded index. The file is as it was if an error is raised.
 
-        Raises CorrectionRefused, and the file is as it was, if it finds too little, also for `labelled` queries.
+        Args:
+            version: the version of `model`.
+            model: gives the offsets.
+            offsets: as the index holds them [n].
+            labelled: queries with known answers, which the index is tried with, too.
+            force: only warn where the index finds too little.
+
+        Raises:
+            CorrectionRefused: the upgraded index finds too little.
         """
         handler, scale = handler_for(self.raw), self.scale(model)
         upgraded = upgrade_by(handler, offsets, model, scale, force)

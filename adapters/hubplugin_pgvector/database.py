@@ -110,19 +110,21 @@ class Database:
         self._connection: psycopg.Connection[Any] | None = None
 
     def rows(self, query: str, parameters: Parameters = (), task: str = "reading") -> list[Any]:
-        """The rows that a query gives, each a tuple."""
+        """The rows that `query` gives with `parameters`, each a tuple. An error says what `task` it was for."""
         with self.transaction(task):
             return self._connect().cursor(binary=True).execute(cast(Any, query), parameters).fetchall()
 
     def run(self, statement: str, parameters: Parameters = (), task: str = "writing") -> None:
-        """Runs a statement that gives no rows."""
+        """Runs a `statement` that gives no rows, with `parameters`. An error says what `task` it was for."""
         with self.transaction(task):
             self._connect().execute(cast(Any, statement), parameters)
 
     def run_alone(self, statement: str, task: str) -> None:
-        """Runs a statement that no transaction can hold, such as CREATE INDEX CONCURRENTLY.
+        """Runs a `statement` that no transaction can hold, such as CREATE INDEX CONCURRENTLY, for the `task` that an
+        error names.
 
-        A lock_timeout of ours would stay in the session, which may be a pooler's: what waits too long is cancelled."""
+        A lock_timeout of ours would stay in the session, which may be a pooler's: what waits too long is cancelled.
+        """
         is_limited = self.rows("SELECT reset_val <> '0' FROM pg_settings WHERE name = 'lock_timeout'")[0][0]
         watch = self._watch(
             task,
@@ -223,7 +225,7 @@ def quote_name(*parts: str) -> str:
 
 
 def truncate(name: str, most: int) -> str:
-    """At most so many bytes of a name; PostgreSQL cuts names behind 63."""
+    """At most `most` bytes of `name`; PostgreSQL cuts names behind 63."""
     return name.encode()[:most].decode(errors="ignore")
 
 
@@ -247,7 +249,7 @@ STOPPED = ("57P01", "57P02", "57P03")
 
 
 def as_store_error(error: psycopg.Error, context: str) -> StoreError:
-    """What went wrong and what to do, in one line behind `context`."""
+    """A StoreError that says what went wrong by `error` and what to do, in one line behind `context`."""
     code = error.sqlstate or ""
     is_lost = code in STOPPED or (isinstance(error, psycopg.OperationalError) and not code)  # the connection's own
     message = error.diag.message_primary or " ".join(str(error).split()) or type(error).__name__

@@ -210,7 +210,8 @@ def parse_manifest(content: bytes, url: str) -> Manifest[ColumnVersion]:
 
 
 def find_dropped(database: Database, oid: int) -> dict[str, list[str]]:
-    """The vector columns of a table that are gone and have a correction, each with the columns of its offsets."""
+    """The vector columns of the table `oid` of `database` that are gone and have a correction, each with the columns of
+    its offsets."""
     query = "SELECT vector, content FROM hubplugin.corrections WHERE target = %s AND number = 0"
     rows = database.rows(f"{query} AND NOT EXISTS ({COLUMN})", (oid,))
     manifests = {vector: parse_manifest(content, database.url) for vector, content in rows}
@@ -218,8 +219,8 @@ def find_dropped(database: Database, oid: int) -> dict[str, list[str]]:
 
 
 def describe_leftovers(database: Database, table: str) -> str:
-    """What `hubplugin.corrections` keeps of tables that are gone, and of columns of `table` that are, and how to delete
-    it: for the line that says why `table` cannot be opened. Empty where that is nothing."""
+    """The end of the line that says why `table` cannot be opened: what the `database` keeps of tables that are gone and
+    of columns of this one, and how to delete it. Empty where it keeps nothing."""
     try:
         oid = database.rows("SELECT to_regclass(%s)::oid::bigint", (table,))[0][0]
         tables = database.rows(f"SELECT DISTINCT target::oid::bigint FROM hubplugin.corrections WHERE {DROPPED}")

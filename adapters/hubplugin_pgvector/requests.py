@@ -34,8 +34,11 @@ CANDIDATES = 10
 
 
 def scale_of(model: OffsetModel, previous: float | None = None) -> float:
-    """A power of two: under Euclidean distance at least every offset, 0 among them, else near that by which an index of
-    inner products finds most. The scale of the `previous` version if it will do, so that SQL outlives a refit."""
+    """The scale of the extra dimension for the offsets of `model`, a power of two: under Euclidean distance at least
+    every offset, 0 among them, else near that by which an index of inner products finds most.
+
+    The scale of the `previous` version is kept if it will do, so that SQL outlives a refit.
+    """
     if model.metric is Metric.EUCLIDEAN:
         least = max(cap_of(model), 1e-6)
         return previous if previous is not None and previous >= least else 2.0 ** math.ceil(math.log2(least))

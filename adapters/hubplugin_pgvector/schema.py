@@ -121,25 +121,34 @@ class VectorTable:
 
 
 def list_triggers(database: Database, oid: int) -> Sequence[str]:
-    """What fires on an update of `hub_offset`: `trigger NAME` and `rule NAME`."""
+    """What fires in `database` on an update of `hub_offset` in the table `oid`: "trigger NAME" and "rule NAME"."""
     return [row[0] for row in database.rows(TRIGGERS, {"oid": oid})]
 
 
 def describe_policies(database: Database, oid: int) -> str:
-    """The policies that may hide rows of a table from the role; empty where it sees all."""
+    """The policies of `database` that may hide rows of the table `oid` from the role; empty where it sees all."""
     is_active, policies = database.rows(POLICIES, {"oid": oid})[0]
     security = f"row security ({', '.join(policies)})" if policies else "row security without a policy"
     return security if is_active else ""
 
 
 def count_changes(database: Database, oid: int) -> int:
-    """How often this session has inserted, updated or deleted a row of a table, since a moment before."""
+    """How often this session of `database` has inserted, updated or deleted a row of the table `oid`, since a moment
+    before."""
     return int(database.rows(CHANGES, {"oid": oid})[0][0])
 
 
 def read(database: Database, options: Mapping[str, str]) -> VectorTable:
-    """The column that the `options` of a URL name: `table` and, where it is not plain, `vector`, `key`, `metric` and
-    `index`. Names are written as in SQL. Raises StoreError for what is not there or cannot carry offsets."""
+    """Reads which column a URL names.
+
+    Args:
+        database: the database of the URL.
+        options: those of the URL: `table` and, where it is not plain, `vector`, `key`, `metric` and `index`. Names are
+            written as in SQL.
+
+    Raises:
+        StoreError: a name stands for nothing, or the column cannot carry offsets.
+    """
     url, table = database.url, options.get("table")
     if not table:
         raise StoreError(f"{url}: names no table: postgresql://user@host/db?table=photos&vector=embedding&key=id")
@@ -227,15 +236,23 @@ def _read_key(database: Database, options: Mapping[str, str], oid: int) -> Key:
 
 
 def index_name(relation: str, oid: int, number: int) -> str:
-    """What the index of version `number` is called; two relations have two, however their names begin."""
+    """The name of the index of version `number` on the table `relation`; its `oid` keeps two tables apart whose names
+    begin alike."""
     return f"{truncate(relation, 30)}_hub_offset_{oid}_v{number}"
 
 
 def build_index(database: Database, table: VectorTable, name: str, number: int, expression: str) -> None:
-    """Builds the index `name` of version `number` over `expression`, while others read and write; an index that was cut
-    off is built anew.
+    """Builds an index while others read and write; an index that was cut off is built anew.
 
-    An index of a partitioned table can't be built concurrently: those of its partitions are, and then belong to it."""
+    An index of a partitioned table can't be built concurrently: those of its partitions are, and then belong to it.
+
+    Args:
+        database: the database.
+        table: the table.
+        name: of the index.
+        number: of the version.
+        expression: what is indexed, in SQL.
+    """
     if _is_valid(database, quote_name(table.schema, name), table.oid):
         return
     shape = f" USING hnsw {expression}" + (f" WITH ({table.options})" if table.options else "")

@@ -102,8 +102,12 @@ class PgvectorStore(DocumentStore):
         return self.batches(active.column if active else None, group_by)
 
     def batches(self, offset: str | None, group_by: str | None) -> Iterator[Batch]:
-        """All targets, in the order of their key, with the offsets in the column `offset`. Each batch is a statement of
-        its own, so that a scan of hours keeps no vacuum from its work and no index from being built."""
+        """All targets, in the order of their key, with the offsets in the column `offset` and their values of
+        `group_by`.
+
+        Each batch is a statement of its own, so that a scan of hours keeps no vacuum from its work and no index from
+        being built.
+        """
         key = self.table.key
         behind = f"({key.names('target')}) > ({key.values('%(id)s::text')})"
         order = f"ORDER BY {key.names('target')} LIMIT {PAGE}"
@@ -223,7 +227,14 @@ class PgvectorStore(DocumentStore):
         return self.search_by(None if raw else self.active(), queries, k)
 
     def search_by(self, version: ColumnVersion | None, queries: np.ndarray, k: int, **settings: str) -> Hits:
-        """What a search by `version`, or a raw one, finds with `settings` of the server."""
+        """Searches by a version.
+
+        Args:
+            version: the version, or None for a raw search.
+            queries: [m, d].
+            k: how many results of each.
+            settings: of the server.
+        """
         order = RawOrder(self.table)
         if version is not None:
             order, queries = self.order(version), self.map_queries(queries, version)
@@ -260,19 +271,20 @@ class PgvectorStore(DocumentStore):
         return f"SELECT {columns} FROM {table.identifier} WHERE {self._condition} ORDER BY 1 LIMIT {k}"
 
     def order(self, version: ColumnVersion, alias: str = "") -> ExactOrder:
-        """What searches by `version` rank by. alias: what they call the table."""
+        """What searches by `version` rank by, where they call the table `alias`."""
         if self.table.index == "none":
             return ExactOrder(self.table, alias, version.column)
         return IndexedOrder(self.table, alias, version.column, version.scale)
 
     def map_queries(self, queries: np.ndarray, version: ColumnVersion) -> np.ndarray:
-        """`queries` [m, d] as `order` takes them: of unit length where the metric is cosine, and mapped."""
+        """`queries` [m, d] as `order` takes them for `version`: of unit length where the metric is cosine, and
+        mapped."""
         if version.mapped:
             return self.model(version).queries(queries)
         return normalise(queries, "queries") if self.metric is Metric.COSINE else queries
 
     def map_query(self, query: np.ndarray, version: ColumnVersion) -> np.ndarray:
-        """`map_queries` of one [d]. Raises InputError for a query of another shape."""
+        """One `query` [d] as `map_queries` has it for `version`. Raises InputError for a query of another shape."""
         query = np.asarray(query, np.float32)
         if query.shape != (self.dim,):
             raise InputError(f"a query of shape {query.shape}, and {self.url} has vectors of {self.dim} dimensions")
@@ -324,9 +336,11 @@ class PgvectorWriting(Writing):
 
     @retry_deadlocks
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        """Writes them, and looks whether the rows have them then, and whether nothing else of the table has changed.
+        """Writes `offsets` to the rows of `batch`, and checks that they have them then and that nothing else of the
+        table changed.
 
-        Raises StoreError, with all of it undone, where a trigger, a rule or a constraint is in the way."""
+        Raises StoreError, with all of it undone, where a trigger, a rule or a constraint is in the way.
+        """
         store = self._store
         try:
             with store.database.transaction():

@@ -91,9 +91,18 @@ def draw_keys(points: dict[Id, int], count: int) -> list[Id]:
 
 
 def calibrate(version: QdrantVersion, points: int, searches: Searches) -> QdrantVersion:
-    """`version` with the fewest candidates, or the smallest hnsw_ef, that give it `version.agreement` times the recall
-    of the raw index in a collection of `points`; or with the most that are tried. And with the candidates that give
-    exact searches everything, for which an index that misses much is no measure."""
+    """Chooses how widely corrected searches look.
+
+    Args:
+        version: the version that was written.
+        points: how many points the collection has.
+        searches: raw and corrected searches for queries of the bank.
+
+    Returns:
+        `version` with the fewest candidates, or the smallest hnsw_ef, that give it `version.agreement` times the recall
+        of the raw index, or with the most that are tried. And with the candidates that give exact searches everything,
+        for which an index that misses much is no measure.
+    """
     exact, in_vector = searches.exact_allowed, version.storage == "vector"
     raw = recall(searches.search_raw(SMALLEST_PAGE, False), searches.search_raw(2 * SMALLEST_PAGE, exact))
     most = min(max(points, SMALLEST_PAGE), MOST_CANDIDATES, version.max_candidates or MOST_CANDIDATES)

@@ -27,7 +27,7 @@ Operation: TypeAlias = Generator[Call, Any, Answer]
 
 
 async def run_async(operation: Operation[Answer], in_thread: bool = True) -> Answer:
-    """What `operation` returns, driven by an async client. in_thread: whether a thread computes."""
+    """What `operation` returns, driven by an async client; a thread computes if `in_thread`."""
     try:
         call = next(operation)
         while True:

@@ -206,7 +206,7 @@ class HubQdrantClient(_Corrected, QdrantClient):
         run(searches.click(self._corrections, collection_name, query, target, using))
 
     def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
-        """QdrantClient's, once recorded queries are on disk."""
+        """Closes as QdrantClient does, with `grpc_grace` and `kwargs`, once recorded queries are on disk."""
         if self._corrections.recorder is not None:
             self._corrections.recorder.flush()
         super().close(grpc_grace, **kwargs)
@@ -215,8 +215,8 @@ class HubQdrantClient(_Corrected, QdrantClient):
         """The connection is closed by `raw`, which has no other owner or one outside."""
 
     def migrate(self, dest_client: QdrantBase, *args: Any, **kwargs: Any) -> None:
-        """QdrantClient's, of collections as they lie in the store; the correction of one is in
-        `<collection>--hub`, which must be named, too, where names are given."""
+        """Migrates as QdrantClient does, to `dest_client`, with `args` and `kwargs`, collections as they lie in the
+        store. The correction of one is in "<collection>--hub", which must be named, too, where names are given."""
         self.raw.migrate(dest_client.raw if isinstance(dest_client, HubQdrantClient) else dest_client, *args, **kwargs)
 
     @like(QdrantClient.query_points)
@@ -322,11 +322,11 @@ class AsyncHubQdrantClient(_Corrected, AsyncQdrantClient):
     async def click(
         self, collection_name: str, query: Clicked, target: models.ExtendedPointId, using: str | None = None
     ) -> None:
-        """As of `HubQdrantClient`."""
+        """Does as `HubQdrantClient.click`, with the same `collection_name`, `query`, `target` and `using`."""
         await run_async(searches.click(self._corrections, collection_name, query, target, using))
 
     async def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
-        """AsyncQdrantClient's, once recorded queries are on disk."""
+        """Closes as AsyncQdrantClient does, with `grpc_grace` and `kwargs`, once recorded queries are on disk."""
         if self._corrections.recorder is not None:
             await asyncio.to_thread(self._corrections.recorder.flush)
         await super().close(grpc_grace, **kwargs)

@@ -20,7 +20,15 @@ from hubplugin_qdrant.metadata import MANIFEST_ID, part_id
 def explain(
     version: QdrantVersion, request: models.QueryRequest, collection: str, address: str, api_key: bool
 ) -> Explanation:
-    """How to send `request`, the corrected one for `collection`, to the server at `address`."""
+    """How to send a corrected request without hubplugin.
+
+    Args:
+        version: the version that corrects it.
+        request: the corrected request.
+        collection: the collection that it searches.
+        address: of the server.
+        api_key: the server asks for a key.
+    """
     path = f"/collections/{collection}/points/query"
     # A vector in it is as short as float32 allows.
     body = _shorten(json.loads(request.model_dump_json(exclude_none=True, exclude_defaults=True, by_alias=True)))

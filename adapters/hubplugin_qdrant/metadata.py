@@ -44,33 +44,35 @@ def _answer(call: Call, otherwise: Any, *faults: Fault) -> Operation[Any]:
 
 
 def real_name(raw: Any, name: str) -> Operation[str]:
-    """The collection behind an alias; `name` itself where it is none, or where the aliases may not be read."""
+    """The collection behind an alias, asked of `raw`; `name` itself where it is none, or where the aliases may not be
+    read."""
     found = yield from _answer(Call(raw.get_aliases), None, Fault.FORBIDDEN)
     aliases = found.aliases if found is not None else ()
     return next((alias.collection_name for alias in aliases if alias.alias_name == name), name)
 
 
 def read_payload(raw: Any, collection: str) -> Operation[Payload | None]:
-    """The manifest of `collection` as it is written, None if there is none."""
+    """The manifest of `collection` as it is written in the store of `raw`, None if there is none."""
     call = Call(raw.retrieve, m.metadata_collection(collection), ids=[MANIFEST_ID], with_payload=True)
     records = yield from _answer(call, [], Fault.MISSING)
     return (records[0].payload or {}) if records else None
 
 
 def parse_manifest(payload: Payload, collection: str) -> QdrantManifest:
-    """The manifest in the payload of point 0. Raises StoreError if another version wrote it, or it is damaged."""
+    """The manifest of `collection` in the `payload` of point 0. Raises StoreError if another version wrote it, or it is
+    damaged."""
     mend = f"delete the collection {m.metadata_collection(collection)!r} and apply again"
     return QdrantManifest.read(payload, f"collection {collection!r}", mend)
 
 
 def read_manifest(raw: Any, collection: str) -> Operation[QdrantManifest]:
-    """The manifest of `collection` (no alias), an empty one if it has none."""
+    """The manifest of `collection` (no alias) in the store of `raw`, an empty one if it has none."""
     payload = yield from read_payload(raw, collection)
     return QdrantManifest() if payload is None else parse_manifest(payload, collection)
 
 
 def write_manifest(raw: Any, collection: str, manifest: QdrantManifest) -> Operation[None]:
-    """Puts `manifest` in the place of the one before, in one step."""
+    """Replaces the manifest of `collection` in the store of `raw` by `manifest`, in one step."""
     yield from _write(raw, collection, MANIFEST_ID, manifest.model_dump(mode="json"))
 
 
@@ -80,7 +82,8 @@ def _write(raw: Any, collection: str, point: int | str, payload: Payload) -> Ope
 
 
 def exists(raw: Any, collection: str) -> Operation[bool]:
-    """Whether there is a metadata collection. Raises StoreError where the user has a collection of that name."""
+    """Whether `collection` has a metadata collection in the store of `raw`. Raises StoreError where the user has a
+    collection of that name."""
     name = m.metadata_collection(collection)
     info = yield from _answer(Call(raw.get_collection, name), None, Fault.MISSING)
     if info is not None and not is_metadata(info):
@@ -97,7 +100,8 @@ def is_metadata(info: models.CollectionInfo) -> bool:
 
 
 def create(raw: Any, collection: str, replication_factor: int | None) -> Operation[None]:
-    """Creates the metadata collection of `collection`, as well replicated as that, if it is not there."""
+    """Creates the metadata collection of `collection` with `raw`, if it is not there, with the `replication_factor` of
+    that."""
     if (yield from exists(raw, collection)):
         return
     try:
@@ -116,19 +120,23 @@ def create(raw: Any, collection: str, replication_factor: int | None) -> Operati
 
 
 def part_id(version: int, part: int) -> str:
-    """The id of one part of the model of a version, given its number."""
+    """The id of part number `part` of the model of version number `version`."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"hubplugin/{version}/{part}"))
 
 
 def write_model(raw: Any, collection: str, version: QdrantVersion, model: OffsetModel) -> Operation[None]:
-    """Writes `model`, in parts, as that of `version`."""
+    """Writes `model` as that of `version` of `collection`, in parts, with the client `raw`."""
     for number, part in enumerate(model.to_texts()):
         yield from _write(raw, collection, part_id(version.number, number), {"part": part})
 
 
 def read_model(raw: Any, collection: str, version: QdrantVersion) -> Operation[OffsetModel]:
-    """The model of `version` of `collection`. Raises StoreError if a part of it is missing or it is that of another
-    version, ModelFileError if one is damaged."""
+    """The model of `version` of `collection` in the store of `raw`.
+
+    Raises:
+        StoreError: a part of it is missing, or it is that of another version.
+        ModelFileError: a part of it is damaged.
+    """
     place, records = m.metadata_collection(collection), []
     for number in range(version.parts):
         records += yield Call(raw.retrieve, place, ids=[part_id(version.number, number)], with_payload=True)
@@ -209,9 +217,9 @@ class CorrectionCache:
     is_old: bool | None = None
 
     def lookup(self, name: str, stale: CachedManifest | None = None) -> Operation[CachedManifest]:
-        """What is known of the collection or alias `name`, read if it is not known or too old.
+        """The manifest of the collection or alias `name`, read if it is not cached or too old.
 
-        stale: what is so no longer, or not only; it is read again, unless another thread has seen the change.
+        A `stale` manifest is no longer so, or not only; it is read again, unless another thread has seen the change.
         """
         cached = self.manifests.get(name)
         if cached is not None and (cached.until > time.monotonic() if stale is None else cached.state != stale.state):
@@ -240,7 +248,8 @@ class CorrectionCache:
             return True
 
     def lookup_shown(self, name: str, cached: CachedManifest, shown: Collection[str]) -> Operation[CachedManifest]:
-        """`cached`, or what is so now if the collection has shown unknown names that look like ours."""
+        """`cached` of the collection or alias `name`, read again if `shown`, names that the server lists, has unknown
+        ones that look like ours."""
         if cached.strange(shown) <= cached.theirs:
             return cached
         cached.until = 0.0
@@ -350,7 +359,7 @@ class CorrectionCache:
         return pairs
 
     def compute_stored(self, cached: CachedManifest, points: Sequence[Any]) -> Operation[list[StoredOffsets]]:
-        """What each of `points` stores; see `offsets.compute_stored`."""
+        """What each of `points` stores in the collection of `cached`; see `offsets.compute_stored`."""
         pairs = yield from self.read_models(cached)
         if awaits_embedding(points, cached.maintained):
             self.warn(

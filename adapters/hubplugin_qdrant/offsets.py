@@ -55,8 +55,16 @@ class StoredOffsets:
 
 
 def values_of(version: QdrantVersion, vectors: np.ndarray, offsets: np.ndarray) -> list[Any]:
-    """What is written to each of the points of `vectors` [b, d], as they lie in the collection, for its offset, of
-    `offsets` [b]: a number, or an augmented vector."""
+    """What is written to points for their offsets.
+
+    Args:
+        version: the version that is written.
+        vectors: of the points, as they lie in the collection [b, d].
+        offsets: [b].
+
+    Returns:
+        A number of each point, or an augmented vector.
+    """
     if version.storage == "vector":
         offsets = augment_targets(_as_targets(version, vectors), offsets, version.metric, max_offset=version.ceiling)
     values: list[Any] = offsets.tolist()
@@ -76,7 +84,17 @@ def read_offsets(
     payloads: Sequence[Payload | None],
     augmented: Sequence[Sequence[float] | None],
 ) -> np.ndarray:
-    """The offsets that the points of `vectors` [b, d] hold, float32 [b]: NaN for none, infinity for another's."""
+    """The offsets that points hold.
+
+    Args:
+        version: the version of the offsets.
+        vectors: of the points [b, d].
+        payloads, augmented: what each point holds in its payload, and its augmented vector, for where `version` has
+            one.
+
+    Returns:
+        float32 [b]: NaN for no offset, infinity for one of another vector.
+    """
     if version.storage == "payload":
         numbers = [read_offset(version, payload) for payload in payloads]
         return np.array([np.nan if number is None else number for number in numbers], np.float32)
@@ -95,8 +113,8 @@ def read_offsets(
 def rounding(
     version: QdrantVersion, augmented: Sequence[Sequence[float] | None]
 ) -> Callable[[np.ndarray], np.ndarray] | None:
-    """`Batch.rounding` of these points: what float16 loses, where a vector of that type may be what was read. One
-    number in 8,192 of float32 is one of float16, too."""
+    """`Batch.rounding` of points with these `augmented` vectors of `version`: what float16 loses, where a vector of
+    that type may be what was read. One number in 8,192 of float32 is one of float16, too."""
     if version.storage == "payload":
         return None
     extra = np.array([0.0 if vector is None else vector[-1] for vector in augmented], np.float32)
@@ -107,14 +125,14 @@ def rounding(
 
 
 def read_offset(version: QdrantVersion, payload: Payload | None) -> float | None:
-    """The offset of `version` in the payload of a point, None if there is none."""
+    """The offset of `version` in the `payload` of a point, None if there is none."""
     under = (payload or {}).get(version.offset_key)
     value: Any = under.get(version.field) if isinstance(under, dict) else None
     return float(value) if type(value) in (int, float) else None
 
 
 def group_of(payload: Payload | None, key: str) -> Value:
-    """The value of `key`, a path such as "shop.tenant", if it is one text, number or truth value."""
+    """The value of `key`, a path such as "shop.tenant", in `payload`, if it is one text, number or truth value."""
     value: object = payload
     for name in key.split("."):
         value = value.get(name) if isinstance(value, dict) else None
@@ -122,11 +140,12 @@ def group_of(payload: Payload | None, key: str) -> Value:
 
 
 def compute_stored(points: Sequence[Any], models: Sequence[tuple[QdrantVersion, OffsetModel]]) -> list[StoredOffsets]:
-    """What `points`, which have a `vector` and perhaps a `payload`, store. The payload says which group a point is in,
-    where a model has groups.
+    """The offsets that `points`, which have a `vector` and perhaps a `payload`, get by each of `models`. The payload
+    says which group a point is in, where a model has groups.
 
     A vector that is absent, not yet embedded or of another dimension has no offset; whether it may be written is the
-    server's to say. One of length 0, which has no cosine, has the offset 0, with which it scores 0, as it does raw.
+    server's to say. A vector of length 0, which has no cosine, has the offset 0, with which it scores 0, as it does
+    raw.
     """
     key = next((version.offset_key for version, _ in models if version.storage == "payload"), None)
     stored = [StoredOffsets(key) for _ in points]
@@ -164,13 +183,13 @@ def usable(vectors: Sequence[AnyVector], version: QdrantVersion) -> tuple[list[i
 
 
 def awaits_embedding(points: Sequence[Any], versions: Sequence[QdrantVersion]) -> bool:
-    """Whether a corrected vector of `points` is a document that only the server will embed."""
+    """Whether a vector of `points` that `versions` correct is a document that only the server will embed."""
     names = {version.vector for version in versions}
     return any(isinstance(by_name(point.vector).get(name), EMBEDDED) for point in points for name in names)
 
 
 def with_stored(points: Sequence[models.PointStruct], stored: Sequence[StoredOffsets]) -> list[models.PointStruct]:
-    """`points` with the offsets that they store. Raises InputError if a payload has our key."""
+    """`points` with the offsets that each has in `stored`. Raises InputError if a payload has our key."""
     return [
         point.model_copy(update={"payload": each.in_payload(point.payload), "vector": each.beside(point.vector)})
         for point, each in zip(points, stored, strict=True)
@@ -185,7 +204,7 @@ def by_name(vector: AnyVector) -> dict[str, AnyVector]:
 
 
 def require_free(keys: Iterable[str | None], ours: str | None) -> None:
-    """Raises InputError if one of the payload paths `keys` begins with our key; None is no key."""
+    """Raises InputError if one of the payload paths `keys` begins with `ours`, our key; None is no key."""
     for key in keys if ours is not None else ():
         if key is not None and str(key).partition(".")[0].partition("[")[0].strip('"') == ours:
             raise InputError(
@@ -208,7 +227,8 @@ def require_free_points(points: Iterable[Any], ours: Collection[str]) -> None:
 
 
 def require_free_operation(operation: models.UpdateOperation, key: str | None, ours: Collection[str]) -> None:
-    """Raises InputError if an update operation writes our `key`, or writes or deletes one of our vectors."""
+    """Raises InputError if `operation`, an update, writes our `key`, or writes or deletes `ours`, the names of our
+    vectors."""
     require_free_points(points_of(operation) or (), ours)
     if isinstance(operation, (models.SetPayloadOperation, models.OverwritePayloadOperation)):
         payload: models.SetPayload = body_of(operation)
@@ -254,10 +274,17 @@ def complete(
     stored: Sequence[StoredOffsets],
     numbers: Mapping[PointId, Mapping[str, float]],
 ) -> list[models.UpdateOperation]:
-    """`operation` with what goes with it in the same step; the last one is the operation itself.
+    """Adds to an operation what goes with it in the same step.
 
-    stored: of the points that it writes. numbers: those under our key of the points whose payload it wipes, by id; each
-    gets one payload that holds both, so that no search finds a point without its offset.
+    Args:
+        operation: an update.
+        manifest: the manifest of its collection.
+        stored: what the points that it writes store.
+        numbers: the numbers under our key of the points whose payload it wipes, by id. Each of these points gets one
+            payload that holds both, so that no search finds a point without its offset.
+
+    Returns:
+        The operations; the last one is the operation itself.
     """
     body = body_of(operation)
     if isinstance(operation, models.UpsertOperation) and points_of(operation) is not None:
@@ -291,8 +318,18 @@ def mend(
     manifest: QdrantManifest,
     shard_key: ShardKey,
 ) -> list[models.UpdateOperation]:
-    """What makes the point of `record` hold of ours what is `stored`, and nothing else under the payload `keys` and in
-    the vectors that `manifest` knows, but for what is outgoing."""
+    """Makes a point hold what it must store, and nothing else of ours but for what is outgoing.
+
+    Args:
+        record: the point.
+        stored: what it must store.
+        keys: the payload keys that may be ours.
+        manifest: knows the vectors that are ours.
+        shard_key: of the point.
+
+    Returns:
+        The operations that do it.
+    """
     outgoing = manifest.outgoing()
     operations: list[models.UpdateOperation] = []
     target: dict[str, Any] = {"points": [record.id], "shard_key": shard_key}
@@ -327,6 +364,6 @@ def mend(
 
 
 def set_offsets(point: PointId, offsets: dict[str, float], key: str, shard_key: ShardKey) -> models.UpdateOperation:
-    """The operation that puts `offsets` under the payload `key` of a point."""
+    """The operation that puts `offsets` under the payload `key` of the `point` with this `shard_key`."""
     fields = models.SetPayload(payload=offsets, points=[point], key=key, shard_key=shard_key)
     return models.SetPayloadOperation(set_payload=fields)

@@ -121,7 +121,14 @@ class QdrantShare(Share):
 
 
 def divide(url: str, ids: Iterable[Id], points: int, count: int | None) -> list[QdrantShard]:
-    """Ranges of as many points each. ids: of all points, in their order."""
+    """Ranges of as many points each.
+
+    Args:
+        url: of the store.
+        ids: of all points, in their order.
+        points: how many there are.
+        count: of the ranges; by default a range has `SHARD_ROWS` points.
+    """
     height = -(-points // count) if count else SHARD_ROWS
     bounds: list[Id | None] = [None]
     bounds += [point for row, point in enumerate(ids) if row and row % max(height, 1) == 0]

@@ -59,7 +59,7 @@ def _speaks_grpc(client: QdrantClient | AsyncQdrantClient) -> bool:
 
 
 def copy_with(model: Model, fields: dict[str, Any]) -> Model:
-    """What `model.model_copy(update=fields)` returns, in half of its time: a search makes several."""
+    """`model` as `model_copy` returns it with new `fields`, in half of its time: a search makes several."""
     copy, put = object.__new__(type(model)), object.__setattr__
     put(copy, "__dict__", {**model.__dict__, **fields})
     put(copy, "__pydantic_fields_set__", model.__pydantic_fields_set__ | fields.keys())
@@ -80,7 +80,8 @@ def resolve(query: Any) -> Any:
 
 
 def resolve_prefetches(client: Any, collection: str, prefetches: Any) -> Any:
-    """`prefetches` of groups as `client` takes them: in local mode up to 1.18 with vectors in the place of ids."""
+    """`prefetches` of groups in `collection` as `client` takes them: in local mode up to 1.18 with vectors in the place
+    of ids."""
     return client._client._resolve_prefetches_input(prefetches, collection) if is_local(client) else prefetches
 
 
@@ -173,8 +174,11 @@ def _as_list(client: QdrantClient | AsyncQdrantClient, items: Any) -> list[Any]:
 
 
 def read_rows(vectors: Any, ids: Any, payload: Any) -> Iterator[models.PointStruct]:
-    """The points of `upload_collection`, as far as that takes them. Raises ValueError where ids or payloads end before
-    vectors, of which the number is known; a client before 1.20 writes the shorter number."""
+    """The points of `upload_collection`, as far as that takes `vectors`, `ids` and `payload`.
+
+    Raises ValueError where ids or payloads end before vectors, of which the number is known; a client before 1.20
+    writes the shorter number.
+    """
     if isinstance(vectors, dict):
         counts = {column.shape[0] for column in vectors.values()}
         if len(counts) != 1 or not any(isinstance(column, np.ndarray) for column in vectors.values()):
@@ -205,7 +209,8 @@ def _without_arrays(vector: Any) -> Any:
 
 
 def embed(client: QdrantClient | AsyncQdrantClient, items: list[Any], is_query: bool = False) -> list[Any]:
-    """`items`, points or vectors or operations or requests, with their documents embedded as `client` would do it."""
+    """`items` with their documents embedded as `client` would do it; they are requests if `is_query`, else points or
+    vectors or operations."""
     if client.cloud_inference or not client._inference_inspector.inspect(items):
         return items
     return list(client._embed_models(items, is_query=is_query, batch_size=client.local_inference_batch_size))

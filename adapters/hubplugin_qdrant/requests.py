@@ -133,7 +133,8 @@ def nearest(query: object) -> Any:
 
 
 def version_for(query: object, using: str | None, manifest: QdrantManifest) -> QdrantVersion | None:
-    """The active version for what `query` searches, if it is a plain nearest query on a corrected vector."""
+    """The active version of `manifest` for what `query` searches, if it is a plain nearest query on `using`, a
+    corrected vector."""
     version = manifest.active.get(using or "")
     if query is None or version is None or not is_nearest(query):
         return None
@@ -159,7 +160,7 @@ def is_nearest(query: object) -> bool:
 
 
 def hide_key(with_payload: object, key: str | None) -> object:
-    """A payload selector that leaves our `key` out, unless it names what it wants; None is no key."""
+    """`with_payload` as a payload selector that leaves our `key` out, unless it names what it wants; None is no key."""
     if isinstance(with_payload, grpc.WithPayloadSelector):
         with_payload = GrpcToRest.convert_with_payload_selector(with_payload)
     if isinstance(with_payload, dict) and "exclude" in with_payload:
@@ -177,7 +178,7 @@ def _all_but(key: str) -> models.PayloadSelectorExclude:
 
 
 def hide_vectors(vector: models.VectorStructOutput | None, names: tuple[str, ...]) -> Any:
-    """The vectors of a point without the augmented ones, which are called `names`."""
+    """The vectors of a point, `vector`, without the augmented ones, which are called `names`."""
     if not isinstance(vector, dict):
         return vector
     theirs = {name: value for name, value in vector.items() if name not in names}
@@ -204,7 +205,8 @@ def has_offset(version: QdrantVersion) -> models.Filter:
 
 
 def selector_fields(points: object, shard_key: ShardKey) -> dict[str, Any]:
-    """The fields of an update operation for what the client takes as `points`; TypeError for anything else."""
+    """The fields of an update operation for what the client takes as `points`, and `shard_key`; TypeError for anything
+    else."""
     if isinstance(points, grpc.PointsSelector):
         points = GrpcToRest.convert_points_selector(points)
     if isinstance(points, (models.FilterSelector, models.PointIdsList)):
@@ -255,7 +257,7 @@ def _sum_by_either_vector(metric: Metric, ceiling: float, augmented_vector: str)
 
 
 def similarity_threshold(threshold: float | None, metric: Metric) -> float | None:
-    """A threshold on the collection's own scale as one on the corrected similarity."""
+    """The score `threshold` of a search by `metric` as one on the corrected similarity."""
     if threshold is None or metric is not Metric.EUCLIDEAN:
         return threshold
     return -0.5 * threshold * abs(threshold)
@@ -268,7 +270,8 @@ Finish: TypeAlias = Callable[[Points], Points] | None
 def rewrite(
     request: models.QueryRequest, manifest: QdrantManifest, hidden: str | None = None
 ) -> tuple[models.QueryRequest, Finish]:
-    """`request` with every nearest query on a corrected vector corrected, and the payload key `hidden` left out.
+    """`request` with every nearest query on a vector that `manifest` corrects corrected, and the payload key `hidden`
+    left out.
 
     For storage="vector" the query must be the vector itself: see `searches.references`.
     """
@@ -457,8 +460,11 @@ SMALL = 1e-20
 
 
 def map_query(query: list[float], version: QdrantVersion) -> tuple[list[float], float]:
-    """What is searched with for the vector `query`, and by what its scores are multiplied: by its length under cosine,
-    since the server divides by that. A `query` of another dimension is the server's to refuse."""
+    """Maps a query as `version` does.
+
+    Returns the vector that is searched with for `query`, and the factor of its scores: its length under cosine, since
+    the server divides by that. A query of another dimension is the server's to refuse.
+    """
     if len(query) != version.dim:
         return query, 1.0
     vector = as_float32(query)
@@ -477,7 +483,8 @@ def as_float32(vector: list[float]) -> np.ndarray:
 
 
 def map_examples(query: Any, using: str | None, manifest: QdrantManifest) -> Any:
-    """A `query` that is not corrected, with the vectors in it mapped where clients map those of `using`."""
+    """A `query` that is not corrected, with the vectors in it mapped where `manifest` has clients map those of
+    `using`."""
     version = manifest.active.get(using or "")
     if version is None or not version.mapped or version.storage == "vector" or not isinstance(query, WITH_EXAMPLES):
         return query

@@ -56,7 +56,8 @@ class Schema(ABC):
         self.metric, self.dim = METRICS[parameters.distance], parameters.size
 
     def require_room(self, manifest: QdrantManifest, version: QdrantVersion | None) -> None:  # noqa: B027
-        """Raises StoreError where strict mode leaves no room for `version`, or for a new one."""
+        """Raises StoreError where strict mode leaves no room for `version`, or for a new one, beside those of
+        `manifest`."""
 
     def hidden(self, version: QdrantVersion) -> str | None:
         """What keeps searches from the offsets of `version` that the points have, and what to do; None if nothing."""
@@ -72,10 +73,12 @@ class Schema(ABC):
 
     @abstractmethod
     def write(self, version: QdrantVersion, items: Items, shard_key: ShardKey) -> None:
-        """Gives each point of `items` its value, one of `offsets.values_of`, in the way of `QdrantTransport.send`."""
+        """Gives each point of `items` its value for `version`, one of `offsets.values_of`, in the way of
+        `QdrantTransport.send`; all points have this `shard_key`."""
 
     def finish(self, version: QdrantVersion, queries: np.ndarray, progress: Progress | None) -> QdrantVersion:
-        """`version` ready to be searched, once it is written. queries: queries [m, d] that it is calibrated with."""
+        """`version` ready to be searched, once it is written. It is calibrated with `queries` [m, d], and `progress` is
+        told."""
         transport = self.transport
         slower = "searches are calibrated to the index as it is now; run refresh when it is whole"
         transport.wait_until(self._is_optimised, "waiting for the graph", slower, progress, transport.count())
@@ -93,7 +96,8 @@ class Schema(ABC):
         return self.transport.describe().status != models.CollectionStatus.YELLOW
 
     def delete_keys(self, keys: Sequence[str], points: list[Id], shard_key: ShardKey) -> None:
-        """Deletes the payload `keys` of `points`. Returns before it is done, as `write` does."""
+        """Deletes the payload `keys` of `points`, which have this `shard_key`. Returns before it is done, as `write`
+        does."""
         client, collection = self.transport.client, self.transport.collection
 
         def request(items: Items) -> None:
@@ -105,7 +109,7 @@ class Schema(ABC):
 
     @abstractmethod
     def delete(self, versions: Sequence[QdrantVersion], is_last: bool, progress: Progress | None) -> None:
-        """Deletes from the points what `versions` have written, the last of all if `is_last`."""
+        """Deletes from the points what `versions` have written, the last of all if `is_last`, and tells `progress`."""
 
     @abstractmethod
     def plan(self, number: int, key: str) -> list[str]:
@@ -301,9 +305,19 @@ class VectorSchema(Schema):
 def choose_storage(
     vector: VectorSchema, storage: Storage | Literal["auto"], manifest: QdrantManifest
 ) -> tuple[Storage, list[str]]:
-    """Where offsets go, and why, in a line, if nobody has said it.
+    """Chooses where offsets go.
 
-    Raises StoreError where the collection cannot keep them there, InputError for what is no storage.
+    Args:
+        vector: the vector that is corrected.
+        storage: what the user asks for.
+        manifest: that of the collection.
+
+    Returns:
+        The storage, and why, in a line, if nobody has said it.
+
+    Raises:
+        StoreError: the collection cannot keep them there.
+        InputError: `storage` is unknown.
     """
     if storage not in ("auto", "payload", "vector"):
         raise InputError(f"storage={storage!r}: use 'auto', 'payload' or 'vector'")
@@ -341,10 +355,20 @@ def vector_names(info: models.CollectionInfo) -> set[str]:
 def find_vector(
     url: str, info: models.CollectionInfo, using: str, manifest: QdrantManifest
 ) -> tuple[str, models.VectorParams]:
-    """The vector called `using`, or the only one that hubplugin has not added. For a vector that was deleted and whose
-    correction is left: what it was, so that the correction can be removed.
+    """Finds the vector that is corrected. For a vector that was deleted and whose correction is left, it is what it
+    was, so that the correction can be removed.
 
-    Raises StoreError if it is not there or cannot carry offsets.
+    Args:
+        url: of the store, for errors.
+        info: of the collection.
+        using: the name of the vector; "" is the only one that hubplugin has not added.
+        manifest: that of the collection.
+
+    Returns:
+        Its name and its parameters.
+
+    Raises:
+        StoreError: the vector is not there or cannot carry offsets.
     """
     ours = m.vectors_of(manifest.everything)
     dense = {name: parameters for name, parameters in dense_vectors(info).items() if name not in ours}

@@ -49,7 +49,8 @@ class Reference:
 
 
 def references(node: Node, manifest: QdrantManifest, searched: str) -> set[Reference]:
-    """The points in the tree of `node`, a request to `searched`, whose vectors must be known to rewrite it."""
+    """The points in the tree of `node`, a request to `searched`, whose vectors must be known to rewrite it by
+    `manifest`."""
     return {point for part in nodes(node) if (point := _reference(part, manifest, searched)) is not None}
 
 
@@ -78,10 +79,17 @@ def dereference(
     vectors: dict[Reference, list[float]],
     by_server: bool,
 ) -> models.QueryRequest:
-    """`request` with the vectors of its `references` in the place of the ids.
+    """Puts vectors in the place of the ids in a request.
 
     Points of the collection that is searched are left out as they are without us: by a server of the whole request, in
     local mode of what is found at the node that asks for them.
+
+    Args:
+        request: the request.
+        manifest: that of the collection.
+        searched: the name of the collection.
+        vectors: those of the `references` of the request.
+        by_server: a server searches, not local mode.
     """
     points: list[int | str] = []
 
@@ -150,7 +158,15 @@ def _dense_queries(arguments: Arguments) -> Iterator[tuple[str, Any]]:
 
 
 def click(cache: CorrectionCache, collection_name: str, query: Any, target: Any, using: str | None) -> Operation[None]:
-    """Records a click beside the queries to the vector `using` of a collection."""
+    """Records a click beside the queries to a vector.
+
+    Args:
+        cache: knows the recorder.
+        collection_name: a collection or an alias.
+        query: the query that was asked.
+        target: the id of the point that was clicked.
+        using: the name of the vector.
+    """
     recorder = cache.recorder
     if recorder is None:
         raise InputError("this client records nothing: name a folder where it is made, ", Parameter("record"))
@@ -219,9 +235,17 @@ def query_points_groups(cache: CorrectionCache, cached: CachedManifest, argument
 def rewrite_requests(
     cache: CorrectionCache, cached: CachedManifest, requests: list[models.QueryRequest]
 ) -> Operation[list[tuple[models.QueryRequest, Finish]]]:
-    """`requests` as they are sent: corrected by what is `cached`, and our payload key left out of all.
+    """Rewrites requests as they are sent: corrected, and without our payload key.
 
     Where a query must be a vector before, points and documents that are asked for the nearest of become their vectors.
+
+    Args:
+        cache: embeds documents and reads points.
+        cached: corrects the requests.
+        requests: all of one collection.
+
+    Returns:
+        Each request, and how its answer is finished.
     """
     manifest, searched = cached.manifest or QdrantManifest(), cached.collection
     is_simple = all(isinstance(nearest(request.query), list) and not request.prefetch for request in requests)
@@ -305,7 +329,7 @@ def _hide_in_lookups(cache: CorrectionCache, lookup: Any, result: models.GroupsR
 
 
 def get_collections(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-    """All but the metadata collections."""
+    """The answer of the client of `cache` to `arguments`, without the metadata collections."""
     response = yield Call(cache.raw.get_collections, **arguments)
     ours = {m.metadata_collection(collection.name) for collection in response.collections}
     theirs = [collection for collection in response.collections if collection.name not in ours]
@@ -313,7 +337,7 @@ def get_collections(cache: CorrectionCache, arguments: Arguments) -> Operation[A
 
 
 def get_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-    """The collection without our vectors and our payload indexes."""
+    """The answer of the client of `cache` to `arguments`, without our vectors and our payload indexes."""
     name = arguments["collection_name"]
     cached = yield from cache.lookup(name)
     info = yield Call(cache.raw.get_collection, **arguments)

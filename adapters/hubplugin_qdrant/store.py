@@ -164,7 +164,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         return self.scan_between(None, group_by)
 
     def scan_between(self, between: IdRange | None, group_by: str | None = None) -> Iterator[Batch]:
-        """`scan` of the points between two ids."""
+        """`scan` of the points `between` two ids, with the same `group_by`."""
         manifest = self.read_manifest()
         version = manifest.active.get(self.vector)
         if version is not None and version.mapped:
@@ -182,7 +182,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         return divide(self.url, chain.from_iterable(pages), self.count(), count)
 
     def join(self, version: QdrantVersion, model: OffsetModel, between: IdRange) -> QdrantWriting:
-        """The part between two ids of a writing of `model` that another process has begun."""
+        """The part `between` two ids of a writing of `model`, as `version`, that another process has begun."""
         return QdrantWriting(self, version, "half-written", model, between=between)
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> QdrantWriting:
@@ -397,7 +397,8 @@ class QdrantWriting(Writing):
         yield from self._reader.read(self._between)
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        """Returns before it is written; what goes wrong is raised by a later call. `scan` and `activate` wait."""
+        """Starts to write `offsets` to the points of `batch`, and returns before it is done; what goes wrong is raised
+        by a later call. `scan` and `activate` wait."""
         items = list(zip(batch.ids, values_of(self.version, batch.vectors, offsets), strict=True))
         self._schema.write(self.version, items, batch.place)
 
@@ -478,7 +479,7 @@ class PointReader:
         return [batch for batch in batches if len(batch.ids)]
 
     def batch(self, records: Sequence[Any], shard_key: Id | None = None) -> Batch:
-        """`records` as one batch."""
+        """`records` as one batch, all with this `shard_key`."""
         ids: list[Id] = []
         vectors, groups, payloads, augmented = [], [], [], []
         for record in records:

@@ -117,7 +117,8 @@ class NoAnswerError(StoreError):
 
 @contextmanager
 def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
-    """Turns what a client raises into a StoreError of one line that says what to do."""
+    """Turns what a client raises into a StoreError of one line that names `url` and `collection` and what it was
+    `doing`, and says what to do."""
     try:
         yield
     except HubpluginError:
@@ -170,7 +171,9 @@ Item = TypeVar("Item")
 
 def read_ahead(*streams: Iterator[Page], is_over: threading.Event) -> Iterator[Page]:
     """The pages of all `streams` in turn; the next one of each is made in a thread while others are worked on.
-    is_over: is set when nobody waits for a page any more, as after an interrupt, so that the threads may end."""
+
+    `is_over` is set when nobody waits for a page any more, as after an interrupt, so that the threads may end.
+    """
     pool = ThreadPoolExecutor(len(streams))
     try:
         ahead = deque((stream, pool.submit(next, stream, None)) for stream in streams)
@@ -280,8 +283,8 @@ class QdrantTransport:
     def retry(
         self, call: Callable[..., Answer], *args: object, given_up: threading.Event | None = None, **kwargs: object
     ) -> Answer:
-        """The answer to a request that does no harm if it is made twice; repeated while the server is away, until
-        somebody sets `given_up`."""
+        """The answer to a request that does no harm if it is made twice: `call` with `args` and `kwargs`. It is
+        repeated while the server is away, until somebody sets `given_up`."""
         given_up, since = given_up or self._given_up, time.monotonic()
         attempt = 0
         while True:
@@ -304,9 +307,15 @@ class QdrantTransport:
     def wait_until(
         self, is_done: Callable[[], bool], name: str, otherwise: str, progress: Progress | None = None, points: int = 0
     ) -> None:
-        """Waits for the server to finish what it was asked for, and tells the `name` of that. After a while, a longer
-        one where it builds a graph of many `points`, it goes on, and tells what is so `otherwise`. Whoever interrupts
-        it loses nothing: the next run goes on from here."""
+        """Waits for the server to finish its work. Whoever interrupts it loses nothing: the next run goes on from here.
+
+        Args:
+            is_done: asks whether the work is finished.
+            name: of the work, for the program's log.
+            otherwise: what is so if it goes on before the work is finished, for the log, too.
+            progress: is told the seconds.
+            points: how many points a graph is built of; it waits longer for many.
+        """
         since, patience = time.monotonic(), SERVER_SECONDS + points / SLOWEST_BUILD
         is_silent = progress is None
         while not is_done():
@@ -364,8 +373,13 @@ class QdrantTransport:
         with_payload: list[str] | bool = False,
         between: IdRange | None = None,
     ) -> Iterator[Page]:
-        """All points, or those `between` two ids, page by page as `convert` makes them, in the order of ids; all of a
-        server that has slices of the ids, in turn of each."""
+        """All points, page by page, in the order of ids; all of a server that has slices of the ids, in turn of each.
+
+        Args:
+            convert: makes a page of records.
+            with_vectors, with_payload: what is read, as `scroll` has it.
+            between: the range of ids; by default all.
+        """
         (first, last), is_over = between or EVERY_ID, threading.Event()
         options = {"limit": self.page, "with_vectors": with_vectors, "with_payload": with_payload}
 
@@ -397,7 +411,8 @@ class QdrantTransport:
         return max(1, min(BATCH, BATCH_NUMBERS // self.dim, *(limit for limit in limits if limit)))
 
     def answers(self, requests: list[models.QueryRequest], search: Search | None = None) -> list[models.QueryResponse]:
-        """The answers to `requests`, as many at a time as the server takes. search: by default the plain client's."""
+        """The answers to `requests`, as many at a time as the server takes, by `search`, by default that of the plain
+        client."""
         search = search or self.client.query_batch_points
         size = min(QUERIES_AT_ONCE, self.strict.search_max_batchsize or QUERIES_AT_ONCE)
         answers = [self.retry(search, self.collection, chunk) for chunk in chunks(requests, size)]

@@ -363,7 +363,8 @@ def _refresh(
 
 
 def delete_vector_name(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-    """The correction of a vector goes with it: it is retired, and taken out by the next job or by `remove`.
+    """Deletes a vector as the client of `cache` does it with `arguments`. The correction goes with it: it is retired,
+    and taken out by the next job or by `remove`.
 
     The manifest is written as it lies there: what this client knows of it has its own settings in it.
     """

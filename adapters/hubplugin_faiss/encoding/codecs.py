@@ -47,13 +47,15 @@ class ExtraDimensions:
         return len(self.query)
 
     def with_fingerprint(self, fingerprint: str, state: bytes) -> ExtraDimensions:
-        """The same with fingerprint bits in the query's last component: they name a model and a quantiser's `state`.
-
-        Where that is padding it is next to nothing; else it becomes a little longer. Some kernels of Faiss round a
-        query to bf16 (on CPUs with AVX512_SPR), so that the components that carry offsets may need all their bits.
+        """The same with fingerprint bits in the query's last component: `fingerprint` names a model, `state` a
+        quantiser.
 
         So an index and the model beside it are known to belong together, and Faiss itself, which compares the
         transforms, refuses to merge indexes whose codes do not mean the same.
+
+        Where the last component is padding it is next to nothing; else it becomes a little longer. Some kernels of
+        Faiss round a query to bf16 (on CPUs with AVX512_SPR), so that the components that carry offsets may need all
+        their bits.
         """
         query = self.query.astype(np.float32)
         query[-1] = query[-1] or PADDING
@@ -79,11 +81,19 @@ class ExtraDimensions:
         dimensions: Sequence[int] = (0,),
         quantise: Callable[[int, np.ndarray], np.ndarray] | None = None,
     ) -> np.ndarray:
-        """Extra components [n, w] for `offsets` [n], written into `dimensions`, which are in ascending order.
+        """The extra components of targets.
 
-        Each dimension takes what is left of the offset, less the q_i^2 that the later ones hold in reserve, as far
-        as its quantiser can express it, and leaves the rest to the next one. The neutral offset fills every dimension
-        with its reserve. quantise(i, values): what it makes of `values` [n] in dimension i; by default nothing.
+        Each dimension takes what is left of the offset, less the q_i^2 that the later ones hold in reserve, as far as
+        its quantiser can express it, and leaves the rest to the next one. The neutral offset fills every dimension with
+        its reserve.
+
+        Args:
+            offsets: [n].
+            dimensions: the dimensions to write to, ascending.
+            quantise: makes of a dimension's number and values [n] what codes hold of them; by default they hold all.
+
+        Returns:
+            float32 [n, w].
         """
         q = self.query.astype(np.float64)
         components = np.zeros((len(offsets), self.width), np.float32)
@@ -132,7 +142,7 @@ class UpgradeSpec:
 
 
 def upgrade_spec(offsets: np.ndarray, model: OffsetModel | None) -> UpgradeSpec:
-    """A spec with room for `offsets` [n], for those of the model's gallery, and for half their range more on either
+    """A spec with room for `offsets` [n], for those of the gallery of `model`, and for half their range more on either
     side, since targets that are added later may lie beyond."""
     low, high = float(offsets.min()), float(offsets.max())
     if model is not None and model.gallery is not None:
@@ -149,7 +159,7 @@ by 100 find as much as by 400, to 0.002, and by 40, to 0.005."""
 
 
 def bank_queries(model: OffsetModel, count: int) -> np.ndarray | None:
-    """`count` queries of the bank of `model` at most, evenly drawn, of unit length for cosine, before its query map;
+    """At most `count` queries of the bank of `model`, evenly drawn, of unit length for cosine, before its query map;
     None if they are too few."""
     bank = model.terms[0].bank
     if len(bank) < FEWEST:
@@ -159,7 +169,7 @@ def bank_queries(model: OffsetModel, count: int) -> np.ndarray | None:
 
 
 def evenly(rows: np.ndarray, count: int) -> np.ndarray:
-    """`count` of `rows` [n, ...] at most, evenly drawn."""
+    """At most `count` of `rows` [n, ...], evenly drawn."""
     return np.asarray(rows[np.linspace(0, len(rows) - 1, min(len(rows), count)).astype(np.int64)])
 
 
@@ -198,10 +208,8 @@ class Coder:
         return -(-(self.head_bits + self.extra_bits) // 8)
 
     def components_for(self, offsets: np.ndarray, bases: np.ndarray | None = None) -> np.ndarray:
-        """The extra components [n, w] that come closest to `offsets` [n] after coding.
-
-        bases [n, w]: extra components of the centroids, where codes hold differences from these.
-        """
+        """The extra components [n, w] that come closest to `offsets` [n] after coding, where codes hold differences
+        from `bases`: the extra components [n, w] of centroids, or None."""
         about = np.zeros((len(offsets), self.extra.width), np.float32) if bases is None else bases
 
         def quantise(i: int, values: np.ndarray) -> np.ndarray:
@@ -228,8 +236,14 @@ class Coder:
         return components
 
     def require_holds(self, offsets: np.ndarray, bases: np.ndarray | None, name: str) -> None:
-        """Raises StoreError unless codes hold `offsets` [n] to within a tenth of their range; `bases` as above. Faiss
-        encodes very large components wrongly. name: of the type of the index."""
+        """Raises StoreError unless codes hold offsets to within a tenth of their range. Faiss encodes very large
+        components wrongly.
+
+        Args:
+            offsets: [n].
+            bases: as in `components_for`.
+            name: the type of the index, for the error.
+        """
         wrong = np.abs(self.extra.offsets(self.components_for(offsets, bases)) - offsets).max(initial=0)
         if wrong > max(np.ptp(offsets) / 10, np.abs(offsets).max() / 1000, 1e-6):
             raise StoreError(
@@ -275,16 +289,24 @@ class Codec(ABC):
 
     @abstractmethod
     def design(self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
-        """Extra dimensions with room for the offsets of `spec`, and their coder.
+        """Extra dimensions with room for the offsets of a spec, and their coder.
 
-        sample: some of the offsets [k]. bases: the offset [k] that the centroid of each one stands for, where codes
-        hold differences from centroids.
+        Args:
+            spec: says which offsets must find room.
+            sample: some of the offsets [k].
+            bases: the offset [k] that the centroid of each of these stands for, where codes hold differences from
+                centroids.
         """
 
     @abstractmethod
     def coder(self, d: int, extra: ExtraDimensions, tables: np.ndarray | None = None) -> Coder:
-        """The coder of `extra` behind d components, by a quantiser with these `tables`; by default the one that wrote
-        them into this index."""
+        """The coder of extra dimensions.
+
+        Args:
+            d: how many components stand before them.
+            extra: the extra dimensions.
+            tables: of the quantiser; by default of the one that wrote them into this index.
+        """
 
     def tables(self, quantiser: Any = None) -> np.ndarray:
         """Those of `quantiser`, by default the one of this index: float32 [parts, numbers]."""
@@ -298,7 +320,7 @@ class Codec(ABC):
         self.train(new, np.concatenate([self.tables(), self.tables(coder.quantiser)]))
 
     def narrow(self, new: faiss.Index, d: int) -> None:
-        """Gives the index `new` the first d components of the quantiser of this one."""
+        """Gives the index `new` the first `d` components of the quantiser of this one."""
         self.train(new, self.tables()[: d // self.part])
 
     def require_fits(self, vectors: np.ndarray) -> None:  # noqa: B027
@@ -492,11 +514,18 @@ class ProductCodec(Codec):
 
 
 def levels(values: np.ndarray, count: int, plain: np.ndarray, room: tuple[float, float]) -> np.ndarray:
-    """`count` sorted numbers that quantise `values` [n] with a small squared error: Lloyd's iteration on a line.
+    """Sorted numbers that quantise values with a small squared error: Lloyd's iteration on a line.
 
-    plain: what plain Faiss adds, so that it is coded without loss where that takes no more than an eighth of the
-    levels, or where there are levels to spare. Those are spread over `room`, the range of values that may come later;
-    of 32 levels or more a sixteenth is spread over what of it lies beyond all values.
+    Args:
+        values: [n].
+        count: how many levels.
+        plain: the values that plain Faiss adds; coded without loss where they take no more than an eighth of the
+            levels, or where there are levels to spare.
+        room: the range of values that may come later. Spare levels are spread over it; of 32 levels or more a sixteenth
+            is spread over the part of it that lies beyond all values.
+
+    Returns:
+        float32 [count].
     """
     distinct, fixed = np.unique(values), np.unique(plain.astype(np.float32))
     both = np.unique(np.concatenate([distinct, fixed]))

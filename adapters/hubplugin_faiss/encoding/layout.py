@@ -18,7 +18,7 @@ class CodeArray:
         self.size = int(size if packer is None else packer.code_size)
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """The codes [start, stop): uint8 [stop - start, size]; of codes in a row the memory itself."""
+        """The codes from `start` to before `stop`: uint8 [stop - start, size]; of codes in a row the memory itself."""
         if stop == 0:
             return np.empty((0, self.size), np.uint8)
         if self.packer is None:
@@ -62,13 +62,13 @@ def codes_of_list(lists: faiss.InvertedLists, number: int) -> CodeArray:
 
 
 def ids_of_list(lists: faiss.InvertedLists, number: int) -> np.ndarray:
-    """The ids in one list: int64 [size], the memory itself."""
+    """The ids in the list `number` of inverted `lists`: int64 [size], the memory itself."""
     size = lists.list_size(number)
     return np.asarray(faiss.rev_swig_ptr(lists.get_ids(number), size)) if size else np.empty(0, np.int64)
 
 
 def write_codes(index: faiss.Index, start: int, count: int, blocks: Iterable[np.ndarray]) -> None:
-    """Puts codes, in blocks [b, code_size], into `index` as those from row `start` on, so that it has `count`."""
+    """Writes codes into `index` from row `start` on, so that it has `count` of them; `blocks` are [b, code_size]."""
     index.ntotal = count
     if isinstance(index, faiss.IndexFastScan):
         packer = index.get_CodePacker()
@@ -84,7 +84,14 @@ def write_codes(index: faiss.Index, start: int, count: int, blocks: Iterable[np.
 
 
 def write_entries(lists: faiss.InvertedLists, number: int, start: int, ids: np.ndarray, codes: np.ndarray) -> None:
-    """Makes entries those from `start` on in one of inverted `lists`, and the last."""
+    """Writes the last entries of an inverted list.
+
+    Args:
+        lists: the inverted lists.
+        number: which of them.
+        start: the place of the first new entry; what the list has from there on is replaced.
+        ids, codes: of the entries [b], [b, code_size].
+    """
     lists.resize(number, start + len(ids))
     ids_of_list(lists, number)[start:] = ids
     codes_of_list(lists, number).write(start, codes)
@@ -93,8 +100,13 @@ def write_entries(lists: faiss.InvertedLists, number: int, start: int, ids: np.n
 def fill_lists(
     new: faiss.IndexIVF, sizes: np.ndarray, blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]
 ) -> None:
-    """Puts entries into the inverted lists of `new`, which lacks only these and gets `sizes` [nlist] of them. Of each
-    block, which is ordered by list: list numbers [b], ids [b] and codes [b, code_size]."""
+    """Puts entries into the inverted lists of an index that lacks only these.
+
+    Args:
+        new: the index.
+        sizes: how many entries each list gets [nlist].
+        blocks: entries, ordered by list: list numbers [b], ids [b] and codes [b, code_size].
+    """
     lists, filled = faiss.downcast_InvertedLists(new.invlists), np.zeros(new.nlist, np.int64)
     for number, size in enumerate(sizes.tolist()):
         lists.resize(number, size)  # at once: a list that grows is given room to spare

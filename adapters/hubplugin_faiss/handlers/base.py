@@ -36,8 +36,13 @@ def block_rows(d: int) -> int:
 
 
 def pretransform(chain: Sequence[faiss.VectorTransform], index: faiss.Index, *, one: bool = False) -> faiss.Index:
-    """An IndexPreTransform of the transforms `chain` and `index`, which takes all of them over. one: `index` is an
-    IndexPreTransform itself, whose chain becomes longer."""
+    """An IndexPreTransform that takes over what it is made of.
+
+    Args:
+        chain: the transforms.
+        index: the index behind them.
+        one: `index` is an IndexPreTransform itself, whose chain becomes longer.
+    """
     new = index if one else faiss.IndexPreTransform(index)
     new.own_fields = True if one else hand_over(index)
     for transform in reversed(chain):
@@ -66,8 +71,8 @@ def behind_map(index: faiss.Index) -> faiss.Index:
 
 
 def with_map(index: faiss.Index, query_map: QueryMap | None) -> faiss.Index:
-    """`index` behind a linear transform that maps queries, and that must not map what is added; `index` itself without
-    a map."""
+    """`index` behind a linear transform that maps queries by `query_map`, and that must not map what is added; `index`
+    itself without a map."""
     if query_map is None:
         return index
     d = int(index.d)
@@ -111,9 +116,16 @@ RANK = 10
 
 
 def nearness_of(queries: np.ndarray, vectors: np.ndarray, count: int) -> float:
-    """The mean similarity of `queries` [m, d] and the direction of their tenth nearest target, by `vectors` [n, d] of
-    `count` targets. Of two targets in one direction the longer one scores higher by its length times that. Embedding
-    models differ in it: it was 0.25 between captions and images, and 0.85 across languages."""
+    """The mean similarity of queries and the direction of their tenth nearest target.
+
+    Of two targets in one direction the longer one scores higher by its length times that. Embedding models differ in
+    it: it was 0.25 between captions and images, and 0.85 across languages.
+
+    Args:
+        queries: [m, d].
+        vectors: a sample of the targets [n, d].
+        count: how many targets there are.
+    """
     rank = min(max(round(RANK * len(vectors) / count), 1), len(vectors))
     lengths = np.maximum(np.linalg.norm(vectors, axis=1), 1e-30)
     return float(np.partition(queries @ (vectors / lengths[:, None]).T, -rank, axis=1)[:, -rank].mean())
@@ -161,7 +173,7 @@ class IndexHandler(ABC):
 
     @abstractmethod
     def upgrade(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
-        """A new index of the same d with `offsets` [n] in it."""
+        """A new index of the same d with `offsets` [n] in it, made for `spec`."""
 
     def downgrade(self) -> faiss.Index:
         """A new index without offsets, as it was before `upgrade`."""
@@ -169,7 +181,8 @@ class IndexHandler(ABC):
 
     @abstractmethod
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        """Vectors [b, d] from entry `start` on, b <= size, and their offsets [b] if the index is upgraded."""
+        """Vectors [b, d] from entry `start` on, of which a block has at most `size`, and their offsets [b] if the index
+        is upgraded."""
 
     def sample(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         """`scan` of some entries, in runs that begin evenly."""
@@ -179,8 +192,19 @@ class IndexHandler(ABC):
             yield next(self.scan(start, max(most // runs, 1)))
 
     def plan_append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> Callable[[], None]:
-        """What adds `vectors` [n, d] with `offsets` [n]. Raises StoreError where that cannot be done; until it is
-        called nothing is changed."""
+        """Plans an addition of entries. Until the result is called nothing is changed.
+
+        Args:
+            vectors: [n, d].
+            offsets: [n].
+            ids: [n], or None where the index numbers its entries itself.
+
+        Returns:
+            Adds the entries when it is called.
+
+        Raises:
+            StoreError: the entries cannot be added.
+        """
         raise self._not_upgraded
 
     @property
@@ -192,15 +216,14 @@ class IndexHandler(ABC):
 
     @abstractmethod
     def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
-        """Removes the entries that a search calls `ids` from an upgraded index, after `require_removes`.
-
-        renumbered: the ids of inverted lists close up to 0, 1, 2, ..., as those of codes in a row do of themselves.
+        """Removes the entries that a search calls `ids` from an upgraded index, after `require_removes`. If they are
+        `renumbered`, the ids of inverted lists close up to 0, 1, 2, ..., as those of codes in a row do of themselves.
         """
 
     @abstractmethod
     def quantise(self, vectors: np.ndarray, *, by_plain_faiss: bool = False) -> np.ndarray:
-        """`vectors` [n, d] as this index reconstructs them once they are added, by `plan_append` or by plain Faiss,
-        which may choose another list: float32 [n, d]."""
+        """`vectors` [n, d] as this index reconstructs them once they are added: float32 [n, d]. If they are added
+        `by_plain_faiss`, and not by `plan_append`, they may be in another list."""
 
     @cached_property
     def _zeros(self) -> np.ndarray:
@@ -216,7 +239,8 @@ class IndexHandler(ABC):
 
     @abstractmethod
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """The ids that a search returns for the entries [start, stop), all by default: int64 [stop - start]."""
+        """The ids that a search returns for the entries from `start` to before `stop`, by default to the last: int64
+        [stop - start]."""
 
     def order(self) -> np.ndarray | slice:
         """The row of each entry in an array that is ordered by id: int64 [n], or slice(None) if entries are in order.
@@ -233,8 +257,16 @@ class IndexHandler(ABC):
         """The extra dimensions of all upgraded base indexes in this index."""
 
     def round_offsets(self, offsets: np.ndarray, vectors: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-        """What codes of an upgraded index make of `offsets` [n] of `vectors` [n, d]: [n]. rows: of these, where they
-        are entries already."""
+        """What codes of an upgraded index make of offsets.
+
+        Args:
+            offsets: [n].
+            vectors: [n, d].
+            rows: of these [n], where they are entries already.
+
+        Returns:
+            [n].
+        """
         return offsets
 
     def most_lost(self) -> float:

@@ -50,40 +50,57 @@ class BaseIndexHandler(IndexHandler):
 
     @abstractmethod
     def widen(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
-        """Extra dimensions that suit this index, and a new one of d + w components that holds `offsets` [n] in them."""
+        """Extra dimensions that suit this index and `spec`, and a new index of d + w components that holds `offsets`
+        [n] in them."""
 
     @abstractmethod
     def narrow(self, d: int, extra: ExtraDimensions) -> faiss.Index:
-        """A new index of d components without the `extra` ones that this one has."""
+        """A new index of `d` components without the `extra` ones that this one has."""
 
     def coder(self, extra: ExtraDimensions) -> Coder:
         """The coder that wrote the extra dimensions `extra` into this index."""
         return self.codec.coder(self.index.d - extra.width, extra)
 
     def bases(self, extra: ExtraDimensions, vectors: np.ndarray, rows: np.ndarray | None) -> np.ndarray | None:
-        """Extra components [n, w] of the centroids of the lists of `vectors`, as in `round_offsets`, where codes hold
-        differences from centroids, else None."""
+        """Extra components of centroids.
+
+        Args:
+            extra: the extra dimensions of this index.
+            vectors, rows: as in `round_offsets`.
+
+        Returns:
+            Those of the lists of `vectors` [n, w] where codes hold differences from centroids, else None.
+        """
         return None
 
     @abstractmethod
     def decode(self, start: int, size: int) -> Iterator[np.ndarray]:
-        """All components of the entries from `start` on, b <= size: float32 [b, d], or [b, d + w] if it is upgraded."""
+        """All components of the entries from `start` on, in blocks of at most `size`: float32 [b, d], or [b, d + w] if
+        it is upgraded."""
 
     @abstractmethod
     def quantise(
         self, vectors: np.ndarray, *, by_plain_faiss: bool = False, extra: ExtraDimensions | None = None
     ) -> np.ndarray:
-        """As of every index; of an upgraded one `vectors` [n, d + w] have its `extra` dimensions."""
+        """As of every index, also for `by_plain_faiss`; of an upgraded one `vectors` [n, d + w] have its `extra`
+        dimensions."""
 
     def require_takes(self, vectors: np.ndarray, ids: np.ndarray | None) -> None:
-        """Raises StoreError if `append` could not add `vectors` [n, d], whatever their offsets."""
+        """Raises StoreError if `append` could not add `vectors` [n, d] with these `ids`, whatever their offsets."""
         if ids is not None:
             raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
         self.codec.require_fits(vectors)
 
     @abstractmethod
     def append(self, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
-        """Adds `vectors` [n, d] with `offsets` [n] to this index of d + w components."""
+        """Adds entries to this index of d + w components.
+
+        Args:
+            extra: its extra dimensions.
+            vectors: [n, d].
+            offsets: [n].
+            ids: [n], or None where the index numbers its entries itself.
+        """
 
 
 def base_index_handler(index: faiss.Index) -> BaseIndexHandler:
@@ -131,7 +148,7 @@ class FlatCodesHandler(BaseIndexHandler):
         return coder.extra, self.widen_by(coder, lambda rows: coder.components_for(offsets[rows]))
 
     def widen_by(self, coder: Coder, components: Callable[[slice], np.ndarray]) -> faiss.Index:
-        """A new index with extra components in its codes; `components` gives those of some rows: [b, w]."""
+        """A new index with extra components in its codes by `coder`; `components` gives those of some rows: [b, w]."""
         new = self._empty(self.index.d + coder.extra.width)
         self.codec.widen(new, coder)
         return self._fill(new, lambda codes, rows: coder.join(codes, components(rows)))

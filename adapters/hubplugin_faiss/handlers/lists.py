@@ -88,7 +88,8 @@ def list_ranks(
 
 
 def similarities(queries: np.ndarray, vectors: np.ndarray, euclidean: bool) -> np.ndarray:
-    """float32 [m, b]; by L2 less what depends on the query alone."""
+    """The similarities of `queries` [m, d] and `vectors` [b, d]: float32 [m, b]; where they are `euclidean`, less what
+    depends on the query alone."""
     products = queries @ vectors.T
     return np.asarray(products - (vectors**2).sum(axis=1) / 2 if euclidean else products)
 
@@ -100,12 +101,21 @@ FLOATS = ("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexHNSWFlat")
 def widen_quantizer(
     quantizer: faiss.Index, coder: Coder, ranks: np.ndarray, spec: UpgradeSpec, residual: bool
 ) -> tuple[faiss.Index, np.ndarray]:
-    """A coarse quantizer of d + w components whose centroids rank as if each had the offset in `ranks` [nlist], and
-    their extra components [nlist, w].
+    """A coarse quantizer of d + w components whose centroids rank as if each had an offset.
 
-    One that does not hold its centroids as floats stands behind a transform that drops the extra dimensions, and its
-    centroids have none. It has extra dimensions of its own for the ranks. If codes are `residual`, it stays as it is:
-    Faiss takes the similarity of a centroid for a part of that of its entries, and would add the rank to these.
+    A quantizer that does not hold its centroids as floats stands behind a transform that drops the extra dimensions,
+    and its centroids have none. It has extra dimensions of its own for the ranks.
+
+    Args:
+        quantizer: of d components.
+        coder: codes the extra components of entries.
+        ranks: the offset of each centroid [nlist].
+        spec: what all handlers of the index share.
+        residual: codes are residual. Then a quantizer without floats stays as it is: Faiss takes the similarity of a
+            centroid for a part of that of its entries, and would add the rank to these.
+
+    Returns:
+        The quantizer, and the extra components of its centroids [nlist, w].
     """
     if name_of(quantizer) in FLOATS:
         handler = base_index_handler(quantizer)
@@ -125,7 +135,8 @@ def widen_quantizer(
 
 
 def narrow_quantizer(quantizer: faiss.Index, d: int, extra: ExtraDimensions) -> faiss.Index:
-    """The coarse quantizer of d components that `widen_quantizer` was given."""
+    """The coarse quantizer of `d` components from which `widen_quantizer` made `quantizer`, with the `extra`
+    dimensions."""
     quantizer = faiss.downcast_index(quantizer)
     if not isinstance(quantizer, faiss.IndexPreTransform):
         return base_index_handler(quantizer).narrow(d, extra)
@@ -136,7 +147,8 @@ def narrow_quantizer(quantizer: faiss.Index, d: int, extra: ExtraDimensions) -> 
 
 
 def nearest_lists(quantizer: faiss.Index, vectors: np.ndarray, extra: ExtraDimensions) -> np.ndarray:
-    """The list that each of `vectors` [n, d] has in the raw index, where lists have no offsets: int64 [n]."""
+    """The list that each of `vectors` [n, d] has in the raw index, where lists have no offsets: int64 [n]. The `extra`
+    dimensions of `quantizer` are left out."""
     if extra.euclidean or name_of(quantizer) not in FLOATS:
         quantizer = narrow_quantizer(quantizer, vectors.shape[1], extra)
     else:
@@ -197,7 +209,8 @@ class InvertedListsHandler(BaseIndexHandler):
         return self._fill(new, lambda numbers, codes, rows: coder.head(codes))
 
     def pad(self, parts: int, quantizer: faiss.Index) -> faiss.Index:
-        """This index of PQ codes with so many `parts`, of which those behind its own hold 0; `quantizer` is as wide."""
+        """This index of PQ codes with so many `parts`, of which those behind its own hold 0, under a `quantizer` as
+        wide."""
         pq = self.index.pq
         new = self._empty(parts * pq.dsub, quantizer)
         self.codec.train(new, np.pad(self.codec.tables(), ((0, parts - pq.M), (0, 0))))

@@ -164,7 +164,8 @@ class ExtendedHandler(WrapperHandler):
         return quantised[:, : vectors.shape[1]]
 
     def plan_append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> Callable[[], None]:
-        """As far as codes do not lose too much of `offsets` [n]."""
+        """As of every index, for `vectors`, `offsets` [n] and `ids`, as far as codes do not lose too much of the
+        offsets."""
         self._inner.require_takes(vectors, ids)
         if len(offsets) and np.abs(self.round_offsets(offsets, vectors) - offsets).max() > self.most_lost():
             raise StoreError(
@@ -355,7 +356,8 @@ class RefineHandler(WrapperHandler):
             stage.require_removes(renumbered=True)
 
     def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
-        """Removes entries and closes up the ids of the others, since the second stage finds entries by their row."""
+        """Removes `ids` and closes up the others, `renumbered` or not, since the second stage finds entries by their
+        row."""
         for stage in (self._base, self._inner):
             stage.remove(ids, renumbered=True)
         self.index.ntotal = self.index.refine_index.ntotal
@@ -417,7 +419,8 @@ def slope(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def extra_dimensions_of(links: list[faiss.VectorTransform], euclidean: bool) -> ExtraDimensions | None:
-    """The extra dimensions that a chain appends; None if it does not end in the two transforms that do so."""
+    """The extra dimensions that a chain of `links` appends, of an index that is `euclidean` or not; None if it does not
+    end in the two transforms that do so."""
     remap, centring = links[-2:] if len(links) > 1 else (None, None)
     if not isinstance(remap, faiss.RemapDimensionsTransform) or not isinstance(centring, faiss.CenteringTransform):
         return None
