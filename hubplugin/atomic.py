@@ -50,8 +50,8 @@ def kind_of(path: str | os.PathLike[str]) -> str:
 
 
 def alone(path: str | os.PathLike[str], missing: bool = False) -> bool:
-    """Whether `path` is a regular file that has no other name: what is written to it is written to nothing else.
-    missing: what is said where there is none, which one look tells: another process may delete it meanwhile."""
+    """Whether `path` is a regular file that has no other name: a write to it changes nothing else. `missing` is the
+    answer where there is no file, which one look tells: another process may delete it meanwhile."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -80,11 +80,17 @@ def replacing(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[Binar
         with replacing("photos.hub") as file:
             file.write(content)
 
-    Until then it lies beside `path` under a name of its own, `<path>.<8 hex digits>.tmp`. That name is taken
-    exclusively: two writers do not share it, and nothing that lies there is written to, a link neither. Whatever is
-    raised meanwhile, it is deleted and `path` is as it was; only a process that is killed outright leaves it.
-    A link at `path` is itself replaced. mode: of the new file, less the umask.
-    Raises OSError, as where a device or a pipe has the name, and ValueError for a path with a null byte.
+    Until then it lies beside `path` as `<path>.<8 hex digits>.tmp`. That name is taken exclusively: two writers do not
+    share it, and nothing that lies there is written to, a link neither. Whatever is raised meanwhile, it is deleted and
+    `path` is as it was; only a process that is killed outright leaves it.
+
+    Args:
+        path: a link is itself replaced.
+        mode: of the new file, less the umask.
+
+    Raises:
+        OSError: as where a device or a pipe has the name.
+        ValueError: the path has a null byte.
     """
     if os.path.lexists(path) and kind_of(path) == ODD:
         raise OSError(errno.EINVAL, NOT_REGULAR)
@@ -102,6 +108,6 @@ def replacing(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[Binar
 
 
 def write(path: str | os.PathLike[str], content: bytes, mode: int = 0o666) -> None:
-    """Puts a file with this content in the place of the file `path`, as `replacing` does."""
+    """Replaces the file `path` by one with this `content` and `mode`, as `replacing` does."""
     with replacing(path, mode) as file:
         file.write(content)

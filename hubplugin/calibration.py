@@ -28,7 +28,8 @@ ROUNDING = 1e-5
 
 
 def choose_queries(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
-    """Queries of the bank of `model`: [m, d]; where it keeps no more than their mean, vectors of the gallery."""
+    """Queries of the bank of `model`: [m, d]; where it keeps no more than their mean, vectors of the first batch of
+    `scan`."""
     bank = model.terms[0].bank
     if len(bank) == 1:
         bank = next(scan).vectors
@@ -65,7 +66,7 @@ def ratios(largest: float) -> list[float]:
 
 
 def first_that(reaches: Callable[[int], bool], count: int) -> int:
-    """The first of 0 ... count - 1 that `reaches`, if those behind do, too; the last, if none does."""
+    """The first of the numbers below `count` that `reaches`, if those behind it do, too; the last, if none does."""
     low, high = 0, count - 1
     if reaches(low):
         return low

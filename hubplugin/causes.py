@@ -70,8 +70,8 @@ queries are moved as a whole. Seen were 0.07 to 0.25 for texts of one kind (0.28
 
 
 def check_shift(queries: np.ndarray, targets: np.ndarray) -> Finding:
-    """Checks whether all queries [m, d] are moved the same way beside the documents [s, d]. Vectors do not tell what
-    moved them: a prefix that they lack, or a modality that they have."""
+    """Checks whether all `queries` [m, d] are moved the same way beside the documents `targets` [s, d]. Vectors do not
+    tell what moved them: a prefix that they lack, or a modality that they have."""
     cause = "prefix or shift"
     distance = ((queries.mean(axis=0, dtype=np.float64) - targets.mean(axis=0, dtype=np.float64)) ** 2).sum()
     apart = float(distance / max(targets.var(axis=0, dtype=np.float64).sum(), 1e-30))

@@ -72,12 +72,27 @@ class CopyStore(ManifestStore[Copy]):
 
     @abstractmethod
     def batches(self, copy: Copy | None, group_by: str | None, ids: Sequence[Id] | None = None) -> Iterator[Batch]:
-        """As `scan`, with the offsets in `copy`. ids: of these targets alone, as far as they are there."""
+        """Scans as `scan` does.
+
+        Args:
+            copy: the copy whose offsets are read.
+            group_by: as in `scan`.
+            ids: reads these targets alone, as far as they are there.
+        """
 
     @abstractmethod
     def nearest(self, copy: Copy | None, queries: np.ndarray, k: int, among: Collection[Id] | None) -> Hits:
-        """The k nearest of at most `BATCH` queries in `copy`, or among the targets themselves; scores are distances.
-        among: of these ids alone."""
+        """Searches in a copy, or among the targets themselves.
+
+        Args:
+            copy: None for the targets.
+            queries: at most `BATCH` [m, d].
+            k: how many of each.
+            among: finds these ids alone.
+
+        Returns:
+            The hits; scores are distances.
+        """
 
     @abstractmethod
     def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
@@ -141,7 +156,15 @@ class CopyStore(ManifestStore[Copy]):
         stored: Mapping[Id, Sequence[float]],
         groups: Sequence[Value] | None = None,
     ) -> Batch:
-        """Targets as `batches` has them. stored: what `copy` holds of those that it has, by id."""
+        """Makes a batch as `batches` has it.
+
+        Args:
+            copy: the copy whose offsets are wanted.
+            ids: of the targets.
+            vectors: of the targets [b, d].
+            stored: what `copy` holds of the targets that it has, by id.
+            groups: of the targets.
+        """
         offsets = np.full(len(vectors), np.nan, np.float32)
         rows = [row for row, key in enumerate(ids) if key in stored]
         if copy is not None and rows:
@@ -150,8 +173,11 @@ class CopyStore(ManifestStore[Copy]):
         return Batch(ids, vectors, offsets, groups=groups)
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False, among: Collection[Id] | None = None) -> Hits:
-        """Scores are distances: 1 - s by inner product and cosine, else |q - t|^2; corrected ones are less by the
-        offset, under squared Euclidean distance by twice the offset. among: of these ids alone."""
+        """Searches as every store does, for `queries`, `k` and `raw`, and finds the ids of `among` alone if given.
+
+        Scores are distances: 1 - s by inner product and cosine, else |q - t|^2; corrected ones are less by the offset,
+        under squared Euclidean distance by twice the offset.
+        """
         hits = Hits([], [])
         for row in range(0, len(queries), BATCH):
             part = self._search_copy(queries[row : row + BATCH], k, among, None if raw else self.active())
@@ -209,8 +235,8 @@ class CopyStore(ManifestStore[Copy]):
         return hits
 
     def read_offsets(self, copy: Copy, ids: Collection[Id]) -> dict[Id, float]:
-        """The offsets of the targets `ids` as `Batch` has them; those that are gone are left out. The first vector that
-        is not the one that was copied is told."""
+        """The offsets in `copy` of the targets `ids` as `Batch` has them; those that are gone are left out. A warning
+        names the first vector that has changed since it was copied."""
         wanted, offsets = [*{*ids, *self._wrong}], dict[Id, float]()
         for start in range(0, len(wanted), BATCH):
             for batch in self.batches(copy, None, wanted[start : start + BATCH]):
@@ -233,7 +259,8 @@ class CopyStore(ManifestStore[Copy]):
             require_room(self.folder, 4 * (self.dim + 1) * self.count())
 
     def augment(self, model: OffsetModel, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """What a copy holds of targets [b, d] with `offsets` [b]: float32 [b, d + 1]. A zero vector stays one."""
+        """What a copy holds of targets with the query map of `model`: float32 [b, d + 1], for `vectors` [b, d] with
+        `offsets` [b]. A zero vector stays zero."""
         if self.metric is Metric.COSINE:
             vectors = unit_or_zero(vectors)
         if model.query_map is not None:
@@ -241,7 +268,7 @@ class CopyStore(ManifestStore[Copy]):
         return augment_targets(vectors, offsets, self.metric, e=self._e_of(model), max_offset=cap_of(model))
 
     def augment_queries(self, model: OffsetModel, queries: np.ndarray) -> np.ndarray:
-        """What a copy is searched with in the place of `queries` [m, d]: float32 [m, d + 1]."""
+        """What a copy with offsets of `model` is searched with in the place of `queries` [m, d]: float32 [m, d + 1]."""
         plain = model if model.query_map is None else model.replace(query_map=None)
         return augment_queries(plain.queries(queries), self.metric, e=self._e_of(model))
 
@@ -252,8 +279,8 @@ class CopyStore(ManifestStore[Copy]):
         return self._e[1]
 
     def offsets_of(self, model: OffsetModel, vectors: np.ndarray, stored: np.ndarray) -> np.ndarray:
-        """The offsets in what a copy has `stored` [b, d + 1] of targets [b, d]: float32 [b], infinite where the vector
-        has changed since."""
+        """The offsets of `model` in what a copy has `stored` [b, d + 1] of targets with `vectors` [b, d]: float32 [b],
+        infinite where the vector has changed since."""
         extra = stored[:, -1].astype(np.float64)
         offsets = cap_of(model) - extra**2 / 2 if self.metric is Metric.EUCLIDEAN else self._e_of(model) * extra
         expected = self.augment(model, vectors, offsets)[:, :-1]

@@ -61,7 +61,7 @@ class Version(BaseModel):
 
     @classmethod
     def of(cls, model: OffsetModel, number: int, vector: str = "", **fields: Any) -> Self:
-        """The version of `model` whose writing begins now, with the `fields` of a subclass."""
+        """Version `number` of `vector`, by `model`, whose writing begins now, with the `fields` of a subclass."""
         return cls(
             number=number,
             vector=vector,
@@ -96,10 +96,15 @@ class Manifest(BaseModel, Generic[V]):
 
     @classmethod
     def read(cls, content: str | bytes | Mapping[str, Any], place: str, mend: str) -> Self:
-        """The manifest that lies in `place` as `content`, JSON. mend: how its user does without it.
+        """Reads a manifest. What is refused is never written over by a job.
 
-        Raises StoreError, one line, for what another version of hubplugin wrote, and for what is damaged. So no job
-        ever writes over it.
+        Args:
+            content: JSON.
+            place: where it lies, for errors.
+            mend: says how its user does without it.
+
+        Raises:
+            StoreError: one line, where another version of hubplugin wrote it, or it is damaged.
         """
         try:
             values = content if isinstance(content, Mapping) else json.loads(content)
@@ -215,7 +220,7 @@ class ManifestStore(Store, Generic[V]):
 
     @abstractmethod
     def new_version(self, model: OffsetModel, number: int) -> V:
-        """`Version.of` a model that is going to be written, with what the adapter adds."""
+        """`Version.of` a `model` that is going to be written, with this `number` and what the adapter adds."""
 
     @abstractmethod
     def read_model(self, version: V) -> OffsetModel:
@@ -235,14 +240,14 @@ class ManifestStore(Store, Generic[V]):
 
     @abstractmethod
     def delete_offsets(self, versions: Sequence[V], progress: Progress | None) -> None:
-        """Deletes what was written of `versions`, which may be gone."""
+        """Deletes what was written of `versions`, which may be gone, and tells `progress`."""
 
     def changing(self) -> AbstractContextManager[object]:
         """What keeps other runs from changing the manifest meanwhile, where a store has a lock or a transaction."""
         return nullcontext()
 
     def find(self, manifest: Manifest[V], model: OffsetModel) -> tuple[V | None, Found]:
-        """`Manifest.find` of this store's vector."""
+        """`Manifest.find` in `manifest` for this store's vector and `model`."""
         return manifest.find(self.vector, model.fingerprint)
 
     def next_number(self, manifest: Manifest[V]) -> int:
@@ -279,10 +284,11 @@ class ManifestStore(Store, Generic[V]):
         return self._known
 
     def start_version(self, model: OffsetModel, progress: Progress | None = None) -> tuple[V, Found]:
-        """The version by which `begin` writes `model`, and what of it was found.
+        """The version by which `begin` writes `model`, and what of it was found; `progress` is told of deletions.
 
-        An active one stays as it is. A half-written one goes to this run, and the run that had it stops. Otherwise a
-        new one is begun; another that was half-written is deleted before, so that it needs no room beside this one.
+        An active version stays as it is. A half-written version goes to this run, and the run that had it stops.
+        Otherwise a new one is begun; another that was half-written is deleted before, so that it needs no room beside
+        this one.
         """
         with self.changing():
             manifest = self.read_manifest()

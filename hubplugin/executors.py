@@ -139,7 +139,8 @@ def _divide(path: str, count: int | None) -> list[Shard]:
 
 
 def even_ranges(rows: int, count: int | None) -> list[tuple[int, int]]:
-    """First and last of the rows of `count` shards, none of them empty; by default of as many as have `SHARD_ROWS`."""
+    """First and last of `rows` rows in each of `count` shards, none of them empty; by default of as many as have
+    `SHARD_ROWS`."""
     ends = np.linspace(0, rows, min(count or -(-rows // SHARD_ROWS), rows) + 1).astype(int).tolist()
     return list(itertools.pairwise(ends))
 
@@ -147,11 +148,22 @@ def even_ranges(rows: int, count: int | None) -> list[tuple[int, int]]:
 def map_shards(
     executor: Executor, task: Callable[[int, Shard], Result], shards: Sequence[Shard], compute: Compute, label: str
 ) -> list[Result]:
-    """Returns what `task`, called with the number of a shard and the shard, gives for each of `shards`, in their order.
+    """Calls a task with the number of each shard and the shard. What still runs is cancelled where one fails, or by
+    Ctrl-C.
 
-    What still runs is cancelled where one fails, or by Ctrl-C. label: the name of the work, for progress and errors.
-    Raises ClusterError where workers are lost for good: an engine that starts a task of a lost worker anew, as Dask and
-    Ray do, has tried so before.
+    Args:
+        executor: its workers do the task.
+        task: must be picklable.
+        shards: the shards.
+        compute: its progress is told.
+        label: the name of the work, for progress and errors.
+
+    Returns:
+        What the calls give, in the order of the shards.
+
+    Raises:
+        ClusterError: workers are lost for good: an engine that starts a task of a lost worker anew, as Dask and Ray do,
+            has tried so before.
     """
     if not hasattr(executor, "submit"):
         raise InputError(Parameter("executor", executor), " is none; pass a concurrent.futures.Executor")
@@ -190,9 +202,18 @@ Input = TypeVar("Input", bound=FitInput)
 def read_by_workers(
     fit_input: Input, source: GalleryLike, shards: Sequence[Shard], method: Method, executor: Executor
 ) -> Input:
-    """The banks of `fit_input` against a sample of a gallery, and what workers found in the whole of it.
+    """Reads a gallery by workers.
 
-    source: what `shards` are of. The sample is drawn with a fixed seed: all targets, where they are at most `SAMPLE`.
+    Args:
+        fit_input: its banks are kept.
+        source: what the shards are of.
+        shards: the shards.
+        method: says whether answers are looked for.
+        executor: its workers read.
+
+    Returns:
+        `fit_input` against a sample of the gallery, drawn with a fixed seed, and what workers found in the whole of it.
+        The sample is all targets, where they are at most `SAMPLE`.
     """
     total = source.count() if isinstance(source, Sharded) else sum(shard.rows for shard in shards)
     share, quiet = SAMPLE / max(total, SAMPLE), fit_input.compute.without_progress

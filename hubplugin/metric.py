@@ -48,8 +48,16 @@ def unit_length(xp: Any, vectors: Any) -> tuple[Any, Any]:
 
 
 def normalise(vectors: np.ndarray, name: str, numbers: np.ndarray | range | None = None) -> np.ndarray:
-    """Rows of `vectors` [b, d] at unit length, float32; raises ZeroVector on a zero row, which has no direction.
-    numbers: what the error calls the rows, 0 to b - 1 by default."""
+    """Rows of `vectors` [b, d] at unit length, float32.
+
+    Args:
+        vectors: [b, d].
+        name: what the error calls them.
+        numbers: what the error calls the rows, by default 0 to b - 1.
+
+    Raises:
+        ZeroVector: a row is zero, and has no direction.
+    """
     unit, largest = unit_length(np, vectors)
     zero = np.flatnonzero(largest == 0)
     if zero.size:
@@ -68,11 +76,20 @@ def unit_or_zero(vectors: np.ndarray) -> np.ndarray:
 def augment_targets(
     vectors: np.ndarray, offsets: np.ndarray, metric: Metric, *, e: float = 1.0, max_offset: float = 0.0
 ) -> np.ndarray:
-    """Targets [n, d] with their offsets [n] as one more component: float32 [n, d + 1].
+    """Adds the offsets of targets as one more component.
 
-    Inner product and cosine (unit vectors): [t, offset / e]. Squared Euclidean distance:
-    [t, sqrt(2 (max_offset - offset))], where `max_offset` is at least every offset, so that
-    -|q' - t'|^2 / 2 = s(q, t) + offset(t) - max_offset.
+    Inner product and cosine (unit vectors): [t, offset / e]. Squared Euclidean distance: [t, sqrt(2 (max_offset -
+    offset))], so that -|q' - t'|^2 / 2 = s(q, t) + offset(t) - max_offset.
+
+    Args:
+        vectors: targets [n, d].
+        offsets: [n].
+        metric: the similarity.
+        e: the component of the queries.
+        max_offset: at least every offset.
+
+    Returns:
+        float32 [n, d + 1].
     """
     if metric is Metric.EUCLIDEAN:
         extra = np.sqrt(2.0 * np.maximum(max_offset - offsets.astype(np.float64), 0.0))
@@ -82,6 +99,7 @@ def augment_targets(
 
 
 def augment_queries(vectors: np.ndarray, metric: Metric, *, e: float = 1.0) -> np.ndarray:
-    """Queries [m, d] as float32 [m, d + 1]: [q, e] for inner product and cosine, [q, 0] for Euclidean."""
+    """Queries `vectors` [m, d] as float32 [m, d + 1]: [q, e] with `e` for inner product and cosine, [q, 0] where
+    `metric` is Euclidean."""
     extra = np.full((len(vectors), 1), 0.0 if metric is Metric.EUCLIDEAN else e, np.float32)
     return np.concatenate([vectors, extra], axis=1, dtype=np.float32)

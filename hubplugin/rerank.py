@@ -57,8 +57,12 @@ class Rule(ABC):
 
     @abstractmethod
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
-        """Corrected scores [q, L] of q queries on the same L targets, whose `keep` is `kept` and whose
-        similarities s(q, t) are `similarities` [q, L]. Each query's raw nearest target must be among the L."""
+        """Corrected scores [q, L] of q queries on the same L targets.
+
+        Args:
+            similarities: s(q, t) of these [q, L]. Each query's raw nearest target must be among the L.
+            kept: `keep` of the targets.
+        """
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,19 @@ class Reranker:
     def rerank(
         self, query: np.ndarray, candidate_ids: Sequence[object], candidate_scores: Sequence[float]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The candidates of one `query` [d] in corrected order: positions in `candidate_ids`, and their scores,
-        best first. Equal scores keep the order of the candidates.
+        """Ranks the candidates of one query by corrected scores.
 
-        candidate_scores: the raw similarities, larger is nearer; for Euclidean -distance^2 / 2.
-        Raises InputError where lengths or dimensions do not fit.
+        Args:
+            query: [d].
+            candidate_ids: the ids of the candidates.
+            candidate_scores: their raw similarities, larger is nearer; for Euclidean -distance^2 / 2.
+
+        Returns:
+            Positions in `candidate_ids`, and the corrected scores, best first. Equal scores keep the order of the
+            candidates.
+
+        Raises:
+            InputError: lengths or dimensions do not fit.
         """
         if np.shape(query) != (self.rule.dim,):
             raise InputError(f"query has shape {np.shape(query)}, the bank of this rule has {self.rule.dim} dimensions")
@@ -274,12 +286,17 @@ def fit_rule(
     compute: Compute = Compute(),
     **parameters: Setting,
 ) -> Rule:
-    """Fits a correction that depends on the query; arguments as in `hubplugin.fit`.
+    """Fits a correction that depends on the query.
 
-    method: dis | dualdis | dsl | gc; `QUERY_METHODS` has each one's parameters, equation and defaults.
-    targets: the gallery [n, d]; needed by dis and dualdis, else None. dualdis needs a bank with the vectors of answers.
+    Args:
+        targets: the gallery [n, d]; needed by dis and dualdis, else None.
+        bank: as in `hubplugin.fit`; dualdis needs the vectors of answers.
+        method: dis | dualdis | dsl | gc; `QUERY_METHODS` has each one's parameters, equation and defaults.
+        metric, compute: as in `hubplugin.fit`.
+        **parameters: of the method.
 
-    Raises InputError, one line, for anything that cannot be used as given.
+    Raises:
+        InputError: one line, for anything that cannot be used as given.
     """
     configuration = build_method(QUERY_METHODS, method, parameters, fit_rule)
     return configuration.rule(Bank.of(bank).read(metric, compute, targets=targets))

@@ -204,10 +204,14 @@ class Store(ABC):
 
     @abstractmethod
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> Writing:
-        """Prepares to write the offsets of `model`; searches stay as they are until `Writing.activate`.
+        """Prepares to write the offsets of a model; searches stay as they are until `Writing.activate`.
 
         If this very model is half-written, goes on with that; if it is active, amends it in place. Otherwise starts a
-        new version. progress: told of what takes long before, such as removing what an earlier run has left.
+        new version.
+
+        Args:
+            model: the fitted model.
+            progress: told of what takes long before, such as removing what an earlier run has left.
         """
 
     def require_writable(self, *, dry_run: bool = False) -> None:  # noqa: B027
@@ -229,15 +233,28 @@ class Store(ABC):
 
     @abstractmethod
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
-        """The k nearest of each query [m, d] by the store's own search, corrected if a correction is active."""
+        """Searches by the store's search, corrected if a correction is active.
+
+        Args:
+            queries: [m, d].
+            k: how many results of each.
+            raw: search without the correction.
+        """
 
     @abstractmethod
     def remove(self, progress: Progress | None = None) -> None:
         """Takes the correction out; the store is as if it had never been there. Nothing happens without one."""
 
     def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
-        """How a client that knows nothing of hubplugin asks for the k nearest of `asked`, a vector [d] or the id of a
-        target. Raises StoreError where no correction is active."""
+        """Says how a client that knows nothing of hubplugin asks for the corrected ranking.
+
+        Args:
+            asked: a vector [d], or the id of a target.
+            k: how many results.
+
+        Raises:
+            StoreError: no correction is active.
+        """
         raise StoreError(f"{self.url} has an adapter that does not say how other clients ask for the corrected ranking")
 
     def with_filter(self, condition: str) -> Store:
@@ -295,7 +312,8 @@ class ErrorTranslator:
 
 
 def as_store_error(error: Exception, url: str, advice: str = "") -> StoreError:
-    """The first line of an `error` of another library, without the place in its own source that it names."""
+    """A StoreError of `url` with the first line of an `error` of another library, without the source line that it
+    names, and with `advice`."""
     first = re.sub(r",? \S+\.rs:\d+(:\d+)?", "", str(error).strip().partition("\n")[0])
     return StoreError(f"{url}: {first}{advice}")
 
@@ -312,14 +330,13 @@ def require_room(folder: Path, needed: int) -> None:
 
 
 def require_ungrouped(store: Store, group_by: str | None) -> None:
-    """Raises StoreError if targets of `store` that have nothing but a vector are to be grouped."""
+    """Raises StoreError if targets of `store`, which have nothing but a vector, are to be grouped: unless `group_by` is
+    None."""
     if group_by is not None:
         raise StoreError(f"{store.url}: its targets have nothing to be grouped by")
 
 
 def read_recorded(store: Store, since: float | None = None) -> Recorded | None:
-    """The queries recorded of `store`, a bank of its dimensions; None if there are none.
-
-    since: only those that were asked after that moment, in Unix seconds.
-    """
+    """The queries recorded of `store`, a bank of its dimensions; None if there are none. With `since`, only those that
+    were asked after that moment, in Unix seconds."""
     return None if store.record is None else read(store.record, store.dim, since)

@@ -172,7 +172,7 @@ class Library:
         self.half_peak = 2.0**-64 if device is None else 2.0**14
 
     def to_device(self, array: np.ndarray, dtype: Any = None) -> Array:
-        """`array` on the device, as `dtype`, by default its own."""
+        """`array` on the device, as `dtype`, by default the type that it has."""
         if self.device is None:
             return array if dtype is None else array.astype(dtype, copy=False)
         import torch
@@ -193,13 +193,14 @@ class Library:
         return self.xp.empty(shape, dtype=dtype, device=self.device) if self.device else np.empty(shape, dtype)
 
     def full(self, shape: tuple[int, ...], value: float, dtype: Any = None) -> Array:
-        """dtype: `accumulator` by default."""
+        """An array of this `shape` that holds `value` everywhere, of type `dtype`, by default `accumulator`."""
         array = self.empty(shape, dtype or self.accumulator)
         array[...] = value
         return array
 
     def to_halves(self, values: Array, halves: Array) -> None:
-        """Writes `values` in [0, 1], float32, which it overwrites, times `half_peak` as numbers of type `half`.
+        """Writes `values` in [0, 1], float32, which it overwrites, times `half_peak` to `halves`, as numbers of type
+        `half`.
 
         numpy converts its float16 one by one, so its halves are the bits 13 to 28 of float32: as many of the mantissa
         as float16 has, and more of the exponent. `half_peak` makes the other bits 0.
@@ -222,8 +223,11 @@ class Library:
             bits <<= 13
 
     def upload(self, blocks: Iterable[np.ndarray], rows: int, dim: int) -> Iterator[Array]:
-        """Blocks of at most `rows` rows on the device, as float32. A card gets them by two pinned buffers and a stream
-        of their own, so that reading, copying and computing go on at the same time."""
+        """Uploads `blocks` of at most `rows` rows of `dim` numbers to the device, as float32.
+
+        A card gets them by two pinned buffers and a second stream, so that reading, copying and computing go on at the
+        same time.
+        """
         import torch
 
         if self.device is None or self.device.type != "cuda" or not torch.cuda.is_available():
@@ -259,11 +263,11 @@ def view(array: Array) -> np.ndarray:
 
 
 def multiply(rows: Array, columns: Array, out: Array | None = None) -> Array:
-    """rows [b, d] times columns [d, m] or [d], at the full precision of their type.
+    """`rows` [b, d] times `columns` [d, m] or [d], written to `out` if given, at the full precision of their type.
 
-    A program may have allowed TF32 or bfloat16 products for its own training; ten bits of mantissa over tau are not
-    enough here. The setting belongs to the whole process, so it is read and never changed: where it allows less than
-    float32, the product is done in float64. It is read again afterwards, since another thread may have changed it.
+    A program may have allowed TF32 or bfloat16 products for its training; ten bits of mantissa over tau are not enough
+    here. The setting belongs to the whole process, so it is read and never changed: where it allows less than float32,
+    the product is done in float64. It is read again afterwards, since another thread may have changed it.
     """
     if isinstance(rows, np.ndarray):
         return np.matmul(rows, columns, out=out)

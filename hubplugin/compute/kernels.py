@@ -107,10 +107,18 @@ def log_sum_exp(
     thresholds: torch.Tensor | None = None,
     hub: float = math.inf,
 ) -> torch.Tensor:
-    """LSE_u( scale * t.b_u + bias_u ) of unit vectors t [n, d] and b [m, d] in halves: float32 [n].
+    """LSE_u( scale * t.b_u + bias_u ) of unit vectors in halves.
 
-    thresholds: [m], the similarity from which on t is an answer of the bank query u. Answers are masked, but those of
-    targets that answer more than `hub` queries, and so is the largest of each target's other entries.
+    Args:
+        targets, bank: t [n, d] and b [m, d].
+        bias: [m].
+        scale: of the similarities.
+        thresholds: the similarity from which on t is an answer of the bank query u [m]. Answers are masked, but those
+            of targets that answer more than `hub` queries, and so is the largest of each target's other entries.
+        hub: how many queries a target may answer; by default any number.
+
+    Returns:
+        float32 [n].
     """
     (n, d), m = targets[0].shape, len(bank[0])
     out = torch.empty(n, device=targets[0].device)

@@ -26,7 +26,8 @@ groups together."""
 
 
 def topk_values(s: Array, k: int, library: Library) -> Array:
-    """The values of the k largest of every row of s [b, m], in any order, on the device: [b, k]. k <= m."""
+    """The values of the `k` largest of every row of `s` [b, m] in `library`, in any order, on the device: [b, k]. k <=
+    m."""
     xp, m = library.xp, s.shape[1]
     if library.is_on_cpu:
         return xp.asarray(np.partition(view(s), m - k, axis=1)[:, m - k :])
@@ -40,7 +41,8 @@ def topk_values(s: Array, k: int, library: Library) -> Array:
 
 
 def topk_mean(s: Array, k: int, library: Library) -> Array:
-    """The mean of the k largest of every row of s [b, m]; of all that are not hidden, where they are fewer: [b]."""
+    """The mean of the `k` largest of every row of `s` [b, m] in `library`; of all that are not hidden, where they are
+    fewer: [b]."""
     xp = library.xp
     values = s if k >= s.shape[1] else topk_values(s, k, library)
     is_there = values > -math.inf
@@ -49,7 +51,7 @@ def topk_mean(s: Array, k: int, library: Library) -> Array:
 
 
 def exponentials(x: Array, library: Library) -> tuple[Array, Array]:
-    """exp(x - peak) in the place of x [b, m], and the peak [b] of each row."""
+    """exp(x - peak) in the place of `x` [b, m] in `library`, and the peak [b] of each row."""
     xp = library.xp
     # Of a row of which all is hidden the peak is finite, too: -inf less itself would be no number.
     peak = xp.clip(xp.max(x, axis=1), min=float(xp.finfo(x.dtype).min))
@@ -58,7 +60,8 @@ def exponentials(x: Array, library: Library) -> tuple[Array, Array]:
 
 
 def log_sum_exp(x: Array, library: Library) -> Array:
-    """LSE over the rows of x [b, m], which is overwritten: [b]. The log of 0 is told where offsets are checked."""
+    """LSE over the rows of `x` [b, m] in `library`, which is overwritten: [b]. Offsets are checked later for the log of
+    0."""
     values, peak = exponentials(x, library)
     with np.errstate(divide="ignore"):
         return library.xp.log(library.xp.sum(values, axis=1)) + peak
@@ -85,8 +88,17 @@ def reduce(
     reductions: Sequence[LogSum | MeanOfLargest],
     mask: AnswerMask | None = None,
 ) -> list[np.ndarray]:
-    """The value of each of `reductions`, of which at most one is a `LogSum`, for every target, in one pass over the
-    similarities: float64 [n] each."""
+    """Reduces the similarities of every target, in one pass over them.
+
+    Args:
+        similarities: those of the bank.
+        targets: [n, d].
+        reductions: at most one of them is a `LogSum`.
+        mask: hides answers; by default nothing is hidden.
+
+    Returns:
+        The value of each reduction for every target: float64 [n] each.
+    """
     log_sum = next((reduction for reduction in reductions if isinstance(reduction, LogSum)), None)
     is_alone = log_sum is not None and len(reductions) == 1 and (mask is None or mask.largest)
     if log_sum is not None and is_alone and (kernels := import_kernels(similarities)) is not None:
@@ -122,7 +134,16 @@ def import_kernels(similarities: Similarities) -> Any:
 def fuse_log_sum(
     similarities: Similarities, targets: Vectors, log_sum: LogSum, mask: AnswerMask | None, kernels: Any
 ) -> np.ndarray:
-    """The log-sum-exp of unit vectors on a card by one kernel, in which no similarity reaches memory: float64 [n]."""
+    """Computes a log-sum-exp of unit vectors on a card by one kernel, in which no similarity reaches memory.
+
+    Args:
+        similarities, targets, mask: as in `reduce`.
+        log_sum: the reduction.
+        kernels: what `import_kernels` gave.
+
+    Returns:
+        float64 [n].
+    """
     library = similarities.library
     bank = kernels.halves(library.to_device(similarities.bank, library.xp.float32))
     weights = np.zeros(similarities.m) if log_sum.log_weights is None else log_sum.log_weights
@@ -156,15 +177,19 @@ class Answers:
 
     @staticmethod
     def of(thresholds: np.ndarray, rows: np.ndarray) -> Answers:
-        """From the similarity and the number of each query's nearest target [m], see `nearest_targets`."""
+        """The answers whose `thresholds` [m] are the similarities of each query's nearest target, and `rows` [m] that
+        target's number, as `nearest_targets` gives them."""
         _, place, count = np.unique(rows, return_inverse=True, return_counts=True)
         count[count > MOST_ANSWERS * len(rows)] = 1  # a hub, not an answer: the queries that find it ask for others
         return Answers(thresholds, 1.0 / count[place.reshape(-1)])
 
 
 def nearest_targets(similarities: Similarities, columns: Sequence[Vectors]) -> tuple[np.ndarray, np.ndarray]:
-    """Of every bank row its similarity to the nearest target of all `columns`, in one pass, and that target's number,
-    counted through all of them, the first of several that are as near (see `ANSWER_SLACK`): float64 and int64 [m]."""
+    """The nearest target of every bank row of `similarities` among the targets of all `columns`, in one pass.
+
+    Returns its similarity and its number, counted through all columns, the first of several that are as near (see
+    `ANSWER_SLACK`): float64 and int64 [m].
+    """
     library, xp, first = similarities.library, similarities.library.xp, 0
     similarity = library.full((similarities.m,), -math.inf)
     rows = library.full((similarities.m,), 0, xp.int64)

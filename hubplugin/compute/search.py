@@ -37,7 +37,7 @@ class Scores:
 
 
 def topk(s: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k largest of every row of s [b, m], the largest first, k <= m: values and columns, [b, k] each."""
+    """The `k` largest of every row of `s` [b, m], the largest first, k <= m: values and columns, [b, k] each."""
     s = to_host(s)
     if k == 1:
         columns = s.argmax(axis=1)[:, None]
@@ -54,7 +54,7 @@ class Collector(Protocol):
     def begin(self, candidates: int, queries: np.ndarray, targets: Vectors, metric: Metric) -> None: ...
 
     def update(self, scores: Scores, offsets: np.ndarray) -> None:
-        """offsets: of the candidate, for all targets [n]."""
+        """Takes the `scores` of a tile. `offsets` are those of the candidate, for all targets [n]."""
 
 
 class TopK:
@@ -129,9 +129,16 @@ class TruthCounts:
 def pair_scores(
     queries: np.ndarray, targets: Vectors, query_rows: np.ndarray, target_rows: np.ndarray, metric: Metric
 ) -> np.ndarray:
-    """s(q, t) of single pairs, each by itself and in double precision: float64 [p].
+    """s(q, t) of single pairs, each by itself and in double precision.
 
-    queries: prepared, [q, d]. query_rows, target_rows: [p], in any order.
+    Args:
+        queries: prepared [q, d].
+        targets: [n, d].
+        query_rows, target_rows: of the pairs [p], in any order.
+        metric: the similarity.
+
+    Returns:
+        float64 [p].
     """
     scores, (rows, place) = np.empty(len(query_rows)), np.unique(target_rows, return_inverse=True)
     vectors = take_rows(targets, rows, metric)
@@ -153,9 +160,17 @@ def search(
 ) -> None:
     """Shows every collector all scores s(q, t) + offsets[c, t], in one pass over queries x targets.
 
-    queries: prepared, [q, d]; what a query map gives keeps its length. offsets: [c, n], one row a candidate correction
-    (one row of zeros by default). However many candidates and collectors there are, each similarity is computed once.
-    Targets are read in blocks, queries stay resident; memory holds one block, one tile and what the collectors keep.
+    However many candidates and collectors there are, each similarity is computed once. Targets are read in blocks,
+    queries stay resident; memory holds one block, one tile and what the collectors keep.
+
+    Args:
+        queries: prepared [q, d]; what a query map gives keeps its length.
+        targets: [n, d].
+        metric: the similarity.
+        compute: device, memory and progress.
+        *collectors: what is to be found out.
+        offsets: one row a candidate correction [c, n]; by default one row of zeros.
+        label: the name of the work, for progress.
     """
     offsets = np.zeros((1, targets.rows), np.float32) if offsets is None else np.atleast_2d(offsets)
     if offsets.shape[1] != targets.rows:

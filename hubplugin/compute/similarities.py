@@ -81,7 +81,14 @@ class Similarities:
     def tiles(
         self, targets: Vectors, label: str, *, scale: float = 1.0, mask: AnswerMask | None = None
     ) -> Iterator[Tile]:
-        """Tiles over all of `targets`, in order; what `mask` hides is -inf in them. label: of the progress."""
+        """Tiles over all targets, in order.
+
+        Args:
+            targets: [n, d].
+            label: the name of the work, for progress.
+            scale: the factor of all similarities.
+            mask: what it hides is -inf in the tiles.
+        """
         xp, height = self.library.xp, min(self.tile_rows(), targets.rows)
         thresholds = None if mask is None else self.library.like(scale * self.lower(mask.thresholds))
         outs: dict[bool, Array] = {}
@@ -115,8 +122,8 @@ class Similarities:
                 self.compute.report(label, stop, targets.rows)
 
     def blocks(self, targets: Vectors, size: int = BLOCK_ROWS) -> Iterator[tuple[int, Array]]:
-        """Checked blocks of `targets` on the device, with the number of the first row: at unit length where the metric
-        is cosine, and moved as the bank is.
+        """Checked blocks of `targets` on the device, at most `size` rows each, with the number of the first row: at
+        unit length where the metric is cosine, and moved as the bank is.
 
         What cannot be used is found on a card after all have been read, so that it need not wait after each.
         """
@@ -185,7 +192,7 @@ class Similarities:
 
 
 def dense(similarities: Similarities, targets: Vectors) -> np.ndarray:
-    """s(b_u, t) of every bank row and target: float64 [m, n], for sets that fit in memory."""
+    """s(b_u, t) of every bank row of `similarities` and of `targets`: float64 [m, n], for sets that fit in memory."""
     parts = [to_host(tile.s).astype(np.float64) for tile in similarities.tiles(targets, "similarities")]
     whole: np.ndarray = np.concatenate(parts).T
     return whole

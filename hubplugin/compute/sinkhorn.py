@@ -63,7 +63,8 @@ class Scaling:
 
 
 def count_cacheable(m: int, compute: Compute, tau: float) -> int:
-    """How many targets find room beside a bank of m, so that one product serves all iterations."""
+    """How many targets find room in the memory of `compute` beside a bank of `m`, so that one product serves all
+    iterations at `tau`."""
     return int(KEPT_SHARE * compute.bytes()) // (m * (2 if tau <= HALF_TAU else 4))
 
 
@@ -125,7 +126,8 @@ class Kernel:
         return to_host(sums).astype(np.float64)
 
     def shares(self, log_alpha: np.ndarray, label: str) -> np.ndarray:
-        """What each bank row has of the targets, each of which has its mass w_j to give: float64 [m]."""
+        """What each bank row has of the targets under `log_alpha` [m], each of which has its mass w_j to give: float64
+        [m]. `label` names the work, for progress."""
         total = self._library.full((self._similarities.m,), 0.0)
         for rows, values, weights in self._blocks(log_alpha, label):
             n_beta = self._mass[rows] / multiply(values, weights)
@@ -210,17 +212,15 @@ def sinkhorn(
     answers: Answers | None = None,
     k: int | None = None,
 ) -> Scaling:
-    """log alpha after `iterations` of Sinkhorn over the targets in `columns` taken together.
+    """Runs Sinkhorn over the targets of all columns taken together: DBSN algorithm A1 in the log domain.
 
-    DBSN algorithm A1 in the log domain, from log beta_j = log w_j:
+    From log beta_j = log w_j:
 
         log alpha_u = log v_u - LSE_j( s(b_u, t_j)/tau + log beta_j )
         log beta_j  = log(w_j / n) - LSE_u( s(b_u, t_j)/tau + log alpha_u )
 
     v is the mass of each bank row, 1/m, or in proportion to the weights of `answers`. w_j is the mass of target j; n is
-    the sum of them. What `answers` hides (in the first of `columns`, the gallery, each target's largest, too) has no
-    part in any sum. k: the first pass gives the mean of the k largest, too. same: the first bank row that is the same
-    as each [m].
+    the sum of them.
 
     The log beta that ends the last iteration reads only log alpha, so it is a weighted log-sum-exp over any targets and
     is left to the caller. One pass over the similarities is one iteration: a block of K gives its beta = w / (n K 1),
@@ -228,7 +228,20 @@ def sinkhorn(
     gives every bank row a share of 1/m over n columns, so some target holds at least 1/(m n) of it beside a column
     total of at most 1.
 
-    Raises InputError where tau is below the rounding of the similarities, for which that does not hold.
+    Args:
+        similarities: those of the bank.
+        columns: the targets; the first are the gallery.
+        tau: the temperature, in units of the similarity.
+        iterations: how many passes.
+        same: the first bank row that is the same as each [m].
+        answers: the pairs that have no part in any sum; in the gallery each target's largest, too.
+        k: the first pass gives the mean of the k largest of each target, too.
+
+    Returns:
+        log alpha, and what else the passes gave.
+
+    Raises:
+        InputError: tau is below the rounding of the similarities, where a row may underflow.
     """
     n = sum(part.targets.rows * part.mass for part in columns)
     thresholds = None if answers is None else answers.thresholds

@@ -25,8 +25,8 @@ class Beir:
 
 
 def read_beir(folder: Path, split: str = "test") -> Beir:
-    """What lies in `folder`. Raises InputError for a file that is missing or of another form, and for a corpus without
-    texts."""
+    """Reads a data set of BEIR from `folder`, with the qrels of `split`. Raises InputError for a file that is missing
+    or of another form, and for a corpus without texts."""
     qrels = folder / "qrels" / f"{split}.tsv"
     judged = {judgement.query_id for judgement in judgements_of(qrels)}
     documents = dict(_texts(folder / "corpus.jsonl"))

@@ -105,7 +105,8 @@ BINS = 40
 
 
 def results_of(ranked: Ranked, task: Task) -> Results:
-    """What the rankings come to: all figures, and by name what is worth looking at."""
+    """All figures of the rankings in `ranked` for the queries of `task`, and by name the targets that are worth looking
+    at."""
     rankings = list(ranked.rankings())
     occurrences = [hubness.k_occurrence(each.nearest[each.nearest >= 0], len(ranked.ids)) for each in rankings]
     methods = _measure_methods(ranked, rankings, occurrences, task)

@@ -220,7 +220,8 @@ PLANS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"otn": optimal_transport
 
 
 def require_solvable(method: str, queries: int, targets: int) -> None:
-    """Raises InputError where its solver is missing, or a plan over `queries` x `targets` is out of reach."""
+    """Raises InputError where the solver of `method` is missing, or a plan over `queries` x `targets` is out of
+    reach."""
     module, package = ("scipy", "scipy") if method == "hn" else ("ot", "POT")
     if find_spec(module) is None:
         raise InputError(f"method {method!r} needs {package}; {install('evaluation')}")

@@ -56,12 +56,16 @@ def as_truth(
     query_names: Sequence[object] | None = None,
     names: Sequence[object] | None = None,
 ) -> Truth:
-    """`source` as the true pairs of `queries` x `targets`. Queries with an empty list are searched but not judged.
+    """The true pairs of queries and targets. Queries with an empty list are searched but not judged.
 
-    query_names, names: what a qrels file calls the queries and the targets; without them its ids are row numbers.
+    Args:
+        source: as in `hubplugin.evaluate`.
+        queries, targets: how many there are.
+        query_names, names: what a qrels file calls the queries and the targets; without them its ids are row numbers.
 
-    Raises InputError for a row outside the gallery, a wrong number of queries, nothing judged, and files that are
-    neither.
+    Raises:
+        InputError: a row is outside the gallery, the number of queries is wrong, nothing is judged, or a file is
+            neither.
     """
     if source is None:
         if queries != targets:
@@ -87,8 +91,16 @@ def as_truth(
 
 
 def as_true_ids(source: TrueIds, queries: int, query_names: Sequence[object] | None = None) -> list[set[str]]:
-    """`source` as the true ids of each query, as text; none where it is not judged. query_names: what a qrels file
-    calls the queries; row numbers by default. Raises InputError where it cannot be used."""
+    """The true ids of each query, as text; none where it is not judged.
+
+    Args:
+        source: as in `hubplugin.evaluate`.
+        queries: how many there are.
+        query_names: what a qrels file calls them; by default row numbers.
+
+    Raises:
+        InputError: the source cannot be used.
+    """
     if (path := _qrels(source)) is not None:
         judgements, true = judgements_of(path), [set[str]() for _ in range(queries)]
         rows = _locate([pair.query_id for pair in judgements], query_names, queries, "query_names", path)

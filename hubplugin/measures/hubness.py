@@ -15,23 +15,30 @@ from hubplugin.errors import InputError
 
 
 def k_occurrence(hits: np.ndarray, targets: int) -> np.ndarray:
-    """N_k of every target: int64 [targets], from `hits` [q, k], the rows that each query finds."""
+    """N_k of every target: int64 [targets], from `hits` [q, k], the rows of the `targets` targets that each query
+    finds."""
     return np.bincount(np.asarray(hits).reshape(-1), minlength=targets)
 
 
 def skewness(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
-    """Third standardised moment, mean((N - mean)^3) / std^3 with the population's std; 0 where all N are equal.
+    """Third standardised moment of N, mean((N - mean)^3) / std^3 with the population's std; 0 where all N are equal.
 
     The definition of Radovanovic et al. 2010, and of QB-Norm table 3 and DBSN table 5, which use it; it is
-    scipy.stats.skew with its default bias=True. 0 is symmetric; what users call hubness is above 1. times: how many
-    targets have each of the N, here and below; one each by default.
+    scipy.stats.skew with its default bias=True. 0 is symmetric; what users call hubness is above 1.
+
+    Args:
+        occurrence: N, the k-occurrence of targets [n].
+        times: how many targets have each N [n], here and below; by default one.
     """
     return _moment(occurrence, 3, times)
 
 
 def skewness_by_chance(queries: int, k: int, targets: int) -> float:
-    """`skewness` of the k-occurrence where each query finds any k of the targets: of the binomial distribution,
-    (1 - 2p) / sqrt(q p (1 - p)) with p = k / n. No correction comes below it for long; with few queries it is large."""
+    """`skewness` of the k-occurrence where each of `queries` finds any `k` of `targets`: of the binomial distribution,
+    (1 - 2p) / sqrt(q p (1 - p)) with p = k / n.
+
+    No correction comes below it for long; with few queries it is large.
+    """
     p = min(k, targets) / targets
     spread = queries * p * (1 - p)
     return float((1 - 2 * p) / spread**0.5) if spread else 0.0
@@ -44,17 +51,20 @@ def skewness_of_hits(occurrence: np.ndarray, targets: int) -> float:
 
 
 def kurtosis(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
-    """Fourth standardised moment less 3, so that a normal distribution has 0 (Fisher): NNN table 3."""
+    """Fourth standardised moment of `occurrence`, `times` as in `skewness`, less 3, so that a normal distribution has 0
+    (Fisher): NNN table 3."""
     return _moment(occurrence, 4, times) - 3.0 if np.ptp(occurrence) else 0.0
 
 
 def mean_absolute_error(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
-    """mean |N - mean(N)|, in queries: NNN table 3, where N should be the same for every target."""
+    """mean |N - mean(N)| of N = `occurrence`, in queries, `times` as in `skewness`: NNN table 3, where N should be the
+    same for every target."""
     return float(np.average(np.abs(occurrence - np.average(occurrence, weights=times)), weights=times))
 
 
 def robin_hood(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
-    """Share of all finds that would have to move for every target to be found equally often, 0 to 1.
+    """Share of all finds in `occurrence` that would have to move for every target to be found equally often, 0 to 1;
+    `times` as in `skewness`.
 
     sum |N - mean(N)| / (2 sum N), the Hoover index (Feldbauer et al. 2018).
     """
@@ -63,13 +73,17 @@ def robin_hood(occurrence: np.ndarray, times: np.ndarray | None = None) -> float
 
 
 def anti_hub_share(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
-    """Share of the targets that no query finds, 0 to 1."""
+    """Share of the targets of `occurrence` that no query finds, 0 to 1; `times` as in `skewness`."""
     return float(np.average(occurrence == 0, weights=times))
 
 
 def count_targets(occurrence: np.ndarray, targets: int | None = None) -> dict[int, int]:
-    """How many targets have the k-occurrence N, by N. targets: how many there are, where `occurrence` has no more than
-    those that are found."""
+    """How many targets have the k-occurrence N, by N.
+
+    Args:
+        occurrence: N of targets [n].
+        targets: how many targets there are, where `occurrence` has only those that are found.
+    """
     values, times = np.unique(occurrence, return_counts=True)
     counts = dict(zip(values.tolist(), times.tolist(), strict=True))
     never = counts.pop(0, 0) + (0 if targets is None else targets - len(occurrence))
@@ -83,7 +97,8 @@ def pick_evenly(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def hubs(occurrence: np.ndarray, count: int = 20) -> np.ndarray:
-    """Rows of the targets found most often, the worst first: int64 [min(count, n)]; equals in row order."""
+    """Rows of the targets with the highest `occurrence`, the highest first: int64 [min(count, n)], at most `count`;
+    equals in row order."""
     return np.argsort(-occurrence, kind="stable")[:count]
 
 
@@ -101,7 +116,8 @@ class Hubness:
 
     @classmethod
     def of(cls, occurrence: np.ndarray, k: int, times: np.ndarray | None = None) -> Hubness:
-        """The statistics of `occurrence`, counted among the k nearest. Raises InputError where it is empty."""
+        """The statistics of `occurrence`, counted among the `k` nearest, `times` as in `skewness`. Raises InputError
+        where it is empty."""
         if not occurrence.size:
             raise InputError("hubness of no targets is not defined; expected a k-occurrence [n], n at least 1")
         return cls(
@@ -133,15 +149,15 @@ def most_found(targets: int) -> int:
 
 
 def share_of_most_found(occurrence: np.ndarray, targets: int | None = None) -> float:
-    """The share of all places that the most found `MOST` of the targets take, 0 to 1. targets: how many there are,
-    where `occurrence` has no more than those that are found."""
+    """The share of all places that the most found `MOST` of the targets take, 0 to 1; `occurrence` and `targets` as in
+    `count_targets`."""
     total, count = occurrence.sum(), min(most_found(targets or len(occurrence)), len(occurrence))
     top = np.partition(occurrence, len(occurrence) - count)[len(occurrence) - count :]
     return float(top.sum() / total) if total else 0.0
 
 
 def share_of_most_found_by_chance(queries: int, k: int, targets: int) -> float:
-    """`share_of_most_found` as it is expected where nothing but chance is at work."""
+    """`share_of_most_found` of `targets` as it is expected where `queries` find any `k` of them."""
     share = most_found(targets) / targets
     chances = binomial(queries, min(k, targets) / targets)[::-1]  # of the largest k-occurrence first
     counted = np.diff(np.minimum(chances.cumsum(), share), prepend=0.0)
@@ -149,12 +165,12 @@ def share_of_most_found_by_chance(queries: int, k: int, targets: int) -> float:
 
 
 def never_found_by_chance(queries: int, k: int, targets: int) -> float:
-    """The share of the targets that no query finds, as it is expected where nothing but chance is at work."""
+    """The share of `targets` that no query finds, as it is expected where `queries` find any `k` of them."""
     return float((1 - min(k, targets) / targets) ** queries)
 
 
 def binomial(draws: int, p: float) -> np.ndarray:
-    """The chance of 0, 1, ... `draws` successes: [draws + 1]."""
+    """The chance of 0, 1, ... `draws` successes, where each has the chance `p`: [draws + 1]."""
     if p >= 1:
         return np.append(np.zeros(draws), 1.0)
     successes = np.arange(draws + 1)

@@ -56,11 +56,12 @@ class Ranks:
 
 
 def rank_pairs(truth: Truth, greater: np.ndarray, equal: np.ndarray) -> Ranks:
-    """Ranks of the true targets, from the number of other targets that score higher and that tie, both [p].
+    """Ranks of the true targets in `truth`, from the number of other targets that score higher, `greater` [p], and that
+    tie, `equal` [p].
 
-    r of the N targets of a tied group are true; the i-th of them to come stands, on average over all orders of
-    the group, at greater + i (N + 1) / (r + 1). For r = 1 that is the middle of the group. Within a group the
-    lower grade comes first, the worst case.
+    r of the N targets of a tied group are true; the i-th of them to come stands, on average over all orders of the
+    group, at greater + i (N + 1) / (r + 1). For r = 1 that is the middle of the group. Within a group the lower grade
+    comes first, the worst case.
     """
     order = np.lexsort((truth.grades, greater, truth.query_rows))
     greater, equal, queries = greater[order], equal[order], truth.query_rows
@@ -71,8 +72,8 @@ def rank_pairs(truth: Truth, greater: np.ndarray, equal: np.ndarray) -> Ranks:
 
 
 def average_precision(ranks: Ranks, k: int) -> np.ndarray:
-    """AP@k: sum over the true targets among the first k of precision at their rank, over the number of true
-    targets; float64 [j]. Its mean is mAP@k."""
+    """AP@k of `ranks`: sum over the true targets among the first `k` of precision at their rank, over the number of
+    true targets; float64 [j]. Its mean is mAP@k."""
     place = np.arange(len(ranks.values)) - np.repeat(ranks.truth.starts, ranks.truth.counts) + 1
     precision = np.where(ranks.values <= k, place / ranks.values, 0.0)
     mean: np.ndarray = np.add.reduceat(precision, ranks.truth.starts) / ranks.truth.counts
@@ -80,7 +81,8 @@ def average_precision(ranks: Ranks, k: int) -> np.ndarray:
 
 
 def ndcg(ranks: Ranks, k: int) -> np.ndarray:
-    """nDCG@k: sum of grade / log2(1 + rank) over the first k, over the same sum of the best order; float64 [j].
+    """nDCG@k of `ranks`: sum of grade / log2(1 + rank) over the first `k`, over the same sum of the best order; float64
+    [j].
 
     The gain is the grade itself (Järvelin & Kekäläinen 2002), as trec_eval has it.
     """

@@ -65,7 +65,7 @@ class Side:
 
     @classmethod
     def of(cls, raw: np.ndarray, corrected: np.ndarray, label: str) -> Side:
-        """Of the queries that `label` names: whether each was right, [q], raw and corrected."""
+        """The side of the queries that `label` names, from whether each was right, `raw` and `corrected`: [q]."""
         change, queries = measure_change(raw, corrected).difference, len(raw)
         error = float((corrected - raw).std(ddof=1) / math.sqrt(queries)) if queries > 1 else math.nan
         return cls(float(raw.mean()), float(corrected.mean()), error, queries, label, change)
@@ -80,9 +80,13 @@ class Side:
 def interval(
     values: np.ndarray, seed: int, statistic: Callable[..., np.ndarray] = np.mean, resamples: int = RESAMPLES
 ) -> Figure:
-    """`statistic` of the queries' values [j], with its percentile bootstrap interval (Efron 1979).
+    """A figure of queries with its percentile bootstrap interval (Efron 1979).
 
-    statistic: reduces the axis that it is given as `axis`, as np.mean does.
+    Args:
+        values: of the queries [j].
+        seed: of the resampling.
+        statistic: reduces the axis that it is given as `axis`, as np.mean does.
+        resamples: how many.
     """
     values = np.sort(values)
     value = float(statistic(values, axis=0))
@@ -100,10 +104,17 @@ def interval(
 def hubness_interval(
     hits: np.ndarray, targets: int, statistic: Callable[[np.ndarray], float], seed: int, resamples: int = RESAMPLES
 ) -> Figure:
-    """`statistic` of the k-occurrence of `hits` [q, k], the rows that each query finds, over resampled queries.
+    """A figure of the k-occurrence over resampled queries.
 
-    Resampling adds Poisson noise of its own to every count, which moves all figures towards that noise; so the
-    percentiles are taken around the figure itself: value + (percentile - mean of the resamples).
+    Resampling adds Poisson noise to every count, which moves all figures towards that noise; so the percentiles are
+    taken around the figure itself: value + (percentile - mean of the resamples).
+
+    Args:
+        hits: the rows that each query finds [q, k].
+        targets: how many targets there are.
+        statistic: the figure, of the k-occurrence of all targets.
+        seed: of the resampling.
+        resamples: how many.
     """
     generator, hits = np.random.default_rng(seed), hits[np.lexsort(hits.T)]
     value = statistic(k_occurrence(hits, targets))

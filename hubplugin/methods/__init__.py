@@ -64,9 +64,17 @@ def build_method(
     parameters: Mapping[str, Setting],
     caller: Callable[..., object] | None = None,
 ) -> Configuration:
-    """The configuration called `method` among `methods`; raises InputError, one line, which lists the known names or
-    parameters, or names the allowed range. caller: the function whose keywords `parameters` were: a misspelt argument
-    of its own lies among them."""
+    """The configuration of a method.
+
+    Args:
+        methods: all that there are, by name.
+        method: the name.
+        parameters: those of the method.
+        caller: the function whose keywords the parameters were: a misspelt argument of it lies among them.
+
+    Raises:
+        InputError: one line, which lists the known names or parameters, or names the allowed range.
+    """
     if not isinstance(method, str):
         raise InputError(
             f"method must be a name, not {type(method).__name__}; a gallery is given as ", Parameter("targets")

@@ -98,7 +98,18 @@ class FitInput:
         metric: Metric,
         compute: Compute,
     ) -> Self:
-        """The input as a user gave it, checked; raises InputError where it cannot be used."""
+        """Reads and checks the input as a user gave it.
+
+        Args:
+            query_bank: [m, d].
+            targets: the gallery [n, d], where it is known.
+            target_bank: vectors of answers [p, d], where the method takes them.
+            metric: the similarity.
+            compute: device, memory and progress.
+
+        Raises:
+            InputError: the input cannot be used.
+        """
         bank = Directed.load(as_vectors(query_bank, "query bank"), metric)
         gallery = None if targets is None else as_vectors(targets, "targets")
         second = None if target_bank is None else as_vectors(target_bank, "target bank")
@@ -300,7 +311,8 @@ class OnePassMethod(Method):
 
     @abstractmethod
     def terms(self, fit_input: FitInput, thresholds: np.ndarray | None) -> tuple[Term, ...]:
-        """thresholds: those of `Answers` [m], where answers are left out."""
+        """The terms of the offsets on the banks of `fit_input`. `thresholds` [m] are those of `Answers`, where answers
+        are left out."""
 
     def solve(self, fit_input: FitInput) -> Solution:
         answers = self.find_answers(fit_input)

@@ -33,7 +33,7 @@ Sample: TypeAlias = Annotated[
 
 
 def resolve_sample(sample: Sample, fit_input: FitInput, tau: float) -> int | None:
-    """`sample` without "auto"."""
+    """`sample` for this `fit_input` and `tau`: a number, or None for all, in the place of "auto"."""
     if sample != "auto" or fit_input.gallery is None:
         return None if sample == "auto" else sample
     n, p = fit_input.gallery.rows, 0 if fit_input.target_bank is None else len(fit_input.target_bank)
@@ -74,8 +74,8 @@ class SinkhornNormalisation(Method):
         return Solution((term,), raw)
 
     def scale(self, fit_input: FitInput, k: int | None = None) -> tuple[LogSumExp, np.ndarray | None, Scaling]:
-        """The term, its values on the targets [n] where they came along the way, and what Sinkhorn found. k: with the
-        mean of the k largest similarities of each target."""
+        """The term, its values on the targets [n] of `fit_input` where they came along the way, and what Sinkhorn
+        found; with `k` also the mean of the k largest similarities of each target."""
         similarities = Similarities(fit_input.query_bank, fit_input.metric, fit_input.compute)
         targets, answers = fit_input.require_targets(self.name), self.find_answers(fit_input)
         mass = 1.0 if fit_input.whole is None else fit_input.whole.count / targets.rows

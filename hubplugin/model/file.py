@@ -28,7 +28,7 @@ Header: TypeAlias = dict[str, Any]
 
 
 def to_bytes(header: Header, tensors: dict[str, np.ndarray]) -> bytes:
-    """A model file with this content."""
+    """A model file with this `header` and these `tensors`."""
     from safetensors.numpy import save
 
     origin = {"hubplugin": __version__, "sha256": digest(header, tensors)}
@@ -36,9 +36,15 @@ def to_bytes(header: Header, tensors: dict[str, np.ndarray]) -> bytes:
 
 
 def from_bytes(content: bytes, name: str, build: Callable[[Header, dict[str, np.ndarray]], Model]) -> Model:
-    """What `build` makes of the header and the tensors in the bytes of a model file.
+    """Builds a model from the bytes of a model file.
 
-    Raises ModelFileError if they are damaged, are no model, or come from another version; it calls the file `name`.
+    Args:
+        content: the bytes.
+        name: what errors call the file.
+        build: makes the model of its header and its tensors.
+
+    Raises:
+        ModelFileError: the bytes are damaged, are no model, or come from another version.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -78,7 +84,8 @@ def is_number(value: object, least: float = -LARGEST, *, whole: bool = False) ->
 
 
 def are_numbers(array: object, *shape: int | None, infinite: bool = False) -> bool:
-    """Whether `array` holds floats of the given `shape`, where None is any length above 0; infinite: they may be."""
+    """Whether `array` holds floats of this `shape`, where None is any length above 0; if `infinite`, they need not be
+    finite."""
     if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or array.ndim != len(shape) or not array.size:
         return False
     fits = all(length in (None, actual) for length, actual in zip(shape, array.shape, strict=True))
@@ -110,7 +117,7 @@ def read(path: str | os.PathLike[str]) -> bytes:
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Writes a file whole or not at all; where `path` is a link, the file that it leads to.
+    """Writes a file with this `content` whole or not at all; where `path` is a link, the file that it leads to.
 
     Raises ModelFileError if it cannot; the file that was there before is then untouched.
     """

@@ -59,8 +59,16 @@ class GroupedModel(OffsetModel):
     def offsets(
         self, targets: VectorLike, *, groups: Sequence[Value] | None = None, compute: Compute = Compute()
     ) -> np.ndarray:
-        """Offsets of `targets` [n, d]; target i belongs to group groups[i]: float32 [n]. The cap is that of the
-        target's own group."""
+        """Offsets of targets, each by the model of its group, whose cap it has.
+
+        Args:
+            targets: [n, d].
+            groups: the group of each target [n].
+            compute: device, memory and progress.
+
+        Returns:
+            float32 [n].
+        """
         if groups is None:
             raise InputError(f"the model has offsets within each {self.key!r}: pass groups=, the value of each target")
         vectors = as_vectors(targets, "targets").array()

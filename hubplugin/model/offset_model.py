@@ -301,12 +301,12 @@ class OffsetModel:
         return model
 
     def centre_on(self, targets: VectorLike, *, compute: Compute = Compute()) -> OffsetModel:
-        """This model with offsets of mean 0 over `targets` [n, d], and their statistics."""
+        """This model with offsets of mean 0 over `targets` [n, d], and their statistics, computed as `compute` says."""
         vectors = Directed.of(as_vectors(targets, "targets"), self.metric)
         return self.centre_by(self.raw_offsets(vectors, compute), vectors)
 
     def centre_by(self, raw: np.ndarray, targets: Vectors) -> OffsetModel:
-        """`centre_on` for whoever knows the raw offsets of the targets: float64 [n]."""
+        """Does as `centre_on`, for callers who know the `raw` offsets of `targets`: float64 [n]."""
         centre = float(self._check_finite(raw).mean())
         centred = raw - centre
         statistics = GalleryStatistics(len(raw), float(centred.min()), float(centred.max()), float(centred.std()))
@@ -374,7 +374,8 @@ class OffsetModel:
         return inside
 
     def raw_offsets(self, targets: VectorLike, compute: Compute) -> np.ndarray:
-        """The sum of the terms, not centred, not capped: float64 [n]. Raises InputError where it is beyond float32."""
+        """The sum of the terms for `targets` [n, d], computed as `compute` says, not centred, not capped: float64 [n].
+        Raises InputError where it is beyond float32."""
         from hubplugin.compute import AnswerMask, Similarities, reduce
 
         vectors = as_vectors(targets, "targets")
@@ -433,7 +434,7 @@ class OffsetModel:
 
     @staticmethod
     def from_texts(texts: Iterable[str], name: str = "model") -> OffsetModel:
-        """`from_bytes` of what `to_texts` gave."""
+        """The model in the `texts` that `to_texts` gave, called `name` and checked as in `from_bytes`."""
         try:
             content = b"".join(map(base64.b64decode, texts))
         except (ValueError, TypeError) as error:
@@ -530,7 +531,7 @@ class OffsetModel:
 
 
 def cap(offsets: np.ndarray, gallery: GalleryStatistics | None) -> np.ndarray:
-    """Centred offsets, none above the cap of their gallery: float32 [n]."""
+    """Centred `offsets`, none above the cap of `gallery`: float32 [n]."""
     capped = offsets if gallery is None else np.minimum(offsets, gallery.cap)
     return capped.astype(np.float32)
 

@@ -199,8 +199,17 @@ def share_figure(
     note: str = "",
     unknown: str = "",
 ) -> KeyFigure:
-    """The key figure of a share, 0 to 1. before: of the raw search; after: None where there is no correction. change:
-    where it is known how sure that is; it has no direction within chance. unknown: the note if it was not measured."""
+    """The key figure of a share, 0 to 1.
+
+    Args:
+        title: of the figure.
+        before: of the raw search; None where it was not measured.
+        after: of the corrected search; None where there is no correction.
+        more_is_better: says which direction is better.
+        change: the change with its interval, where it is known; within chance it has no direction.
+        note: beside the figure.
+        unknown: the note where it was not measured.
+    """
     if before is None:
         return KeyFigure(title, note=unknown)
     if after is None:
@@ -217,8 +226,15 @@ def share_figure(
 
 
 def sides_figure(title: str, sides: Sequence[Side | None], unknown: str) -> KeyFigure:
-    """The change of R@1 of parts of the queries; "?" of one that was not measured. What is none beyond chance has no
-    direction, and a harm weighs more than a gain."""
+    """The key figure of the change of R@1 of parts of the queries.
+
+    A change that is within chance has no direction, and a harm weighs more than a gain.
+
+    Args:
+        title: of the figure.
+        sides: of the parts; None, shown as "?", where a part was not measured.
+        unknown: the note where none was.
+    """
     measured = [side for side in sides if side is not None]
     if not measured:
         return KeyFigure(title, note=unknown)
@@ -238,8 +254,14 @@ def sides_figure(title: str, sides: Sequence[Side | None], unknown: str) -> KeyF
 def describe_changes(
     worst: float, now: float, queries: int, first: float | None, first_now: float | None, change: Figure | None = None
 ) -> str:
-    """In words: the share of queries that find the worst hub, and R@1 where it is known, before and now. change: of
-    R@1, whose interval is told."""
+    """Says in words how often the worst hub is found, and how R@1 changed where it is known.
+
+    Args:
+        worst, now: the share of queries that find the worst hub, before and now.
+        queries: how many there are.
+        first, first_now: R@1 before and now.
+        change: of R@1, whose interval is told.
+    """
     hits, hits_now = round(worst * queries), round(now * queries)
     verb = "falls" if hits_now < hits else "rises"
     went = f"stays at {hits:,}" if hits_now == hits else f"{verb} from {hits:,} to {hits_now:,}"
@@ -258,7 +280,8 @@ ROOMY, WIDEST = 130, 150
 
 
 def as_text(report: Report, width: int = WIDEST, verbose: bool = False) -> str:
-    """What `report` says, a line each, the verdict first; pictures are for pages. verbose: also how it was found."""
+    """`report` in lines of at most `width`, the verdict first; pictures are for pages. If `verbose`, also how it was
+    found."""
     return "\n".join(_lines(report, width, verbose))
 
 
@@ -308,8 +331,8 @@ PACKAGES = ("numpy", "torch", "faiss-cpu", "qdrant-client")
 
 
 def as_html(report: Report, facts: Mapping[str, str]) -> str:
-    """The page. facts: how it was made, beside those of the report. Raises InputError where Jinja2 or matplotlib is
-    missing."""
+    """The page of `report`. `facts` say how it was made, beside those of the report. Raises InputError where Jinja2 or
+    matplotlib is missing."""
     try:
         from jinja2 import Environment
 
@@ -334,8 +357,8 @@ def _versions() -> Iterator[str]:
 
 
 def write_file(path: str | os.PathLike[str], content: bytes) -> None:
-    """Writes a file that somebody has named, whole or not at all; where `path` is a link, the file that it leads to.
-    Raises InputError."""
+    """Writes `content` to a file that a user has named, whole or not at all; where `path` is a link, to the file that
+    it leads to. Raises InputError."""
     try:
         atomic.write(os.path.realpath(path), content)
     except OSError as error:

@@ -42,7 +42,14 @@ def svg(draw: Callable[[Axes], None]) -> str:
 
 
 def recall(axes: Axes, shares: Sequence[tuple[str, Figure]], unusable: set[str], best: str | None) -> None:
-    """R@1 of each method by its label; the first is the raw search. unusable: those that no search can use."""
+    """Draws R@1 of each method.
+
+    Args:
+        axes: drawn on.
+        shares: R@1 by label; the first is the raw search.
+        unusable: the labels of those that no search can use.
+        best: the label of the best.
+    """
     raw = shares[0]
     axes.figure.set_size_inches(5.2, 0.9 + 0.26 * len(shares))  # type: ignore[union-attr]
     for row, (label, share) in enumerate(shares[::-1]):
@@ -65,7 +72,14 @@ def recall(axes: Axes, shares: Sequence[tuple[str, Figure]], unusable: set[str],
 
 
 def occurrences(axes: Axes, parts: Mapping[str, Mapping[int, int]], even: float, k: int) -> None:
-    """How many targets have the k-occurrence N, by N, of the raw search first. even: N if all were found alike."""
+    """Draws how many targets have the k-occurrence N, by N.
+
+    Args:
+        axes: drawn on.
+        parts: the counts by label; the first are those of the raw search.
+        even: N if all targets were found alike.
+        k: of the k-occurrence.
+    """
     largest = max(max(part, default=0) for part in parts.values())
     width = 1 + largest // 40
     edges = np.arange(0, largest + width + 1, width) - 0.5
@@ -82,7 +96,7 @@ def occurrences(axes: Axes, parts: Mapping[str, Mapping[int, int]], even: float,
 
 
 def offsets(axes: Axes, edges: Sequence[float], counts: Sequence[int]) -> None:
-    """How many targets have which offset."""
+    """Draws on `axes` how many targets, `counts`, have offsets between two `edges`."""
     axes.stairs(counts, edges, color=AFTER, fill=True, alpha=0.6)
     axes.axvline(0, color=INK, linestyle=":", linewidth=1)
     axes.set_xlabel("offset: what is added to the similarity of a target")

@@ -127,8 +127,8 @@ class Directed(Vectors):
 
     @staticmethod
     def of(vectors: Vectors, metric: Metric, *, log: bool = False) -> Vectors:
-        """`vectors` without zero vectors where the metric is cosine, under which these can be compared with nothing.
-        log: write to the log how many there were."""
+        """`vectors` without zero vectors where the `metric` is cosine, which compares them with nothing. `log` writes
+        to the log how many there were."""
         if metric is not Metric.COSINE or isinstance(vectors, Directed):
             return vectors
         has_direction = np.concatenate([block.any(axis=1) for block in vectors.blocks()])
@@ -142,7 +142,7 @@ class Directed(Vectors):
 
     @staticmethod
     def load(bank: Vectors, metric: Metric) -> Vectors:
-        """`of` a bank, which is read once, into memory; the log has the number of zero vectors."""
+        """`of` a `bank` under `metric`, which is read once, into memory; the log has the number of zero vectors."""
         if metric is not Metric.COSINE or isinstance(bank, Directed):
             return bank
         return Directed.of(from_array(bank.array(), bank.name), metric, log=True)
@@ -184,7 +184,7 @@ def locate_rows(vectors: Vectors | None, rows: np.ndarray) -> np.ndarray:
 
 
 def prepare_blocks(vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
-    """Checked blocks of `vectors`, at unit length where the metric is cosine."""
+    """Checked blocks of `vectors`, at most `size` rows each, at unit length where the `metric` is cosine."""
     row = 0
     for block in vectors.blocks(size):
         yield _prepare(block, vectors.name, range(row, row + len(block)), metric)
@@ -192,20 +192,29 @@ def prepare_blocks(vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS) -> 
 
 
 def prepare(vectors: Vectors, metric: Metric) -> np.ndarray:
-    """All of a bank, checked and at unit length where the metric is cosine: float32 [m, d]."""
+    """All `vectors` of a bank, checked and at unit length where the `metric` is cosine: float32 [m, d]."""
     return np.concatenate(list(prepare_blocks(vectors, metric)))
 
 
 def draw_sample(vectors: Vectors, count: int, metric: Metric, rng: np.random.Generator) -> np.ndarray:
-    """At most `count` rows at random, in order, prepared, but for those without a direction where the metric asks for
-    one: float32 [min(count, n), d]."""
+    """Draws rows at random, in order, but for those without a direction where the metric needs it.
+
+    Args:
+        vectors: [n, d].
+        count: how many at most.
+        metric: says how they are prepared.
+        rng: draws.
+
+    Returns:
+        float32 [min(count, n), d].
+    """
     rows = vectors.select(np.sort(rng.permutation(vectors.rows)[:count]))
     return normalise(rows[rows.any(axis=1)], vectors.name) if metric is Metric.COSINE else rows
 
 
 def take_rows(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
-    """The vectors of `rows`, prepared: float32 [len(rows), d]. `rows` ascend; the others are not read where the source
-    can be read row by row."""
+    """The `vectors` of `rows`, prepared for `metric`: float32 [len(rows), d]. `rows` ascend; the others are not read
+    where the source can be read row by row."""
     return _prepare(vectors.select(rows), vectors.name, rows, metric)
 
 
@@ -214,11 +223,18 @@ def _prepare(block: np.ndarray, name: str, numbers: range | np.ndarray, metric: 
 
 
 def to_tempfile(blocks: Iterable[np.ndarray], name: str, expected: int = 0) -> Sliceable:
-    """Blocks that can be read only once, kept in a temporary file that is read as often as needed.
+    """Keeps blocks that can be read only once in a temporary file, which is read as often as needed.
 
     The file has no name and goes with the returned object, or with the process; memory holds one block whatever the
-    number of rows, of which about `expected` are. Raises InputError where there are no blocks, they differ in
-    dimensions, or the disk is full.
+    number of rows.
+
+    Args:
+        blocks: [b, d] each.
+        name: what errors call them.
+        expected: about how many rows there are.
+
+    Raises:
+        InputError: there are no blocks, they differ in dimensions, or the disk is full.
     """
     rows = dim = 0
     file = tempfile.TemporaryFile()  # noqa: SIM115 - closing it would flush again what a full disk has refused
@@ -239,7 +255,8 @@ def to_tempfile(blocks: Iterable[np.ndarray], name: str, expected: int = 0) -> S
 
 
 def cannot_keep(name: str, error: OSError, needed: int) -> InputError:
-    """What to raise where the disk does not take the `needed` bytes of a temporary file with what is in `name`."""
+    """The error to raise for the `error` of a disk that does not take the `needed` bytes of a temporary file with the
+    vectors `name`."""
     folder = tempfile.gettempdir()
     return InputError(
         f"{name}: cannot be kept in {folder!r}: {error.strerror or error}; at least {needed:,} bytes are needed and "
@@ -332,8 +349,11 @@ OffsetsLike: TypeAlias = SupportsArray | Sequence[Number]
 def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
     """`source` as checked `Vectors`; `name` is what errors call it ("query bank", "targets").
 
-    Raises InputError for what is empty, not a matrix, not numeric, an object array or pickle (never
-    unpickled), truncated, or of mixed dimensions. Values are checked as the blocks are read.
+    Values are checked as the blocks are read.
+
+    Raises:
+        InputError: it is empty, not a matrix, not numeric, an object array or pickle (never unpickled), truncated, or
+            of mixed dimensions.
     """
     if isinstance(source, Vectors):
         return source
@@ -433,7 +453,8 @@ def _require_plausible(name: str, path: Path, unpacked: int) -> None:
 
 
 def require_file(path: Path, name: str = "", expected: str = "a file") -> None:
-    """Raises InputError where there is no file `path`, or a folder in its place. name: what it would hold."""
+    """Raises InputError where there is no file `path`, or a folder in its place. The error says what was `expected`,
+    and that it would hold `name`."""
     begins = f"{name}: " if name else ""
     if path.is_dir():
         raise InputError(f"{begins}{str(path)!r} is a folder; expected {expected}")
@@ -474,7 +495,8 @@ def _from_npy(name: str, path: Path, part: str | None) -> Vectors:
 
 
 def open_npy(path: Path, name: str) -> np.ndarray:
-    """The array in the .npy file `path`, mapped; raises InputError where it is none, or one of pickled objects."""
+    """The array in the .npy file `path`, mapped; raises InputError, which calls it `name`, where it is none, or one of
+    pickled objects."""
     require_file(path, name)
     try:
         with path.open("rb") as file:
