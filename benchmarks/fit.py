@@ -8,9 +8,9 @@
 Each contender runs in a process of its own, in turns with the product. Other work on the machine makes either slower
 and never faster, so a ratio is the fastest turn of the contender over the fastest of the product. On one thread it is
 processor time that counts. Results that must agree are compared before anything is printed. Results are kept in
-benchmarks/results/fit, a file for each family of processors, and docs/speed.md has the table of all of them. "before"
-are those of the code that had a path of its own for each method (0.2.0 until commit f987aa5). Peers that are not
-installed are named, and left out: `make bench` installs them. `million` are 1,000,000 targets in a mapped file.
+benchmarks/results/fit, a file for each family of processors, and docs/measurements/methods.md has the table of all of
+them. "before" are those of the code that had a path of its own for each method (0.2.0 until commit f987aa5). Peers that
+are not installed are named, and left out: `make bench` installs them. `million` are 1,000,000 targets in a mapped file.
 
 --check runs a few contenders on small random operands and fails where a ratio is more than twice the stored one of the
 same family of processors: what it catches is a pass too many, not a noisy machine.
@@ -277,7 +277,7 @@ def save(found: dict[str, Any]) -> None:
 
 
 def write_page() -> None:
-    """The table of docs/speed.md, columns for each family of processors."""
+    """The table of docs/measurements/methods.md, columns for each family of processors."""
     families = [json.loads(path.read_text()) for path in sorted((RESULTS / "fit").glob("*.json"))]
     runs = {f"{each['family']}, {name}": run for each in families for name, run in sorted(each["runs"].items())}
     before = {f"{each['family']}, before": each["before"] for each in families if each.get("before")}
@@ -292,7 +292,7 @@ def write_page() -> None:
             lines.append([name, *cells, memory, differs])
     about = "".join(f"- {name}: {run['about']}\n" for name, run in runs.items())
     table = markdown(["work", *runs, *before, "MiB", "differs by"], lines)
-    write_table(ROOT / "docs" / "speed.md", "fit", f"{about}\n{table}")
+    write_table(ROOT / "docs" / "measurements" / "methods.md", "fit", f"{about}\n{table}")
 
 
 def check() -> None:

@@ -1,6 +1,6 @@
 """How memory grows with the gallery: `python -m benchmarks.growth`.
 
-A process corrects a gallery of which it never holds more than a block. Writes a table of docs/speed.md.
+A process corrects a gallery of which it never holds more than a block. Writes a table of docs/measurements/methods.md.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
         lines.append([f"{n:,}", f"{taken:,}", f"{4 * n >> 20:,}"])
     table = markdown(["targets", "MiB", "of which the offsets"], lines)
     print(table + f"\n{machine(1)}")
-    write_table(ROOT / "docs" / "speed.md", "memory", table)
+    write_table(ROOT / "docs" / "measurements" / "methods.md", "memory", table)
 
 
 if __name__ == "__main__":

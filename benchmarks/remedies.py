@@ -6,7 +6,7 @@
 Settings are those of benchmarks/bank_settings.py, as far as their data are there. Of each remedy: the mean change of
 R@1 over the raw search in points, with the half width of a 95 % interval over tests, and the worst test, by side (of a
 log what was asked before, and what was not; clean banks); the mean change of R@10;
-and what it needs. `--write` puts the table into docs/comparison.md, or benchmarks/results/keywords.md.
+and what it needs. `--write` puts the table into docs/measurements/methods.md, or benchmarks/results/keywords.md.
 Most of these settings are vectors alone. Keyword search (BM25) and hybrids of it are tried on the one whose texts can
 be had, examples/data: reciprocal rank fusion of the first 100 of both, 1 / (k + place) with k = 60, and with k = 2 as
 Qdrant has it.
@@ -272,7 +272,7 @@ def main() -> None:
     text = table(gains)
     print(text + f"\n{machine(1)}")
     if given.write:
-        write_table(ROOT / "docs" / "comparison.md", "remedies", text)
+        write_table(ROOT / "docs" / "measurements" / "methods.md", "remedies", text)
 
 
 if __name__ == "__main__":

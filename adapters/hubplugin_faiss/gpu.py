@@ -26,7 +26,7 @@ def for_gpu(index: faiss.Index) -> faiss.Index:
     index to inspect, refresh or downgrade it. For a moment it takes three times the memory of the index.
 
     Args:
-        index: an upgraded index of a type that Faiss has on GPUs, which docs/faiss.md lists. It is not changed.
+        index: an upgraded index of a type that Faiss has on GPUs, which docs/faiss-types.md lists. It is not changed.
 
     Returns:
         The copy, in memory of the CPU.
@@ -134,4 +134,4 @@ def _require_there(part: faiss.IndexIVF) -> None:
 
 
 def _missing(part: faiss.Index) -> StoreError:
-    return StoreError(f"Faiss has no {name_of(part)} like this on GPUs; docs/faiss.md lists what it has there")
+    return StoreError(f"Faiss has no {name_of(part)} like this on GPUs; docs/faiss-types.md lists what it has there")

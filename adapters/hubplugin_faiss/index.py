@@ -37,8 +37,8 @@ def upgrade(
     Faiss is neutral under inner product and has the largest offset under L2: use `add`.
 
     With a model, an approximate index is searched with queries of its bank before and after. If recall falls by more
-    than 0.01, a warning says by how much; if it falls by more than docs/faiss.md promises for the type, the upgrade is
-    refused. Recall is measured over what the index reconstructs, without what its codes lose of a vector.
+    than 0.01, a warning says by how much; if it falls by more than docs/faiss-types.md promises for the type, the
+    upgrade is refused. Recall is measured over what the index reconstructs, without what its codes lose of a vector.
 
     A model with a query map puts that before the index, as one more transform: searches map their queries, in plain
     Faiss, too. Plain `add` would map what it adds, and `reconstruct` would turn it back as if it were a rotation: use

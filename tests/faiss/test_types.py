@@ -474,7 +474,7 @@ def test_range_search_of_two_stages_returns_all_within_an_unmultiplied_radius(me
         within = scores[query] > radius if metric == IP else scores[query] < radius
         assert set(labels[query][within]) == set(found[limits[query] : limits[query + 1]])
     if metric == IP:
-        assert np.diff(upgraded.range_search(case.queries, radius)[0]).sum() < limits[-1]  # else docs/faiss.md can go
+        assert np.diff(upgraded.range_search(case.queries, radius)[0]).sum() < limits[-1]  # see docs/faiss-types.md
 
 
 @kinds("Flat", "IDMap2,Flat", "IVF8,Flat", "HNSW16,Flat", "SQ8")
