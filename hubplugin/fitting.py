@@ -40,9 +40,8 @@ def fit(
             yet.
         bank: the example queries [m, d], likewise, or a `hubplugin.Bank`: texts, or queries and what is known of their
             answers. dualis needs vectors of answers, blend and dbsn use them.
-        method: blend | is | sn | dbsn | dualis | nnn | csls | dn; `hubplugin.methods.METHODS` has each one's equation,
-            parameters and defaults, which are given here as `parameters`. The default, blend, is made for banks of any
-            kind and size; `hubplugin.evaluate` compares the methods.
+        method: blend | is | sn | dbsn | dualis | nnn | csls | dn; `hubplugin.methods.METHODS` has the equation of each.
+            The default, blend, is made for banks of any kind and size; `hubplugin.evaluate` compares the methods.
         metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
         compute: device, memory, progress and precision, see `hubplugin.Compute`.
         learn: learn a map of the query, too, from a bank whose answers are known: at least 50 different pairs. Search
@@ -53,6 +52,7 @@ def fit(
             model is fitted on a sample of 200,000 targets. targets are files (a list, or a pattern such as
             "parts/*.npy"), or a store that workers can open.
         shards: into how many parts one file, or a store, is divided; by default one for 250,000 rows.
+        **parameters: those of the method; `hubplugin.methods.METHODS` has their meaning and defaults.
 
     Returns:
         The model, whose `offsets` are those of any targets.
@@ -100,8 +100,8 @@ def _tell_of_zeros(fit_input: FitInput) -> None:
 
 
 def require_executor(executor: object, shards: int | None) -> bool:
-    """Whether there is an executor; raises InputError for shards without one, and for a pool that forks: a child of a
-    process that has used torch waits for threads that it does not have."""
+    """Whether there is an `executor`; raises InputError for `shards` without one, and for a pool that forks: a child of
+    a process that has used torch waits for threads that it does not have."""
     if executor is None and shards is not None:
         raise InputError(Parameter("shards"), " are for workers: pass ", Parameter("executor"), ", too")
     context = getattr(executor, "_mp_context", None)  # of a ProcessPoolExecutor, which has no public name for it

@@ -128,16 +128,23 @@ def judge(
     seed: int = 0,
     **parameters: Setting,
 ) -> Trial:
-    """What a correction would change on held-out bank queries, and what speaks against it; arguments as in `fit`.
+    """Tries a correction on held-out bank queries: what it would change, and what speaks against it.
 
-    `Trial.require_passed` raises CorrectionRefused where there is an objection, as `hubplugin.apply` does. Raises
-    InputError for anything that cannot be used. There is an objection
+    `Trial.require_passed` raises CorrectionRefused where there is an objection, as `hubplugin.apply` does. There is one
 
     - if the bank is of the wrong kind, see `BankProfile`;
     - with known answers, if R@1 of held-out queries falls beyond chance, or, with 200 of them, neither it nor the mean
-      rank of their targets gets better; of a log, also if R@1 of other wordings of what it asked for falls;
+      rank of their targets gets better;
+    - with a log, also if R@1 of other wordings of what it asked for falls;
     - with another method than `blend`, if the bank is small, if it looks like a log and the method keeps its answers,
       or, without known answers, if hubness does not fall.
+
+    Args:
+        targets, bank, method, metric, compute, **parameters: as in `hubplugin.fit`.
+        seed: of what is drawn.
+
+    Raises:
+        InputError: for anything that cannot be used.
     """
     if seed < 0:
         raise InputError(Parameter("seed", seed), ": expected 0 or more")
@@ -155,7 +162,8 @@ def require_kind(bank: PreparedBank) -> BankProfile:
 
 
 def profile_of(bank: PreparedBank, seed: int = 0) -> BankProfile:
-    """What kind of bank it is. Pairs and clicks tell what each query asks for, so documents may ask by them."""
+    """What kind of bank `bank` is, by samples drawn with `seed`. Pairs and clicks tell what each query asks for, so
+    documents may ask by them."""
     require_enough(len(bank.distinct))
     rows, sample = np.random.default_rng(seed).permutation(bank.distinct)[: 2 * fit_rows(bank)], sample_of(bank, seed)
     known = bank.known_answers is not None
@@ -163,7 +171,8 @@ def profile_of(bank: PreparedBank, seed: int = 0) -> BankProfile:
 
 
 def check(bank: PreparedBank, method: Method, bank_profile: BankProfile, learned: Configuration = None) -> Trial:
-    """`judge_by`; raises CorrectionRefused where there is an objection. seen: by `require_kind`."""
+    """Tries a correction as `judge_by` does, of a `bank` with its `bank_profile`, `method` and `learned`; raises
+    CorrectionRefused where there is an objection."""
     return judge_by(bank, method, 0, bank_profile, learned).require_passed()
 
 
@@ -174,7 +183,15 @@ def judge_by(
     bank_profile: BankProfile | None = None,
     learned: Configuration = None,
 ) -> Trial:
-    """`judge`, of a bank whose `bank_profile` may be known. learned: what is tried in the place of `method` alone."""
+    """Tries a correction as `judge` does.
+
+    Args:
+        bank: with its gallery.
+        method: the method that is tried.
+        seed: of what is drawn.
+        bank_profile: of the bank, where it is known.
+        learned: is tried in the place of the method alone.
+    """
     # Without answers nothing but its kind speaks against a bank for the default.
     count = FEWER if bank.known_answers is None and isinstance(method, Blend) else FOLDS
     configuration = learned or method
@@ -191,8 +208,11 @@ def judge_by(
 
 
 def try_paraphrases(bank: PreparedBank, tried: Configuration, seed: int = 0) -> Side | None:
-    """R@1 of held-out wordings of targets that the log asks for in others, too; None of a log that has few of them.
-    tried: a method is resolved on the whole bank and gallery."""
+    """R@1 of held-out wordings of targets that the log `bank` asks for in others, too, under no correction and under
+    `tried`; None of a log that has few of them.
+
+    `seed` is that of the folds; a method is resolved on the whole bank and gallery before.
+    """
     if len(bank.distinct) < FEW:
         return None
     folds = paraphrase_folds(bank, seed)
@@ -225,7 +245,8 @@ def objections_to_recall(trial: Trial) -> list[str]:
 
 
 def objections_to_method(method: Method, trial: Trial) -> list[str]:
-    """Of other methods than the default, which is made for banks of any size, with or without answers."""
+    """Objections to a `method` other than the default by its `trial`. The default is made for banks of any size, with
+    or without answers."""
     bank, objections = trial.bank, _objections_to_size(method, trial.bank.distinct, trial.right is not None)
     if isinstance(method, Blend):
         return []
@@ -262,7 +283,7 @@ def small_bank(distinct: int) -> list[str]:
 
 
 def require_size(bank: PreparedBank, method: Method) -> None:
-    """Raises CorrectionRefused for a bank that is too small, which is seen without the gallery."""
+    """Raises CorrectionRefused for a `bank` that is too small for `method`, which is seen without the gallery."""
     distinct = len(bank.distinct)
     try:
         require_enough(distinct)
@@ -273,7 +294,8 @@ def require_size(bank: PreparedBank, method: Method) -> None:
 
 
 def require_displacement(model: OffsetModel, bank: PreparedBank) -> None:
-    """Raises CorrectionRefused if the offsets reach too far to be found among the candidates of a search."""
+    """Raises CorrectionRefused if the offsets of `model` reach too far to be found among the candidates of a search, by
+    the queries of `bank`."""
     queries = as_vectors(bank.query_bank, "query bank")
     share = displacement(model, queries, bank.require_targets(model.method), bank.compute)
     if share > FARTHEST:

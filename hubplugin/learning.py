@@ -117,7 +117,7 @@ class MapFit:
         return queries if self.whitening is None else queries @ self.whitening.T
 
     def compose_map(self, w: np.ndarray, pairs: int) -> QueryMap | None:
-        """(I + s W) Z, with Z the whitening; None for I."""
+        """(I + s W) Z, with W = `w` [d, d] of `pairs` pairs and Z the whitening; None for I."""
         if not self.strength and self.whitening is None:
             return None
         eye = np.eye(len(w), dtype=np.float32)
@@ -126,7 +126,7 @@ class MapFit:
         return QueryMap(step, self.strength, pairs, self.whitening is not None)
 
     def learn(self, queries: np.ndarray, answer: np.ndarray, targets: np.ndarray) -> QueryMap | None:
-        """The map that pairs teach, see `solve_map`."""
+        """The map that pairs teach, from `queries`, `answer` and `targets` as in `solve_map`."""
         if not self.strength:
             return self.compose_map(np.zeros((queries.shape[1],) * 2, np.float32), len(queries))
         return self.compose_map(solve_map(self.whiten(queries), answer, targets, self.tau), len(queries))
@@ -137,7 +137,8 @@ class MapFit:
         return self.method.model_copy(update={"strength": self.share * float(str(self.method.parameters["strength"]))})
 
     def fit(self, fit_input: FitInput, query_map: QueryMap | None) -> OffsetModel:
-        """The method fitted on the mapped bank. The model holds the bank as it was before the map."""
+        """The method fitted on the bank of `fit_input` behind `query_map`. The model holds the bank as it was before
+        the map."""
         if query_map is None:
             return self.offsets.fit(fit_input)
         mapped = query_map.of_bank(fit_input.query_bank)
@@ -291,12 +292,19 @@ def draw_sides(
 
 
 def choose(sides: list[np.ndarray], tau: float, errors: float) -> tuple[int, int, int]:
-    """Base, strength and share, by their numbers, from the margins [bases, strengths, shares, probes] of each side.
+    """Chooses base, strength and share of a map.
 
-    Base and strength are the last whose soft R@1, with all of the offsets, is ahead of that of the first base without a
-    map by so many standard `errors` on every side, or behind by no more than that where it is a negative number. Of
-    what is asked again the folds of a log with one wording a target see nothing, and there the strongest map gains
-    most. Less of the offsets, beside a map, must be ahead of that by `ERRORS`.
+    Base and strength are the last whose soft R@1, with all of the offsets, is ahead of the first base without a map on
+    every side. The folds of a log with one wording a target say nothing of queries that are asked again, and there the
+    strongest map gains most. Less of the offsets, beside a map, must be ahead of all of them by `ERRORS`.
+
+    Args:
+        sides: the margins of each side [bases, strengths, shares, probes].
+        tau: the temperature of the margins.
+        errors: by how many standard errors they must be ahead; if it is negative, they may be behind by so many.
+
+    Returns:
+        Their numbers.
     """
     soft = [soft_recall(margins, tau) for margins in sides]
 
@@ -314,13 +322,14 @@ def choose(sides: list[np.ndarray], tau: float, errors: float) -> tuple[int, int
 
 
 def soft_recall(margins: np.ndarray, tau: float) -> np.ndarray:
-    """To which degree probes count as right."""
+    """To which degree probes with these `margins` count as right, by a sigmoid of width `SOFTNESS` times `tau`: from 0
+    to 1."""
     right: np.ndarray = 1 / (1 + np.exp(np.clip(-margins / (SOFTNESS * tau), -30, 30)))
     return right
 
 
 def is_ahead(gains: np.ndarray, errors: float) -> bool:
-    """Whether the mean of `gains` [p] is not below so many standard errors of it; equal ones are not ahead."""
+    """Whether the mean of `gains` [p] is at least `errors` standard errors of it; equal ones are not ahead."""
     return bool(gains.mean() >= errors * gains.std() / len(gains) ** 0.5) and (errors < 0 or bool(gains.any()))
 
 
@@ -329,8 +338,9 @@ def solve_map(queries: np.ndarray, answer: np.ndarray, targets: np.ndarray, tau:
 
         p = softmax(Q T' / tau),  R = T[answer] - p T,  W = R' Q (Q' Q + r I)^-1,  r the mean eigenvalue of Q' Q
 
-    T are the targets [c, d] that were asked for, and no others: with the whole gallery, what nobody asked for would
-    only ever be pushed away. Float32 products, a float64 solution.
+    Q are the queries, `answer` [m] the row of each one's answer in T, at the temperature `tau`. T are the `targets` [c,
+    d] that were asked for, and no others: with the whole gallery, what nobody asked for would only ever be pushed away.
+    Float32 products, a float64 solution.
     """
     residual = np.empty_like(queries)
     size = max(PRODUCTS // len(targets), 1)
@@ -351,7 +361,7 @@ def compute_whitening(bank: np.ndarray, gallery: Vectors, metric: Metric) -> np.
 
         Z = t (k t I + (1 - k) C)^-1,  C the covariance of `bank` [m, d] and `gallery`, each about its own mean
 
-    t is the mean of the diagonal of C, and k is `KEPT`.
+    t is the mean of the diagonal of C, and k is `KEPT`. The gallery is prepared for `metric`.
     """
     dim, count, total = bank.shape[1], 0, np.zeros(bank.shape[1])
     products = np.zeros((dim, dim))
@@ -368,10 +378,8 @@ def compute_whitening(bank: np.ndarray, gallery: Vectors, metric: Metric) -> np.
 
 
 def require_learnable(learn: bool, method: str, metric: Metric | str, targets: object, **others: object) -> None:
-    """Raises InputError for settings of a fit under which a map was not measured, or would not be applied.
-
-    others: parameters of a fit that must not be set.
-    """
+    """Raises InputError for `learn`, `method`, `metric` and `targets` of a fit under which a map was not measured, or
+    would not be applied, and for `others` that are set."""
     if learn is not True:
         raise InputError(Parameter("learn", learn), ": expected True or False")
     if method != "blend":

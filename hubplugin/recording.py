@@ -111,9 +111,10 @@ def folder_within(folder: str | os.PathLike[str], *names: str) -> Path:
 
 
 def read(folder: str | os.PathLike[str], dim: int | None = None, since: float | None = None) -> Recorded | None:
-    """Reads what was recorded in `folder`, by whichever processes, as one uniform sample; None if that is nothing.
+    """Reads what was recorded in a folder, by whichever processes, as one uniform sample; None if that is nothing.
 
     Args:
+        folder: the folder of a `Recorder`.
         dim: leaves out queries of other dimensions, which an earlier model has embedded. By default the dimension that
             was asked last is read.
         since: leaves out what was not asked after that moment (Unix seconds).

@@ -54,19 +54,27 @@ class Fold:
 
 
 def make_folds(rows: np.ndarray, fold_of: np.ndarray, limit: int | None = None) -> list[Fold]:
-    """Of the bank queries `rows` [m], each of which is held out in the fold `fold_of` [m]; -1: in none. Of all of them
-    at most so many are tried, by default `HELD_OUT`."""
+    """The folds of the bank queries `rows` [m], each of which is held out in the fold `fold_of` [m]; -1: in none. Of
+    all of them at most `limit` are tried, by default `HELD_OUT`."""
     count = int(fold_of.max()) + 1
     size = (limit or HELD_OUT) // max(count, 1)
     return [Fold(np.sort(rows[fold_of != fold]), rows[fold_of == fold][:size]) for fold in range(count)]
 
 
 def folds_of(bank: PreparedBank, seed: int = 0, count: int = FOLDS, may_test: np.ndarray | None = None) -> list[Fold]:
-    """By default all wordings of a target are held out together: they would give it away to each other. tried: whether
-    each query of known answer may be held out, bool [m]; then each for itself, and what it asks for stays asked for.
+    """Divides the distinct queries of a bank into folds: of equal ones there is one, or the others would try a fit that
+    saw it.
 
-    Of equal queries there is one, or the others would try a fit that saw it. Raises InputError where none can be held
-    out.
+    Args:
+        bank: its known answers decide which queries are held out together.
+        seed: of the order.
+        count: of the folds.
+        may_test: whether each query of known answer may be held out, bool [m]; then each for itself, and what it asks
+            for stays asked for. By default all wordings of a target are held out together: they would give it away to
+            each other.
+
+    Raises:
+        InputError: no query can be held out.
     """
     require_enough(len(bank.distinct))
     rng, answers = np.random.default_rng(seed), bank.known_answers
@@ -82,9 +90,11 @@ def folds_of(bank: PreparedBank, seed: int = 0, count: int = FOLDS, may_test: np
 
 
 def paraphrase_folds(bank: PreparedBank, seed: int = 0) -> list[Fold]:
-    """Folds of a bank with known answers that hold out single wordings of targets that are asked for in others, too.
+    """Folds of a `bank` with known answers, drawn with `seed`, that hold out single wordings of targets that are asked
+    for in others, too.
 
-    They are made of as many queries as one fit has, or a fold might not see the other wordings."""
+    They are made of as many queries as one fit has, or a fold might not see the other wordings.
+    """
     rows = _by_target(bank, np.random.default_rng(seed))[0][: fit_rows(bank)]
     assert bank.known_answers is not None
     return make_folds(rows, folds_within(bank.known_answers[rows], FOLDS))
@@ -103,8 +113,8 @@ def _by_target(bank: PreparedBank, rng: np.random.Generator) -> tuple[np.ndarray
 
 
 def folds_within(answer: np.ndarray, count: int) -> np.ndarray:
-    """The fold of each query, of those whose answer [m] is that of others too; -1 for others and where it is -1. The
-    wordings of one target are spread over the folds, so that each fold leaves some of them."""
+    """The fold of each query, one of `count`: -1 where no other query has the same `answer` [m], or the answer is -1.
+    The wordings of one target are spread over the folds, so that each fold leaves some of them."""
     order = np.argsort(answer, kind="stable")
     _, first, group, times = np.unique(answer[order], return_index=True, return_inverse=True, return_counts=True)
     group = group.reshape(-1)
@@ -130,7 +140,7 @@ def fit_rows(bank: FitInput) -> int:
 
 
 def sample_of(bank: PreparedBank, seed: int = 0) -> np.ndarray:
-    """Targets of the gallery [n, d], drawn at random."""
+    """Targets of the gallery of `bank` [n, d], drawn at random with `seed`."""
     gallery = bank.targets or bank.require_targets("blend")  # of which the sample alone is read
     if gallery.rows < 2:
         raise InputError(f"{gallery.name} has one row; hubness needs at least 2 targets")
@@ -138,7 +148,8 @@ def sample_of(bank: PreparedBank, seed: int = 0) -> np.ndarray:
 
 
 def answers_of(bank: PreparedBank, numbers: np.ndarray) -> np.ndarray:
-    """The targets that `PreparedBank.known_answers` numbers so: rows of the target bank or of the gallery, [p, d]."""
+    """The targets of `bank` that `PreparedBank.known_answers` calls `numbers` [p]: rows of the target bank or of the
+    gallery, [p, d]."""
     if bank.pairs is not None:
         gold: np.ndarray = bank.require_target_bank("blend")[numbers]
         return gold
@@ -230,7 +241,8 @@ class Margins:
         return Margins(self.targets, self.gap, *(None if array is None else array[numbers] for array in arrays))  # type: ignore[arg-type]
 
     def noise(self, before: int, after: int) -> float:
-        """The standard error of the change of the skewness: a bootstrap of the queries, which are the same ones."""
+        """The standard error of the change of the skewness from configuration `before` to `after`: a bootstrap of the
+        queries, which are the same ones."""
         rng, count, changes = np.random.default_rng(0), self.hits.shape[1], list[float]()
         for _ in range(RESAMPLES):
             rows = rng.integers(0, count, count)
@@ -242,8 +254,16 @@ class Margins:
 def cross_validate(
     configurations: Sequence[Configuration], bank: PreparedBank, folds: Sequence[Fold], seed: int = 0
 ) -> Margins:
-    """Each configuration on each fold: fitted on what is left, tried on what is held out. The folds are the outer loop,
-    so that each is multiplied once."""
+    """Fits each configuration on what each fold leaves, and tries it on what the fold holds out.
+
+    The folds are the outer loop, so that each is multiplied once.
+
+    Args:
+        configurations: None is no correction.
+        bank: the bank, with its gallery.
+        folds: of the bank.
+        seed: of the sample of the gallery.
+    """
     sample, total = sample_of(bank, seed), len(folds) * len(configurations)
     n, gaps = len(sample), list[float]()
     parts: list[list[tuple[np.ndarray, ...]]] = []
@@ -301,8 +321,8 @@ class Figures:
 
     @classmethod
     def of(cls, parts: Sequence[Margins], number: int, configuration: Method | OffsetModel | None) -> Figures:
-        """Configuration `number` of one gallery, against number 0; or of several, whose queries count together, and
-        their hubness on average, by the number of targets."""
+        """The figures of `configuration`, number `number` in the margins of `parts`, against number 0: of one gallery,
+        or of several, whose queries count together, and their hubness on average, by the number of targets."""
         occurrences = [k_occurrence(part.hits[number], part.targets) for part in parts]
         costs, sizes = np.concatenate([part.costs[number] for part in parts]), [part.targets for part in parts]
         gap = np.average([part.gap for part in parts], weights=[part.costs.shape[1] for part in parts])
@@ -357,7 +377,8 @@ class Figures:
 
 
 def change_of(parts: Sequence[Margins], first: int, second: int, what: str = "queries") -> Side | None:
-    """R@1 under one configuration and another, of galleries together; None where no answers are known."""
+    """R@1 under the configurations number `first` and `second` of all `parts` together, for queries called `what`; None
+    where no answers are known."""
     measured = [part.right for part in parts if part.right is not None]
     if not measured:
         return None

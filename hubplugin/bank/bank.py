@@ -70,7 +70,7 @@ class Bank:
 
     @classmethod
     def of(cls, bank: BankLike, name: str = "query bank") -> Bank:
-        """`bank`, or a bank of these queries."""
+        """`bank` itself if it is a `Bank`, or a bank of these queries, which errors call `name`."""
         return bank if isinstance(bank, Bank) else cls(bank, name=name)
 
     @cached_property
@@ -149,7 +149,8 @@ class Bank:
         return None
 
     def vectors(self, gallery: object = None, progress: Progress | None = None) -> Vectors:
-        """The queries [m, d]. gallery: what they ask, whose dimensions they must have where it tells them."""
+        """The queries [m, d], whose dimensions must be those of `gallery`, where it is a store that tells them;
+        embedding tells `progress`."""
         dim, name = getattr(gallery, "dim", None), getattr(gallery, "url", "targets")
         if self.texts is None or self.embed is None:
             vectors = self._vectors
@@ -163,12 +164,13 @@ class Bank:
         return vectors
 
     def read(self, metric: Metric | str, compute: Compute, targets: VectorLike | None = None) -> FitInput:
-        """The vectors, checked, and `targets` where a fit needs them."""
+        """The vectors, checked under `metric` and `compute`, and `targets` where a fit needs them."""
         queries = self.vectors(progress=compute.progress)
         return FitInput.read(queries, targets, self.target_bank, Metric.parse(metric), compute)
 
     def prepare(self, metric: Metric | str, compute: Compute, gallery: object = None) -> PreparedBank:
-        """This bank as corrections are tried and fitted on it; raises InputError where it cannot be used."""
+        """This bank as corrections are tried and fitted on it, under `metric` and `compute`; raises InputError where it
+        cannot be used. `gallery` is as in `vectors`."""
         metric, vectors, target_bank = Metric.parse(metric), self.vectors(gallery, compute.progress), self.target_bank
         queries, answers = Directed.load(vectors, metric), None
         if target_bank is not None:
@@ -243,9 +245,9 @@ class PreparedBank(FitInput):
     clicks: np.ndarray | None = None
 
     def against(self, targets: VectorLike, ids: Mapping[int | str, int] | None = None) -> PreparedBank:
-        """This bank with a gallery; raises InputError where it has other dimensions, or lacks what was clicked.
+        """This bank with the gallery `targets`; `ids` gives the row of each id, where a store was read.
 
-        ids: the rows of what was clicked, by its id, where `targets` were read from a store.
+        Raises InputError where the gallery has other dimensions, or lacks what was clicked.
         """
         if self.clicks is None:
             return super().against(targets)
@@ -260,7 +262,7 @@ class PreparedBank(FitInput):
         return replace(prepared, targets=prepared.gallery, clicks=locate_rows(prepared.gallery, clicks))
 
     def among(self, members: Vectors, numbers: np.ndarray) -> PreparedBank:
-        """This bank with a part of its gallery: the rows `numbers`, which ascend."""
+        """This bank with a part of its gallery: `members`, which are the rows `numbers`, ascending."""
         clicks, gallery = self.clicked_rows, super().against(members).gallery
         if clicks is not None:
             place = np.minimum(np.searchsorted(numbers, clicks), len(numbers) - 1)
@@ -298,8 +300,8 @@ def _rows_of(clicks: np.ndarray, count: int, ids: Mapping[int | str, int] | None
 
 
 def places(ids: Sequence[int | str], first: int, clicked: Container[int | str]) -> dict[int | str, int]:
-    """The rows of those of `ids` that are wanted, of which the first is in row `first`. Clicks have digits as a number,
-    a store of texts has them as a text."""
+    """The rows of the `ids` that were `clicked`; the `first` row is that of the first id. Clicks have digits as a
+    number, a store of texts has them as a text."""
     rows = {id: first + row for row, id in enumerate(ids) if id in clicked}
     digits = ((int(id), row) for row, id in enumerate(ids) if isinstance(id, str) and is_number(id))
     return rows | {id: first + row for id, row in digits if id in clicked}

@@ -96,10 +96,20 @@ def embed_texts(
     progress: Progress | None = None,
     dim: int | None = None,
 ) -> np.ndarray:
-    """The vectors of `texts`: float32 [len(texts), d]. A text that stands there twice is embedded once.
+    """Embeds texts. A text that stands there twice is embedded once.
 
-    dim: how many dimensions the gallery has; a model of others is refused after its first batch.
-    Raises InputError for a model that cannot be had, and for what it returns if that is no matrix of so many rows.
+    Args:
+        texts: the texts.
+        embed: a function, or the name of a model.
+        name: what errors call the texts.
+        progress: is told.
+        dim: how many dimensions the gallery has; a model of others is refused after its first batch.
+
+    Returns:
+        float32 [len(texts), d].
+
+    Raises:
+        InputError: the model cannot be had, or returns no matrix of so many rows.
     """
     embedder = embedder_of(embed) if isinstance(embed, str) else embed
     row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}

@@ -189,8 +189,16 @@ class BankProfile:
 def profile(
     fit_input: FitInput, queries: np.ndarray, targets: np.ndarray, known: bool, answered: bool, seed: int
 ) -> BankProfile:
-    """Of the bank of `fit_input`, seen on samples: `queries` [m, d], all distinct, and `targets` [n, d] of its gallery.
-    answered: whether clicks or pairs say that the answers are in the gallery."""
+    """The profile of a bank, seen on samples.
+
+    Args:
+        fit_input: the bank and its gallery.
+        queries: of the bank, all distinct [m, d].
+        targets: of the gallery [n, d].
+        known: answers are known.
+        answered: clicks or pairs say that the answers are in the gallery.
+        seed: of what is drawn.
+    """
     distinct, metric, compute = len(fit_input.distinct), fit_input.metric, fit_input.compute
     if min(len(queries), len(targets)) < FEWEST:
         return BankProfile(distinct, known=known, told=False)
@@ -237,8 +245,11 @@ def _spacing(fit_input: FitInput) -> float:
 
 
 def own_share(first: np.ndarray, second: np.ndarray, compute: Compute, rng: np.random.Generator) -> float:
-    """Share of the nearest neighbours that come from the own set, of `first` and `second` in equal shares: 0.5 if they
-    are one set, 1 if they lie apart (Schilling 1986). Small sets are drawn again, which lessens the error."""
+    """Share of the nearest neighbours that come from the same set, of `first` and `second` in equal shares: 0.5 if they
+    are one set, 1 if they lie apart (Schilling 1986).
+
+    `rng` draws small sets again, which lessens the error; `compute` multiplies.
+    """
     size = min(len(first), len(second), SEEN // 2)
     shares = []
     for _ in range(min(8, SEEN // (2 * size))):
@@ -261,8 +272,8 @@ def _neighbours(vectors: np.ndarray, compute: Compute) -> np.ndarray:
 
 
 def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> float:
-    """Share of the queries [m, d] that lie beyond their nearest targets [n, d], in the direction from the targets to
-    their nearest queries.
+    """Share of `queries` [m, d] that lie beyond their nearest `targets` [n, d], in the direction from the targets to
+    their nearest queries; `compute` multiplies.
 
     What all queries have and no target has, such as their form or their language, leads to the same side from both
     ends. Subjects do not: from documents about one to the nearest about another is the way back from these.
@@ -278,9 +289,18 @@ def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> flo
 def typical_similarity(
     queries: np.ndarray, targets: np.ndarray, metric: Metric, compute: Compute, rng: np.random.Generator
 ) -> float:
-    """How near the nearest targets [n, d] of the queries [m, d] lie: from 0, as near as those of random directions, to
-    1, as near as the targets lie to each other. Both sides are taken about their means, and copies are left out. 1
-    where nothing can be told: where the targets lie no nearer to each other, or chance comes near in few dimensions."""
+    """How near the nearest targets of queries lie: from 0, as near as those of random directions, to 1, as near as the
+    targets lie to each other.
+
+    Both sides are taken about their means, and copies are left out. 1 where nothing can be told: where the targets lie
+    no nearer to each other, or chance comes near in few dimensions.
+
+    Args:
+        queries, targets: [m, d] and [n, d].
+        metric: the similarity.
+        compute: multiplies.
+        rng: draws the random directions.
+    """
     sides = (_unit(part, metric) for part in (queries, targets))
     queries_about_mean, gallery = (_unit(side - side.mean(axis=0), Metric.COSINE)[: SEEN // 2] for side in sides)
     random = _unit(rng.normal(size=(SEEN // 2, queries.shape[1])).astype(np.float32), Metric.COSINE)
@@ -346,7 +366,8 @@ banks of text and code, text and image, two languages and query logs it is at mo
 
 
 def displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: Compute) -> float:
-    """The share of the gallery that is nearer to a bank query than its corrected nearest target, on average."""
+    """The share of `gallery` that is nearer to a query of `bank` than its nearest target as `model` corrects it, on
+    average; `compute` multiplies."""
     queries, targets = _evenly(bank, MOVED_QUERIES), _evenly(gallery, MOVED_TARGETS)
     offsets = model.offsets(targets)
     if model.metric is Metric.COSINE:

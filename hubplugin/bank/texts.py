@@ -40,14 +40,14 @@ class Texts:
 
 
 def holds_texts(path: str | Path, embeds: bool = False) -> bool:
-    """Whether the file `path` is of a kind that holds texts. embeds: whether a model was named for texts; without one
-    .parquet, which may hold either, is of vectors."""
+    """Whether the file `path` is of a kind that holds texts. Where a model `embeds`, .parquet, which may hold either,
+    is of texts, else of vectors."""
     return Path(path).suffix in READABLE and (embeds or Path(path).suffix != ".parquet")
 
 
 def read_texts(path: str | Path, name: str = "query bank") -> Texts:
-    """The texts in the file `path`: its lines, or its column query, text or question. name: what errors call them.
-    Empty ones are left out and counted in the log.
+    """The texts in the file `path`, which errors call `name`: its lines, or its column query, text or question. Empty
+    ones are left out and counted in the log.
 
     Raises InputError for a file that is not there, damaged or of another kind, and for one without such a column.
     """
@@ -106,14 +106,24 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[str | None]
 def read_clicks(
     path: Path, count: int, texts: Sequence[str | None] | None = None, rows: Iterable[int] | None = None
 ) -> np.ndarray:
-    """The id of the target that each of `count` bank queries led to, [count], -1 for none.
+    """Reads the id of the target that each bank query led to.
 
-    path: .csv or .tsv with the columns `query`, the text of a bank query or its row counted from 0, and `target`, an id
-    in the store. texts: those of the bank [count]. rows: what rows of the file that the bank was read from are called,
-    where some were left out.
-    Of several clicks of a query the most frequent target counts, of equally frequent ones the first in the file: the
-    ids of a bank query are one each, and one click may be a slip. Clicks of queries that are not in the bank are
-    counted and named in the log. Raises InputError for a file that cannot be read, or that has nothing of the bank.
+    Of several clicks of a query the most frequent target counts, of equally frequent ones the first in the file: a bank
+    query has one id, and a click may be a slip. Clicks of queries that are not in the bank are counted and named in the
+    log.
+
+    Args:
+        path: .csv or .tsv with the columns `query`, the text of a bank query or its row counted from 0, and `target`,
+            an id in the store.
+        count: how many bank queries there are.
+        texts: their texts [count].
+        rows: the rows that they have in the file of the bank, where some were left out.
+
+    Returns:
+        [count], -1 for none.
+
+    Raises:
+        InputError: the file cannot be read, or has nothing of the bank.
     """
     columns = read_columns(path, (*TEXT, *TARGET))
     queries, targets = (next((columns[name] for name in usual if name in columns), None) for usual in (TEXT, TARGET))

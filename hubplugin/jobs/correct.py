@@ -76,23 +76,25 @@ def apply(
     shards: int | None = None,
     **parameters: Setting,
 ) -> Applied:
-    """Fits offsets on everything in `store`, writes them, and activates them in one step.
+    """Fits offsets on everything in a store, writes them, and activates them in one step.
 
     The guard tries the correction first, on held-out bank queries. A run that was cut off while it wrote goes on where
-    it stopped, with its own model, if it is started again with the same bank, method and parameters. `rollback`
-    returns to the model that was active before. Searches are unchanged whenever an error is raised.
+    it stopped, with its own model, if it is started again with the same bank, method and parameters. `rollback` returns
+    to the model that was active before. Searches are unchanged whenever an error is raised.
 
     Args:
+        store: any store, such as `hubplugin.open_store` returns.
         bank: as in `hubplugin.fit`. A `hubplugin.Bank` without queries stands for those that were recorded of the
             store, with learn for their clicks, too. A fitted model is written as it is, and not tried.
-        method: as in `hubplugin.fit`, like `parameters` and `judged`.
+        method, judged, **parameters: as in `hubplugin.fit`.
         group_by: a key of the targets, where searches are filtered by its value. Offsets are fitted, centred and tried
             within each value's own targets, by one method for all. Where a value is refused, or has too few targets,
             these keep the offset 0.
         learn: as in `hubplugin.fit`, but not with group_by. The store's own search maps the queries.
         force: applies the correction untried.
         dry_run: does all but the writing, and counts what would be written.
-        executor: as in `hubplugin.fit`, like `shards`; its workers write, too (docs/scale.md).
+        compute: device, memory and progress.
+        executor, shards: as in `hubplugin.fit`; the workers write, too (docs/scale.md).
 
     Raises:
         CorrectionRefused: the correction would do harm.
@@ -137,20 +139,21 @@ def refit(
     compute: Compute = Compute(),
     **parameters: Setting,
 ) -> Refitted:
-    """Fits the active correction of `store` anew on a newer bank, and activates it if it is not worse than the old one.
+    """Fits the active correction of a store anew on a newer bank, and activates it if it is not worse than the old one.
 
     The guard tries the new correction as it does in `apply`. Then old and new rank held-out queries of the new bank.
-    With known answers the new one is worse if R@1 falls by more than two standard errors, otherwise if hubness rises
-    by more than `WORSE`. The old model may have been fitted on some of these queries, which speaks for it. A query map
+    With known answers the new one is worse if R@1 falls by more than two standard errors, otherwise if hubness rises by
+    more than `WORSE`. The old model may have been fitted on some of these queries, which speaks for it. A query map
     would speak too loudly: with one, they are compared on queries that the old bank lacks. Offsets within groups stay
     so: old and new are then compared over all groups, their queries together, and their hubness on average, by the
     number of targets. `rollback` writes the old model. Searches are unchanged whenever an error is raised.
 
     Args:
+        store: a store with an active correction.
         bank: as in `apply`; by default the queries that were recorded.
         method: by default that of the active correction, with those of its parameters that were given to it.
         learn: by default a correction with a query map is learned anew.
-        judged: as in `apply`, like `dry_run`.
+        judged, dry_run, compute, **parameters: as in `apply`.
         force: activates the new correction though it is worse.
 
     Raises:
@@ -195,7 +198,8 @@ class Job:
     def read(
         self, bank: BankLike, judged: BankLike | None, compute: Compute
     ) -> tuple[PreparedBank, PreparedBank | None]:
-        """The bank, and what chooses how strong a map is; raises what can be told before the gallery is read."""
+        """`bank`, and `judged`, which chooses how strong a map is, prepared under `compute`; raises what can be told
+        before the gallery is read."""
         store = self.store
         prepared = bank_for(store, bank, self.learn).prepare(store.metric, compute, store)
         self.configuration.require_banks(prepared)
@@ -253,9 +257,21 @@ def _fit_and_write(
 
 
 def compare_with_old(job: Job, bank: PreparedBank, old: OffsetModel, lesson: LearnedMap | None) -> OldVersusNew:
-    """Old and new beside each other. A map knows the answers it was taught, so that it would be ahead of any that
-    learns without them: with one, they are tried on queries that the old model has not seen. Where there are few, both
-    are tried as they are: they have seen the same. Raises CorrectionRefused where the new one is worse."""
+    """Compares old and new correction on held-out queries.
+
+    A map knows the answers that it was taught, so that it would be ahead of any correction that learns without them:
+    with a map, they are tried on queries that the old model has not seen. Where there are few, both are tried as they
+    are: they have seen the same.
+
+    Args:
+        job: what is asked for.
+        bank: the new bank, with the gallery.
+        old: the active model.
+        lesson: the new map, if there is one.
+
+    Raises:
+        CorrectionRefused: the new correction is worse.
+    """
     folds = folds_of(bank)
     method = job.configuration.resolve(bank) if lesson is None else lesson.how.offsets
     new: Configuration = method if lesson is None else lesson.how
@@ -289,7 +305,8 @@ def _usable(compute: Compute) -> Compute:
 def require_learnable_in(
     store: Store, learn: bool, method: str, group_by: str | None, executor: Executor | None
 ) -> None:
-    """Raises InputError where the store cannot hold what is learned, before anything is read."""
+    """Raises InputError where `store` cannot hold a map, or `learn` does not go with `method`, `group_by` or
+    `executor`, before anything is read."""
     if not store.maps_queries:
         raise InputError(f"{store.url} holds no map of queries: leave out ", Parameter("learn"))
     require_learnable(learn, method, store.metric, store, group_by=group_by, executor=executor)
@@ -298,8 +315,8 @@ def require_learnable_in(
 def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
     """`bank` as one for `store`, whose recorded queries take the place of none; raises InputError if there are none.
 
-    learn: with what was recorded of their clicks. Nothing else uses those: people click what a search showed them, so
-    they speak for the correction that was active then.
+    If `learn`, what was recorded of their clicks comes along. Nothing else uses those: people click what a search
+    showed them, so they speak for the correction that was active then.
     """
     if not isinstance(store, Store):
         raise InputError(f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store(URL)")
@@ -319,8 +336,11 @@ def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
 
 
 def find_cut_off(job: Job, bank: FitInput) -> OffsetModel | None:
-    """The model whose writing was cut off, if it is the one that is asked for. Of what was learned only another fit
-    tells: a model does not say which answers taught it. If that is the same, it is still written where it stopped."""
+    """The model whose writing was cut off, if `job` with `bank` asks for the same.
+
+    A model does not say which answers taught its map, so that only another fit tells whether it is the same. If it is,
+    it is still written where it stopped.
+    """
     correction = job.store.correction()
     if correction is None or correction.active or job.learn:
         return None
@@ -338,7 +358,7 @@ def _configuration_of(model: OffsetModel, changes: dict[str, Setting]) -> Method
 
 
 def require_not_worse(versus: OldVersusNew, force: bool) -> OldVersusNew:
-    """`versus`; raises CorrectionRefused where the new correction is worse, unless by force."""
+    """`versus`; raises CorrectionRefused where the new correction is worse, unless `force`."""
     logger.info("%s", versus)
     if versus.objection and not force:
         raise CorrectionRefused(
@@ -361,12 +381,26 @@ def fit_within(
     force: bool,
     old: GroupedModel | None = None,
 ) -> tuple[GroupedModel, dict[Value, str], list[Margins]]:
-    """A fit on each of `groups` that has `SMALLEST_GROUP` targets and that the guard lets pass on its own gallery,
-    and why the others, whose targets stay neutral, have none. What the method takes from the gallery, such as the
-    temperature of `blend`, it takes from the whole gallery of `bank`, and has it in common for all groups.
+    """Fits on each group that has `SMALLEST_GROUP` targets and that the guard lets pass on its gallery.
 
-    With an `old` model also the margins of no correction, old and new in each group that is large enough; one that
-    either model leaves neutral is tried without a correction there. Raises CorrectionRefused if no group is left.
+    What the method takes from the gallery, such as the temperature of `blend`, it takes from the whole gallery, and has
+    it in common for all groups.
+
+    Args:
+        bank: the bank, with the whole gallery.
+        configuration: the method.
+        key: by whose values the groups are made.
+        groups: the members of each.
+        force: fits without the guard.
+        old: the active model.
+
+    Returns:
+        The model; why the other groups, whose targets stay neutral, have none; and with an old model the margins of no
+        correction, old and new in each group that is large enough. A group that either model leaves neutral is tried
+        without a correction there.
+
+    Raises:
+        CorrectionRefused: no group is left.
     """
     method = configuration.resolve(bank)
     fitted: dict[Value, OffsetModel] = {}

@@ -45,16 +45,18 @@ def inspect(
     names: Naming | None = None,
     compute: Compute = Compute(),
 ) -> Inspection:
-    """Whether every target of `store` has the offset that its vector gives, and whether hubness is still lower by it.
+    """Whether every target of a store has the offset that its vector gives, and whether hubness is still lower by it.
 
     Reads the whole store, and changes nothing.
 
     Args:
+        store: any store.
         live: queries that people ask now [m, d]; by default those that were recorded since the correction was made.
             Those that are in the bank count for nothing.
         queries: how many of them, drawn at random, are searched for, raw and corrected; 0 for none. Where fewer than
             100 are live, queries of the bank take their place.
         names: a function from ids to what hubs are called; `hubplugin.jobs.naming` makes one.
+        compute: device, memory and progress.
 
     Raises:
         StoreError: for live queries and a store without an active correction.
@@ -164,7 +166,7 @@ def _count_hubs(
 
 
 def of_bank(model: OffsetModel, count: int = QUERIES) -> np.ndarray:
-    """So many queries of the bank of `model` at most, the same ones each time: [q, d]."""
+    """At most `count` queries of the bank of `model`, the same ones each time: [q, d]."""
     bank = model.terms[0].bank
     queries: np.ndarray = bank[np.linspace(0, len(bank) - 1, min(len(bank), count)).astype(int)]
     return queries

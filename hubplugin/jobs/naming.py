@@ -16,14 +16,14 @@ Naming: TypeAlias = Callable[[Sequence[Id]], Sequence[str | None]]
 
 
 def display_names(ids: Sequence[Id], names: Naming | None) -> list[str]:
-    """What targets are called: by name and id, or by the id alone."""
+    """What the targets `ids` are called: by their name in `names` and id, or by the id alone."""
     texts = [None] * len(ids) if names is None or not ids else names(ids)
     return [str(key) if name is None else f"{name} [{key}]" for key, name in zip(ids, texts, strict=True)]
 
 
 def read_names(source: str | None, option: str = "names") -> Naming | None:
-    """The names in the file `source`: a text file, where line i belongs to the id i, or a .json file of a text for each
-    id, or of a list. option: what errors call it."""
+    """The names in the file `source`, which errors call `option`: a text file, where line i belongs to the id i, or a
+    .json file of a text for each id, or of a list."""
     if source is None:
         return None
     path = Path(source)

@@ -152,7 +152,8 @@ class OldVersusNew:
 
     @classmethod
     def of(cls, parts: Sequence[Margins], old: OffsetModel, new: Method) -> OldVersusNew:
-        """From the margins of no correction, the old and the new one, in each group or the whole gallery."""
+        """Compares `old` and `new` by the margins of no correction, the old and the new one, in `parts`: each group or
+        the whole gallery."""
         change = change_of(parts, 1, 2)
         gain, error = (None, None) if change is None else (change.change.value, change.error)
         raw, old_figures, new_figures = (

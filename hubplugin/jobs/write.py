@@ -40,15 +40,18 @@ def offsets_of_all(
     compute: Compute,
     fitted: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The offsets of the vectors of `batch` by `model`, float32 [b].
+    """The offsets of the vectors of a batch, float32 [b].
 
     A model cannot judge a vector that is not finite. Under cosine it cannot judge one of length 0 either, nor, where
-    the store does not normalise (`unit`), one of another length than 1. Such a vector gets the smallest offset of the
-    gallery, since the neutral one would rank it above most others. One of length 0 is near to no query, and gets the
-    neutral one.
+    the store does not normalise, one of another length than 1. Such a vector gets the smallest offset of the gallery,
+    since the neutral one would rank it above most others. One of length 0 is near to no query, and gets the neutral
+    one.
 
     Args:
+        model, batch: the model and the targets.
         invalid_vectors: counts and names the vectors that the model cannot judge.
+        unit: the store does not normalise.
+        compute: device, memory and progress.
         fitted: the offsets of these vectors, where the fit has given them.
     """
     with np.errstate(over="ignore", invalid="ignore"):
@@ -106,11 +109,14 @@ def compare(
     label: str,
     gallery: Sliceable | None = None,
 ) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
-    """Yields each batch, the offsets that `model` gives to its targets, float32 [b], and whose stored offset is missing
-    or differs, bool [b].
+    """Yields each batch, the offsets that the model gives to its targets, float32 [b], and whose stored offset is
+    missing or differs, bool [b].
 
     Args:
+        store, model: the store and the model.
+        batches: all targets of the store.
         counts: is brought up to date with each batch.
+        compute: device, memory and progress.
         label: the name of the work, for progress.
         gallery: what the model was just fitted on, in the order of `batches`: its offsets are not computed again.
     """
@@ -136,7 +142,7 @@ def compare(
 
 
 def write_wrong(writing: Writing, compared: Iterable[tuple[Batch, np.ndarray, np.ndarray]]) -> None:
-    """Writes the offsets that are missing or differ."""
+    """Writes by `writing` the offsets that are missing or differ, from what `compare` yields, `compared`."""
     for batch, offsets, wrong in compared:
         if writing.takes_all or wrong.all():
             writing.write(batch, offsets)
@@ -221,7 +227,8 @@ class ShardedStore:
         self.executor = executor
 
     def write(self, share: Share, compute: Compute, label: str) -> Counts:
-        """Reads all shards once, and writes the offsets that are missing or differ."""
+        """Reads all shards once, and writes by `share` the offsets that are missing or differ, under `compute`;
+        progress calls the work `label`."""
         counts = Counts()
         for part in map_shards(
             self.executor, _WriteShard(share, compute.without_progress, label), self.shards, compute, label
@@ -323,7 +330,7 @@ def rollback(store: Store, *, compute: Compute = Compute(), dry_run: bool = Fals
 
 
 def write(store: Store, model: OffsetModel, *, compute: Compute = Compute(), force: bool = False) -> Applied:
-    """Writes the offsets of a fitted `model` to everything in `store` and activates them. force: see
+    """Writes the offsets of a fitted `model` to everything in `store` and activates them, under `compute`; `force` is
     `Writing.forced`."""
     require_match(model, store)
     store.require_writable()
@@ -343,8 +350,14 @@ def write_gallery(
     force: bool = False,
     labelled: LabelledQueries | None = None,
 ) -> Applied:
-    """`write`, of what was just read from the store, the `gallery`, where there is one; by its workers, where it has
-    some. labelled: as of a `Writing`."""
+    """Does as `write`, with a gallery that was just read.
+
+    Args:
+        store, model: the store and the model.
+        gallery: what was read of the store, where it was; workers write, where it has some.
+        compute: device, memory and progress.
+        force, labelled: `Writing.forced` and `Writing.labelled`.
+    """
 
     def once(closing: bool) -> Counts:
         """One pass: read, compare, write. A gallery that was just read is not read again but to close."""
@@ -376,7 +389,7 @@ def write_gallery(
 
 
 def preview(store: Store, model: OffsetModel, compute: Compute) -> Applied:
-    """`model` compared with what `store` has, and nothing written."""
+    """`model` compared with what `store` has, under `compute`, and nothing written."""
     counts = Counts()
     for _ in compare(store, model, store.scan(group_key(model)), counts, compute, "comparing offsets"):
         pass
