@@ -39,9 +39,9 @@ from hubplugin.vectors import VectorLike, as_vectors
 
 FEW = 100
 """Distinct bank queries below which little is to be expected, and nothing is said of what was asked before. With 100
-the default gains 1.0 points of R@1 on the logs of docs/banks.md, where 300 gain 1.6. Of 20 draws of 12 to 50 queries of
-`examples/data` one lowers hubness by more than chance, of four draws of 100 three do, of 16 draws of 150 to 1,200 all
-do."""
+the default gains 1.0 points of R@1 on the logs of docs/measurements/methods.md, where 300 gain 1.6. Of 20 draws of 12
+to 50 queries of `examples/data` one lowers hubness by more than chance, of four draws of 100 three do, of 16 draws of
+150 to 1,200 all do."""
 
 FEWEST_PARAPHRASES = 50
 """Other wordings of targets that stay asked for, below which nothing is said of what was asked before."""

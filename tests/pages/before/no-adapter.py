@@ -3,4 +3,4 @@ import numpy as np
 gallery, bank = (np.load(f"examples/data/{name}.npy").astype("float32") for name in ("test_targets", "bank_queries"))
 np.save("targets.npy", gallery)
 np.save("bank.npy", bank)
-ids, query = [f"photo-{row}" for row in range(len(gallery))], bank[0]
+query = bank[0]
