@@ -107,7 +107,7 @@ def fit_all(setting: Setting, seed: int) -> tuple[dict[str, Ranker], learning.Le
     else:
         bank = hubplugin.Bank(setting.bank, setting.clicks)
     prepared = bank.prepare("cosine", hubplugin.Compute()).against(targets)
-    learned = learning.learn_query_map(METHODS["blend"](), prepared)
+    learned = learning.learn_query_map(METHODS["blend"](), learning.Banks(prepared))
     ranks = {
         "raw": lambda queries: queries @ targets.T,
         "default": ranker(fit_quietly(targets, bank, learn=False), targets),

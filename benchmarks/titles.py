@@ -1,18 +1,17 @@
 """Can pairs that every collection has teach a query map? Titles and names as queries of their own documents.
 
-    python -m benchmarks.titles [--data FOLDER] [--only WORD ...] [--splits 3] [--write docs/learning.md]
+    python -m benchmarks.titles [--data FOLDER] [--only WORD ...] [--documents 4000] [--splits 3]
+                                [--write docs/titles.md]
 
-Of each kind half of up to 2,000 documents are tested, by real queries in another style than the titles. Of the other
-half there are a log, 500 real queries without answers, and 100 judged ones. Offsets are fitted on the log. Figures are
-changes of R@1 in points, means of all splits with their standard error, and of R@10:
+Of each kind half of the documents are tested, by real queries in another style than the titles. Of the other half there
+are a log, 500 real queries without answers, and 100 judged ones. Figures are changes of R@1 in points, means of all
+splits with their standard error, and of R@10; 0 where the titles are refused:
 
-default        over raw: offsets alone
-half           over the default: a map of strength 1 by the titles of documents that are not tested
-all            the same, by all titles
-own folds      over the default: fit(..., learn=True), all titles being pairs beside the log; held-out titles choose
-with judged    the same, where the judged choose: fit(..., learn=True, judged=...)
-judged         over the default: all titles; the largest strength that is ahead by one standard error for the judged
-clicks         over the default: fit(..., learn=True) by the answers of the log, to compare with
+default   over raw: offsets, fitted on the log
+titles    over the default: fit(..., learn=Bank(titles, rows)), all titles
+half      the same, by the titles of documents that are not tested
+judged    all titles, and the judged choose: fit(..., judged=...)
+clicks    fit(..., learn=True) by the answers of the log, to compare with
 
 FOLDER is that of benchmarks/learning.py, and may hold further kinds: folders with titles.npy, targets.npy, queries.npy
 and truth.npy, row i of titles being the title of row i of targets. Names of functions are embedded by the package
@@ -29,21 +28,21 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 import hubplugin
 from benchmarks.bank_settings import files
-from benchmarks.learning import Ranker, fit_quietly, ranker
+from benchmarks.learning import fit_quietly, ranker
 from benchmarks.settings import recalls
 from benchmarks.tables import EXAMPLES, SHARED, markdown, pairs, write_table
-from hubplugin import learning
-from hubplugin.methods import METHODS
+from hubplugin.errors import CorrectionRefused
 
-DOCUMENTS, LOG, JUDGED, TESTED = 2_000, 500, 100, 1_500
+DOCUMENTS, LOG, JUDGED, TESTED = 4_000, 500, 100, 1_500
 
-COLUMNS = ("default", "half", "all", "own folds", "with judged", "judged", "clicks")
+COLUMNS = ("default", "titles", "half", "judged", "clicks")
 
 Recalls = dict[str, tuple[float, float]]
 """R@1 and R@10 in percent, by column."""
@@ -59,10 +58,10 @@ class Kind:
     queries: np.ndarray
     truth: np.ndarray
 
-    def draw(self, rng: np.random.Generator) -> Kind:
-        """`DOCUMENTS` of the documents, at random, those that are asked for first."""
+    def draw(self, rng: np.random.Generator, documents: int) -> Kind:
+        """So many of the documents, at random, those that are asked for first."""
         order = rng.permutation(len(self.documents))
-        order = order[np.argsort(~np.isin(order, self.truth), kind="stable")][:DOCUMENTS]
+        order = order[np.argsort(~np.isin(order, self.truth), kind="stable")][:documents]
         place = np.full(len(self.documents), -1)
         place[order] = np.arange(len(order))
         titled, asked = place[self.titled], place[self.truth]
@@ -118,54 +117,38 @@ def kinds(data: Path) -> Iterator[tuple[str, Kind]]:
         yield f"{folder.name}: titles; queries ask", Kind(targets, titles, np.arange(len(titles)), queries, truth)
 
 
-def measure(kind: Kind, seed: int) -> Recalls:
+def measure(kind: Kind, documents: int, seed: int) -> Recalls:
     rng = np.random.default_rng(seed)
-    kind = kind.draw(rng)
+    kind = kind.draw(rng, documents)
     half = rng.permutation(np.unique(kind.truth))
     is_tested = np.isin(np.arange(len(kind.documents)), half[: len(half) // 2])
     rest = rng.permutation(np.flatnonzero(~is_tested[kind.truth]))
     rest = rng.permutation(rest[np.unique(kind.truth[rest], return_index=True)[1]])  # one query a document
     judged, log = rest[:JUDGED], rest[JUDGED : JUDGED + LOG]
     test = rng.permutation(np.flatnonzero(is_tested[kind.truth]))[:TESTED]
-    bank = hubplugin.Bank(kind.queries[log]).prepare("cosine", hubplugin.Compute()).against(kind.documents)
-
-    def fit_map(titles: np.ndarray, strength: float) -> Ranker:
-        """The map that these titles teach, with the offsets of the mapped log."""
-        method = METHODS["blend"]().resolve(bank)
-        numbers, answer = np.unique(kind.titled[titles], return_inverse=True)
-        base = learning.MapFit(method, strength, float(str(method.parameters["tau"])))
-        query_map = base.learn(kind.titles[titles], answer.reshape(-1), kind.documents[numbers])
-        return ranker(base.fit(bank, query_map), kind.documents)
-
-    every = np.ones(len(kind.titles), bool)
-    by_strength = [fit_map(every, strength) for strength in learning.STRENGTHS]
-    soft = [soft_recall(rank(kind.queries[judged]), kind.truth[judged]) for rank in by_strength]
-    best = max((s for s in range(1, len(soft)) if learning.is_ahead(soft[s] - soft[0], 1.0)), default=0)
-    titled = hubplugin.Bank(
-        np.concatenate([kind.titles, kind.queries[log]]),
-        np.concatenate([kind.titled, np.full(len(log), -1)]),
-    )
-    clicks, looked_at = (hubplugin.Bank(kind.queries[rows], kind.truth[rows]) for rows in (log, judged))
-    ranks = {
-        "raw": lambda queries: queries @ kind.documents.T,
-        "default": by_strength[0],
-        "half": fit_map(~is_tested[kind.titled], 1.0),
-        "all": by_strength[-1],
-        "own folds": ranker(fit_quietly(kind.documents, titled), kind.documents),
-        "with judged": ranker(fit_quietly(kind.documents, titled, judged=looked_at), kind.documents),
-        "judged": by_strength[best],
-        "clicks": ranker(fit_quietly(kind.documents, clicks), kind.documents),
-    }
     queries, truth = kind.queries[test], kind.truth[test]
-    return {column: recalls(torch.from_numpy(rank(queries)), truth) for column, rank in ranks.items()}
 
+    def recalls_of(bank: Any, learn: Any, **parameters: Any) -> tuple[float, float]:
+        try:
+            model = fit_quietly(kind.documents, bank, learn, **parameters)
+        except CorrectionRefused as refusal:
+            print(refusal, file=sys.stderr)
+            model = fit_quietly(kind.documents, bank, learn=False)
+        return recalls(torch.from_numpy(ranker(model, kind.documents)(queries)), truth)
 
-def soft_recall(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """To which degree each query counts as right, at the temperature 0.05."""
-    rows = np.arange(len(truth))
-    own = scores[rows, truth]
-    scores[rows, truth] = -np.inf
-    return learning.soft_recall(own - scores.max(axis=1), 0.05)
+    rows = kind.queries[log]
+    titles, others = (
+        hubplugin.Bank(kind.titles[chosen], kind.titled[chosen], name="titles")
+        for chosen in (slice(None), ~is_tested[kind.titled])
+    )
+    return {
+        "raw": recalls(torch.from_numpy(queries @ kind.documents.T), truth),
+        "default": recalls_of(rows, learn=False),
+        "titles": recalls_of(rows, learn=titles),
+        "half": recalls_of(rows, learn=others),
+        "judged": recalls_of(rows, learn=titles, judged=hubplugin.Bank(kind.queries[judged], kind.truth[judged])),
+        "clicks": recalls_of(hubplugin.Bank(rows, kind.truth[log]), learn=True),
+    }
 
 
 def changes(draws: list[Recalls], column: str, at: int) -> np.ndarray:
@@ -192,6 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=SHARED, help="folder of the data sets")
     parser.add_argument("--only", nargs="*", default=[""], help="kinds whose name holds one of these words")
+    parser.add_argument("--documents", type=int, default=DOCUMENTS, help="documents a kind, at most")
     parser.add_argument("--splits", type=int, default=3, help="draws a kind")
     parser.add_argument("--write", type=Path, help="page whose table is replaced")
     args = parser.parse_args()
@@ -200,7 +184,7 @@ def main() -> None:
     for name, kind in kinds(args.data):
         if not any(word in name for word in args.only):
             continue
-        rows[name] = [measure(kind, seed) for seed in range(args.splits)]
+        rows[name] = [measure(kind, args.documents, seed) for seed in range(args.splits)]
         print(name, file=sys.stderr, flush=True)
     print(table(rows))
     if args.write:

@@ -12,7 +12,7 @@ from hubplugin.bank import Bank, BankLike
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, ZeroVector
 from hubplugin.executors import GalleryLike, read_by_workers, shards_of
-from hubplugin.learning import NOTHING, learn_query_map, require_learnable
+from hubplugin.learning import NOTHING, Banks, learn_query_map, read_learn, require_learnable
 from hubplugin.methods import METHODS, FitInput, build_method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
@@ -26,7 +26,7 @@ def fit(
     *,
     metric: Metric | str = "cosine",
     compute: Compute = Compute(),
-    learn: bool = False,
+    learn: bool | Bank = False,
     judged: BankLike | None = None,
     executor: Executor | None = None,
     shards: int | None = None,
@@ -45,7 +45,8 @@ def fit(
         metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
         compute: device, memory, progress and precision, see `hubplugin.Compute`.
         learn: learn a map of the query, too, from a bank whose answers are known: at least 50 different pairs. Search
-            with `model.queries(q)` then. Where held-out targets gain nothing, a warning says so. See docs/learning.md.
+            with `model.queries(q)` then. Where held-out targets gain nothing, a warning says so. Or the pairs that
+            teach beside the bank, such as titles: `Bank(titles, rows)`. See docs/learning.md.
         judged: a small bank with clicks that somebody has looked at, at least 50. Where clicks are noisy, it chooses
             better how strong the map may be.
         executor: any `concurrent.futures.Executor`, whose workers read the gallery in shards, see docs/scale.md. The
@@ -62,8 +63,9 @@ def fit(
         ClusterError: For workers that are lost.
     """
     require_executor(executor, shards)
-    if learn:
-        require_learnable(learn, method, metric, targets, executor=executor)
+    learn = read_learn(learn)
+    if learn is not False:
+        require_learnable(method, metric, targets, executor=executor)
     elif judged is not None:
         raise InputError(Parameter("judged"), " chooses how strong a map is: pass ", Parameter("learn", True))
     configuration = build_method(METHODS, method, parameters, fit)
@@ -74,7 +76,7 @@ def fit(
         fit_input = read_by_workers(fit_input, targets, shards_of(targets, shards), configuration, executor)
         _tell_of_zeros(fit_input)
         return configuration.fit(fit_input)
-    if not learn:
+    if learn is False:
         fit_input = Bank.of(bank).read(metric, compute, targets=cast("VectorLike | None", targets))
         if not compute.library().is_on_cpu:  # a card is through before the gallery is looked through for zero vectors
             with suppress(ZeroVector):
@@ -82,10 +84,9 @@ def fit(
         _tell_of_zeros(fit_input)
         return configuration.fit(fit_input)
     whole = cast(VectorLike, targets)
-    prepared = Bank.of(bank).prepare(metric, compute).against(whole)
-    _tell_of_zeros(prepared)
-    looked_at = None if judged is None else Bank.of(judged).prepare(metric, compute).against(whole)
-    lesson = learn_query_map(configuration, prepared, looked_at)
+    banks = Banks.read(Bank.of(bank), learn, judged, metric, compute).against(whole)
+    _tell_of_zeros(banks.bank)
+    lesson = learn_query_map(configuration, banks)
     if lesson.model.query_map is None:
         warnings.warn(NOTHING, stacklevel=2)
     return lesson.model

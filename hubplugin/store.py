@@ -333,7 +333,7 @@ def require_ungrouped(store: Store, group_by: str | None) -> None:
     """Raises StoreError if targets of `store`, which have nothing but a vector, are to be grouped: unless `group_by` is
     None."""
     if group_by is not None:
-        raise StoreError(f"{store.url}: its targets have nothing to be grouped by")
+        raise StoreError(f"{store.url}: its targets are vectors alone, without a field {group_by!r}")
 
 
 def read_recorded(store: Store, since: float | None = None) -> Recorded | None:

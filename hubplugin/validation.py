@@ -47,10 +47,12 @@ RESAMPLES = 100
 
 @dataclass(frozen=True)
 class Fold:
-    """Rows of a bank: `train` [s] may be fitted on, `test` [h] are tried."""
+    """Rows of a bank: `train` [s] may be fitted on, `test` [h] are tried, and `teach` [p] teach a map; by default those
+    of `train`."""
 
     train: np.ndarray
     test: np.ndarray
+    teach: np.ndarray | None = None
 
 
 def make_folds(rows: np.ndarray, fold_of: np.ndarray, limit: int | None = None) -> list[Fold]:
@@ -168,8 +170,8 @@ def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """What a fold trains on: `fit_input`, `FIT_ROWS` of the queries `rows` with the targets that they are tried
-    among; and the pairs that are known of all of these."""
+    """What a fold trains on: `fit_input`, `FIT_ROWS` of its queries with the targets that they are tried among; and the
+    `rows` of the bank whose pairs teach."""
 
     fit_input: FitInput
     bank: PreparedBank
@@ -183,6 +185,11 @@ class Training:
         numbers, gold = np.unique(self.bank.known_answers[rows], return_inverse=True)
         return self.bank.query_bank[rows], gold.reshape(-1), answers_of(self.bank, numbers)
 
+    def with_pairs(self, pairs: PreparedBank) -> Training:
+        """The same, where `pairs` teach, too."""
+        added = len(self.bank.query_bank) + np.arange(len(pairs.query_bank))
+        return Training(self.fit_input, self.bank.with_pairs(pairs), np.concatenate([self.rows, added]))
+
 
 def _train(bank: PreparedBank, fold: Fold, number: int, sample: np.ndarray) -> tuple[Training, np.ndarray | None]:
     """What a fold trains on, and the column of each held-out query's answer: [h], None without answers."""
@@ -195,7 +202,7 @@ def _train(bank: PreparedBank, fold: Fold, number: int, sample: np.ndarray) -> t
         target_bank = target_bank[subset if bank.pairs is None else np.unique(bank.pairs[seen])]
     vectors = as_vectors(targets, "targets")
     fit_input = FitInput(bank.query_bank[seen], vectors, target_bank, bank.metric, bank.compute.without_progress)
-    return Training(fit_input, bank, fold.train), gold
+    return Training(fit_input, bank, fold.train if fold.teach is None else fold.teach), gold
 
 
 OffsetsAndMap: TypeAlias = tuple[np.ndarray | float, QueryMap | None]

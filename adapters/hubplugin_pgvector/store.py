@@ -121,7 +121,7 @@ class PgvectorStore(DocumentStore):
     ) -> Batch:
         """The targets that a query with the `clauses` behind its WHERE gives."""
         if group_by is not None and group_by not in self.table.columns:
-            raise StoreError(f"{self.url} has no column {group_by!r} to group by")
+            raise StoreError(f"{self.url} has no column {group_by!r}")
         table = self.table
         columns = (
             table.key.id("target"),

@@ -4,6 +4,7 @@ from hubplugin.bank.bank import Bank as Bank
 from hubplugin.bank.bank import BankLike as BankLike
 from hubplugin.bank.bank import PreparedBank as PreparedBank
 from hubplugin.bank.bank import places as places
+from hubplugin.bank.bank import read_store as read_store
 from hubplugin.bank.kinds import SEEN as SEEN
 from hubplugin.bank.kinds import BankProfile as BankProfile
 from hubplugin.bank.kinds import own_share as own_share

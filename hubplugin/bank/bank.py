@@ -34,6 +34,9 @@ from hubplugin.vectors import (
 
 logger = logging.getLogger(__name__)
 
+MOST_PAIRS = 10_000
+"""Titles that are taken of a store at most, drawn at random."""
+
 Answers: TypeAlias = VectorLike | Sequence[int | str] | None
 """What queries ask for, see `Bank`."""
 
@@ -72,6 +75,47 @@ class Bank:
     def of(cls, bank: BankLike, name: str = "query bank") -> Bank:
         """`bank` itself if it is a `Bank`, or a bank of these queries, which errors call `name`."""
         return bank if isinstance(bank, Bank) else cls(bank, name=name)
+
+    @classmethod
+    def from_field(cls, store: Scannable, field: str, embed: Embed, name: str = "pairs") -> Bank:
+        """Titles as pairs: the texts that targets of a store have in a field, as queries for their own targets.
+
+        Args:
+            store: Its targets have fields, as in Qdrant, PostgreSQL and Chroma.
+            field: The key, or the column, of titles, names or questions. Targets without a text there are left out;
+                PostgreSQL makes texts of other values. The store is read once for them, vectors and all.
+            embed: The model that embeds queries, as for a bank.
+            name: What errors call the pairs.
+
+        Returns:
+            A bank of at most `MOST_PAIRS` of them, drawn at random, for `learn` of `hubplugin.apply`.
+
+        Raises:
+            InputError: No target has a text there, or an argument cannot be used.
+            StoreError: The store has no such field.
+        """
+        url = getattr(store, "url", None)
+        if url is None:
+            raise InputError(f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store(URL)")
+        if not isinstance(field, str) or not field:
+            raise InputError(f"expected the name of a field of {url}, got {field!r}")
+        if embed is None:
+            raise InputError(f"texts of {field!r} need the model that embeds queries: pass ", Parameter("embed"))
+        rng, pairs, seen = np.random.default_rng(0), list[tuple[str, int | str]](), 0
+        for batch in store.scan(field):  # type: ignore[call-arg]
+            for id, text in zip(batch.ids, batch.groups, strict=True):
+                pair = (text.strip() if isinstance(text, str) else "", id)
+                if not pair[0]:
+                    continue
+                seen += 1
+                if len(pairs) < MOST_PAIRS:
+                    pairs.append(pair)
+                elif (place := int(rng.integers(seen))) < MOST_PAIRS:
+                    pairs[place] = pair
+        if not pairs:
+            raise InputError(f"{url}: no target has a text in {field!r}; name a field whose values are texts")
+        texts, ids = zip(*pairs, strict=True)
+        return cls(texts, np.array(ids, object), embed=embed, name=name)
 
     @cached_property
     def texts(self) -> Texts | None:
@@ -252,7 +296,7 @@ class PreparedBank(FitInput):
         if self.clicks is None:
             return super().against(targets)
         if ids is None and isinstance(targets, Scannable):
-            targets, ids = _read_store(targets, self.clicks)
+            targets, ids = read_store(targets, self.clicks)
         prepared = super().against(targets)
         assert prepared.targets is not None
         clicks = _rows_of(self.clicks, prepared.targets.rows, ids)
@@ -260,6 +304,12 @@ class PreparedBank(FitInput):
             name = prepared.targets.name
             raise InputError(f"answers: none of what they name is in {name}; one for each query, they are ids")
         return replace(prepared, targets=prepared.gallery, clicks=locate_rows(prepared.gallery, clicks))
+
+    def with_pairs(self, pairs: PreparedBank) -> PreparedBank:
+        """This bank with the queries of `pairs` and their rows of the gallery behind its own."""
+        parts = [np.full(len(part.query_bank), -1) if part.clicks is None else part.clicks for part in (self, pairs)]
+        queries = np.concatenate([self.query_bank, pairs.query_bank])
+        return replace(self, query_bank=queries, clicks=np.concatenate(parts))
 
     def among(self, members: Vectors, numbers: np.ndarray) -> PreparedBank:
         """This bank with a part of its gallery: `members`, which are the rows `numbers`, ascending."""
@@ -291,7 +341,7 @@ def _rows_of(clicks: np.ndarray, count: int, ids: Mapping[int | str, int] | None
             raise InputError("answers must be rows of the gallery, which are numbers, or vectors; -1 for none")
         _require_rows(clicks, -1, count, "answers", "gallery")
         return clicks.astype(np.int64)
-    clicked = [id for id in clicks.tolist() if id != -1]
+    clicked = [id for id in clicks.tolist() if id not in (-1, "-1")]  # numpy makes a text of it beside texts
     unknown = [id for id in clicked if id not in ids]
     if unknown:
         message = "%d of %d clicked ids are not in the store, and are left out: %s"
@@ -307,8 +357,8 @@ def places(ids: Sequence[int | str], first: int, clicked: Container[int | str]) 
     return rows | {id: first + row for id, row in digits if id in clicked}
 
 
-def _read_store(store: Scannable, clicks: np.ndarray) -> tuple[Vectors, dict[int | str, int]]:
-    """What a store holds, read once, and the rows of what was clicked."""
+def read_store(store: Scannable, clicks: np.ndarray) -> tuple[Vectors, dict[int | str, int]]:
+    """What `store` holds, read once, and the rows of the ids in `clicks` [m]."""
     rows: dict[int | str, int] = {}
     wanted = set(clicks.tolist())
 

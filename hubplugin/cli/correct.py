@@ -14,11 +14,12 @@ from hubplugin.cli.options import (
     Device,
     DryRun,
     Embed,
-    Memory,
+    PairsFrom,
     Settings,
     StoreUrl,
     bank_of,
     computing,
+    pairs_of,
     parameters_of,
 )
 from hubplugin.errors import InputError
@@ -37,16 +38,17 @@ def apply(
     learn: Annotated[
         bool, typer.Option("--learn", help="Known answers teach a map of the query, too (docs/learning.md).")
     ] = False,
+    pairs_from: PairsFrom = None,
     force: Annotated[bool, typer.Option("--force", help="Apply it even if the guard refuses it.")] = False,
     dry_run: DryRun = False,
     device: Device = "auto",
-    memory: Memory = "1GiB",
 ) -> Result:
     """Fit, check, write, activate; resumes where it was cut off."""
-    examples, opened, parameters = bank_of(bank, answers, embed), open_store(store), parameters_of(method, settings)
-    with computing(device, memory) as compute:
+    examples, opened = bank_of(bank, answers, embed, pairs_from), open_store(store)
+    parameters, pairs = parameters_of(method, settings), pairs_of(opened, pairs_from, embed)
+    with computing(device) as compute:
         return hubplugin.apply(
-            opened, examples, method, learn=learn, force=force, dry_run=dry_run, compute=compute, **parameters
+            opened, examples, method, learn=pairs or learn, force=force, dry_run=dry_run, compute=compute, **parameters
         )
 
 
@@ -61,19 +63,22 @@ def refit(
     learn: Annotated[
         bool | None, typer.Option("--learn/--no-learn", help="As for apply; by default as in the active correction.")
     ] = None,
+    pairs_from: PairsFrom = None,
     force: Annotated[bool, typer.Option("--force", help="Activate it even if it is worse.")] = False,
     dry_run: DryRun = False,
     device: Device = "auto",
-    memory: Memory = "1GiB",
 ) -> Result:
     """Fit the correction anew on newer queries; activate it if it is not worse than the old one."""
     if settings and method is None:
         raise InputError("--set is for a method that is named; add --method")
-    examples, opened = bank_of(bank, answers, embed), open_store(store)
+    if learn is False and pairs_from is not None:
+        raise InputError("--pairs-from teaches a map, and --no-learn wants none: leave one of them out")
+    examples, opened = bank_of(bank, answers, embed, pairs_from), open_store(store)
     parameters = {} if method is None else parameters_of(method, settings)
-    with computing(device, memory) as compute:
+    pairs = pairs_of(opened, pairs_from, embed)
+    with computing(device) as compute:
         return hubplugin.refit(
-            opened, examples, method, learn=learn, force=force, dry_run=dry_run, compute=compute, **parameters
+            opened, examples, method, learn=pairs or learn, force=force, dry_run=dry_run, compute=compute, **parameters
         )
 
 
@@ -82,10 +87,9 @@ def refresh(
     store: StoreUrl,
     dry_run: DryRun = False,
     device: Device = "auto",
-    memory: Memory = "1GiB",
 ) -> Result:
     """Write only the offsets that are missing or outdated."""
-    with computing(device, memory) as compute:
+    with computing(device) as compute:
         return hubplugin.refresh(open_store(store), dry_run=dry_run, compute=compute)
 
 
@@ -94,10 +98,9 @@ def rollback(
     store: StoreUrl,
     dry_run: DryRun = False,
     device: Device = "auto",
-    memory: Memory = "1GiB",
 ) -> Result:
     """Write the model that was active before; a second rollback returns."""
-    with computing(device, memory) as compute:
+    with computing(device) as compute:
         return hubplugin.rollback(open_store(store), dry_run=dry_run, compute=compute)
 
 

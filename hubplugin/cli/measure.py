@@ -17,7 +17,6 @@ from hubplugin.cli.options import (
     BankFile,
     Device,
     Embed,
-    Memory,
     ReportFile,
     StoreUrl,
     TargetNames,
@@ -48,12 +47,11 @@ def diagnose(
     names: TargetNames = None,
     report: ReportFile = None,
     device: Device = "auto",
-    memory: Memory = "1GiB",
 ) -> Result:
     """What is wrong with these searches: hubness or something else? Who are the hubs, what would a fit change?"""
     require_writable(report)
     examples, opened, called = bank_of(bank, answers, embed), open_store(store), read_names(names, "--names")
-    with computing(device, memory) as compute:
+    with computing(device) as compute:
         diagnosis = hubplugin.diagnose(opened, examples, learn=learn, names=called, compute=compute)
     return write_report(diagnosis, report)
 
@@ -72,13 +70,12 @@ def inspect(
     names: TargetNames = None,
     report: ReportFile = None,
     device: Device = "auto",
-    memory: Memory = "1GiB",
 ) -> Result:
     """Which correction lies in the store, is it whole, is hubness still lower? The exit status is 4 where it is not."""
     require_writable(report)
     live_queries = None if live is None else Bank(live, embed=embed, name="live queries").look()
     opened, called = open_store(store), read_names(names, "--names")
-    with computing(device, memory) as compute:
+    with computing(device) as compute:
         inspection = hubplugin.inspect(opened, live_queries, names=called, compute=compute)
     return write_report(inspection, report)
 

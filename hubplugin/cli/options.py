@@ -17,10 +17,10 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from hubplugin.atomic import lack_of_room
-from hubplugin.bank import Bank
+from hubplugin.bank import Bank, holds_texts
 from hubplugin.cli.application import say
 from hubplugin.compute import Compute
-from hubplugin.errors import InputError
+from hubplugin.errors import InputError, Parameter
 from hubplugin.registry import without_secrets
 from hubplugin.report import Result
 
@@ -62,27 +62,48 @@ ReportFile = Annotated[
     Path | None, typer.Option("--report", metavar="FILE.html", help="Also write a report: one HTML file to look at.")
 ]
 Device = Annotated[str, typer.Option(help="auto is cuda, then mps, then cpu.")]
+PairsFrom = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIELD",
+        help="Texts of the targets in this field, such as titles, are pairs that teach a map, as answers do with "
+        "--learn. Needs --embed.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.")]
-Memory = Annotated[str, typer.Option(help="Bounds the similarities held at one time.")]
 
 
 @contextmanager
-def computing(device: str = "auto", memory: str = "1GiB") -> Iterator[Compute]:
+def computing(device: str = "auto") -> Iterator[Compute]:
     """What a job computes with. It shows progress as `--quiet` allows it: bars on a terminal, lines elsewhere."""
     from hubplugin.progress import bars, lines
 
     if logging.getLogger("hubplugin").getEffectiveLevel() > logging.WARNING:
-        yield Compute(device, memory)
+        yield Compute(device)
     elif sys.stderr.isatty():
         with bars() as shown:
-            yield Compute(device, memory, shown)
+            yield Compute(device, progress=shown)
     else:
-        yield Compute(device, memory, lines(say))
+        yield Compute(device, progress=lines(say))
 
 
-def bank_of(bank: str | None, answers: str | None, embed: str | None) -> Bank:
-    """The bank as it was typed, whose files were looked at; without queries where none are named."""
+def bank_of(bank: str | None, answers: str | None, embed: str | None, pairs_from: str | None = None) -> Bank:
+    """The bank as it was typed, whose files were looked at; without queries where none are named. With a field of
+    pairs, which the model embeds, the bank may be of vectors."""
+    if pairs_from is not None and (bank is None or not holds_texts(bank, embeds=True)):
+        embed = None
     return Bank(bank, answers, embed=embed).look()
+
+
+def pairs_of(store: Any, field: str | None, embed: str | None) -> Bank | None:
+    """What is in a field of a store, as pairs; None where none is named."""
+    if field is None:
+        return None
+    if not store.maps_queries:
+        raise InputError(f"--pairs-from {field}: {store.url} holds no map of queries, which they would teach")
+    if embed is None:
+        raise InputError(f"--pairs-from {field}: name the model that embeds its texts by ", Parameter("embed"))
+    return Bank.from_field(store, field, embed)
 
 
 def parameters_of(method: str, settings: list[str] | None) -> dict[str, Any]:

@@ -15,8 +15,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import cast
 
-import numpy as np
-
 from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
@@ -42,7 +40,7 @@ from hubplugin.jobs.write import (
     write,
     write_gallery,
 )
-from hubplugin.learning import LearnedMap, learn_query_map, require_learnable
+from hubplugin.learning import Banks, LearnedMap, learn_query_map, read_learn, require_learnable
 from hubplugin.methods import METHODS, FitInput, Method, build_method
 from hubplugin.model import (
     Dot,
@@ -67,7 +65,7 @@ def apply(
     method: str = "blend",
     *,
     group_by: str | None = None,
-    learn: bool = False,
+    learn: bool | Bank = False,
     judged: BankLike | None = None,
     force: bool = False,
     dry_run: bool = False,
@@ -90,7 +88,8 @@ def apply(
         group_by: a key of the targets, where searches are filtered by its value. Offsets are fitted, centred and tried
             within each value's own targets, by one method for all. Where a value is refused, or has too few targets,
             these keep the offset 0.
-        learn: as in `hubplugin.fit`, but not with group_by. The store's own search maps the queries.
+        learn: as in `hubplugin.fit`, but not with group_by; `Bank.from_field` reads pairs of the store itself. The
+            store's own search maps the queries.
         force: applies the correction untried.
         dry_run: does all but the writing, and counts what would be written.
         compute: device, memory and progress.
@@ -101,19 +100,22 @@ def apply(
         InputError: for the bank or a parameter, or where the store cannot hold the map.
         StoreError: for the store.
     """
-    compute = _usable(compute)
+    compute, learn = _usable(compute), read_learn(learn)
     if isinstance(bank, OffsetModel):
-        args = {"method": method != "blend", "group_by": group_by, "learn": learn, "executor": executor, **parameters}
-        for name in (name for name, value in args.items() if value is not None and value is not False):
+        args = {"method": method != "blend", "group_by": group_by, "learn": learn, "judged": judged}
+        for name, value in {**args, "executor": executor, **parameters}.items():
+            if value is None or value is False:
+                continue
             raise InputError("a fitted model has its bank and its method already: leave out ", Parameter(name))
         require_match(bank, store)
         if dry_run:
             return replace(preview(store, bank, compute), notes=store.plan())
         return write(store, bank, force=force, compute=compute)
-    if learn:
-        require_learnable_in(store, learn, method, group_by, executor)
+    if learn is not False:
+        require_learnable_in(store, method, group_by, executor)
     job = Job(store, build_method(METHODS, method, parameters, apply), group_by, learn, force, dry_run)
-    prepared, looked_at = job.read(bank, judged, compute)
+    banks = job.read(bank, judged, compute)
+    prepared = banks.bank
     if require_executor(executor, shards) and (group_by is not None or prepared.clicks is not None):
         reason = "clicks" if prepared.clicks is not None else "groups"
         raise InputError(f"{reason} need all targets in one process: leave ", Parameter("executor"), " out")
@@ -124,7 +126,8 @@ def apply(
     if by_workers is not None:
         source = cast(GalleryLike, store)
         prepared = read_by_workers(prepared, source, by_workers.shards, job.configuration, by_workers.executor)
-    return _fit_and_write(job, prepared, looked_at, by_workers)[0]
+        banks = Banks(prepared)
+    return _fit_and_write(job, banks, by_workers)[0]
 
 
 def refit(
@@ -132,7 +135,7 @@ def refit(
     bank: BankLike | None = None,
     method: str | None = None,
     *,
-    learn: bool | None = None,
+    learn: bool | Bank | None = None,
     judged: BankLike | None = None,
     force: bool = False,
     dry_run: bool = False,
@@ -152,7 +155,7 @@ def refit(
         store: a store with an active correction.
         bank: as in `apply`; by default the queries that were recorded.
         method: by default that of the active correction, with those of its parameters that were given to it.
-        learn: by default a correction with a query map is learned anew.
+        learn: as in `apply`; by default a correction with a query map is learned anew.
         judged, dry_run, compute, **parameters: as in `apply`.
         force: activates the new correction though it is worse.
 
@@ -165,19 +168,19 @@ def refit(
     if correction is None or not correction.active:
         raise StoreError(f"{store.url} has no active correction to fit anew; apply one first")
     old, compute = correction.model, _usable(compute)
-    if learn is None:
-        learn = old.query_map is not None
-    if learn:
-        require_learnable_in(store, learn, method or old.method, group_key(old), None)
+    learn = old.query_map is not None if learn is None else read_learn(learn)
+    if learn is not False:
+        require_learnable_in(store, method or old.method, group_key(old), None)
     if method is None:
         configuration = _configuration_of(old, parameters)
     else:
         configuration = build_method(METHODS, method, parameters, refit)
     job = Job(store, configuration, group_key(old), learn, force, dry_run, old)
-    prepared, looked_at = job.read(Bank() if bank is None else bank, judged, compute)
-    done, versus = _fit_and_write(job, prepared, looked_at)
+    banks = job.read(Bank() if bank is None else bank, judged, compute)
+    done, versus = _fit_and_write(job, banks)
     assert versus is not None
-    old_size, new_size = len(old.terms[0].bank), len(prepared.query_bank)  # of `dn` the old one kept is its mean alone
+    old_size = len(old.terms[0].bank)  # of `dn` the old one kept is its mean alone
+    new_size = len(banks.bank.query_bank)
     notes = [f"the new bank has {new_size:,} queries, the old one had {old_size:,}"] if new_size < old_size else []
     return Refitted(**vars(replace(done, notes=[*done.notes, *notes])), versus=versus)
 
@@ -190,48 +193,43 @@ class Job:
     store: Store
     configuration: Method
     group_by: str | None
-    learn: bool
+    learn: bool | Bank
     force: bool
     dry_run: bool
     old: OffsetModel | None = None
 
-    def read(
-        self, bank: BankLike, judged: BankLike | None, compute: Compute
-    ) -> tuple[PreparedBank, PreparedBank | None]:
+    def read(self, bank: BankLike, judged: BankLike | None, compute: Compute) -> Banks:
         """`bank`, and `judged`, which chooses how strong a map is, prepared under `compute`; raises what can be told
         before the gallery is read."""
         store = self.store
-        prepared = bank_for(store, bank, self.learn).prepare(store.metric, compute, store)
-        self.configuration.require_banks(prepared)
+        learned = self.learn is not False
+        banks = Banks.read(bank_for(store, bank, learned), self.learn, judged, store.metric, compute, store)
+        self.configuration.require_banks(banks.bank)
         store.require_writable(dry_run=self.dry_run)
         if not store.count():
             raise InputError(f"{store.url} is empty; add vectors, then correct it")
         if not self.force:
-            require_size(prepared, self.configuration)
-        if judged is None:
-            return prepared, None
-        if not self.learn:
-            raise InputError(Parameter("judged"), " chooses how strong a map is: pass ", Parameter("learn", True))
-        return prepared, Bank.of(judged).prepare(store.metric, compute, store)
+            require_size(banks.bank, self.configuration)
+        return banks
 
 
 def _fit_and_write(
-    job: Job, bank: PreparedBank, judged: PreparedBank | None, by_workers: ShardedStore | None = None
+    job: Job, banks: Banks, by_workers: ShardedStore | None = None
 ) -> tuple[Applied, OldVersusNew | None]:
     """Reads the gallery, unless workers have, tries, fits and writes, or only counts what would be written. Raises
     CorrectionRefused where that would do harm, or the new correction is worse than the old one; nothing is written
     then."""
-    store, compute, gallery = job.store, bank.compute, None
+    store, compute, gallery = job.store, banks.bank.compute, None
     if by_workers is None:
-        clicks = [part.clicks for part in (bank, judged) if part is not None and part.clicks is not None]
-        gallery = SpooledGallery(store, compute.progress, job.group_by, np.concatenate(clicks) if clicks else None)
-        bank = bank.against(gallery.vectors, gallery.rows)
-        judged = None if judged is None else judged.against(gallery.vectors, gallery.rows)
+        gallery = SpooledGallery(store, compute.progress, job.group_by, banks.clicks)
+        banks = banks.against(gallery.vectors, gallery.rows)
+    bank = banks.bank
     logger.info("%s: trying %s", store.url, job.configuration.name)
     trial, lesson, versus, neutral = None, None, None, dict[Value, str]()
     if job.group_by is None:
         profile = None if job.force else require_kind(bank)
-        lesson = learn_query_map(job.configuration, bank, judged) if job.learn else None
+        if job.learn is not False:
+            lesson = learn_query_map(job.configuration, banks)
         if profile is not None:  # what would be applied is judged
             method = job.configuration.resolve(bank) if lesson is None else lesson.how.offsets
             trial = check(bank, method, profile, None if lesson is None else lesson.how)
@@ -260,8 +258,8 @@ def compare_with_old(job: Job, bank: PreparedBank, old: OffsetModel, lesson: Lea
     """Compares old and new correction on held-out queries.
 
     A map knows the answers that it was taught, so that it would be ahead of any correction that learns without them:
-    with a map, they are tried on queries that the old model has not seen. Where there are few, both are tried as they
-    are: they have seen the same.
+    with a map, they are tried on queries that the old model's bank lacks. Where there are few, both are tried as they
+    are: they have seen the same. Pairs such as titles are not kept, so an old map may have been taught some.
 
     Args:
         job: what is asked for.
@@ -302,14 +300,12 @@ def _usable(compute: Compute) -> Compute:
     return compute
 
 
-def require_learnable_in(
-    store: Store, learn: bool, method: str, group_by: str | None, executor: Executor | None
-) -> None:
-    """Raises InputError where `store` cannot hold a map, or `learn` does not go with `method`, `group_by` or
-    `executor`, before anything is read."""
+def require_learnable_in(store: Store, method: str, group_by: str | None, executor: Executor | None) -> None:
+    """Raises InputError where `store` cannot hold a map, or none goes with `method`, `group_by` or `executor`, before
+    anything is read."""
     if not store.maps_queries:
         raise InputError(f"{store.url} holds no map of queries: leave out ", Parameter("learn"))
-    require_learnable(learn, method, store.metric, store, group_by=group_by, executor=executor)
+    require_learnable(method, store.metric, store, group_by=group_by, executor=executor)
 
 
 def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:

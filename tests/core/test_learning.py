@@ -1,5 +1,8 @@
 """What known answers teach: the map is that of the formula, chosen by targets that were held out, and never ignored."""
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies
@@ -7,7 +10,9 @@ from hypothesis import given, settings, strategies
 import hubplugin
 from hubplugin import learning
 from hubplugin.compute import Compute
-from hubplugin.errors import InputError
+from hubplugin.errors import CorrectionRefused, InputError
+from hubplugin.guard import judge_by
+from hubplugin.measures.significance import Side
 from hubplugin.methods import METHODS, FitInput
 from hubplugin.metric import Metric
 from hubplugin.report import as_text
@@ -33,7 +38,7 @@ def test_queries_are_mapped_as_the_formula_says(pairs, metric):
     targets, queries, answers = pairs
     model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), metric=metric, learn=True)
     query_map = model.query_map
-    assert query_map.strength == 1
+    assert query_map.strength == 2
     assert query_map.pairs == PAIRS
     z = formulas.whitening(queries, targets) if query_map.whitened else np.eye(D)
     tau = hubplugin.fit(targets, queries @ z, metric="dot").parameters["tau"]
@@ -139,10 +144,10 @@ def test_margins_of_held_out_pairs_are_those_of_the_formula(pairs, answers_are):
     asked_of = targets if answers_are == "rows" else asked_for
     method = hubplugin.methods.METHODS["nnn"](k=5)
     bases = [learning.MapFit(method, 0.0, 0.07, first) for first in (None, z.astype(np.float32))]
-    both, sides = learning.draw_sides(prepared, learning.find_pairs(prepared))
+    sides = learning.draw_sides(learning.Banks(prepared), learning.find_pairs(prepared))
     assert set(sides) == ({"other", "asked"} if answers_are == "rows" else {"other"})
     for side, folds in sides.items():
-        margins = cross_validate([learning.fit_all_strengths(base) for base in bases], both, folds).margins
+        margins = cross_validate([learning.fit_all_strengths(base) for base in bases], prepared, folds).margins
         assert sorted(np.concatenate([fold.test for fold in folds])) == list(range(len(queries)))
         expected = []
         for fold in folds:
@@ -161,17 +166,21 @@ def test_margins_of_held_out_pairs_are_those_of_the_formula(pairs, answers_are):
                         own = scores[np.arange(len(columns)), columns]
                         scores[np.arange(len(columns)), columns] = -np.inf
                         expected.append(own - scores.max(axis=1))
+        count = 2 * len(learning.STRENGTHS) * len(learning.SHARES)
         expected = np.concatenate(
-            [np.stack(expected[first : first + 24]) for first in range(0, len(expected), 24)], axis=1
+            [np.stack(expected[first : first + count]) for first in range(0, len(expected), count)], axis=1
         )
         np.testing.assert_allclose(margins, expected, rtol=0, atol=2e-5)
 
 
 def margins_of(*gains, half=0.0, none=0.0):
-    """Margins [1, 4, 3, 400] whose soft R@1 is 0.5 and, at the strengths above 0, more by `gains`, with an error of .01
-    each. With `half` of the offsets, or with `none`, it is more by as much, with an error of .005."""
-    noise = np.array([1.0, -1.0] * 200)
-    soft = 0.5 + np.array([np.zeros(400), *(gain + 0.2 * noise for gain in gains)])
+    """Margins [1, 6, 3, 400] whose soft R@1 is 0.5 and, at the strengths above 0, more by `gains`, with an error of .01
+    each; where gains are lacking, less. Those of strengths above 1 differ from the one before with an error of .014.
+    With `half` of the offsets, or with `none`, it is more by as much, with an error of .005."""
+    noise, other = np.array([1.0, -1.0] * 200), np.array([1.0, 1.0, -1.0, -1.0] * 100)
+    gains = [0.0, *gains, *[-0.1] * (5 - len(gains))]
+    scales = [0 * noise, noise, noise, noise, other, noise]
+    soft = 0.5 + np.array([gain + 0.2 * scale for gain, scale in zip(gains, scales, strict=True)])
     soft = np.stack([soft, soft + half + 0.1 * noise, soft + none + 0.1 * noise], axis=1)
     return (0.4 * 0.05 * np.log(soft / (1 - soft)))[None]
 
@@ -189,6 +198,11 @@ def margins_of(*gains, half=0.0, none=0.0):
         ([(-0.01, -0.01, -0.01), (0.01, 0.02, 0.03)], 0.0, 0),
         ([(0.01, -0.019, -0.021)], -2.0, 2),  # behind by no more than two standard errors
         ([(0.01, 0.02, 0.03), (-0.019, -0.021, -0.021)], -2.0, 1),
+        ([(0.01, 0.02, 0.03, 0.06, 0.09)], -2.0, 5),  # each clearly ahead of the one before
+        ([(0.01, 0.02, 0.03, 0.06, 0.08)], -2.0, 4),
+        ([(0.01, 0.02, 0.03, 0.05, 0.09)], -2.0, 3),  # 1.5 is not, and bars the way
+        ([(0.01, 0.02, -0.021, 0.06, 0.09)], -2.0, 2),
+        ([(0.01, 0.02, 0.03, 0.06, 0.09), (0.01, 0.02, 0.03, 0.06, 0.08)], -2.0, 4),
     ],
 )
 def test_the_strength_is_the_largest_that_no_side_is_behind_with(sides, errors, strength):
@@ -222,7 +236,7 @@ def test_a_share_of_the_offsets_is_that_of_the_model(share, pairs, monkeypatch):
     whole = hubplugin.fit(targets, bank, learn=True)
     np.testing.assert_allclose(model.offsets(targets), share * whole.offsets(targets), rtol=0, atol=1e-6)
     np.testing.assert_array_equal(model.queries(queries), whole.queries(queries))
-    notes = learning.learn_query_map(METHODS["blend"](), bank.prepare("cosine", Compute()).against(targets)).notes
+    notes = banks_of(targets, bank, True).notes
     assert "of the offsets" not in notes[0]
 
 
@@ -246,6 +260,16 @@ def test_a_bank_is_whitened_where_no_side_is_behind_with_it():
     both = [np.concatenate([plain, change]) for change in (ahead, behind)]
     assert learning.choose([both[0]], 0.05, 0.0)[0] == 1
     assert learning.choose([both[0], both[1]], 0.05, 0.0)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("probes", "gain", "whitens"), [(200, -0.001, 1), (140, -0.001, 0), (140, 0.016, 0), (140, 0.018, 1)]
+)
+def test_few_pairs_must_show_that_a_whitening_gains(probes, gain, whitens):
+    soft = np.full((2, len(learning.STRENGTHS), 3, probes), 0.5)
+    soft[1] += gain + 0.2 * np.resize([1.0, -1.0], probes)  # with an error of 0.0169 for 140 probes
+    margins = 0.4 * 0.05 * np.log(soft / (1 - soft))
+    assert learning.choose([margins], 0.05, -2.0)[0] == whitens
 
 
 def test_pairs_that_teach_nothing_are_said_to(pairs, monkeypatch):
@@ -303,9 +327,10 @@ def test_what_cannot_learn_is_refused_in_one_line(pairs):
         "not for metric='euclidean'": {"metric": "euclidean"},
         "pass targets=": {"targets": None},
         "does not go with executor=": {"executor": object()},
-        "learn='fold': expected True or False": {"learn": "fold"},
+        "learn=: expected True, False, or pairs as Bank(titles, ids), got str": {"learn": "fold"},
+        "learn=: the pairs lack ids or rows; pass Bank(titles, ids)": {"learn": hubplugin.Bank(queries, queries)},
     }.items():
-        with pytest.raises(InputError, match=expected.replace("(", r"\(")) as error:
+        with pytest.raises(InputError, match=re.escape(expected)) as error:
             hubplugin.fit(**({"targets": targets, "bank": bank, "learn": True} | arguments))
         assert "\n" not in str(error.value)
 
@@ -337,12 +362,14 @@ def test_judged_clicks_choose_in_the_place_of_noisy_ones(pairs, rng):
         hubplugin.Bank(queries[rows], clicks[rows]).prepare("cosine", Compute("cpu")).against(targets)
         for rows, clicks in ((slice(None), noisy), (slice(100, 200), answers))
     )
-    both, sides = learning.draw_sides(prepared, learning.find_pairs(prepared), judged)
+    banks = learning.Banks(prepared, judged)
+    both, held = banks.together, banks.find_held_out()
+    sides = learning.draw_sides(banks, learning.find_pairs(prepared), held)
     base = learning.MapFit(hubplugin.methods.METHODS["nnn"](k=5, alpha=1e-9), 0.0, 0.07)
     margins = {
         name: cross_validate([learning.fit_all_strengths(base)], both, folds).margins for name, folds in sides.items()
     }
-    assert margins["other"].shape == (12, 100), "all are both once"
+    assert margins["other"].shape == (18, 100), "all are both once"
     judged_answers = answers[100:200]
 
     def ahead(mapped, answer):
@@ -370,4 +397,117 @@ def test_a_judged_bank_that_cannot_choose_is_refused(pairs):
         with pytest.raises(InputError, match=expected.replace("(", r"\(")):
             hubplugin.fit(**({"targets": targets, "bank": bank, "judged": judged, "learn": True} | arguments))
     model = hubplugin.fit(targets, bank, learn=True, judged=hubplugin.Bank(queries[:60], answers[:60]))
-    assert model.query_map.strength == 1
+    assert model.query_map.strength == 2
+
+
+def test_the_interval_of_a_change_is_wider_than_that_of_held_out_pairs_alone(rng):
+    before, after = (rng.random(300) < 0.5 for _ in range(2))
+    side = Side.of(before.astype(float), after.astype(float), "pairs")
+    wider = learning.widen(side)
+    assert (wider.change.value, wider.before, wider.after) == (side.change.value, side.before, side.after)
+    assert wider.change.high - wider.change.value == pytest.approx(1.2 * (side.change.high - side.change.value))
+    assert wider.change.value - wider.change.low == pytest.approx(1.2 * (side.change.value - side.change.low))
+
+
+def test_titles_teach_the_map_of_a_log_without_answers(pairs):
+    targets, queries, answers = pairs
+    titles, rows, log = queries[:200], answers[:200], queries[200:]
+    model = hubplugin.fit(targets, log, learn=hubplugin.Bank(titles, rows))
+    query_map = model.query_map
+    assert query_map.pairs == 200
+    z = formulas.whitening(log, targets) if query_map.whitened else np.eye(D)
+    tau = hubplugin.fit(targets, log @ z, metric="dot").parameters["tau"]
+    step = (np.eye(D) + query_map.strength * formulas.query_map(titles @ z, rows, targets, tau)) @ z - np.eye(D)
+    np.testing.assert_allclose(query_map.step, step, rtol=0, atol=1e-4 * np.abs(step).max())
+    np.testing.assert_allclose(model.terms[0].bank, log, rtol=0, atol=1e-6)
+    mapped = hubplugin.fit(targets, model.queries(log), metric="dot", **model.parameters)
+    np.testing.assert_allclose(model.offsets(targets), mapped.offsets(targets), rtol=0, atol=1e-5)
+
+
+def banks_of(targets, log, titles, judged=None):
+    banks = learning.Banks.read(log, titles, judged, "cosine", Compute("cpu")).against(targets)
+    return learning.learn_query_map(METHODS["blend"](), banks)
+
+
+def test_answers_of_the_log_choose_in_the_place_of_titles(pairs):
+    targets, queries, answers = pairs
+    titles = hubplugin.Bank(queries[:200], answers[:200])
+    for known, unasked in ((60, False), (49, True)):
+        log = hubplugin.Bank(queries[200:260], np.where(np.arange(60) < known, answers[200:260], -1))
+        lesson = banks_of(targets, log, titles)
+        assert lesson.unasked == unasked
+        assert lesson.model.query_map.pairs == (200 if unasked else 260), "of 49 answers nothing is learned"
+        assert lesson.other.queries == (200 if unasked else 60)
+        assert any("real queries gain less" in note for note in lesson.notes) == unasked
+    judged = hubplugin.Bank(queries[260:320], answers[260:320])
+    lesson = banks_of(targets, hubplugin.Bank(queries[200:260]), titles, judged)
+    assert (lesson.unasked, lesson.other.queries, lesson.model.query_map.pairs) == (False, 60, 200)
+
+
+def test_a_trial_of_titles_holds_out_queries_of_the_log_alone(pairs):
+    targets, queries, answers = pairs
+    titles = hubplugin.Bank(queries[:200], answers[:200])
+    for log_answers, right in ((None, None), (answers[200:], 200)):
+        log = hubplugin.Bank(queries[200:], log_answers).prepare("cosine", Compute("cpu")).against(targets)
+        how = banks_of(targets, hubplugin.Bank(queries[200:], log_answers), titles).how
+        trial = judge_by(log, how.offsets, learned=how)
+        assert trial.queries == 200
+        assert (None if trial.right is None else trial.right.queries) == right
+
+
+def test_titles_unlike_the_queries_are_refused_unless_real_ones_choose(pairs, rng):
+    targets, queries, answers = pairs
+    elsewhere = unit(queries[200:] + 3 * unit(rng.normal(size=(1, D))))
+    titles = hubplugin.Bank(queries[:200], answers[:200])
+    with pytest.raises(CorrectionRefused, match=r"the pairs are unlike the queries of the bank: 1?\d\d% of nearest"):
+        hubplugin.fit(targets, elsewhere, learn=titles)
+    judged = hubplugin.Bank(elsewhere[:100], answers[200:300])
+    assert not banks_of(targets, hubplugin.Bank(elsewhere), titles, judged).unasked
+
+
+def test_titles_that_stand_in_their_documents_are_refused_unless_real_queries_choose(pairs, rng):
+    targets, queries, answers = pairs
+    titles = hubplugin.Bank(unit(targets[:200] + 0.1 * rng.normal(size=(200, D))), np.arange(200))
+    with pytest.raises(CorrectionRefused, match=r"the raw search finds 1?\d\d% of the pairs \(80% is too much\)"):
+        hubplugin.fit(targets, queries, learn=titles)
+    assert not banks_of(targets, hubplugin.Bank(queries, answers), titles).unasked
+
+
+def test_wrong_answers_are_refused_beside_titles_too(pairs, rng):
+    targets, queries, answers = pairs
+    titles = hubplugin.Bank(queries[:200], answers[:200])
+    with pytest.raises(CorrectionRefused, match="the answers of the bank do not belong to its queries"):
+        hubplugin.fit(targets, hubplugin.Bank(queries[200:], rng.permutation(answers[200:])), learn=titles)
+
+
+def test_pairs_that_the_bank_has_teach_nothing_that_is_held_out(pairs):
+    targets, queries, answers = pairs
+    log = hubplugin.Bank(queries, answers)
+    twice = hubplugin.Bank(np.concatenate([queries, queries[:50]]), np.concatenate([answers, answers[:50]]))
+    banks = learning.Banks.read(log, twice, None, "cosine", Compute("cpu")).against(targets)
+    assert len(banks.pairs.query_bank) == 0
+    alone = hubplugin.fit(targets, log, learn=True)
+    np.testing.assert_allclose(
+        hubplugin.fit(targets, log, learn=twice).query_map.whole, alone.query_map.whole, atol=1e-6
+    )
+    few = hubplugin.Bank(queries[:300], answers[:300])
+    banks = learning.Banks.read(few, twice, None, "cosine", Compute("cpu")).against(targets)
+    np.testing.assert_allclose(banks.pairs.query_bank, queries[300:], rtol=0, atol=1e-6)
+    how = learning.learn_query_map(METHODS["blend"](), banks).how
+    known, new = (judge_by(banks.bank, how.offsets, learned=one).right for one in (how, replace(how, pairs=None)))
+    assert known.after == pytest.approx(new.after, abs=0.1), "a map of all of them finds all"
+
+
+def test_of_few_clicks_beside_titles_nothing_is_asked(pairs, tmp_path):
+    targets, queries, answers = pairs
+    store = hubplugin.open_store(flat_index(tmp_path / "photos.faiss", targets))
+    titles = hubplugin.Bank(queries[:200], answers[:200])
+    log = hubplugin.Bank(queries[200:], np.where(np.arange(200) < 3, answers[200:], -1))
+    applied = hubplugin.apply(store, log, learn=titles, dry_run=True)
+    assert (applied.trial.queries, applied.trial.right) == (200, None)
+
+
+def test_pairs_of_other_dimensions_are_refused(pairs):
+    targets, queries, answers = pairs
+    with pytest.raises(InputError, match="the pairs have 8 dimensions, the bank has 16"):
+        hubplugin.fit(targets, queries, learn=hubplugin.Bank(queries[:, :8], answers))

@@ -260,3 +260,12 @@ def test_a_model_that_keeps_the_mean_of_its_bank_is_tried_on_vectors_that_have_a
     database.run(INDEX)
     done = hubplugin.apply(database.open(metric="cosine"), rng.normal(size=(40, DIM)), "dn", force=True)
     assert done.invalid_vectors.named == {0: "length 0"}
+
+
+def test_a_column_of_titles_is_read_as_pairs(database):
+    database.create(np.eye(5, 8, dtype=np.float32), "title text")
+    database.run("UPDATE photos SET title = 'photo ' || id WHERE id <> 3")
+    pairs = hubplugin.Bank.from_field(database.open(metric="cosine"), "title", "model:embed")
+    assert sorted(zip(pairs.answers, pairs.queries, strict=True)) == [(n, f"photo {n}") for n in (0, 1, 2, 4)]
+    with pytest.raises(StoreError, match="has no column 'headline'"):
+        hubplugin.Bank.from_field(database.open(metric="cosine"), "headline", "model:embed")

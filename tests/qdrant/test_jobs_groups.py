@@ -228,5 +228,5 @@ def test_a_store_whose_targets_have_no_payload_says_so(tmp_path):
     index = faiss.IndexFlatIP(DIM)
     index.add(clustered(1, 50))
     faiss.write_index(index, str(tmp_path / "a.faiss"))
-    with pytest.raises(StoreError, match="nothing to be grouped by"):
+    with pytest.raises(StoreError, match="vectors alone, without a field"):
         apply(hubplugin.open_store(f"faiss:{tmp_path}/a.faiss"), clustered(2, 20), "is", group_by="tenant", force=True)

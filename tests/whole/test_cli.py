@@ -240,7 +240,10 @@ def test_a_password_in_a_url_is_never_printed(made):
             "6334 is usually the port of gRPC, a URL has that of HTTP, 6333",
         ),
         (("apply", "faiss:PHOTOS", "--bank", "BANK", "--set", "tau"), "expected NAME=VALUE"),
-        (("apply", "faiss:PHOTOS", "--bank", "BANK", "--memory", "much"), "--memory much is not a size"),
+        (
+            ("apply", "faiss:PHOTOS", "--bank", "BANK", "--pairs-from", "title"),
+            "name the model that embeds its texts by --embed",
+        ),
         (("apply", "PHOTOS", "--bank", "BANK"), "a store is named by a URL: faiss:"),
         (("apply", "faiss:PHOTOS", "--bank", "BANK", "--method", "dualis"), "pass --answers"),
         (("refresh", "faiss:PHOTOS"), "no correction"),
