@@ -140,6 +140,10 @@ class CopyStore(ManifestStore[Copy]):
         """Whether a search need not ask if others have changed targets: as long as a store has just looked."""
         return False
 
+    how_to_record = (
+        "hubplugin.Recorder(FOLDER).add(queries) beside each search, and ?record=FOLDER behind the URL of the store"
+    )
+
     @property
     def maps_queries(self) -> bool:  # type: ignore[override]
         return self.metric is not Metric.EUCLIDEAN

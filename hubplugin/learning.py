@@ -65,8 +65,8 @@ too, and their folds share most of what is learned. So 95 % of 133 tests lie ins
 (benchmarks/learning.py)."""
 
 FEW_PROBES = 150
-"""Held-out pairs below which a whitening must be ahead by one standard error. A hundred pairs let pass what lost half a
-point of what nobody asked for (ICD), and show what gains as well as they can."""
+"""Held-out pairs below which a whitening must be ahead by one standard error. With a hundred pairs one passed that lost
+half a point of what nobody asked for (ICD)."""
 
 LOOKED_AT = 1_000
 """Pairs that are searched for in the whole gallery, so that a share comes out to 1.3 points."""
@@ -131,8 +131,8 @@ def find_pairs(bank: PreparedBank, name: str = "the bank", fewest: int = FEWEST_
     if nearer < NEARER:
         raise CorrectionRefused(
             f"the answers of {name} do not belong to its queries: {nearer:.0%} of these are nearer to their own than "
-            f"to another's ({NEARER:.0%} is needed, 50% is chance); nothing was changed: pass answers of this gallery "
-            "to queries of its model"
+            f"to another's ({NEARER:.0%} is needed, 50% is chance); nothing was changed: pass answers of this gallery, "
+            "and queries that its own model embedded"
         )
     return rows
 
@@ -303,7 +303,10 @@ class MapFit:
 
 
 NOTHING = "the pairs taught nothing beyond the offsets: queries are not mapped"
-UNASKED = "that is R@1 of held-out pairs, such as titles, which nobody asks by: real queries gain less (docs/titles.md)"
+UNASKED = (
+    "that is R@1 of held-out pairs, such as titles, which nobody asks by: real queries gained 0 to 6 points over the "
+    "offsets alone (docs/titles.md)"
+)
 
 
 @dataclass(frozen=True)

@@ -225,13 +225,15 @@ def read_ids(collection: Any) -> set[str]:
 
 def open_url(url: str) -> ChromaStore:
     """The store behind `chroma:FOLDER/COLLECTION`, or `chroma://HOST:8000/COLLECTION` (or `chroma+https`), which may
-    end in `?tenant=T&database=D`. Raises StoreError if there is none."""
+    end in `?tenant=T&database=D`, and either in `?record=FOLDER`. Raises StoreError if there is none."""
     parts, (folder, _, name) = urlsplit(url), url.partition(":")[2].rpartition("/")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    record = options.pop("record", None)
     if "@" in parts.netloc or options.keys() - ({"tenant", "database"} if parts.netloc else set()):
         raise StoreError(
-            "expected chroma://HOST:8000/COLLECTION, with no more than ?tenant=T&database=D behind it; a client with a "
-            "password or other settings goes to hubplugin_chroma.open_store"
+            "expected chroma:FOLDER/COLLECTION or chroma://HOST:8000/COLLECTION, with no more than ?record=FOLDER and, "
+            "of a server, tenant=T&database=D behind it; a client with a password or other settings goes to "
+            "hubplugin_chroma.open_store"
         )
     chroma = ErrorTranslator(chromadb, url, ERRORS, damage)
     if parts.netloc:
@@ -241,5 +243,5 @@ def open_url(url: str) -> ChromaStore:
     else:
         raise StoreError(f"{url}: {folder!r} is no folder of Chroma; expected chroma:FOLDER/COLLECTION")
     store = ChromaStore(client, client.get_collection(name.partition("?")[0], embedding_function=None), url)
-    store.folder = None if parts.netloc else Path(folder)
+    store.folder, store.record = None if parts.netloc else Path(folder), None if record is None else Path(record)
     return store

@@ -40,11 +40,17 @@ READING = timedelta(minutes=10)
 
 
 def open_url(url: str) -> LanceStore:
-    """The store behind `lancedb:FOLDER/TABLE`; raises StoreError if there is no such table."""
-    folder, _, table = url.removeprefix("lancedb:").rpartition("/")
+    """The store behind `lancedb:FOLDER/TABLE`, which may end in `?record=FOLDER`; raises StoreError if there is no such
+    table."""
+    path, _, record = url.removeprefix("lancedb:").partition("?record=")
+    folder, _, table = path.rpartition("/")
     if not Path(folder).is_dir() or table not in _list_tables(lancedb.connect(folder)):
-        raise StoreError(f"{without_secrets(url)}: there is no such table; expected lancedb:FOLDER/TABLE")
-    return LanceStore(folder, table)
+        raise StoreError(
+            f"{without_secrets(url)}: there is no such table; expected lancedb:FOLDER/TABLE, and ?record=FOLDER at most"
+        )
+    store = LanceStore(folder, table)
+    store.record = Path(record) if record else None
+    return store
 
 
 class LanceStore(CopyStore):

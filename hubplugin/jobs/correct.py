@@ -168,6 +168,7 @@ def refit(
     if correction is None or not correction.active:
         raise StoreError(f"{store.url} has no active correction to fit anew; apply one first")
     old, compute = correction.model, _usable(compute)
+    by_default = learn is None
     learn = old.query_map is not None if learn is None else read_learn(learn)
     if learn is not False:
         require_learnable_in(store, method or old.method, group_key(old), None)
@@ -177,6 +178,12 @@ def refit(
         configuration = build_method(METHODS, method, parameters, refit)
     job = Job(store, configuration, group_key(old), learn, force, dry_run, old)
     banks = job.read(Bank() if bank is None else bank, judged, compute)
+    if learn is True and by_default and banks.bank.known_answers is None:
+        raise InputError(
+            "the active correction has a map of queries, and nothing here teaches a new one: pass ",
+            Parameter("answers"),
+            ", pairs again (--pairs-from, learn=Bank(titles, ids)), or --no-learn (learn=False) for one without a map",
+        )
     done, versus = _fit_and_write(job, banks)
     assert versus is not None
     old_size = len(old.terms[0].bank)  # of `dn` the old one kept is its mean alone
@@ -244,6 +251,7 @@ def _fit_and_write(
         old = job.old if isinstance(job.old, GroupedModel) else None
         model, neutral, parts = fit_within(bank, job.configuration, job.group_by, gallery.groups(), job.force, old)
         versus = None if old is None else require_not_worse(OldVersusNew.of(parts, old, job.configuration), job.force)
+    before = store.correction() if job.old is None and model.query_map is None else None
     if job.dry_run:
         done = replace(preview(store, model, compute), notes=store.plan())
     else:
@@ -251,6 +259,8 @@ def _fit_and_write(
     # Where nothing was tried, what to expect of the bank is still worth a line.
     notes = [*(small_bank(len(bank.distinct)) if trial is None else []), *done.notes]
     notes += [] if lesson is None else lesson.notes
+    if before is not None and before.active and before.model.query_map is not None:
+        notes.append("the correction of before had a map of queries, and this one has none: rollback returns to it")
     return replace(done, neutral=neutral, trial=trial, notes=notes), versus
 
 

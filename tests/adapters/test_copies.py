@@ -212,3 +212,16 @@ def test_a_kill_before_the_copy_or_its_model_was_made_is_gone_on_with(gallery, r
     assert_exact(store, newer, vectors, set(), unit(rng, 5))
     report = hubplugin.inspect(user.store(), queries=0)
     assert (report.missing, report.stale, report.previous.method) == (0, 0, "is")
+
+
+def test_queries_recorded_in_a_folder_behind_the_url_are_the_bank(gallery, rng, tmp_path):
+    user, store, _, _ = gallery
+    folder = tmp_path / "queries"
+    assert "?record=FOLDER behind the URL" in store.how_to_record
+    place = f"chroma:{tmp_path}/photos" if isinstance(user, InChroma) else store.url
+    recorder = hubplugin.Recorder(folder)
+    recorder.add(unit(rng, 150))
+    recorder.close()
+    named = hubplugin.open_store(f"{place}?record={folder}")
+    hubplugin.apply(named, hubplugin.Bank(), force=True)
+    assert len(store.correction().model.terms[0].bank) == 150

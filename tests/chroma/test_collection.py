@@ -252,7 +252,11 @@ def test_a_copy_that_a_kill_left_unreadable_is_made_anew(tmp_path, rng, file, le
         ("chroma:{folder}/nothing", r"Collection \[nothing\] does not exist"),
         ("chroma:{folder}/sub/photos", "no folder of Chroma; expected chroma:FOLDER/COLLECTION"),
         ("chroma://localhost:1/photos", "Could not connect to a Chroma server"),
-        ("chroma://localhost:1/photos?tenants=a", r"with no more than \?tenant=T&database=D"),
+        (
+            "chroma://localhost:1/photos?tenants=a",
+            r"with no more than \?record=FOLDER and, of a server, tenant=T&database=D",
+        ),
+        ("chroma:{folder}/photos?recorded=q", r"expected chroma:FOLDER/COLLECTION or .* \?record=FOLDER"),
         ("chroma://me:geheim@localhost:1/photos", "a client with a password or other settings goes to"),
     ],
 )

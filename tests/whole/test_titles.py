@@ -88,7 +88,7 @@ def test_a_correction_learns_from_them(url, vectors):
     ran = CliRunner().invoke(app, arguments)
     assert ran.exit_code == 0, ran.output
     assert "as 150 pairs taught" in ran.output
-    assert "real queries gain less" in " ".join(ran.output.split())
+    assert "real queries gained 0 to 6 points" in " ".join(ran.output.split())
     assert "right answers first" not in ran.output, "nobody asked by titles"
     rows = np.array([row for row in range(COUNT) if row % 8 > 2])
     model = hubplugin.fit(targets, queries, learn=hubplugin.Bank(titles[rows], rows))
@@ -140,3 +140,17 @@ def test_an_index_file_has_no_fields(vectors, tmp_path):
     store = hubplugin.open_store(flat_index(tmp_path / "a.faiss", vectors[0]))
     with pytest.raises(StoreError, match="its targets are vectors alone, without a field 'title'"):
         hubplugin.Bank.from_field(store, "title", "titles_model:embed")
+
+
+def test_what_becomes_of_the_map_is_said(url, vectors):
+    queries = vectors[2]
+    store = hubplugin.open_store(url)
+    pairs = hubplugin.Bank.from_field(store, "title", "titles_model:embed")
+    hubplugin.apply(store, queries, learn=pairs)
+    with pytest.raises(InputError, match="nothing here teaches a new one: pass answers=, pairs again"):
+        hubplugin.refit(store, queries[:200])
+    assert hubplugin.refit(store, queries[:200], learn=False, force=True).notes
+    hubplugin.apply(store, queries, learn=pairs)
+    lost = "the correction of before had a map of queries, and this one has none: rollback returns to it"
+    assert lost in hubplugin.apply(store, queries[:150], force=True).notes
+    assert lost not in hubplugin.apply(store, queries[:140], force=True).notes
