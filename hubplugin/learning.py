@@ -546,13 +546,18 @@ def is_ahead(gains: np.ndarray, errors: float) -> bool:
 
 
 def solve_map(queries: np.ndarray, answer: np.ndarray, targets: np.ndarray, tau: float) -> np.ndarray:
-    """W [d, d] of one step of ridge regression from `queries` [m, d] to what their cross-entropy asks of them.
+    """W [d, d] of one step of ridge regression from queries to what their cross-entropy asks of them.
 
         p = softmax(Q T' / tau),  R = T[answer] - p T,  W = R' Q (Q' Q + r I)^-1,  r the mean eigenvalue of Q' Q
 
-    Q are the queries, `answer` [m] the row of each one's answer in T, at the temperature `tau`. T are the `targets` [c,
-    d] that were asked for, and no others: with the whole gallery, what nobody asked for would only ever be pushed away.
     Float32 products, a float64 solution.
+
+    Args:
+        queries: Q [m, d].
+        answer: The row of each one's answer in `targets` [m].
+        targets: T [c, d], those that were asked for, and no others: with the whole gallery, what nobody asked for would
+            only ever be pushed away.
+        tau: The temperature.
     """
     residual = np.empty_like(queries)
     size = max(PRODUCTS // len(targets), 1)

@@ -226,7 +226,7 @@ def read_ids(collection: Any) -> set[str]:
 def open_url(url: str) -> ChromaStore:
     """The store behind `chroma:FOLDER/COLLECTION`, or `chroma://HOST:8000/COLLECTION` (or `chroma+https`), which may
     end in `?tenant=T&database=D`, and either in `?record=FOLDER`. Raises StoreError if there is none."""
-    parts, (folder, _, name) = urlsplit(url), url.partition(":")[2].rpartition("/")
+    parts, (folder, _, name) = urlsplit(url), url.partition("?")[0].partition(":")[2].rpartition("/")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     record = options.pop("record", None)
     if "@" in parts.netloc or options.keys() - ({"tenant", "database"} if parts.netloc else set()):
@@ -242,6 +242,6 @@ def open_url(url: str) -> ChromaStore:
         client = chroma.PersistentClient(folder)
     else:
         raise StoreError(f"{url}: {folder!r} is no folder of Chroma; expected chroma:FOLDER/COLLECTION")
-    store = ChromaStore(client, client.get_collection(name.partition("?")[0], embedding_function=None), url)
+    store = ChromaStore(client, client.get_collection(name, embedding_function=None), url)
     store.folder, store.record = None if parts.netloc else Path(folder), None if record is None else Path(record)
     return store
