@@ -96,7 +96,13 @@ class CopyStore(ManifestStore[Copy]):
 
     @abstractmethod
     def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
-        """Puts `vectors` [b, d + 1] of the targets `ids` into `copy`."""
+        """Puts vectors into a copy.
+
+        Args:
+            copy: Into which one.
+            ids: Of the targets.
+            vectors: Theirs, with the offset behind them [b, d + 1].
+        """
 
     def name_of(self, *parts: int | str) -> str:
         """What the place of the manifest is called, of a copy by its number, and of its model by that and "model"."""
@@ -177,10 +183,17 @@ class CopyStore(ManifestStore[Copy]):
         return Batch(ids, vectors, offsets, groups=groups)
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False, among: Collection[Id] | None = None) -> Hits:
-        """Searches as every store does, for `queries`, `k` and `raw`, and finds the ids of `among` alone if given.
+        """Searches as every store does.
 
-        Scores are distances: 1 - s by inner product and cosine, else |q - t|^2; corrected ones are less by the offset,
-        under squared Euclidean distance by twice the offset.
+        Args:
+            queries: [m, d].
+            k: How many results each has.
+            raw: Without the correction.
+            among: The ids that may be found; by default all.
+
+        Returns:
+            Scores are distances: 1 - s by inner product and cosine, else |q - t|^2; corrected ones are less by the
+            offset, under squared Euclidean distance by twice the offset.
         """
         hits = Hits([], [])
         for row in range(0, len(queries), BATCH):
@@ -239,8 +252,15 @@ class CopyStore(ManifestStore[Copy]):
         return hits
 
     def read_offsets(self, copy: Copy, ids: Collection[Id]) -> dict[Id, float]:
-        """The offsets in `copy` of the targets `ids` as `Batch` has them; those that are gone are left out. A warning
-        names the first vector that has changed since it was copied."""
+        """Reads offsets. A warning names the first vector that has changed since it was copied.
+
+        Args:
+            copy: Of which copy.
+            ids: Of which targets.
+
+        Returns:
+            The offsets as `Batch` has them, without targets that are gone.
+        """
         wanted, offsets = [*{*ids, *self._wrong}], dict[Id, float]()
         for start in range(0, len(wanted), BATCH):
             for batch in self.batches(copy, None, wanted[start : start + BATCH]):
@@ -263,8 +283,16 @@ class CopyStore(ManifestStore[Copy]):
             require_room(self.folder, 4 * (self.dim + 1) * self.count())
 
     def augment(self, model: OffsetModel, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """What a copy holds of targets with the query map of `model`: float32 [b, d + 1], for `vectors` [b, d] with
-        `offsets` [b]. A zero vector stays zero."""
+        """What a copy holds of targets.
+
+        Args:
+            model: Whose query map they have.
+            vectors: Of the targets [b, d]. A zero vector stays zero.
+            offsets: [b].
+
+        Returns:
+            float32 [b, d + 1].
+        """
         if self.metric is Metric.COSINE:
             vectors = unit_or_zero(vectors)
         if model.query_map is not None:
@@ -272,7 +300,15 @@ class CopyStore(ManifestStore[Copy]):
         return augment_targets(vectors, offsets, self.metric, e=self._e_of(model), max_offset=cap_of(model))
 
     def augment_queries(self, model: OffsetModel, queries: np.ndarray) -> np.ndarray:
-        """What a copy with offsets of `model` is searched with in the place of `queries` [m, d]: float32 [m, d + 1]."""
+        """What a copy is searched with.
+
+        Args:
+            model: Whose offsets it has.
+            queries: [m, d].
+
+        Returns:
+            float32 [m, d + 1].
+        """
         plain = model if model.query_map is None else model.replace(query_map=None)
         return augment_queries(plain.queries(queries), self.metric, e=self._e_of(model))
 
@@ -283,8 +319,16 @@ class CopyStore(ManifestStore[Copy]):
         return self._e[1]
 
     def offsets_of(self, model: OffsetModel, vectors: np.ndarray, stored: np.ndarray) -> np.ndarray:
-        """The offsets of `model` in what a copy has `stored` [b, d + 1] of targets with `vectors` [b, d]: float32 [b],
-        infinite where the vector has changed since."""
+        """The offsets in what a copy has stored.
+
+        Args:
+            model: Whose offsets these are.
+            vectors: Of the targets, as they are now [b, d].
+            stored: What the copy has of them [b, d + 1].
+
+        Returns:
+            float32 [b], infinite where the vector has changed since.
+        """
         extra = stored[:, -1].astype(np.float64)
         offsets = cap_of(model) - extra**2 / 2 if self.metric is Metric.EUCLIDEAN else self._e_of(model) * extra
         expected = self.augment(model, vectors, offsets)[:, :-1]

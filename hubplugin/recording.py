@@ -469,7 +469,12 @@ class Recorder:
                     self._unwritten[dim].bound = min(self._unwritten[dim].bound, bound)
 
     def fail(self, error: Exception, what: str = "queries are") -> None:
-        """Says in the log, once until it goes well again, that `what` not recorded because of `error`."""
+        """Says in the log, once until it goes well again, that something is not recorded.
+
+        Args:
+            error: Why.
+            what: What is not, with its verb.
+        """
         if what not in self._failed:
             self._failed.add(what)
             reason = getattr(error, "strerror", None) or error

@@ -126,7 +126,12 @@ class Writing(ABC):
 
     @abstractmethod
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        """Stores `offsets` [b] with the targets of `batch`, under this version."""
+        """Stores offsets under this version.
+
+        Args:
+            batch: The targets.
+            offsets: Theirs, [b].
+        """
 
     @abstractmethod
     def activate(self) -> None:

@@ -138,7 +138,16 @@ class CorrectedSearch:
         return answers.scores, answers.ids
 
     def search_certified(self, x: np.ndarray, k: int, **options: object) -> Certified:
-        """Searches as `search` does, with the same `x`, `k` and `options`, and adds a certificate for each query."""
+        """Searches as `search` does.
+
+        Args:
+            x: Queries [q, d].
+            k: How many results each has.
+            **options: As of `search`.
+
+        Returns:
+            The results, and a certificate for each query.
+        """
         queries = np.ascontiguousarray(x, np.float32)
         d, count = getattr(self._index, "d", None), getattr(self._index, "ntotal", None)
         if queries.ndim != 2 or k < 1 or d not in (None, queries.shape[1]) or not np.isfinite(queries).all():

@@ -73,7 +73,12 @@ class Bank:
 
     @classmethod
     def of(cls, bank: BankLike, name: str = "query bank") -> Bank:
-        """`bank` itself if it is a `Bank`, or a bank of these queries, which errors call `name`."""
+        """A bank of what may be queries alone.
+
+        Args:
+            bank: A `Bank`, which is returned as it is, or queries.
+            name: What errors call these queries.
+        """
         return bank if isinstance(bank, Bank) else cls(bank, name=name)
 
     @classmethod
@@ -193,8 +198,15 @@ class Bank:
         return None
 
     def vectors(self, gallery: object = None, progress: Progress | None = None) -> Vectors:
-        """The queries [m, d], whose dimensions must be those of `gallery`, where it is a store that tells them;
-        embedding tells `progress`."""
+        """The queries [m, d].
+
+        Args:
+            gallery: A store, whose dimensions they must have.
+            progress: Told while texts are embedded.
+
+        Raises:
+            InputError: They cannot be read or embedded, or have other dimensions.
+        """
         dim, name = getattr(gallery, "dim", None), getattr(gallery, "url", "targets")
         if self.texts is None or self.embed is None:
             vectors = self._vectors
@@ -208,13 +220,33 @@ class Bank:
         return vectors
 
     def read(self, metric: Metric | str, compute: Compute, targets: VectorLike | None = None) -> FitInput:
-        """The vectors, checked under `metric` and `compute`, and `targets` where a fit needs them."""
+        """What a fit reads of the bank.
+
+        Args:
+            metric: As in `hubplugin.fit`, like `compute`.
+            compute: Device, memory and progress.
+            targets: The gallery [n, d], where a fit needs it.
+
+        Returns:
+            The vectors, checked.
+
+        Raises:
+            InputError: They cannot be used.
+        """
         queries = self.vectors(progress=compute.progress)
         return FitInput.read(queries, targets, self.target_bank, Metric.parse(metric), compute)
 
     def prepare(self, metric: Metric | str, compute: Compute, gallery: object = None) -> PreparedBank:
-        """This bank as corrections are tried and fitted on it, under `metric` and `compute`; raises InputError where it
-        cannot be used. `gallery` is as in `vectors`."""
+        """This bank as corrections are tried and fitted on it.
+
+        Args:
+            metric: As in `hubplugin.fit`, like `compute`.
+            compute: Device, memory and progress.
+            gallery: As in `vectors`.
+
+        Raises:
+            InputError: It cannot be used.
+        """
         metric, vectors, target_bank = Metric.parse(metric), self.vectors(gallery, compute.progress), self.target_bank
         queries, answers = Directed.load(vectors, metric), None
         if target_bank is not None:

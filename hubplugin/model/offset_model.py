@@ -301,12 +301,22 @@ class OffsetModel:
         return model
 
     def centre_on(self, targets: VectorLike, *, compute: Compute = Compute()) -> OffsetModel:
-        """This model with offsets of mean 0 over `targets` [n, d], and their statistics, computed as `compute` says."""
+        """This model with offsets of mean 0 over a gallery, and their statistics.
+
+        Args:
+            targets: The gallery [n, d].
+            compute: Device, memory and progress.
+        """
         vectors = Directed.of(as_vectors(targets, "targets"), self.metric)
         return self.centre_by(self.raw_offsets(vectors, compute), vectors)
 
     def centre_by(self, raw: np.ndarray, targets: Vectors) -> OffsetModel:
-        """Does as `centre_on`, for callers who know the `raw` offsets of `targets`: float64 [n]."""
+        """Does as `centre_on`, for callers who know the offsets before they are centred.
+
+        Args:
+            raw: These offsets, float64 [n].
+            targets: The gallery [n, d].
+        """
         centre = float(self._check_finite(raw).mean())
         centred = raw - centre
         statistics = GalleryStatistics(len(raw), float(centred.min()), float(centred.max()), float(centred.std()))
@@ -374,8 +384,18 @@ class OffsetModel:
         return inside
 
     def raw_offsets(self, targets: VectorLike, compute: Compute) -> np.ndarray:
-        """The sum of the terms for `targets` [n, d], computed as `compute` says, not centred, not capped: float64 [n].
-        Raises InputError where it is beyond float32."""
+        """The sum of the terms, not centred, not capped.
+
+        Args:
+            targets: Any targets [n, d].
+            compute: Device, memory and progress.
+
+        Returns:
+            float64 [n].
+
+        Raises:
+            InputError: It is beyond float32.
+        """
         from hubplugin.compute import AnswerMask, Similarities, reduce
 
         vectors = as_vectors(targets, "targets")
@@ -434,7 +454,15 @@ class OffsetModel:
 
     @staticmethod
     def from_texts(texts: Iterable[str], name: str = "model") -> OffsetModel:
-        """The model in the `texts` that `to_texts` gave, called `name` and checked as in `from_bytes`."""
+        """The model in the texts that `to_texts` gave.
+
+        Args:
+            texts: All of them, in order.
+            name: What errors call the model.
+
+        Raises:
+            ModelFileError: As `from_bytes`.
+        """
         try:
             content = b"".join(map(base64.b64decode, texts))
         except (ValueError, TypeError) as error:

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import re
 import textwrap
 
@@ -188,3 +189,29 @@ def test_a_docstring_tells_the_parameters_that_there_are():
         for fault in faults_of(function, public)
     ]
     assert faults == []
+
+
+def on_the_api_page():
+    """The functions and methods of docs/reference/api.md that are written where it names them."""
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
+    for name, members in re.findall(r"^::: ([\w.]+)(?:\n    options: \{members: (.*?)\})?", page, re.MULTILINE):
+        module, _, attribute = name.rpartition(".")
+        thing = getattr(importlib.import_module(module), attribute)
+        if inspect.isfunction(thing):
+            yield name, thing
+        elif inspect.isclass(thing) and members != "false":
+            for member, value in vars(thing).items():
+                function = getattr(value, "__func__", value)
+                is_shown = not member.startswith("_") and (not members or member in re.findall(r"\w+", members))
+                if is_shown and inspect.isfunction(function):
+                    yield f"{name}.{member}", function
+
+
+def test_functions_of_the_api_page_have_args():
+    lacking = [
+        name
+        for name, function in on_the_api_page()
+        if inspect.getdoc(function) and "Args:\n" not in str(inspect.getdoc(function))
+        if len(set(inspect.signature(function).parameters) - {"self", "cls"}) > 1 and function.__doc__
+    ]
+    assert lacking == []
