@@ -38,6 +38,7 @@ from benchmarks.bank_settings import files
 from benchmarks.learning import fit_quietly, ranker
 from benchmarks.settings import recalls
 from benchmarks.tables import EXAMPLES, SHARED, markdown, pairs, write_table
+from hubplugin.bank import own_share
 from hubplugin.errors import CorrectionRefused
 
 DOCUMENTS, LOG, JUDGED, TESTED = 4_000, 500, 100, 1_500
@@ -117,6 +118,16 @@ def kinds(data: Path) -> Iterator[tuple[str, Kind]]:
         yield f"{folder.name}: titles; queries ask", Kind(targets, titles, np.arange(len(titles)), queries, truth)
 
 
+def describe(kind: Kind, documents: int) -> str:
+    """By what pairs are refused: `learning.FOUND` and `learning.APART`."""
+    rng = np.random.default_rng(0)
+    kind = kind.draw(rng, documents)
+    found = ((kind.titles @ kind.documents.T).argmax(axis=1) == kind.titled).mean()
+    asked = kind.queries[rng.permutation(len(kind.queries))[:LOG]]
+    apart = own_share(asked, kind.titles, hubplugin.Compute(), rng)
+    return f"{found:.0%} of the titles are found by the raw search, own share of titles and queries {apart:.2f}"
+
+
 def measure(kind: Kind, documents: int, seed: int) -> Recalls:
     rng = np.random.default_rng(seed)
     kind = kind.draw(rng, documents)
@@ -185,7 +196,7 @@ def main() -> None:
         if not any(word in name for word in args.only):
             continue
         rows[name] = [measure(kind, args.documents, seed) for seed in range(args.splits)]
-        print(name, file=sys.stderr, flush=True)
+        print(f"{name}: {describe(kind, args.documents)}", flush=True)
     print(table(rows))
     if args.write:
         write_table(args.write, "titles", table(rows))

@@ -391,7 +391,7 @@ def learn_query_map(configuration: Method, banks: Banks) -> LearnedMap:
 INSTEAD = (
     "leave the pairs out, or pass the ",
     Parameter("answers"),
-    " of 50 queries of the bank (judged= in Python), which then choose",
+    " of 50 queries of the bank, which then choose",
 )
 """What to do about pairs that cannot choose."""
 

@@ -86,9 +86,9 @@ class Bank:
         """Titles as pairs: the texts that targets of a store have in a field, as queries for their own targets.
 
         Args:
-            store: Its targets have fields, as in Qdrant, PostgreSQL and Chroma.
-            field: The key, or the column, of titles, names or questions. Targets without a text there are left out;
-                PostgreSQL makes texts of other values. The store is read once for them, vectors and all.
+            store: A store whose targets have fields.
+            field: The key, or the column, of titles, names or questions. Targets without a text there are left out.
+                The store is read once for them, vectors and all.
             embed: The model that embeds queries, as for a bank.
             name: What errors call the pairs.
 

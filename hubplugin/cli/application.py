@@ -38,10 +38,13 @@ JSON_VERSION = 1
 
 def as_typed(parameter: Parameter, command: Any) -> str:
     """`parameter` as it is typed behind `command`: an option, or a part of the URL."""
-    options = {option.name: option.opts[0] for option in command.params}
+    options = {option.name: option for option in command.params}
     name, value = parameter.name, parameter.value
     if name in options:
-        return options[name] if value is None or value is True else f"{options[name]} {value}"
+        option = options[name]
+        if value is False and option.secondary_opts:
+            return str(option.secondary_opts[0])
+        return option.opts[0] if value is None or value is True else f"{option.opts[0]} {value}"
     return f"?{OF_A_URL[name]}={value or 'NAME'}" if name in OF_A_URL else str(parameter)
 
 

@@ -20,7 +20,7 @@ from hubplugin.atomic import lack_of_room
 from hubplugin.bank import Bank, holds_texts
 from hubplugin.cli.application import say
 from hubplugin.compute import Compute
-from hubplugin.errors import InputError, Parameter
+from hubplugin.errors import InputError
 from hubplugin.registry import without_secrets
 from hubplugin.report import Result
 
@@ -101,8 +101,6 @@ def pairs_of(store: Any, field: str | None, embed: str | None) -> Bank | None:
         return None
     if not store.maps_queries:
         raise InputError(f"--pairs-from {field}: {store.url} holds no map of queries, which they would teach")
-    if embed is None:
-        raise InputError(f"--pairs-from {field}: name the model that embeds its texts by ", Parameter("embed"))
     return Bank.from_field(store, field, embed)
 
 

@@ -178,11 +178,13 @@ def refit(
         configuration = build_method(METHODS, method, parameters, refit)
     job = Job(store, configuration, group_key(old), learn, force, dry_run, old)
     banks = job.read(Bank() if bank is None else bank, judged, compute)
-    if learn is True and by_default and banks.bank.known_answers is None:
+    if by_default and learn and banks.bank.known_answers is None:
         raise InputError(
             "the active correction has a map of queries, and nothing here teaches a new one: pass ",
             Parameter("answers"),
-            ", pairs again (--pairs-from, learn=Bank(titles, ids)), or --no-learn (learn=False) for one without a map",
+            ", the pairs again (docs/titles.md), or ",
+            Parameter("learn", False),
+            " for a correction without a map",
         )
     done, versus = _fit_and_write(job, banks)
     assert versus is not None

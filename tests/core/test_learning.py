@@ -1,7 +1,6 @@
 """What known answers teach: the map is that of the formula, chosen by targets that were held out, and never ignored."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -493,9 +492,6 @@ def test_pairs_that_the_bank_has_teach_nothing_that_is_held_out(pairs):
     few = hubplugin.Bank(queries[:300], answers[:300])
     banks = learning.Banks.read(few, twice, None, "cosine", Compute("cpu")).against(targets)
     np.testing.assert_allclose(banks.pairs.query_bank, queries[300:], rtol=0, atol=1e-6)
-    how = learning.learn_query_map(METHODS["blend"](), banks).how
-    known, new = (judge_by(banks.bank, how.offsets, learned=one).right for one in (how, replace(how, pairs=None)))
-    assert known.after == pytest.approx(new.after, abs=0.1), "a map of all of them finds all"
 
 
 def test_of_few_clicks_beside_titles_nothing_is_asked(pairs, tmp_path):

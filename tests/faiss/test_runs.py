@@ -131,6 +131,35 @@ def test_a_run_in_another_process_keeps_this_one_out_until_it_is_killed(photos):
     apply(opened(photos), fitted())
 
 
+@pytest.mark.slow
+def test_two_applies_at_once_leave_the_offsets_of_one_model(tmp_path):
+    rng = np.random.default_rng(3)
+    gallery = unit(rng.normal(size=(60_000, 16)))
+    photos, banks = built(tmp_path / "photos.faiss", gallery), []
+    for number, rows in enumerate((200, 300)):
+        np.save(tmp_path / f"{number}.npy", unit(rng.normal(size=(rows, 16))))
+        banks.append(str(tmp_path / f"{number}.npy"))
+    program = "import sys, hubplugin.cli; hubplugin.cli.main()"
+    options = ["--method", "csls", "--force"]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, "apply", f"faiss:{photos}", "--bank", bank, *options],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for bank in banks
+    ]
+    said = [run.communicate()[1] for run in started]
+    statuses = sorted(run.returncode for run in started)
+    assert statuses in ([0, 0], [0, 1]), said
+    refusals = "being written by another run", "changed by another program"
+    assert all(any(why in text for why in refusals) for text, run in zip(said, started, strict=True) if run.returncode)
+    model = opened(photos).correction().model
+    np.testing.assert_allclose(stored(photos), model.offsets(gallery), atol=1e-5)
+    assert hubplugin.inspect(opened(photos), queries=0).stale == 0
+
+
 def renamed(new: Path, path: Path) -> None:
     os.replace(new, path)
 

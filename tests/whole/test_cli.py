@@ -75,6 +75,8 @@ def test_apply_inspect_refresh_and_remove_tell_what_they_did_and_a_dry_run_what_
         ("inspect", Parameter("vector"), "?using=NAME"),
         ("apply", Parameter("offset_key", "nudge"), "?offset_key=nudge"),
         ("inspect", Parameter("targets"), "targets="),
+        ("refit", Parameter("learn", True), "--learn"),
+        ("refit", Parameter("learn", False), "--no-learn"),
     ],
 )
 def test_an_error_names_a_parameter_as_it_is_typed(command, parameter, typed):
@@ -242,7 +244,7 @@ def test_a_password_in_a_url_is_never_printed(made):
         (("apply", "faiss:PHOTOS", "--bank", "BANK", "--set", "tau"), "expected NAME=VALUE"),
         (
             ("apply", "faiss:PHOTOS", "--bank", "BANK", "--pairs-from", "title"),
-            "name the model that embeds its texts by --embed",
+            "texts of 'title' need the model that embeds queries: pass --embed",
         ),
         (("apply", "PHOTOS", "--bank", "BANK"), "a store is named by a URL: faiss:"),
         (("apply", "faiss:PHOTOS", "--bank", "BANK", "--method", "dualis"), "pass --answers"),
