@@ -62,11 +62,15 @@ def one_test(queries: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 def half(folder: Path, turned: bool, bank: int | None, seed: int) -> Setting:
     """Half of the pairs are gallery and test, the other half, or `bank` of them, both banks. turned: targets ask."""
-    queries, targets = files(folder, *(("targets", "queries") if turned else ("queries", "targets")))
+    queries, targets = files(
+        folder, *(("targets", "queries") if turned else ("queries", "targets"))
+    )
     rows = np.random.default_rng(100 + seed).permutation(len(queries))
     size = len(rows) // 2 if bank is None else len(rows) - bank
     test, known = rows[:size], rows[size:]
-    return Setting(queries[known], targets[test], targets[known], one_test(queries[test]))
+    return Setting(
+        queries[known], targets[test], targets[known], one_test(queries[test])
+    )
 
 
 def code(folder: Path, bank: int, test: int, in_gallery: bool, seed: int) -> Setting:
@@ -76,13 +80,21 @@ def code(folder: Path, bank: int, test: int, in_gallery: bool, seed: int) -> Set
     )
     rng = np.random.default_rng(seed)
     asked, known = (
-        rng.choice(len(part), size, replace=False) for part, size in ((queries, test), (bank_queries, bank))
+        rng.choice(len(part), size, replace=False)
+        for part, size in ((queries, test), (bank_queries, bank))
     )
     if not in_gallery:
-        return Setting(bank_queries[known], targets[asked], bank_targets[known], one_test(queries[asked]))
+        return Setting(
+            bank_queries[known],
+            targets[asked],
+            bank_targets[known],
+            one_test(queries[asked]),
+        )
     gallery = np.concatenate([targets[asked], bank_targets[known]])
     tests = {"not asked": (queries[asked], np.arange(test))}
-    return Setting(bank_queries[known], gallery, None, tests, np.arange(test, test + bank))
+    return Setting(
+        bank_queries[known], gallery, None, tests, np.arange(test, test + bank)
+    )
 
 
 def packages(folder: Path, bank: int, seed: int) -> Setting:
@@ -90,7 +102,9 @@ def packages(folder: Path, bank: int, seed: int) -> Setting:
     first, second, targets = files(folder, "queries_a", "queries_b", "targets")
     rows = np.random.default_rng(seed).permutation(len(targets))
     gallery, known = rows[:1500], rows[1500 : 1500 + bank]
-    return Setting(first[known], targets[gallery], targets[known], one_test(second[gallery]))
+    return Setting(
+        first[known], targets[gallery], targets[known], one_test(second[gallery])
+    )
 
 
 def package_log(folder: Path, log: int, seed: int) -> Setting:
@@ -98,17 +112,25 @@ def package_log(folder: Path, log: int, seed: int) -> Setting:
     first, second, targets = files(folder, "queries_a", "queries_b", "targets")
     rows = np.random.default_rng(seed).permutation(len(targets))[:3000]
     asked, other = np.arange(log), np.arange(1500, 3000)
-    tests = {name: (second[rows[part]], part) for name, part in (("asked", asked), ("not asked", other))}
+    tests = {
+        name: (second[rows[part]], part)
+        for name, part in (("asked", asked), ("not asked", other))
+    }
     return Setting(first[rows[:log]], targets[rows], None, tests, asked)
 
 
-def wordings_log(folder: Path, logged: Callable[[np.random.Generator, np.ndarray], np.ndarray], seed: int) -> Setting:
+def wordings_log(
+    folder: Path,
+    logged: Callable[[np.random.Generator, np.ndarray], np.ndarray],
+    seed: int,
+) -> Setting:
     """Targets with up to twelve wordings each; `logged` draws the wordings that were asked, from `truth`."""
     words, targets, truth = files(folder, "wordings", "targets", "truth")
     log = logged(np.random.default_rng(seed), truth)
     was_asked = np.isin(truth, truth[log])
     tests = {
-        name: (words[part], truth[part]) for name, part in (("asked", was_asked & ~log), ("not asked", ~was_asked))
+        name: (words[part], truth[part])
+        for name, part in (("asked", was_asked & ~log), ("not asked", ~was_asked))
     }
     return Setting(words[log], targets, None, tests, truth[log])
 
@@ -121,7 +143,10 @@ def codes(folder: Path, size: int, seed: int) -> Setting:
     rows = np.random.default_rng(seed).permutation(len(queries))
     log, rest = rows[:size], rows[size:]
     again = np.isin(other, truth[log])
-    tests = {"asked": (others[again], other[again]), "not asked": (queries[rest], truth[rest])}
+    tests = {
+        "asked": (others[again], other[again]),
+        "not asked": (queries[rest], truth[rest]),
+    }
     return Setting(queries[log], targets, None, tests, truth[log])
 
 
@@ -145,7 +170,9 @@ def one_wording(size: int, rng: np.random.Generator, truth: np.ndarray) -> np.nd
 
 def half_log(folder: Path, turned: bool, log: int, seed: int) -> Setting:
     """The whole gallery, of which `log` targets were asked for; the others are tested."""
-    queries, targets = files(folder, *(("targets", "queries") if turned else ("queries", "targets")))
+    queries, targets = files(
+        folder, *(("targets", "queries") if turned else ("queries", "targets"))
+    )
     rows = np.random.default_rng(seed).permutation(len(queries))
     tests = {"not asked": (queries[rows[log:]], rows[log:])}
     return Setting(queries[rows[:log]], targets, None, tests, rows[:log])
@@ -153,38 +180,124 @@ def half_log(folder: Path, turned: bool, log: int, seed: int) -> Setting:
 
 def seventeen(data: Path) -> Iterator[Family]:
     """The settings that every default is measured by: 11 families, 17 tests."""
-    coco, korean, debian, tldr = (data / name for name in ("coco500", "tldr_ko", "debian", "tldr_log"))
-    yield Family("coco, text to image", "clean", coco, 6, partial(half, coco, False, None))
-    yield Family("coco, image to text", "clean", coco, 6, partial(half, coco, True, None))
-    yield Family("Korean to English", "clean", korean, 6, partial(half, korean, False, None))
-    yield Family("English to Korean", "clean", korean, 6, partial(half, korean, True, None))
+    coco, korean, debian, tldr = (
+        data / name for name in ("coco500", "tldr_ko", "debian", "tldr_log")
+    )
+    yield Family(
+        "coco, text to image", "clean", coco, 6, partial(half, coco, False, None)
+    )
+    yield Family(
+        "coco, image to text", "clean", coco, 6, partial(half, coco, True, None)
+    )
+    yield Family(
+        "Korean to English", "clean", korean, 6, partial(half, korean, False, None)
+    )
+    yield Family(
+        "English to Korean", "clean", korean, 6, partial(half, korean, True, None)
+    )
     for bank in (4000, 1500, 400):
         draw = partial(code, data / "code_search", bank, 2000, False)
-        yield Family(f"text to code, bank {bank:,}", "clean", data / "code_search", 6, draw)
+        yield Family(
+            f"text to code, bank {bank:,}", "clean", data / "code_search", 6, draw
+        )
     for bank in (1500, 500):
-        yield Family(f"packages, bank {bank:,}", "clean", debian, 6, partial(packages, debian, bank))
+        yield Family(
+            f"packages, bank {bank:,}",
+            "clean",
+            debian,
+            6,
+            partial(packages, debian, bank),
+        )
     for log, splits in ((1500, 6), (300, 16), (100, 16)):
-        yield Family(f"packages, log of {log:,}", "log", debian, splits, partial(package_log, debian, log))
-    yield Family("commands, popular log", "popular log", tldr, 6, partial(wordings_log, tldr, popular))
+        yield Family(
+            f"packages, log of {log:,}",
+            "log",
+            debian,
+            splits,
+            partial(package_log, debian, log),
+        )
+    yield Family(
+        "commands, popular log",
+        "popular log",
+        tldr,
+        6,
+        partial(wordings_log, tldr, popular),
+    )
 
 
 def further(data: Path) -> Iterator[Family]:
     """Settings that no default was made on, to see that it is not tuned to the seventeen."""
-    coco, korean, tldr, search = (data / name for name in ("coco500", "tldr_ko", "tldr_log", "code_search"))
+    coco, korean, tldr, search = (
+        data / name for name in ("coco500", "tldr_ko", "tldr_log", "code_search")
+    )
     for log in (1000, 300, 100):
         draw = partial(wordings_log, tldr, partial(one_wording, log))
         yield Family(f"commands, log of {log:,}", "log", tldr, 4, draw)
-    yield Family("commands, 60 hot targets", "popular log", tldr, 4, partial(wordings_log, tldr, few_hot))
+    yield Family(
+        "commands, 60 hot targets",
+        "popular log",
+        tldr,
+        4,
+        partial(wordings_log, tldr, few_hot),
+    )
     for log in (1500, 300):
-        yield Family(f"text to code, log of {log:,}", "log", search, 4, partial(code, search, log, 1500, True))
-    yield Family("coco, text to image, log of 250", "log", coco, 6, partial(half_log, coco, False, 250))
-    yield Family("coco, image to text, log of 250", "log", coco, 6, partial(half_log, coco, True, 250))
-    yield Family("coco, text to image, bank 100", "clean", coco, 6, partial(half, coco, False, 100))
-    yield Family("Korean to English, log of 500", "log", korean, 4, partial(half_log, korean, False, 500))
-    yield Family("Korean to English, bank 200", "clean", korean, 4, partial(half, korean, False, 200))
+        yield Family(
+            f"text to code, log of {log:,}",
+            "log",
+            search,
+            4,
+            partial(code, search, log, 1500, True),
+        )
+    yield Family(
+        "coco, text to image, log of 250",
+        "log",
+        coco,
+        6,
+        partial(half_log, coco, False, 250),
+    )
+    yield Family(
+        "coco, image to text, log of 250",
+        "log",
+        coco,
+        6,
+        partial(half_log, coco, True, 250),
+    )
+    yield Family(
+        "coco, text to image, bank 100",
+        "clean",
+        coco,
+        6,
+        partial(half, coco, False, 100),
+    )
+    yield Family(
+        "Korean to English, log of 500",
+        "log",
+        korean,
+        4,
+        partial(half_log, korean, False, 500),
+    )
+    yield Family(
+        "Korean to English, bank 200",
+        "clean",
+        korean,
+        4,
+        partial(half, korean, False, 200),
+    )
     for bank, splits in ((2500, 1), (400, 4)):
         draw = partial(code, EXAMPLES, bank, 1200, False)
         yield Family(f"examples/data, bank {bank:,}", "clean", EXAMPLES, splits, draw)
-    yield Family("examples/data, log of 400", "log", EXAMPLES, 4, partial(code, EXAMPLES, 400, 1200, True))
+    yield Family(
+        "examples/data, log of 400",
+        "log",
+        EXAMPLES,
+        4,
+        partial(code, EXAMPLES, 400, 1200, True),
+    )
     for log in (1000, 300, 100):
-        yield Family(f"ICD, log of {log:,}", "log", data / "icd", 4, partial(codes, data / "icd", log))
+        yield Family(
+            f"ICD, log of {log:,}",
+            "log",
+            data / "icd",
+            4,
+            partial(codes, data / "icd", log),
+        )

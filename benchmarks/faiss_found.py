@@ -32,7 +32,15 @@ import hubplugin
 import hubplugin_faiss
 from benchmarks import bank_settings
 from benchmarks.bank_settings import Setting
-from benchmarks.tables import EXAMPLES, RESULTS, ROOT, SHARED, machine, markdown, write_table
+from benchmarks.tables import (
+    EXAMPLES,
+    RESULTS,
+    ROOT,
+    SHARED,
+    machine,
+    markdown,
+    write_table,
+)
 
 TYPES = """
 Flat SQ8 SQ6 SQ4 PQ{8}np PQ{16}np PQ{4}x4np PQ{8}x4fs PQ{4}x4fs OPQ{8},PQ{8}np IVF{lists},Flat IVF{lists},SQ8
@@ -40,7 +48,10 @@ IVF{lists},PQ{8}np IVF{lists},PQ{8}x4fs IVF{lists},PQ{4}x4fsr IVF{lists},PQ{8}np
 HNSW32@32 HNSW32@64 HNSW32,SQ8@64 PCA{3},Flat
 """
 
-METHODS = {"default": hubplugin.fit, "strong": partial(hubplugin.fit, method="dbsn", tau=0.05)}
+METHODS = {
+    "default": hubplugin.fit,
+    "strong": partial(hubplugin.fit, method="dbsn", tau=0.05),
+}
 K, TURNS, NPROBE = 10, 200, 16
 
 PAGE, FILE = ROOT / "docs" / "measurements" / "faiss.md", RESULTS / "faiss_found.json"
@@ -58,17 +69,28 @@ class Asked:
 def settings(data: Path) -> Iterator[tuple[str, Path, Callable[[], Setting]]]:
     """Text to code, package descriptions, a query log, two languages, text to image: one draw of each."""
     code, debian, tldr, korean, coco = (
-        data / name for name in ("code_search", "debian", "tldr_log", "tldr_ko", "coco500")
+        data / name
+        for name in ("code_search", "debian", "tldr_log", "tldr_ko", "coco500")
     )
     yield "code", code, partial(bank_settings.code, code, 2000, 5000, False, 0)
-    yield "examples", EXAMPLES, partial(bank_settings.code, EXAMPLES, 2500, 1200, False, 0)
+    yield (
+        "examples",
+        EXAMPLES,
+        partial(bank_settings.code, EXAMPLES, 2500, 1200, False, 0),
+    )
     yield "packages", debian, partial(bank_settings.package_log, debian, 1500, 0)
-    yield "commands", tldr, partial(bank_settings.wordings_log, tldr, bank_settings.popular, 0)
+    yield (
+        "commands",
+        tldr,
+        partial(bank_settings.wordings_log, tldr, bank_settings.popular, 0),
+    )
     yield "languages", korean, partial(bank_settings.half, korean, False, None, 0)
     yield "images", coco, partial(bank_settings.half_log, coco, False, 250, 0)
 
 
-def exact(queries: np.ndarray, gallery: np.ndarray, offsets: np.ndarray | float) -> np.ndarray:
+def exact(
+    queries: np.ndarray, gallery: np.ndarray, offsets: np.ndarray | float
+) -> np.ndarray:
     """Rows of the K best of each query, by inner product and offset."""
     return np.argpartition(-(queries @ gallery.T + offsets), K, axis=1)[:, :K]
 
@@ -79,7 +101,11 @@ def asked(setting: Setting, most: int = 1000) -> Asked:
     queries, rows = (np.concatenate(side) for side in zip(*parts, strict=True))
     rankings = {"raw": exact(queries, setting.targets, 0.0)}
     for name, fit in METHODS.items():
-        rankings[name] = exact(queries, setting.targets, fit(setting.targets, setting.bank).offsets(setting.targets))
+        rankings[name] = exact(
+            queries,
+            setting.targets,
+            fit(setting.targets, setting.bank).offsets(setting.targets),
+        )
     return Asked(queries, rows, rankings)
 
 
@@ -100,9 +126,9 @@ def set_search(index: faiss.Index, ef_search: int) -> None:
 def built(kind: str, gallery: np.ndarray, metric: int) -> faiss.Index:
     size, d = gallery.shape
     factory, _, wide = kind.partition("@")
-    factory = re.sub(r"\{(\d+)\}", lambda share: str(d // int(share[1])), factory).replace(
-        "{lists}", str(round(size**0.5))
-    )
+    factory = re.sub(
+        r"\{(\d+)\}", lambda share: str(d // int(share[1])), factory
+    ).replace("{lists}", str(round(size**0.5)))
     index = faiss.index_factory(d, factory, metric)
     index.train(gallery)
     index.add(gallery)
@@ -112,7 +138,9 @@ def built(kind: str, gallery: np.ndarray, metric: int) -> faiss.Index:
 
 def upgraded(kind: str, raw: faiss.Index, model: hubplugin.OffsetModel) -> faiss.Index:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the losses that it warns of stand in the table
+        warnings.simplefilter(
+            "ignore"
+        )  # the losses that it warns of stand in the table
         index = hubplugin_faiss.upgrade(raw, model, force=True)
     set_search(index, int(kind.partition("@")[2] or 64))
     return index
@@ -120,13 +148,20 @@ def upgraded(kind: str, raw: faiss.Index, model: hubplugin.OffsetModel) -> faiss
 
 def recall(index: faiss.Index, queries: np.ndarray, ranking: np.ndarray) -> float:
     found = index.search(queries, K)[1]
-    return float(np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(found, ranking, strict=True)]))
+    return float(
+        np.mean(
+            [len(np.intersect1d(a, b)) / K for a, b in zip(found, ranking, strict=True)]
+        )
+    )
 
 
 def figures(index: faiss.Index, test: Asked, ranking: str) -> dict[str, float]:
     """recall@10, and R@1 in points."""
     first = 100 * float((index.search(test.queries, 1)[1][:, 0] == test.answers).mean())
-    return {"recall": round(recall(index, test.queries, test.rankings[ranking]), 4), "R@1": round(first, 2)}
+    return {
+        "recall": round(recall(index, test.queries, test.rankings[ranking]), 4),
+        "R@1": round(first, 2),
+    }
 
 
 def latency(raw: faiss.Index, index: faiss.Index, queries: np.ndarray) -> float:
@@ -141,13 +176,17 @@ def latency(raw: faiss.Index, index: faiss.Index, queries: np.ndarray) -> float:
     return round(float(np.median(times[1]) / np.median(times[0])), 2)
 
 
-def found_by(kind: str, raw: faiss.Index, setting: Setting, test: Asked) -> dict[str, dict[str, float]]:
+def found_by(
+    kind: str, raw: faiss.Index, setting: Setting, test: Asked
+) -> dict[str, dict[str, float]]:
     """Figures of the raw index, and of both methods."""
     found = {"raw": figures(raw, test, "raw")}
     for name, fit in METHODS.items():
         index = upgraded(kind, raw, fit(raw, setting.bank))
         found[name] = figures(index, test, name)
-        found[name]["raw against it"] = round(recall(raw, test.queries, test.rankings[name]), 4)
+        found[name]["raw against it"] = round(
+            recall(raw, test.queries, test.rankings[name]), 4
+        )
         found[name]["latency"] = latency(raw, index, test.queries)
     return found
 
@@ -159,10 +198,18 @@ def measured(kinds: list[str], words: list[str]) -> Iterator[dict[str, object]]:
         setting = draw()
         test = asked(setting)
         for kind in kinds:
-            if kind.startswith(("OPQ", "PCA")) and len(setting.targets) < setting.targets.shape[1]:
+            if (
+                kind.startswith(("OPQ", "PCA"))
+                and len(setting.targets) < setting.targets.shape[1]
+            ):
                 continue  # Faiss trains none on fewer vectors than dimensions; OPQ ends the process (1.15.1)
-            for by, metric in (("IP", faiss.METRIC_INNER_PRODUCT), ("L2", faiss.METRIC_L2)):
-                found = found_by(kind, built(kind, setting.targets, metric), setting, test)
+            for by, metric in (
+                ("IP", faiss.METRIC_INNER_PRODUCT),
+                ("L2", faiss.METRIC_L2),
+            ):
+                found = found_by(
+                    kind, built(kind, setting.targets, metric), setting, test
+                )
                 print(name, by, kind, json.dumps(found), file=sys.stderr, flush=True)
                 yield {"setting": name, "type": kind, "metric": by, "found": found}
 
@@ -173,22 +220,37 @@ def table(rows: list[dict]) -> str:
     for name in METHODS:
         head += [f"{name}: recall", "(raw index)", "change of R@1, worst", "latency"]
     for kind, by in dict.fromkeys((row["type"], row["metric"]) for row in rows):
-        found = [row["found"] for row in rows if (row["type"], row["metric"]) == (kind, by)]
+        found = [
+            row["found"] for row in rows if (row["type"], row["metric"]) == (kind, by)
+        ]
 
         def mean(name: str, what: str, found: list = found) -> float:
             return float(np.mean([each[name][what] for each in found]))
 
-        line = [f"`{kind}`", by, f"{mean('raw', 'recall'):.3f}", f"{mean('raw', 'R@1'):.1f}"]
+        line = [
+            f"`{kind}`",
+            by,
+            f"{mean('raw', 'recall'):.3f}",
+            f"{mean('raw', 'R@1'):.1f}",
+        ]
         for name in METHODS:
             changes = [each[name]["R@1"] - each["raw"]["R@1"] for each in found]
-            line += [f"{mean(name, 'recall'):.3f}", f"{mean(name, 'raw against it'):.3f}"]
-            line += [f"{np.mean(changes):+.1f}, {min(changes):+.1f}", f"{mean(name, 'latency'):.2f}"]
+            line += [
+                f"{mean(name, 'recall'):.3f}",
+                f"{mean(name, 'raw against it'):.3f}",
+            ]
+            line += [
+                f"{np.mean(changes):+.1f}, {min(changes):+.1f}",
+                f"{mean(name, 'latency'):.2f}",
+            ]
         lines.append(line)
     return markdown(head, lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("types", nargs="*", default=TYPES.split())
     parser.add_argument("--settings", nargs="*", default=[])
     parser.add_argument("--write", action="store_true")
@@ -196,7 +258,11 @@ def main() -> None:
     faiss.omp_set_num_threads(1)
     rows = json.loads(FILE.read_text()) if FILE.exists() else []
     for new in measured(given.types, given.settings):
-        rows = [row for row in rows if any(row[each] != new[each] for each in ("setting", "type", "metric"))] + [new]
+        rows = [
+            row
+            for row in rows
+            if any(row[each] != new[each] for each in ("setting", "type", "metric"))
+        ] + [new]
         FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     text = table(rows)
     print(text + f"\n{machine(1)}")

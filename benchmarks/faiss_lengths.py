@@ -44,7 +44,10 @@ def galleries() -> Iterator[tuple[str, np.ndarray]]:
             vectors = normalise(draw().targets[:MOST], name)
             yield name, vectors
             for d in (64, 16) if name == "code" else ():
-                yield f"{name} {d}", normalise(np.ascontiguousarray(vectors[:VARIED, :d]), name)
+                yield (
+                    f"{name} {d}",
+                    normalise(np.ascontiguousarray(vectors[:VARIED, :d]), name),
+                )
 
 
 def by_both(kind: str, vectors: np.ndarray) -> Iterator[tuple[str, faiss.Index]]:
@@ -64,11 +67,17 @@ def seen(index: faiss.Index) -> tuple[float, float, bool]:
     low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
     with tempfile.NamedTemporaryFile(suffix=".faiss") as file:
         faiss.write_index(index, file.name)
-        return (high - low) / middle, middle, hubplugin_faiss.open_store(file.name).metric is Metric.COSINE
+        return (
+            (high - low) / middle,
+            middle,
+            hubplugin_faiss.open_store(file.name).metric is Metric.COSINE,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     faiss.omp_set_num_threads(1)
@@ -82,7 +91,9 @@ def main() -> None:
                 continue  # Faiss trains none on fewer vectors than dimensions
             for sigma in SIGMAS if len(unit) <= VARIED else SIGMAS[:1]:
                 for by, index in by_both(kind, unit * np.exp(sigma * normal)):
-                    found.setdefault((kind, by), defaultdict(list))[sigma].append(one := seen(index))
+                    found.setdefault((kind, by), defaultdict(list))[sigma].append(
+                        one := seen(index)
+                    )
                     print(name, kind, by, sigma, *one, file=sys.stderr, flush=True)
     lines = []
     for (kind, by), cases in found.items():
@@ -90,9 +101,17 @@ def main() -> None:
         line = [f"`{kind}`", by, f"{min(middles):.2f} to {max(middles):.2f}"]
         for sigma in SIGMAS:
             spreads, _, cosine = zip(*cases[sigma], strict=True)
-            line += [f"{min(spreads) if sigma else max(spreads):.2f} ({sum(cosine)} of {len(cosine)})"]
+            line += [
+                f"{min(spreads) if sigma else max(spreads):.2f} ({sum(cosine)} of {len(cosine)})"
+            ]
         lines.append(line)
-    head = ["type", "metric", "medians", "unit: largest", *(f"sigma {sigma}: smallest" for sigma in SIGMAS[1:])]
+    head = [
+        "type",
+        "metric",
+        "medians",
+        "unit: largest",
+        *(f"sigma {sigma}: smallest" for sigma in SIGMAS[1:]),
+    ]
     text = markdown(head, lines)
     print(text + f"\n{machine(1)}")
     if given.write:

@@ -41,7 +41,17 @@ import numpy as np
 import torch
 
 import hubplugin
-from benchmarks.tables import CODE_SEARCH, EXAMPLES, RESULTS, ROOT, family, machine, markdown, own_memory, write_table
+from benchmarks.tables import (
+    CODE_SEARCH,
+    EXAMPLES,
+    RESULTS,
+    ROOT,
+    family,
+    machine,
+    markdown,
+    own_memory,
+    write_table,
+)
 from hubplugin.compute import CACHE_BYTES
 
 TAU = 0.05
@@ -72,12 +82,18 @@ class Operands:
         if name == "random":
             rng = np.random.default_rng(0)
             centre = rng.normal(size=128)
-            parts = [rng.normal(size=(rows, 128)) + centre for rows in (3_000, 2_000, 2_000)]
+            parts = [
+                rng.normal(size=(rows, 128)) + centre for rows in (3_000, 2_000, 2_000)
+            ]
         else:
             folder = {"code_search": CODE_SEARCH, "examples": EXAMPLES}[name]
-            parts = [np.load(folder / f"{part}.npy") for part in ("bank_queries", "test_targets", "bank_targets")]
+            parts = [
+                np.load(folder / f"{part}.npy")
+                for part in ("bank_queries", "test_targets", "bank_targets")
+            ]
         bank, targets, second = (
-            (part / np.linalg.norm(part, axis=1, keepdims=True)).astype(np.float32) for part in parts
+            (part / np.linalg.norm(part, axis=1, keepdims=True)).astype(np.float32)
+            for part in parts
         )
         return cls(bank, targets, second, np.concatenate([targets, second]))
 
@@ -93,7 +109,9 @@ def _million() -> tuple[np.ndarray, ...]:
     centre = rng.normal(size=384)
 
     def drawn(rows: int) -> np.ndarray:
-        vectors = (rng.standard_normal((rows, 384), np.float32) + centre).astype(np.float32)
+        vectors = (rng.standard_normal((rows, 384), np.float32) + centre).astype(
+            np.float32
+        )
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         return vectors
 
@@ -128,17 +146,23 @@ class Contender:
     needs: str | None = None
 
 
-def _single(method: str, compute: hubplugin.Compute = CPU, **parameters: float) -> Callable[[Operands], np.ndarray]:
-    return lambda of: hubplugin.fit(None, of.bank, method, compute=compute, **parameters).offsets(
-        of.gallery, compute=compute
-    )
+def _single(
+    method: str, compute: hubplugin.Compute = CPU, **parameters: float
+) -> Callable[[Operands], np.ndarray]:
+    return lambda of: hubplugin.fit(
+        None, of.bank, method, compute=compute, **parameters
+    ).offsets(of.gallery, compute=compute)
 
 
-def _whole(method: str, compute: hubplugin.Compute = CPU, **parameters: Any) -> Callable[[Operands], np.ndarray]:
+def _whole(
+    method: str, compute: hubplugin.Compute = CPU, **parameters: Any
+) -> Callable[[Operands], np.ndarray]:
     """A fit on the gallery, and its offsets."""
 
     def run(of: Operands) -> np.ndarray:
-        fitted = hubplugin.fit(of.gallery, of.bank, method, compute=compute, **parameters).fitted
+        fitted = hubplugin.fit(
+            of.gallery, of.bank, method, compute=compute, **parameters
+        ).fitted
         assert fitted is not None
         return fitted
 
@@ -148,7 +172,9 @@ def _whole(method: str, compute: hubplugin.Compute = CPU, **parameters: Any) -> 
 def _dbsn(compute: hubplugin.Compute) -> Callable[[Operands], np.ndarray]:
     def run(of: Operands) -> np.ndarray:
         bank = hubplugin.Bank(of.bank, of.second)
-        fitted = hubplugin.fit(of.targets, bank, "dbsn", tau=TAU, compute=compute).fitted
+        fitted = hubplugin.fit(
+            of.targets, bank, "dbsn", tau=TAU, compute=compute
+        ).fitted
         assert fitted is not None
         return fitted
 
@@ -160,8 +186,13 @@ def _pot(of: Operands) -> np.ndarray:
     import ot
 
     cost = 1 - of.gallery.astype(np.float64) @ of.bank.T.astype(np.float64)
-    a, b = np.full(len(of.gallery), 1 / len(of.gallery)), np.full(len(of.bank), 1 / len(of.bank))
-    log = ot.sinkhorn(a, b, cost, TAU, numItermax=10, stopThr=0, warn=False, log=True)[1]
+    a, b = (
+        np.full(len(of.gallery), 1 / len(of.gallery)),
+        np.full(len(of.bank), 1 / len(of.bank)),
+    )
+    log = ot.sinkhorn(a, b, cost, TAU, numItermax=10, stopThr=0, warn=False, log=True)[
+        1
+    ]
     return np.asarray(TAU * np.log(log["u"][: len(of.targets)]))
 
 
@@ -169,7 +200,14 @@ def _geomloss(of: Operands) -> np.ndarray:
     """Its own schedule of temperatures down to tau, its own number of iterations: another way to the same limit."""
     from geomloss import SamplesLoss
 
-    loss = SamplesLoss("sinkhorn", p=2, blur=TAU**0.5, debias=False, potentials=True, backend="tensorized")
+    loss = SamplesLoss(
+        "sinkhorn",
+        p=2,
+        blur=TAU**0.5,
+        debias=False,
+        potentials=True,
+        backend="tensorized",
+    )
     with torch.no_grad():
         potential = loss(torch.from_numpy(of.gallery), torch.from_numpy(of.bank))[0]
     return np.asarray(potential.flatten()[: len(of.targets)].numpy())
@@ -182,14 +220,22 @@ CONTENDERS = {
     "nnn k=16, answers left out": Contender(_whole("nnn", answers="left out")),
     "dbsn": Contender(_dbsn(CPU)),
     "dbsn, POT": Contender(_pot, like="dbsn", within=1e-4, needs="ot"),
-    "dbsn, geomloss": Contender(_geomloss, like="dbsn", correlates=0.95, needs="geomloss"),
-    "dbsn, nothing held": Contender(_dbsn(hubplugin.Compute("cpu", "16MiB")), like="dbsn", within=1e-5),
+    "dbsn, geomloss": Contender(
+        _geomloss, like="dbsn", correlates=0.95, needs="geomloss"
+    ),
+    "dbsn, nothing held": Contender(
+        _dbsn(hubplugin.Compute("cpu", "16MiB")), like="dbsn", within=1e-5
+    ),
     "dbsn, answers left out": Contender(_whole("dbsn", answers="left out")),
     "blend, the default": Contender(_whole("blend")),
     "is, by numpy": Contender(_single("is", NUMPY, tau=TAU), like="is", within=1e-5),
-    "nnn k=16, by numpy": Contender(_single("nnn", NUMPY, k=16), like="nnn k=16", within=1e-5),
+    "nnn k=16, by numpy": Contender(
+        _single("nnn", NUMPY, k=16), like="nnn k=16", within=1e-5
+    ),
     "dbsn, by numpy": Contender(_dbsn(NUMPY), like="dbsn", within=1e-5),
-    "blend, by numpy": Contender(_whole("blend", NUMPY), like="blend, the default", within=1e-5),
+    "blend, by numpy": Contender(
+        _whole("blend", NUMPY), like="blend, the default", within=1e-5
+    ),
 }
 CHECKED = ("is", "nnn k=16", "nnn k=16, answers left out", "dbsn", "dbsn, nothing held")
 """What `--check` runs."""
@@ -227,22 +273,45 @@ def measure(name: str, data: str, repeats: int, threads: int) -> dict[str, Any]:
             middle = clock()
             offsets = contender.run(of)
             taken.append((middle - start, clock() - middle))
-    return {"taken": taken, "memory_mib": memory.beyond >> 20, "offsets": offsets.tolist()}
+    return {
+        "taken": taken,
+        "memory_mib": memory.beyond >> 20,
+        "offsets": offsets.tolist(),
+    }
 
 
 def run_apart(name: str, data: str, repeats: int, threads: int) -> dict[str, Any]:
     """`measure` in a process of its own, with the ratio and its range."""
-    given = ["--apart", name, "--data", data, "--repeats", str(repeats), "--threads", str(threads)]
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # which numpy reads when it is imported
+    given = [
+        "--apart",
+        name,
+        "--data",
+        data,
+        "--repeats",
+        str(repeats),
+        "--threads",
+        str(threads),
+    ]
+    names = (
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+    )  # which numpy reads when it is imported
     environment = os.environ | dict.fromkeys(names, str(threads))
     command = [sys.executable, "-m", "benchmarks.fit", *given]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     if done.returncode:
         raise SystemExit(f"{name}: {done.stderr.strip().splitlines()[-1]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     floors, seconds = np.array(found.pop("taken")).T
     turns = seconds / floors
-    return found | {"ratio": seconds.min() / floors.min(), "low": turns.min(), "high": turns.max()}
+    return found | {
+        "ratio": seconds.min() / floors.min(),
+        "low": turns.min(),
+        "high": turns.max(),
+    }
 
 
 def agreement(name: str, results: dict[str, dict[str, Any]]) -> str:
@@ -259,7 +328,9 @@ def agreement(name: str, results: dict[str, dict[str, Any]]) -> str:
         found = float(np.abs(ours - theirs).max())
         said, agrees = f"{found:.0e}", found <= (contender.within or 0)
     if not agrees:
-        raise SystemExit(f"{name} is not like {contender.like}: {said}; no figure is printed")
+        raise SystemExit(
+            f"{name} is not like {contender.like}: {said}; no figure is printed"
+        )
     return said
 
 
@@ -267,45 +338,81 @@ def stored() -> dict[str, Any]:
     """What is stored of this family of processors: `runs` by the number of threads, and `check` of small operands."""
     path = RESULTS / "fit" / f"{family().lower().replace(' ', '-')}.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return {"runs": {}, "check": {}, "before": {}} | found | {"family": family(), "path": path}
+    return (
+        {"runs": {}, "check": {}, "before": {}}
+        | found
+        | {"family": family(), "path": path}
+    )
 
 
 def save(found: dict[str, Any]) -> None:
     path = found["path"]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({key: found[key] for key in ("family", "runs", "check", "before")}, indent=1) + "\n")
+    path.write_text(
+        json.dumps(
+            {key: found[key] for key in ("family", "runs", "check", "before")}, indent=1
+        )
+        + "\n"
+    )
 
 
 def write_page() -> None:
     """The table of docs/measurements/methods.md, columns for each family of processors."""
-    families = [json.loads(path.read_text()) for path in sorted((RESULTS / "fit").glob("*.json"))]
-    runs = {f"{each['family']}, {name}": run for each in families for name, run in sorted(each["runs"].items())}
-    before = {f"{each['family']}, before": each["before"] for each in families if each.get("before")}
+    families = [
+        json.loads(path.read_text())
+        for path in sorted((RESULTS / "fit").glob("*.json"))
+    ]
+    runs = {
+        f"{each['family']}, {name}": run
+        for each in families
+        for name, run in sorted(each["runs"].items())
+    }
+    before = {
+        f"{each['family']}, before": each["before"]
+        for each in families
+        if each.get("before")
+    }
     lines = []
     for name in CONTENDERS:
         seen = [run["contenders"].get(name) for run in runs.values()]
-        cells = [f"{each['ratio']:.2f} ({each['low']:.2f}-{each['high']:.2f})" if each else "" for each in seen]
+        cells = [
+            f"{each['ratio']:.2f} ({each['low']:.2f}-{each['high']:.2f})"
+            if each
+            else ""
+            for each in seen
+        ]
         cells += [f"{old[name]:.2f}" if name in old else "" for old in before.values()]
-        memory = next((f"{each['memory_mib']:,}" for each in seen if each and each["memory_mib"]), "")
+        memory = next(
+            (f"{each['memory_mib']:,}" for each in seen if each and each["memory_mib"]),
+            "",
+        )
         differs = next((each["differs by"] for each in seen if each), "")
         if any(cells):
             lines.append([name, *cells, memory, differs])
     about = "".join(f"- {name}: {run['about']}\n" for name, run in runs.items())
     table = markdown(["work", *runs, *before, "MiB", "differs by"], lines)
-    write_table(ROOT / "docs" / "measurements" / "methods.md", "fit", f"{about}\n{table}")
+    write_table(
+        ROOT / "docs" / "measurements" / "methods.md", "fit", f"{about}\n{table}"
+    )
 
 
 def check() -> None:
     known, slower = stored()["check"], []
     if not known:
-        print(f"nothing is stored of {family()}: ratios are printed and compared with nothing")
+        print(
+            f"nothing is stored of {family()}: ratios are printed and compared with nothing"
+        )
     for name in CHECKED:
         ratio = run_apart(name, "random", 5, 1)["ratio"]
-        beside = f"; stored {known[name]:.2f}, allowed {BOUND:g} x" if name in known else ""
+        beside = (
+            f"; stored {known[name]:.2f}, allowed {BOUND:g} x" if name in known else ""
+        )
         print(f"{name}: {ratio:.2f} times the bare product{beside}", flush=True)
         slower += [name] if name in known and ratio > BOUND * known[name] else []
     if slower:
-        raise SystemExit(f"slower than {BOUND:g} x the stored ratio: {', '.join(slower)}; see python -m benchmarks.fit")
+        raise SystemExit(
+            f"slower than {BOUND:g} x the stored ratio: {', '.join(slower)}; see python -m benchmarks.fit"
+        )
 
 
 def apply(repeats: int) -> None:
@@ -315,8 +422,13 @@ def apply(repeats: int) -> None:
     faiss.omp_set_num_threads(1)
     of, rng, taken = Operands.named(USUAL), np.random.default_rng(0), []
     known = of.gallery[rng.permutation(len(of.gallery))[:20_000]]
-    more = known[rng.integers(0, len(known), 20_000 - len(known))]  # such as these, where there are fewer
-    more = more + rng.normal(size=more.shape).astype(np.float32) / 2 / known.shape[1] ** 0.5
+    more = known[
+        rng.integers(0, len(known), 20_000 - len(known))
+    ]  # such as these, where there are fewer
+    more = (
+        more
+        + rng.normal(size=more.shape).astype(np.float32) / 2 / known.shape[1] ** 0.5
+    )
     targets, bank = np.concatenate([known, more]), of.bank[:3_000]
     targets /= np.linalg.norm(targets, axis=1, keepdims=True)
     index = faiss.IndexFlatIP(targets.shape[1])
@@ -329,9 +441,13 @@ def apply(repeats: int) -> None:
             hubplugin.apply(store, bank, compute=CPU)
             middle = time.process_time()
             hubplugin.fit(targets, bank, compute=CPU)
-            taken += [(middle - start, time.process_time() - middle)] if number else []  # the first one imports
+            taken += (
+                [(middle - start, time.process_time() - middle)] if number else []
+            )  # the first one imports
         whole, fit = np.median(taken, axis=0)
-        print(f"apply {whole:.2f} s, fit {fit:.2f} s of processor time: {whole / fit:.2f} times; {machine(1)}")
+        print(
+            f"apply {whole:.2f} s, fit {fit:.2f} s of processor time: {whole / fit:.2f} times; {machine(1)}"
+        )
         faiss.write_index(index, file)
         with cProfile.Profile() as profile:
             hubplugin.apply(hubplugin.open_store(f"faiss:{file}"), bank, compute=CPU)
@@ -339,41 +455,59 @@ def apply(repeats: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--data", default=USUAL, help="Of others than the usual ones, ratios are only printed.")
+    parser.add_argument(
+        "--data",
+        default=USUAL,
+        help="Of others than the usual ones, ratios are only printed.",
+    )
     parser.add_argument("--only", nargs="*", default=list(CONTENDERS))
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--apply", action="store_true")
     parser.add_argument("--apart", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.apart:
-        print(json.dumps(measure(given.apart, given.data, given.repeats, given.threads)))
+        print(
+            json.dumps(measure(given.apart, given.data, given.repeats, given.threads))
+        )
         return
     if given.check or given.apply:
         check() if given.check else apply(given.repeats)
         return
     results: dict[str, dict[str, Any]] = {}
     found, kept = stored(), given.data in (USUAL, "million")
-    name = "1,000,000 targets" if given.data == "million" else f"{given.threads} thread(s)"
+    name = (
+        "1,000,000 targets" if given.data == "million" else f"{given.threads} thread(s)"
+    )
     run = found["runs"].setdefault(name, {"contenders": {}})
-    run["about"] = f"{date.today()}; {ABOUT.get(given.data) or Operands.named(given.data)}; {machine(given.threads)}"
+    run["about"] = (
+        f"{date.today()}; {ABOUT.get(given.data) or Operands.named(given.data)}; {machine(given.threads)}"
+    )
     for name in given.only:
         needs = CONTENDERS[name].needs
         if needs and importlib.util.find_spec(needs) is None:
-            print(f"{name}: not measured, {needs} is not installed (make bench installs it)")
+            print(
+                f"{name}: not measured, {needs} is not installed (make bench installs it)"
+            )
             continue
         results[name] = run_apart(name, given.data, given.repeats, given.threads)
         line = {key: value for key, value in results[name].items() if key != "offsets"}
         run["contenders"][name] = line | {"differs by": agreement(name, results)}
         print(
-            f"{name}: {line['ratio']:.2f} ({line['low']:.2f}-{line['high']:.2f}), {line['memory_mib']} MiB", flush=True
+            f"{name}: {line['ratio']:.2f} ({line['low']:.2f}-{line['high']:.2f}), {line['memory_mib']} MiB",
+            flush=True,
         )
         if kept:
             save(found)
     if given.data == USUAL and given.threads == 1:
-        found["check"] = {name: run_apart(name, "random", given.repeats, 1)["ratio"] for name in CHECKED}
+        found["check"] = {
+            name: run_apart(name, "random", given.repeats, 1)["ratio"]
+            for name in CHECKED
+        }
         save(found)
     if kept:
         write_page()

@@ -38,7 +38,9 @@ def beyond(n: int) -> int:
     """MiB that this process takes beyond one block and one product."""
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
-    bank, block = (rng.normal(size=(rows, DIM)).astype(np.float32) for rows in (BANK, 16_384))
+    bank, block = (
+        rng.normal(size=(rows, DIM)).astype(np.float32) for rows in (BANK, 16_384)
+    )
     bare(block, bank)
     before = peak()
     fit(None, bank, "is", tau=TAU, compute=CPU).offsets(Repeated(block, n), compute=CPU)
@@ -52,7 +54,11 @@ def main() -> None:
     lines = []
     for n in TARGETS:
         command = [sys.executable, "-m", "benchmarks.growth", str(n)]
-        taken = int(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+        taken = int(
+            subprocess.run(
+                command, cwd=ROOT, capture_output=True, text=True, check=True
+            ).stdout
+        )
         lines.append([f"{n:,}", f"{taken:,}", f"{4 * n >> 20:,}"])
     table = markdown(["targets", "MiB", "of which the offsets"], lines)
     print(table + f"\n{machine(1)}")

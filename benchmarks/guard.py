@@ -57,24 +57,42 @@ def change(case: Case, given: PreparedBank) -> float:
     changes = []
     for queries, rows in case.tests.values():
         scores = queries @ case.gallery.T
-        right = [float((part.argmax(axis=1) == rows).mean()) for part in (scores + offsets, scores)]
+        right = [
+            float((part.argmax(axis=1) == rows).mean())
+            for part in (scores + offsets, scores)
+        ]
         changes.append(100 * (right[0] - right[1]))
     return min(changes)
 
 
 def judged(case: Case, split: int) -> Iterator[dict[str, Any]]:
     """One row by the queries alone, and one with their answers where these are known."""
-    bases = {"queries alone": None} | ({} if case.target_bank is None else {"pairs": case.target_bank})
+    bases = {"queries alone": None} | (
+        {} if case.target_bank is None else {"pairs": case.target_bank}
+    )
     for basis, second in bases.items():
-        bank = Bank(case.bank, second, pairs=None if second is None else np.arange(len(second)))
-        given = bank.prepare(Metric.COSINE, Compute("cpu", "2GiB")).against(as_vectors(case.gallery, "targets"))
+        bank = Bank(
+            case.bank, second, pairs=None if second is None else np.arange(len(second))
+        )
+        given = bank.prepare(Metric.COSINE, Compute("cpu", "2GiB")).against(
+            as_vectors(case.gallery, "targets")
+        )
         seen = profile_of(given, split)
         if given.pairs is None:  # the default is judged by nothing else then
             objections = (seen.objection,) if seen.objection else ()
         else:
             objections = judge_by(given, DEFAULT, split, seen).objections
-        row = {"basis": basis, "source": case.source, "kind": case.kind, "size": case.size, "split": split}
-        row |= {"change": round(change(case, given), 2), "objections": "; ".join(objections)}
+        row = {
+            "basis": basis,
+            "source": case.source,
+            "kind": case.kind,
+            "size": case.size,
+            "split": split,
+        }
+        row |= {
+            "change": round(change(case, given), 2),
+            "objections": "; ".join(objections),
+        }
         yield row | {"doubt": bool(seen.doubt)}
 
 
@@ -85,22 +103,51 @@ def table(rows: list[dict[str, Any]]) -> str:
         families[row["basis"], row["kind"], row["source"], row["case"]].append(row)
     groups: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
     for (basis, kind, *_), part in families.items():
-        mean, refused, noted = (float(np.mean([of(row) for row in part])) for of in (_change, _refused, _noted))
+        mean, refused, noted = (
+            float(np.mean([of(row) for row in part]))
+            for of in (_change, _refused, _noted)
+        )
         groups[basis, kind].append((mean, refused, noted))
     lines = []
     for (basis, kind), found in groups.items():
-        harm, gain = [x for x in found if x[0] < HARM], [x for x in found if x[0] > GAIN]
-        through, refused_ = [x[0] for x in found if x[1] < 0.5], [x[0] for x in found if x[1] >= 0.5]
+        harm, gain = (
+            [x for x in found if x[0] < HARM],
+            [x for x in found if x[0] > GAIN],
+        )
+        through, refused_ = (
+            [x[0] for x in found if x[1] < 0.5],
+            [x[0] for x in found if x[1] >= 0.5],
+        )
         lines.append(
             [
-                *(basis, kind, str(len(found)), str(len(refused_)), str(sum(x[1] < 0.5 <= x[2] for x in found))),
+                *(
+                    basis,
+                    kind,
+                    str(len(found)),
+                    str(len(refused_)),
+                    str(sum(x[1] < 0.5 <= x[2] for x in found)),
+                ),
                 f"{sum(x[1] < 0.5 for x in harm)} of {len(harm)}",
                 f"{sum(x[1] >= 0.5 for x in gain)} of {len(gain)}",
-                *(_mean(through), f"{min(through):+.1f}" if through else "", _mean(refused_)),
+                *(
+                    _mean(through),
+                    f"{min(through):+.1f}" if through else "",
+                    _mean(refused_),
+                ),
             ]
         )
-    head = ["the guard sees", "bank", "cases", "refused", "passed with a doubt", "harm, let through", "gain, refused"]
-    return markdown([*head, "mean change if let through", "worst", "mean change if refused"], lines)
+    head = [
+        "the guard sees",
+        "bank",
+        "cases",
+        "refused",
+        "passed with a doubt",
+        "harm, let through",
+        "gain, refused",
+    ]
+    return markdown(
+        [*head, "mean change if let through", "worst", "mean change if refused"], lines
+    )
 
 
 def _change(row: dict[str, Any]) -> float:
@@ -135,23 +182,52 @@ def measured(splits: range, only: list[str]) -> str:
     return table(rows)
 
 
-def no_banks(data: Path) -> Iterator[tuple[str, Any, np.ndarray | None, dict[str, Any]]]:
+def no_banks(
+    data: Path,
+) -> Iterator[tuple[str, Any, np.ndarray | None, dict[str, Any]]]:
     """What is given as the bank, as the target bank, and how it is applied."""
-    queries, documents, gallery = files(EXAMPLES, "bank_queries", "bank_targets", "test_targets")
+    queries, documents, gallery = files(
+        EXAMPLES, "bank_queries", "bank_targets", "test_targets"
+    )
     rng = np.random.default_rng(0)
     yield "queries for other functions", queries, None, {}
     yield "the gallery itself", gallery, None, {}
     yield "other documents", documents, None, {}
     yield "300 other documents", documents[:300], None, {}
-    yield "half queries, half documents", np.concatenate([queries[:1250], documents[1250:]]), None, {}
-    yield "pairs, swapped: documents as queries, queries as target bank", documents, queries, {}
+    yield (
+        "half queries, half documents",
+        np.concatenate([queries[:1250], documents[1250:]]),
+        None,
+        {},
+    )
+    yield (
+        "pairs, swapped: documents as queries, queries as target bank",
+        documents,
+        queries,
+        {},
+    )
     yield "vectors of another model", rng.normal(size=(500, 512)), None, {}
     yield "... of the same length", turned(queries), None, {}
-    yield "... 300 of them, about the same mean", turned(queries[:300] - queries.mean(axis=0)), None, {}
+    yield (
+        "... 300 of them, about the same mean",
+        turned(queries[:300] - queries.mean(axis=0)),
+        None,
+        {},
+    )
     yield "texts", ["how to open a file", "parse a date"], None, {}
-    yield "one query, 400 times with noise", queries[0] + 0.02 * rng.normal(size=(400, 384)), None, {}
+    yield (
+        "one query, 400 times with noise",
+        queries[0] + 0.02 * rng.normal(size=(400, 384)),
+        None,
+        {},
+    )
     if (data / "debian").is_dir():
-        yield "queries of another catalogue", files(data / "debian", "queries_a")[0], None, {}
+        yield (
+            "queries of another catalogue",
+            files(data / "debian", "queries_a")[0],
+            None,
+            {},
+        )
     yield "5 queries", queries[:5], None, {}
     yield '100 queries, `method="dbsn"`', queries[:100], None, {"method": "dbsn"}
 
@@ -159,7 +235,10 @@ def no_banks(data: Path) -> Iterator[tuple[str, Any, np.ndarray | None, dict[str
 def turned(vectors: np.ndarray) -> np.ndarray:
     """A rotation with its mean elsewhere is what another model's space is to this one's."""
     rng, d = np.random.default_rng(0), vectors.shape[1]
-    return np.asarray(vectors @ np.linalg.qr(rng.normal(size=(d, d)))[0] + 2 * rng.normal(size=d) / d**0.5)
+    return np.asarray(
+        vectors @ np.linalg.qr(rng.normal(size=(d, d)))[0]
+        + 2 * rng.normal(size=d) / d**0.5
+    )
 
 
 def refusals(data: Path) -> str:
@@ -175,16 +254,28 @@ def refusals(data: Path) -> str:
             store = hubplugin.open_store(f"faiss:{file}")
             try:
                 trial = hubplugin.apply(store, Bank(given, second), **options).trial
-                doubts = [note for note in trial.notes if "which only answers show" in note] if trial else []
+                doubts = (
+                    [note for note in trial.notes if "which only answers show" in note]
+                    if trial
+                    else []
+                )
                 said = "; ".join(["passed", *(f"`note: {doubt}`" for doubt in doubts)])
             except hubplugin.CorrectionRefused as error:
                 said = f"`CorrectionRefused: {str(error).partition('; nothing was changed')[0]}` ..."
                 hubplugin.apply(store, Bank(given, second), force=True, **options)
             except hubplugin.InputError as error:
-                lines.append([name, f"`InputError: {error}`".replace(file, "photos.faiss"), ""])
+                lines.append(
+                    [name, f"`InputError: {error}`".replace(file, "photos.faiss"), ""]
+                )
                 continue
             found = np.array(store.search(asked, 1).ids)[:, 0]
-            lines.append([name, said, f"{100 * float((found == np.arange(len(asked))).mean()):.1f}"])
+            lines.append(
+                [
+                    name,
+                    said,
+                    f"{100 * float((found == np.arange(len(asked))).mean()):.1f}",
+                ]
+            )
     return markdown(["given as the bank", "what is printed", "R@1 if applied"], lines)
 
 
@@ -195,21 +286,34 @@ def reach(data: Path) -> str:
             continue
         setting, cells = family.draw(0), []
         tried = [(setting.bank, name, parameters) for name, parameters in REACHING]
-        for bank, name, parameters in [*tried, (turned(setting.bank), "dbsn", {"tau": 0.05})]:
+        for bank, name, parameters in [
+            *tried,
+            (turned(setting.bank), "dbsn", {"tau": 0.05}),
+        ]:
             model = hubplugin.fit(setting.targets, bank, name, **parameters)
             both = (as_vectors(bank, "bank"), as_vectors(setting.targets, "gallery"))
             cells.append(f"{displacement(model, *both, Compute()):.4f}")
         lines.append([family.name, str(len(setting.targets)), *cells])
         print(lines[-1], file=sys.stderr, flush=True)
-    head = ["bank", "targets", *(" ".join([name, *map(str, given.values())]) for name, given in REACHING)]
+    head = [
+        "bank",
+        "targets",
+        *(" ".join([name, *map(str, given.values())]) for name, given in REACHING),
+    ]
     return markdown([*head, "dbsn 0.05, another model"], lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--splits", type=int, default=3)
-    parser.add_argument("--first", type=int, default=5, help="first seed; the limits were set on others")
-    parser.add_argument("--only", nargs="*", default=[], help="sources of `benchmarks.banks` by name")
+    parser.add_argument(
+        "--first", type=int, default=5, help="first seed; the limits were set on others"
+    )
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="sources of `benchmarks.banks` by name"
+    )
     parser.add_argument("--refusals", action="store_true")
     parser.add_argument("--reach", action="store_true")
     parser.add_argument("--write", type=Path, help="page whose table is replaced")
@@ -219,7 +323,11 @@ def main() -> None:
         print(reach(SHARED))
         return
     name = "refusals" if given.refusals else "guard"
-    text = refusals(SHARED) if given.refusals else measured(range(given.first, given.first + given.splits), given.only)
+    text = (
+        refusals(SHARED)
+        if given.refusals
+        else measured(range(given.first, given.first + given.splits), given.only)
+    )
     print(text)
     if given.write:
         write_table(given.write, name, text)

@@ -80,7 +80,10 @@ class Setting:
         return evenly(self.bank[: len(self.bank) // 2])
 
     def since(
-        self, asked: np.ndarray, gallery: np.ndarray | None = None, offsets: np.ndarray | None = None
+        self,
+        asked: np.ndarray,
+        gallery: np.ndarray | None = None,
+        offsets: np.ndarray | None = None,
     ) -> dict[str, float]:
         """`grown` and `worst` of the queries `asked`, on another gallery and with other offsets."""
         gallery = self.gallery if gallery is None else gallery
@@ -94,7 +97,9 @@ class Setting:
         raw = self.test[:PROBES] @ self.gallery.T
         chance = skewness_by_chance(len(raw), K, len(self.gallery))
         found = [np.argsort(-scores, axis=1)[:, :K] for scores in (raw, raw + offsets)]
-        before, after = (skewness(k_occurrence(each, len(self.gallery))) - chance for each in found)
+        before, after = (
+            skewness(k_occurrence(each, len(self.gallery))) - chance for each in found
+        )
         return after / before
 
 
@@ -116,22 +121,42 @@ def lines(source: Source, others: list[Source], seed: int) -> Iterator[Line]:
         yield Line("bank", source.name, name, seen)
     assert setting.old.gallery is not None
     galleries = {"as before": setting.documents, "one corner": _corner(setting.gallery)}
-    galleries |= {f"of another source, {other.name}": other.targets[:TARGETS] for other in others}
+    galleries |= {
+        f"of another source, {other.name}": other.targets[:TARGETS] for other in others
+    }
     for name, changed in galleries.items():
-        shift = float(setting.old.offsets(changed).mean()) / setting.old.gallery.deviation
-        yield Line("gallery", source.name, name, {"shift": shift} | setting.since(asked, changed))
+        shift = (
+            float(setting.old.offsets(changed).mean()) / setting.old.gallery.deviation
+        )
+        yield Line(
+            "gallery",
+            source.name,
+            name,
+            {"shift": shift} | setting.since(asked, changed),
+        )
     for count in (1, 10):
-        planted = np.tile(asked.mean(axis=0) / np.linalg.norm(asked.mean(axis=0)), (count, 1)).astype(np.float32)
+        planted = np.tile(
+            asked.mean(axis=0) / np.linalg.norm(asked.mean(axis=0)), (count, 1)
+        ).astype(np.float32)
         whole = np.concatenate([setting.gallery, planted])
-        yield Line("planted", source.name, str(count), setting.since(asked, whole, np.append(held, [0.0] * count)))
+        yield Line(
+            "planted",
+            source.name,
+            str(count),
+            setting.since(asked, whole, np.append(held, [0.0] * count)),
+        )
     for share in (0.02, 0.05, 0.1, 0.3):
         without = [np.where(rng.random(len(held)) < share, 0.0, held) for _ in range(5)]
         lost = float(np.mean([setting.recall(offsets) - before for offsets in without]))
         since = setting.since(asked, offsets=without[0])
-        yield Line("offsets missing", source.name, f"{share:.0%}", {"R@1": lost} | since)
+        yield Line(
+            "offsets missing", source.name, f"{share:.0%}", {"R@1": lost} | since
+        )
 
 
-def hubness(queries: np.ndarray, gallery: np.ndarray, offsets: np.ndarray | float) -> tuple[float, float]:
+def hubness(
+    queries: np.ndarray, gallery: np.ndarray, offsets: np.ndarray | float
+) -> tuple[float, float]:
     """Skewness beyond chance, and the share of the queries that find the worst hub."""
     found = np.argsort(-(queries @ gallery.T + offsets), axis=1)[:, :K]
     occurrence = k_occurrence(found, len(gallery))
@@ -140,27 +165,40 @@ def hubness(queries: np.ndarray, gallery: np.ndarray, offsets: np.ndarray | floa
 
 
 def evenly(vectors: np.ndarray) -> np.ndarray:
-    some: np.ndarray = vectors[np.linspace(0, len(vectors) - 1, min(PROBES, len(vectors))).astype(int)]
+    some: np.ndarray = vectors[
+        np.linspace(0, len(vectors) - 1, min(PROBES, len(vectors))).astype(int)
+    ]
     return some
 
 
 def _banks(setting: Setting, others: list[Source]) -> dict[str, np.ndarray]:
     half = len(setting.bank) // 2
     found = {f"as before, {size}": setting.bank[half:][:size] for size in (400, 100)}
-    found |= {"the old one and as many more": setting.bank, "one corner": _corner(setting.bank)}
-    found |= {f"of another source, {other.name}": other.queries[:400] for other in others}
+    found |= {
+        "the old one and as many more": setting.bank,
+        "one corner": _corner(setting.bank),
+    }
+    found |= {
+        f"of another source, {other.name}": other.queries[:400] for other in others
+    }
     return found | {"documents": setting.documents[:400]}
 
 
 def _corner(vectors: np.ndarray) -> np.ndarray:
-    nearest: np.ndarray = vectors[np.argsort(-(vectors @ vectors[0]))[: max(len(vectors) // 4, 100)]]
+    nearest: np.ndarray = vectors[
+        np.argsort(-(vectors @ vectors[0]))[: max(len(vectors) // 4, 100)]
+    ]
     return nearest
 
 
 def _rise(bank: np.ndarray, setting: Setting) -> float:
     banks = Bank(bank).prepare(Metric.COSINE, Compute("cpu")).against(setting.gallery)
-    margins = cross_validate([None, setting.old, METHODS["blend"]()], banks, folds_of(banks))
-    raw, before, after = (Figures.of([margins], number, None).skewness for number in range(3))
+    margins = cross_validate(
+        [None, setting.old, METHODS["blend"]()], banks, folds_of(banks)
+    )
+    raw, before, after = (
+        Figures.of([margins], number, None).skewness for number in range(3)
+    )
     return (after - before) / max(raw, 1e-9)
 
 
@@ -168,11 +206,22 @@ def table(found: list[Line]) -> str:
     """The extremes of each kind of change."""
     kinds: dict[tuple[str, str], list[Line]] = defaultdict(list)
     for line in found:
-        kinds[line.what, line.to.partition(", of ")[0].partition(" source, ")[0]].append(line)
+        kinds[
+            line.what, line.to.partition(", of ")[0].partition(" source, ")[0]
+        ].append(line)
     rows = []
     for (what, to), part in kinds.items():
-        columns = [[line.seen[name] for line in part if name in line.seen] for name in COLUMNS]
-        rows.append([what, to, str(len(part)), *(f"{min(c):+.2f} to {max(c):+.2f}" if c else "" for c in columns)])
+        columns = [
+            [line.seen[name] for line in part if name in line.seen] for name in COLUMNS
+        ]
+        rows.append(
+            [
+                what,
+                to,
+                str(len(part)),
+                *(f"{min(c):+.2f} to {max(c):+.2f}" if c else "" for c in columns),
+            ]
+        )
     return markdown(["what changes", "to", "cases", *COLUMNS], rows)
 
 
@@ -183,9 +232,15 @@ def main() -> None:
     given = parser.parse_args()
     known, found = sources(), list[Line]()
     for source in known:
-        others = [each for each in known if each is not source and each.targets.shape[1] == source.targets.shape[1]]
+        others = [
+            each
+            for each in known
+            if each is not source and each.targets.shape[1] == source.targets.shape[1]
+        ]
         for seed in range(given.seeds):
-            for line in lines(source, [other for other in others if other.model == source.model], seed):
+            for line in lines(
+                source, [other for other in others if other.model == source.model], seed
+            ):
                 found.append(line)
                 values = (f"{name} {value:+.2f}" for name, value in line.seen.items())
                 print(line.what, line.source, line.to, *values, sep="\t", flush=True)

@@ -62,11 +62,19 @@ def ten_hot(rng: np.random.Generator, truth: np.ndarray) -> np.ndarray:
 
 def families(data: Path) -> Iterator[Family]:
     tldr = data / "tldr_log"
-    hot = Family("commands, ten targets with half of it", "popular log", tldr, 4, partial(wordings_log, tldr, ten_hot))
+    hot = Family(
+        "commands, ten targets with half of it",
+        "popular log",
+        tldr,
+        4,
+        partial(wordings_log, tldr, ten_hot),
+    )
     return chain(seventeen(data), further(data), [hot])
 
 
-def draw_click(shown: np.ndarray, answer: int, wrong: float, rng: np.random.Generator) -> int:
+def draw_click(
+    shown: np.ndarray, answer: int, wrong: float, rng: np.random.Generator
+) -> int:
     """The target that somebody clicks among those shown, best first; -1 for none. With the probability `wrong` it is
     any of them, with the weight 1 / place; a right answer is clicked with the probability 1 / sqrt(place)."""
     place, weights = np.flatnonzero(shown == answer), 1 / np.arange(1, len(shown) + 1)
@@ -80,12 +88,19 @@ def draw_noisy_log(setting: Setting, seed: int) -> tuple[np.ndarray, np.ndarray]
     rng = np.random.default_rng(seed)
     assert setting.clicks is not None
     top = np.argsort(-(setting.bank @ setting.targets.T), axis=1)[:, :10]
-    clicks = np.array([draw_click(shown, answer, 0.2, rng) for shown, answer in zip(top, setting.clicks, strict=True)])
+    clicks = np.array(
+        [
+            draw_click(shown, answer, 0.2, rng)
+            for shown, answer in zip(top, setting.clicks, strict=True)
+        ]
+    )
     rows = np.flatnonzero(clicks >= 0)
     return rows, clicks[rows]
 
 
-def fit_quietly(targets: np.ndarray, bank: Any, learn: bool = True, **parameters: Any) -> hubplugin.OffsetModel:
+def fit_quietly(
+    targets: np.ndarray, bank: Any, learn: bool = True, **parameters: Any
+) -> hubplugin.OffsetModel:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that pairs taught nothing
         return hubplugin.fit(targets, bank, learn=learn, **parameters)
@@ -99,11 +114,15 @@ def ranker(model: hubplugin.OffsetModel, targets: np.ndarray) -> Ranker:
     return lambda queries: model.queries(queries) @ targets.T + offsets
 
 
-def fit_all(setting: Setting, seed: int) -> tuple[dict[str, Ranker], learning.LearnedMap]:
+def fit_all(
+    setting: Setting, seed: int
+) -> tuple[dict[str, Ranker], learning.LearnedMap]:
     """Rankers by column, and what was learned."""
     targets = setting.targets
     if setting.clicks is None:
-        bank = hubplugin.Bank(setting.bank, setting.target_bank, pairs=np.arange(len(setting.bank)))
+        bank = hubplugin.Bank(
+            setting.bank, setting.target_bank, pairs=np.arange(len(setting.bank))
+        )
     else:
         bank = hubplugin.Bank(setting.bank, setting.clicks)
     prepared = bank.prepare("cosine", hubplugin.Compute()).against(targets)
@@ -117,7 +136,9 @@ def fit_all(setting: Setting, seed: int) -> tuple[dict[str, Ranker], learning.Le
         rows, clicks = draw_noisy_log(setting, seed)
         if len(rows) >= learning.FEWEST_PAIRS:
             log = hubplugin.Bank(setting.bank[rows], clicks)
-            ranks["noisy default"] = ranker(fit_quietly(targets, log, learn=False), targets)
+            ranks["noisy default"] = ranker(
+                fit_quietly(targets, log, learn=False), targets
+            )
             ranks["noisy clicks"] = ranker(fit_quietly(targets, log), targets)
     return ranks, learned
 
@@ -127,11 +148,17 @@ def measure(setting: Setting, seed: int) -> dict[str, dict[str, float]]:
     ranks, learned = fit_all(setting, seed)
     query_map = learned.model.query_map
     enough = min(len(queries) for queries, _ in setting.tests.values()) >= 2 * JUDGED
-    judged = fit_by_judged(setting, seed) if enough and "noisy clicks" in ranks and seed < COMPARED else {}
+    judged = (
+        fit_by_judged(setting, seed)
+        if enough and "noisy clicks" in ranks and seed < COMPARED
+        else {}
+    )
     row = {}
     for name, (queries, truth) in setting.tests.items():
 
-        def right(rank: Ranker, queries: np.ndarray = queries, truth: np.ndarray = truth) -> float:
+        def right(
+            rank: Ranker, queries: np.ndarray = queries, truth: np.ndarray = truth
+        ) -> float:
             return 100 * float((rank(queries).argmax(axis=1) == truth).mean())
 
         row[name] = {column: right(rank) for column, rank in ranks.items()}
@@ -139,13 +166,17 @@ def measure(setting: Setting, seed: int) -> dict[str, dict[str, float]]:
         if name in judged:
             rank, rest = judged[name]
             row[name]["judged"] = right(rank, queries[rest], truth[rest])
-            row[name]["judged default"] = right(ranks["noisy default"], queries[rest], truth[rest])
+            row[name]["judged default"] = right(
+                ranks["noisy default"], queries[rest], truth[rest]
+            )
         row[name]["strength"] = 0.0 if query_map is None else query_map.strength
         row[name]["whitened"] = float(query_map is not None and query_map.whitened)
         row[name]["share"] = learned.how.share
         side = learned.asked if name == "asked" else learned.other
         for end in ("low", "value", "high"):
-            row[name][end] = math.nan if side is None else 100 * getattr(side.change, end)
+            row[name][end] = (
+                math.nan if side is None else 100 * getattr(side.change, end)
+            )
     return row
 
 
@@ -161,7 +192,9 @@ def fit_by_judged(setting: Setting, seed: int) -> dict[str, tuple[Ranker, np.nda
         np.concatenate([setting.tests[name][0][part] for name, part in parts]),
         np.concatenate([setting.tests[name][1][part] for name, part in parts]),
     )
-    model = fit_quietly(setting.targets, hubplugin.Bank(setting.bank[rows], clicks), judged=judged)
+    model = fit_quietly(
+        setting.targets, hubplugin.Bank(setting.bank[rows], clicks), judged=judged
+    )
     return {name: (ranker(model, setting.targets), rest[name]) for name in rest}
 
 
@@ -190,13 +223,38 @@ def table(rows: list[dict[str, Any]]) -> str:
         for column in COLUMNS:
             values = changes(row, column)
             cells.append(
-                f"{values.mean():+.1f}±{values.std() / max(len(values) - 1, 1) ** 0.5:.1f}" if len(values) else ""
+                f"{values.mean():+.1f}±{values.std() / max(len(values) - 1, 1) ** 0.5:.1f}"
+                if len(values)
+                else ""
             )
-        choices = zip(*(row["values"][name] for name in ("strength", "whitened", "share")), strict=True)
-        names = {f"{s:g}{' w' if white else ''}{'' if share == 1 else f' x{share:g}'}" for s, white, share in choices}
+        choices = zip(
+            *(row["values"][name] for name in ("strength", "whitened", "share")),
+            strict=True,
+        )
+        names = {
+            f"{s:g}{' w' if white else ''}{'' if share == 1 else f' x{share:g}'}"
+            for s, white, share in choices
+        }
         strengths = "/".join(sorted(names))
-        lines.append([row["setting"], row["side"], f"{np.mean(row['values']['raw']):.1f}", *cells, strengths])
-    return markdown(["setting", "tested on", "raw R@1", *COLUMNS, "strengths, w: whitened, x: offsets"], lines)
+        lines.append(
+            [
+                row["setting"],
+                row["side"],
+                f"{np.mean(row['values']['raw']):.1f}",
+                *cells,
+                strengths,
+            ]
+        )
+    return markdown(
+        [
+            "setting",
+            "tested on",
+            "raw R@1",
+            *COLUMNS,
+            "strengths, w: whitened, x: offsets",
+        ],
+        lines,
+    )
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
@@ -204,36 +262,61 @@ def summary(rows: list[dict[str, Any]]) -> str:
     lines = []
     for side in ("", *SIDES.values()):
         part = [row for row in rows if side in ("", row["side"])]
-        means = [[v.mean() for row in part if len(v := changes(row, column))] for column in COLUMNS]
-        cells = [f"{np.mean(values):+.2f} / {min(values):+.2f}" if values else "" for values in means]
+        means = [
+            [v.mean() for row in part if len(v := changes(row, column))]
+            for column in COLUMNS
+        ]
+        cells = [
+            f"{np.mean(values):+.2f} / {min(values):+.2f}" if values else ""
+            for values in means
+        ]
         lines += [[f"{side or 'all'}, {len(part)} settings", *cells]] if part else []
     return markdown(["tested on", *COLUMNS], lines)
 
 
 def forecasts(rows: list[dict[str, Any]]) -> str:
     """How often the change lies in the 95 % interval that held-out pairs alone forecast."""
-    parts = [np.array([row["values"][name] for name in ("low", "value", "high", "map", "default")]) for row in rows]
+    parts = [
+        np.array(
+            [row["values"][name] for name in ("low", "value", "high", "map", "default")]
+        )
+        for row in rows
+    ]
     low, value, high, mapped, default = np.concatenate(parts, axis=1)
     change, is_forecast = mapped - default, ~np.isnan(low)
-    inside, bias = ((low <= change) & (change <= high))[is_forecast].mean(), (value - change)[is_forecast].mean()
+    inside, bias = (
+        ((low <= change) & (change <= high))[is_forecast].mean(),
+        (value - change)[is_forecast].mean(),
+    )
     count = is_forecast.sum()
     return f"forecasts: {count} tests, {inside:.0%} inside their 95 % interval, too bright by {bias:.2f} points"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=SHARED, help="folder of the data sets")
-    parser.add_argument("--only", nargs="*", default=[""], help="settings whose name holds one of these words")
+    parser.add_argument(
+        "--data", type=Path, default=SHARED, help="folder of the data sets"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        default=[""],
+        help="settings whose name holds one of these words",
+    )
     parser.add_argument("--splits", type=int, default=4, help="draws a setting")
     parser.add_argument("--write", type=Path, help="page whose table is replaced")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
     for family in families(args.data):
-        if not family.source.is_dir() or not any(word in family.name for word in args.only):
+        if not family.source.is_dir() or not any(
+            word in family.name for word in args.only
+        ):
             continue
         setting = family.draw(0)
-        if len(setting.bank) < learning.FEWEST_PAIRS or (setting.clicks is None and setting.target_bank is None):
+        if len(setting.bank) < learning.FEWEST_PAIRS or (
+            setting.clicks is None and setting.target_bank is None
+        ):
             continue
         rows += measure_family(family, args.splits)
         print(family.name, file=sys.stderr, flush=True)

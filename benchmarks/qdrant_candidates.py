@@ -26,7 +26,9 @@ def places(queries: np.ndarray, targets: np.ndarray, offsets: np.ndarray) -> np.
     scores = queries @ targets.T
     best = np.argpartition(-(scores + offsets), K, axis=1)[:, :K]
     own = np.take_along_axis(scores, best, 1)
-    return np.stack([(scores > own[:, [column]]).sum(axis=1) for column in range(K)], axis=1)
+    return np.stack(
+        [(scores > own[:, [column]]).sum(axis=1) for column in range(K)], axis=1
+    )
 
 
 def chosen(found: np.ndarray, most: float) -> float:
@@ -40,17 +42,35 @@ def chosen(found: np.ndarray, most: float) -> float:
 def main() -> None:
     recalls: dict[tuple[str, int], list[float]] = defaultdict(list)
     ratios: dict[tuple[str, int], list[float]] = defaultdict(list)
-    families = [each for group in (seventeen, further) for each in group(SHARED) if each.source.is_dir()]
-    settings = [family.draw(seed) for family in families for seed in range(min(DRAWS, family.splits))]
+    families = [
+        each
+        for group in (seventeen, further)
+        for each in group(SHARED)
+        if each.source.is_dir()
+    ]
+    settings = [
+        family.draw(seed)
+        for family in families
+        for seed in range(min(DRAWS, family.splits))
+    ]
     for setting in (each for each in settings if len(each.targets) >= SMALLEST_GALLERY):
         for method, parameters in METHODS:
-            offsets = hubplugin.fit(setting.targets, setting.bank, method, **parameters).offsets(setting.targets)
-            tests = [places(queries[:TESTS], setting.targets, offsets) for queries, _ in setting.tests.values()]
+            offsets = hubplugin.fit(
+                setting.targets, setting.bank, method, **parameters
+            ).offsets(setting.targets)
+            tests = [
+                places(queries[:TESTS], setting.targets, offsets)
+                for queries, _ in setting.tests.values()
+            ]
             for count in COUNTS:
-                rows = np.linspace(0, len(setting.bank) - 1, min(count, len(setting.bank))).astype(int)
+                rows = np.linspace(
+                    0, len(setting.bank) - 1, min(count, len(setting.bank))
+                ).astype(int)
                 own = places(setting.bank[rows], setting.targets, offsets)
                 ratio = chosen(own, len(setting.targets) / K)
-                recalls[method, count] += [float((found < round(K * ratio)).mean()) for found in tests]
+                recalls[method, count] += [
+                    float((found < round(K * ratio)).mean()) for found in tests
+                ]
                 ratios[method, count].append(ratio)
     lines = [
         [
@@ -64,7 +84,14 @@ def main() -> None:
         ]
         for (method, count), values in recalls.items()
     ]
-    head = ["method", "calibration queries", "tests", "recall of test queries, mean", "worst", "share below 0.985"]
+    head = [
+        "method",
+        "calibration queries",
+        "tests",
+        "recall of test queries, mean",
+        "worst",
+        "share below 0.985",
+    ]
     print(markdown([*head, "candidates a result, geometric mean"], lines))
 
 

@@ -34,7 +34,9 @@ DIM, TURNS, CALLS = 384, 60, 50
 
 def rest_client() -> QdrantClient:
     """A client whose every request is answered at once with ten points."""
-    points = [{"id": row, "version": 0, "score": 0.5, "payload": {}} for row in range(10)]
+    points = [
+        {"id": row, "version": 0, "score": 0.5, "payload": {}} for row in range(10)
+    ]
     found = {"query": {"points": points}, "batch": [{"points": points}] * CALLS}
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -42,22 +44,30 @@ def rest_client() -> QdrantClient:
         return httpx.Response(200, json={"result": result, "status": "ok", "time": 0.0})
 
     client = QdrantClient(url="http://localhost", check_compatibility=False)
-    client.http.client._client = httpx.Client(transport=httpx.MockTransport(answer), base_url="http://localhost")
+    client.http.client._client = httpx.Client(
+        transport=httpx.MockTransport(answer), base_url="http://localhost"
+    )
     return client
 
 
 class Answering:
     """A gRPC stub that encodes each request and answers it with ten points."""
 
-    points = tuple(grpc.ScoredPoint(id=grpc.PointId(num=row), score=0.5) for row in range(10))
+    points = tuple(
+        grpc.ScoredPoint(id=grpc.PointId(num=row), score=0.5) for row in range(10)
+    )
     answer = grpc.QueryResponse(result=points)
     answers = grpc.QueryBatchResponse(result=[grpc.BatchResult(result=points)] * CALLS)
 
-    def Query(self, request: grpc.QueryPoints, timeout: float | None) -> grpc.QueryResponse:  # noqa: N802
+    def Query(  # noqa: N802
+        self, request: grpc.QueryPoints, timeout: float | None
+    ) -> grpc.QueryResponse:
         request.SerializeToString()
         return self.answer
 
-    def QueryBatch(self, request: grpc.QueryBatchPoints, timeout: float | None) -> grpc.QueryBatchResponse:  # noqa: N802
+    def QueryBatch(  # noqa: N802
+        self, request: grpc.QueryBatchPoints, timeout: float | None
+    ) -> grpc.QueryBatchResponse:
         request.SerializeToString()
         return self.answers
 
@@ -67,16 +77,25 @@ class GrpcRemote(QdrantRemote):
 
 
 def grpc_client() -> QdrantClient:
-    client = QdrantClient(url="http://localhost", prefer_grpc=True, check_compatibility=False)
+    client = QdrantClient(
+        url="http://localhost", prefer_grpc=True, check_compatibility=False
+    )
     client._client.__class__ = GrpcRemote
     return client
 
 
 def corrected_collection(rng: np.random.Generator) -> QdrantClient:
     client = QdrantClient(":memory:")
-    client.create_collection("photos", models.VectorParams(size=DIM, distance=models.Distance.COSINE))
+    client.create_collection(
+        "photos", models.VectorParams(size=DIM, distance=models.Distance.COSINE)
+    )
     client.upload_collection("photos", rng.normal(size=(100, DIM)))
-    hubplugin.apply(hubplugin_qdrant.open_store(client, "photos"), rng.normal(size=(50, DIM)), "is", force=True)
+    hubplugin.apply(
+        hubplugin_qdrant.open_store(client, "photos"),
+        rng.normal(size=(50, DIM)),
+        "is",
+        force=True,
+    )
     return client
 
 
@@ -87,7 +106,11 @@ def one_by_one(client: QdrantClient, collection: str, queries: Sequence[Any]) ->
 
 def at_once(client: QdrantClient, collection: str, queries: Sequence[Any]) -> None:
     client.query_batch_points(
-        collection, [models.QueryRequest(query=query, limit=10, with_payload=True) for query in queries]
+        collection,
+        [
+            models.QueryRequest(query=query, limit=10, with_payload=True)
+            for query in queries
+        ],
     )
 
 
@@ -107,7 +130,9 @@ def microseconds(
     return times
 
 
-def recording_alone(recorder: hubplugin.Recorder, queries: Sequence[object]) -> np.ndarray:
+def recording_alone(
+    recorder: hubplugin.Recorder, queries: Sequence[object]
+) -> np.ndarray:
     """Processor times of what a recorded search does besides, in many turns: a difference of two calls is noisier."""
     into = recorder.within("photos", "")
     times = np.empty(10 * TURNS)
@@ -121,18 +146,30 @@ def recording_alone(recorder: hubplugin.Recorder, queries: Sequence[object]) -> 
 
 def print_parts_of_map(rng: np.random.Generator) -> None:
     """What `map_query` takes for a list, and its parts: none of them is Python that could go."""
-    print(f"{'a query map by cosine':<34}" + "".join(f"{part:>18}" for part in ("all", *PARTS)))
+    print(
+        f"{'a query map by cosine':<34}"
+        + "".join(f"{part:>18}" for part in ("all", *PARTS))
+    )
     for dim in (384, 768):
         step = (0.5 * rng.normal(size=(dim, dim)) / dim**0.5).astype(np.float32)
         query_map = QueryMap(step, 1.0, 200)
         version = QdrantVersion(
-            number=1, model="", metric=Metric.COSINE, dim=dim, parts=1, mapped=True, query_map=query_map
+            number=1,
+            model="",
+            metric=Metric.COSINE,
+            dim=dim,
+            parts=1,
+            mapped=True,
+            query_map=query_map,
         )
         array = rng.normal(size=dim).astype(np.float32)
         row = array.tolist()
         calls = (
             functools.partial(map_query, row, version),
-            *(functools.partial(part, row, array, query_map) for part in PARTS.values()),
+            *(
+                functools.partial(part, row, array, query_map)
+                for part in PARTS.values()
+            ),
         )
         medians = []
         for call in calls:
@@ -143,7 +180,10 @@ def print_parts_of_map(rng: np.random.Generator) -> None:
                     call()
                 times.append(1e6 * (time.process_time() - started) / (10 * CALLS))
             medians.append(np.median(times))
-        print(f"{f'{dim} dimensions':<34}" + "".join(f"{median:>18.1f}" for median in medians))
+        print(
+            f"{f'{dim} dimensions':<34}"
+            + "".join(f"{median:>18.1f}" for median in medians)
+        )
 
 
 PARTS: dict[str, Callable[[list[float], np.ndarray, QueryMap], object]] = {
@@ -156,16 +196,26 @@ PARTS: dict[str, Callable[[list[float], np.ndarray, QueryMap], object]] = {
 
 def main() -> None:
     rng = np.random.default_rng(0)
-    manifest = hubplugin_qdrant.open_store(corrected_collection(rng), "photos").read_manifest()
-    second = manifest.active[""].model_copy(update={"storage": "vector", "everywhere": True})
+    manifest = hubplugin_qdrant.open_store(
+        corrected_collection(rng), "photos"
+    ).read_manifest()
+    second = manifest.active[""].model_copy(
+        update={"storage": "vector", "everywhere": True}
+    )
     step = (0.5 * rng.normal(size=(DIM, DIM)) / DIM**0.5).astype(np.float32)
-    mapped = manifest.active[""].model_copy(update={"mapped": True, "query_map": QueryMap(step, 1.0, 200)})
+    mapped = manifest.active[""].model_copy(
+        update={"mapped": True, "query_map": QueryMap(step, 1.0, 200)}
+    )
     vectors = list(rng.normal(size=(CALLS, DIM)).astype(np.float32))
     lists = [vector.tolist() for vector in vectors]
     folder = tempfile.TemporaryDirectory()
     recorder = hubplugin.Recorder(folder.name, 1_000)
-    recorder.within("photos", "").add(rng.normal(size=(100_000, DIM)).astype(np.float32))
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}; microseconds a call")
+    recorder.within("photos", "").add(
+        rng.normal(size=(100_000, DIM)).astype(np.float32)
+    )
+    print(
+        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}; microseconds a call"
+    )
     columns = ["raw: median", "above it: median", "quickest tenth"]
     print(f"{'query':<34}" + "".join(f"{column:>18}" for column in columns))
     for transport, raw in (("REST", rest_client()), ("gRPC", grpc_client())):
@@ -177,11 +227,18 @@ def main() -> None:
             "other": None,
         }
         for collection, each in known.items():
-            corrected._corrections.manifests[collection] = CachedManifest(collection, each, until=1e18)
+            corrected._corrections.manifests[collection] = CachedManifest(
+                collection, each, until=1e18
+            )
         for name, collection, queries, searched in (
             ("list", "photos", lists, one_by_one),
             ("numpy array", "photos", vectors, one_by_one),
-            ("NearestQuery", "photos", [models.NearestQuery(nearest=vector) for vector in lists], one_by_one),
+            (
+                "NearestQuery",
+                "photos",
+                [models.NearestQuery(nearest=vector) for vector in lists],
+                one_by_one,
+            ),
             ("list, a second vector", "second vector", lists, one_by_one),
             ("list, a query map", "mapped", lists, one_by_one),
             ("numpy array, a query map", "mapped", vectors, one_by_one),
@@ -196,7 +253,9 @@ def main() -> None:
             print(f"{line:<34}" + "".join(f"{each:>18.1f}" for each in found))
     for name, queries in (("list", lists), ("numpy array", vectors)):
         quick, median = np.quantile(recording_alone(recorder, queries), (0.1, 0.5))
-        print(f"recording alone, {name}: quickest tenth {quick:.1f}, median {median:.1f}")
+        print(
+            f"recording alone, {name}: quickest tenth {quick:.1f}, median {median:.1f}"
+        )
     recorder.close()
     folder.cleanup()
     print_parts_of_map(rng)

@@ -63,7 +63,10 @@ Gain = tuple[str, np.ndarray]
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9), np.float32)
+    return np.asarray(
+        vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9),
+        np.float32,
+    )
 
 
 def spread(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +74,9 @@ def spread(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.linalg.eigh(np.cov(targets.T.astype(np.float64)))
 
 
-def moved(setting: Setting, step: Callable[[np.ndarray], np.ndarray]) -> tuple[Setting, Scores]:
+def moved(
+    setting: Setting, step: Callable[[np.ndarray], np.ndarray]
+) -> tuple[Setting, Scores]:
     """The bank and the gallery, each less its mean and after `step`; and the scores of such vectors."""
     of_queries, of_targets = setting.bank.mean(axis=0), setting.targets.mean(axis=0)
     targets = step(setting.targets - of_targets)
@@ -97,7 +102,11 @@ def density(setting: Setting) -> np.ndarray:
 
 def answers(setting: Setting) -> np.ndarray | None:
     """The targets [m, d] that answer the bank, None where they are not known."""
-    return setting.target_bank if setting.clicks is None else setting.targets[setting.clicks]
+    return (
+        setting.target_bank
+        if setting.clicks is None
+        else setting.targets[setting.clicks]
+    )
 
 
 def adapter(queries: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -108,7 +117,11 @@ def adapter(queries: np.ndarray, targets: np.ndarray) -> np.ndarray:
     steps = torch.optim.Adam([matrix], lr=1e-3)
     for _ in range(20):
         for rows in torch.randperm(len(asked)).split(128):
-            scores = torch.nn.functional.normalize(asked[rows] @ matrix) @ right[rows].T / 0.05
+            scores = (
+                torch.nn.functional.normalize(asked[rows] @ matrix)
+                @ right[rows].T
+                / 0.05
+            )
             loss = torch.nn.functional.cross_entropy(scores, torch.arange(len(rows)))
             steps.zero_grad()
             loss.backward()
@@ -126,9 +139,9 @@ def remedies(setting: Setting) -> dict[str, Scores]:
         return lambda queries: scores(queries) + offsets
 
     def by_default(changed: Setting) -> np.ndarray:
-        return hubplugin.fit(changed.targets, hubplugin.Bank(changed.bank, changed.target_bank)).offsets(
-            changed.targets
-        )
+        return hubplugin.fit(
+            changed.targets, hubplugin.Bank(changed.bank, changed.target_bank)
+        ).offsets(changed.targets)
 
     default = by_default(setting)
     normal, scores_of_normal = moved(setting, unit)
@@ -144,12 +157,18 @@ def remedies(setting: Setting) -> dict[str, Scores]:
     }
     if right is not None and len(right) >= 200:
         matrix = adapter(setting.bank, right)
-        bank = hubplugin.Bank(setting.bank, right if setting.clicks is None else setting.clicks)
+        bank = hubplugin.Bank(
+            setting.bank, right if setting.clicks is None else setting.clicks
+        )
         learned = hubplugin.fit(targets, bank, learn=True)
         mapped = Setting(unit(setting.bank @ matrix), targets, setting.target_bank, {})
         found["linear adapter"] = lambda queries: plain(unit(queries @ matrix))
-        found["map"] = added(learned.offsets(targets), lambda queries: plain(learned.queries(queries)))
-        found["adapter, then default"] = added(by_default(mapped), found["linear adapter"])
+        found["map"] = added(
+            learned.offsets(targets), lambda queries: plain(learned.queries(queries))
+        )
+        found["adapter, then default"] = added(
+            by_default(mapped), found["linear adapter"]
+        )
     return found
 
 
@@ -161,14 +180,35 @@ def places(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 def table(gains: dict[str, list[Gain]]) -> str:
     lines = []
-    for name, found in sorted(gains.items(), key=lambda item: -np.mean([change[0] for _, change in item[1]])):
+    for name, found in sorted(
+        gains.items(), key=lambda item: -np.mean([change[0] for _, change in item[1]])
+    ):
         cells = []
         for side in SIDES:
             own = np.array([change[0] for test, change in found if test == side])
             width = 1.96 * own.std(ddof=1) / len(own) ** 0.5 if len(own) > 1 else np.nan
-            cells.append(f"{own.mean():+.1f} ± {width:.1f}, {own.min():+.1f} ({len(own)})" if len(own) else "")
-        lines.append([name, *cells, f"{np.mean([change[1] for _, change in found]):+.1f}", NEEDS[name]])
-    return markdown(["remedy", *(f"R@1, {side}: mean, worst" for side in SIDES.values()), "R@10", "needs"], lines)
+            cells.append(
+                f"{own.mean():+.1f} ± {width:.1f}, {own.min():+.1f} ({len(own)})"
+                if len(own)
+                else ""
+            )
+        lines.append(
+            [
+                name,
+                *cells,
+                f"{np.mean([change[1] for _, change in found]):+.1f}",
+                NEEDS[name],
+            ]
+        )
+    return markdown(
+        [
+            "remedy",
+            *(f"R@1, {side}: mean, worst" for side in SIDES.values()),
+            "R@10",
+            "needs",
+        ],
+        lines,
+    )
 
 
 FUSED = 100
@@ -181,7 +221,8 @@ def fused(rankings: list[np.ndarray], count: int, k: int) -> np.ndarray:
         np.put_along_axis(
             scores,
             ranking,
-            np.take_along_axis(scores, ranking, axis=1) + 1 / (k + np.arange(1, ranking.shape[1] + 1)),
+            np.take_along_axis(scores, ranking, axis=1)
+            + 1 / (k + np.arange(1, ranking.shape[1] + 1)),
             axis=1,
         )
     return scores
@@ -193,11 +234,15 @@ def texts_of_the_example_set() -> tuple[list[str], list[str]]:
     import make_data
 
     library = Path(sysconfig.get_path("stdlib"))
-    test, bank = make_data.split(make_data.drop_duplicates(make_data.read_pairs(make_data.source_files(library))))
+    test, bank = make_data.split(
+        make_data.drop_duplicates(make_data.read_pairs(make_data.source_files(library)))
+    )
     made = hashlib.sha256(make_data.json_bytes([test, bank])).hexdigest()
     meta = json.loads((make_data.DATA / "meta.json").read_text())
     if made != meta["sha256_of_texts"]:
-        raise SystemExit(f"the texts are those of Python {meta['python']}; run this with it")
+        raise SystemExit(
+            f"the texts are those of Python {meta['python']}; run this with it"
+        )
     return [pair.query for pair in test], [pair.target for pair in test]
 
 
@@ -207,14 +252,21 @@ def keywords() -> str:
 
     asked, texts = texts_of_the_example_set()
     names = ("bank_queries", "bank_targets", "test_queries", "test_targets")
-    bank, right, queries, targets = (unit(np.load(ROOT / "examples/data" / f"{name}.npy")) for name in names)
+    bank, right, queries, targets = (
+        unit(np.load(ROOT / "examples/data" / f"{name}.npy")) for name in names
+    )
     truth, count = np.arange(len(queries)), len(targets)
 
     def by_keywords(query: str | list[str], text: str | list[str]) -> np.ndarray:
         index = bm25s.BM25()
-        index.index(bm25s.tokenize(text, stopwords=None, show_progress=False), show_progress=False)
+        index.index(
+            bm25s.tokenize(text, stopwords=None, show_progress=False),
+            show_progress=False,
+        )
         tokens = bm25s.tokenize(query, stopwords=None, show_progress=False)
-        found: np.ndarray = index.retrieve(tokens, k=FUSED, show_progress=False).documents
+        found: np.ndarray = index.retrieve(
+            tokens, k=FUSED, show_progress=False
+        ).documents
         return found
 
     def apart(each: list[str]) -> list[str]:  # snake_case is several words
@@ -236,27 +288,39 @@ def keywords() -> str:
     lines, before = [], places(dense["raw"], truth)
     for name, scores in rows.items():
         found = places(scores, truth)
-        lines.append([name, f"{found[0]:.1f}", f"{found[0] - before[0]:+.1f}", f"{found[1]:.1f}"])
+        lines.append(
+            [name, f"{found[0]:.1f}", f"{found[0] - before[0]:+.1f}", f"{found[1]:.1f}"]
+        )
     return markdown(["search", "R@1", "over raw", "R@10"], lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--splits", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--keywords", action="store_true", help="keyword search and hybrids, on the example set")
+    parser.add_argument(
+        "--keywords",
+        action="store_true",
+        help="keyword search and hybrids, on the example set",
+    )
     given = parser.parse_args()
     warnings.simplefilter("ignore")  # that pairs taught nothing
     if given.keywords:
         text = keywords()
         print(text + f"\n{machine(1)}")
         if given.write:
-            write_table(ROOT / "benchmarks" / "results" / "keywords.md", "keywords", text)
+            write_table(
+                ROOT / "benchmarks" / "results" / "keywords.md", "keywords", text
+            )
         return
     gains: dict[str, list[Gain]] = defaultdict(list)
     for family in [*seventeen(SHARED), *further(SHARED)]:
-        if not family.source.is_dir() or not all(word in family.name for word in given.only):
+        if not family.source.is_dir() or not all(
+            word in family.name for word in given.only
+        ):
             continue
         found: dict[tuple[str, str], list[np.ndarray]] = defaultdict(list)
         for seed in range(min(given.splits, family.splits)):
@@ -268,7 +332,11 @@ def main() -> None:
             if name != "raw":
                 change = np.mean(values, axis=0) - np.mean(found[test, "raw"], axis=0)
                 gains[name].append((test, change))
-                print(f"{family.name} {test}: {name} {change.round(1)}", file=sys.stderr, flush=True)
+                print(
+                    f"{family.name} {test}: {name} {change.round(1)}",
+                    file=sys.stderr,
+                    flush=True,
+                )
     text = table(gains)
     print(text + f"\n{machine(1)}")
     if given.write:

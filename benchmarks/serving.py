@@ -30,7 +30,9 @@ def imported(repeats: int) -> list[float]:
     """Seconds and MB of qdrant_client, and what hubplugin_qdrant adds to either."""
     runs = []
     for _ in range(repeats):
-        run = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            [sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True
+        )
         *figures, torch = run.stdout.split()
         assert torch == "False", "the import brought torch"
         runs.append([float(each) for each in figures])
@@ -38,11 +40,20 @@ def imported(repeats: int) -> list[float]:
 
 
 def megabytes(folder: Path) -> float:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink()) / 2**20
+    return (
+        sum(
+            path.stat().st_size
+            for path in folder.rglob("*")
+            if path.is_file() and not path.is_symlink()
+        )
+        / 2**20
+    )
 
 
 def main(
-    environment: Annotated[Path | None, typer.Option(help="Its size on disk is told.")] = None,
+    environment: Annotated[
+        Path | None, typer.Option(help="Its size on disk is told.")
+    ] = None,
     repeats: int = 5,
 ) -> None:
     seconds, size, more_seconds, more_size = imported(repeats)

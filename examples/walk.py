@@ -39,17 +39,29 @@ class Walk:
     def __init__(self, folder: Path, where: dict[str, Any]):
         self.folder, self.where = folder, where
         self.record = folder / "recorded"
-        place = str(where["url"]).replace("http", "qdrant", 1) if "url" in where else f"qdrant-local:{where['path']}"
+        place = (
+            str(where["url"]).replace("http", "qdrant", 1)
+            if "url" in where
+            else f"qdrant-local:{where['path']}"
+        )
         self.store = f"{place}/{COLLECTION}?record={self.record}"
-        read = {path.stem: np.load(path).astype(np.float32) for path in DATA.glob("*.npy")}
-        self.asked, self.targets, self.measured = read["bank_queries"], read["test_targets"], read["test_queries"]
+        read = {
+            path.stem: np.load(path).astype(np.float32) for path in DATA.glob("*.npy")
+        }
+        self.asked, self.targets, self.measured = (
+            read["bank_queries"],
+            read["test_targets"],
+            read["test_queries"],
+        )
         self.names: list[str] = json.loads((DATA / "names.json").read_text())["test"]
 
     def typed(self, command: str, *arguments: object, status: int = 0) -> str:
         """Runs a command on the store as it is typed, shows it, and returns what it prints."""
         words = [command, self.store, *map(str, arguments)]
         print(f"\n$ hubplugin {' '.join(words)}", flush=True)
-        run = subprocess.run([sys.executable, "-m", "hubplugin", *words], capture_output=True, text=True)
+        run = subprocess.run(
+            [sys.executable, "-m", "hubplugin", *words], capture_output=True, text=True
+        )
         print(run.stdout.strip(), run.stderr.strip(), sep="\n", flush=True)
         if run.returncode != status:
             raise SystemExit(f"exit status {run.returncode}, expected {status}")
@@ -67,12 +79,18 @@ class Walk:
     def fill(self, first: int, last: int) -> None:
         """Another program, which knows nothing of hubplugin, writes targets."""
         points = [
-            models.PointStruct(id=row, vector=self.targets[row].tolist(), payload={"name": self.names[row]})
+            models.PointStruct(
+                id=row,
+                vector=self.targets[row].tolist(),
+                payload={"name": self.names[row]},
+            )
             for row in range(first, last)
         ]
         with contextlib.closing(QdrantClient(**self.where)) as client:
             if not client.collection_exists(COLLECTION):
-                vectors = models.VectorParams(size=self.targets.shape[1], distance=models.Distance.COSINE)
+                vectors = models.VectorParams(
+                    size=self.targets.shape[1], distance=models.Distance.COSINE
+                )
                 client.create_collection(COLLECTION, vectors)
             client.upload_points(COLLECTION, points, wait=True)
 
@@ -83,14 +101,21 @@ class Walk:
     def click(self, client: HubQdrantClient, rows: range) -> None:
         """The queries that look for the targets `rows` are asked, and whoever is shown what he looks for clicks it."""
         for row in rows:
-            found = client.query_points(COLLECTION, self.measured[row].tolist(), limit=10).points
-            search = Recorder.id_of(self.measured[row])  # goes to a browser beside what was found, and comes back
+            found = client.query_points(
+                COLLECTION, self.measured[row].tolist(), limit=10
+            ).points
+            search = Recorder.id_of(
+                self.measured[row]
+            )  # goes to a browser beside what was found, and comes back
             if row in [point.id for point in found]:
                 client.click(COLLECTION, search, row)
 
     def first_ten(self, client: QdrantClient, queries: np.ndarray) -> list[list[Any]]:
         """The ids that each query finds."""
-        found = (client.query_points(COLLECTION, query.tolist(), limit=10).points for query in queries)
+        found = (
+            client.query_points(COLLECTION, query.tolist(), limit=10).points
+            for query in queries
+        )
         return [[point.id for point in points] for points in found]
 
 
@@ -99,7 +124,9 @@ def told(text: str) -> None:
 
 
 def walk(one: Walk) -> None:
-    told(f"a gallery of {FIRST} functions, which the application searches through the wrapped client, recording")
+    told(
+        f"a gallery of {FIRST} functions, which the application searches through the wrapped client, recording"
+    )
     one.fill(0, FIRST)
     with one.client() as client:
         one.search(client, one.asked[:RECORDED])
@@ -115,21 +142,42 @@ def walk(one: Walk) -> None:
     queries, truth = one.folder / "queries.npy", one.folder / "truth.npy"
     np.save(queries, one.measured[:MEASURED])
     np.save(truth, np.arange(MEASURED))
-    given = ("--queries", queries, "--truth", truth, "--names", names, "--report", one.folder / "report.html")
+    given = (
+        "--queries",
+        queries,
+        "--truth",
+        truth,
+        "--names",
+        names,
+        "--report",
+        one.folder / "report.html",
+    )
     one.typed("evaluate", *given)
 
     told("what users see: the same searches by a plain client and by a corrected one")
     with one.client() as client:
-        raw, corrected = (one.first_ten(each, one.measured[:COMPARED]) for each in (client.raw, client))
-    same = [len({*before} & {*after}) / len(before) for before, after in zip(raw, corrected, strict=True)]
-    changed = [before[0] != after[0] for before, after in zip(raw, corrected, strict=True)]
-    print(f"{np.mean(same):.0%} of the results are the same, {np.mean(changed):.0%} of the first places others")
+        raw, corrected = (
+            one.first_ten(each, one.measured[:COMPARED])
+            for each in (client.raw, client)
+        )
+    same = [
+        len({*before} & {*after}) / len(before)
+        for before, after in zip(raw, corrected, strict=True)
+    ]
+    changed = [
+        before[0] != after[0] for before, after in zip(raw, corrected, strict=True)
+    ]
+    print(
+        f"{np.mean(same):.0%} of the results are the same, {np.mean(changed):.0%} of the first places others"
+    )
 
     told("another program adds targets, and an inspection complains")
     one.fill(FIRST, len(one.targets))
     one.typed("inspect", status=4)
 
-    told("a new fit, on what has been asked since, too, and what was clicked; it is activated if it is not worse")
+    told(
+        "a new fit, on what has been asked since, too, and what was clicked; it is activated if it is not worse"
+    )
     with one.client() as client:
         one.search(client, one.asked[RECORDED : RECORDED + LATER])
         one.click(client, range(MEASURED, MEASURED + CLICKED))
@@ -137,7 +185,9 @@ def walk(one: Walk) -> None:
     one.typed("refit", "--learn")
     one.typed("inspect")
 
-    told("and back to the model before, which gives the targets that came since their offsets, too")
+    told(
+        "and back to the model before, which gives the targets that came since their offsets, too"
+    )
     one.typed("rollback")
     one.typed("inspect")
     print(f"\nthe report: {one.folder / 'report.html'}")
@@ -145,13 +195,22 @@ def walk(one: Walk) -> None:
 
 def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--url", help="a Qdrant server; by default Qdrant runs in this process, in a folder")
-    parser.add_argument("--folder", type=Path, help="where files are kept; by default they are deleted at the end")
+    parser.add_argument(
+        "--url",
+        help="a Qdrant server; by default Qdrant runs in this process, in a folder",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="where files are kept; by default they are deleted at the end",
+    )
     arguments = parser.parse_args(given)
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        where = {"url": arguments.url} if arguments.url else {"path": str(folder / "local")}
+        where = (
+            {"url": arguments.url} if arguments.url else {"path": str(folder / "local")}
+        )
         try:
             walk(Walk(folder, where))
         finally:

@@ -13,7 +13,10 @@ from typing import Any
 
 from haystack import Document
 from haystack.dataclasses import SparseEmbedding
-from haystack_integrations.components.retrievers.qdrant import QdrantEmbeddingRetriever, QdrantHybridRetriever
+from haystack_integrations.components.retrievers.qdrant import (
+    QdrantEmbeddingRetriever,
+    QdrantHybridRetriever,
+)
 from haystack_integrations.document_stores.qdrant import QdrantDocumentStore
 from qdrant_client import QdrantClient
 from stdlib_search import compare, embed, functions, query_bank, sparse
@@ -26,7 +29,12 @@ COLLECTION = "hubplugin-with-haystack"
 
 
 def document(code: str, metadata: dict[str, str]) -> Document:
-    return Document(content=code, meta=metadata, embedding=embed([code])[0], sparse_embedding=words(code))
+    return Document(
+        content=code,
+        meta=metadata,
+        embedding=embed([code])[0],
+        sparse_embedding=words(code),
+    )
 
 
 def words(text: str) -> SparseEmbedding:
@@ -39,13 +47,18 @@ def dense(store: QdrantDocumentStore, question: str, **how: Any) -> list[str]:
 
 
 def hybrid(store: QdrantDocumentStore, question: str, **how: Any) -> list[str]:
-    found = QdrantHybridRetriever(store, top_k=5).run(embed([question])[0], words(question), **how)
+    found = QdrantHybridRetriever(store, top_k=5).run(
+        embed([question])[0], words(question), **how
+    )
     return [each.meta["name"] for each in found["documents"]]
 
 
 def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--url", help="a Qdrant server; by default Qdrant runs in this process, in a folder")
+    parser.add_argument(
+        "--url",
+        help="a Qdrant server; by default Qdrant runs in this process, in a folder",
+    )
     url = parser.parse_args(given).url
     with tempfile.TemporaryDirectory() as folder:
         where = {"url": url} if url else {"path": folder}
@@ -61,11 +74,16 @@ def main(given: list[str] | None = None) -> None:
 
         raw = QdrantDocumentStore(**options)
         raw.write_documents([document(each.code, each.metadata) for each in documents])
-        answers = {search: [search(raw, each.question)[0] for each in documents] for search in (dense, hybrid)}
+        answers = {
+            search: [search(raw, each.question)[0] for each in documents]
+            for search in (dense, hybrid)
+        }
         raw.close()  # a folder has one client at a time; a server has many
 
         plain = QdrantClient(**where)
-        hubplugin.apply(hubplugin_qdrant.open_store(plain, COLLECTION, "text-dense"), query_bank())
+        hubplugin.apply(
+            hubplugin_qdrant.open_store(plain, COLLECTION, "text-dense"), query_bank()
+        )
         plain.close()
 
         corrected = HubQdrantDocumentStore(**options)
@@ -74,8 +92,12 @@ def main(given: list[str] | None = None) -> None:
             compare(f"{search.__name__} search", documents, answers[search], found)
 
         email = {"field": "meta.package", "operator": "==", "value": "email"}
-        print("in the package email:", dense(corrected, "Parse a header.", filters=email))
-        shout = document("def shout(text):\n    return text.upper() + '!'", {"name": "shout"})
+        print(
+            "in the package email:", dense(corrected, "Parse a header.", filters=email)
+        )
+        shout = document(
+            "def shout(text):\n    return text.upper() + '!'", {"name": "shout"}
+        )
         corrected.write_documents([shout])  # with its offset
         print("after an add:", dense(corrected, "Shout a text."))
         corrected.delete_documents([shout.id])

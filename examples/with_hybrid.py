@@ -41,14 +41,19 @@ def load(name: str) -> NDArray[np.float32]:
 def texts() -> list[str]:
     """Name and code of each function, as far as this Python has it; of others the name."""
     names = json.loads((DATA / "names.json").read_text())["test"]
-    code = {pair.name: pair.target for pair in read_pairs(source_files(Path(sysconfig.get_path("stdlib"))))}
+    code = {
+        pair.name: pair.target
+        for pair in read_pairs(source_files(Path(sysconfig.get_path("stdlib"))))
+    }
     return [f"{name} {code.get(name, '')}" for name in names]
 
 
 def words(text: str) -> Counter[int]:
     """How often each word occurs, by its number. `getPeerName` and `get_peer_name` are three words."""
     apart = re.sub(r"([a-z])([A-Z])", r"\1 \2", text).lower()
-    return Counter(zlib.crc32(word.encode()) for word in re.findall(r"[a-z]+|\d+", apart))
+    return Counter(
+        zlib.crc32(word.encode()) for word in re.findall(r"[a-z]+|\d+", apart)
+    )
 
 
 def bm25_document(text: str, usual: float) -> models.SparseVector:
@@ -56,7 +61,8 @@ def bm25_document(text: str, usual: float) -> models.SparseVector:
     counts = words(text)
     slow = K1 * (1 - B + B * counts.total() / usual)
     return models.SparseVector(
-        indices=list(counts), values=[times * (K1 + 1) / (times + slow) for times in counts.values()]
+        indices=list(counts),
+        values=[times * (K1 + 1) / (times + slow) for times in counts.values()],
     )
 
 
@@ -70,21 +76,35 @@ def create_collection(client: QdrantClient) -> None:
     usual = float(np.mean([words(text).total() for text in documents]))
     client.create_collection(
         COLLECTION,
-        vectors_config={"dense": models.VectorParams(size=384, distance=models.Distance.COSINE)},
-        sparse_vectors_config={"words": models.SparseVectorParams(modifier=models.Modifier.IDF)},
+        vectors_config={
+            "dense": models.VectorParams(size=384, distance=models.Distance.COSINE)
+        },
+        sparse_vectors_config={
+            "words": models.SparseVectorParams(modifier=models.Modifier.IDF)
+        },
     )
     client.upload_points(
         COLLECTION,
         [
-            models.PointStruct(id=row, vector={"dense": vector.tolist(), "words": bm25_document(text, usual)})
-            for row, (vector, text) in enumerate(zip(load("test_targets"), documents, strict=True))
+            models.PointStruct(
+                id=row,
+                vector={"dense": vector.tolist(), "words": bm25_document(text, usual)},
+            )
+            for row, (vector, text) in enumerate(
+                zip(load("test_targets"), documents, strict=True)
+            )
         ],
     )
 
 
 def dense(client: QdrantClient, vector: list[float], text: str) -> list[object]:
     """The ids of the ten nearest, best first. The text is not looked at."""
-    return [point.id for point in client.query_points(COLLECTION, vector, using="dense", limit=10).points]
+    return [
+        point.id
+        for point in client.query_points(
+            COLLECTION, vector, using="dense", limit=10
+        ).points
+    ]
 
 
 def hybrid(client: QdrantClient, vector: list[float], text: str) -> list[object]:
@@ -93,7 +113,12 @@ def hybrid(client: QdrantClient, vector: list[float], text: str) -> list[object]
         models.Prefetch(query=bm25_query(text), using="words", limit=50),
     ]
     fusion = models.FusionQuery(fusion=models.Fusion.DBSF)
-    return [point.id for point in client.query_points(COLLECTION, fusion, prefetch=prefetch, limit=10).points]
+    return [
+        point.id
+        for point in client.query_points(
+            COLLECTION, fusion, prefetch=prefetch, limit=10
+        ).points
+    ]
 
 
 def main() -> dict[str, float]:
@@ -102,7 +127,9 @@ def main() -> dict[str, float]:
     create_collection(plain)
     bank = hubplugin.Bank(load("bank_queries"), load("bank_targets"))
     hubplugin.apply(hubplugin_qdrant.open_store(plain, COLLECTION, "dense"), bank)
-    corrected = HubQdrantClient.wrap(plain)  # in an application: HubQdrantClient(url=...) for QdrantClient(url=...)
+    corrected = HubQdrantClient.wrap(
+        plain
+    )  # in an application: HubQdrantClient(url=...) for QdrantClient(url=...)
 
     asked = json.loads((DATA / "test_texts.json").read_text())
     questions = list(zip(load("test_queries").tolist(), asked, strict=True))[:ASKED]
@@ -110,9 +137,14 @@ def main() -> dict[str, float]:
     for search in (dense, hybrid):
         for name, client in (("raw", plain), ("corrected", corrected)):
             answers = [search(client, vector, text) for vector, text in questions]
-            first, ten = (float(np.mean([row in ids[:k] for row, ids in enumerate(answers)])) for k in (1, 10))
+            first, ten = (
+                float(np.mean([row in ids[:k] for row, ids in enumerate(answers)]))
+                for k in (1, 10)
+            )
             shares[f"{search.__name__}, {name}"] = first
-            print(f"{search.__name__}, {name}: {100 * first:.1f} % first, {100 * ten:.1f} % among the first ten")
+            print(
+                f"{search.__name__}, {name}: {100 * first:.1f} % first, {100 * ten:.1f} % among the first ten"
+            )
     return shares
 
 

@@ -11,7 +11,12 @@ import argparse
 from typing import Any
 
 from langchain_core.embeddings import Embeddings
-from langchain_qdrant import QdrantVectorStore, RetrievalMode, SparseEmbeddings, SparseVector
+from langchain_qdrant import (
+    QdrantVectorStore,
+    RetrievalMode,
+    SparseEmbeddings,
+    SparseVector,
+)
 from qdrant_client import QdrantClient, models
 from stdlib_search import compare, embed, functions, query_bank, sparse
 
@@ -42,8 +47,12 @@ class Words(SparseEmbeddings):
 def create_collection(client: QdrantClient) -> None:
     client.create_collection(
         COLLECTION,
-        vectors_config={"dense": models.VectorParams(size=384, distance=models.Distance.COSINE)},
-        sparse_vectors_config={"sparse": models.SparseVectorParams(modifier=models.Modifier.IDF)},
+        vectors_config={
+            "dense": models.VectorParams(size=384, distance=models.Distance.COSINE)
+        },
+        sparse_vectors_config={
+            "sparse": models.SparseVectorParams(modifier=models.Modifier.IDF)
+        },
     )
 
 
@@ -60,31 +69,51 @@ def store(client: QdrantClient, mode: RetrievalMode) -> QdrantVectorStore:
 
 
 def names(found: QdrantVectorStore, question: str, **how: Any) -> list[str]:
-    return [document.metadata["name"] for document in found.similarity_search(question, k=5, **how)]
+    return [
+        document.metadata["name"]
+        for document in found.similarity_search(question, k=5, **how)
+    ]
 
 
 def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--url", help="a Qdrant server; by default Qdrant runs in this process")
+    parser.add_argument(
+        "--url", help="a Qdrant server; by default Qdrant runs in this process"
+    )
     url = parser.parse_args(given).url
     plain = QdrantClient(url=url) if url else QdrantClient(":memory:")
     documents = functions()
     create_collection(plain)
     try:
-        texts, metadata = [each.code for each in documents], [each.metadata for each in documents]
+        texts, metadata = (
+            [each.code for each in documents],
+            [each.metadata for each in documents],
+        )
         store(plain, RetrievalMode.HYBRID).add_texts(texts, metadata)
 
-        hubplugin.apply(hubplugin_qdrant.open_store(plain, COLLECTION, "dense"), query_bank())
-        client = HubQdrantClient.wrap(plain)  # in an application: HubQdrantClient(url=...) for QdrantClient(url=...)
+        hubplugin.apply(
+            hubplugin_qdrant.open_store(plain, COLLECTION, "dense"), query_bank()
+        )
+        client = HubQdrantClient.wrap(
+            plain
+        )  # in an application: HubQdrantClient(url=...) for QdrantClient(url=...)
 
         for mode in (RetrievalMode.DENSE, RetrievalMode.HYBRID):
             raw, corrected = store(plain, mode), store(client, mode)
-            answers = ([names(each, d.question)[0] for d in documents] for each in (raw, corrected))
+            answers = (
+                [names(each, d.question)[0] for d in documents]
+                for each in (raw, corrected)
+            )
             compare(f"{mode.value} search", documents, *answers)
 
         corrected = store(client, RetrievalMode.HYBRID)
-        email = models.FieldCondition(key="metadata.package", match=models.MatchValue(value="email"))
-        print("in the package email:", names(corrected, "Parse a header.", filter=models.Filter(must=[email])))
+        email = models.FieldCondition(
+            key="metadata.package", match=models.MatchValue(value="email")
+        )
+        print(
+            "in the package email:",
+            names(corrected, "Parse a header.", filter=models.Filter(must=[email])),
+        )
         shout = "def shout(text):\n    return text.upper() + '!'"
         ids = corrected.add_texts([shout], [{"name": "shout"}])  # with its offset
         print("after an add:", names(corrected, "Shout a text."))

@@ -45,34 +45,57 @@ class Corrected(MiniLM):
 
 
 def names(found: PGVectorStore, question: str) -> list[str]:
-    return [document.metadata["name"] for document in found.similarity_search(question, k=5)]
+    return [
+        document.metadata["name"] for document in found.similarity_search(question, k=5)
+    ]
 
 
 def run(url: str) -> None:
-    engine = PGEngine.from_connection_string(url.replace("postgresql:", "postgresql+psycopg:", 1))
+    engine = PGEngine.from_connection_string(
+        url.replace("postgresql:", "postgresql+psycopg:", 1)
+    )
     documents = functions()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         engine.init_vectorstore_table(TABLE, 384)
         try:
             raw = PGVectorStore.create_sync(engine, MiniLM(), TABLE)
-            raw.add_texts([each.code for each in documents], [each.metadata for each in documents])
+            raw.add_texts(
+                [each.code for each in documents], [each.metadata for each in documents]
+            )
 
             place = f"{url}{'&' if '?' in url else '?'}table={TABLE}&metric=cosine"
             store = hubplugin.open_store(place)
             hubplugin.apply(store, query_bank())
-            order = hubplugin_pgvector.order_by(store, np.array(embed(["a query"])[0], np.float32))
+            order = hubplugin_pgvector.order_by(
+                store, np.array(embed(["a query"])[0], np.float32)
+            )
             columns = f"langchain_id, content, langchain_metadata, {order.sql.rpartition(' <#> ')[0]} AS embedding"
             connection.execute(f"CREATE VIEW {VIEW} AS SELECT {columns} FROM {TABLE}")
             corrected = PGVectorStore.create_sync(
-                engine, Corrected(store), VIEW, distance_strategy=DistanceStrategy.INNER_PRODUCT
+                engine,
+                Corrected(store),
+                VIEW,
+                distance_strategy=DistanceStrategy.INNER_PRODUCT,
             )
 
-            answers = ([names(each, d.question)[0] for d in documents] for each in (raw, corrected))
+            answers = (
+                [names(each, d.question)[0] for d in documents]
+                for each in (raw, corrected)
+            )
             compare("PGVectorStore", documents, *answers)
-            connection.execute("SET enable_seqscan = off")  # of so few rows, sorting all is faster
+            connection.execute(
+                "SET enable_seqscan = off"
+            )  # of so few rows, sorting all is faster
             search = f"EXPLAIN SELECT content FROM {VIEW} ORDER BY embedding <#> '{order.parameters[0]}' LIMIT 5"
-            print("the plan:", [row[0].strip() for row in connection.execute(search) if "Index Scan" in row[0]])
+            print(
+                "the plan:",
+                [
+                    row[0].strip()
+                    for row in connection.execute(search)
+                    if "Index Scan" in row[0]
+                ],
+            )
         finally:
             connection.execute(f"DROP VIEW IF EXISTS {VIEW}")
             connection.execute(f"DROP TABLE IF EXISTS {TABLE} CASCADE")
@@ -80,7 +103,10 @@ def run(url: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--url", help="a PostgreSQL server; by default one is started in a folder of its own")
+    parser.add_argument(
+        "--url",
+        help="a PostgreSQL server; by default one is started in a folder of its own",
+    )
     url = parser.parse_args().url
     if url:
         run(url)

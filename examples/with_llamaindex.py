@@ -61,32 +61,51 @@ def node(code: str, metadata: dict[str, str]) -> TextNode:
     return TextNode(text=code, metadata=metadata, excluded_embed_metadata_keys=hidden)
 
 
-def names(index: VectorStoreIndex, question: str, mode: str = "default", **how: Any) -> list[str]:
-    retriever = index.as_retriever(vector_store_query_mode=mode, similarity_top_k=5, **how)
+def names(
+    index: VectorStoreIndex, question: str, mode: str = "default", **how: Any
+) -> list[str]:
+    retriever = index.as_retriever(
+        vector_store_query_mode=mode, similarity_top_k=5, **how
+    )
     return [found.metadata["name"] for found in retriever.retrieve(question)]
 
 
 def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--url", help="a Qdrant server; by default Qdrant runs in this process")
+    parser.add_argument(
+        "--url", help="a Qdrant server; by default Qdrant runs in this process"
+    )
     url = parser.parse_args(given).url
     plain = QdrantClient(url=url) if url else QdrantClient(":memory:")
     documents = functions()
     raw = index_of(plain)
     try:
-        raw.insert_nodes([node(each.code, each.metadata) for each in documents])  # makes the collection
+        raw.insert_nodes(
+            [node(each.code, each.metadata) for each in documents]
+        )  # makes the collection
 
-        hubplugin.apply(hubplugin_qdrant.open_store(plain, COLLECTION, "text-dense"), query_bank())
-        client = HubQdrantClient.wrap(plain)  # in an application: HubQdrantClient(url=...) for QdrantClient(url=...)
+        hubplugin.apply(
+            hubplugin_qdrant.open_store(plain, COLLECTION, "text-dense"), query_bank()
+        )
+        client = HubQdrantClient.wrap(
+            plain
+        )  # in an application: HubQdrantClient(url=...) for QdrantClient(url=...)
 
         corrected = index_of(client)
         for mode in ("default", "hybrid"):
-            answers = ([names(each, d.question, mode)[0] for d in documents] for each in (raw, corrected))
+            answers = (
+                [names(each, d.question, mode)[0] for d in documents]
+                for each in (raw, corrected)
+            )
             compare(f"{mode} search", documents, *answers)
 
         email = MetadataFilters(filters=[MetadataFilter(key="package", value="email")])
-        print("in the package email:", names(corrected, "Parse a header.", filters=email))
-        shout = node("def shout(text):\n    return text.upper() + '!'", {"name": "shout"})
+        print(
+            "in the package email:", names(corrected, "Parse a header.", filters=email)
+        )
+        shout = node(
+            "def shout(text):\n    return text.upper() + '!'", {"name": "shout"}
+        )
         corrected.insert_nodes([shout])  # with its offset
         print("after an add:", names(corrected, "Shout a text."))
         corrected.vector_store.delete_nodes([shout.node_id])

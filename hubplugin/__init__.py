@@ -54,7 +54,16 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 
-_MODULES = ("errors", "executors", "guard", "methods", "metric", "rerank", "store", "testing")
+_MODULES = (
+    "errors",
+    "executors",
+    "guard",
+    "methods",
+    "metric",
+    "rerank",
+    "store",
+    "testing",
+)
 """Those that the docs name."""
 
 

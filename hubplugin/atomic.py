@@ -25,7 +25,9 @@ def open_own(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> BinaryIO
     try:
         descriptor = os.open(path, flags | _NO_LINK, 0o600)
     except OSError as error:
-        raise (OSError(error.errno, "it is a link") if os.path.islink(path) else error) from None
+        raise (
+            OSError(error.errno, "it is a link") if os.path.islink(path) else error
+        ) from None
     kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
     if kind != stat.S_IFREG:
         os.close(descriptor)
@@ -34,7 +36,11 @@ def open_own(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> BinaryIO
     return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "rb")
 
 
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_NO_LINK = (
+    getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_BINARY", 0)
+)
 
 
 NOT_REGULAR = "it is no regular file"

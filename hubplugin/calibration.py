@@ -55,7 +55,9 @@ def _within(ids: Sequence[Id], scores: Sequence[float], first: int) -> set[Id]:
     """The first of `ids`, and those behind that score the same as the last of these."""
     last = scores[first - 1]
     return {
-        id for row, id in enumerate(ids) if row < first or abs(scores[row] - last) <= ROUNDING * max(1.0, abs(last))
+        id
+        for row, id in enumerate(ids)
+        if row < first or abs(scores[row] - last) <= ROUNDING * max(1.0, abs(last))
     }
 
 

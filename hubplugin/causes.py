@@ -41,7 +41,11 @@ LIFTED = 3.0
 
 
 def check_model(
-    queries: np.ndarray, targets: np.ndarray, metric: Metric, compute: Compute, rng: np.random.Generator
+    queries: np.ndarray,
+    targets: np.ndarray,
+    metric: Metric,
+    compute: Compute,
+    rng: np.random.Generator,
 ) -> Finding:
     """Checks whether another model embedded the queries.
 
@@ -52,9 +56,16 @@ def check_model(
         compute: multiplies them.
         rng: draws the directions that lie as near as by chance.
     """
-    cause, advice = "another model", "embed the queries with the very model that embedded the documents"
+    cause, advice = (
+        "another model",
+        "embed the queries with the very model that embedded the documents",
+    )
     if min(len(queries), len(targets)) < FEWEST:
-        return Finding(cause, None, f"{len(queries)} queries and {len(targets)} documents are too few to tell")
+        return Finding(
+            cause,
+            None,
+            f"{len(queries)} queries and {len(targets)} documents are too few to tell",
+        )
     near = typical_similarity(queries, targets, metric, compute, rng)
     says = (
         f"the queries come {max(near, 0):.0%} as near to the documents as these to each other, where 0% is chance "
@@ -73,7 +84,13 @@ def check_shift(queries: np.ndarray, targets: np.ndarray) -> Finding:
     """Checks whether all `queries` [m, d] are moved the same way beside the documents `targets` [s, d]. Vectors do not
     tell what moved them: a prefix that they lack, or a modality that they have."""
     cause = "prefix or shift"
-    distance = ((queries.mean(axis=0, dtype=np.float64) - targets.mean(axis=0, dtype=np.float64)) ** 2).sum()
+    distance = (
+        (
+            queries.mean(axis=0, dtype=np.float64)
+            - targets.mean(axis=0, dtype=np.float64)
+        )
+        ** 2
+    ).sum()
     apart = float(distance / max(targets.var(axis=0, dtype=np.float64).sum(), 1e-30))
     says = (
         f"the means of queries and documents lie apart by {apart:.2f} of the documents' variance ({APART} or more "
@@ -83,7 +100,9 @@ def check_shift(queries: np.ndarray, targets: np.ndarray) -> Finding:
         "captions beside images and queries in another language are moved, which is no trouble; else see whether both "
         "got the prefix that the model asks for, such as 'query: ' and 'passage: '"
     )
-    return Finding(cause, None if apart >= APART else False, says, advice, {"apart": apart})
+    return Finding(
+        cause, None if apart >= APART else False, says, advice, {"apart": apart}
+    )
 
 
 NEAR = 0.05
@@ -97,7 +116,9 @@ COPIES = 0.05
 """Share of all places that copies take, from which on they are a trouble."""
 
 
-def check_copies(lists: np.ndarray, vectors: np.ndarray, spacing: np.ndarray, spread: float) -> Finding:
+def check_copies(
+    lists: np.ndarray, vectors: np.ndarray, spacing: np.ndarray, spread: float
+) -> Finding:
     """Checks whether copies of a document take places below it in the same answer.
 
     Args:
@@ -118,7 +139,11 @@ def check_copies(lists: np.ndarray, vectors: np.ndarray, spacing: np.ndarray, sp
         f"{percent(places)} of all places are taken by copies of a document higher up ({percent(exact / lists.size)} "
         f"by exact ones); {percent(documents)} of the documents have a copy"
     )
-    figures = {"places": places, "places_exact": exact / lists.size, "documents": documents}
+    figures = {
+        "places": places,
+        "places_exact": exact / lists.size,
+        "documents": documents,
+    }
     advice = "keep one of each, or group answers by what they are copies of: no offset can tell copies apart"
     return Finding("copies", places >= COPIES, says, advice, figures)
 
@@ -143,9 +168,16 @@ ranking, but one for thresholds."""
 
 def check_collapse(targets: np.ndarray) -> Finding:
     """Checks whether `targets` [s, d], a sample, lie in a few dimensions."""
-    cause, advice = "collapsed space", "look at the model, its pooling and what became of the vectors on their way here"
+    cause, advice = (
+        "collapsed space",
+        "look at the model, its pooling and what became of the vectors on their way here",
+    )
     if len(targets) < FEWEST_TARGETS:
-        return Finding(cause, None, f"{len(targets)} documents are too few to tell; {FEWEST_TARGETS} are needed")
+        return Finding(
+            cause,
+            None,
+            f"{len(targets)} documents are too few to tell; {FEWEST_TARGETS} are needed",
+        )
     dimensions, cosine = effective_dimensions(targets), mean_cosine(targets)
     says = f"the documents spread over {dimensions:.0f} effective dimensions of {targets.shape[1]}"
     if cosine >= ALIKE:
@@ -155,7 +187,13 @@ def check_collapse(targets: np.ndarray) -> Finding:
         )
     # Vectors of few components have not collapsed.
     trouble = dimensions < min(FEWEST_DIMENSIONS, targets.shape[1] / 4)
-    return Finding(cause, trouble, says, advice, {"effective_dimensions": dimensions, "mean_cosine": cosine})
+    return Finding(
+        cause,
+        trouble,
+        says,
+        advice,
+        {"effective_dimensions": dimensions, "mean_cosine": cosine},
+    )
 
 
 def effective_dimensions(vectors: np.ndarray) -> float:
@@ -195,9 +233,15 @@ def check_lengths(places: np.ndarray, targets: np.ndarray, metric: Metric) -> Fi
         f"vectors have lengths of {targets.min():.3g} to {targets.max():.3g}, and the longest {100 * documents:.0f} % "
         f"take {100 * taken:.0f} % of all places of a search by dot product"
     )
-    trouble = documents > 0 and taken >= LIFTED * documents and float(np.ptp(targets)) > 0.01 * limit
+    trouble = (
+        documents > 0
+        and taken >= LIFTED * documents
+        and float(np.ptp(targets)) > 0.01 * limit
+    )
     advice = "normalise the vectors or search by cosine, unless the model was trained for dot product"
-    return Finding(cause, trouble, says, advice, {"places": taken, "documents": documents})
+    return Finding(
+        cause, trouble, says, advice, {"places": taken, "documents": documents}
+    )
 
 
 SHORT, CROWDED = 0.25, 0.1
@@ -205,19 +249,30 @@ SHORT, CROWDED = 0.25, 0.1
 three times their share of the documents."""
 
 
-def check_short_texts(places: Sequence[str | None], documents: Sequence[str | None]) -> Finding:
+def check_short_texts(
+    places: Sequence[str | None], documents: Sequence[str | None]
+) -> Finding:
     """Checks whether very short documents push others out.
 
     Args:
         places: the texts in places of answers, drawn at random.
         documents: the texts of documents drawn at random.
     """
-    cause, advice = "short texts", "leave out or merge what says next to nothing before it is embedded"
+    cause, advice = (
+        "short texts",
+        "leave out or merge what says next to nothing before it is embedded",
+    )
     found, drawn = (
-        np.array([len(text.strip()) for text in texts if text is not None]) for texts in (places, documents)
+        np.array([len(text.strip()) for text in texts if text is not None])
+        for texts in (places, documents)
     )
     if min(len(found), len(drawn)) < FEWEST:
-        return Finding(cause, None, "no texts were given", "pass texts= in Python, a function from ids to their texts")
+        return Finding(
+            cause,
+            None,
+            "no texts were given",
+            "pass texts= in Python, a function from ids to their texts",
+        )
     limit = SHORT * float(np.median(drawn))
     taken, share = float((found < limit).mean()), float((drawn < limit).mean())
     says = (
@@ -225,7 +280,13 @@ def check_short_texts(places: Sequence[str | None], documents: Sequence[str | No
         f"{percent(share)} of the documents"
     )
     trouble = taken >= CROWDED and taken >= LIFTED * share
-    return Finding(cause, trouble, says, advice, {"places": taken, "documents": share, "characters": limit})
+    return Finding(
+        cause,
+        trouble,
+        says,
+        advice,
+        {"places": taken, "documents": share, "characters": limit},
+    )
 
 
 CUT_OFF = 0.2
@@ -241,16 +302,26 @@ def check_cut_off(ranks: np.ndarray | None, k: int, deep: int) -> Finding:
         k: how many a search shows.
         deep: how many were looked at.
     """
-    cause, advice = "k too small", f"ask for more than {k}, and let a re-ranker or the reader choose among them"
+    cause, advice = (
+        "k too small",
+        f"ask for more than {k}, and let a re-ranker or the reader choose among them",
+    )
     if ranks is None or len(ranks) < FEWEST:
         unknown = "nothing says which of these the queries ask for"
-        return Finding(cause, None, unknown, "pass ids by --answers, or run evaluate with --truth")
-    first, behind = float((ranks <= k).mean()), float(((ranks > k) & (ranks <= deep)).mean())
+        return Finding(
+            cause, None, unknown, "pass ids by --answers, or run evaluate with --truth"
+        )
+    first, behind = (
+        float((ranks <= k).mean()),
+        float(((ranks > k) & (ranks <= deep)).mean()),
+    )
     says = (
         f"the right document is among the first {k} for {100 * first:.0f} % of the queries, and at places {k + 1} to "
         f"{deep} for {100 * behind:.0f} %"
     )
-    return Finding(cause, behind >= CUT_OFF, says, advice, {"first": first, "behind": behind})
+    return Finding(
+        cause, behind >= CUT_OFF, says, advice, {"first": first, "behind": behind}
+    )
 
 
 HUBBY = 0.35

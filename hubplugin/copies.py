@@ -71,7 +71,9 @@ class CopyStore(ManifestStore[Copy]):
         """Deletes a place of ours, which may be gone, or half deleted by a run that was killed."""
 
     @abstractmethod
-    def batches(self, copy: Copy | None, group_by: str | None, ids: Sequence[Id] | None = None) -> Iterator[Batch]:
+    def batches(
+        self, copy: Copy | None, group_by: str | None, ids: Sequence[Id] | None = None
+    ) -> Iterator[Batch]:
         """Scans as `scan` does.
 
         Args:
@@ -81,7 +83,13 @@ class CopyStore(ManifestStore[Copy]):
         """
 
     @abstractmethod
-    def nearest(self, copy: Copy | None, queries: np.ndarray, k: int, among: Collection[Id] | None) -> Hits:
+    def nearest(
+        self,
+        copy: Copy | None,
+        queries: np.ndarray,
+        k: int,
+        among: Collection[Id] | None,
+    ) -> Hits:
         """Searches in a copy, or among the targets themselves.
 
         Args:
@@ -113,7 +121,9 @@ class CopyStore(ManifestStore[Copy]):
         if text is None:
             return Manifest[Copy]()
         mend = f"delete each {self.place} whose name begins so, and apply again"
-        manifest = Manifest[Copy].read(text, f"{self.url}: the {self.place} {self.name}", mend)
+        manifest = Manifest[Copy].read(
+            text, f"{self.url}: the {self.place} {self.name}", mend
+        )
         versions = (*manifest.maintained, *manifest.previous.values())
         is_anew = any(copy.gallery != self.gallery for copy in versions)
         return manifest.withdraw() if is_anew else manifest
@@ -127,16 +137,24 @@ class CopyStore(ManifestStore[Copy]):
     def delete_model(self, version: Copy) -> None:
         self.drop(self.name_of(version.number, "model"))
 
-    def delete_offsets(self, versions: Sequence[Copy], progress: Progress | None) -> None:
+    def delete_offsets(
+        self, versions: Sequence[Copy], progress: Progress | None
+    ) -> None:
         for copy in versions:
             self.drop(self.name_of(copy.number))
 
-    def begin(self, model: OffsetModel, progress: Progress | None = None) -> CopyWriting:
+    def begin(
+        self, model: OffsetModel, progress: Progress | None = None
+    ) -> CopyWriting:
         return CopyWriting(self, model, *self.start_version(model, progress))
 
     def notes(self) -> Sequence[str]:
         copy = self.active(anew=True)
-        return [] if copy is None else [f"searches use the {self.place} {self.name_of(copy.number)}"]
+        return (
+            []
+            if copy is None
+            else [f"searches use the {self.place} {self.name_of(copy.number)}"]
+        )
 
     def active(self, *, anew: bool = False) -> Copy | None:
         """The copy that searches use. anew: looked up, where a store remembers it for a while."""
@@ -146,9 +164,7 @@ class CopyStore(ManifestStore[Copy]):
         """Whether a search need not ask if others have changed targets: as long as a store has just looked."""
         return False
 
-    how_to_record = (
-        "hubplugin.Recorder(FOLDER).add(queries) beside each search, and ?record=FOLDER behind the URL of the store"
-    )
+    how_to_record = "hubplugin.Recorder(FOLDER).add(queries) beside each search, and ?record=FOLDER behind the URL of the store"
 
     @property
     def maps_queries(self) -> bool:  # type: ignore[override]
@@ -182,7 +198,14 @@ class CopyStore(ManifestStore[Copy]):
             offsets[rows] = self.offsets_of(self.model(copy), vectors[rows], components)
         return Batch(ids, vectors, offsets, groups=groups)
 
-    def search(self, queries: np.ndarray, k: int, *, raw: bool = False, among: Collection[Id] | None = None) -> Hits:
+    def search(
+        self,
+        queries: np.ndarray,
+        k: int,
+        *,
+        raw: bool = False,
+        among: Collection[Id] | None = None,
+    ) -> Hits:
         """Searches as every store does.
 
         Args:
@@ -197,12 +220,20 @@ class CopyStore(ManifestStore[Copy]):
         """
         hits = Hits([], [])
         for row in range(0, len(queries), BATCH):
-            part = self._search_copy(queries[row : row + BATCH], k, among, None if raw else self.active())
+            part = self._search_copy(
+                queries[row : row + BATCH], k, among, None if raw else self.active()
+            )
             hits.ids.extend(part.ids)
             hits.scores.extend(part.scores)
         return hits
 
-    def _search_copy(self, queries: np.ndarray, k: int, among: Collection[Id] | None, copy: Copy | None) -> Hits:
+    def _search_copy(
+        self,
+        queries: np.ndarray,
+        k: int,
+        among: Collection[Id] | None,
+        copy: Copy | None,
+    ) -> Hits:
         if copy is None:
             return self.nearest(None, queries, k, among)
         try:
@@ -211,9 +242,13 @@ class CopyStore(ManifestStore[Copy]):
             now = self.active(anew=True)
             if now == copy:
                 raise
-            return self._search_copy(queries, k, among, now)  # another correction has taken its place meanwhile
+            return self._search_copy(
+                queries, k, among, now
+            )  # another correction has taken its place meanwhile
 
-    def _search_corrected(self, copy: Copy, queries: np.ndarray, k: int, among: Collection[Id] | None) -> Hits:
+    def _search_corrected(
+        self, copy: Copy, queries: np.ndarray, k: int, among: Collection[Id] | None
+    ) -> Hits:
         """The k best of what is near in `copy` and of what is near among the targets, each by its vector of now.
 
         Others may have added, changed and deleted targets since. What is in neither list scores no higher than the last
@@ -221,12 +256,21 @@ class CopyStore(ManifestStore[Copy]):
         """
         model = self.model(copy)
         mapped, augmented = model.queries(queries), self.augment_queries(model, queries)
-        constant, scale = (2 * cap_of(model), 2) if self.metric is Metric.EUCLIDEAN else (0.0, 1)
+        constant, scale = (
+            (2 * cap_of(model), 2) if self.metric is Metric.EUCLIDEAN else (0.0, 1)
+        )
         if self.is_fresh(copy):
             copy_hits = self.nearest(copy, augmented, k, among)
-            return Hits(copy_hits.ids, [[score - constant for score in row] for row in copy_hits.scores])
+            return Hits(
+                copy_hits.ids,
+                [[score - constant for score in row] for row in copy_hits.scores],
+            )
         # By cosine, a store divides what a map has made of a query by its length.
-        lengths = np.linalg.norm(mapped, axis=1) if self.metric is Metric.COSINE else np.ones(len(mapped))
+        lengths = (
+            np.linalg.norm(mapped, axis=1)
+            if self.metric is Metric.COSINE
+            else np.ones(len(mapped))
+        )
         hits = Hits([[] for _ in queries], [[] for _ in queries])
         rows, wide, offsets = np.arange(len(queries)), k, dict[Id, float]()
         while len(rows):
@@ -234,18 +278,43 @@ class CopyStore(ManifestStore[Copy]):
             raw_hits = self.nearest(None, mapped[rows], 4 * wide, among)
             ids = {key for row in (*copy_hits.ids, *raw_hits.ids) for key in row}
             offsets |= self.read_offsets(copy, ids - offsets.keys())
-            shift = {key: offset if np.isfinite(offset) else 0.0 for key, offset in offsets.items()}
+            shift = {
+                key: offset if np.isfinite(offset) else 0.0
+                for key, offset in offsets.items()
+            }
             unsure = list[int]()
             for place, row in enumerate(rows.tolist()):
-                by_copy = {key: score - constant for score, key in _pairs(copy_hits, place)}
-                by_raw = {key: 1 - lengths[row] * (1 - score) for score, key in _pairs(raw_hits, place)}
-                scores = {key: score for key, score in by_copy.items() if np.isfinite(offsets.get(key, np.nan))}
-                scores |= {key: score - scale * shift[key] for key, score in by_raw.items() if key in shift}
+                by_copy = {
+                    key: score - constant for score, key in _pairs(copy_hits, place)
+                }
+                by_raw = {
+                    key: 1 - lengths[row] * (1 - score)
+                    for score, key in _pairs(raw_hits, place)
+                }
+                scores = {
+                    key: score
+                    for key, score in by_copy.items()
+                    if np.isfinite(offsets.get(key, np.nan))
+                }
+                scores |= {
+                    key: score - scale * shift[key]
+                    for key, score in by_raw.items()
+                    if key in shift
+                }
                 best = sorted(scores.items(), key=lambda pair: pair[1])[:k]
-                hits.ids[row], hits.scores[row] = [key for key, _ in best], [float(score) for _, score in best]
-                kth = best[-1][1] - ROUNDING * max(1, abs(best[-1][1])) if len(best) == k else np.inf
+                hits.ids[row], hits.scores[row] = (
+                    [key for key, _ in best],
+                    [float(score) for _, score in best],
+                )
+                kth = (
+                    best[-1][1] - ROUNDING * max(1, abs(best[-1][1]))
+                    if len(best) == k
+                    else np.inf
+                )
                 ends = [max(by_raw.values(), default=np.inf)]
-                ends += [max(by_copy.values())] if len(copy_hits.ids[place]) == wide else []
+                ends += (
+                    [max(by_copy.values())] if len(copy_hits.ids[place]) == wide else []
+                )
                 if len(raw_hits.ids[place]) == 4 * wide and kth > min(ends):
                     unsure.append(row)
             rows, wide = np.array(unsure, int), 4 * wide
@@ -265,8 +334,14 @@ class CopyStore(ManifestStore[Copy]):
         for start in range(0, len(wanted), BATCH):
             for batch in self.batches(copy, None, wanted[start : start + BATCH]):
                 offsets |= dict(zip(batch.ids, batch.offsets.tolist(), strict=True))
-        self._wrong = frozenset([key for key, offset in offsets.items() if not np.isfinite(offset)][:REMEMBERED])
-        changed = next((key for key, offset in offsets.items() if np.isinf(offset)), None)
+        self._wrong = frozenset(
+            [key for key, offset in offsets.items() if not np.isfinite(offset)][
+                :REMEMBERED
+            ]
+        )
+        changed = next(
+            (key for key, offset in offsets.items() if np.isinf(offset)), None
+        )
         if changed is not None and not self._warned:
             self._warned = True
             logger.warning(
@@ -282,7 +357,9 @@ class CopyStore(ManifestStore[Copy]):
         if self.folder is not None and not dry_run:
             require_room(self.folder, 4 * (self.dim + 1) * self.count())
 
-    def augment(self, model: OffsetModel, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    def augment(
+        self, model: OffsetModel, vectors: np.ndarray, offsets: np.ndarray
+    ) -> np.ndarray:
         """What a copy holds of targets.
 
         Args:
@@ -297,7 +374,9 @@ class CopyStore(ManifestStore[Copy]):
             vectors = unit_or_zero(vectors)
         if model.query_map is not None:
             vectors = model.query_map.on_targets(vectors)
-        return augment_targets(vectors, offsets, self.metric, e=self._e_of(model), max_offset=cap_of(model))
+        return augment_targets(
+            vectors, offsets, self.metric, e=self._e_of(model), max_offset=cap_of(model)
+        )
 
     def augment_queries(self, model: OffsetModel, queries: np.ndarray) -> np.ndarray:
         """What a copy is searched with.
@@ -318,7 +397,9 @@ class CopyStore(ManifestStore[Copy]):
             self._e = model, e_of(model)
         return self._e[1]
 
-    def offsets_of(self, model: OffsetModel, vectors: np.ndarray, stored: np.ndarray) -> np.ndarray:
+    def offsets_of(
+        self, model: OffsetModel, vectors: np.ndarray, stored: np.ndarray
+    ) -> np.ndarray:
         """The offsets in what a copy has stored.
 
         Args:
@@ -330,7 +411,11 @@ class CopyStore(ManifestStore[Copy]):
             float32 [b], infinite where the vector has changed since.
         """
         extra = stored[:, -1].astype(np.float64)
-        offsets = cap_of(model) - extra**2 / 2 if self.metric is Metric.EUCLIDEAN else self._e_of(model) * extra
+        offsets = (
+            cap_of(model) - extra**2 / 2
+            if self.metric is Metric.EUCLIDEAN
+            else self._e_of(model) * extra
+        )
         expected = self.augment(model, vectors, offsets)[:, :-1]
         distance = np.abs(stored[:, :-1] - expected).max(axis=1)
         changed = distance > ROUNDING * np.maximum(1, np.abs(expected).max(axis=1))
@@ -347,7 +432,11 @@ class CopyWriting(Writing):
         return self._store.batches(self._copy, self._copy.group_by)
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        self._store.write_copy(self._copy, batch.ids, self._store.augment(self._model, batch.vectors, offsets))
+        self._store.write_copy(
+            self._copy,
+            batch.ids,
+            self._store.augment(self._model, batch.vectors, offsets),
+        )
 
     def activate(self) -> None:
         self._store.switch(self._copy)
@@ -366,7 +455,11 @@ def e_of(model: OffsetModel) -> float:
     """
     spread = 0.0 if model.gallery is None else model.gallery.deviation
     bank = model.terms[0].bank
-    return 2 * spread / float(np.sqrt(np.square(bank, dtype=np.float64).mean())) if spread > 0 else 1.0
+    return (
+        2 * spread / float(np.sqrt(np.square(bank, dtype=np.float64).mean()))
+        if spread > 0
+        else 1.0
+    )
 
 
 def _pairs(hits: Hits, row: int) -> Iterator[tuple[float, Id]]:

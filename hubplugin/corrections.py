@@ -60,7 +60,9 @@ class Version(BaseModel):
     owner: str = ""
 
     @classmethod
-    def of(cls, model: OffsetModel, number: int, vector: str = "", **fields: Any) -> Self:
+    def of(
+        cls, model: OffsetModel, number: int, vector: str = "", **fields: Any
+    ) -> Self:
         """Version `number` of `vector`, by `model`, whose writing begins now, with the `fields` of a subclass."""
         return cls(
             number=number,
@@ -95,7 +97,9 @@ class Manifest(BaseModel, Generic[V]):
     retired: tuple[V, ...] = ()
 
     @classmethod
-    def read(cls, content: str | bytes | Mapping[str, Any], place: str, mend: str) -> Self:
+    def read(
+        cls, content: str | bytes | Mapping[str, Any], place: str, mend: str
+    ) -> Self:
         """Reads a manifest. What is refused is never written over by a job.
 
         Args:
@@ -109,7 +113,11 @@ class Manifest(BaseModel, Generic[V]):
         try:
             values = content if isinstance(content, Mapping) else json.loads(content)
             written = values.get("format") if isinstance(values, Mapping) else None
-            if isinstance(written, int) and not isinstance(written, bool) and written != FORMAT:
+            if (
+                isinstance(written, int)
+                and not isinstance(written, bool)
+                and written != FORMAT
+            ):
                 raise StoreError(
                     f"{place} has a manifest in format {written} of hubplugin {values.get('hubplugin')}; this version "
                     f"({__version__}) reads format {FORMAT}: {'upgrade hubplugin' if written > FORMAT else mend}"
@@ -117,9 +125,13 @@ class Manifest(BaseModel, Generic[V]):
             return cls.model_validate(values).replace(hubplugin=__version__)
         except ValidationError as error:
             at = ".".join(map(str, error.errors()[0]["loc"])) or "its beginning"
-            raise StoreError(f"{place} has a manifest that is damaged at {at!r}; {mend}") from None
+            raise StoreError(
+                f"{place} has a manifest that is damaged at {at!r}; {mend}"
+            ) from None
         except (ValueError, RecursionError):
-            raise StoreError(f"{place} has a manifest that is damaged: it is no JSON; {mend}") from None
+            raise StoreError(
+                f"{place} has a manifest that is damaged: it is no JSON; {mend}"
+            ) from None
 
     def replace(self, **fields: Any) -> Self:
         return self.model_copy(update=fields)
@@ -145,21 +157,31 @@ class Manifest(BaseModel, Generic[V]):
         """The version of `vector` that has this `model`, a fingerprint, and these `fields`, and what it is: the active
         one, which is amended, or a half-written one, with which a run goes on."""
         required = {"vector": vector, "model": model, **fields}
-        states: list[tuple[V | None, Found]] = [(self.active.get(vector), "active"), (self.writing, "half-written")]
+        states: list[tuple[V | None, Found]] = [
+            (self.active.get(vector), "active"),
+            (self.writing, "half-written"),
+        ]
         for version, state in states:
-            if version is not None and all(getattr(version, name) == value for name, value in required.items()):
+            if version is not None and all(
+                getattr(version, name) == value for name, value in required.items()
+            ):
                 return version, state
         return None, "nothing"
 
     def give_up(self) -> Self:
         """Returns the manifest whose half-written version is retired."""
-        return self.replace(writing=None, retired=(*self.retired, *((self.writing,) if self.writing else ())))
+        return self.replace(
+            writing=None,
+            retired=(*self.retired, *((self.writing,) if self.writing else ())),
+        )
 
     def begin(self, version: V) -> Self:
         """Returns the manifest while `version` is written, as a new one or by another run than before."""
         goes_on = self.writing is not None and self.writing.number == version.number
         manifest = self if goes_on else self.give_up()
-        return manifest.replace(writing=version, last_number=max(self.last_number, version.number))
+        return manifest.replace(
+            writing=version, last_number=max(self.last_number, version.number)
+        )
 
     def activate(self, version: V) -> Self:
         """Returns the manifest by which searches use `version`. The version that they used becomes the previous one,
@@ -171,26 +193,48 @@ class Manifest(BaseModel, Generic[V]):
             return self.replace(active=active)
         if replaced is None:
             return self.replace(active=active, writing=None)
-        gone = (self.previous[vector], replaced) if vector in self.previous else (replaced,)
+        gone = (
+            (self.previous[vector], replaced)
+            if vector in self.previous
+            else (replaced,)
+        )
         previous = self.previous | {vector: replaced}
-        return self.replace(active=active, previous=previous, writing=None, retired=(*self.retired, *gone))
+        return self.replace(
+            active=active,
+            previous=previous,
+            writing=None,
+            retired=(*self.retired, *gone),
+        )
 
     def withdraw(self, vector: str = "", *, only: V | None = None) -> Self:
         """Returns the manifest without the correction of `vector`, active, previous and half-written, which is retired;
         or without `only` one version of it."""
         stored = (*self.maintained, *self.previous.values())
-        gone = [version for version in stored if version.vector == vector and only in (None, version)]
+        gone = [
+            version
+            for version in stored
+            if version.vector == vector and only in (None, version)
+        ]
         active, previous = (
             {name: version for name, version in versions.items() if version not in gone}
             for versions in (self.active, self.previous)
         )
         writing = None if self.writing in gone else self.writing
-        return self.replace(active=active, previous=previous, writing=writing, retired=(*self.retired, *gone))
+        return self.replace(
+            active=active,
+            previous=previous,
+            writing=writing,
+            retired=(*self.retired, *gone),
+        )
 
     def clear(self, gone: Sequence[V]) -> Self:
         """Returns the manifest once the versions `gone`, which were retired, have been deleted."""
         numbers = {version.number for version in gone}
-        return self.replace(retired=tuple(version for version in self.retired if version.number not in numbers))
+        return self.replace(
+            retired=tuple(
+                version for version in self.retired if version.number not in numbers
+            )
+        )
 
 
 class ManifestStore(Store, Generic[V]):
@@ -260,7 +304,11 @@ class ManifestStore(Store, Generic[V]):
 
     def correction(self) -> Correction | None:
         version, is_active = self.read_manifest().find_current(self.vector)
-        return None if version is None else Correction(self.model(version), is_active, version.made)
+        return (
+            None
+            if version is None
+            else Correction(self.model(version), is_active, version.made)
+        )
 
     def previous(self) -> OffsetModel | None:
         version = self.read_manifest().previous.get(self.vector)
@@ -274,7 +322,9 @@ class ManifestStore(Store, Generic[V]):
         """Raises StoreError where no correction is active."""
         version = self.active()
         if version is None:
-            raise StoreError(f"{self.url}: no correction is active; run `hubplugin apply` first")
+            raise StoreError(
+                f"{self.url}: no correction is active; run `hubplugin apply` first"
+            )
         return version
 
     def model(self, version: V) -> OffsetModel:
@@ -283,7 +333,9 @@ class ManifestStore(Store, Generic[V]):
             self._known = self.read_model(version)
         return self._known
 
-    def start_version(self, model: OffsetModel, progress: Progress | None = None) -> tuple[V, Found]:
+    def start_version(
+        self, model: OffsetModel, progress: Progress | None = None
+    ) -> tuple[V, Found]:
         """The version by which `begin` writes `model`, and what of it was found; `progress` is told of deletions.
 
         An active version stays as it is. A half-written version goes to this run, and the run that had it stops.
@@ -294,7 +346,11 @@ class ManifestStore(Store, Generic[V]):
             manifest = self.read_manifest()
             version, found = self.find(manifest, model)
             if version is not None and not self.is_readable(version):
-                manifest, version, found = manifest.withdraw(version.vector, only=version), None, "nothing"
+                manifest, version, found = (
+                    manifest.withdraw(version.vector, only=version),
+                    None,
+                    "nothing",
+                )
             if version is None:
                 if manifest.writing is not None or manifest.retired:
                     self.write_manifest(manifest.give_up())
@@ -304,7 +360,9 @@ class ManifestStore(Store, Generic[V]):
                 self.write_manifest(named)  # before it is made
                 self.write_model(version, model)
                 manifest = self.read_manifest()
-                if (version.number, version.model) not in [(other.number, other.model) for other in manifest.retired]:
+                if (version.number, version.model) not in [
+                    (other.number, other.model) for other in manifest.retired
+                ]:
                     self.delete_model(version)  # no manifest names it any more
                     raise self._overtaken()
                 manifest = manifest.clear([version])
@@ -317,7 +375,9 @@ class ManifestStore(Store, Generic[V]):
     def require_owner(self, version: V) -> Manifest[V]:
         """The manifest as it is now. Raises StoreError if it no longer names `version` as written by this run."""
         manifest = self.read_manifest()
-        if (version.number, version.owner) not in [(other.number, other.owner) for other in manifest.maintained]:
+        if (version.number, version.owner) not in [
+            (other.number, other.owner) for other in manifest.maintained
+        ]:
             raise self._overtaken()
         return manifest
 

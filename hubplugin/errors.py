@@ -43,7 +43,10 @@ class HubpluginError(Exception):
 
     def render(self, named: Callable[[Parameter], str]) -> str:
         """The text, with each parameter as `named` has it."""
-        return "".join(named(part) if isinstance(part, Parameter) else str(part) for part in self.args)
+        return "".join(
+            named(part) if isinstance(part, Parameter) else str(part)
+            for part in self.args
+        )
 
 
 @contextmanager

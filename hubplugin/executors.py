@@ -20,11 +20,32 @@ from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
-from hubplugin.compute import SMALLEST_LOG, Answers, Compute, Similarities, TopK, nearest_targets, search
-from hubplugin.errors import ClusterError, EmptyInput, HubpluginError, InputError, Parameter
+from hubplugin.compute import (
+    SMALLEST_LOG,
+    Answers,
+    Compute,
+    Similarities,
+    TopK,
+    nearest_targets,
+    search,
+)
+from hubplugin.errors import (
+    ClusterError,
+    EmptyInput,
+    HubpluginError,
+    InputError,
+    Parameter,
+)
 from hubplugin.methods import SPACINGS, FitInput, Method, Whole
 from hubplugin.metric import Metric
-from hubplugin.vectors import Directed, Sliceable, VectorLike, Vectors, as_vectors, one_line
+from hubplugin.vectors import (
+    Directed,
+    Sliceable,
+    VectorLike,
+    Vectors,
+    as_vectors,
+    one_line,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +82,9 @@ class Sharded(Protocol):
         """About `count` parts; by default as many as have `SHARD_ROWS` targets each."""
 
 
-GalleryLike: TypeAlias = VectorLike | Sharded | Sequence["Shard | str | os.PathLike[str]"]
+GalleryLike: TypeAlias = (
+    VectorLike | Sharded | Sequence["Shard | str | os.PathLike[str]"]
+)
 """What can be read as vectors, and a gallery in parts: a list of files, or a pattern of their names."""
 
 
@@ -77,12 +100,16 @@ class FileShard(Shard):
     def vectors(self) -> Vectors | None:
         whole = as_vectors(self.path, self.name)
         if whole.rows < self.start + self.rows:
-            raise InputError(f"{self.name}: the file has {whole.rows} rows; it changed after the shards were planned")
+            raise InputError(
+                f"{self.name}: the file has {whole.rows} rows; it changed after the shards were planned"
+            )
         whole.name = self.name
         if self.rows == whole.rows or not isinstance(whole, Sliceable):
             return whole
         rows = slice(self.start, self.start + self.rows)
-        return Sliceable(self.name, whole.take(rows), (self.rows, whole.dim), np.asarray)
+        return Sliceable(
+            self.name, whole.take(rows), (self.rows, whole.dim), np.asarray
+        )
 
 
 def shards_of(source: GalleryLike, count: int | None = None) -> list[Shard]:
@@ -112,7 +139,11 @@ def shards_of(source: GalleryLike, count: int | None = None) -> list[Shard]:
         if all(isinstance(item, Shard) for item in source):
             return list(source)
         if all(isinstance(item, (str, os.PathLike)) for item in source):
-            return [shard for number, path in enumerate(source) for shard in _whole_file(os.fspath(path), number)]
+            return [
+                shard
+                for number, path in enumerate(source)
+                for shard in _whole_file(os.fspath(path), number)
+            ]
     raise InputError(
         f"targets: workers cannot read {type(source).__name__} from the memory of this process; with ",
         Parameter("executor"),
@@ -124,16 +155,32 @@ def _whole_file(path: str, number: int) -> list[Shard]:
     """The file as one shard; none if it is empty."""
     path, name = os.path.abspath(path), f"targets, shard {number}"
     with suppress(EmptyInput):
-        return [FileShard(f"{name} ({os.path.basename(path)})", path, 0, as_vectors(path, name).rows)]
+        return [
+            FileShard(
+                f"{name} ({os.path.basename(path)})",
+                path,
+                0,
+                as_vectors(path, name).rows,
+            )
+        ]
     return []
 
 
 def _divide(path: str, count: int | None) -> list[Shard]:
-    whole, path, file = as_vectors(path, "targets"), os.path.abspath(path), os.path.basename(path)
+    whole, path, file = (
+        as_vectors(path, "targets"),
+        os.path.abspath(path),
+        os.path.basename(path),
+    )
     if not isinstance(whole, Sliceable) or path.endswith(".npz"):
         return [FileShard(f"targets ({file})", path, 0, whole.rows)]
     return [
-        FileShard(f"targets, shard {number} ({file} from row {start} on)", path, start, stop - start)
+        FileShard(
+            f"targets, shard {number} ({file} from row {start} on)",
+            path,
+            start,
+            stop - start,
+        )
         for number, (start, stop) in enumerate(even_ranges(whole.rows, count))
     ]
 
@@ -141,12 +188,20 @@ def _divide(path: str, count: int | None) -> list[Shard]:
 def even_ranges(rows: int, count: int | None) -> list[tuple[int, int]]:
     """First and last of `rows` rows in each of `count` shards, none of them empty; by default of as many as have
     `SHARD_ROWS`."""
-    ends = np.linspace(0, rows, min(count or -(-rows // SHARD_ROWS), rows) + 1).astype(int).tolist()
+    ends = (
+        np.linspace(0, rows, min(count or -(-rows // SHARD_ROWS), rows) + 1)
+        .astype(int)
+        .tolist()
+    )
     return list(itertools.pairwise(ends))
 
 
 def map_shards(
-    executor: Executor, task: Callable[[int, Shard], Result], shards: Sequence[Shard], compute: Compute, label: str
+    executor: Executor,
+    task: Callable[[int, Shard], Result],
+    shards: Sequence[Shard],
+    compute: Compute,
+    label: str,
 ) -> list[Result]:
     """Calls a task with the number of each shard and the shard. What still runs is cancelled where one fails, or by
     Ctrl-C.
@@ -166,11 +221,16 @@ def map_shards(
             has tried so before.
     """
     if not hasattr(executor, "submit"):
-        raise InputError(Parameter("executor", executor), " is none; pass a concurrent.futures.Executor")
+        raise InputError(
+            Parameter("executor", executor),
+            " is none; pass a concurrent.futures.Executor",
+        )
     results, futures = list[Result](), list[Future[Result]]()
     try:
         for number, shard in enumerate(shards):
-            futures.append(_call(partial(executor.submit, task, number, shard), shard, label))
+            futures.append(
+                _call(partial(executor.submit, task, number, shard), shard, label)
+            )
         for shard, future in zip(shards, futures, strict=True):
             results.append(_call(future.result, shard, label))
             compute.report(f"{label}, {len(shards)} shards", len(results), len(shards))
@@ -193,14 +253,20 @@ def _call(function: Callable[[], Result], shard: Shard, label: str) -> Result:
         cause = getattr(error, "cause", error)  # Ray wraps an error in pages of its own
         if isinstance(cause, HubpluginError):
             raise cause from None
-        raise ClusterError(f"{shard.name}: {label} failed with {type(error).__name__}: {one_line(error)}") from None
+        raise ClusterError(
+            f"{shard.name}: {label} failed with {type(error).__name__}: {one_line(error)}"
+        ) from None
 
 
 Input = TypeVar("Input", bound=FitInput)
 
 
 def read_by_workers(
-    fit_input: Input, source: GalleryLike, shards: Sequence[Shard], method: Method, executor: Executor
+    fit_input: Input,
+    source: GalleryLike,
+    shards: Sequence[Shard],
+    method: Method,
+    executor: Executor,
 ) -> Input:
     """Reads a gallery by workers.
 
@@ -215,27 +281,52 @@ def read_by_workers(
         `fit_input` against a sample of the gallery, drawn with a fixed seed, and what workers found in the whole of it.
         The sample is all targets, where they are at most `SAMPLE`.
     """
-    total = source.count() if isinstance(source, Sharded) else sum(shard.rows for shard in shards)
+    total = (
+        source.count()
+        if isinstance(source, Sharded)
+        else sum(shard.rows for shard in shards)
+    )
     share, quiet = SAMPLE / max(total, SAMPLE), fit_input.compute.without_progress
     read = _ReadShard(
-        fit_input.query_bank, fit_input.surveyed, fit_input.metric, quiet, share, method.answers != "kept"
+        fit_input.query_bank,
+        fit_input.surveyed,
+        fit_input.metric,
+        quiet,
+        share,
+        method.answers != "kept",
     )
-    summaries = map_shards(executor, read, shards, fit_input.compute, "reading the gallery")
+    summaries = map_shards(
+        executor, read, shards, fit_input.compute, "reading the gallery"
+    )
     parts = [summary for summary in summaries if summary.count]
     name = shards[0].name.partition(", shard")[0] if shards else "targets"
     if not parts:
-        raise EmptyInput(f"{name} is empty: no shard has a vector with a direction; at least one is needed")
+        raise EmptyInput(
+            f"{name} is empty: no shard has a vector with a direction; at least one is needed"
+        )
     sample = as_vectors(np.concatenate([part.sample for part in parts]), name)
     ends = np.cumsum([part.count for part in parts])
-    rows = np.concatenate([part.rows + end - part.count for part, end in zip(parts, ends, strict=True)], axis=1)
+    rows = np.concatenate(
+        [part.rows + end - part.count for part, end in zip(parts, ends, strict=True)],
+        axis=1,
+    )
     scores = np.concatenate([part.scores for part in parts], axis=1)
     order = np.argsort(-scores, axis=1, kind="stable")[:, : SPACINGS + 1]
-    scores, nearest = np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order[:, :1], axis=1)[:, 0]
+    scores, nearest = (
+        np.take_along_axis(scores, order, axis=1),
+        np.take_along_axis(rows, order[:, :1], axis=1)[:, 0],
+    )
     count = int(ends[-1])
     answers = _find_answers(fit_input, parts) if read.finds_answers else None
-    whole = Whole(count, sum(summary.zeros for summary in summaries), scores, nearest, answers)
+    whole = Whole(
+        count, sum(summary.zeros for summary in summaries), scores, nearest, answers
+    )
     if sample.rows < count:
-        logger.warning("the correction is fitted on a sample of %d of %d targets", sample.rows, count)
+        logger.warning(
+            "the correction is fitted on a sample of %d of %d targets",
+            sample.rows,
+            count,
+        )
     return replace(fit_input, targets=sample, whole=whole)
 
 
@@ -276,31 +367,53 @@ class _ReadShard:
         except EmptyInput:
             pass
         except OSError as error:
-            raise InputError(f"{shard.name} cannot be read: {error.strerror or error}") from None
+            raise InputError(
+                f"{shard.name} cannot be read: {error.strerror or error}"
+            ) from None
         if vectors is None:
             zeros = 0 if whole is None else whole.rows
-            return _Summary(0, zeros, np.empty((0, dim), np.float32), none, none, none, none)
+            return _Summary(
+                0, zeros, np.empty((0, dim), np.float32), none, none, none, none
+            )
         if vectors.dim != dim:
             raise InputError(
                 f"{vectors.name} has {vectors.dim} dimensions, the bank has {dim}; embed both with one model"
             )
-        drawn = np.flatnonzero(np.random.default_rng([0, number]).random(vectors.rows) < self.share)
+        drawn = np.flatnonzero(
+            np.random.default_rng([0, number]).random(vectors.rows) < self.share
+        )
         top, nearest = TopK(SPACINGS + 1), (none, none)
         search(self.surveyed, vectors, self.metric, self.compute, top)
         if self.finds_answers:
-            nearest = nearest_targets(Similarities(self.bank, self.metric, self.compute), [vectors])
+            nearest = nearest_targets(
+                Similarities(self.bank, self.metric, self.compute), [vectors]
+            )
         zeros = vectors.left_out if isinstance(vectors, Directed) else 0
-        return _Summary(vectors.rows, zeros, vectors.select(drawn), top.scores[0], top.rows[0], *nearest)
+        return _Summary(
+            vectors.rows,
+            zeros,
+            vectors.select(drawn),
+            top.scores[0],
+            top.rows[0],
+            *nearest,
+        )
 
 
 def _find_answers(fit_input: FitInput, parts: Sequence[_Summary]) -> Answers | None:
     """Of the nearest targets of all shards, and of the target bank."""
     if min(len(fit_input.query_bank), sum(part.count for part in parts)) < SMALLEST_LOG:
         return None
-    similarities = Similarities(fit_input.query_bank, fit_input.metric, fit_input.compute)
-    nearest_of, first = [(part.similarity, part.nearest, part.count) for part in parts], 0
+    similarities = Similarities(
+        fit_input.query_bank, fit_input.metric, fit_input.compute
+    )
+    nearest_of, first = (
+        [(part.similarity, part.nearest, part.count) for part in parts],
+        0,
+    )
     if fit_input.target_bank is not None:
-        similarity, nearest = nearest_targets(similarities, [fit_input.target_bank_vectors])
+        similarity, nearest = nearest_targets(
+            similarities, [fit_input.target_bank_vectors]
+        )
         nearest_of.append((similarity, nearest, len(fit_input.target_bank)))
     levels, rows = np.full(similarities.m, -np.inf), np.zeros(similarities.m, np.int64)
     for similarity, nearest, count in nearest_of:

@@ -12,7 +12,13 @@ from hubplugin.bank import Bank, BankLike
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, ZeroVector
 from hubplugin.executors import GalleryLike, read_by_workers, shards_of
-from hubplugin.learning import NOTHING, Banks, learn_query_map, read_learn, require_learnable
+from hubplugin.learning import (
+    NOTHING,
+    Banks,
+    learn_query_map,
+    read_learn,
+    require_learnable,
+)
 from hubplugin.methods import METHODS, FitInput, build_method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
@@ -67,18 +73,30 @@ def fit(
     if learn is not False:
         require_learnable(method, metric, targets, executor=executor)
     elif judged is not None:
-        raise InputError(Parameter("judged"), " chooses how strong a map is: pass ", Parameter("learn", True))
+        raise InputError(
+            Parameter("judged"),
+            " chooses how strong a map is: pass ",
+            Parameter("learn", True),
+        )
     configuration = build_method(METHODS, method, parameters, fit)
     if executor is not None:
         if targets is None:
-            raise InputError("an executor computes on the gallery: pass ", Parameter("targets"))
+            raise InputError(
+                "an executor computes on the gallery: pass ", Parameter("targets")
+            )
         fit_input = Bank.of(bank).read(metric, compute)
-        fit_input = read_by_workers(fit_input, targets, shards_of(targets, shards), configuration, executor)
+        fit_input = read_by_workers(
+            fit_input, targets, shards_of(targets, shards), configuration, executor
+        )
         _tell_of_zeros(fit_input)
         return configuration.fit(fit_input)
     if learn is False:
-        fit_input = Bank.of(bank).read(metric, compute, targets=cast("VectorLike | None", targets))
-        if not compute.library().is_on_cpu:  # a card is through before the gallery is looked through for zero vectors
+        fit_input = Bank.of(bank).read(
+            metric, compute, targets=cast("VectorLike | None", targets)
+        )
+        if (
+            not compute.library().is_on_cpu
+        ):  # a card is through before the gallery is looked through for zero vectors
             with suppress(ZeroVector):
                 return configuration.fit(replace(fit_input, directed=True))
         _tell_of_zeros(fit_input)
@@ -94,18 +112,34 @@ def fit(
 
 def _tell_of_zeros(fit_input: FitInput) -> None:
     gallery = fit_input.gallery
-    zeros = fit_input.whole.zeros if fit_input.whole else gallery.left_out if isinstance(gallery, Directed) else 0
+    zeros = (
+        fit_input.whole.zeros
+        if fit_input.whole
+        else gallery.left_out
+        if isinstance(gallery, Directed)
+        else 0
+    )
     if zeros:
         assert gallery is not None
-        warnings.warn(f"{gallery.name}: {zeros} zero vectors are left out, and keep the offset 0", stacklevel=3)
+        warnings.warn(
+            f"{gallery.name}: {zeros} zero vectors are left out, and keep the offset 0",
+            stacklevel=3,
+        )
 
 
 def require_executor(executor: object, shards: int | None) -> bool:
     """Whether there is an `executor`; raises InputError for `shards` without one, and for a pool that forks: a child of
     a process that has used torch waits for threads that it does not have."""
     if executor is None and shards is not None:
-        raise InputError(Parameter("shards"), " are for workers: pass ", Parameter("executor"), ", too")
-    context = getattr(executor, "_mp_context", None)  # of a ProcessPoolExecutor, which has no public name for it
+        raise InputError(
+            Parameter("shards"),
+            " are for workers: pass ",
+            Parameter("executor"),
+            ", too",
+        )
+    context = getattr(
+        executor, "_mp_context", None
+    )  # of a ProcessPoolExecutor, which has no public name for it
     if context is not None and context.get_start_method() == "fork":
         raise InputError(
             "the processes of this executor are forks, which do not survive that torch has been used; make it with "

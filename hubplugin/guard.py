@@ -72,7 +72,9 @@ class Trial(Figures):
     def measurable(self) -> bool:
         """Whether the correction changes hubness, or R@1 of either kind, by more than chance."""
         sides = (self.right, self.asked)
-        return bool(self.hubness) or any(side is not None and bool(side.change.sign) for side in sides)
+        return bool(self.hubness) or any(
+            side is not None and bool(side.change.sign) for side in sides
+        )
 
     @property
     def hubness(self) -> int:
@@ -84,7 +86,13 @@ class Trial(Figures):
     @property
     def helps(self) -> bool | None:
         """Whether nothing is objected and more right answers come first, beyond chance; None without known answers."""
-        return False if self.objections else None if self.right is None else self.right.change.sign > 0
+        return (
+            False
+            if self.objections
+            else None
+            if self.right is None
+            else self.right.change.sign > 0
+        )
 
     def outlook(self) -> str:
         """In words that follow "it would"."""
@@ -92,22 +100,35 @@ class Trial(Figures):
             return f"be refused: {'; '.join(self.objections)}"
         if not self.measurable:
             return "be applied, and no effect can be measured"
-        hubness = {1: "raise hubness", 0: "leave hubness as it is", -1: "lower hubness"}[self.hubness]
+        hubness = {
+            1: "raise hubness",
+            0: "leave hubness as it is",
+            -1: "lower hubness",
+        }[self.hubness]
         if self.right is None:
             return f"{hubness}; whether it would help is not known without answers (--answers)"
-        helps = {1: "help", 0: "neither help nor harm beyond chance", -1: "do harm"}[self.right.change.sign]
+        helps = {1: "help", 0: "neither help nor harm beyond chance", -1: "do harm"}[
+            self.right.change.sign
+        ]
         return f"{helps}, and {hubness}"
 
     def change_of_skewness(self) -> str:
         """With its 95 % interval, of held-out queries that are drawn anew."""
-        low, high = (self.skewness - self.raw.skewness + side * 1.96 * self.noise for side in (-1, 1))
+        low, high = (
+            self.skewness - self.raw.skewness + side * 1.96 * self.noise
+            for side in (-1, 1)
+        )
         change = f"hubness (skewness) goes {_change(self.raw.skewness, self.skewness)}"
         return f"{change} on {self.queries:,} held-out queries (a change of {low:+.2f} to {high:+.2f})"
 
     def __str__(self) -> str:
-        verdict = "refused: " + "; ".join(self.objections) if self.objections else "passed"
+        verdict = (
+            "refused: " + "; ".join(self.objections) if self.objections else "passed"
+        )
         lines = [verdict, self.raw.figures(), self.figures()]
-        lines += [] if self.bank.objection else [str(self.bank)]  # which is among the objections
+        lines += (
+            [] if self.bank.objection else [str(self.bank)]
+        )  # which is among the objections
         return "\n  ".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def require_passed(self) -> Trial:
@@ -149,7 +170,9 @@ def judge(
     if seed < 0:
         raise InputError(Parameter("seed", seed), ": expected 0 or more")
     configuration = build_method(METHODS, method, parameters, judge)
-    return judge_by(Bank.of(bank).prepare(metric, compute).against(targets), configuration, seed)
+    return judge_by(
+        Bank.of(bank).prepare(metric, compute).against(targets), configuration, seed
+    )
 
 
 def require_kind(bank: PreparedBank) -> BankProfile:
@@ -157,7 +180,9 @@ def require_kind(bank: PreparedBank) -> BankProfile:
     samples, and comes before anything is fitted."""
     bank_profile = profile_of(bank)
     if bank_profile.objection:
-        raise CorrectionRefused(bank_profile.objection, *_ways_out(_remedy(bank_profile)))
+        raise CorrectionRefused(
+            bank_profile.objection, *_ways_out(_remedy(bank_profile))
+        )
     return bank_profile
 
 
@@ -165,12 +190,22 @@ def profile_of(bank: PreparedBank, seed: int = 0) -> BankProfile:
     """What kind of bank `bank` is, by samples drawn with `seed`. Pairs and clicks tell what each query asks for, so
     documents may ask by them."""
     require_enough(len(bank.distinct))
-    rows, sample = np.random.default_rng(seed).permutation(bank.distinct)[: 2 * fit_rows(bank)], sample_of(bank, seed)
+    rows, sample = (
+        np.random.default_rng(seed).permutation(bank.distinct)[: 2 * fit_rows(bank)],
+        sample_of(bank, seed),
+    )
     known = bank.known_answers is not None
-    return profile(bank, bank.query_bank[rows], sample, known, _is_answered(bank, sample), seed)
+    return profile(
+        bank, bank.query_bank[rows], sample, known, _is_answered(bank, sample), seed
+    )
 
 
-def check(bank: PreparedBank, method: Method, bank_profile: BankProfile, learned: Configuration = None) -> Trial:
+def check(
+    bank: PreparedBank,
+    method: Method,
+    bank_profile: BankProfile,
+    learned: Configuration = None,
+) -> Trial:
     """Tries a correction as `judge_by` does, of a `bank` with its `bank_profile`, `method` and `learned`; raises
     CorrectionRefused where there is an objection."""
     return judge_by(bank, method, 0, bank_profile, learned).require_passed()
@@ -195,19 +230,40 @@ def judge_by(
     # Without answers nothing but its kind speaks against a bank for the default.
     count = FEWER if bank.known_answers is None and isinstance(method, Blend) else FOLDS
     configuration = learned or method
-    margins = cross_validate([None, configuration], bank, folds_of(bank, seed, count), seed)
-    bank_profile, corrected = bank_profile or profile_of(bank, seed), Figures.of([margins], 1, method)
-    trial = Trial(**vars(corrected), raw=Figures.of([margins], 0, None), noise=margins.noise(0, 1), bank=bank_profile)
-    objections = [*([bank_profile.objection] if bank_profile.objection else []), *objections_to_method(method, trial)]
+    margins = cross_validate(
+        [None, configuration], bank, folds_of(bank, seed, count), seed
+    )
+    bank_profile, corrected = (
+        bank_profile or profile_of(bank, seed),
+        Figures.of([margins], 1, method),
+    )
+    trial = Trial(
+        **vars(corrected),
+        raw=Figures.of([margins], 0, None),
+        noise=margins.noise(0, 1),
+        bank=bank_profile,
+    )
+    objections = [
+        *([bank_profile.objection] if bank_profile.objection else []),
+        *objections_to_method(method, trial),
+    ]
     objections += objections_to_recall(trial)
     if _is_answered(bank, sample_of(bank, seed)):
-        trial = replace(trial, asked=try_paraphrases(bank, learned or method.resolve(bank), seed))
+        trial = replace(
+            trial, asked=try_paraphrases(bank, learned or method.resolve(bank), seed)
+        )
         if trial.asked is not None and trial.asked.change.sign < 0:
             objections.append(f"what was asked before is harmed: {trial.asked}")
-    return replace(trial, objections=tuple(objections), notes=(*small_bank(bank_profile.distinct), *_notes(trial)))
+    return replace(
+        trial,
+        objections=tuple(objections),
+        notes=(*small_bank(bank_profile.distinct), *_notes(trial)),
+    )
 
 
-def try_paraphrases(bank: PreparedBank, tried: Configuration, seed: int = 0) -> Side | None:
+def try_paraphrases(
+    bank: PreparedBank, tried: Configuration, seed: int = 0
+) -> Side | None:
     """R@1 of held-out wordings of targets that the log `bank` asks for in others, too, under no correction and under
     `tried`; None of a log that has few of them.
 
@@ -218,7 +274,9 @@ def try_paraphrases(bank: PreparedBank, tried: Configuration, seed: int = 0) -> 
     folds = paraphrase_folds(bank, seed)
     if sum(len(fold.test) for fold in folds) < FEWEST_PARAPHRASES:
         return None
-    return change_of([cross_validate([None, tried], bank, folds, seed)], 0, 1, "other wordings")
+    return change_of(
+        [cross_validate([None, tried], bank, folds, seed)], 0, 1, "other wordings"
+    )
 
 
 def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:
@@ -227,7 +285,9 @@ def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:
         return bank.clicks is not None
     _, columns = with_rows(sample, answers_of(bank, bank.pairs[bank.distinct]))
     share = float((columns < len(sample)).mean())
-    count = bank.require_targets("blend").rows if bank.whole is None else bank.whole.count
+    count = (
+        bank.require_targets("blend").rows if bank.whole is None else bank.whole.count
+    )
     return share * count / len(sample) > 0.5
 
 
@@ -239,19 +299,30 @@ def objections_to_recall(trial: Trial) -> list[str]:
     recall = f"R@1 of held-out bank queries goes {_change(100 * right.before, 100 * right.after)}"
     if right.change.sign < 0:
         return [recall]
-    if right.change.value <= 0 and rank >= raw_rank and trial.queries >= SMALLEST_PAIRED:
-        return [f"{recall}, and the mean rank of their targets {_change(raw_rank, rank)}"]
+    if (
+        right.change.value <= 0
+        and rank >= raw_rank
+        and trial.queries >= SMALLEST_PAIRED
+    ):
+        return [
+            f"{recall}, and the mean rank of their targets {_change(raw_rank, rank)}"
+        ]
     return []
 
 
 def objections_to_method(method: Method, trial: Trial) -> list[str]:
     """Objections to a `method` other than the default by its `trial`. The default is made for banks of any size, with
     or without answers."""
-    bank, objections = trial.bank, _objections_to_size(method, trial.bank.distinct, trial.right is not None)
+    bank, objections = (
+        trial.bank,
+        _objections_to_size(method, trial.bank.distinct, trial.right is not None),
+    )
     if isinstance(method, Blend):
         return []
     if bank.kind == "log" and bank.answers_stand_out and method.answers == "kept":
-        objections.append(f"{bank}, and {method.name!r} would push down what it asks for; pass answers='left out'")
+        objections.append(
+            f"{bank}, and {method.name!r} would push down what it asks for; pass answers='left out'"
+        )
     if trial.right is None and trial.skewness >= trial.raw.skewness:
         objections.append(trial.change_of_skewness())
     return objections
@@ -261,7 +332,9 @@ def _objections_to_size(method: Method, distinct: int, paired: bool) -> list[str
     smallest = SMALLEST_PAIRED if paired else SMALLEST
     if isinstance(method, Blend) or distinct >= smallest:
         return []
-    return [f"{method.name!r} needs {smallest} distinct queries, the bank has {distinct}"]
+    return [
+        f"{method.name!r} needs {smallest} distinct queries, the bank has {distinct}"
+    ]
 
 
 def _notes(trial: Trial) -> list[str]:
@@ -269,11 +342,17 @@ def _notes(trial: Trial) -> list[str]:
     if not trial.measurable:
         line = f"no effect can be measured: {trial.change_of_skewness()}"
         if trial.right is not None:
-            line += f", R@1 {_change(100 * trial.right.before, 100 * trial.right.after)}"
+            line += (
+                f", R@1 {_change(100 * trial.right.before, 100 * trial.right.after)}"
+            )
             line += f" (+- {196 * trial.right.error:.1f})"
         return [*notes, line]
     notes += [trial.change_of_skewness()] if trial.skewness > trial.raw.skewness else []
-    return notes if trial.asked is None or not trial.asked.change.sign else [*notes, f"asked before: {trial.asked}"]
+    return (
+        notes
+        if trial.asked is None or not trial.asked.change.sign
+        else [*notes, f"asked before: {trial.asked}"]
+    )
 
 
 def small_bank(distinct: int) -> list[str]:
@@ -289,7 +368,9 @@ def require_size(bank: PreparedBank, method: Method) -> None:
         require_enough(distinct)
     except InputError as error:
         raise CorrectionRefused(*error.args, *_ways_out(COLLECT)) from None
-    for objection in _objections_to_size(method, distinct, bank.known_answers is not None):
+    for objection in _objections_to_size(
+        method, distinct, bank.known_answers is not None
+    ):
         raise CorrectionRefused(objection, *_ways_out(USE_BLEND))
 
 
@@ -297,7 +378,9 @@ def require_displacement(model: OffsetModel, bank: PreparedBank) -> None:
     """Raises CorrectionRefused if the offsets of `model` reach too far to be found among the candidates of a search, by
     the queries of `bank`."""
     queries = as_vectors(bank.query_bank, "query bank")
-    share = displacement(model, queries, bank.require_targets(model.method), bank.compute)
+    share = displacement(
+        model, queries, bank.require_targets(model.method), bank.compute
+    )
     if share > FARTHEST:
         raise CorrectionRefused(
             "the offsets are far wider than the similarities to the bank: what comes first would have "
@@ -309,21 +392,38 @@ def require_displacement(model: OffsetModel, bank: PreparedBank) -> None:
 
 Parts = tuple[str | Parameter, ...]
 COLLECT: Parts = ("collect queries that people ask of this very gallery",)
-USE_BLEND: Parts = ("use ", Parameter("method", "blend"), ", which is made for banks of any kind and size")
+USE_BLEND: Parts = (
+    "use ",
+    Parameter("method", "blend"),
+    ", which is made for banks of any kind and size",
+)
 
 
 def _remedy(bank: BankProfile, method: str = "blend") -> Parts:
     """What to do about an objection to a fit of `method` on `bank`."""
     if bank.kind == "documents":
-        return (*COLLECT, ", pass ", Parameter("answers"), " if documents are to be asked by documents")
+        return (
+            *COLLECT,
+            ", pass ",
+            Parameter("answers"),
+            " if documents are to be asked by documents",
+        )
     if bank.kind == "swapped":
-        return ("pass the queries as the bank and the documents that answer them as ", Parameter("answers"))
+        return (
+            "pass the queries as the bank and the documents that answer them as ",
+            Parameter("answers"),
+        )
     return COLLECT if method == "blend" or bank.objection else USE_BLEND
 
 
 def _ways_out(mend: Parts) -> Parts:
     """The end of a refusal."""
-    return ("; nothing was changed: ", *mend, ", or apply it all the same with ", Parameter("force", True))
+    return (
+        "; nothing was changed: ",
+        *mend,
+        ", or apply it all the same with ",
+        Parameter("force", True),
+    )
 
 
 def _change(first: float, second: float) -> str:

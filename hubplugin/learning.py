@@ -28,7 +28,14 @@ from hubplugin.validation import (
     folds_within,
     make_folds,
 )
-from hubplugin.vectors import Scannable, VectorLike, Vectors, draw_sample, prepare_blocks, take_rows
+from hubplugin.vectors import (
+    Scannable,
+    VectorLike,
+    Vectors,
+    draw_sample,
+    prepare_blocks,
+    take_rows,
+)
 
 FEWEST_PAIRS, FEWEST_TARGETS = 50, 10
 """Different pairs, and different targets in them, below which nothing is learned. From 50 on the map gains in five of
@@ -87,17 +94,26 @@ def find_different(bank: PreparedBank) -> np.ndarray:
     answers = bank.known_answers
     if answers is None:
         return np.empty(0, np.int64)
-    first = {(bank.query_bank[row].tobytes(), answers[row]): row for row in np.flatnonzero(answers >= 0)[::-1].tolist()}
+    first = {
+        (bank.query_bank[row].tobytes(), answers[row]): row
+        for row in np.flatnonzero(answers >= 0)[::-1].tolist()
+    }
     return np.sort(np.fromiter(first.values(), np.int64, len(first)))
 
 
 def has_enough(bank: PreparedBank, rows: np.ndarray, fewest: int) -> bool:
     """Whether the `rows` [m] of a `bank` are `fewest` pairs or more, and of enough targets."""
     answers = bank.known_answers
-    return answers is not None and len(rows) >= fewest and len(np.unique(answers[rows])) >= FEWEST_TARGETS
+    return (
+        answers is not None
+        and len(rows) >= fewest
+        and len(np.unique(answers[rows])) >= FEWEST_TARGETS
+    )
 
 
-def find_pairs(bank: PreparedBank, name: str = "the bank", fewest: int = FEWEST_PAIRS) -> np.ndarray:
+def find_pairs(
+    bank: PreparedBank, name: str = "the bank", fewest: int = FEWEST_PAIRS
+) -> np.ndarray:
     """The rows [m] of the different pairs of a bank.
 
     Args:
@@ -125,9 +141,13 @@ def find_pairs(bank: PreparedBank, name: str = "the bank", fewest: int = FEWEST_
             Parameter("learn"),
             " out",
         )
-    other = (answer + np.random.default_rng(0).integers(1, len(targets), len(answer))) % len(targets)
+    other = (
+        answer + np.random.default_rng(0).integers(1, len(targets), len(answer))
+    ) % len(targets)
     ahead = (queries * (targets[answer] - targets[other])).sum(axis=1)
-    nearer = float(np.heaviside(ahead, 0.5).mean())  # where two targets are equal, neither is nearer
+    nearer = float(
+        np.heaviside(ahead, 0.5).mean()
+    )  # where two targets are equal, neither is nearer
     if nearer < NEARER:
         raise CorrectionRefused(
             f"the answers of {name} do not belong to its queries: {nearer:.0%} of these are nearer to their own than "
@@ -170,17 +190,32 @@ class Banks:
             InputError: One of them cannot be used, or they do not go together.
         """
         if judged is not None and learn is False:
-            raise InputError(Parameter("judged"), " chooses how strong a map is: pass ", Parameter("learn", True))
+            raise InputError(
+                Parameter("judged"),
+                " chooses how strong a map is: pass ",
+                Parameter("learn", True),
+            )
         prepared = bank.prepare(metric, compute, gallery)
-        looked_at = None if judged is None else Bank.of(judged).prepare(metric, compute, gallery)
+        looked_at = (
+            None
+            if judged is None
+            else Bank.of(judged).prepare(metric, compute, gallery)
+        )
         if not isinstance(learn, Bank):
             return cls(prepared, looked_at)
-        pairs = (replace(learn, name="pairs") if learn.name == Bank.name else learn).prepare(metric, compute, gallery)
+        pairs = (
+            replace(learn, name="pairs") if learn.name == Bank.name else learn
+        ).prepare(metric, compute, gallery)
         if pairs.clicks is None:
-            raise InputError(Parameter("learn"), ": the pairs lack ids or rows; pass Bank(titles, ids)")
+            raise InputError(
+                Parameter("learn"),
+                ": the pairs lack ids or rows; pass Bank(titles, ids)",
+            )
         if prepared.target_bank is not None:
             raise InputError(
-                "the bank has vectors as answers, beside which no pairs teach: leave ", Parameter("learn"), " out"
+                "the bank has vectors as answers, beside which no pairs teach: leave ",
+                Parameter("learn"),
+                " out",
             )
         if pairs.query_bank.shape[1] != prepared.query_bank.shape[1]:
             raise InputError(
@@ -197,13 +232,19 @@ class Banks:
     @cached_property
     def together(self) -> PreparedBank:
         """All of them: what is judged stands behind all that teaches."""
-        return self.teachers if self.judged is None else self.teachers.with_pairs(self.judged)
+        return (
+            self.teachers
+            if self.judged is None
+            else self.teachers.with_pairs(self.judged)
+        )
 
     def find_teaching(self) -> np.ndarray:
         """The rows of `teachers` that teach; raises what `find_pairs` does, of the bank and of the pairs."""
         if self.pairs is None or self.bank.clicks is not None:
             find_pairs(self.bank)
-        if self.pairs is not None:  # of which few may be left beside a bank that has them
+        if (
+            self.pairs is not None
+        ):  # of which few may be left beside a bank that has them
             rows = find_different(self.pairs)
             if self.bank.clicks is None or has_enough(self.pairs, rows, FEWEST_PAIRS):
                 find_pairs(self.pairs, "the bank of pairs")
@@ -214,18 +255,33 @@ class Banks:
         bank. None for all that teaches. Raises InputError where what is judged cannot choose."""
         if self.judged is not None:
             if self.bank.pairs is not None or self.judged.clicks is None:
-                raise InputError(Parameter("judged"), " is for logs: pass ids or rows as answers, in both banks")
-            return len(self.teachers.query_bank) + find_pairs(self.judged, "the judged bank", FEWEST_JUDGED)
-        return None if self.pairs is None or self.bank.clicks is None else find_different(self.bank)
+                raise InputError(
+                    Parameter("judged"),
+                    " is for logs: pass ids or rows as answers, in both banks",
+                )
+            return len(self.teachers.query_bank) + find_pairs(
+                self.judged, "the judged bank", FEWEST_JUDGED
+            )
+        return (
+            None
+            if self.pairs is None or self.bank.clicks is None
+            else find_different(self.bank)
+        )
 
     @property
     def clicks(self) -> np.ndarray | None:
         """The ids of all that was clicked, before they are rows; None where there are none."""
-        parts = [part.clicks for part in (self.bank, self.judged, self.pairs) if part is not None]
+        parts = [
+            part.clicks
+            for part in (self.bank, self.judged, self.pairs)
+            if part is not None
+        ]
         known = [clicks.astype(object) for clicks in parts if clicks is not None]
         return np.concatenate(known) if known else None
 
-    def against(self, targets: VectorLike, ids: Mapping[int | str, int] | None = None) -> Banks:
+    def against(
+        self, targets: VectorLike, ids: Mapping[int | str, int] | None = None
+    ) -> Banks:
         """The same with the gallery `targets`, and `ids` as in `PreparedBank.against`.
 
         Beside pairs, fewer answers of the bank than teach by themselves are left out. So are pairs that stand there
@@ -234,7 +290,9 @@ class Banks:
         if ids is None and isinstance(targets, Scannable) and self.clicks is not None:
             targets, ids = read_store(targets, self.clicks)
         parts = (self.bank, self.judged, self.pairs)
-        bank, judged, pairs = (None if part is None else part.against(targets, ids) for part in parts)
+        bank, judged, pairs = (
+            None if part is None else part.against(targets, ids) for part in parts
+        )
         assert bank is not None
         if pairs is None:
             return Banks(bank, judged)
@@ -242,9 +300,19 @@ class Banks:
         if not has_enough(bank, own, FEWEST_PAIRS):
             bank, own = replace(bank, clicks=None), own[:0]
         known = {bank.query_bank[row].tobytes() for row in own}
-        rows = [row for row in find_different(pairs) if pairs.query_bank[row].tobytes() not in known]
+        rows = [
+            row
+            for row in find_different(pairs)
+            if pairs.query_bank[row].tobytes() not in known
+        ]
         assert pairs.clicks is not None
-        return Banks(bank, judged, replace(pairs, query_bank=pairs.query_bank[rows], clicks=pairs.clicks[rows]))
+        return Banks(
+            bank,
+            judged,
+            replace(
+                pairs, query_bank=pairs.query_bank[rows], clicks=pairs.clicks[rows]
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -273,16 +341,26 @@ class MapFit:
         step = (eye + np.float32(self.strength) * w) @ z - eye
         return QueryMap(step, self.strength, pairs, self.whitening is not None)
 
-    def learn(self, queries: np.ndarray, answer: np.ndarray, targets: np.ndarray) -> QueryMap | None:
+    def learn(
+        self, queries: np.ndarray, answer: np.ndarray, targets: np.ndarray
+    ) -> QueryMap | None:
         """The map that pairs teach, from `queries`, `answer` and `targets` as in `solve_map`."""
         if not self.strength:
-            return self.compose_map(np.zeros((queries.shape[1],) * 2, np.float32), len(queries))
-        return self.compose_map(solve_map(self.whiten(queries), answer, targets, self.tau), len(queries))
+            return self.compose_map(
+                np.zeros((queries.shape[1],) * 2, np.float32), len(queries)
+            )
+        return self.compose_map(
+            solve_map(self.whiten(queries), answer, targets, self.tau), len(queries)
+        )
 
     @property
     def offsets(self) -> Method:
         """The method with the share of its offsets."""
-        return self.method.model_copy(update={"strength": self.share * float(str(self.method.parameters["strength"]))})
+        return self.method.model_copy(
+            update={
+                "strength": self.share * float(str(self.method.parameters["strength"]))
+            }
+        )
 
     def fit(self, fit_input: FitInput, query_map: QueryMap | None) -> OffsetModel:
         """The method fitted on the bank of `fit_input` behind `query_map`. The model holds the bank as it was before
@@ -291,15 +369,28 @@ class MapFit:
             return self.offsets.fit(fit_input)
         mapped = query_map.of_bank(fit_input.query_bank)
         model = self.offsets.fit(replace(fit_input, query_bank=mapped))
-        terms = tuple(replace(term, bank=fit_input.query_bank) if term.bank is mapped else term for term in model.terms)
-        return model.replace(terms=terms, query_map=query_map, bank_fingerprint=fit_input.fingerprint)
+        terms = tuple(
+            replace(term, bank=fit_input.query_bank) if term.bank is mapped else term
+            for term in model.terms
+        )
+        return model.replace(
+            terms=terms, query_map=query_map, bank_fingerprint=fit_input.fingerprint
+        )
 
     def __call__(self, training: Training) -> list[OffsetsAndMap]:
         """The map that the pairs of a fold teach, and the offsets of its mapped bank."""
         taught = training if self.pairs is None else training.with_pairs(self.pairs)
         query_map = self.learn(*taught.pairs)
         model = self.fit(training.fit_input, query_map)
-        return [(model.raw_offsets(training.fit_input.require_targets("learn"), training.fit_input.compute), query_map)]
+        return [
+            (
+                model.raw_offsets(
+                    training.fit_input.require_targets("learn"),
+                    training.fit_input.compute,
+                ),
+                query_map,
+            )
+        ]
 
 
 NOTHING = "the pairs taught nothing beyond the offsets: queries are not mapped"
@@ -342,8 +433,12 @@ class LearnedMap:
         if self.model.query_map is None:
             return [NOTHING]
         sides = [("asked before", self.asked), ("not asked before", self.other)]
-        changes = "; ".join(f"{name}: {side}" for name, side in sides if side is not None)
-        offsets = {1.0: "", 0.0: ", without offsets"}.get(self.how.share, f", with {self.how.share:g} of the offsets")
+        changes = "; ".join(
+            f"{name}: {side}" for name, side in sides if side is not None
+        )
+        offsets = {1.0: "", 0.0: ", without offsets"}.get(
+            self.how.share, f", with {self.how.share:g} of the offsets"
+        )
         notes = [f"{self.model.query_map}{offsets}; over the offsets alone, {changes}"]
         return [*notes, *([UNASKED] if self.unasked else [])]
 
@@ -371,21 +466,47 @@ def learn_query_map(configuration: Method, banks: Banks) -> LearnedMap:
     apart = own_share(bank.query_bank, subset, bank.compute, rng) >= APART
     bases = []
     for z in (None, compute_whitening(bank.query_bank, gallery, bank.metric)):
-        whitened = bank if z is None else replace(bank, query_bank=bank.query_bank @ z.T)
+        whitened = (
+            bank if z is None else replace(bank, query_bank=bank.query_bank @ z.T)
+        )
         method = configuration.resolve(whitened)
-        bases.append(MapFit(method, 0.0, float(str(method.parameters["tau"])), z, pairs=banks.pairs))
-    sides, fits = draw_sides(banks, rows, held), [fit_all_strengths(base) for base in bases]
-    margins = {side: cross_validate(fits, banks.together, folds) for side, folds in sides.items()}
+        bases.append(
+            MapFit(
+                method, 0.0, float(str(method.parameters["tau"])), z, pairs=banks.pairs
+            )
+        )
+    sides, fits = (
+        draw_sides(banks, rows, held),
+        [fit_all_strengths(base) for base in bases],
+    )
+    margins = {
+        side: cross_validate(fits, banks.together, folds)
+        for side, folds in sides.items()
+    }
     by_base = [split_by_base(part) for part in margins.values()]
     base, strength, share = choose(by_base, bases[0].tau, ERRORS if apart else -ERRORS)
     share = 0 if unasked else share  # titles cannot tell of hubs among the queries
-    number = int(np.ravel_multi_index((base, strength, share), (len(bases), len(STRENGTHS), len(SHARES))))
-    changes = {side: widen(change_of([part], 0, number, LABELS[side])) for side, part in margins.items()}
+    number = int(
+        np.ravel_multi_index(
+            (base, strength, share), (len(bases), len(STRENGTHS), len(SHARES))
+        )
+    )
+    changes = {
+        side: widen(change_of([part], 0, number, LABELS[side]))
+        for side, part in margins.items()
+    }
     how = replace(bases[base], strength=STRENGTHS[strength], share=SHARES[share])
     query_map = how.learn(*Training(banks.teachers, banks.teachers, rows).pairs)
     if query_map is not None:
-        how = replace(how, method=configuration.resolve(replace(bank, query_bank=query_map.of_bank(bank.query_bank))))
-    return LearnedMap(how.fit(bank, query_map), how, changes.get("asked"), changes["other"], unasked)
+        how = replace(
+            how,
+            method=configuration.resolve(
+                replace(bank, query_bank=query_map.of_bank(bank.query_bank))
+            ),
+        )
+    return LearnedMap(
+        how.fit(bank, query_map), how, changes.get("asked"), changes["other"], unasked
+    )
 
 
 INSTEAD = (
@@ -418,8 +539,12 @@ def require_unfound(banks: Banks) -> None:
     queries, top = pairs.query_bank[rows], TopK(1)
     search(queries, gallery, pairs.metric, pairs.compute.without_progress, top)
     numbers, place = np.unique(pairs.clicks[rows], return_inverse=True)
-    own = (queries * take_rows(gallery, numbers, pairs.metric)[place.reshape(-1)]).sum(axis=1)
-    found = float((own >= top.scores[0, :, 0] - 1e-5).mean())  # one of two that are equal is as good
+    own = (queries * take_rows(gallery, numbers, pairs.metric)[place.reshape(-1)]).sum(
+        axis=1
+    )
+    found = float(
+        (own >= top.scores[0, :, 0] - 1e-5).mean()
+    )  # one of two that are equal is as good
     if found >= FOUND:
         raise CorrectionRefused(
             f"the raw search finds {found:.0%} of the pairs ({FOUND:.0%} is too much), so they cannot tell what a map "
@@ -432,7 +557,12 @@ def widen(side: Side | None) -> Side:
     """`side` with `WIDER` the interval of its change."""
     assert side is not None, "answers are known"
     value, low, high = side.change.value, side.change.low, side.change.high
-    return replace(side, change=Figure(value, value - WIDER * (value - low), value + WIDER * (high - value)))
+    return replace(
+        side,
+        change=Figure(
+            value, value - WIDER * (value - low), value + WIDER * (high - value)
+        ),
+    )
 
 
 LABELS = {"asked": "other wordings", "other": "pairs"}
@@ -442,7 +572,9 @@ LABELS = {"asked": "other wordings", "other": "pairs"}
 def split_by_base(margins: Margins) -> np.ndarray:
     """[bases, strengths, shares, probes]."""
     assert margins.margins is not None
-    return margins.margins.reshape(-1, len(STRENGTHS), len(SHARES), margins.margins.shape[1])
+    return margins.margins.reshape(
+        -1, len(STRENGTHS), len(SHARES), margins.margins.shape[1]
+    )
 
 
 def fit_all_strengths(base: MapFit) -> Callable[[Training], list[OffsetsAndMap]]:
@@ -451,16 +583,24 @@ def fit_all_strengths(base: MapFit) -> Callable[[Training], list[OffsetsAndMap]]
     def fit(training: Training) -> list[OffsetsAndMap]:
         queries, answer, targets = training.pairs
         offsets = base.method.raw_offsets(
-            replace(training.fit_input, query_bank=base.whiten(training.fit_input.query_bank))
+            replace(
+                training.fit_input,
+                query_bank=base.whiten(training.fit_input.query_bank),
+            )
         )
         w = solve_map(base.whiten(queries), answer, targets, base.tau)
-        maps = [replace(base, strength=strength).compose_map(w, len(queries)) for strength in STRENGTHS]
+        maps = [
+            replace(base, strength=strength).compose_map(w, len(queries))
+            for strength in STRENGTHS
+        ]
         return [(share * offsets, query_map) for query_map in maps for share in SHARES]
 
     return fit
 
 
-def draw_sides(banks: Banks, rows: np.ndarray, held: np.ndarray | None = None) -> dict[str, list[Fold]]:
+def draw_sides(
+    banks: Banks, rows: np.ndarray, held: np.ndarray | None = None
+) -> dict[str, list[Fold]]:
     """The folds of `banks.together` by side.
 
     In "other" the target of a held-out query was never among the learned. In "asked", which is there if it has enough
@@ -477,19 +617,34 @@ def draw_sides(banks: Banks, rows: np.ndarray, held: np.ndarray | None = None) -
     order = rng.permutation(rows if held is None else held)
     numbers, target = np.unique(answers, return_inverse=True)
     fold_of = (rng.permutation(len(numbers)) % FOLDS)[target.reshape(-1)]
-    parts = [order[fold_of[order] == number][: PROBES // FOLDS] for number in range(FOLDS)]
-    other = [Fold(rows[fold_of[rows] != number], part) for number, part in enumerate(parts)]
+    parts = [
+        order[fold_of[order] == number][: PROBES // FOLDS] for number in range(FOLDS)
+    ]
+    other = [
+        Fold(rows[fold_of[rows] != number], part) for number, part in enumerate(parts)
+    ]
     if held is None:
         again = make_folds(order, folds_within(answers[order], FOLDS), PROBES)
     else:
         again = []
-        for part in np.array_split(order[:PROBES], FOLDS if banks.judged is None else 1):
+        for part in np.array_split(
+            order[:PROBES], FOLDS if banks.judged is None else 1
+        ):
             tried = {query.tobytes() for query in bank.query_bank[part]}
-            seen = rows[[query.tobytes() not in tried for query in bank.query_bank[rows]]]
+            seen = rows[
+                [query.tobytes() not in tried for query in bank.query_bank[rows]]
+            ]
             again.append(Fold(seen, part[np.isin(answers[part], answers[seen])]))
     unanswered = np.flatnonzero(answers[:size] < 0)
     other, again = (
-        [Fold(np.union1d(fold.train[fold.train < size], unanswered), fold.test, fold.train) for fold in side]
+        [
+            Fold(
+                np.union1d(fold.train[fold.train < size], unanswered),
+                fold.test,
+                fold.train,
+            )
+            for fold in side
+        ]
         for side in (other, again)
     )
     enough = sum(len(fold.test) for fold in again) >= FEWEST_PARAPHRASES
@@ -515,19 +670,34 @@ def choose(sides: list[np.ndarray], tau: float, errors: float) -> tuple[int, int
     """
     soft = [soft_recall(margins, tau) for margins in sides]
 
-    def ahead(this: tuple[int, int, int], other: tuple[int, int, int], errors: float) -> bool:
+    def ahead(
+        this: tuple[int, int, int], other: tuple[int, int, int], errors: float
+    ) -> bool:
         return all(is_ahead(each[this] - each[other], errors) for each in soft)
 
     first = (0, 0, 0)
     to_whiten = max(errors, 1.0) if soft[0].shape[-1] < FEW_PROBES else errors
-    base = max((number for number in range(1, len(soft[0])) if ahead((number, 0, 0), first, to_whiten)), default=0)
+    base = max(
+        (
+            number
+            for number in range(1, len(soft[0]))
+            if ahead((number, 0, 0), first, to_whiten)
+        ),
+        default=0,
+    )
     full = STRENGTHS.index(1.0)
-    strength = max((s for s in range(1, full + 1) if ahead((base, s, 0), first, errors)), default=0)
+    strength = max(
+        (s for s in range(1, full + 1) if ahead((base, s, 0), first, errors)), default=0
+    )
     for stronger in range(full + 1, len(STRENGTHS)):
-        if strength == stronger - 1 and ahead((base, stronger, 0), (base, strength, 0), ERRORS):
+        if strength == stronger - 1 and ahead(
+            (base, stronger, 0), (base, strength, 0), ERRORS
+        ):
             strength = stronger
     best = 0
-    for share in range(1, len(SHARES)) if base or strength else ():  # without a map there is nothing beside them
+    for share in (
+        range(1, len(SHARES)) if base or strength else ()
+    ):  # without a map there is nothing beside them
         if ahead((base, strength, share), (base, strength, best), ERRORS):
             best = share
     return base, strength, best
@@ -542,10 +712,14 @@ def soft_recall(margins: np.ndarray, tau: float) -> np.ndarray:
 
 def is_ahead(gains: np.ndarray, errors: float) -> bool:
     """Whether the mean of `gains` [p] is at least `errors` standard errors of it; equal ones are not ahead."""
-    return bool(gains.mean() >= errors * gains.std() / len(gains) ** 0.5) and (errors < 0 or bool(gains.any()))
+    return bool(gains.mean() >= errors * gains.std() / len(gains) ** 0.5) and (
+        errors < 0 or bool(gains.any())
+    )
 
 
-def solve_map(queries: np.ndarray, answer: np.ndarray, targets: np.ndarray, tau: float) -> np.ndarray:
+def solve_map(
+    queries: np.ndarray, answer: np.ndarray, targets: np.ndarray, tau: float
+) -> np.ndarray:
     """W [d, d] of one step of ridge regression from queries to what their cross-entropy asks of them.
 
         p = softmax(Q T' / tau),  R = T[answer] - p T,  W = R' Q (Q' Q + r I)^-1,  r the mean eigenvalue of Q' Q
@@ -566,7 +740,9 @@ def solve_map(queries: np.ndarray, answer: np.ndarray, targets: np.ndarray, tau:
         p = (queries[rows] / np.float32(tau)) @ targets.T
         p -= p.max(axis=1, keepdims=True)
         np.exp(p, out=p)
-        residual[rows] = targets[answer[rows]] - (p @ targets) / p.sum(axis=1, keepdims=True)
+        residual[rows] = targets[answer[rows]] - (p @ targets) / p.sum(
+            axis=1, keepdims=True
+        )
     gram = (queries.T @ queries).astype(np.float64)
     ridge = np.trace(gram) / len(gram) * np.eye(len(gram))
     solution = np.linalg.solve(gram + ridge, (queries.T @ residual).astype(np.float64))
@@ -601,18 +777,35 @@ def read_learn(learn: object) -> bool | Bank:
     if isinstance(learn, Bank):
         return learn
     got = type(learn).__name__
-    raise InputError(Parameter("learn"), f": expected True, False, or pairs as Bank(titles, ids), got {got}")
+    raise InputError(
+        Parameter("learn"),
+        f": expected True, False, or pairs as Bank(titles, ids), got {got}",
+    )
 
 
-def require_learnable(method: str, metric: Metric | str, targets: object, **others: object) -> None:
+def require_learnable(
+    method: str, metric: Metric | str, targets: object, **others: object
+) -> None:
     """Raises InputError for `method`, `metric` and `targets` of a fit under which a map was not measured, or would not
     be applied, and for `others` that are set."""
     if method != "blend":
-        raise InputError("learn=True goes with the default method, not with ", Parameter("method", method))
+        raise InputError(
+            "learn=True goes with the default method, not with ",
+            Parameter("method", method),
+        )
     if Metric.parse(metric) is Metric.EUCLIDEAN:
-        raise InputError("learn=True is for inner products, not for ", Parameter("metric", "euclidean"))
+        raise InputError(
+            "learn=True is for inner products, not for ",
+            Parameter("metric", "euclidean"),
+        )
     if targets is None:
-        raise InputError("learn=True is tried on the gallery: pass ", Parameter("targets"))
+        raise InputError(
+            "learn=True is tried on the gallery: pass ", Parameter("targets")
+        )
     for name, value in others.items():
         if value:
-            raise InputError("learn=True does not go with ", Parameter(name), ": leave one of the two out")
+            raise InputError(
+                "learn=True does not go with ",
+                Parameter(name),
+                ": leave one of the two out",
+            )

@@ -33,7 +33,9 @@ class Metric(str, Enum):
             return cls(value)
         except ValueError:
             metrics = ", ".join(metric.value for metric in cls)
-            raise InputError(f"unknown metric {value!r}: use one of {metrics}") from None
+            raise InputError(
+                f"unknown metric {value!r}: use one of {metrics}"
+            ) from None
 
 
 def unit_length(xp: Any, vectors: Any) -> tuple[Any, Any]:
@@ -44,10 +46,14 @@ def unit_length(xp: Any, vectors: Any) -> tuple[Any, Any]:
     divisor = xp.where(largest == 0, xp.ones_like(largest), largest)
     scaled = vectors / xp.exp2(xp.floor(xp.log2(divisor)))[:, None]
     lengths = xp.sqrt(xp.sum(scaled * scaled, axis=1))
-    return scaled / xp.where(largest == 0, xp.ones_like(lengths), lengths)[:, None], largest
+    return scaled / xp.where(largest == 0, xp.ones_like(lengths), lengths)[
+        :, None
+    ], largest
 
 
-def normalise(vectors: np.ndarray, name: str, numbers: np.ndarray | range | None = None) -> np.ndarray:
+def normalise(
+    vectors: np.ndarray, name: str, numbers: np.ndarray | range | None = None
+) -> np.ndarray:
     """Rows of `vectors` [b, d] at unit length, float32.
 
     Args:
@@ -62,7 +68,9 @@ def normalise(vectors: np.ndarray, name: str, numbers: np.ndarray | range | None
     zero = np.flatnonzero(largest == 0)
     if zero.size:
         row = (range(len(vectors)) if numbers is None else numbers)[int(zero[0])]
-        raise ZeroVector(f"{name}: row {row} is a zero vector, which has no cosine similarity; remove it")
+        raise ZeroVector(
+            f"{name}: row {row} is a zero vector, which has no cosine similarity; remove it"
+        )
     normalised: np.ndarray = unit.astype(np.float32, copy=False)
     return normalised
 
@@ -74,7 +82,12 @@ def unit_or_zero(vectors: np.ndarray) -> np.ndarray:
 
 
 def augment_targets(
-    vectors: np.ndarray, offsets: np.ndarray, metric: Metric, *, e: float = 1.0, max_offset: float = 0.0
+    vectors: np.ndarray,
+    offsets: np.ndarray,
+    metric: Metric,
+    *,
+    e: float = 1.0,
+    max_offset: float = 0.0,
 ) -> np.ndarray:
     """Adds the offsets of targets as one more component.
 
@@ -95,11 +108,17 @@ def augment_targets(
         extra = np.sqrt(2.0 * np.maximum(max_offset - offsets.astype(np.float64), 0.0))
     else:
         extra = offsets.astype(np.float64) / e
-    return np.concatenate([vectors, extra[:, None].astype(np.float32)], axis=1, dtype=np.float32)
+    return np.concatenate(
+        [vectors, extra[:, None].astype(np.float32)], axis=1, dtype=np.float32
+    )
 
 
-def augment_queries(vectors: np.ndarray, metric: Metric, *, e: float = 1.0) -> np.ndarray:
+def augment_queries(
+    vectors: np.ndarray, metric: Metric, *, e: float = 1.0
+) -> np.ndarray:
     """Queries `vectors` [m, d] as float32 [m, d + 1]: [q, e] with `e` for inner product and cosine, [q, 0] where
     `metric` is Euclidean."""
-    extra = np.full((len(vectors), 1), 0.0 if metric is Metric.EUCLIDEAN else e, np.float32)
+    extra = np.full(
+        (len(vectors), 1), 0.0 if metric is Metric.EUCLIDEAN else e, np.float32
+    )
     return np.concatenate([vectors, extra], axis=1, dtype=np.float32)

@@ -26,7 +26,9 @@ LINE_SECONDS = 10.0
 """Between one line of progress and the next: a log stays short, and nobody takes a job for dead."""
 
 
-def lines(say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> ProgressCallback:
+def lines(
+    say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> ProgressCallback:
     """A `Progress` callback that says how far a job is, a line each `LINE_SECONDS`: for where there is no terminal.
 
     Args:
@@ -70,7 +72,9 @@ def bars(console: Console | None = None) -> Iterator[ProgressCallback]:
         TimeRemainingColumn(),
     )
     console = console or Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as display:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as display:
         tasks: dict[str, TaskID] = {}
 
         def progress(work: str, done: int, total: int) -> None:
@@ -78,6 +82,8 @@ def bars(console: Console | None = None) -> Iterator[ProgressCallback]:
                 for task in tasks.values():
                     display.update(task, visible=False)
                 tasks[work] = display.add_task(work, total=total or None)
-            display.update(tasks[work], completed=done, total=total or None, visible=True)
+            display.update(
+                tasks[work], completed=done, total=total or None, visible=True
+            )
 
         yield progress

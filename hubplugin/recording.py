@@ -42,7 +42,9 @@ FILE = "record.sqlite"
 MOST_WITHIN = 64  # recorders within one: each has a thread and a sample, and tenants with a collection each may be many
 MOST_CLICKS = 100_000  # in memory between two writings; further ones are dropped
 LONGEST = 200  # characters of the id of a target: what is longer is a text
-PATIENCE = 5.0  # seconds to wait for others who write, which takes them some milliseconds
+PATIENCE = (
+    5.0  # seconds to wait for others who write, which takes them some milliseconds
+)
 JOURNAL_OF_SEVERAL = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"  # ends a journal of several databases, and names one more
 ALL = "g"  # a bound above every id
 MOMENT = "BETWEEN -62135596800 AND 253402300799"  # the years 1 to 9999 in Unix seconds
@@ -91,26 +93,45 @@ class Recorded(Sliceable):
     None if nothing was clicked. `hubplugin.Bank(recorded, recorded.answers)` is a bank that knows them.
     """
 
-    def __init__(self, name: str, sample: tuple[Any, ...], rows: list[Any], clicks: dict[str, dict[int | str, int]]):
+    def __init__(
+        self,
+        name: str,
+        sample: tuple[Any, ...],
+        rows: list[Any],
+        clicks: dict[str, dict[int | str, int]],
+    ):
         dim, bound, self.seen, self.first, self.last = sample
-        ids, contents, times, texts = (list(column) for column in zip(*rows, strict=True))
+        ids, contents, times, texts = (
+            list(column) for column in zip(*rows, strict=True)
+        )
         vectors = np.frombuffer(b"".join(contents), np.float32).reshape(len(rows), dim)
         super().__init__(name, vectors, vectors.shape, np.asarray)
         self.ids, self.times = ids, np.array(times)
         self.texts = texts if any(text is not None for text in texts) else None
-        self.different = len(rows) if bound == ALL else round(len(rows) * 2**64 / (int(bound, 16) or 1))
+        self.different = (
+            len(rows)
+            if bound == ALL
+            else round(len(rows) * 2**64 / (int(bound, 16) or 1))
+        )
         self.clicks = [clicks.get(id, {}) for id in ids]
-        most = [max(counts, key=lambda target: counts[target], default=-1) for counts in self.clicks]
+        most = [
+            max(counts, key=lambda target: counts[target], default=-1)
+            for counts in self.clicks
+        ]
         self.answers = np.array(most, object) if any(self.clicks) else None
 
 
 def folder_within(folder: str | os.PathLike[str], *names: str) -> Path:
     """The folder for the queries to what is called `names`, inside of `folder`; an empty name adds nothing."""
     quoted = (quote(name, safe="") for name in names if name)
-    return Path(folder, *(f"%2E{name[1:]}" if name.startswith(".") else name for name in quoted))
+    return Path(
+        folder, *(f"%2E{name[1:]}" if name.startswith(".") else name for name in quoted)
+    )
 
 
-def read(folder: str | os.PathLike[str], dim: int | None = None, since: float | None = None) -> Recorded | None:
+def read(
+    folder: str | os.PathLike[str], dim: int | None = None, since: float | None = None
+) -> Recorded | None:
     """Reads what was recorded in a folder, by whichever processes, as one uniform sample; None if that is nothing.
 
     Args:
@@ -127,7 +148,9 @@ def read(folder: str | os.PathLike[str], dim: int | None = None, since: float | 
         sample = None if record is None else record.execute(latest, (dim,)).fetchone()
         if record is None or sample is None:
             return None
-        (check,) = record.execute("PRAGMA quick_check(1)").fetchone()  # which looks at each CHECK of the tables, too
+        (check,) = record.execute(
+            "PRAGMA quick_check(1)"
+        ).fetchone()  # which looks at each CHECK of the tables, too
         if check != "ok":
             raise ValueError(check)
         queries = "SELECT id, vector, time, text FROM queries WHERE dim = ? AND time >= ifnull(?, time) ORDER BY id"
@@ -135,9 +158,15 @@ def read(folder: str | os.PathLike[str], dim: int | None = None, since: float | 
         if any(_id(vector) != id for id, vector, *_ in rows):
             raise ValueError("a vector is not the one that was written")
         clicks = defaultdict[str, dict[int | str, int]](dict)
-        for id, target, count in record.execute("SELECT id, target, count FROM clicks ORDER BY rowid"):
+        for id, target, count in record.execute(
+            "SELECT id, target, count FROM clicks ORDER BY rowid"
+        ):
             clicks[id][as_target(target)] = count
-        return Recorded(f"recorded queries ({folder})", sample, rows, clicks) if rows else None
+        return (
+            Recorded(f"recorded queries ({folder})", sample, rows, clicks)
+            if rows
+            else None
+        )
 
 
 def clear(folder: str | os.PathLike[str]) -> None:
@@ -189,12 +218,21 @@ def _transaction(
     _require_own(path)
     try:
         url = f"{path.absolute().as_uri()}?mode=rw"
-        with closing(sqlite3.connect(url, PATIENCE, isolation_level=None, uri=True)) as record:
+        with closing(
+            sqlite3.connect(url, PATIENCE, isolation_level=None, uri=True)
+        ) as record:
             record.text_factory = bytes.decode  # whose error tells of damage
             record.execute("PRAGMA trusted_schema = OFF")
-            record.execute("PRAGMA secure_delete = ON")  # what is forgotten is overwritten
+            record.execute(
+                "PRAGMA secure_delete = ON"
+            )  # what is forgotten is overwritten
             record.execute(begin)
-            tables = [sql for (sql,) in record.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL")]
+            tables = [
+                sql
+                for (sql,) in record.execute(
+                    "SELECT sql FROM sqlite_master WHERE sql NOT NULL"
+                )
+            ]
             if create and not tables:
                 for table in SCHEMA:
                     record.execute(table)
@@ -206,18 +244,29 @@ def _transaction(
     except sqlite3.OperationalError as error:
         raise StoreError(f"{path} cannot be used now ({error}); try again") from None
     except (sqlite3.Error, ValueError) as error:
-        raise StoreError(f"{path} is damaged ({one_line(error)}); delete it: it is only a sample") from None
+        raise StoreError(
+            f"{path} is damaged ({one_line(error)}); delete it: it is only a sample"
+        ) from None
 
 
 def _require_own(path: Path) -> None:
     """Raises StoreError for what is somebody else's: SQLite would write to it, give it away, or delete it."""
     journal = path.with_name(f"{FILE}-journal")
-    for file in (path, path.with_name(f"{FILE}-wal"), path.with_name(f"{FILE}-shm"), journal):
+    for file in (
+        path,
+        path.with_name(f"{FILE}-wal"),
+        path.with_name(f"{FILE}-shm"),
+        journal,
+    ):
         if not alone(file, missing=True):
-            raise StoreError(f"{file} is a link, or no file; delete it: a record is only a sample")
+            raise StoreError(
+                f"{file} is a link, or no file; delete it: a record is only a sample"
+            )
     with suppress(FileNotFoundError):  # another process may have finished with it
         if journal.read_bytes().endswith(JOURNAL_OF_SEVERAL):
-            raise StoreError(f"{journal} names another file, which SQLite would delete; delete the journal")
+            raise StoreError(
+                f"{journal} names another file, which SQLite would delete; delete the journal"
+            )
 
 
 def _has_direction(vector: bytes) -> bool:
@@ -228,11 +277,19 @@ def _has_direction(vector: bytes) -> bool:
 
 def _vectors(queries: Any) -> list[bytes]:
     """The vectors of one query [d] or several [m, d], as bytes of float32."""
-    if isinstance(queries, (list, tuple)) and queries and isinstance(queries[0], (float, int)):
-        return [struct.pack(f"={len(queries)}f", *queries)]  # four times as fast as numpy
+    if (
+        isinstance(queries, (list, tuple))
+        and queries
+        and isinstance(queries[0], (float, int))
+    ):
+        return [
+            struct.pack(f"={len(queries)}f", *queries)
+        ]  # four times as fast as numpy
     values = np.asarray(queries, np.float32)
     if values.ndim not in (1, 2) or not values.size:
-        raise InputError(f"expected a query [d], or several [m, d]; got shape {values.shape}")
+        raise InputError(
+            f"expected a query [d], or several [m, d]; got shape {values.shape}"
+        )
     return [row.tobytes() for row in np.atleast_2d(values)]
 
 
@@ -251,11 +308,23 @@ def as_id(search: str) -> str:
 def as_target(target: object) -> int | str:
     """The id of a target as it is kept: digits are a number, as in a file of clicks, but for those that begin with 0
     and would lose it. Raises InputError for what is no id, without repeating it: it may be what somebody wrote."""
-    text = str(target) if isinstance(target, (int, np.integer, str, UUID)) and not isinstance(target, bool) else ""
+    text = (
+        str(target)
+        if isinstance(target, (int, np.integer, str, UUID))
+        and not isinstance(target, bool)
+        else ""
+    )
     if not 0 < len(text) <= LONGEST or (text[0] == "-" and not isinstance(target, str)):
         kind = type(target).__name__
-        raise InputError(f"expected the id of a target, 0 or more or up to {LONGEST} characters; got {kind}")
-    is_number = text.isascii() and text.isdecimal() and str(int(text)) == text and int(text) < 2**64
+        raise InputError(
+            f"expected the id of a target, 0 or more or up to {LONGEST} characters; got {kind}"
+        )
+    is_number = (
+        text.isascii()
+        and text.isdecimal()
+        and str(int(text)) == text
+        and int(text) < 2**64
+    )
     return int(text) if is_number else text
 
 
@@ -268,7 +337,9 @@ class Unwritten:
     seen: int = 0
     first: float = 0.0
     last: float = 0.0
-    rows: dict[str, tuple[int, str, bytes, float, str | None]] = field(default_factory=dict)
+    rows: dict[str, tuple[int, str, bytes, float, str | None]] = field(
+        default_factory=dict
+    )
 
 
 class Recorder:
@@ -306,16 +377,24 @@ class Recorder:
         collections: Iterable[str] | None = None,
     ):
         if isinstance(collections, str):
-            raise InputError(f"collections={collections!r}: expected a list of names, such as [{collections!r}]")
+            raise InputError(
+                f"collections={collections!r}: expected a list of names, such as [{collections!r}]"
+            )
         if size < 1 or seconds <= 0:
-            raise InputError(f"a recorder needs a size and seconds above 0; given: size={size!r}, seconds={seconds!r}")
-        self.folder = Path(folder).absolute()  # a program may change its folder before it ends
+            raise InputError(
+                f"a recorder needs a size and seconds above 0; given: size={size!r}, seconds={seconds!r}"
+            )
+        self.folder = Path(
+            folder
+        ).absolute()  # a program may change its folder before it ends
         self.size, self.texts, self.seconds = size, texts, seconds
         self.collections = None if collections is None else frozenset(collections)
         self._within: dict[tuple[str, ...], Recorder] = {}
         self._begin()
         _ALL.add(self)
-        there = next(path for path in (self.folder, *self.folder.parents) if path.is_dir())
+        there = next(
+            path for path in (self.folder, *self.folder.parents) if path.is_dir()
+        )
         if lack := lack_of_room(there):
             self.fail(StoreError(f"cannot write in {str(there)!r}: {lack}"))
 
@@ -324,7 +403,9 @@ class Recorder:
         self._adding, self._writing = threading.Lock(), threading.Lock()
         self._timer: threading.Timer | None = None
         self._failed = set[str]()
-        self._epoch: int | None = None  # the user_version of the record that it goes on with
+        self._epoch: int | None = (
+            None  # the user_version of the record that it goes on with
+        )
         self._unwritten = defaultdict[int, Unwritten](Unwritten)  # by dimension
         self._clicks = list[tuple[str, str, float]]()
 
@@ -339,8 +420,15 @@ class Recorder:
         """
         try:
             if self.texts and not isinstance(text, (str, type(None))):
-                self.fail(InputError(f"expected a str, got {type(text).__name__}"), "the text of a query is")
-            text = text.encode(errors="replace").decode() if self.texts and isinstance(text, str) else None
+                self.fail(
+                    InputError(f"expected a str, got {type(text).__name__}"),
+                    "the text of a query is",
+                )
+            text = (
+                text.encode(errors="replace").decode()
+                if self.texts and isinstance(text, str)
+                else None
+            )
             for vector in _vectors(queries):
                 self._add(vector, text)
         except Exception as error:
@@ -353,10 +441,19 @@ class Recorder:
             part.seen, part.first, part.last = part.seen + 1, part.first or now, now
             if id < part.bound and _has_direction(vector):
                 previous = part.rows.get(id)
-                part.rows[id] = (dim, id, vector, now, previous[4] if previous and text is None else text)
+                part.rows[id] = (
+                    dim,
+                    id,
+                    vector,
+                    now,
+                    previous[4] if previous and text is None else text,
+                )
                 if len(part.rows) > 2 * self.size:
                     ids = sorted(part.rows)
-                    part.bound, part.rows = ids[self.size], {id: part.rows[id] for id in ids[: self.size]}
+                    part.bound, part.rows = (
+                        ids[self.size],
+                        {id: part.rows[id] for id in ids[: self.size]},
+                    )
             self._write_later()
 
     def _write_later(self) -> None:
@@ -388,7 +485,10 @@ class Recorder:
         process may be told of a click, whichever answered the query.
         """
         try:
-            id, clicked = as_id(query if isinstance(query, str) else self.id_of(query)), str(as_target(target))
+            id, clicked = (
+                as_id(query if isinstance(query, str) else self.id_of(query)),
+                str(as_target(target)),
+            )
             clicked.encode()  # what no database takes would keep all other clicks out
             with self._adding:
                 if len(self._clicks) < MOST_CLICKS:
@@ -410,13 +510,19 @@ class Recorder:
         forgotten, count = {as_id(id) for id in ids}, 0
         for recorder in (self, *self._within.values()):
             recorder._write()  # or what is in memory would be written after it was forgotten
-        for folder in sorted({self.folder, *(path.parent for path in self.folder.rglob(FILE))}):
+        for folder in sorted(
+            {self.folder, *(path.parent for path in self.folder.rglob(FILE))}
+        ):
             with _transaction(folder) as record:
                 if record is not None:
                     _begin_anew(record)
                     for id in forgotten:
-                        rows = record.execute("DELETE FROM queries WHERE id = ?", (id,)).rowcount
-                        clicks = record.execute("DELETE FROM clicks WHERE id = ?", (id,)).rowcount
+                        rows = record.execute(
+                            "DELETE FROM queries WHERE id = ?", (id,)
+                        ).rowcount
+                        clicks = record.execute(
+                            "DELETE FROM clicks WHERE id = ?", (id,)
+                        ).rowcount
                         count += rows + clicks > 0
         self.flush()
         return count
@@ -436,17 +542,27 @@ class Recorder:
                 if self._timer is not None:
                     self._timer.cancel()
                     self._timer = None
-                parts = {dim: replace(part, rows=dict(part.rows)) for dim, part in self._unwritten.items() if part.seen}
+                parts = {
+                    dim: replace(part, rows=dict(part.rows))
+                    for dim, part in self._unwritten.items()
+                    if part.seen
+                }
                 clicks = list(self._clicks)
             if self._epoch is None and not (parts or clicks):
                 return  # no folder is made for nothing
             with _transaction(self.folder, create=True) as record:
                 assert record is not None
                 (epoch,) = record.execute("PRAGMA user_version").fetchone()
-                cleared = self._epoch not in (None, epoch)  # by others, or a query was forgotten
+                cleared = self._epoch not in (
+                    None,
+                    epoch,
+                )  # by others, or a query was forgotten
                 if not cleared and (parts or clicks):
                     for dim, part in parts.items():
-                        record.execute(ADD["samples"], (dim, part.bound, part.seen, part.first, part.last))
+                        record.execute(
+                            ADD["samples"],
+                            (dim, part.bound, part.seen, part.first, part.last),
+                        )
                         record.executemany(ADD["queries"], part.rows.values())
                     record.executemany(ADD["clicks"], clicks)
                     _keep(record, self.size)
@@ -461,9 +577,15 @@ class Recorder:
                     for dim, written in parts.items():
                         part = self._unwritten[dim]
                         part.seen -= written.seen
-                        part.rows = {id: row for id, row in part.rows.items() if written.rows.get(id) is not row}
+                        part.rows = {
+                            id: row
+                            for id, row in part.rows.items()
+                            if written.rows.get(id) is not row
+                        }
                 # Of a model that has left the record nothing stays, or its sample would be as thin when it comes back.
-                heard = {dim: part for dim, part in self._unwritten.items() if part.seen}
+                heard = {
+                    dim: part for dim, part in self._unwritten.items() if part.seen
+                }
                 self._unwritten = defaultdict[int, Unwritten](Unwritten, heard)
                 for dim, bound in bounds.items():
                     self._unwritten[dim].bound = min(self._unwritten[dim].bound, bound)
@@ -478,7 +600,9 @@ class Recorder:
         if what not in self._failed:
             self._failed.add(what)
             reason = getattr(error, "strerror", None) or error
-            logging.getLogger(__name__).warning("%s not recorded in %s: %s; searches go on", what, self.folder, reason)
+            logging.getLogger(__name__).warning(
+                "%s not recorded in %s: %s; searches go on", what, self.folder, reason
+            )
 
     def close(self) -> None:
         """Writes what is not on disk yet. It happens by itself where Python ends."""
@@ -489,14 +613,21 @@ class Recorder:
         lies in this one's. Raises InputError for more than 64 of them."""
         if names not in self._within:
             if len(self._within) >= MOST_WITHIN:
-                raise InputError(f"{MOST_WITHIN} samples are kept in it already; {'/'.join(names)} is left out")
+                raise InputError(
+                    f"{MOST_WITHIN} samples are kept in it already; {'/'.join(names)} is left out"
+                )
             folder = folder_within(self.folder, *names)
-            self._within.setdefault(names, Recorder(folder, self.size, texts=self.texts, seconds=self.seconds))
+            self._within.setdefault(
+                names,
+                Recorder(folder, self.size, texts=self.texts, seconds=self.seconds),
+            )
         return self._within[names]
 
 
 _ALL: weakref.WeakSet[Recorder] = weakref.WeakSet()
-_creating = threading.Lock()  # closing a file drops the locks that other threads have on it, those of SQLite too
+_creating = (
+    threading.Lock()
+)  # closing a file drops the locks that other threads have on it, those of SQLite too
 
 
 def _flush_all() -> None:

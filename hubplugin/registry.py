@@ -46,7 +46,11 @@ def without_secrets(url: str) -> str:
     password, misspelt or in capitals."""
     place, _, options = url.partition("?")
     place = re.sub(r"(//[^/@:]*?)(:|%3a).*@", r"\1@", place, flags=re.IGNORECASE)
-    shown = "&".join(option for option in options.split("&") if SHOWN.fullmatch(option.partition("=")[0]))
+    shown = "&".join(
+        option
+        for option in options.split("&")
+        if SHOWN.fullmatch(option.partition("=")[0])
+    )
     return f"{place}?{shown}" if shown else place
 
 
@@ -55,13 +59,17 @@ def _suggest(url: str, schemes: Collection[str]) -> str | None:
     bare = re.match(r"[\w.-]+:633[34](/|$)", url)
     try:
         parts = urlsplit(f"http://{url}" if bare else url)
-        port = {None: "", 6334: ":6333"}.get(parts.port, f":{parts.port}")  # 6334 is that of gRPC
+        port = {None: "", 6334: ":6333"}.get(
+            parts.port, f":{parts.port}"
+        )  # 6334 is that of gRPC
     except ValueError:
         return None
     scheme = SERVERS.get(parts.scheme)
     if scheme in schemes and parts.hostname:
         names = [
-            name for name in (parts.fragment or parts.path).split("/") if name not in ("", "collections", "dashboard")
+            name
+            for name in (parts.fragment or parts.path).split("/")
+            if name not in ("", "collections", "dashboard")
         ]
         return f"{scheme}://{parts.hostname}{port}/{'/'.join(names) or 'COLLECTION'}"
     close = get_close_matches(url.partition(":")[0], schemes, n=1, cutoff=0.75)
@@ -72,7 +80,11 @@ def _way_to_install(entry: EntryPoint) -> str:
     """Of what the adapter behind `entry` needs: our adapters have an extra of their name."""
     package = entry.module.partition(".")[0]
     ours = entry.dist is not None and entry.dist.name == "hubplugin"
-    return install(package.removeprefix("hubplugin_")) if ours else f"install what {package} needs"
+    return (
+        install(package.removeprefix("hubplugin_"))
+        if ours
+        else f"install what {package} needs"
+    )
 
 
 def open_store(url: str) -> Store:
@@ -81,19 +93,29 @@ def open_store(url: str) -> Store:
     Raises StoreError if no installed adapter knows the scheme, or its packages are missing.
     """
     scheme, colon, _ = url.partition(":")
-    if scheme not in adapters():  # perhaps it has been installed since they were listed, which reads every package
+    if (
+        scheme not in adapters()
+    ):  # perhaps it has been installed since they were listed, which reads every package
         adapters.cache_clear()
     installed = adapters()
     if not colon or scheme not in installed:
-        schemes = ", ".join(f"{name}:..." for name in sorted(installed)) or "none installed"
-        shown = f"{scheme}:..." if colon else url  # what stands behind it may hold a password
+        schemes = (
+            ", ".join(f"{name}:..." for name in sorted(installed)) or "none installed"
+        )
+        shown = (
+            f"{scheme}:..." if colon else url
+        )  # what stands behind it may hold a password
         if os.path.isfile(url):
             suffix = url.rpartition(".")[2]
             store = suffix if suffix in installed else "SCHEME"
-            raise StoreError(f"{url!r} is a file, and a store is named by a URL: {store}:{url}; known: {schemes}")
+            raise StoreError(
+                f"{url!r} is a file, and a store is named by a URL: {store}:{url}; known: {schemes}"
+            )
         suggestion = _suggest(url, installed)
         hint = f"; did you mean {suggestion}?" if suggestion else ""
-        raise StoreError(f"{shown!r} is no store URL that an installed adapter knows; known: {schemes}{hint}")
+        raise StoreError(
+            f"{shown!r} is no store URL that an installed adapter knows; known: {schemes}{hint}"
+        )
     try:
         opener = cast(Callable[[str], Store], installed[scheme].load())
     except HubpluginError:

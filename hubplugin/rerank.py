@@ -74,7 +74,10 @@ class Reranker:
     kept: Callable[[Sequence[object]], np.ndarray]
 
     def rerank(
-        self, query: np.ndarray, candidate_ids: Sequence[object], candidate_scores: Sequence[float]
+        self,
+        query: np.ndarray,
+        candidate_ids: Sequence[object],
+        candidate_scores: Sequence[float],
     ) -> tuple[np.ndarray, np.ndarray]:
         """Ranks the candidates of one query by corrected scores.
 
@@ -91,7 +94,9 @@ class Reranker:
             InputError: lengths or dimensions do not fit.
         """
         if np.shape(query) != (self.rule.dim,):
-            raise InputError(f"query has shape {np.shape(query)}, the bank of this rule has {self.rule.dim} dimensions")
+            raise InputError(
+                f"query has shape {np.shape(query)}, the bank of this rule has {self.rule.dim} dimensions"
+            )
         if len(candidate_ids) != len(candidate_scores):
             raise InputError(
                 f"{len(candidate_ids)} candidate ids came with {len(candidate_scores)} scores; expected one each"
@@ -120,12 +125,20 @@ class Dynamic(Rule):
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n, 2]: the offset, and 1 where the target is in the activation set, else 0."""
         vectors = as_vectors(targets, "targets")
-        return np.stack([self.fitted.offsets(vectors), self.fitted.is_activated(vectors).astype(np.float32)], axis=1)
+        return np.stack(
+            [
+                self.fitted.offsets(vectors),
+                self.fitted.is_activated(vectors).astype(np.float32),
+            ],
+            axis=1,
+        )
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         offsets, activated = kept[:, 0], kept[:, 1] > 0
         applies = activated[similarities.argmax(axis=1)]
-        scores: np.ndarray = similarities + np.where(applies[:, None], offsets, np.float32(0))
+        scores: np.ndarray = similarities + np.where(
+            applies[:, None], offsets, np.float32(0)
+        )
         return scores
 
 
@@ -148,17 +161,28 @@ class DualDynamic(Rule):
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n, 4]: what `Dynamic` keeps for each of the two factors."""
         vectors = as_vectors(targets, "targets")
-        return np.concatenate([Dynamic(factor).keep(vectors) for factor in (self.fitted, self.second)], axis=1)
+        return np.concatenate(
+            [Dynamic(factor).keep(vectors) for factor in (self.fitted, self.second)],
+            axis=1,
+        )
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         nearest = similarities.argmax(axis=1)
         by_query, by_target = (kept[nearest, column, None] > 0 for column in (1, 3))
-        scores: np.ndarray = similarities + np.where(by_query & by_target, kept[:, 0] + kept[:, 2], np.float32(0))
-        single = (by_query & ~by_target, self.fitted, kept[:, 0]), (by_target & ~by_query, self.second, kept[:, 2])
+        scores: np.ndarray = similarities + np.where(
+            by_query & by_target, kept[:, 0] + kept[:, 2], np.float32(0)
+        )
+        single = (
+            (by_query & ~by_target, self.fitted, kept[:, 0]),
+            (by_target & ~by_query, self.second, kept[:, 2]),
+        )
         for applies, factor, offsets in single:
             (term,) = factor.terms
             assert isinstance(term, LogSumExp)
-            logarithm = np.log(np.maximum(similarities, NO_SIMILARITY)) + similarities / term.tau
+            logarithm = (
+                np.log(np.maximum(similarities, NO_SIMILARITY))
+                + similarities / term.tau
+            )
             scores = np.where(applies, -term.scale * logarithm + offsets, scores)
         return scores
 
@@ -178,11 +202,15 @@ class DualSoftmax(Rule):
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n]: LSE_u( T s(b_u, t) )."""
         vectors = as_vectors(targets, "targets")
-        return reduce(self.fitted, vectors, [LogSum(1 / self.temperature)])[0].astype(np.float32)
+        return reduce(self.fitted, vectors, [LogSum(1 / self.temperature)])[0].astype(
+            np.float32
+        )
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         exponent = self.temperature * similarities
-        scores: np.ndarray = similarities * np.exp(exponent - np.logaddexp(exponent, kept))
+        scores: np.ndarray = similarities * np.exp(
+            exponent - np.logaddexp(exponent, kept)
+        )
         return scores
 
 
@@ -198,7 +226,9 @@ class GloballyCorrected(Rule):
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         xp, scores = self.fitted.library.xp, np.array(similarities, np.float64)
-        for tile in self.fitted.tiles(as_vectors(kept, "candidates"), "ranks in the bank"):
+        for tile in self.fitted.tiles(
+            as_vectors(kept, "candidates"), "ranks in the bank"
+        ):
             for row, s in zip(scores, similarities[:, tile.rows], strict=True):
                 levels = self.fitted.library.to_device(s, tile.s.dtype)
                 row[tile.rows] -= to_host(xp.sum(tile.s > levels[:, None], axis=1))
@@ -229,8 +259,15 @@ class DynamicInvertedSoftmax(QueryMethod):
     k: int = Field(1, ge=1)
 
     def rule(self, fit_input: FitInput) -> Rule:
-        model, targets = InvertedSoftmax(tau=self.tau).fit(fit_input), fit_input.require_targets(self.name)
-        return Dynamic(model.with_activation(targets, self.k, compute=fit_input.compute.without_progress))
+        model, targets = (
+            InvertedSoftmax(tau=self.tau).fit(fit_input),
+            fit_input.require_targets(self.name),
+        )
+        return Dynamic(
+            model.with_activation(
+                targets, self.k, compute=fit_input.compute.without_progress
+            )
+        )
 
 
 class DualDynamicInvertedSoftmax(QueryMethod):
@@ -246,10 +283,23 @@ class DualDynamicInvertedSoftmax(QueryMethod):
     k: int = Field(1, ge=1)
 
     def rule(self, fit_input: FitInput) -> Rule:
-        targets, quiet = fit_input.require_targets(self.name), fit_input.compute.without_progress
-        model = DualInvertedSoftmax(tau_query=self.tau_query, tau_target=self.tau_target).model(fit_input)
-        factors = [replace(model, terms=(term,)).centre_on(targets, compute=quiet) for term in model.terms]
-        return DualDynamic(*(factor.with_activation(targets, self.k, compute=quiet) for factor in factors))
+        targets, quiet = (
+            fit_input.require_targets(self.name),
+            fit_input.compute.without_progress,
+        )
+        model = DualInvertedSoftmax(
+            tau_query=self.tau_query, tau_target=self.tau_target
+        ).model(fit_input)
+        factors = [
+            replace(model, terms=(term,)).centre_on(targets, compute=quiet)
+            for term in model.terms
+        ]
+        return DualDynamic(
+            *(
+                factor.with_activation(targets, self.k, compute=quiet)
+                for factor in factors
+            )
+        )
 
 
 class SingleQueryDualSoftmax(QueryMethod):
@@ -259,7 +309,10 @@ class SingleQueryDualSoftmax(QueryMethod):
     temperature: float = Field(20.0, gt=0)
 
     def rule(self, fit_input: FitInput) -> Rule:
-        return DualSoftmax(Similarities(fit_input.query_bank, fit_input.metric, fit_input.compute), self.temperature)
+        return DualSoftmax(
+            Similarities(fit_input.query_bank, fit_input.metric, fit_input.compute),
+            self.temperature,
+        )
 
 
 class GlobalCorrection(QueryMethod):
@@ -268,12 +321,19 @@ class GlobalCorrection(QueryMethod):
     name: ClassVar[str] = "gc"
 
     def rule(self, fit_input: FitInput) -> Rule:
-        return GloballyCorrected(Similarities(fit_input.query_bank, fit_input.metric, fit_input.compute))
+        return GloballyCorrected(
+            Similarities(fit_input.query_bank, fit_input.metric, fit_input.compute)
+        )
 
 
 QUERY_METHODS: dict[str, type[QueryMethod]] = {
     method.name: method
-    for method in (DynamicInvertedSoftmax, DualDynamicInvertedSoftmax, SingleQueryDualSoftmax, GlobalCorrection)
+    for method in (
+        DynamicInvertedSoftmax,
+        DualDynamicInvertedSoftmax,
+        SingleQueryDualSoftmax,
+        GlobalCorrection,
+    )
 }
 
 

@@ -46,9 +46,16 @@ class Batch:
     def take(self, rows: np.ndarray) -> Batch:
         """The targets of the row numbers `rows`, to be written."""
         ids = [self.ids[row] for row in rows.tolist()]
-        groups = None if self.groups is None else [self.groups[row] for row in rows.tolist()]
+        groups = (
+            None if self.groups is None else [self.groups[row] for row in rows.tolist()]
+        )
         return replace(
-            self, ids=ids, vectors=self.vectors[rows], offsets=self.offsets[rows], groups=groups, rounding=None
+            self,
+            ids=ids,
+            vectors=self.vectors[rows],
+            offsets=self.offsets[rows],
+            groups=groups,
+            rounding=None,
         )
 
 
@@ -260,7 +267,9 @@ class Store(ABC):
         Raises:
             StoreError: no correction is active.
         """
-        raise StoreError(f"{self.url} has an adapter that does not say how other clients ask for the corrected ranking")
+        raise StoreError(
+            f"{self.url} has an adapter that does not say how other clients ask for the corrected ranking"
+        )
 
     def with_filter(self, condition: str) -> Store:
         """This store, whose searches return only targets that meet `condition`, in its own language. Raises InputError
@@ -295,7 +304,11 @@ class ErrorTranslator:
     is all of the same library that it returns. advice: what to add to the line of an error."""
 
     def __init__(
-        self, of: Any, url: str, kinds: tuple[type[Exception], ...], advice: Callable[[Exception], str] | None = None
+        self,
+        of: Any,
+        url: str,
+        kinds: tuple[type[Exception], ...],
+        advice: Callable[[Exception], str] | None = None,
     ):
         self._of, self._rest = of, (url, kinds, advice)
 
@@ -309,10 +322,18 @@ class ErrorTranslator:
             result = function(*args, **named)
         except kinds as error:
             raise as_store_error(error, url, advice(error) if advice else "") from error
-        return [self._wrap(item) for item in result] if isinstance(result, list) else self._wrap(result)
+        return (
+            [self._wrap(item) for item in result]
+            if isinstance(result, list)
+            else self._wrap(result)
+        )
 
     def _wrap(self, result: Any) -> Any:
-        same = _library(result) == (self._of.__name__ if isinstance(self._of, ModuleType) else _library(self._of))
+        same = _library(result) == (
+            self._of.__name__
+            if isinstance(self._of, ModuleType)
+            else _library(self._of)
+        )
         return ErrorTranslator(result, *self._rest) if same else result
 
 
@@ -331,14 +352,18 @@ def require_room(folder: Path, needed: int) -> None:
     """Raises StoreError if no file of `needed` bytes, of which there are going to be that many at least, can be made in
     `folder`."""
     if lack := lack_of_room(folder, needed):
-        raise StoreError(f"cannot write in {str(folder)!r}: {lack}; nothing was changed")
+        raise StoreError(
+            f"cannot write in {str(folder)!r}: {lack}; nothing was changed"
+        )
 
 
 def require_ungrouped(store: Store, group_by: str | None) -> None:
     """Raises StoreError if targets of `store`, which have nothing but a vector, are to be grouped: unless `group_by` is
     None."""
     if group_by is not None:
-        raise StoreError(f"{store.url}: its targets are vectors alone, without a field {group_by!r}")
+        raise StoreError(
+            f"{store.url}: its targets are vectors alone, without a field {group_by!r}"
+        )
 
 
 def read_recorded(store: Store, since: float | None = None) -> Recorded | None:

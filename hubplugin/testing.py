@@ -33,10 +33,14 @@ from hubplugin.store import Hits, Id, Store
 
 K = 10
 
-at_each_moment = pytest.mark.parametrize("moment", ["begun", "within a batch", "behind a batch", "all written"])
+at_each_moment = pytest.mark.parametrize(
+    "moment", ["begun", "within a batch", "behind a batch", "all written"]
+)
 """When a run is killed."""
 
-with_and_without_a_map = pytest.mark.parametrize("mapped", [False, True], ids=["offsets", "query map"])
+with_and_without_a_map = pytest.mark.parametrize(
+    "mapped", [False, True], ids=["offsets", "query map"]
+)
 
 
 class StoreConformance(ABC):
@@ -64,7 +68,9 @@ class StoreConformance(ABC):
     def reopen(self, store: Store) -> Store:
         """The data of `store` opened anew, as another process would; `store` is not used again."""
 
-    def insert_plain(self, store: Store, ids: Sequence[Id], vectors: np.ndarray) -> Store:
+    def insert_plain(
+        self, store: Store, ids: Sequence[Id], vectors: np.ndarray
+    ) -> Store:
         """Adds targets past hubplugin, as another program would. Leave it out where the store cannot.
 
         Args:
@@ -86,7 +92,10 @@ class StoreConformance(ABC):
         """The gallery: clustered, so that it has hubs; at unit length where the metric is cosine."""
         rng = np.random.default_rng(1)
         centres = rng.normal(size=(8, self.dim))
-        return self._scale(centres[rng.integers(8, size=self.rows)] + rng.normal(size=(self.rows, self.dim)))
+        return self._scale(
+            centres[rng.integers(8, size=self.rows)]
+            + rng.normal(size=(self.rows, self.dim))
+        )
 
     def queries(self, seed: int = 2, count: int = 40) -> np.ndarray:
         rng = np.random.default_rng(seed)
@@ -104,7 +113,9 @@ class StoreConformance(ABC):
         return vectors.astype(np.float32)
 
     def _model(self, method: str = "is") -> OffsetModel:
-        return fit(self.vectors(), self.queries(seed=4, count=200), method, metric=self.metric)
+        return fit(
+            self.vectors(), self.queries(seed=4, count=200), method, metric=self.metric
+        )
 
     def _models(self, store: Store, mapped: bool) -> tuple[OffsetModel, OffsetModel]:
         """Two models; `mapped` ones have query maps that change most rankings."""
@@ -116,10 +127,14 @@ class StoreConformance(ABC):
 
     def _map_queries(self, seed: int) -> OffsetModel:
         step = 0.1 * np.random.default_rng(seed).normal(size=(self.dim, self.dim))
-        model = replace(self._model(), query_map=QueryMap(step.astype(np.float32), 1.0, 200))
+        model = replace(
+            self._model(), query_map=QueryMap(step.astype(np.float32), 1.0, 200)
+        )
         return model.centre_on(self.vectors())
 
-    def _assert_active(self, store: Store, model: OffsetModel, previous: OffsetModel | None = None) -> Store:
+    def _assert_active(
+        self, store: Store, model: OffsetModel, previous: OffsetModel | None = None
+    ) -> Store:
         """Opened anew, `model` is active and whole, and searches rank by it. previous: what `rollback` would
         write. Returns the store, opened anew."""
         store = self.reopen(store)
@@ -136,12 +151,18 @@ class StoreConformance(ABC):
             assert stored.fingerprint == previous.fingerprint
         return store
 
-    def _cut_off(self, moment: str, store: Store, model: OffsetModel) -> tuple[Store, list[Id]]:
+    def _cut_off(
+        self, moment: str, store: Store, model: OffsetModel
+    ) -> tuple[Store, list[Id]]:
         """A run that is killed at a `moment`: the store as another process opens it, and the ids of what it wrote."""
         writing = store.begin(model)
         written: list[Id] = []
         for batch in writing.scan() if moment != "begun" else ():
-            part = batch.take(np.arange(len(batch.ids) // 2)) if moment == "within a batch" else batch
+            part = (
+                batch.take(np.arange(len(batch.ids) // 2))
+                if moment == "within a batch"
+                else batch
+            )
             writing.write(part, model.offsets(part.vectors))
             written += part.ids
             if moment != "all written":
@@ -149,14 +170,27 @@ class StoreConformance(ABC):
         return self.reopen(store), written
 
     def _assert_ranking(
-        self, hits: Hits, model: OffsetModel | None, fresh: np.ndarray | None = None, *, refreshed: bool = False
+        self,
+        hits: Hits,
+        model: OffsetModel | None,
+        fresh: np.ndarray | None = None,
+        *,
+        refreshed: bool = False,
     ) -> None:
         """`hits` are the exact ranking by `model`, up to ties and to the recall that the store promises. fresh: targets
         behind the gallery, which have the offset 0 until they are `refreshed`."""
         vectors, ids = self.vectors(), self.ids()
-        offsets = np.zeros(len(vectors)) if model is None else model.offsets(vectors).astype(np.float64)
+        offsets = (
+            np.zeros(len(vectors))
+            if model is None
+            else model.offsets(vectors).astype(np.float64)
+        )
         if fresh is not None:
-            of_fresh = model.offsets(fresh) if refreshed and model is not None else np.zeros(len(fresh))
+            of_fresh = (
+                model.offsets(fresh)
+                if refreshed and model is not None
+                else np.zeros(len(fresh))
+            )
             vectors, ids = np.concatenate([vectors, fresh]), ids + self.fresh_ids()
             offsets = np.concatenate([offsets, of_fresh])
         scores = self._similarities(model, self.queries(), vectors) + offsets
@@ -164,17 +198,27 @@ class StoreConformance(ABC):
         ranked = np.array([[row[key] for key in line] for line in hits.ids])
         assert ranked.shape == (len(scores), K)
         least = np.sort(scores, axis=1)[:, -K][:, None] - 1e-5
-        assert (np.take_along_axis(scores, ranked, axis=1) >= least).mean() >= self.recall
+        assert (
+            np.take_along_axis(scores, ranked, axis=1) >= least
+        ).mean() >= self.recall
         for line in hits.scores:
-            assert list(line) == sorted(line, reverse=True) or list(line) == sorted(line)
+            assert list(line) == sorted(line, reverse=True) or list(line) == sorted(
+                line
+            )
 
-    def _similarities(self, model: OffsetModel | None, queries: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    def _similarities(
+        self, model: OffsetModel | None, queries: np.ndarray, vectors: np.ndarray
+    ) -> np.ndarray:
         """In float64, of the queries as the map of `model` has them: [q, t]."""
         mapped, targets = queries.astype(np.float64), vectors.astype(np.float64)
         if model is not None and model.query_map is not None:
-            mapped = mapped + np.einsum("qd,ed->qe", mapped, model.query_map.step.astype(np.float64))
+            mapped = mapped + np.einsum(
+                "qd,ed->qe", mapped, model.query_map.step.astype(np.float64)
+            )
         if self.metric is Metric.EUCLIDEAN:
-            return np.asarray(-((mapped[:, None, :] - targets[None, :, :]) ** 2).sum(axis=2) / 2)
+            return np.asarray(
+                -((mapped[:, None, :] - targets[None, :, :]) ** 2).sum(axis=2) / 2
+            )
         return np.asarray(np.einsum("qd,td->qt", mapped, targets))
 
     def _assert_raw(self, store: Store) -> Store:
@@ -182,22 +226,31 @@ class StoreConformance(ABC):
         store = self.reopen(store)
         assert store.correction() is None
         assert store.previous() is None
-        batches, expected = list(store.scan()), dict(zip(self.ids(), self.vectors(), strict=True))
+        batches, expected = (
+            list(store.scan()),
+            dict(zip(self.ids(), self.vectors(), strict=True)),
+        )
         ids = [key for batch in batches for key in batch.ids]
         assert store.count() == len(ids) == self.rows
         assert set(ids) == set(self.ids())
         assert (store.dim, store.metric) == (self.dim, self.metric)
         for batch in batches:
-            np.testing.assert_allclose(batch.vectors, [expected[key] for key in batch.ids], rtol=0, atol=1e-6)
+            np.testing.assert_allclose(
+                batch.vectors, [expected[key] for key in batch.ids], rtol=0, atol=1e-6
+            )
             assert np.isnan(batch.offsets).all()
         self._assert_ranking(store.search(self.queries(), K), None)
         return store
 
-    def test_without_a_correction_a_scan_sees_every_vector_once_and_searches_are_raw(self, store: Store) -> None:
+    def test_without_a_correction_a_scan_sees_every_vector_once_and_searches_are_raw(
+        self, store: Store
+    ) -> None:
         self._assert_raw(store)
 
     @with_and_without_a_map
-    def test_searches_return_the_exact_corrected_ranking(self, store: Store, mapped: bool) -> None:
+    def test_searches_return_the_exact_corrected_ranking(
+        self, store: Store, mapped: bool
+    ) -> None:
         model, _ = self._models(store, mapped)
         applied = write(store, model)
         assert (applied.scanned, applied.missing) == (self.rows, self.rows)
@@ -205,14 +258,21 @@ class StoreConformance(ABC):
         self._assert_active(store, model)
 
     @with_and_without_a_map
-    def test_vectors_are_those_of_before_and_offsets_those_that_were_written(self, store: Store, mapped: bool) -> None:
+    def test_vectors_are_those_of_before_and_offsets_those_that_were_written(
+        self, store: Store, mapped: bool
+    ) -> None:
         model, _ = self._models(store, mapped)
         write(store, model)
         expected = dict(zip(self.ids(), self.vectors(), strict=True))
         for batch in self.reopen(store).scan():
             vectors = np.array([expected[key] for key in batch.ids])
             np.testing.assert_allclose(batch.vectors, vectors, rtol=0, atol=1e-5)
-            np.testing.assert_allclose(batch.offsets, model.offsets(vectors), rtol=0, atol=max(store.precision, 1e-5))
+            np.testing.assert_allclose(
+                batch.offsets,
+                model.offsets(vectors),
+                rtol=0,
+                atol=max(store.precision, 1e-5),
+            )
 
     @with_and_without_a_map
     def test_searches_stay_as_they_are_until_another_correction_takes_their_place(
@@ -227,8 +287,14 @@ class StoreConformance(ABC):
                     writing.write(batch, model.offsets(batch.vectors))
                     assert store.search(self.queries(), K).ids == hits.ids
                 for batch in store.scan():
-                    stored = np.full(len(batch.ids), np.nan) if active is None else active.offsets(batch.vectors)
-                    np.testing.assert_allclose(batch.offsets, stored, rtol=0, atol=store.precision)
+                    stored = (
+                        np.full(len(batch.ids), np.nan)
+                        if active is None
+                        else active.offsets(batch.vectors)
+                    )
+                    np.testing.assert_allclose(
+                        batch.offsets, stored, rtol=0, atol=store.precision
+                    )
                 correction = store.correction()
                 assert correction is not None
                 assert correction.active is (active is not None)
@@ -247,13 +313,18 @@ class StoreConformance(ABC):
         assert correction is None or not correction.active
         self._assert_ranking(store.search(self.queries(), K), None)
         with store.begin(model) as writing:
-            lacking = [batch.take(np.flatnonzero(np.isnan(batch.offsets))) for batch in writing.scan()]
+            lacking = [
+                batch.take(np.flatnonzero(np.isnan(batch.offsets)))
+                for batch in writing.scan()
+            ]
         there = [*written, *(key for batch in lacking for key in batch.ids)]
         assert sorted(there, key=str) == sorted(self.ids(), key=str)
         write(store, model)
         self._assert_active(store, model)
 
-    def test_an_error_while_writing_leaves_the_store_to_the_next_run(self, store: Store) -> None:
+    def test_an_error_while_writing_leaves_the_store_to_the_next_run(
+        self, store: Store
+    ) -> None:
         model, raw = self._model(), store.search(self.queries(), K)
 
         def cut_off() -> None:
@@ -268,48 +339,71 @@ class StoreConformance(ABC):
         write(store, model)
         self._assert_active(store, model)
 
-    def test_an_amendment_that_was_cut_off_changes_no_search_and_is_finished_by_the_next(self, store: Store) -> None:
+    def test_an_amendment_that_was_cut_off_changes_no_search_and_is_finished_by_the_next(
+        self, store: Store
+    ) -> None:
         model = self._model()
         write(store, model)
         hits = store.search(self.queries(), K)
         store, _ = self._cut_off("within a batch", store, model)
-        again = store.search(self.queries(), K)  # an approximate index that is written to may find another near one
-        same = [len(set(first) & set(second)) / K for first, second in zip(hits.ids, again.ids, strict=True)]
+        again = store.search(
+            self.queries(), K
+        )  # an approximate index that is written to may find another near one
+        same = [
+            len(set(first) & set(second)) / K
+            for first, second in zip(hits.ids, again.ids, strict=True)
+        ]
         assert np.mean(same) >= self.recall
         write(store, model)
         self._assert_active(store, model)
 
-    def test_another_model_takes_the_place_of_a_half_written_one(self, store: Store) -> None:
+    def test_another_model_takes_the_place_of_a_half_written_one(
+        self, store: Store
+    ) -> None:
         store, _ = self._cut_off("within a batch", store, self._model())
         second = self._model("nnn")
         write(store, second)
         self._assert_active(store, second)
 
     @with_and_without_a_map
-    def test_targets_added_by_another_program_are_found_and_refreshed(self, store: Store, mapped: bool) -> None:
+    def test_targets_added_by_another_program_are_found_and_refreshed(
+        self, store: Store, mapped: bool
+    ) -> None:
         model, _ = self._models(store, mapped)
         write(store, model)
         fresh, ids = self.queries(seed=3, count=5), self.fresh_ids()
         store = self.insert_plain(store, ids, fresh)
         if not mapped:
-            assert all(key in ids_found for key, ids_found in zip(ids, store.search(fresh, K).ids, strict=True))
+            assert all(
+                key in ids_found
+                for key, ids_found in zip(ids, store.search(fresh, K).ids, strict=True)
+            )
         report = inspect(store, queries=0)
         # A store whose neutral offset is a number like any other cannot tell that it is missing.
         assert (report.count, report.missing + report.stale) == (self.rows + 5, 5)
         applied = refresh(store)
         assert applied.missing + applied.stale == 5
         store = self.reopen(store)
-        assert (inspect(store, queries=0).missing, inspect(store, queries=0).stale) == (0, 0)
-        self._assert_ranking(store.search(self.queries(), K), model, fresh, refreshed=True)
+        assert (inspect(store, queries=0).missing, inspect(store, queries=0).stale) == (
+            0,
+            0,
+        )
+        self._assert_ranking(
+            store.search(self.queries(), K), model, fresh, refreshed=True
+        )
         self._assert_ranking(store.search(self.queries(), K, raw=True), None, fresh)
 
-    def test_a_target_without_an_offset_is_neither_lifted_nor_sunk(self, store: Store) -> None:
+    def test_a_target_without_an_offset_is_neither_lifted_nor_sunk(
+        self, store: Store
+    ) -> None:
         model, fresh = self._model(), self.queries(seed=3, count=5)
         write(store, model)
         store = self.insert_plain(store, self.fresh_ids(), fresh)
         self._assert_ranking(store.search(self.queries(), K), model, fresh)
 
-    def test_a_refresh_of_a_whole_correction_changes_nothing(self, store: Store) -> None:
+    def test_a_refresh_of_a_whole_correction_changes_nothing(
+        self, store: Store
+    ) -> None:
         model = self._model()
         write(store, model)
         hits = store.search(self.queries(), K)
@@ -318,7 +412,9 @@ class StoreConformance(ABC):
         assert store.search(self.queries(), K).ids == hits.ids
 
     @with_and_without_a_map
-    def test_a_removal_leaves_the_store_as_it_was(self, store: Store, mapped: bool) -> None:
+    def test_a_removal_leaves_the_store_as_it_was(
+        self, store: Store, mapped: bool
+    ) -> None:
         raw = store.search(self.queries(), K)
         for model in self._models(store, mapped):
             write(store, model)
@@ -336,9 +432,13 @@ class StoreConformance(ABC):
         store.remove()
         self._assert_raw(store)
 
-    def test_what_does_not_fit_the_store_is_refused_and_changes_nothing(self, store: Store) -> None:
+    def test_what_does_not_fit_the_store_is_refused_and_changes_nothing(
+        self, store: Store
+    ) -> None:
         wrong = np.ones((3, self.dim + 1), np.float32)
-        wrong_metric = Metric.EUCLIDEAN if self.metric is not Metric.EUCLIDEAN else Metric.DOT
+        wrong_metric = (
+            Metric.EUCLIDEAN if self.metric is not Metric.EUCLIDEAN else Metric.DOT
+        )
         with pytest.raises(HubpluginError, match=str(self.dim + 1)):
             apply(store, wrong)
         with pytest.raises(HubpluginError, match=wrong_metric.value):
@@ -352,7 +452,9 @@ class StoreConformance(ABC):
         self._assert_raw(store)
 
     @with_and_without_a_map
-    def test_a_rollback_writes_the_model_before_and_a_second_one_returns(self, store: Store, mapped: bool) -> None:
+    def test_a_rollback_writes_the_model_before_and_a_second_one_returns(
+        self, store: Store, mapped: bool
+    ) -> None:
         first, second = self._model("csls"), self._models(store, mapped)[0]
         write(store, first)
         with pytest.raises(StoreError, match="before"):
@@ -369,7 +471,9 @@ class StoreConformance(ABC):
         self._assert_active(store, models[2], previous=models[1])
 
     @with_and_without_a_map
-    def test_another_kind_of_model_takes_the_place_of_the_first(self, store: Store, mapped: bool) -> None:
+    def test_another_kind_of_model_takes_the_place_of_the_first(
+        self, store: Store, mapped: bool
+    ) -> None:
         first, second = self._models(store, mapped)
         for model in (first, second, self._model("csls"), first):
             write(store, model)
@@ -377,16 +481,22 @@ class StoreConformance(ABC):
 
     @at_each_moment
     @pytest.mark.parametrize("of", ["the model before", "another model"])
-    def test_a_rollback_is_possible_behind_a_run_that_was_cut_off(self, store: Store, moment: str, of: str) -> None:
+    def test_a_rollback_is_possible_behind_a_run_that_was_cut_off(
+        self, store: Store, moment: str, of: str
+    ) -> None:
         first, second = self._model(), self._model("nnn")
         write(store, first)
         write(store, second)
-        store, _ = self._cut_off(moment, store, first if of == "the model before" else self._model("csls"))
+        store, _ = self._cut_off(
+            moment, store, first if of == "the model before" else self._model("csls")
+        )
         store = self._assert_active(store, second, previous=first)
         rollback(store)
         self._assert_active(store, first, previous=second)
 
-    def test_a_rollback_gives_later_targets_offsets_and_a_refresh_keeps_the_model_before(self, store: Store) -> None:
+    def test_a_rollback_gives_later_targets_offsets_and_a_refresh_keeps_the_model_before(
+        self, store: Store
+    ) -> None:
         first, second = self._model(), self._model("nnn")
         write(store, first)
         write(store, second)
@@ -397,17 +507,24 @@ class StoreConformance(ABC):
         rollback(store)
         report = inspect(store, queries=0)
         assert (report.count, report.missing, report.stale) == (self.rows + 5, 0, 0)
-        self._assert_ranking(store.search(self.queries(), K), first, fresh, refreshed=True)
+        self._assert_ranking(
+            store.search(self.queries(), K), first, fresh, refreshed=True
+        )
 
     def test_a_dry_rollback_changes_nothing(self, store: Store) -> None:
         first, second = self._model(), self._model("nnn")
         write(store, first)
         write(store, second)
         planned = rollback(store, dry_run=True)
-        assert (planned.model.fingerprint, planned.written) == (first.fingerprint, False)
+        assert (planned.model.fingerprint, planned.written) == (
+            first.fingerprint,
+            False,
+        )
         self._assert_active(store, second, previous=first)
 
-    def test_what_pairs_teach_is_applied_and_learned_anew_by_a_refit(self, store: Store) -> None:
+    def test_what_pairs_teach_is_applied_and_learned_anew_by_a_refit(
+        self, store: Store
+    ) -> None:
         queries, answers = self._pairs(store)
         first = apply(store, Bank(queries, answers), learn=True, force=True).model
         store = self._assert_active(store, first)
@@ -416,14 +533,22 @@ class StoreConformance(ABC):
         assert None not in (first.query_map, second.query_map)
         self._assert_active(store, second)
 
-    def test_what_was_cut_off_is_learned_anew_where_other_answers_are_known(self, store: Store) -> None:
+    def test_what_was_cut_off_is_learned_anew_where_other_answers_are_known(
+        self, store: Store
+    ) -> None:
         queries, answers = self._pairs(store)
         fewer = answers.astype(object)
         fewer[-20:] = -1
-        model = apply(store, Bank(queries, answers), learn=True, force=True, dry_run=True).model
+        model = apply(
+            store, Bank(queries, answers), learn=True, force=True, dry_run=True
+        ).model
         store, _ = self._cut_off("all written", store, model)
         again = apply(store, Bank(queries, fewer), learn=True, force=True).model
-        pairs = [each.query_map.pairs for each in (model, again) if each.query_map is not None]
+        pairs = [
+            each.query_map.pairs
+            for each in (model, again)
+            if each.query_map is not None
+        ]
         assert pairs == [len(answers), len(answers) - 20]
         self._assert_active(store, again)
 
@@ -432,17 +557,28 @@ class StoreConformance(ABC):
         self._models(store, mapped=True)
         rng, vectors = np.random.default_rng(8), self.vectors()
         turn = np.eye(self.dim) + 0.3 * rng.normal(size=(self.dim, self.dim))
-        paraphrases = np.concatenate([vectors, vectors + 0.1 * vectors.std() * rng.normal(size=vectors.shape)])
-        return self._scale(paraphrases @ np.linalg.inv(turn)), np.array([*self.ids(), *self.ids()])
+        paraphrases = np.concatenate(
+            [vectors, vectors + 0.1 * vectors.std() * rng.normal(size=vectors.shape)]
+        )
+        return self._scale(paraphrases @ np.linalg.inv(turn)), np.array(
+            [*self.ids(), *self.ids()]
+        )
 
     def test_an_inspection_counts_what_mapped_queries_find(self, store: Store) -> None:
-        (model, _), live = self._models(store, mapped=True), self.queries(seed=7, count=150)
+        (model, _), live = (
+            self._models(store, mapped=True),
+            self.queries(seed=7, count=150),
+        )
         write(store, model)
         hubness = inspect(store, live).hubness
         assert hubness is not None
         for skewness, which in ((hubness.raw, None), (hubness.corrected, model)):
-            offsets = 0 if which is None else which.offsets(self.vectors()).astype(np.float64)
-            hits = np.argsort(-(self._similarities(which, live, self.vectors()) + offsets), axis=1)[:, :10]
+            offsets = (
+                0 if which is None else which.offsets(self.vectors()).astype(np.float64)
+            )
+            hits = np.argsort(
+                -(self._similarities(which, live, self.vectors()) + offsets), axis=1
+            )[:, :10]
             counts = np.bincount(hits.ravel(), minlength=self.rows).astype(np.float64)
             expected = (((counts - counts.mean()) / counts.std()) ** 3).mean()
             assert abs(skewness - expected) < (1e-6 if self.recall == 1 else 0.3)

@@ -55,15 +55,25 @@ class Fold:
     teach: np.ndarray | None = None
 
 
-def make_folds(rows: np.ndarray, fold_of: np.ndarray, limit: int | None = None) -> list[Fold]:
+def make_folds(
+    rows: np.ndarray, fold_of: np.ndarray, limit: int | None = None
+) -> list[Fold]:
     """The folds of the bank queries `rows` [m], each of which is held out in the fold `fold_of` [m]; -1: in none. Of
     all of them at most `limit` are tried, by default `HELD_OUT`."""
     count = int(fold_of.max()) + 1
     size = (limit or HELD_OUT) // max(count, 1)
-    return [Fold(np.sort(rows[fold_of != fold]), rows[fold_of == fold][:size]) for fold in range(count)]
+    return [
+        Fold(np.sort(rows[fold_of != fold]), rows[fold_of == fold][:size])
+        for fold in range(count)
+    ]
 
 
-def folds_of(bank: PreparedBank, seed: int = 0, count: int = FOLDS, may_test: np.ndarray | None = None) -> list[Fold]:
+def folds_of(
+    bank: PreparedBank,
+    seed: int = 0,
+    count: int = FOLDS,
+    may_test: np.ndarray | None = None,
+) -> list[Fold]:
     """Divides the distinct queries of a bank into folds: of equal ones there is one, or the others would try a fit that
     saw it.
 
@@ -83,7 +93,10 @@ def folds_of(bank: PreparedBank, seed: int = 0, count: int = FOLDS, may_test: np
     if answers is not None and may_test is None:
         rows, place = _by_target(bank, rng)
         others = np.setdiff1d(bank.distinct, rows)
-        return make_folds(np.concatenate([rows, others]), np.concatenate([place % count, np.full(len(others), -1)]))
+        return make_folds(
+            np.concatenate([rows, others]),
+            np.concatenate([place % count, np.full(len(others), -1)]),
+        )
     rows = rng.permutation(bank.distinct)
     is_tested = np.ones(len(rows), bool)
     if answers is not None and may_test is not None:
@@ -102,14 +115,18 @@ def paraphrase_folds(bank: PreparedBank, seed: int = 0) -> list[Fold]:
     return make_folds(rows, folds_within(bank.known_answers[rows], FOLDS))
 
 
-def _by_target(bank: PreparedBank, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _by_target(
+    bank: PreparedBank, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """The distinct queries [m] whose answer is known, by their targets in random order; and the place of each one's
     target in that order, ascending."""
     assert bank.known_answers is not None
     answered = bank.distinct[bank.known_answers[bank.distinct] >= 0]
     numbers, target = np.unique(bank.known_answers[answered], return_inverse=True)
     if len(numbers) < 2 * FOLDS:
-        raise InputError(f"answers name {len(numbers)} targets; holding some of them out needs at least {2 * FOLDS}")
+        raise InputError(
+            f"answers name {len(numbers)} targets; holding some of them out needs at least {2 * FOLDS}"
+        )
     place = np.argsort(rng.permutation(len(numbers)))[target.reshape(-1)]
     return answered[np.argsort(place, kind="stable")], np.sort(place)
 
@@ -118,10 +135,14 @@ def folds_within(answer: np.ndarray, count: int) -> np.ndarray:
     """The fold of each query, one of `count`: -1 where no other query has the same `answer` [m], or the answer is -1.
     The wordings of one target are spread over the folds, so that each fold leaves some of them."""
     order = np.argsort(answer, kind="stable")
-    _, first, group, times = np.unique(answer[order], return_index=True, return_inverse=True, return_counts=True)
+    _, first, group, times = np.unique(
+        answer[order], return_index=True, return_inverse=True, return_counts=True
+    )
     group = group.reshape(-1)
     fold_of = np.empty(len(answer), np.int64)
-    fold_of[order] = np.where(times[group] < 2, -1, (np.arange(len(answer)) - first[group] + group) % count)
+    fold_of[order] = np.where(
+        times[group] < 2, -1, (np.arange(len(answer)) - first[group] + group) % count
+    )
     fold_of[answer < 0] = -1
     return fold_of
 
@@ -143,10 +164,16 @@ def fit_rows(bank: FitInput) -> int:
 
 def sample_of(bank: PreparedBank, seed: int = 0) -> np.ndarray:
     """Targets of the gallery of `bank` [n, d], drawn at random with `seed`."""
-    gallery = bank.targets or bank.require_targets("blend")  # of which the sample alone is read
+    gallery = bank.targets or bank.require_targets(
+        "blend"
+    )  # of which the sample alone is read
     if gallery.rows < 2:
-        raise InputError(f"{gallery.name} has one row; hubness needs at least 2 targets")
-    return draw_sample(gallery, 2 * fit_rows(bank), bank.metric, np.random.default_rng([seed, 1]))
+        raise InputError(
+            f"{gallery.name} has one row; hubness needs at least 2 targets"
+        )
+    return draw_sample(
+        gallery, 2 * fit_rows(bank), bank.metric, np.random.default_rng([seed, 1])
+    )
 
 
 def answers_of(bank: PreparedBank, numbers: np.ndarray) -> np.ndarray:
@@ -156,14 +183,21 @@ def answers_of(bank: PreparedBank, numbers: np.ndarray) -> np.ndarray:
         gold: np.ndarray = bank.require_target_bank("blend")[numbers]
         return gold
     clicked, place = np.unique(numbers, return_inverse=True)
-    return take_rows(bank.require_targets("blend"), clicked, bank.metric)[place.reshape(-1)]
+    return take_rows(bank.require_targets("blend"), clicked, bank.metric)[
+        place.reshape(-1)
+    ]
 
 
 def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`targets` [n, d] with those of `rows` [p, d] that are not among them, once each; and the place of each: [p]."""
     places = {row.tobytes(): place for place, row in enumerate(targets)}
     distinct = len(places)
-    columns = np.array([places.setdefault(row.tobytes(), len(targets) + len(places) - distinct) for row in rows])
+    columns = np.array(
+        [
+            places.setdefault(row.tobytes(), len(targets) + len(places) - distinct)
+            for row in rows
+        ]
+    )
     numbers, first = np.unique(columns, return_index=True)
     return np.concatenate([targets, rows[first[numbers >= len(targets)]]]), columns
 
@@ -183,44 +217,79 @@ class Training:
         assert self.bank.known_answers is not None
         rows = self.rows[self.bank.known_answers[self.rows] >= 0]
         numbers, gold = np.unique(self.bank.known_answers[rows], return_inverse=True)
-        return self.bank.query_bank[rows], gold.reshape(-1), answers_of(self.bank, numbers)
+        return (
+            self.bank.query_bank[rows],
+            gold.reshape(-1),
+            answers_of(self.bank, numbers),
+        )
 
     def with_pairs(self, pairs: PreparedBank) -> Training:
         """The same, where `pairs` teach, too."""
         added = len(self.bank.query_bank) + np.arange(len(pairs.query_bank))
-        return Training(self.fit_input, self.bank.with_pairs(pairs), np.concatenate([self.rows, added]))
+        return Training(
+            self.fit_input,
+            self.bank.with_pairs(pairs),
+            np.concatenate([self.rows, added]),
+        )
 
 
-def _train(bank: PreparedBank, fold: Fold, number: int, sample: np.ndarray) -> tuple[Training, np.ndarray | None]:
+def _train(
+    bank: PreparedBank, fold: Fold, number: int, sample: np.ndarray
+) -> tuple[Training, np.ndarray | None]:
     """What a fold trains on, and the column of each held-out query's answer: [h], None without answers."""
     targets, target_bank, gold, limit = sample, bank.target_bank, None, fit_rows(bank)
-    if bank.known_answers is not None:  # the gallery holds what held-out queries ask for
-        targets, gold = with_rows(sample, answers_of(bank, bank.known_answers[fold.test]))
-    seen = np.sort(fold.train[np.random.default_rng(number).permutation(len(fold.train))[:limit]])
+    if (
+        bank.known_answers is not None
+    ):  # the gallery holds what held-out queries ask for
+        targets, gold = with_rows(
+            sample, answers_of(bank, bank.known_answers[fold.test])
+        )
+    seen = np.sort(
+        fold.train[np.random.default_rng(number).permutation(len(fold.train))[:limit]]
+    )
     if target_bank is not None:
         subset = np.random.default_rng(number).permutation(len(target_bank))[:limit]
-        target_bank = target_bank[subset if bank.pairs is None else np.unique(bank.pairs[seen])]
+        target_bank = target_bank[
+            subset if bank.pairs is None else np.unique(bank.pairs[seen])
+        ]
     vectors = as_vectors(targets, "targets")
-    fit_input = FitInput(bank.query_bank[seen], vectors, target_bank, bank.metric, bank.compute.without_progress)
-    return Training(fit_input, bank, fold.train if fold.teach is None else fold.teach), gold
+    fit_input = FitInput(
+        bank.query_bank[seen],
+        vectors,
+        target_bank,
+        bank.metric,
+        bank.compute.without_progress,
+    )
+    return Training(
+        fit_input, bank, fold.train if fold.teach is None else fold.teach
+    ), gold
 
 
 OffsetsAndMap: TypeAlias = tuple[np.ndarray | float, QueryMap | None]
 """The offsets of the targets that queries are tried among, [n], and what maps the queries."""
 
-Configuration: TypeAlias = Method | OffsetModel | Callable[[Training], list[OffsetsAndMap]] | None
+Configuration: TypeAlias = (
+    Method | OffsetModel | Callable[[Training], list[OffsetsAndMap]] | None
+)
 """What is tried: a method, fitted on what a fold leaves; a model as it is; several corrections at once; None is no
 correction."""
 
 
-def _corrections(configuration: Configuration, training: Training) -> list[OffsetsAndMap]:
+def _corrections(
+    configuration: Configuration, training: Training
+) -> list[OffsetsAndMap]:
     if configuration is None:
         return [(0.0, None)]
     if isinstance(configuration, Method):
         return [(configuration.raw_offsets(training.fit_input), None)]
     if isinstance(configuration, OffsetModel):
         targets = training.fit_input.require_targets(configuration.method)
-        return [(configuration.raw_offsets(targets, training.fit_input.compute), configuration.query_map)]
+        return [
+            (
+                configuration.raw_offsets(targets, training.fit_input.compute),
+                configuration.query_map,
+            )
+        ]
     return configuration(training)
 
 
@@ -245,21 +314,35 @@ class Margins:
     def of(self, numbers: list[int]) -> Margins:
         """Of these configurations."""
         arrays = (self.hits, self.costs, self.margins, self.right, self.ranks)
-        return Margins(self.targets, self.gap, *(None if array is None else array[numbers] for array in arrays))  # type: ignore[arg-type]
+        return Margins(
+            self.targets,
+            self.gap,
+            *(None if array is None else array[numbers] for array in arrays),
+        )  # type: ignore[arg-type]
 
     def noise(self, before: int, after: int) -> float:
         """The standard error of the change of the skewness from configuration `before` to `after`: a bootstrap of the
         queries, which are the same ones."""
-        rng, count, changes = np.random.default_rng(0), self.hits.shape[1], list[float]()
+        rng, count, changes = (
+            np.random.default_rng(0),
+            self.hits.shape[1],
+            list[float](),
+        )
         for _ in range(RESAMPLES):
             rows = rng.integers(0, count, count)
-            first, second = (skewness(k_occurrence(hits[rows], self.targets)) for hits in self.hits[[before, after]])
+            first, second = (
+                skewness(k_occurrence(hits[rows], self.targets))
+                for hits in self.hits[[before, after]]
+            )
             changes.append(second - first)
         return float(np.std(changes))
 
 
 def cross_validate(
-    configurations: Sequence[Configuration], bank: PreparedBank, folds: Sequence[Fold], seed: int = 0
+    configurations: Sequence[Configuration],
+    bank: PreparedBank,
+    folds: Sequence[Fold],
+    seed: int = 0,
 ) -> Margins:
     """Fits each configuration on what each fold leaves, and tries it on what the fold holds out.
 
@@ -276,7 +359,10 @@ def cross_validate(
     parts: list[list[tuple[np.ndarray, ...]]] = []
     for number, fold in enumerate(folds):
         training, gold = _train(bank, fold, number, sample)
-        targets, compute = training.fit_input.require_targets("blend"), training.fit_input.compute
+        targets, compute = (
+            training.fit_input.require_targets("blend"),
+            training.fit_input.compute,
+        )
         queries = bank.query_bank[fold.test]
         similarities = dense(Similarities(queries, bank.metric, compute), targets)
         nearest = topk(similarities[:, :n], min(2, n))[0]
@@ -286,15 +372,38 @@ def cross_validate(
             mapped, by_map = similarities, None
             for offsets, query_map in _corrections(configuration, training):
                 if query_map is not by_map:  # several offsets beside one map
-                    mapped_queries = queries if query_map is None else query_map(queries)
-                    mapped, by_map = dense(Similarities(mapped_queries, bank.metric, compute), targets), query_map
+                    mapped_queries = (
+                        queries if query_map is None else query_map(queries)
+                    )
+                    mapped, by_map = (
+                        dense(
+                            Similarities(mapped_queries, bank.metric, compute), targets
+                        ),
+                        query_map,
+                    )
                 scores = mapped + offsets
                 hits = topk(scores[:, :n], min(OCCURRENCE, max(n // 4, 1)))[1]
-                costs = nearest[:, 0] - np.take_along_axis(similarities, hits[:, :1], axis=1)[:, 0]
-                parts[-1].append((hits, costs, *([] if gold is None else _measure_gold(scores, gold))))
-            bank.compute.report("trying candidates", number * len(configurations) + place + 1, total)
-    by_fold = [[np.stack(arrays) for arrays in zip(*part, strict=True)] for part in parts]
-    arrays = (np.concatenate(folds_of_array, axis=1) for folds_of_array in zip(*by_fold, strict=True))
+                costs = (
+                    nearest[:, 0]
+                    - np.take_along_axis(similarities, hits[:, :1], axis=1)[:, 0]
+                )
+                parts[-1].append(
+                    (
+                        hits,
+                        costs,
+                        *([] if gold is None else _measure_gold(scores, gold)),
+                    )
+                )
+            bank.compute.report(
+                "trying candidates", number * len(configurations) + place + 1, total
+            )
+    by_fold = [
+        [np.stack(arrays) for arrays in zip(*part, strict=True)] for part in parts
+    ]
+    arrays = (
+        np.concatenate(folds_of_array, axis=1)
+        for folds_of_array in zip(*by_fold, strict=True)
+    )
     return Margins(n, max(float(np.mean(gaps)), 1e-12), *arrays)
 
 
@@ -302,7 +411,10 @@ def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> tuple[np.ndarray, ...
     """Margin, right and rank of the targets in the columns `gold` [p]; `scores` [p, n] are overwritten."""
     rows = np.arange(len(gold))
     score = scores[rows, gold]
-    greater, equal = (scores > score[:, None]).sum(axis=1), (scores == score[:, None]).sum(axis=1)
+    greater, equal = (
+        (scores > score[:, None]).sum(axis=1),
+        (scores == score[:, None]).sum(axis=1),
+    )
     scores[rows, gold] = -np.inf
     return score - scores.max(axis=1), (greater == 0) / equal, greater + (equal + 1) / 2
 
@@ -327,19 +439,36 @@ class Figures:
     rank: float | None = None
 
     @classmethod
-    def of(cls, parts: Sequence[Margins], number: int, configuration: Method | OffsetModel | None) -> Figures:
+    def of(
+        cls,
+        parts: Sequence[Margins],
+        number: int,
+        configuration: Method | OffsetModel | None,
+    ) -> Figures:
         """The figures of `configuration`, number `number` in the margins of `parts`, against number 0: of one gallery,
         or of several, whose queries count together, and their hubness on average, by the number of targets."""
         occurrences = [k_occurrence(part.hits[number], part.targets) for part in parts]
-        costs, sizes = np.concatenate([part.costs[number] for part in parts]), [part.targets for part in parts]
-        gap = np.average([part.gap for part in parts], weights=[part.costs.shape[1] for part in parts])
+        costs, sizes = (
+            np.concatenate([part.costs[number] for part in parts]),
+            [part.targets for part in parts],
+        )
+        gap = np.average(
+            [part.gap for part in parts],
+            weights=[part.costs.shape[1] for part in parts],
+        )
         ranks = [part.ranks[number] for part in parts if part.ranks is not None]
         return cls(
             configuration,
             len(costs),
-            skewness=float(np.average([skewness(occurrence) for occurrence in occurrences], weights=sizes)),
+            skewness=float(
+                np.average(
+                    [skewness(occurrence) for occurrence in occurrences], weights=sizes
+                )
+            ),
             cost=float(costs.mean() / gap),
-            largest=float(max(occurrence.max() for occurrence in occurrences) / len(costs)),
+            largest=float(
+                max(occurrence.max() for occurrence in occurrences) / len(costs)
+            ),
             never=float((np.concatenate(occurrences) == 0).mean()),
             right=change_of(parts, 0, number),
             rank=float(np.exp(np.log(np.concatenate(ranks)).mean())) if ranks else None,
@@ -371,7 +500,10 @@ class Figures:
     @property
     def name(self) -> str:
         """The method with its parameters."""
-        short = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in self.parameters.items()}
+        short = {
+            key: f"{value:.3g}" if isinstance(value, float) else value
+            for key, value in self.parameters.items()
+        }
         return f"{self.method}({', '.join(f'{key}={value}' for key, value in short.items())})"
 
     def figures(self) -> str:
@@ -383,7 +515,9 @@ class Figures:
         return text
 
 
-def change_of(parts: Sequence[Margins], first: int, second: int, what: str = "queries") -> Side | None:
+def change_of(
+    parts: Sequence[Margins], first: int, second: int, what: str = "queries"
+) -> Side | None:
     """R@1 under the configurations number `first` and `second` of all `parts` together, for queries called `what`; None
     where no answers are known."""
     measured = [part.right for part in parts if part.right is not None]

@@ -27,7 +27,9 @@ def start(url: str, bank: int) -> multiprocessing.process.BaseProcess:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "torch"])
     here, there = context.Pipe(duplex=False)
-    environment = {name: os.environ[name] for name in ("QDRANT_API_KEY",) if name in os.environ}
+    environment = {
+        name: os.environ[name] for name in ("QDRANT_API_KEY",) if name in os.environ
+    }
     process = context.Process(target=run, args=(url, bank, environment, there))
     process.start()
     there.close()

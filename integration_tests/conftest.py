@@ -27,11 +27,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=[*BACKENDS],
         help="fail at once if this backend is not there; may be given several times",
     )
-    group.addoption("--kills", type=int, default=4, help="how often the applying process is killed on each backend")
+    group.addoption(
+        "--kills",
+        type=int,
+        default=4,
+        help="how often the applying process is killed on each backend",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs(*abilities): what a scenario asks of a backend; see backends.ABILITIES")
+    config.addinivalue_line(
+        "markers",
+        "needs(*abilities): what a scenario asks of a backend; see backends.ABILITIES",
+    )
     # Servers with keys are spoken to without TLS here, on this machine alone.
     for expected in (
         "Api key is used with an insecure connection",
@@ -43,14 +51,20 @@ def pytest_configure(config: pytest.Config) -> None:
     servers_left_out = "not server" in config.getoption("markexpr")
     for name, backend in BACKENDS.items():
         # Where servers are left out nothing asks for Docker, which may be slow to say that it lacks an image.
-        reason = "make integration runs it" if servers_left_out and "server" in backend.can else backend.missing()
+        reason = (
+            "make integration runs it"
+            if servers_left_out and "server" in backend.can
+            else backend.missing()
+        )
         if reason is None and name in required:
             reason = backend.unobtainable()
         if reason is not None:
             _missing[name] = reason
     for name in required:
         if name in _missing:
-            raise pytest.UsageError(f"--require-backend {name}: it is not there: {_missing[name]}")
+            raise pytest.UsageError(
+                f"--require-backend {name}: it is not there: {_missing[name]}"
+            )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -64,18 +78,30 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name in BACKENDS:
         if name not in able:
             _cells[scenario][name] = [
-                next(text for need, text in ABILITIES.items() if need in needed - BACKENDS[name].can)
+                next(
+                    text
+                    for need, text in ABILITIES.items()
+                    if need in needed - BACKENDS[name].can
+                )
             ]
         elif name in _missing:
             _cells[scenario][name] = [_missing[name]]
-    absent = "; or ".join(f"{name}: {_missing[name]}" for name in able if name in _missing)
-    nowhere = pytest.param(None, id="nowhere", marks=pytest.mark.skip(reason=f"no backend can run it; {absent}"))
+    absent = "; or ".join(
+        f"{name}: {_missing[name]}" for name in able if name in _missing
+    )
+    nowhere = pytest.param(
+        None,
+        id="nowhere",
+        marks=pytest.mark.skip(reason=f"no backend can run it; {absent}"),
+    )
     metafunc.parametrize("backend", there or [nowhere], indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if isinstance(item, pytest.Function) and item.module.__name__.startswith("integration_tests."):
+        if isinstance(item, pytest.Function) and item.module.__name__.startswith(
+            "integration_tests."
+        ):
             item.add_marker("slow")
             chosen = getattr(item, "callspec", None)
             backend = BACKENDS.get(chosen.params.get("backend", "")) if chosen else None
@@ -84,7 +110,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+def backend(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Backend]:
     """One of the backends, running."""
     running = BACKENDS[request.param]()
     reason = running.unobtainable()
@@ -98,7 +126,9 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def api_key(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key of the backend, if it asks for one, is where a user has it: all that opens a URL takes it from there."""
     monkeypatch.delenv("QDRANT_API_KEY", raising=False)
-    if "backend" in request.fixturenames and (key := request.getfixturevalue("backend").api_key()):
+    if "backend" in request.fixturenames and (
+        key := request.getfixturevalue("backend").api_key()
+    ):
         monkeypatch.setenv("QDRANT_API_KEY", key)
 
 
@@ -130,11 +160,15 @@ def storage(request: pytest.FixtureRequest, backend: Backend) -> str:
 
 
 def _scenario(item: pytest.Item) -> str:
-    return getattr(item, "originalname", item.name).removeprefix("test_").replace("_", " ")
+    return (
+        getattr(item, "originalname", item.name).removeprefix("test_").replace("_", " ")
+    )
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[None]:
     report: Any = yield  # type: ignore[misc]
     if item.path.is_relative_to(__file__.removesuffix("conftest.py")):
         chosen = getattr(item, "callspec", None)
@@ -142,14 +176,20 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         if report.failed:
             _cells[_scenario(item)][where].append("failed")
         elif report.skipped and where is not None:
-            _cells[_scenario(item)][where].append(report.longrepr[2].removeprefix("Skipped: "))
+            _cells[_scenario(item)][where].append(
+                report.longrepr[2].removeprefix("Skipped: ")
+            )
         elif report.when == "call":
             _cells[_scenario(item)][where].append("passed")
     return report
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    ran = {report.nodeid for kind in ("passed", "failed", "skipped") for report in terminalreporter.getreports(kind)}
+    ran = {
+        report.nodeid
+        for kind in ("passed", "failed", "skipped")
+        for report in terminalreporter.getreports(kind)
+    }
     if not _cells or not any(name.startswith("integration_tests/") for name in ran):
         return
     columns = [NO_BACKEND, *BACKENDS]
@@ -163,7 +203,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     console = Console(width=150, file=terminalreporter._tw._file)
     console.print(table)
     for note, number in notes.items():
-        console.print(f"  {number}  not run: {note}", soft_wrap=True, markup=False, highlight=False)
+        console.print(
+            f"  {number}  not run: {note}",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
 
 
 def _cell(outcomes: list[str], notes: dict[str, int]) -> str:

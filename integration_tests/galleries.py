@@ -32,7 +32,10 @@ Content: TypeAlias = dict[int | str, tuple[list[float], dict[str, Any]]]
 """The vector and the payload of every point."""
 
 DATA = Path(__file__).parent.parent / "examples" / "data"
-_example = {path.stem: normalise(np.load(path).astype(np.float32), path.stem) for path in DATA.glob("*.npy")}
+_example = {
+    path.stem: normalise(np.load(path).astype(np.float32), path.stem)
+    for path in DATA.glob("*.npy")
+}
 NAMES = json.loads((DATA / "names.json").read_text())["test"][:300]
 TARGETS, LATER = _example["test_targets"][:300], _example["test_targets"][300:350]
 QUERIES = _example["test_queries"][:40]
@@ -65,27 +68,39 @@ def payload(row: int) -> dict[str, Any]:
         "when": "2024-05-06T07:08:09Z",
         "where": {"lon": 13.4, "lat": 52.5},
         "tags": ["a", "b", str(row)],
-        "nested": {"deep": [{"er": row}, {}], "": "an empty key", "hub_offset": "not ours"},
+        "nested": {
+            "deep": [{"er": row}, {}],
+            "": "an empty key",
+            "hub_offset": "not ours",
+        },
         "uuid": str(uuid.UUID(int=row + 10_000)),
         "text": "Ünïcödé “text” 🙂",
     }
 
 
-def exact_scores(queries: np.ndarray, vectors: np.ndarray, model: OffsetModel | None) -> np.ndarray:
+def exact_scores(
+    queries: np.ndarray, vectors: np.ndarray, model: OffsetModel | None
+) -> np.ndarray:
     """s(q, t) + offset(t) in double precision, with the map of `model`: [queries, targets]."""
     unit = normalise(vectors, "targets").astype(np.float64)
     offsets = 0.0 if model is None else model.offsets(vectors).astype(np.float64)
     mapped = normalise(queries, "queries").astype(np.float64)
     if model is not None and model.query_map is not None:
-        mapped = mapped + np.einsum("ed,qd->qe", model.query_map.step.astype(np.float64), mapped)
+        mapped = mapped + np.einsum(
+            "ed,qd->qe", model.query_map.step.astype(np.float64), mapped
+        )
     return np.einsum("qd,td->qt", mapped, unit) + offsets
 
 
 def assert_same(content: Content, expected: Content) -> None:
     """Every point with its payload, and its vectors up to roundings: local mode normalises anew when it is opened."""
-    assert {key: payload for key, (_, payload) in content.items()} == {key: row[1] for key, row in expected.items()}
+    assert {key: payload for key, (_, payload) in content.items()} == {
+        key: row[1] for key, row in expected.items()
+    }
     for key, (vector, _) in content.items():
-        named, wanted = (v if isinstance(v, dict) else {"": v} for v in (vector, expected[key][0]))
+        named, wanted = (
+            v if isinstance(v, dict) else {"": v} for v in (vector, expected[key][0])
+        )
         assert named.keys() == wanted.keys()
         for name, values in named.items():
             np.testing.assert_allclose(values, wanted[name], rtol=0, atol=1e-6)
@@ -112,22 +127,35 @@ class Gallery:
         self.client, self.url = backend.client(), name
         if "processes" in backend.can:
             url = backend.url(name)
-            self.url = f"{url}{'&' if '?' in url else '?'}using={using}" if using else url
-        parameters = models.VectorParams(size=TARGETS.shape[1], distance=models.Distance.COSINE, **(vector or {}))
+            self.url = (
+                f"{url}{'&' if '?' in url else '?'}using={using}" if using else url
+            )
+        parameters = models.VectorParams(
+            size=TARGETS.shape[1], distance=models.Distance.COSINE, **(vector or {})
+        )
         if graph:  # thresholds in kB, below the size of the gallery
             options |= {
-                "hnsw_config": models.HnswConfigDiff(m=16, ef_construct=100, full_scan_threshold=10),
+                "hnsw_config": models.HnswConfigDiff(
+                    m=16, ef_construct=100, full_scan_threshold=10
+                ),
                 "optimizers_config": models.OptimizersConfigDiff(indexing_threshold=10),
             }
         if sparse:
             options |= {"sparse_vectors_config": {"words": models.SparseVectorParams()}}
-        self.client.create_collection(name, {using: parameters} if using else parameters, **options)
-        points = [self.point(key, self.vectors[row], payload(row)) for row, key in enumerate(self.ids)]
+        self.client.create_collection(
+            name, {using: parameters} if using else parameters, **options
+        )
+        points = [
+            self.point(key, self.vectors[row], payload(row))
+            for row, key in enumerate(self.ids)
+        ]
         self.client.upload_points(name, points, batch_size=PAGE, wait=True)
         if graph:
             wait_until(self.is_indexed)
 
-    def point(self, key: int | str, vector: np.ndarray, payload: dict[str, Any] | None = None) -> models.PointStruct:
+    def point(
+        self, key: int | str, vector: np.ndarray, payload: dict[str, Any] | None = None
+    ) -> models.PointStruct:
         return models.PointStruct(id=key, vector=self.vector(vector), payload=payload)
 
     def vector(self, vector: np.ndarray) -> Any:
@@ -136,29 +164,52 @@ class Gallery:
         if not self.sparse:
             return {self.using: dense} if self.using else dense
         largest = np.sort(np.argsort(-np.abs(vector))[:8])
-        values = np.abs(vector[largest]).tolist()  # so that no two targets score the same
-        return {self.using: dense, "words": models.SparseVector(indices=largest.tolist(), values=values)}
+        values = np.abs(
+            vector[largest]
+        ).tolist()  # so that no two targets score the same
+        return {
+            self.using: dense,
+            "words": models.SparseVector(indices=largest.tolist(), values=values),
+        }
 
     def is_indexed(self) -> bool:
         """Whether the server is done with its graphs. It makes none for a handful of points that lie by themselves."""
         info = self.client.get_collection(self.name)
-        return info.status == models.CollectionStatus.GREEN and (info.indexed_vectors_count or 0) > len(self.ids) / 2
+        return (
+            info.status == models.CollectionStatus.GREEN
+            and (info.indexed_vectors_count or 0) > len(self.ids) / 2
+        )
 
-    def store(self, storage: Any = "auto", client: QdrantClient | None = None, **options: Any) -> Store:
+    def store(
+        self, storage: Any = "auto", client: QdrantClient | None = None, **options: Any
+    ) -> Store:
         """It, as hubplugin's own store, which keeps a new correction as `storage`, with `options` of `open_store`."""
         return hubplugin_qdrant.open_store(
-            client or self.client, self.name, vector=self.using, storage=storage, **options
+            client or self.client,
+            self.name,
+            vector=self.using,
+            storage=storage,
+            **options,
         )
 
     def correct(
-        self, storage: Any = "auto", bank: Any = BANK, offset_key: str | None = None, **options: Any
+        self,
+        storage: Any = "auto",
+        bank: Any = BANK,
+        offset_key: str | None = None,
+        **options: Any,
     ) -> OffsetModel:
         """The model of a correction that is applied to it, with `options` of `apply`."""
-        return apply(self.store(storage, offset_key=offset_key), bank, **(APPLY | options)).model
+        return apply(
+            self.store(storage, offset_key=offset_key), bank, **(APPLY | options)
+        ).model
 
     def insert(self, ids: list[int | str], vectors: np.ndarray) -> None:
         """Adds or replaces targets as another program would, past hubplugin."""
-        points = [self.point(key, vector, {"row": -1}) for key, vector in zip(ids, vectors, strict=True)]
+        points = [
+            self.point(key, vector, {"row": -1})
+            for key, vector in zip(ids, vectors, strict=True)
+        ]
         self.client.upsert(self.name, points, wait=True)
 
     def content(self) -> Content:
@@ -167,7 +218,11 @@ class Gallery:
         following = None
         while True:
             records, following = self.client.scroll(
-                self.name, limit=PAGE, offset=following, with_payload=True, with_vectors=True
+                self.name,
+                limit=PAGE,
+                offset=following,
+                with_payload=True,
+                with_vectors=True,
             )
             for record in records:
                 key = record.id if isinstance(record.id, int) else str(record.id)
@@ -187,14 +242,25 @@ class Gallery:
         """Leaves nothing behind."""
         client = self.backend.client()
         for collection in client.get_collections().collections:  # with its companion
-            if collection.name == self.name or collection.name.startswith(f"{self.name}--"):
+            if collection.name == self.name or collection.name.startswith(
+                f"{self.name}--"
+            ):
                 client.delete_collection(collection.name)
 
-    def search(self, client: QdrantClient, name: str = "", queries: np.ndarray = QUERIES, **options: Any) -> Any:
+    def search(
+        self,
+        client: QdrantClient,
+        name: str = "",
+        queries: np.ndarray = QUERIES,
+        **options: Any,
+    ) -> Any:
         """The points that `client` finds for each query, under the `name` of an alias or its own."""
         using = self.using or None
         return [
-            client.query_points(name or self.name, query, using, **({"limit": K} | options)).points for query in queries
+            client.query_points(
+                name or self.name, query, using, **({"limit": K} | options)
+            ).points
+            for query in queries
         ]
 
     def health(self) -> tuple[int, int, int]:
@@ -203,11 +269,19 @@ class Gallery:
         return report.count, report.missing, report.stale
 
     def agreement(
-        self, client: QdrantClient | Answer, model: OffsetModel | None, name: str = "", **options: Any
+        self,
+        client: QdrantClient | Answer,
+        model: OffsetModel | None,
+        name: str = "",
+        **options: Any,
     ) -> float:
         """The share of what `client` finds, or of these ids, that belongs to the exact first results of each query,
         corrected by `model`. options: of `search`."""
-        answer = client if isinstance(client, list) else ids_of(self.search(client, name, **options))
+        answer = (
+            client
+            if isinstance(client, list)
+            else ids_of(self.search(client, name, **options))
+        )
         scores = exact_scores(options.get("queries", QUERIES), self.vectors, model)
         row = {key: number for number, key in enumerate(self.ids)}
         rows = np.array([[row[key] for key in line] for line in answer])

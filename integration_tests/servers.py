@@ -54,7 +54,11 @@ class Address:
         }
 
     def _trusting(self) -> ssl.SSLContext | bool:
-        return ssl.create_default_context(cafile=self.authority) if self.authority else True
+        return (
+            ssl.create_default_context(cafile=self.authority)
+            if self.authority
+            else True
+        )
 
     def client(self) -> QdrantClient:
         return QdrantClient(**self.options())
@@ -62,7 +66,9 @@ class Address:
     def ready(self) -> bool:
         scheme = "https" if self.https else "http"
         try:
-            return httpx.get(f"{scheme}://{self.host}:{self.http}/readyz", verify=self._trusting()).is_success
+            return httpx.get(
+                f"{scheme}://{self.host}:{self.http}/readyz", verify=self._trusting()
+            ).is_success
         except httpx.TransportError:
             return False
 
@@ -87,7 +93,10 @@ class Process(ABC):
         arguments: Sequence[str] = (),
     ):
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.address = folder, address or Address("127.0.0.1", *free_ports(2))
+        self.folder, self.address = (
+            folder,
+            address or Address("127.0.0.1", *free_ports(2)),
+        )
         self.settings = {"QDRANT__TELEMETRY_DISABLED": "true", **(settings or {})}
         self.arguments = tuple(arguments)
 
@@ -138,14 +147,20 @@ class Executable(Process):
         command, environment = ["qdrant", *self.arguments], os.environ | self.settings
         with (self.folder / "log").open("ab") as log:
             self._running = subprocess.Popen(
-                command, cwd=self.folder, env=environment, stdout=log, stderr=subprocess.STDOUT
+                command,
+                cwd=self.folder,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
         wait_until(self._answers)
 
     def _answers(self) -> bool:
         assert self._running is not None
         if self._running.poll() is not None:
-            raise RuntimeError(f"qdrant ended with status {self._running.returncode}: see {self.folder / 'log'}")
+            raise RuntimeError(
+                f"qdrant ended with status {self._running.returncode}: see {self.folder / 'log'}"
+            )
         return self.address.ready()
 
     def stop(self) -> None:
@@ -166,8 +181,13 @@ class Container(Process):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        project, variables = f"hubplugin-{uuid.uuid4().hex[:8]}", self.folder / "server.env"
-        self._compose = DockerComposeExecutor(f'docker compose --env-file "{variables}"', str(COMPOSE_FILE), project)
+        project, variables = (
+            f"hubplugin-{uuid.uuid4().hex[:8]}",
+            self.folder / "server.env",
+        )
+        self._compose = DockerComposeExecutor(
+            f'docker compose --env-file "{variables}"', str(COMPOSE_FILE), project
+        )
         self.peer = f"http://{project}:6335"
 
     @staticmethod
@@ -180,7 +200,9 @@ class Container(Process):
             ("info", "start the Docker engine, which does not answer"),
         ):
             try:
-                if subprocess.run(["docker", *command.split()], capture_output=True, timeout=60).returncode:
+                if subprocess.run(
+                    ["docker", *command.split()], capture_output=True, timeout=60
+                ).returncode:
                     return reason
             except subprocess.TimeoutExpired:
                 return reason
@@ -190,11 +212,19 @@ class Container(Process):
     @cache
     def unobtainable() -> str | None:
         """Pulls the image if it is not here."""
-        if not subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode:
+        if not subprocess.run(
+            ["docker", "image", "inspect", IMAGE], capture_output=True
+        ).returncode:
             return None
-        pull = subprocess.run(["docker", "pull", "--quiet", IMAGE], capture_output=True, text=True)
+        pull = subprocess.run(
+            ["docker", "pull", "--quiet", IMAGE], capture_output=True, text=True
+        )
         reason = (pull.stderr.strip().splitlines() or ["no reason given"])[-1]
-        return f"the Docker engine cannot get {IMAGE}: {reason}" if pull.returncode else None
+        return (
+            f"the Docker engine cannot get {IMAGE}: {reason}"
+            if pull.returncode
+            else None
+        )
 
     def start(self) -> None:
         variables = self.settings | {
@@ -237,7 +267,9 @@ class Stalling:
         self._listening = [socket.create_server(("127.0.0.1", 0)) for _ in others]
         self.ports = [listening.getsockname()[1] for listening in self._listening]
         for listening, other in zip(self._listening, others, strict=True):
-            threading.Thread(target=self._accept, args=(listening, other), daemon=True).start()
+            threading.Thread(
+                target=self._accept, args=(listening, other), daemon=True
+            ).start()
 
     @contextmanager
     def stalled(self) -> Iterator[None]:

@@ -21,7 +21,11 @@ def pool() -> ProcessPoolExecutor:
 
 
 def offsets(store) -> dict[int | str, float]:
-    return {key: value for batch in store.scan() for key, value in zip(batch.ids, batch.offsets.tolist(), strict=True)}
+    return {
+        key: value
+        for batch in store.scan()
+        for key, value in zip(batch.ids, batch.offsets.tolist(), strict=True)
+    }
 
 
 def test_a_worker_that_dies_while_it_writes_costs_its_shard(fill):
@@ -30,12 +34,26 @@ def test_a_worker_that_dies_while_it_writes_costs_its_shard(fill):
 
     def kill(task: str, done: int, total: int) -> None:
         if task.startswith("writing offsets"):  # of the first shard
-            with suppress(ProcessLookupError):  # dead by now, if another shard is reported meanwhile
+            with suppress(
+                ProcessLookupError
+            ):  # dead by now, if another shard is reported meanwhile
                 os.kill(next(iter(executor._processes)), signal.SIGKILL)
 
-    with pool() as executor, pytest.raises(ClusterError, match="the executor has lost its workers"):
-        hubplugin.apply(shared, BANK, executor=executor, shards=6, compute=hubplugin.Compute(progress=kill), **APPLY)
+    with (
+        pool() as executor,
+        pytest.raises(ClusterError, match="the executor has lost its workers"),
+    ):
+        hubplugin.apply(
+            shared,
+            BANK,
+            executor=executor,
+            shards=6,
+            compute=hubplugin.Compute(progress=kill),
+            **APPLY,
+        )
     assert not hubplugin.open_store(shared.url).correction().active
     with pool() as executor:
         hubplugin.apply(shared, BANK, executor=executor, shards=6, **APPLY)
-    np.testing.assert_allclose(list(offsets(shared).values()), list(offsets(alone).values()), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        list(offsets(shared).values()), list(offsets(alone).values()), rtol=0, atol=1e-5
+    )

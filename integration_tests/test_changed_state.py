@@ -23,13 +23,19 @@ FRESH = [point_id(2_000 + row) for row in range(len(LATER))]
 
 def points(rows):
     return [
-        models.PointStruct(id=FRESH[row], vector={"code": LATER[row].tolist()}, payload={"row": row}) for row in rows
+        models.PointStruct(
+            id=FRESH[row], vector={"code": LATER[row].tolist()}, payload={"row": row}
+        )
+        for row in rows
     ]
 
 
 def moved(ids):
     vectors = zip(ids, LATER, strict=False)
-    return [models.PointVectors(id=key, vector={"code": vector.tolist()}) for key, vector in vectors]
+    return [
+        models.PointVectors(id=key, vector={"code": vector.tolist()})
+        for key, vector in vectors
+    ]
 
 
 def filter_of(ids):
@@ -38,24 +44,40 @@ def filter_of(ids):
 
 WRITES = {
     "upsert": lambda c, name, ids: c.upsert(name, points(range(8))),
-    "upsert without waiting": lambda c, name, ids: c.upsert(name, points(range(8, 16)), wait=False),
+    "upsert without waiting": lambda c, name, ids: c.upsert(
+        name, points(range(8, 16)), wait=False
+    ),
     "upsert without payload": lambda c, name, ids: c.upsert(
         name, [models.PointStruct(id=ids[0], vector={"code": LATER[0].tolist()})]
     ),
-    "upload points": lambda c, name, ids: c.upload_points(name, points(range(16, 24)), batch_size=3),
+    "upload points": lambda c, name, ids: c.upload_points(
+        name, points(range(16, 24)), batch_size=3
+    ),
     "upload a collection": lambda c, name, ids: c.upload_collection(
         name, {"code": LATER[24:32]}, ids=FRESH[24:32], batch_size=3
     ),
     "update": lambda c, name, ids: c.update_vectors(name, moved(ids[1:6])),
-    "overwrite": lambda c, name, ids: c.overwrite_payload(name, {"row": 1}, points=ids[6:9]),
-    "overwrite by a filter": lambda c, name, ids: c.overwrite_payload(name, {"row": 1}, points=filter_of(ids[9:12])),
-    "clear": lambda c, name, ids: c.clear_payload(name, points_selector=filter_of(ids[12:15])),
-    "delete vectors": lambda c, name, ids: c.delete_vectors(name, ["code"], points=ids[15:18]),
+    "overwrite": lambda c, name, ids: c.overwrite_payload(
+        name, {"row": 1}, points=ids[6:9]
+    ),
+    "overwrite by a filter": lambda c, name, ids: c.overwrite_payload(
+        name, {"row": 1}, points=filter_of(ids[9:12])
+    ),
+    "clear": lambda c, name, ids: c.clear_payload(
+        name, points_selector=filter_of(ids[12:15])
+    ),
+    "delete vectors": lambda c, name, ids: c.delete_vectors(
+        name, ["code"], points=ids[15:18]
+    ),
     "several": lambda c, name, ids: c.batch_update_points(
         name,
         [
-            models.UpdateVectorsOperation(update_vectors=models.UpdateVectors(points=moved(ids[18:20]))),
-            models.ClearPayloadOperation(clear_payload=models.PointIdsList(points=ids[18:21])),
+            models.UpdateVectorsOperation(
+                update_vectors=models.UpdateVectors(points=moved(ids[18:20]))
+            ),
+            models.ClearPayloadOperation(
+                clear_payload=models.PointIdsList(points=ids[18:21])
+            ),
         ],
     ),
 }
@@ -71,8 +93,12 @@ def stays(client, name):
 
 
 @pytest.mark.parametrize("change", ["remove", "another fit", "two more fits"])
-def test_what_is_written_by_an_old_state_is_brought_to_the_new_one(backend, fill, storage, change, monkeypatch):
-    monkeypatch.setattr(metadata, "MANIFEST_SECONDS", 0.0)  # no job waits for clients, of which none looks again
+def test_what_is_written_by_an_old_state_is_brought_to_the_new_one(
+    backend, fill, storage, change, monkeypatch
+):
+    monkeypatch.setattr(
+        metadata, "MANIFEST_SECONDS", 0.0
+    )  # no job waits for clients, of which none looks again
     gallery = fill(using="code")
     gallery.correct(storage)
     writers = {write: stays(backend.wrapped(), gallery.name) for write in WRITES}
@@ -99,7 +125,9 @@ def test_an_alias_that_is_moved_under_load_fails_no_search(backend, fill):
 
     def move(to):
         create = models.CreateAlias(collection_name=to.name, alias_name=alias)
-        client.update_collection_aliases([models.CreateAliasOperation(create_alias=create)])
+        client.update_collection_aliases(
+            [models.CreateAliasOperation(create_alias=create)]
+        )
 
     @contextmanager
     def counted():

@@ -17,10 +17,15 @@ from integration_tests.waiting import wait_until
 pytestmark = pytest.mark.needs("cluster")
 
 
-def test_a_node_that_stops_and_comes_back_during_apply_loses_nothing(backend, gallery, monkeypatch):
+def test_a_node_that_stops_and_comes_back_during_apply_loses_nothing(
+    backend, gallery, monkeypatch
+):
     monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 20)
 
-    away, back = threading.Event(), threading.Thread(target=backend.start, args=["node3"])
+    away, back = (
+        threading.Event(),
+        threading.Thread(target=backend.start, args=["node3"]),
+    )
 
     def stop_and_start(task, done, total):
         if task == "writing offsets" and not away.is_set():
@@ -52,20 +57,31 @@ class Placement:
 
     def __init__(self, backend, collection: str):
         self._first, *_ = self._nodes = [
-            f"http://{address.host}:{address.http}/collections/{collection}" for address in backend.addresses.values()
+            f"http://{address.host}:{address.http}/collections/{collection}"
+            for address in backend.addresses.values()
         ]
 
     def change(self, **operation) -> None:
-        httpx.post(f"{self._first}/cluster", json=operation, timeout=60).raise_for_status()
+        httpx.post(
+            f"{self._first}/cluster", json=operation, timeout=60
+        ).raise_for_status()
 
     def read(self, node: str | None = None) -> dict:
-        return httpx.get(f"{node or self._first}/cluster", timeout=60).raise_for_status().json()["result"]
+        return (
+            httpx.get(f"{node or self._first}/cluster", timeout=60)
+            .raise_for_status()
+            .json()["result"]
+        )
 
     def replicas(self) -> dict[int, tuple[int, str]]:
         """The node of each shard, of which there is one replica, and its state."""
         state = self.read()
-        shards = [{"peer_id": state["peer_id"], **shard} for shard in state["local_shards"]] + state["remote_shards"]
-        return {shard["shard_id"]: (shard["peer_id"], shard["state"]) for shard in shards}
+        shards = [
+            {"peer_id": state["peer_id"], **shard} for shard in state["local_shards"]
+        ] + state["remote_shards"]
+        return {
+            shard["shard_id"]: (shard["peer_id"], shard["state"]) for shard in shards
+        }
 
     def is_at_rest(self) -> bool:
         return not self.read()["shard_transfers"]
@@ -75,7 +91,9 @@ class Placement:
         for node in self._nodes:
             for shard in self.read(node)["local_shards"]:
                 place = f"{node}/shards/{shard['shard_id']}/cleanup"
-                httpx.post(place, params={"wait": "true"}, timeout=60).raise_for_status()
+                httpx.post(
+                    place, params={"wait": "true"}, timeout=60
+                ).raise_for_status()
 
 
 def require_whole(gallery, model) -> None:
@@ -83,7 +101,9 @@ def require_whole(gallery, model) -> None:
     assert gallery.agreement(gallery.store().search(QUERIES, K).ids, model) >= AGREED
 
 
-def test_shards_that_move_to_another_node_during_apply_keep_every_offset(backend, fill, monkeypatch):
+def test_shards_that_move_to_another_node_during_apply_keep_every_offset(
+    backend, fill, monkeypatch
+):
     gallery = fill(shard_number=3, replication_factor=1)
     monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 20)
     placement, moves = Placement(backend, gallery.name), []
@@ -91,8 +111,17 @@ def test_shards_that_move_to_another_node_during_apply_keep_every_offset(backend
     def move_once(task, done, total):
         if task == "writing offsets" and not moves:
             state = placement.read()
-            (shard, *_), away = state["local_shards"], state["remote_shards"][0]["peer_id"]
-            moves.append({"shard_id": shard["shard_id"], "from_peer_id": state["peer_id"], "to_peer_id": away})
+            (shard, *_), away = (
+                state["local_shards"],
+                state["remote_shards"][0]["peer_id"],
+            )
+            moves.append(
+                {
+                    "shard_id": shard["shard_id"],
+                    "from_peer_id": state["peer_id"],
+                    "to_peer_id": away,
+                }
+            )
             placement.change(move_shard=moves[0])
 
     model = gallery.correct(compute=Compute(progress=move_once))
@@ -110,7 +139,12 @@ def reshard(placement: Placement, old: int) -> Iterator[None]:
     to, _ = placement.replicas()[old]
     for shard in range(old):
         peer, _ = placement.replicas()[shard]
-        way = {"from_peer_id": peer, "to_peer_id": to, "shard_id": shard, "to_shard_id": old}
+        way = {
+            "from_peer_id": peer,
+            "to_peer_id": to,
+            "shard_id": shard,
+            "to_shard_id": old,
+        }
         placement.change(replicate_shard={**way, "method": "resharding_stream_records"})
         yield
         wait_until(placement.is_at_rest)
@@ -127,7 +161,9 @@ def reshard(placement: Placement, old: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("storage", ["payload", "vector"])
-def test_a_collection_that_gets_another_shard_during_apply_keeps_every_offset(backend, fill, storage, monkeypatch):
+def test_a_collection_that_gets_another_shard_during_apply_keeps_every_offset(
+    backend, fill, storage, monkeypatch
+):
     backend.require((1, 19), "resharding")  # the oldest where it was seen
     gallery = fill(shard_number=3, replication_factor=1)
     monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 20)
@@ -142,13 +178,19 @@ def test_a_collection_that_gets_another_shard_during_apply_keeps_every_offset(ba
     model = gallery.correct(storage, compute=Compute(progress=step))
     assert next(steps, "ended") == "ended"
     assert tasks == {"writing offsets", "closing"}
-    assert {shard: state for shard, (_, state) in placement.replicas().items()} == dict.fromkeys(range(4), "Active")
+    assert {
+        shard: state for shard, (_, state) in placement.replicas().items()
+    } == dict.fromkeys(range(4), "Active")
     require_whole(gallery, model)
 
 
 def fill_shards(fill, client, vectors, keys, replicas, using=""):
     """A gallery of `vectors` [n, d] under the ids 0, 1, ..., and the ids that lie under each of the shard keys."""
-    sharding = {"sharding_method": models.ShardingMethod.CUSTOM, "shard_number": 1, "replication_factor": replicas}
+    sharding = {
+        "sharding_method": models.ShardingMethod.CUSTOM,
+        "shard_number": 1,
+        "replication_factor": replicas,
+    }
     gallery = fill(rows=0, using=using, **sharding)
     ids = dict(zip(keys, np.split(np.arange(len(vectors)), len(keys)), strict=True))
     for key, rows in ids.items():
@@ -160,7 +202,9 @@ def fill_shards(fill, client, vectors, keys, replicas, using=""):
 
 
 def test_custom_shard_keys_are_corrected_each_and_together(backend, fill):
-    gallery, ids = fill_shards(fill, backend.client(), TARGETS, ("left", "right"), replicas=2)
+    gallery, ids = fill_shards(
+        fill, backend.client(), TARGETS, ("left", "right"), replicas=2
+    )
     model, hub = gallery.correct(), backend.wrapped()
     assert gallery.agreement(hub, model) >= AGREED
     gallery.ids, gallery.vectors = ids["left"].tolist(), TARGETS[ids["left"]]
@@ -168,7 +212,9 @@ def test_custom_shard_keys_are_corrected_each_and_together(backend, fill):
 
 
 @pytest.mark.parametrize("tenants", [8, 20])
-def test_a_tenant_finds_by_a_shard_key_what_the_raw_index_would(backend, fill, storage, tenants):
+def test_a_tenant_finds_by_a_shard_key_what_the_raw_index_would(
+    backend, fill, storage, tenants
+):
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(60, 32))
 
@@ -179,11 +225,15 @@ def test_a_tenant_finds_by_a_shard_key_what_the_raw_index_would(backend, fill, s
         return normalise(wide.astype(np.float32), "drawn")
 
     vectors, queries = draw(tenants * 250), draw(40)
-    gallery, ids = fill_shards(fill, backend.client(), vectors, range(tenants), replicas=1, using="code")
+    gallery, ids = fill_shards(
+        fill, backend.client(), vectors, range(tenants), replicas=1, using="code"
+    )
     model = apply(gallery.store(storage), draw(400), "nnn", force=True).model
     hub, shares = backend.wrapped(), []
     for key, rows in ids.items():
         gallery.ids, gallery.vectors = rows.tolist(), vectors[rows]
-        shares.append(gallery.agreement(hub, model, queries=queries, shard_key_selector=key))
+        shares.append(
+            gallery.agreement(hub, model, queries=queries, shard_key_selector=key)
+        )
     assert np.mean(shares) >= 0.985
     assert min(shares) >= AGREED

@@ -25,10 +25,30 @@ class RunningServer(Server):
 def correct_by_command(gallery, tmp_path, **environment):
     """Corrects `gallery` by the command line, in a process that knows its URL and `environment`."""
     np.save(tmp_path / "bank.npy", BANK)
-    command = [sys.executable, "-c", "from hubplugin.cli import main; main()", "apply", gallery.url]
-    options = ["--bank", str(tmp_path / "bank.npy"), "--method", "dbsn", "--set", "tau=0.05"]
-    inherited = {name: value for name, value in os.environ.items() if name != "QDRANT_API_KEY"}
-    return subprocess.run([*command, *options], env=inherited | environment, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-c",
+        "from hubplugin.cli import main; main()",
+        "apply",
+        gallery.url,
+    ]
+    options = [
+        "--bank",
+        str(tmp_path / "bank.npy"),
+        "--method",
+        "dbsn",
+        "--set",
+        "tau=0.05",
+    ]
+    inherited = {
+        name: value for name, value in os.environ.items() if name != "QDRANT_API_KEY"
+    }
+    return subprocess.run(
+        [*command, *options],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+    )
 
 
 def last_line(run):
@@ -41,7 +61,9 @@ def last_line(run):
 
 
 @pytest.mark.needs("grpc")
-def test_a_server_that_stops_answering_is_the_clients_own_error_for_that_time(backend, fill, storage):
+def test_a_server_that_stops_answering_is_the_clients_own_error_for_that_time(
+    backend, fill, storage
+):
     gallery = fill(using="code")
     model = gallery.correct(storage)
     between = Stalling(backend.address.http, backend.address.grpc)
@@ -58,7 +80,14 @@ def test_a_server_that_stops_answering_is_the_clients_own_error_for_that_time(ba
     with between.stalled():
         expected = error_of(lambda: gallery.search(plain))
         assert error_of(lambda: gallery.search(hub)) is expected
-        assert error_of(lambda: hub.upsert(gallery.name, [gallery.point(gallery.ids[0], TARGETS[0])])) is expected
+        assert (
+            error_of(
+                lambda: hub.upsert(
+                    gallery.name, [gallery.point(gallery.ids[0], TARGETS[0])]
+                )
+            )
+            is expected
+        )
     wait_until(lambda: _answers(hub, gallery))
     assert gallery.agreement(hub, model) >= AGREED
     assert gallery.health()[1:] == (0, 0)
@@ -73,11 +102,15 @@ def _answers(hub, gallery):
 
 
 @pytest.mark.needs("managed")
-def test_an_api_key_comes_from_the_environment_and_a_wrong_one_is_one_line(backend, tmp_path):
+def test_an_api_key_comes_from_the_environment_and_a_wrong_one_is_one_line(
+    backend, tmp_path
+):
     address = backend.keyed()
     gallery = RunningServer(address).gallery()
     try:
-        wrong = correct_by_command(gallery, tmp_path, QDRANT_API_KEY="wrong-key-of-a-user")
+        wrong = correct_by_command(
+            gallery, tmp_path, QDRANT_API_KEY="wrong-key-of-a-user"
+        )
         assert "the api key is missing, wrong or expired" in last_line(wrong)
         assert "wrong-key-of-a-user" not in wrong.stderr + wrong.stdout
         right = correct_by_command(gallery, tmp_path, QDRANT_API_KEY=address.api_key)
@@ -92,9 +125,14 @@ def test_a_server_with_tls_is_corrected_by_its_url(backend, tmp_path):
     address = backend.tls()
     gallery = RunningServer(address).gallery()
     try:
-        done = correct_by_command(gallery, tmp_path, SSL_CERT_FILE=str(address.authority))
+        done = correct_by_command(
+            gallery, tmp_path, SSL_CERT_FILE=str(address.authority)
+        )
         assert done.returncode == 0, done.stderr
-        assert all(len(points) == K for points in gallery.search(HubQdrantClient(**address.options())))
+        assert all(
+            len(points) == K
+            for points in gallery.search(HubQdrantClient(**address.options()))
+        )
         assert "certificate" in last_line(correct_by_command(gallery, tmp_path)).lower()
     finally:
         gallery.drop()

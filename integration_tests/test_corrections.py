@@ -8,8 +8,12 @@ from hubplugin_qdrant import metadata
 from integration_tests.galleries import OTHER_BANK, QUERIES, Answer, K
 
 
-def test_answers_are_entirely_old_or_entirely_new_while_the_bank_changes(backend, gallery, monkeypatch):
-    monkeypatch.setattr(metadata, "MANIFEST_SECONDS", 2.0)  # so long a search may take that read the old manifest
+def test_answers_are_entirely_old_or_entirely_new_while_the_bank_changes(
+    backend, gallery, monkeypatch
+):
+    monkeypatch.setattr(
+        metadata, "MANIFEST_SECONDS", 2.0
+    )  # so long a search may take that read the old manifest
     monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 25)
     gallery.correct()
     answers: list[Answer] = []

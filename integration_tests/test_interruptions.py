@@ -15,15 +15,31 @@ import hubplugin_qdrant.transport
 from hubplugin import Compute, inspect
 from hubplugin_qdrant import HubQdrantClient
 from integration_tests import applying
-from integration_tests.galleries import AGREED, QUERIES, TARGETS, K, assert_same, payload
+from integration_tests.galleries import (
+    AGREED,
+    QUERIES,
+    TARGETS,
+    K,
+    assert_same,
+    payload,
+)
 
 
 @pytest.mark.needs("processes")
-def test_a_process_killed_at_any_moment_leaves_searches_whole_and_the_next_goes_on(fill, pytestconfig):
+def test_a_process_killed_at_any_moment_leaves_searches_whole_and_the_next_goes_on(
+    fill, pytestconfig
+):
     gallery = fill(rows=60)
     before, raw = gallery.content(), gallery.store().search(QUERIES, K).ids
-    moments, killed, bank, kills = random.Random(6), 0, 0, pytestconfig.getoption("--kills")
-    longest = run_whole(gallery, bank)  # an uninterrupted run, to know how long one takes
+    moments, killed, bank, kills = (
+        random.Random(6),
+        0,
+        0,
+        pytestconfig.getoption("--kills"),
+    )
+    longest = run_whole(
+        gallery, bank
+    )  # an uninterrupted run, to know how long one takes
     while killed < kills:
         bank = 1 - bank
         was_killed = True
@@ -56,7 +72,11 @@ def wait_until_still(gallery):
     """The correction, and the answers under it: a server may still be doing what a killed process asked for."""
     store = gallery.store()
     while True:
-        before, answers, after = store.correction(), store.search(QUERIES, K).ids, store.correction()
+        before, answers, after = (
+            store.correction(),
+            store.search(QUERIES, K).ids,
+            store.correction(),
+        )
         if str(before) == str(after):
             return after, answers
 
@@ -77,7 +97,9 @@ class Stranger:
     def __init__(self, client, gallery):
         self._client, self._gallery, self._random = client, gallery, random.Random(7)
         rows = zip(gallery.ids, gallery.vectors, strict=True)
-        self.expected = {key: (vector, payload(row)) for row, (key, vector) in enumerate(rows)}
+        self.expected = {
+            key: (vector, payload(row)) for row, (key, vector) in enumerate(rows)
+        }
         self._stop, self._errors = threading.Event(), []
         self._thread = threading.Thread(target=self._run)
 
@@ -99,17 +121,36 @@ class Stranger:
             self._errors.append(error)
 
     def step(self):
-        client, where = self._client, {"collection_name": self._gallery.name, "wait": True}
-        key, fresh = self._random.choice(list(self.expected)), 1_000_000 + len(self.expected)
+        client, where = (
+            self._client,
+            {"collection_name": self._gallery.name, "wait": True},
+        )
+        key, fresh = (
+            self._random.choice(list(self.expected)),
+            1_000_000 + len(self.expected),
+        )
         vector, stored = self.expected[key]
-        moved = np.float32(TARGETS[self._random.randrange(len(TARGETS))] + 0.05 * TARGETS[self._random.randrange(60)])
-        kind = self._random.choice(["new", "another", "vector", "payload", "overwrite", "delete"])
+        moved = np.float32(
+            TARGETS[self._random.randrange(len(TARGETS))]
+            + 0.05 * TARGETS[self._random.randrange(60)]
+        )
+        kind = self._random.choice(
+            ["new", "another", "vector", "payload", "overwrite", "delete"]
+        )
         if kind in ("new", "another"):
-            key, row = fresh if kind == "new" else key, {"row": self._random.randrange(100)}
+            key, row = (
+                fresh if kind == "new" else key,
+                {"row": self._random.randrange(100)},
+            )
             client.upsert(points=[self._gallery.point(key, moved, row)], **where)
             self.expected[key] = (moved, row)
         elif kind == "vector":
-            client.update_vectors(points=[models.PointVectors(id=key, vector=self._gallery.vector(moved))], **where)
+            client.update_vectors(
+                points=[
+                    models.PointVectors(id=key, vector=self._gallery.vector(moved))
+                ],
+                **where,
+            )
             self.expected[key] = (moved, stored)
         elif kind == "payload":
             client.set_payload(payload={"seen": True}, points=[key], **where)
@@ -123,7 +164,9 @@ class Stranger:
 
 
 @pytest.mark.needs("processes", "server")
-def test_a_process_killed_while_a_stranger_writes_loses_nothing_of_either(backend, fill, storage, pytestconfig):
+def test_a_process_killed_while_a_stranger_writes_loses_nothing_of_either(
+    backend, fill, storage, pytestconfig
+):
     gallery = fill(rows=60, using="code")
     gallery.url += f"&storage={storage}"
     moments, killed, bank = random.Random(8), 0, 0
@@ -141,19 +184,40 @@ def test_a_process_killed_while_a_stranger_writes_loses_nothing_of_either(backen
     expected = stranger.expected
     hubplugin.refresh(gallery.store())
     report = inspect(gallery.store(), queries=0)
-    assert (report.count, report.missing, report.stale, report.foreign) == (len(expected), 0, 0, 0)
-    gallery.ids, gallery.vectors = list(expected), np.array([vector for vector, _ in expected.values()])
-    assert gallery.agreement(gallery.store().search(QUERIES, K).ids, report.correction.model) >= AGREED
+    assert (report.count, report.missing, report.stale, report.foreign) == (
+        len(expected),
+        0,
+        0,
+        0,
+    )
+    gallery.ids, gallery.vectors = (
+        list(expected),
+        np.array([vector for vector, _ in expected.values()]),
+    )
+    assert (
+        gallery.agreement(
+            gallery.store().search(QUERIES, K).ids, report.correction.model
+        )
+        >= AGREED
+    )
     hubplugin.remove(gallery.store())
     rows = expected.items()
     assert_same(
-        gallery.content(), {key: ({"code": vector / np.linalg.norm(vector)}, stored) for key, (vector, stored) in rows}
+        gallery.content(),
+        {
+            key: ({"code": vector / np.linalg.norm(vector)}, stored)
+            for key, (vector, stored) in rows
+        },
     )
-    assert list(gallery.client.get_collection(gallery.name).config.params.vectors) == ["code"]
+    assert list(gallery.client.get_collection(gallery.name).config.params.vectors) == [
+        "code"
+    ]
 
 
 @pytest.mark.needs("managed")
-def test_a_server_restarted_in_mid_apply_is_waited_for(backend, fill, storage, monkeypatch):
+def test_a_server_restarted_in_mid_apply_is_waited_for(
+    backend, fill, storage, monkeypatch
+):
     gallery = fill(using="code")
     monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 20)
     back = threading.Thread(target=backend.start)
@@ -175,7 +239,10 @@ def test_a_server_restarted_in_mid_apply_is_waited_for(backend, fill, storage, m
 
 
 def ids_and_scores(client, gallery):
-    return [[(point.id, point.score) for point in points] for points in gallery.search(client)]
+    return [
+        [(point.id, point.score) for point in points]
+        for points in gallery.search(client)
+    ]
 
 
 @pytest.mark.needs("managed")
@@ -183,7 +250,10 @@ def test_a_restarted_server_still_corrects(backend, fill, storage):
     gallery = fill(using="code")
     model = gallery.correct(storage)
     before = ids_and_scores(backend.wrapped(), gallery)
-    assert gallery.agreement([[key for key, _ in answer] for answer in before], model) >= AGREED
+    assert (
+        gallery.agreement([[key for key, _ in answer] for answer in before], model)
+        >= AGREED
+    )
     backend.stop()
     backend.start()
     assert ids_and_scores(backend.wrapped(), gallery) == before
@@ -194,49 +264,70 @@ def request(address, method, path, **options):
     """What the server answers to a request past the client."""
     headers = {"api-key": address.api_key} if address.api_key else {}
     url = f"http://{address.host}:{address.http}/{path}"
-    return httpx.request(method, url, headers=headers, timeout=60, **options).raise_for_status()
+    return httpx.request(
+        method, url, headers=headers, timeout=60, **options
+    ).raise_for_status()
 
 
 def make_snapshot(backend, name):
     """The content of a fresh snapshot of a collection."""
     snapshot = backend.client().create_snapshot(name, wait=True).name
-    return request(backend.address, "GET", f"collections/{name}/snapshots/{snapshot}").content
+    return request(
+        backend.address, "GET", f"collections/{name}/snapshots/{snapshot}"
+    ).content
 
 
 def restore(address, name, content):
-    options = {"files": {"snapshot": ("snapshot", content)}, "params": {"priority": "snapshot", "wait": "true"}}
+    options = {
+        "files": {"snapshot": ("snapshot", content)},
+        "params": {"priority": "snapshot", "wait": "true"},
+    }
     request(address, "POST", f"collections/{name}/snapshots/upload", **options)
 
 
 @pytest.mark.needs("managed")
 @pytest.mark.parametrize("using", ["", "code"], ids=["unnamed", "named"])
-def test_snapshots_restored_into_a_fresh_server_are_still_corrected(backend, fill, using, storage):
+def test_snapshots_restored_into_a_fresh_server_are_still_corrected(
+    backend, fill, using, storage
+):
     gallery, fresh = fill(using=using), backend.fresh()
     gallery.correct(storage)
     before = ids_and_scores(backend.wrapped(), gallery)
     for name in (gallery.name, f"{gallery.name}--hub"):
         restore(fresh, name, make_snapshot(backend, name))
-    restored = HubQdrantClient(**replace(fresh, prefer_grpc=backend.address.prefer_grpc).options())
+    restored = HubQdrantClient(
+        **replace(fresh, prefer_grpc=backend.address.prefer_grpc).options()
+    )
     try:
         assert ids_and_scores(restored, gallery) == before
         report = inspect(gallery.store(client=restored.raw), queries=0)
         assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)
         hubplugin.remove(gallery.store(client=restored.raw))
-        assert [collection.name for collection in restored.raw.get_collections().collections] == [gallery.name]
+        assert [
+            collection.name for collection in restored.raw.get_collections().collections
+        ] == [gallery.name]
     finally:
         for name in (gallery.name, f"{gallery.name}--hub"):
             restored.raw.delete_collection(name)
 
 
 @pytest.mark.needs("managed")
-def test_a_collection_restored_alone_is_searched_raw_with_a_warning_until_a_refresh(backend, fill, storage):
+def test_a_collection_restored_alone_is_searched_raw_with_a_warning_until_a_refresh(
+    backend, fill, storage
+):
     """From a snapshot that is older than the correction."""
     gallery = fill(using="code")
     content = make_snapshot(backend, gallery.name)
     model = gallery.correct(storage)
-    backend.client().delete_collection(gallery.name)  # a server restores over no other set of vectors
+    backend.client().delete_collection(
+        gallery.name
+    )  # a server restores over no other set of vectors
     restore(backend.address, gallery.name, content)
-    says = "no point of .* has an offset of version 1.*run refresh" if storage == "payload" else "lost its augmented"
+    says = (
+        "no point of .* has an offset of version 1.*run refresh"
+        if storage == "payload"
+        else "lost its augmented"
+    )
     with pytest.warns(UserWarning, match=says) as warned:
         assert gallery.agreement(backend.wrapped(), None) == 1
     assert [warning.category for warning in warned].count(UserWarning) == 1
@@ -245,14 +336,20 @@ def test_a_collection_restored_alone_is_searched_raw_with_a_warning_until_a_refr
 
 
 @pytest.mark.needs("server")
-def test_snapshots_restored_under_another_name_are_corrected_and_alone_raw(backend, fill, storage):
+def test_snapshots_restored_under_another_name_are_corrected_and_alone_raw(
+    backend, fill, storage
+):
     gallery, client = fill(using="code"), backend.client()
     before = gallery.content()
     model = gallery.correct(storage)
     copy, alone = fill(rows=0, using="code"), fill(rows=0, using="code")
     for restored, suffix in ((copy, ""), (copy, "--hub"), (alone, "")):
         client.delete_collection(f"{restored.name}{suffix}")
-        restore(backend.address, f"{restored.name}{suffix}", make_snapshot(backend, f"{gallery.name}{suffix}"))
+        restore(
+            backend.address,
+            f"{restored.name}{suffix}",
+            make_snapshot(backend, f"{gallery.name}{suffix}"),
+        )
         restored.ids, restored.vectors = gallery.ids, gallery.vectors
     assert copy.agreement(backend.wrapped(), model) >= AGREED
     assert copy.health() == (len(gallery.ids), 0, 0)
@@ -276,8 +373,12 @@ def test_a_snapshot_of_a_whole_storage_is_still_corrected(backend, fill, storage
     gallery.correct(storage)
     snapshot = backend.client().create_full_snapshot(wait=True).name
     content = request(backend.address, "GET", f"snapshots/{snapshot}").content
-    address = replace(backend.restored(content), prefer_grpc=backend.address.prefer_grpc)
+    address = replace(
+        backend.restored(content), prefer_grpc=backend.address.prefer_grpc
+    )
     restored = HubQdrantClient(**address.options())
-    assert ids_and_scores(restored, gallery) == ids_and_scores(backend.wrapped(), gallery)
+    assert ids_and_scores(restored, gallery) == ids_and_scores(
+        backend.wrapped(), gallery
+    )
     report = inspect(gallery.store(client=address.client()), queries=0)
     assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)

@@ -9,12 +9,21 @@ import hubplugin
 import hubplugin_qdrant.transport
 from hubplugin import StoreError
 from hubplugin_qdrant import HubQdrantClient
-from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES, TARGETS
+from integration_tests.galleries import (
+    AGREED,
+    APPLY,
+    BANK,
+    OTHER_BANK,
+    QUERIES,
+    TARGETS,
+)
 from integration_tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("payload", [None, {}], ids=["none", "empty"])
-def test_an_upsert_without_a_payload_leaves_what_a_plain_one_leaves(backend, gallery, payload):
+def test_an_upsert_without_a_payload_leaves_what_a_plain_one_leaves(
+    backend, gallery, payload
+):
     """A server 1.14 keeps the payload of a point that was there, by gRPC also if an empty one is given; from 1.15 on it
     is cleared."""
     gallery.correct()
@@ -22,17 +31,24 @@ def test_an_upsert_without_a_payload_leaves_what_a_plain_one_leaves(backend, gal
     points = [gallery.point(key, TARGETS[0], payload) for key in keys]
     backend.client().upsert(gallery.name, points[:1], wait=True)
     hub.upsert(gallery.name, points[1:2], wait=True)
-    hub.batch_update_points(gallery.name, [models.UpsertOperation(upsert=models.PointsList(points=points[2:]))])
+    hub.batch_update_points(
+        gallery.name,
+        [models.UpsertOperation(upsert=models.PointsList(points=points[2:]))],
+    )
     left = [set(gallery.content()[key][1] or {}) - {"hub_offset"} for key in keys]
     assert left[0] == left[1] == left[2]
     hubplugin.refresh(gallery.store())
     assert gallery.health()[1:] == (0, 0)
 
 
-def test_a_payload_that_is_overwritten_right_after_its_vector_keeps_the_new_offset(backend, gallery):
+def test_a_payload_that_is_overwritten_right_after_its_vector_keeps_the_new_offset(
+    backend, gallery
+):
     gallery.correct()
     key = gallery.ids[0]
-    vectors = models.UpdateVectors(points=[models.PointVectors(id=key, vector=TARGETS[7].tolist())])
+    vectors = models.UpdateVectors(
+        points=[models.PointVectors(id=key, vector=TARGETS[7].tolist())]
+    )
     payload = models.SetPayload(payload={"row": "new"}, points=[key])
     operations = [
         models.UpdateVectorsOperation(update_vectors=vectors),
@@ -48,7 +64,9 @@ def assert_no_offset_is_left(gallery):
 
 
 @pytest.mark.needs("server")
-def test_points_deleted_while_offsets_are_taken_out_do_no_harm(backend, gallery, monkeypatch):
+def test_points_deleted_while_offsets_are_taken_out_do_no_harm(
+    backend, gallery, monkeypatch
+):
     monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 25)
     gallery.correct()
 
@@ -67,7 +85,11 @@ def test_points_deleted_while_offsets_are_taken_out_do_no_harm(backend, gallery,
 
 def strict(**limits):
     """Those of `limits` that the client knows."""
-    limits = {name: value for name, value in limits.items() if name in models.StrictModeConfig.model_fields}
+    limits = {
+        name: value
+        for name, value in limits.items()
+        if name in models.StrictModeConfig.model_fields
+    }
     return models.StrictModeConfig(enabled=True, **limits)
 
 
@@ -75,7 +97,10 @@ LIMITS = {
     "few results": {"max_query_limit": 15},
     "a narrow graph": {"search_max_hnsw_ef": 64},
     "small filters": {"condition_max_size": 5, "filter_max_conditions": 1},
-    "no unindexed updates": {"unindexed_filtering_update": False, "unindexed_filtering_retrieve": False},
+    "no unindexed updates": {
+        "unindexed_filtering_update": False,
+        "unindexed_filtering_retrieve": False,
+    },
     "one at a time": {"search_max_batchsize": 1, "upsert_max_batchsize": 20},
     "no room": {"max_points_count": len(TARGETS), "search_max_oversampling": 1.0},
     "several": {
@@ -94,33 +119,56 @@ LIMITS = {
 def test_each_limit_of_strict_mode_is_kept(backend, fill, storage, limits):
     gallery, client = fill(using="code", graph=True), backend.client()
     # Groups are by a key with an index only: beside it there is room for one more.
-    client.create_payload_index(gallery.name, "row", models.PayloadSchemaType.INTEGER, wait=True)
+    client.create_payload_index(
+        gallery.name, "row", models.PayloadSchemaType.INTEGER, wait=True
+    )
     client.update_collection(gallery.name, strict_mode_config=strict(**limits))
     model, hub = gallery.correct(storage), backend.wrapped()
     candidates = limits.get("max_query_limit", len(TARGETS))
-    if storage == "vector" or candidates >= 100:  # few of the best are among 15 candidates
-        assert gallery.agreement(hub, model) >= (AGREED if storage == "vector" or candidates > 100 else 0.9)
-    hub.query_points_groups(gallery.name, "row", QUERIES[0], "code", limit=3, group_size=2)
-    hub.upsert(gallery.name, [gallery.point(gallery.ids[0], TARGETS[1], {"row": 0})], wait=True)
+    if (
+        storage == "vector" or candidates >= 100
+    ):  # few of the best are among 15 candidates
+        assert gallery.agreement(hub, model) >= (
+            AGREED if storage == "vector" or candidates > 100 else 0.9
+        )
+    hub.query_points_groups(
+        gallery.name, "row", QUERIES[0], "code", limit=3, group_size=2
+    )
+    hub.upsert(
+        gallery.name, [gallery.point(gallery.ids[0], TARGETS[1], {"row": 0})], wait=True
+    )
     hub.overwrite_payload(gallery.name, {"row": 0}, points=gallery.ids[:5], wait=True)
     hubplugin.refresh(gallery.store())
     assert gallery.health()[1:] == (0, 0)
-    if "max_payload_index_count" not in limits:  # a refit has one index more, until it is active
+    if (
+        "max_payload_index_count" not in limits
+    ):  # a refit has one index more, until it is active
         gallery.correct(bank=OTHER_BANK)
     hubplugin.remove(gallery.store())
-    client.update_collection(gallery.name, strict_mode_config=models.StrictModeConfig(enabled=False))
+    client.update_collection(
+        gallery.name, strict_mode_config=models.StrictModeConfig(enabled=False)
+    )
     assert_no_offset_is_left(gallery)
 
 
 @pytest.mark.needs("server")
 @pytest.mark.parametrize("limit", [0, 1])
-def test_a_strict_server_without_room_for_an_index_is_told_before_anything_is_written(backend, fill, limit):
+def test_a_strict_server_without_room_for_an_index_is_told_before_anything_is_written(
+    backend, fill, limit
+):
     gallery, client = fill(), backend.client()
-    client.create_payload_index(gallery.name, "row", models.PayloadSchemaType.INTEGER, wait=True)
-    client.update_collection(gallery.name, strict_mode_config=strict(max_payload_index_count=limit))
+    client.create_payload_index(
+        gallery.name, "row", models.PayloadSchemaType.INTEGER, wait=True
+    )
+    client.update_collection(
+        gallery.name, strict_mode_config=strict(max_payload_index_count=limit)
+    )
     before = gallery.content()
     for dry_run in (True, False):
-        with pytest.raises(StoreError, match=rf"strict mode allows {limit} .* there are 1: 'row'; delete one"):
+        with pytest.raises(
+            StoreError,
+            match=rf"strict mode allows {limit} .* there are 1: 'row'; delete one",
+        ):
             gallery.correct("payload", dry_run=dry_run)
     assert gallery.content() == before
     assert not client.collection_exists(f"{gallery.name}--hub")
@@ -128,12 +176,17 @@ def test_a_strict_server_without_room_for_an_index_is_told_before_anything_is_wr
 
 @pytest.mark.needs("server")
 @pytest.mark.parametrize("kind", ["integer", "keyword", "datetime"])
-def test_a_payload_index_that_hides_offsets_is_named_and_mended_by_a_refresh(backend, gallery, kind):
+def test_a_payload_index_that_hides_offsets_is_named_and_mended_by_a_refresh(
+    backend, gallery, kind
+):
     client = backend.client()
     model = gallery.correct()
     client.delete_payload_index(gallery.name, "hub_offset.v1", wait=True)
     client.create_payload_index(gallery.name, "hub_offset.v1", kind, wait=True)
-    assert any(f"is of the type {kind!r}" in line for line in hubplugin.inspect(gallery.store()).attention)
+    assert any(
+        f"is of the type {kind!r}" in line
+        for line in hubplugin.inspect(gallery.store()).attention
+    )
     hubplugin.refresh(gallery.store())
     assert hubplugin.inspect(gallery.store()).attention == []
     assert gallery.agreement(backend.wrapped(), model) >= AGREED
@@ -142,16 +195,26 @@ def test_a_payload_index_that_hides_offsets_is_named_and_mended_by_a_refresh(bac
 @pytest.mark.needs("server")
 def test_rates_that_are_limited_are_waited_for(backend, fill):
     # A minute's worth of either is less than what making the gallery and correcting it takes.
-    gallery = fill(rows=60, strict_mode_config=strict(read_rate_limit=150, write_rate_limit=90))
+    gallery = fill(
+        rows=60, strict_mode_config=strict(read_rate_limit=150, write_rate_limit=90)
+    )
     model = gallery.correct()
-    backend.client().update_collection(gallery.name, strict_mode_config=models.StrictModeConfig(enabled=False))
+    backend.client().update_collection(
+        gallery.name, strict_mode_config=models.StrictModeConfig(enabled=False)
+    )
     assert gallery.health()[1:] == (0, 0)
     assert gallery.agreement(backend.wrapped(), model) >= AGREED
 
 
 @pytest.mark.needs("server")
 def test_a_client_with_the_default_patience_is_enough(backend, gallery):
-    options = {name: value for name, value in backend.address.options().items() if name != "timeout"}
-    model = hubplugin.apply(gallery.store(client=QdrantClient(**options)), BANK, **APPLY).model
+    options = {
+        name: value
+        for name, value in backend.address.options().items()
+        if name != "timeout"
+    }
+    model = hubplugin.apply(
+        gallery.store(client=QdrantClient(**options)), BANK, **APPLY
+    ).model
     assert gallery.agreement(HubQdrantClient(**options), model) >= AGREED
     hubplugin.remove(gallery.store(client=QdrantClient(**options)))

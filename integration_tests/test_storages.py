@@ -9,7 +9,9 @@ from integration_tests.galleries import AGREED, LATER, QUERIES, K, assert_same, 
 from integration_tests.waiting import wait_until
 
 
-def test_either_storage_corrects_is_maintained_and_is_removed_without_a_trace(backend, fill, storage):
+def test_either_storage_corrects_is_maintained_and_is_removed_without_a_trace(
+    backend, fill, storage
+):
     gallery = fill(using="code")
     before, ids, vectors = gallery.content(), gallery.ids, gallery.vectors
     model = gallery.correct(storage)
@@ -18,7 +20,9 @@ def test_either_storage_corrects_is_maintained_and_is_removed_without_a_trace(ba
     fresh = [point_id(len(ids) + row) for row in range(len(LATER))]
     gallery.insert(fresh, LATER)
     gallery.ids, gallery.vectors = ids + fresh, np.concatenate([vectors, LATER])
-    assert set(fresh) & {point.id for points in gallery.search(backend.wrapped()) for point in points}
+    assert set(fresh) & {
+        point.id for points in gallery.search(backend.wrapped()) for point in points
+    }
     assert gallery.health() == (len(gallery.ids), len(LATER), 0)
     hubplugin.refresh(gallery.store())
     assert gallery.agreement(backend.wrapped(), model) >= AGREED
@@ -33,10 +37,14 @@ def test_either_storage_corrects_is_maintained_and_is_removed_without_a_trace(ba
 def test_points_that_come_where_others_were_deleted_are_found(backend, fill, storage):
     gallery = fill(using="code")
     gallery.correct(storage)
-    backend.client().delete(gallery.name, gallery.ids[:30], wait=True)  # whose vectors a server may go on counting
+    backend.client().delete(
+        gallery.name, gallery.ids[:30], wait=True
+    )  # whose vectors a server may go on counting
     fresh = [point_id(len(gallery.ids) + row) for row in range(10)]
     gallery.insert(fresh, LATER[:10])
-    for key, points in zip(fresh, gallery.search(backend.wrapped(), queries=LATER[:10]), strict=True):
+    for key, points in zip(
+        fresh, gallery.search(backend.wrapped(), queries=LATER[:10]), strict=True
+    ):
         assert key in [point.id for point in points]
 
 
@@ -54,7 +62,9 @@ def test_a_collection_of_four_bits_is_corrected_and_stays_so(backend, fill, stor
     backend.require((1, 19), "vectors of 4 bits")
     gallery = fill(using="code", vector={"datatype": models.Datatype("turbo4")})
     before = gallery.content()
-    gallery.vectors = np.array([before[key][0]["code"] for key in gallery.ids], np.float32)  # as they are stored
+    gallery.vectors = np.array(
+        [before[key][0]["code"] for key in gallery.ids], np.float32
+    )  # as they are stored
     model = gallery.correct(storage)
     assert gallery.store().storage == ("payload" if storage == "auto" else "vector")
     if storage == "vector":
@@ -67,20 +77,30 @@ def test_a_collection_of_four_bits_is_corrected_and_stays_so(backend, fill, stor
 
 
 QUANTISED = {
-    "scalar": models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8)),
+    "scalar": models.ScalarQuantization(
+        scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8)
+    ),
     "product": models.ProductQuantization(
         product=models.ProductQuantizationConfig(compression=models.CompressionRatio.X4)
     ),
-    "binary": models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True)),
+    "binary": models.BinaryQuantization(
+        binary=models.BinaryQuantizationConfig(always_ram=True)
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
-def test_the_offsets_of_a_quantised_collection_keep_their_weight(backend, fill, storage, kind):
-    gallery = fill(using="code", graph="server" in backend.can, quantization_config=QUANTISED[kind])
+def test_the_offsets_of_a_quantised_collection_keep_their_weight(
+    backend, fill, storage, kind
+):
+    gallery = fill(
+        using="code", graph="server" in backend.can, quantization_config=QUANTISED[kind]
+    )
     model, hub = gallery.correct(storage), backend.wrapped()
     exact = models.SearchParams(exact=True)
-    assert gallery.agreement(hub, model, search_params=exact) >= AGREED  # codes do not count
+    assert (
+        gallery.agreement(hub, model, search_params=exact) >= AGREED
+    )  # codes do not count
     raw = gallery.agreement(gallery.store().search(QUERIES, K, raw=True).ids, None)
     assert gallery.agreement(hub, model) >= raw - 0.03  # by the codes and the graph
 
@@ -101,7 +121,10 @@ def test_a_second_vector_beside_an_unnamed_one_disturbs_no_plain_client(backend,
     client, before = backend.client(), gallery.content()
     model = gallery.correct("vector")
     assert gallery.agreement(backend.wrapped(), model) >= 0.97
-    assert gallery.agreement(gallery.store().search(QUERIES, K, raw=True).ids, None) >= 0.97
+    assert (
+        gallery.agreement(gallery.store().search(QUERIES, K, raw=True).ids, None)
+        >= 0.97
+    )
     fresh = point_id(len(gallery.ids))
     client.upsert(gallery.name, [gallery.point(fresh, LATER[0])], wait=True)
     assert gallery.health()[1] == 1

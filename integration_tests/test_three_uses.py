@@ -11,7 +11,17 @@ import pytest
 import hubplugin
 import hubplugin_faiss
 from hubplugin import apply
-from integration_tests.galleries import AGREED, BANK, FIT, QUERIES, TARGETS, K, exact_scores, ids_of, payload
+from integration_tests.galleries import (
+    AGREED,
+    BANK,
+    FIT,
+    QUERIES,
+    TARGETS,
+    K,
+    exact_scores,
+    ids_of,
+    payload,
+)
 
 
 def test_wrapping_an_existing_qdrant_collection(backend, gallery):
@@ -26,7 +36,11 @@ def test_wrapping_an_existing_qdrant_collection(backend, gallery):
     # ... and the application swaps its client for ours. It knows the server's address and nothing else.
     after = gallery.search(backend.wrapped())
     assert gallery.agreement(ids_of(after), model) >= AGREED
-    assert all(point.payload == payload(point.payload["row"]) for points in after for point in points)
+    assert all(
+        point.payload == payload(point.payload["row"])
+        for points in after
+        for point in points
+    )
 
     # The plain client still gets the raw ranking, and what is taken out again leaves nothing behind.
     assert ids_of(gallery.search(client)) == before
@@ -52,21 +66,40 @@ def test_upgrading_a_faiss_index_in_place(tmp_path):
     )
     np.save(tmp_path / "queries.npy", QUERIES)
     found = tmp_path / "found.npy"
-    packages = {"PYTHONPATH": str(_only("faiss", "numpy", "packaging", folder=tmp_path / "packages"))}
+    packages = {
+        "PYTHONPATH": str(
+            _only("faiss", "numpy", "packaging", folder=tmp_path / "packages")
+        )
+    }
     python = [sys.executable, "-S", "-c"]
-    subprocess.run([*python, program, file, tmp_path / "queries.npy", found], env=packages, cwd=tmp_path, check=True)
-    absent = subprocess.run([*python, "import hubplugin"], env=packages, cwd=tmp_path, capture_output=True, text=True)
+    subprocess.run(
+        [*python, program, file, tmp_path / "queries.npy", found],
+        env=packages,
+        cwd=tmp_path,
+        check=True,
+    )
+    absent = subprocess.run(
+        [*python, "import hubplugin"],
+        env=packages,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert "No module named 'hubplugin'" in absent.stderr
 
     scores, rows = exact_scores(QUERIES, TARGETS, model), np.load(found)
     best = np.sort(scores, axis=1)[:, -K][:, None] - 1e-5
     assert (np.take_along_axis(scores, rows, axis=1) >= best).all()
-    assert (rows != np.argsort(-exact_scores(QUERIES, TARGETS, None), axis=1)[:, :K]).any()
+    assert (
+        rows != np.argsort(-exact_scores(QUERIES, TARGETS, None), axis=1)[:, :K]
+    ).any()
 
 
 def test_trusting_it(gallery):
     store = gallery.store()
-    store.search(QUERIES, K)  # the first search in local mode changes its vectors by a rounding
+    store.search(
+        QUERIES, K
+    )  # the first search in local mode changes its vectors by a rounding
     before, answers = gallery.content(), store.search(QUERIES, K)
 
     # Documents in the place of queries would do harm: they are refused, and nothing has been written.

@@ -32,18 +32,45 @@ def reference() -> str:
         for option in command.params:
             if option.name not in (*SHARED, "store"):
                 takers.setdefault(_row(option), []).append(name)
-    lines = [START, "## STORE\n", f"{_cell(STORE)}\n", "## Commands\n", "| command | what it does |", "|---|---|"]
-    lines += [f"| `hubplugin {_usage(name, each)}` | {_cell(each.help)} |" for name, each in commands.items()]
-    lines += ["", "## Options\n", "| of | option | what it does | default |", "|---|---|---|---|"]
+    lines = [
+        START,
+        "## STORE\n",
+        f"{_cell(STORE)}\n",
+        "## Commands\n",
+        "| command | what it does |",
+        "|---|---|",
+    ]
+    lines += [
+        f"| `hubplugin {_usage(name, each)}` | {_cell(each.help)} |"
+        for name, each in commands.items()
+    ]
+    lines += [
+        "",
+        "## Options\n",
+        "| of | option | what it does | default |",
+        "|---|---|---|---|",
+    ]
     lines += [f"| {', '.join(names)} {row}" for row, names in takers.items()]
-    lines += [f"| every command {_row(each)}" for each in commands["apply"].params if each.name in SHARED]
+    lines += [
+        f"| every command {_row(each)}"
+        for each in commands["apply"].params
+        if each.name in SHARED
+    ]
     return "\n".join([*lines, ""])
 
 
 def _usage(name: str, command: Any) -> str:
-    needed = [each for each in command.params if each.param_type_name == "option" and each.required]
-    arguments = [_metavar(each) for each in command.params if each.param_type_name == "argument"]
-    return " ".join([name, *arguments, *(f"{each.opts[0]} {_metavar(each)}" for each in needed)])
+    needed = [
+        each
+        for each in command.params
+        if each.param_type_name == "option" and each.required
+    ]
+    arguments = [
+        _metavar(each) for each in command.params if each.param_type_name == "argument"
+    ]
+    return " ".join(
+        [name, *arguments, *(f"{each.opts[0]} {_metavar(each)}" for each in needed)]
+    )
 
 
 def _row(parameter: Any) -> str:
@@ -59,14 +86,20 @@ def _name(parameter: Any) -> str:
 
 
 def _metavar(parameter: Any) -> str:
-    return parameter.metavar or (parameter.name.upper() if parameter.param_type_name == "argument" else "...")
+    return parameter.metavar or (
+        parameter.name.upper() if parameter.param_type_name == "argument" else "..."
+    )
 
 
 def _default(parameter: Any) -> str:
     if parameter.required:
         return "required"
     value = parameter.default
-    return "" if value is None or value is False or value == () or value == [] else f"`{value}`"
+    return (
+        ""
+        if value is None or value is False or value == () or value == []
+        else f"`{value}`"
+    )
 
 
 def _cell(text: str) -> str:

@@ -17,4 +17,6 @@ class Parameters(griffe.Extension):
         if obj.docstring is not None and ITEM.search(obj.docstring.value):
             # An indented line goes on with its item; an item after a paragraph needs an empty line between them.
             as_list = ITEM.sub(r"- `\1`: ", obj.docstring.value)
-            obj.docstring.value = re.sub(r"(?m)^((?!- |\s).+)\n(?=- `)", r"\1\n\n", as_list)
+            obj.docstring.value = re.sub(
+                r"(?m)^((?!- |\s).+)\n(?=- `)", r"\1\n\n", as_list
+            )

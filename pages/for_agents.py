@@ -16,7 +16,9 @@ def llms() -> str:
     parts = ["# hubplugin\n", f"> {_start()}\n"]
     for title, pages in _navigation():
         parts.append(f"## {title}\n")
-        parts += [f"- [{_title(page)}](docs/{page}): {_sentence(page)}" for page in pages]
+        parts += [
+            f"- [{_title(page)}](docs/{page}): {_sentence(page)}" for page in pages
+        ]
         parts.append("")
     return "\n".join(parts)
 
@@ -28,7 +30,13 @@ def skill() -> str:
     from hubplugin.cli import app
 
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    questions = (DOCS / "questions.md").read_text().split("\n\n", 2)[2].replace("## ", "### ").strip()
+    questions = (
+        (DOCS / "questions.md")
+        .read_text()
+        .split("\n\n", 2)[2]
+        .replace("## ", "### ")
+        .strip()
+    )
     limits = (DOCS / "index.md").read_text().split("## When not to use it\n")[1].strip()
     return (
         (Path(__file__).parent / "skill.md")
@@ -36,11 +44,16 @@ def skill() -> str:
         .format(
             start=_start(),
             commands="\n".join(
-                f"- `hubplugin {name}`: {' '.join(each.help.split())}" for name, each in commands.items()
+                f"- `hubplugin {name}`: {' '.join(each.help.split())}"
+                for name, each in commands.items()
             ),
             questions=_for_the_root(questions),
             limits=_for_the_root(limits),
-            pages="\n".join(f"- `docs/{page}`: {_title(page)}" for _, pages in _navigation() for page in pages),
+            pages="\n".join(
+                f"- `docs/{page}`: {_title(page)}"
+                for _, pages in _navigation()
+                for page in pages
+            ),
         )
     )
 
@@ -57,7 +70,9 @@ def _navigation() -> Iterator[tuple[str, list[str]]]:
     class Loader(yaml.SafeLoader):
         """Leaves out the tags that name Python functions."""
 
-    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+    Loader.add_multi_constructor(
+        "tag:yaml.org,2002:python/", lambda loader, suffix, node: None
+    )
     settings = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)
     for part in settings["nav"]:
         for title, entries in part.items():
@@ -76,14 +91,20 @@ def _files(entries: Any) -> Iterator[str]:
 
 
 def _title(page: str) -> str:
-    return next(line[2:] for line in (DOCS / page).read_text().splitlines() if line.startswith("# "))
+    return next(
+        line[2:]
+        for line in (DOCS / page).read_text().splitlines()
+        if line.startswith("# ")
+    )
 
 
 def _sentence(page: str) -> str:
     """The first sentence of a page that is prose, without links."""
     paragraphs = (DOCS / page).read_text().split("\n\n")[1:]
     prose = next((each for each in paragraphs if re.match(r'[A-Z"*`_h\[]', each)), "")
-    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(prose.split())).replace("**Context.** ", "")
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(prose.split())).replace(
+        "**Context.** ", ""
+    )
     return re.split(r"(?<=[.?!:])\s", plain)[0].rstrip(":") if plain else ""
 
 

@@ -20,4 +20,8 @@ MAKERS: dict[str, Callable[[], str]] = {
 def outdated() -> dict[Path, str]:
     """Each generated file that is not there or says something else, and what it should say."""
     texts = {ROOT / path: make() for path, make in MAKERS.items()}
-    return {path: text for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text}
+    return {
+        path: text
+        for path, text in texts.items()
+        if not path.exists() or path.read_text("utf-8") != text
+    }

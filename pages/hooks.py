@@ -14,7 +14,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """`docs` are read in the repository, too, where a link may leave the folder; the site has its text and path."""
     if page.file.src_uri == "changelog.md":
         markdown = (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
-    return LINK.sub(lambda link: _inside(link, Path(page.file.abs_src_path).parent), markdown)
+    return LINK.sub(
+        lambda link: _inside(link, Path(page.file.abs_src_path).parent), markdown
+    )
 
 
 def _inside(link: re.Match[str], folder: Path) -> str:
@@ -29,7 +31,9 @@ def _inside(link: re.Match[str], folder: Path) -> str:
     return named if text.strip("`") in path else f"{text} ({named})"
 
 
-def mathml(source: str, language: str, css_class: str, options: Any, md: Any, **_: Any) -> str:
+def mathml(
+    source: str, language: str, css_class: str, options: Any, md: Any, **_: Any
+) -> str:
     """A formula as MathML, which browsers show without a script."""
     from latex2mathml.converter import convert
 

@@ -53,19 +53,32 @@ def reference() -> str:
     for command, figures in FIGURES.items():
         schema = schema_of(figures)
         parts |= schema.get("$defs", {})
-        inherited = (_describe({"description": kind.__doc__})[1] for kind in reversed(figures.__mro__[:-1]))
+        inherited = (
+            _describe({"description": kind.__doc__})[1]
+            for kind in reversed(figures.__mro__[:-1])
+        )
         meanings = dict(chain.from_iterable(meanings.items() for meanings in inherited))
         printers.setdefault(_describe(schema)[0], []).append(command)
         for row in _rows(schema["properties"], meanings):
             takers.setdefault(row, []).append(command)
     lines = [START, "## Commands\n", "| command | its result |", "|---|---|"]
-    lines += [f"| {', '.join(commands)} | {result} |" for result, commands in printers.items()]
+    lines += [
+        f"| {', '.join(commands)} | {result} |" for result, commands in printers.items()
+    ]
     lines += ["", "## Fields\n", "| of | field | type | meaning |", "|---|---|---|---|"]
     lines += [f"| {', '.join(commands)} {row}" for row, commands in takers.items()]
-    lines += ["", "## Parts\n", "Values that several fields consist of.\n", "| part | its fields |", "|---|---|"]
+    lines += [
+        "",
+        "## Parts\n",
+        "Values that several fields consist of.\n",
+        "| part | its fields |",
+        "|---|---|",
+    ]
     for name, part in sorted(parts.items()):
         first, meanings = _describe(part)
-        lines.append(f'| <a id="{name.lower()}"></a>**{name}** | {first} {_list_fields(part, meanings)} |')
+        lines.append(
+            f'| <a id="{name.lower()}"></a>**{name}** | {first} {_list_fields(part, meanings)} |'
+        )
     return "\n".join([*lines, ""])
 
 
@@ -74,22 +87,37 @@ def schema_of(figures: type[Result]) -> dict[str, Any]:
     return TypeAdapter(figures).json_schema(mode="serialization")
 
 
-def _group(fields: dict[str, Any], meanings: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+def _group(
+    fields: dict[str, Any], meanings: dict[str, str]
+) -> Iterator[tuple[str, str, str]]:
     """Names, type and meaning; fields in turn that have both in common stand together."""
-    described = ((name, _kind(of), meanings.get(name, "")) for name, of in fields.items())
+    described = (
+        (name, _kind(of), meanings.get(name, "")) for name, of in fields.items()
+    )
     for (kind, meaning), group in groupby(described, lambda field: field[1:]):
         yield ", ".join(f"`{name}`" for name, *_ in group), kind, meaning
 
 
 def _rows(fields: dict[str, Any], meanings: dict[str, str]) -> Iterator[str]:
-    yield from (f"| {names} | {kind} | {meaning} |" for names, kind, meaning in _group(fields, meanings))
+    yield from (
+        f"| {names} | {kind} | {meaning} |"
+        for names, kind, meaning in _group(fields, meanings)
+    )
 
 
 def _list_fields(part: dict[str, Any], meanings: dict[str, str]) -> str:
     if "enum" in part:
         return f"One of {', '.join(part['enum'])}."
     fields = _group(part["properties"], meanings)
-    return "<br>".join(["", *(f"{names}: {kind}{'; ' * bool(meaning)}{meaning}" for names, kind, meaning in fields)])
+    return "<br>".join(
+        [
+            "",
+            *(
+                f"{names}: {kind}{'; ' * bool(meaning)}{meaning}"
+                for names, kind, meaning in fields
+            ),
+        ]
+    )
 
 
 def _kind(of: dict[str, Any]) -> str:
@@ -111,4 +139,8 @@ def _describe(schema: dict[str, Any]) -> tuple[str, dict[str, str]]:
     text = " ".join(schema.get("description", "").split()).replace("|", "\\|")
     first, *meanings = MEANING.split(text)
     named = zip(meanings[::2], meanings[1::2], strict=True)
-    return first, {name: meaning.rstrip(".") for names, meaning in named for name in names.split(", ")}
+    return first, {
+        name: meaning.rstrip(".")
+        for names, meaning in named
+        for name in names.split(", ")
+    }

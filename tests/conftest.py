@@ -19,7 +19,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     frameworks longer than all that is fast."""
     if "not slow" not in config.getoption("markexpr"):
         return None
-    wholly = collection_path.suffix == ".py" and "\npytestmark = pytest.mark.slow\n" in collection_path.read_text()
+    wholly = (
+        collection_path.suffix == ".py"
+        and "\npytestmark = pytest.mark.slow\n" in collection_path.read_text()
+    )
     return True if wholly or collection_path.name == "frameworks" else None
 
 
@@ -29,7 +32,11 @@ def copied(value: Any) -> Any:
         return {key: copied(each) for key, each in value.items()}
     if type(value) is list:
         return [copied(each) for each in value]
-    return value if type(value) in (str, int, float, bool, type(None)) else copy.deepcopy(value)
+    return (
+        value
+        if type(value) in (str, int, float, bool, type(None))
+        else copy.deepcopy(value)
+    )
 
 
 def pytest_collection_finish() -> None:
@@ -53,13 +60,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[None]:
     """Where torch is not installed (`make light`), leaves out the tests that ask for a device of it, and says so."""
     outcome = yield
     report, error = outcome.get_result(), call.excinfo
-    if error is not None and not has_torch() and "torch, which is not installed" in str(error.value):
+    if (
+        error is not None
+        and not has_torch()
+        and "torch, which is not installed" in str(error.value)
+    ):
         path, line, _ = item.location
-        report.outcome, report.longrepr = "skipped", (path, line, "asks for a device of torch")
+        report.outcome, report.longrepr = (
+            "skipped",
+            (path, line, "asks for a device of torch"),
+        )
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,9 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 def flat_index(file: Path, vectors: np.ndarray, ids: np.ndarray | None = None) -> str:
     """Writes `vectors` as an index that is searched exactly by inner product, under `ids` if given; returns its URL."""
-    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu: pip install '.[faiss]'")
+    faiss = pytest.importorskip(
+        "faiss", reason="needs faiss-cpu: pip install '.[faiss]'"
+    )
     index = faiss.IndexFlatIP(vectors.shape[1])
     if ids is None:
         index.add(vectors)

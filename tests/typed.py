@@ -16,7 +16,14 @@ array, tensor, numbers = np.eye(3, dtype=np.float16), torch.eye(3), [1.0, 2.0, 3
 
 
 def vectors() -> None:
-    for given in (array, np.memmap("bank.bin"), tensor, "bank.npy", Path("bank.npy"), hubplugin.open_store("faiss:x")):
+    for given in (
+        array,
+        np.memmap("bank.bin"),
+        tensor,
+        "bank.npy",
+        Path("bank.npy"),
+        hubplugin.open_store("faiss:x"),
+    ):
         as_vectors(given)
     as_vectors([[1, 0], [0.5, 2.0]])
     as_vectors((numbers, [np.float32(1)]))
@@ -36,7 +43,9 @@ def truth() -> None:
     hubplugin.evaluate(array, queries=array, truth=np.arange(3))
     hubplugin.evaluate(array, queries=array, truth=[0, 1, 2])
     hubplugin.evaluate(array, queries=array, truth=[[0], [1, 2], []])
-    hubplugin.evaluate(array, queries=array, truth=[np.array([0]), np.array([1, 2]), np.array([2])])
+    hubplugin.evaluate(
+        array, queries=array, truth=[np.array([0]), np.array([1, 2]), np.array([2])]
+    )
     # refused
     hubplugin.evaluate(array, queries=array, truth=3.5)  # type: ignore[arg-type]
 

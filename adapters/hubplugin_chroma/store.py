@@ -60,12 +60,23 @@ class ChromaStore(CopyStore):
     shared = True
     place = "collection"
 
-    def __init__(self, client: ClientAPI, collection: chromadb.Collection, url: str | None = None, every: float = 0.0):
+    def __init__(
+        self,
+        client: ClientAPI,
+        collection: chromadb.Collection,
+        url: str | None = None,
+        every: float = 0.0,
+    ):
         self.url = url or f"chroma:{collection.name}"
-        self._client, self._targets = (ErrorTranslator(part, self.url, ERRORS, damage) for part in (client, collection))
+        self._client, self._targets = (
+            ErrorTranslator(part, self.url, ERRORS, damage)
+            for part in (client, collection)
+        )
         self._hnsw: dict[str, Any] = collection.configuration_json.get("hnsw") or {}
         if not self._hnsw:
-            raise StoreError(f"{self.url} has another index than HNSW, as in Chroma Cloud; use a server or a folder")
+            raise StoreError(
+                f"{self.url} has another index than HNSW, as in Chroma Cloud; use a server or a folder"
+            )
         self.metric = METRICS[self._hnsw["space"]]
         self.name, self.gallery = f"{collection.name}--hub", str(collection.id)
         self._every, self._looked, self._settled = every, -np.inf, False
@@ -77,21 +88,41 @@ class ChromaStore(CopyStore):
             return len(page["embeddings"][0])
         if (version := self.read_manifest().find_current()[0]) is not None:
             return version.dim
-        raise StoreError(f"{self.url} is empty, so that its dimension is not known; add its targets first")
+        raise StoreError(
+            f"{self.url} is empty, so that its dimension is not known; add its targets first"
+        )
 
     def count(self) -> int:
         return int(self._targets.count())
 
-    def batches(self, copy: Copy | None, group_by: str | None, ids: Sequence[Id] | None = None) -> Iterator[Batch]:
+    def batches(
+        self, copy: Copy | None, group_by: str | None, ids: Sequence[Id] | None = None
+    ) -> Iterator[Batch]:
         """As of every `CopyStore`, for `copy`, `group_by` and `ids`. Of a copy that cannot be read there are no
         offsets."""
         include = ["embeddings", *(["metadatas"] if group_by else [])]
-        for page in read_pages(self._targets, include) if ids is None else self._read_visible(include, ids):
+        for page in (
+            read_pages(self._targets, include)
+            if ids is None
+            else self._read_visible(include, ids)
+        ):
             stored = {} if copy is None else self._read_copy(copy, page["ids"]) or {}
-            groups = [(metadata or {}).get(group_by) for metadata in page["metadatas"]] if group_by else None
-            yield self.batch(copy, page["ids"], np.asarray(page["embeddings"], np.float32), stored, groups)
+            groups = (
+                [(metadata or {}).get(group_by) for metadata in page["metadatas"]]
+                if group_by
+                else None
+            )
+            yield self.batch(
+                copy,
+                page["ids"],
+                np.asarray(page["embeddings"], np.float32),
+                stored,
+                groups,
+            )
 
-    def _read_visible(self, include: Sequence[str], ids: Sequence[Id]) -> Iterator[dict[str, Any]]:
+    def _read_visible(
+        self, include: Sequence[str], ids: Sequence[Id]
+    ) -> Iterator[dict[str, Any]]:
         """The targets `ids`, save those that another process has added to this folder: this one cannot read
         their vectors, and plain searches leave them out, too."""
         try:
@@ -99,13 +130,16 @@ class ChromaStore(CopyStore):
         except StoreError as error:
             if UNSEEN not in str(error):
                 raise
-            for half in (ids[: len(ids) // 2], ids[len(ids) // 2 :]) if len(ids) > 1 else ():
+            for half in (
+                (ids[: len(ids) // 2], ids[len(ids) // 2 :]) if len(ids) > 1 else ()
+            ):
                 yield from self._read_visible(include, half)
 
     def is_readable(self, version: Copy) -> bool:
         is_there = self.name_of(version.number) in self._list_ours()
         return is_there and all(
-            self._read_copy(version, page["ids"]) is not None for page in read_pages(self._targets, [])
+            self._read_copy(version, page["ids"]) is not None
+            for page in read_pages(self._targets, [])
         )
 
     def _read_copy(self, copy: Copy, ids: Sequence[str]) -> dict[Id, Any] | None:
@@ -118,12 +152,21 @@ class ChromaStore(CopyStore):
             raise
         return dict(zip(page["ids"], page["embeddings"], strict=True))
 
-    def nearest(self, copy: Copy | None, queries: np.ndarray, k: int, among: Collection[Id] | None) -> Hits:
+    def nearest(
+        self,
+        copy: Copy | None,
+        queries: np.ndarray,
+        k: int,
+        among: Collection[Id] | None,
+    ) -> Hits:
         if among is not None and not among:
             return Hits([[] for _ in queries], [[] for _ in queries])
         collection = self._targets if copy is None else self._copy
         answer = collection.query(
-            query_embeddings=queries, n_results=k, ids=None if among is None else list(among), include=["distances"]
+            query_embeddings=queries,
+            n_results=k,
+            ids=None if among is None else list(among),
+            include=["distances"],
         )
         return Hits(answer["ids"], answer["distances"])
 
@@ -143,7 +186,10 @@ class ChromaStore(CopyStore):
             return self._settled and not self._wrong
         count = self.count()
         starts = [int(self._rng.integers(max(count - SAMPLE, 1))), max(count - 1, 0)]
-        samples = [self._targets.get(limit=SAMPLE, offset=start, include=[])["ids"] for start in starts]
+        samples = [
+            self._targets.get(limit=SAMPLE, offset=start, include=[])["ids"]
+            for start in starts
+        ]
         self.read_offsets(copy, {key for page in samples for key in page})
         self._settled = count == self._copy.count()
         return False
@@ -166,32 +212,58 @@ class ChromaStore(CopyStore):
     def write_manifest(self, manifest: Manifest[Copy]) -> None:
         metadata = {OURS: "1", MANIFEST: manifest.model_dump_json()}
         if self.name in self._list_ours():
-            self._client.get_collection(self.name, embedding_function=None).modify(metadata=metadata)
+            self._client.get_collection(self.name, embedding_function=None).modify(
+                metadata=metadata
+            )
         else:
-            self._client.create_collection(self.name, metadata=metadata, embedding_function=None)
+            self._client.create_collection(
+                self.name, metadata=metadata, embedding_function=None
+            )
         self._looked = -np.inf
 
     def switch(self, version: Copy) -> None:
         super().switch(version)
-        self.update_copy(list(read_ids(self._open_copy(version)) - read_ids(self._targets)))
+        self.update_copy(
+            list(read_ids(self._open_copy(version)) - read_ids(self._targets))
+        )
 
     def write_model(self, version: Copy, model: OffsetModel) -> None:
-        for name in (self.name_of(version.number), self.name_of(version.number, "model")):
+        for name in (
+            self.name_of(version.number),
+            self.name_of(version.number, "model"),
+        ):
             self.drop(name)
-        collection = self._client.create_collection(name, metadata={OURS: "1"}, embedding_function=None)
+        collection = self._client.create_collection(
+            name, metadata={OURS: "1"}, embedding_function=None
+        )
         for number, part in enumerate(model.to_texts()):
-            collection.add(ids=[str(number)], embeddings=[[0.0]], metadatas=[{"number": number, "part": part}])
+            collection.add(
+                ids=[str(number)],
+                embeddings=[[0.0]],
+                metadatas=[{"number": number, "part": part}],
+            )
 
     def read_model(self, version: Copy) -> OffsetModel:
-        collection = self._client.get_collection(self.name_of(version.number, "model"), embedding_function=None)
-        parts = sorted(collection.get(include=["metadatas"])["metadatas"], key=lambda part: int(part["number"]))
+        collection = self._client.get_collection(
+            self.name_of(version.number, "model"), embedding_function=None
+        )
+        parts = sorted(
+            collection.get(include=["metadatas"])["metadatas"],
+            key=lambda part: int(part["number"]),
+        )
         return OffsetModel.from_texts([part["part"] for part in parts], self.url)
 
     def make_room(self, version: Copy) -> None:
-        name, hnsw = self.name_of(version.number), {**self._hnsw, "space": SPACES[self.metric]}
+        name, hnsw = (
+            self.name_of(version.number),
+            {**self._hnsw, "space": SPACES[self.metric]},
+        )
         if name not in self._list_ours():
             self._client.create_collection(
-                name, metadata={OURS: "1"}, configuration={"hnsw": hnsw}, embedding_function=None
+                name,
+                metadata={OURS: "1"},
+                configuration={"hnsw": hnsw},
+                embedding_function=None,
             )
 
     def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
@@ -204,16 +276,30 @@ class ChromaStore(CopyStore):
 
     def _list_ours(self) -> dict[str, Any]:
         """The collections that a correction has made, of whatever collection, by name."""
-        return {place.name: place for place in self._client.list_collections() if OURS in (place.metadata or {})}
+        return {
+            place.name: place
+            for place in self._client.list_collections()
+            if OURS in (place.metadata or {})
+        }
 
     def _open_copy(self, copy: Copy) -> Any:
-        return self._client.get_collection(self.name_of(copy.number), embedding_function=None)
+        return self._client.get_collection(
+            self.name_of(copy.number), embedding_function=None
+        )
 
 
-def read_pages(collection: Any, include: Sequence[str], ids: Sequence[Id] | None = None) -> Iterator[dict[str, Any]]:
+def read_pages(
+    collection: Any, include: Sequence[str], ids: Sequence[Id] | None = None
+) -> Iterator[dict[str, Any]]:
     """What `collection` holds, or holds of `ids`, page by page, with the fields that `include` names."""
-    for start in range(0, collection.count() + BATCH if ids is None else len(ids), BATCH):
-        part = {"limit": BATCH, "offset": start} if ids is None else {"ids": ids[start : start + BATCH]}
+    for start in range(
+        0, collection.count() + BATCH if ids is None else len(ids), BATCH
+    ):
+        part = (
+            {"limit": BATCH, "offset": start}
+            if ids is None
+            else {"ids": ids[start : start + BATCH]}
+        )
         page = collection.get(**part, include=include)
         if page["ids"]:
             yield page
@@ -226,10 +312,15 @@ def read_ids(collection: Any) -> set[str]:
 def open_url(url: str) -> ChromaStore:
     """The store behind `chroma:FOLDER/COLLECTION`, or `chroma://HOST:8000/COLLECTION` (or `chroma+https`), which may
     end in `?tenant=T&database=D`, and either in `?record=FOLDER`. Raises StoreError if there is none."""
-    parts, (folder, _, name) = urlsplit(url), url.partition("?")[0].partition(":")[2].rpartition("/")
+    parts, (folder, _, name) = (
+        urlsplit(url),
+        url.partition("?")[0].partition(":")[2].rpartition("/"),
+    )
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     record = options.pop("record", None)
-    if "@" in parts.netloc or options.keys() - ({"tenant", "database"} if parts.netloc else set()):
+    if "@" in parts.netloc or options.keys() - (
+        {"tenant", "database"} if parts.netloc else set()
+    ):
         raise StoreError(
             "expected chroma:FOLDER/COLLECTION or chroma://HOST:8000/COLLECTION, with no more than ?record=FOLDER and, "
             "of a server, tenant=T&database=D behind it; a client with a password or other settings goes to "
@@ -237,11 +328,23 @@ def open_url(url: str) -> ChromaStore:
         )
     chroma = ErrorTranslator(chromadb, url, ERRORS, damage)
     if parts.netloc:
-        client = chroma.HttpClient(parts.hostname, parts.port or 8000, ssl=parts.scheme == "chroma+https", **options)
+        client = chroma.HttpClient(
+            parts.hostname,
+            parts.port or 8000,
+            ssl=parts.scheme == "chroma+https",
+            **options,
+        )
     elif (Path(folder) / "chroma.sqlite3").is_file():
         client = chroma.PersistentClient(folder)
     else:
-        raise StoreError(f"{url}: {folder!r} is no folder of Chroma; expected chroma:FOLDER/COLLECTION")
-    store = ChromaStore(client, client.get_collection(name, embedding_function=None), url)
-    store.folder, store.record = None if parts.netloc else Path(folder), None if record is None else Path(record)
+        raise StoreError(
+            f"{url}: {folder!r} is no folder of Chroma; expected chroma:FOLDER/COLLECTION"
+        )
+    store = ChromaStore(
+        client, client.get_collection(name, embedding_function=None), url
+    )
+    store.folder, store.record = (
+        None if parts.netloc else Path(folder),
+        None if record is None else Path(record),
+    )
     return store

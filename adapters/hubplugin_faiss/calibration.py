@@ -50,7 +50,11 @@ ENOUGH = 0.002
 
 
 def require_recall(
-    raw: faiss.Index, upgraded: faiss.Index, model: OffsetModel, scale: IndexScale, force: bool = False
+    raw: faiss.Index,
+    upgraded: faiss.Index,
+    model: OffsetModel,
+    scale: IndexScale,
+    force: bool = False,
 ) -> None:
     """Compares the recall@10 of both indexes, as they are set to search, with queries of the bank.
 
@@ -73,8 +77,14 @@ def require_recall(
     if queries is None or upgraded.ntotal < 10 * K:
         return
     raw_truth, truth = exact_rankings(raw, upgraded, model, scale, queries)
-    raw_recall, (recall, seconds) = measure_recall(raw, queries, raw_truth)[0], measure_recall(upgraded, queries, truth)
-    lost, error = float((raw_recall - recall).mean()), float((raw_recall - recall).std() / np.sqrt(len(recall)))
+    raw_recall, (recall, seconds) = (
+        measure_recall(raw, queries, raw_truth)[0],
+        measure_recall(upgraded, queries, truth),
+    )
+    lost, error = (
+        float((raw_recall - recall).mean()),
+        float((raw_recall - recall).std() / np.sqrt(len(recall))),
+    )
     if lost <= max(TOLERATED, 2 * error):
         return
     # A search that barely suffices for the queries tried did not suffice for others (benchmarks/faiss_found.py).
@@ -90,9 +100,15 @@ def require_recall(
     cost = f"in {times[number] / seconds:.1f} times the time of a search"
     limit = loss_limit(raw) if call else TOLERATED
     if lost > limit + 2 * error and not force:
-        most = "for its type" if call else "where no search up to four times as wide makes up for it"
+        most = (
+            "for its type"
+            if call
+            else "where no search up to four times as wide makes up for it"
+        )
         advice = f"the upgraded one finds as much {cost} by {call}; " if call else ""
-        if twice := call_of({name: int(2 * value) for name, value in settings(raw).items()}):
+        if twice := call_of(
+            {name: int(2 * value) for name, value in settings(raw).items()}
+        ):
             advice += f"search it more widely first, {twice}, or "
         raise CorrectionRefused(
             f"an upgrade of this {name_of(raw)} would take recall@10 of bank queries from {raw_recall.mean():.3f} to "
@@ -109,7 +125,9 @@ def require_recall(
     )
 
 
-def measure_recall(index: faiss.Index, queries: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, float]:
+def measure_recall(
+    index: faiss.Index, queries: np.ndarray, truth: np.ndarray
+) -> tuple[np.ndarray, float]:
     """Searches with one query at a time, as users ask.
 
     Args:
@@ -122,11 +140,18 @@ def measure_recall(index: faiss.Index, queries: np.ndarray, truth: np.ndarray) -
     """
     start = time.process_time()
     try:
-        ids = [index.search(query[None], K)[1][0] for query in np.ascontiguousarray(queries, np.float32)]
+        ids = [
+            index.search(query[None], K)[1][0]
+            for query in np.ascontiguousarray(queries, np.float32)
+        ]
     except RuntimeError as error:
-        raise StoreError(f"Faiss cannot search this {name_of(index)}: {reason(error)}") from None
+        raise StoreError(
+            f"Faiss cannot search this {name_of(index)}: {reason(error)}"
+        ) from None
     seconds = time.process_time() - start
-    return np.array([len(np.intersect1d(a, b)) / K for a, b in zip(ids, truth, strict=True)]), seconds
+    return np.array(
+        [len(np.intersect1d(a, b)) / K for a, b in zip(ids, truth, strict=True)]
+    ), seconds
 
 
 def require_answers(
@@ -154,10 +179,15 @@ def require_answers(
     """
     if labelled is None:
         return
-    sample = evenly(np.arange(len(labelled.queries)), affordable_queries(raw, upgraded, ANSWERED))
+    sample = evenly(
+        np.arange(len(labelled.queries)), affordable_queries(raw, upgraded, ANSWERED)
+    )
     if len(sample) < QUERIES / 10:
         return
-    answers, queries = handler_for(raw).labels()[labelled.rows[sample]], np.ascontiguousarray(labelled.queries[sample])
+    answers, queries = (
+        handler_for(raw).labels()[labelled.rows[sample]],
+        np.ascontiguousarray(labelled.queries[sample]),
+    )
 
     def first(ids: np.ndarray) -> np.ndarray:
         return np.asarray(ids[:, 0] == answers, np.float64)
@@ -179,7 +209,11 @@ def require_answers(
     call, _ = wider_search(upgraded, lambda: -LOST - gained - float(gains().mean()))
     text = f"R@1 of {len(sample)} bank queries with known answers from {100 * raw_first.mean():.1f} to "
     text += f"{100 * (raw_first.mean() + gain):.1f} ({-100 * gain:.1f} +- {100 * error:.1f} points less"
-    text += f", where held-out ones gain {100 * gained:.1f} by an exact ranking)" if labelled.held_out else ")"
+    text += (
+        f", where held-out ones gain {100 * gained:.1f} by an exact ranking)"
+        if labelled.held_out
+        else ")"
+    )
     if gain < -LOST - 2 * error and not force:
         advice = f"the upgraded one finds as many by {call}; " if call else ""
         raise CorrectionRefused(
@@ -187,11 +221,19 @@ def require_answers(
             Parameter("force", True),
             " writes it all the same",
         )
-    warnings.warn(f"the upgrade took {text}" + (f"; this brings it back: {call}" if call else ""), stacklevel=6)
+    warnings.warn(
+        f"the upgrade took {text}" + (f"; this brings it back: {call}" if call else ""),
+        stacklevel=6,
+    )
 
 
 def exact_rankings(
-    raw: faiss.Index, upgraded: faiss.Index, model: OffsetModel, scale: IndexScale, queries: np.ndarray, k: int = K
+    raw: faiss.Index,
+    upgraded: faiss.Index,
+    model: OffsetModel,
+    scale: IndexScale,
+    queries: np.ndarray,
+    k: int = K,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The best targets without offsets and with them, by cosine at unit length.
 
@@ -208,8 +250,13 @@ def exact_rankings(
     handler, holder, size = handler_for(raw), handler_for(upgraded), block_rows(raw.d)
     metric = Metric.EUCLIDEAN if handler.euclidean else Metric.DOT
     augmented, best, row = augment_queries(model.queries(queries), metric), ([], []), 0  # type: ignore[var-annotated]
-    highest = max(float(extra.offsets(extra.query[None]).max()) for extra in holder.extra_dimensions())
-    for (vectors, _), (_, offsets) in zip(handler.scan(0, size), holder.scan(0, size), strict=True):
+    highest = max(
+        float(extra.offsets(extra.query[None]).max())
+        for extra in holder.extra_dimensions()
+    )
+    for (vectors, _), (_, offsets) in zip(
+        handler.scan(0, size), holder.scan(0, size), strict=True
+    ):
         assert offsets is not None
         labels = handler.labels(row, row + len(vectors))
         row += len(vectors)
@@ -217,23 +264,40 @@ def exact_rankings(
             vectors = handler.with_zeros(vectors)
             offsets, vectors = scale.to_model(offsets, vectors), unit_or_zero(vectors)
         extended = augment_targets(vectors, offsets, metric, max_offset=highest)
-        for blocks, targets, q in zip(best, (vectors, extended), (queries, augmented), strict=True):
-            scores, rows = faiss.knn(q, targets, min(k, len(targets)), metric=upgraded.metric_type)
+        for blocks, targets, q in zip(
+            best, (vectors, extended), (queries, augmented), strict=True
+        ):
+            scores, rows = faiss.knn(
+                q, targets, min(k, len(targets)), metric=upgraded.metric_type
+            )
             blocks.append((-scores if handler.euclidean else scores, labels[rows]))
     rankings = []
     for blocks in best:
-        scores, ids = (np.concatenate(part, axis=1) for part in zip(*blocks, strict=True))
-        rankings.append(np.take_along_axis(ids, np.argsort(-scores, axis=1, kind="stable")[:, :k], axis=1))
+        scores, ids = (
+            np.concatenate(part, axis=1) for part in zip(*blocks, strict=True)
+        )
+        rankings.append(
+            np.take_along_axis(
+                ids, np.argsort(-scores, axis=1, kind="stable")[:, :k], axis=1
+            )
+        )
     return rankings[0], rankings[1]
 
 
-def affordable_queries(raw: faiss.Index, upgraded: faiss.Index, most: int = QUERIES) -> int:
+def affordable_queries(
+    raw: faiss.Index, upgraded: faiss.Index, most: int = QUERIES
+) -> int:
     """How many queries, of `most`, an upgrade of `raw` to `upgraded` is tried with."""
     if not handler_for(raw).exhaustive:
         return int(np.clip(WORK / (upgraded.ntotal * upgraded.d), QUERIES / 10, most))
-    sizes = [int(part.code_size) for part in parts(upgraded) if hasattr(part, "code_size")]
+    sizes = [
+        int(part.code_size) for part in parts(upgraded) if hasattr(part, "code_size")
+    ]
     # Each query reads all codes, and no list can be missed.
-    return min(most // 4, int(READ / (2 * upgraded.ntotal * max(sizes, default=4 * int(upgraded.d)))))
+    return min(
+        most // 4,
+        int(READ / (2 * upgraded.ntotal * max(sizes, default=4 * int(upgraded.d)))),
+    )
 
 
 def is_exact(handler: IndexHandler) -> bool:
@@ -244,10 +308,17 @@ def is_exact(handler: IndexHandler) -> bool:
 def loss_limit(index: faiss.Index) -> float:
     """The largest loss of recall@10 with which an upgrade of `index` is not refused."""
     kinds = {"graph": faiss.IndexHNSW, "lists": faiss.IndexIVF, "codes": faiss.Index}
-    return max(PROMISED[name] for part in parts(index) for name, kind in kinds.items() if isinstance(part, kind))
+    return max(
+        PROMISED[name]
+        for part in parts(index)
+        for name, kind in kinds.items()
+        if isinstance(part, kind)
+    )
 
 
-def wider_search(index: faiss.Index, lacks: Callable[[], float], slack: float = 0.0) -> tuple[str, int]:
+def wider_search(
+    index: faiss.Index, lacks: Callable[[], float], slack: float = 0.0
+) -> tuple[str, int]:
     """Widens the search of `index`, all settings alike, until it finds enough; the index is left as it was.
 
     Args:
@@ -262,7 +333,10 @@ def wider_search(index: faiss.Index, lacks: Callable[[], float], slack: float = 
     now, fallback = settings(index), ("", 0)
     try:
         for number, factor in enumerate(FACTORS if now else (), 1):
-            wider = {name: max(int(value * factor), int(value) + 1) for name, value in now.items()}
+            wider = {
+                name: max(int(value * factor), int(value) + 1)
+                for name, value in now.items()
+            }
             for name, wide in wider.items():
                 faiss.ParameterSpace().set_index_parameter(index, name, wide)
             lacking = lacks()
@@ -274,7 +348,9 @@ def wider_search(index: faiss.Index, lacks: Callable[[], float], slack: float = 
         for name, value in now.items():
             faiss.ParameterSpace().set_index_parameter(index, name, value)
         for part in parts(index):
-            if isinstance(part, faiss.IndexRefine):  # whose factor need be no whole number
+            if isinstance(
+                part, faiss.IndexRefine
+            ):  # whose factor need be no whole number
                 part.k_factor = now["k_factor_rf"]
     return fallback
 
@@ -282,7 +358,11 @@ def wider_search(index: faiss.Index, lacks: Callable[[], float], slack: float = 
 def call_of(values: dict[str, int]) -> str:
     """The call of Faiss, as text, that sets these search settings; "" for none."""
     text = ",".join(f"{name}={value}" for name, value in values.items())
-    return f'faiss.ParameterSpace().set_index_parameters(index, "{text}")' if values else ""
+    return (
+        f'faiss.ParameterSpace().set_index_parameters(index, "{text}")'
+        if values
+        else ""
+    )
 
 
 def settings(index: faiss.Index) -> dict[str, float]:

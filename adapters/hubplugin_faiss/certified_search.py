@@ -10,7 +10,14 @@ import numpy as np
 
 from hubplugin.errors import InputError
 from hubplugin.model import OffsetModel, refuse_query_map
-from hubplugin.rerank import DualDynamic, DualSoftmax, Dynamic, GloballyCorrected, Reranker, Rule
+from hubplugin.rerank import (
+    DualDynamic,
+    DualSoftmax,
+    Dynamic,
+    GloballyCorrected,
+    Reranker,
+    Rule,
+)
 from hubplugin.vectors import OffsetsLike, VectorLike, as_vectors
 from hubplugin_faiss.index import normalises_queries, require_offsets
 
@@ -20,7 +27,9 @@ GROWTH = 4
 class Searchable(Protocol):
     """Anything with Faiss's search: scores [m, k] and ids [m, k], best first, -1 where there are no more."""
 
-    def search(self, x: np.ndarray, k: int, **options: object) -> tuple[np.ndarray, np.ndarray]: ...
+    def search(
+        self, x: np.ndarray, k: int, **options: object
+    ) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,9 @@ def _scores_by_bits(index: Searchable) -> bool:
     if not isinstance(index, faiss.Index):
         return False
     index = faiss.downcast_index(index)
-    return isinstance(index, faiss.IndexLSH) or (hasattr(index, "index") and _scores_by_bits(index.index))
+    return isinstance(index, faiss.IndexLSH) or (
+        hasattr(index, "index") and _scores_by_bits(index.index)
+    )
 
 
 class CorrectedSearch:
@@ -82,36 +93,68 @@ class CorrectedSearch:
         self._index, self._limit = index, limit
         metric = getattr(index, "metric_type", faiss.METRIC_INNER_PRODUCT)
         if metric not in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
-            raise InputError(f"the index has metric {metric}, neither inner product nor L2: an offset is no part of it")
+            raise InputError(
+                f"the index has metric {metric}, neither inner product nor L2: an offset is no part of it"
+            )
         self._euclidean = metric == faiss.METRIC_L2
         self._rule: Rule | None = None
         model = correction.fitted if isinstance(correction, Dynamic) else correction
-        self._mapping = model if isinstance(model, OffsetModel) and model.query_map is not None else None
-        if self._mapping is not None and isinstance(index, faiss.Index) and normalises_queries(index):
+        self._mapping = (
+            model
+            if isinstance(model, OffsetModel) and model.query_map is not None
+            else None
+        )
+        if (
+            self._mapping is not None
+            and isinstance(index, faiss.Index)
+            and normalises_queries(index)
+        ):
             raise refuse_query_map("an index that normalises queries (L2norm)")
         self._bits = _scores_by_bits(index)
         if self._bits and vectors is None:
-            raise InputError("an index of bits (LSH) has no similarities to rank by: pass the originals, vectors=")
+            raise InputError(
+                "an index of bits (LSH) has no similarities to rank by: pass the originals, vectors="
+            )
         self._vectors = None if vectors is None else as_vectors(vectors, "vectors")
         targets = self._vectors if targets is None else targets
         count = getattr(index, "ntotal", None)
         if isinstance(correction, OffsetModel | Rule):
             if targets is None:
-                raise InputError(f"{type(correction).__name__} needs to know the gallery: pass targets=")
+                raise InputError(
+                    f"{type(correction).__name__} needs to know the gallery: pass targets="
+                )
             gallery = as_vectors(targets, "targets")
         if isinstance(correction, Rule):
             self._rule, self._corrections = correction, correction.keep(gallery)
         else:
-            offsets = np.array(correction.offsets(gallery) if isinstance(correction, OffsetModel) else correction)
-            self._corrections = require_offsets(offsets, offsets.size if count is None else count, "the index")
+            offsets = np.array(
+                correction.offsets(gallery)
+                if isinstance(correction, OffsetModel)
+                else correction
+            )
+            self._corrections = require_offsets(
+                offsets, offsets.size if count is None else count, "the index"
+            )
         if count not in (None, len(self._corrections)):
-            raise InputError(f"{len(self._corrections)} targets were given, the index holds {count}")
-        expected = len(self._corrections), getattr(index, "d", None if self._vectors is None else self._vectors.dim)
-        if self._vectors is not None and (self._vectors.rows, self._vectors.dim) != expected:
-            raise InputError(f"vectors have shape {[self._vectors.rows, self._vectors.dim]}: expected {list(expected)}")
+            raise InputError(
+                f"{len(self._corrections)} targets were given, the index holds {count}"
+            )
+        expected = (
+            len(self._corrections),
+            getattr(index, "d", None if self._vectors is None else self._vectors.dim),
+        )
+        if (
+            self._vectors is not None
+            and (self._vectors.rows, self._vectors.dim) != expected
+        ):
+            raise InputError(
+                f"vectors have shape {[self._vectors.rows, self._vectors.dim]}: expected {list(expected)}"
+            )
         names = None if ids is None else np.asarray(ids)
         count = len(self._corrections)
-        if names is not None and (names.shape != (count,) or names.dtype.kind not in "iu" or (names < 0).any()):
+        if names is not None and (
+            names.shape != (count,) or names.dtype.kind not in "iu" or (names < 0).any()
+        ):
             raise InputError(
                 f"ids have shape {list(names.shape)} of {names.dtype}: expected {count} whole numbers from 0 on, one "
                 "for each target"
@@ -119,7 +162,9 @@ class CorrectedSearch:
         self._order = None if names is None else np.argsort(names, kind="stable")
         self._ids = None if names is None else names.astype(np.int64)[self._order]
 
-    def search(self, x: np.ndarray, k: int, **options: object) -> tuple[np.ndarray, np.ndarray]:
+    def search(
+        self, x: np.ndarray, k: int, **options: object
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Searches by the corrected ranking.
 
         Args:
@@ -150,15 +195,28 @@ class CorrectedSearch:
         """
         queries = np.ascontiguousarray(x, np.float32)
         d, count = getattr(self._index, "d", None), getattr(self._index, "ntotal", None)
-        if queries.ndim != 2 or k < 1 or d not in (None, queries.shape[1]) or not np.isfinite(queries).all():
-            raise InputError(f"expected finite queries [m, {d or 'd'}] and k >= 1, got shape {queries.shape}, k = {k}")
+        if (
+            queries.ndim != 2
+            or k < 1
+            or d not in (None, queries.shape[1])
+            or not np.isfinite(queries).all()
+        ):
+            raise InputError(
+                f"expected finite queries [m, {d or 'd'}] and k >= 1, got shape {queries.shape}, k = {k}"
+            )
         queries = queries if self._mapping is None else self._mapping.queries(queries)
         if count not in (None, len(self._corrections)):
             raise InputError(
                 f"the index holds {count} now, and {len(self._corrections)} when this was made: make it anew"
             )
-        scores, ids = np.full((len(queries), k), -np.inf), np.full((len(queries), k), -1, np.int64)
-        certified, done, fetched = *np.zeros((2, len(queries)), bool), np.zeros(len(queries), np.int64)
+        scores, ids = (
+            np.full((len(queries), k), -np.inf),
+            np.full((len(queries), k), -1, np.int64),
+        )
+        certified, done, fetched = (
+            *np.zeros((2, len(queries)), bool),
+            np.zeros(len(queries), np.int64),
+        )
         open_, fetch = np.arange(len(queries)), GROWTH * k
         while len(open_):
             fetch = min(fetch, max(self._limit, k), len(self._corrections))
@@ -166,17 +224,31 @@ class CorrectedSearch:
             raw = raw.astype(np.float64) * (-0.5 if self._euclidean else 1.0)
             for query, similarities, candidates in zip(open_, raw, found, strict=True):
                 valid = candidates >= 0
-                best, names, bound = self._rank(queries[query], similarities[valid], candidates[valid])
-                scores[query, : len(best[:k])], ids[query, : len(best[:k])] = best[:k], names[:k]
+                best, names, bound = self._rank(
+                    queries[query], similarities[valid], candidates[valid]
+                )
+                scores[query, : len(best[:k])], ids[query, : len(best[:k])] = (
+                    best[:k],
+                    names[:k],
+                )
                 # Without more to give a search has seen all that a selector lets it see; else it probes too little.
                 ended = not valid.all()
-                everything = (ended and bool(options)) or valid.sum() == len(self._corrections)
-                certified[query] = everything or (not ended and len(best) >= k and best[k - 1] >= bound)
+                everything = (ended and bool(options)) or valid.sum() == len(
+                    self._corrections
+                )
+                certified[query] = everything or (
+                    not ended and len(best) >= k and best[k - 1] >= bound
+                )
                 fetched[query], done[query] = fetch, certified[query] or ended
             if fetch == min(max(self._limit, k), len(self._corrections)):
                 break
             open_, fetch = open_[~done[open_]], GROWTH * fetch
-        return Certified((-2 * scores if self._euclidean else scores).astype(np.float32), ids, certified, fetched)
+        return Certified(
+            (-2 * scores if self._euclidean else scores).astype(np.float32),
+            ids,
+            certified,
+            fetched,
+        )
 
     def _rank(
         self, query: np.ndarray, similarities: np.ndarray, candidates: np.ndarray
@@ -184,16 +256,27 @@ class CorrectedSearch:
         """Corrected scores and ids of `candidates`, best first, and an upper bound for all other targets."""
         if not len(candidates):
             return similarities, candidates, np.inf
-        last, rows = np.inf if self._bits else float(similarities[-1]), self._rows(candidates)
+        last, rows = (
+            np.inf if self._bits else float(similarities[-1]),
+            self._rows(candidates),
+        )
         if self._vectors is not None:
             similarities = self._true_similarities(query, rows)
             order = np.argsort(-similarities, kind="stable")
-            similarities, candidates, rows = similarities[order], candidates[order], rows[order]
+            similarities, candidates, rows = (
+                similarities[order],
+                candidates[order],
+                rows[order],
+            )
         corrections = self._corrections[rows]
         if self._rule is None:
             corrected = similarities + corrections
             order = np.argsort(-corrected, kind="stable")
-            return corrected[order], candidates[order], float(last + self._corrections.max())
+            return (
+                corrected[order],
+                candidates[order],
+                float(last + self._corrections.max()),
+            )
         order, scores = Reranker(self._rule, lambda _: corrections).rerank(
             query, candidates.tolist(), similarities.tolist()
         )
@@ -204,12 +287,18 @@ class CorrectedSearch:
         assert self._vectors is not None
         distinct, places = np.unique(rows, return_inverse=True)
         vectors = self._vectors.select(distinct).astype(np.float64)[places]
-        return -((vectors - query) ** 2).sum(axis=1) / 2 if self._euclidean else vectors @ query.astype(np.float64)
+        return (
+            -((vectors - query) ** 2).sum(axis=1) / 2
+            if self._euclidean
+            else vectors @ query.astype(np.float64)
+        )
 
     def _upper_bound(self, last: float, corrections: np.ndarray) -> float:
         """The largest corrected score of a target whose similarity is at most `last`."""
         match self._rule:
-            case Dynamic() | DualDynamic():  # whether the best candidate is active decides, and then the largest offset
+            case (
+                Dynamic() | DualDynamic()
+            ):  # whether the best candidate is active decides, and then the largest offset
                 most = corrections[0].copy()
                 most[::2] = self._corrections[:, ::2].max(axis=0)
                 return float(self._rule.rescore(np.array([[last]]), most[None])[0, 0])
@@ -225,5 +314,7 @@ class CorrectedSearch:
         places = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
         if (self._ids[places] != ids).any():
             unknown = int(ids[self._ids[places] != ids][0])
-            raise InputError(f"the index returned id {unknown}, which is not among the ids that were given")
+            raise InputError(
+                f"the index returned id {unknown}, which is not among the ids that were given"
+            )
         return np.asarray(self._order[places])

@@ -33,8 +33,12 @@ def stamp_of(path: str | os.PathLike[str]) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        raise StoreError(f"{os.fspath(path)!r} cannot be read: {error.strerror}") from None
-    return f"{status.st_ino}|{status.st_size}|{status.st_mtime_ns}|{ends.hexdigest()[:16]}"
+        raise StoreError(
+            f"{os.fspath(path)!r} cannot be read: {error.strerror}"
+        ) from None
+    return (
+        f"{status.st_ino}|{status.st_size}|{status.st_mtime_ns}|{ends.hexdigest()[:16]}"
+    )
 
 
 def require_unchanged(path: str | os.PathLike[str], stamp: str) -> None:
@@ -54,7 +58,11 @@ def available_memory() -> int | None:
     """The bytes of memory that this process may still take; None where the system does not say."""
     try:
         with open("/proc/meminfo") as lines:
-            free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+            free = next(
+                int(line.split()[1]) << 10
+                for line in lines
+                if line.startswith("MemAvailable:")
+            )
     except (OSError, StopIteration):
         return None
     for path in LIMITS:
@@ -77,16 +85,24 @@ def read_faiss(path: str | os.PathLike[str]) -> faiss.Index:
     """The index in the file `path`; raises StoreError, one line, if there is none, memory has no room for it, or Faiss
     refuses it."""
     if not Path(path).is_file():
-        fault = "is a folder, not an index file" if Path(path).is_dir() else "does not exist"
+        fault = (
+            "is a folder, not an index file"
+            if Path(path).is_dir()
+            else "does not exist"
+        )
         raise StoreError(f"{os.fspath(path)!r} {fault}")
     require_memory(path, 1, "reading")
     try:
         index = faiss.read_index(os.fspath(path))
     except (RuntimeError, MemoryError) as error:
-        raise StoreError(f"Faiss cannot read {os.fspath(path)!r}: {reason(error)}") from None
+        raise StoreError(
+            f"Faiss cannot read {os.fspath(path)!r}: {reason(error)}"
+        ) from None
     for name, size, expected in sizes(index):
         if size != expected:
-            raise StoreError(f"{os.fspath(path)!r} is damaged: {name} {size}, expected {expected}; restore it")
+            raise StoreError(
+                f"{os.fspath(path)!r} is damaged: {name} {size}, expected {expected}; restore it"
+            )
     return index
 
 
@@ -122,15 +138,29 @@ def sizes(index: faiss.Index) -> Iterator[tuple[str, int, int]]:
         yield from sizes(quantizer)
     elif isinstance(index, faiss.IndexFastScan):
         packer = index.get_CodePacker()
-        yield f"bytes of codes of its {name}:", index.codes.size(), -(-n // packer.nvec) * packer.block_size
+        yield (
+            f"bytes of codes of its {name}:",
+            index.codes.size(),
+            -(-n // packer.nvec) * packer.block_size,
+        )
     elif isinstance(index, faiss.IndexFlatCodes):
-        yield f"bytes of codes of its {name}:", index.codes.size(), n * int(index.code_size)
+        yield (
+            f"bytes of codes of its {name}:",
+            index.codes.size(),
+            n * int(index.code_size),
+        )
     if isinstance(index, faiss.IndexHNSW):
         yield f"nodes of its {name}:", index.hnsw.levels.size(), n
-    for quantiser in (getattr(index, part) for part in ("sq", "pq") if hasattr(index, part)):
+    for quantiser in (
+        getattr(index, part) for part in ("sq", "pq") if hasattr(index, part)
+    ):
         yield f"dimensions of the quantiser of its {name}:", int(quantiser.d), d
     if hasattr(index, "pq"):
-        yield f"codebooks of its {name}:", index.pq.centroids.size(), d * int(index.pq.ksub)
+        yield (
+            f"codebooks of its {name}:",
+            index.pq.centroids.size(),
+            d * int(index.pq.ksub),
+        )
 
 
 def sizes_of_transform(link: faiss.VectorTransform) -> Iterator[tuple[str, int, int]]:
@@ -144,7 +174,11 @@ def sizes_of_transform(link: faiss.VectorTransform) -> Iterator[tuple[str, int, 
         yield f"dimensions of its {name}:", link.mean.size(), link.d_in
     elif isinstance(link, faiss.LinearTransform):
         yield f"numbers in its {name}:", link.A.size(), link.d_in * link.d_out
-        yield f"numbers in the shift of its {name}:", link.b.size(), link.d_out if link.have_bias else link.b.size()
+        yield (
+            f"numbers in the shift of its {name}:",
+            link.b.size(),
+            link.d_out if link.have_bias else link.b.size(),
+        )
 
 
 def write_index_file(path: Path, index: faiss.Index, like: Path) -> None:
@@ -163,7 +197,9 @@ def write_index_file(path: Path, index: faiss.Index, like: Path) -> None:
         try:
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
         except RuntimeError as error:
-            raise StoreError(f"Faiss cannot write {os.fspath(path)!r}: {reason(error)}") from None
+            raise StoreError(
+                f"Faiss cannot write {os.fspath(path)!r}: {reason(error)}"
+            ) from None
         file.flush()
         os.fsync(file.fileno())
         permit(file.fileno(), like)

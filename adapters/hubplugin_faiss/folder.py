@@ -34,7 +34,9 @@ try:
 except ImportError:  # where there is none, nobody is kept away
     fcntl = None  # type: ignore[assignment]
 
-OURS = re.compile(r"((\d+)\.(model|offsets)|manifest\.json|index\.faiss|model\.hub)(\.[0-9a-f]{8}\.tmp)?")
+OURS = re.compile(
+    r"((\d+)\.(model|offsets)|manifest\.json|index\.faiss|model\.hub)(\.[0-9a-f]{8}\.tmp)?"
+)
 """The names of what lies in the folder, but for the lock. At the end: of a file that is not whole yet."""
 
 
@@ -53,10 +55,17 @@ class HubFolder:
         self.index = Path(os.path.realpath(path))
         self.path = Path(f"{self.index}.hub")
         self.manifest, self.lock = self.path / "manifest.json", self.path / "lock"
-        self.new_index, self.given_model = self.path / "index.faiss", self.path / "model.hub"
+        self.new_index, self.given_model = (
+            self.path / "index.faiss",
+            self.path / "model.hub",
+        )
 
     def model(self, version: FaissVersion) -> Path:
-        return self.path / f"{version.number}.model" if version.number else self.given_model
+        return (
+            self.path / f"{version.number}.model"
+            if version.number
+            else self.given_model
+        )
 
     def offsets(self, version: FaissVersion) -> Path:
         return self.path / f"{version.number}.offsets"
@@ -75,7 +84,9 @@ class HubFolder:
             return Manifest[FaissVersion]()
         except OSError as error:
             self.require()
-            raise StoreError(f"{str(self.manifest)!r} cannot be read: {error.strerror}") from None
+            raise StoreError(
+                f"{str(self.manifest)!r} cannot be read: {error.strerror}"
+            ) from None
         mend = f"delete the folder {str(self.path)!r}, and take the correction out: hubplugin remove faiss:{self.index}"
         return Manifest[FaissVersion].read(content, repr(str(self.manifest)), mend)
 
@@ -100,7 +111,9 @@ class HubFolder:
         file is not of as many `rows`."""
         path = self.offsets(version)
         if not self.has_offsets(version, rows):
-            raise StoreError(f"{str(path)!r} has no offsets for {rows} targets; run apply again")
+            raise StoreError(
+                f"{str(path)!r} has no offsets for {rows} targets; run apply again"
+            )
         with making(path), open_own(path, os.O_RDWR) as file:
             return np.memmap(file, np.float32, "r+", shape=(rows,))
 
@@ -108,14 +121,23 @@ class HubFolder:
         """Raises StoreError if something else has the name of the folder or of what lies in it. A link might lead to
         what is somebody else's, so that it would be written to, given away or deleted."""
         for path in (self.path, self.lock, *self.files()):
-            kind, expected = kind_of(path), "a folder" if path == self.path else "a file"
+            kind, expected = (
+                kind_of(path),
+                "a folder" if path == self.path else "a file",
+            )
             if kind not in ("", expected):
-                raise StoreError(f"{str(path)!r} is {kind}, where hubplugin keeps {expected}; move it away")
+                raise StoreError(
+                    f"{str(path)!r} is {kind}, where hubplugin keeps {expected}; move it away"
+                )
 
     def require_room(self, needed: int) -> None:
         """Raises StoreError if no files of so many bytes can be made here. What is half-written goes before, or is part
         of them."""
-        freed = sum(path.stat().st_size for path in self.files() if path.suffix in (".offsets", ".faiss"))
+        freed = sum(
+            path.stat().st_size
+            for path in self.files()
+            if path.suffix in (".offsets", ".faiss")
+        )
         for folder in (self.index.parent, self.path):
             if folder.is_dir():
                 require_room(folder, needed - freed)
@@ -141,7 +163,11 @@ class HubFolder:
             name = OURS.fullmatch(path.name)
             assert name is not None
             needed = {"model": models, "offsets": offsets}.get(name[3])
-            if path == self.new_index or name[4] or (needed is not None and int(name[2]) not in needed):
+            if (
+                path == self.new_index
+                or name[4]
+                or (needed is not None and int(name[2]) not in needed)
+            ):
                 path.unlink()
 
     def delete(self) -> None:
@@ -151,14 +177,18 @@ class HubFolder:
 
     def delete_if_empty(self) -> None:
         """Deletes the folder if nothing but the lock is in it. Raises OSError."""
-        if self.path.is_dir() and not [path for path in self.path.iterdir() if path != self.lock]:
+        if self.path.is_dir() and not [
+            path for path in self.path.iterdir() if path != self.lock
+        ]:
             self.lock.unlink(missing_ok=True)
             self.path.rmdir()
 
 
 def date_of(place: Path) -> str:
     """When the file `place` was written, as `Correction.made` has it."""
-    return datetime.fromtimestamp(place.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(place.stat().st_mtime, timezone.utc).isoformat(
+        timespec="seconds"
+    )
 
 
 TRIES = 100
@@ -179,11 +209,18 @@ def lock_folder(folder: HubFolder) -> BinaryIO:
             return lock
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if folder.lock.exists() and os.path.samestat(os.fstat(lock.fileno()), folder.lock.lstat()):
+            if folder.lock.exists() and os.path.samestat(
+                os.fstat(lock.fileno()), folder.lock.lstat()
+            ):
                 if alone(folder.lock):
-                    with contextlib.suppress(OSError):  # it is there all the same, only without a name
+                    with contextlib.suppress(
+                        OSError
+                    ):  # it is there all the same, only without a name
                         lock.truncate(0)
-                        os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+                        os.write(
+                            lock.fileno(),
+                            f"process {os.getpid()} on {socket.gethostname()}".encode(),
+                        )
                         permit(lock.fileno(), folder.index)
                     return lock
                 folder.lock.unlink()  # it has a name elsewhere, too: what lies there must stay as it is
@@ -197,6 +234,10 @@ def lock_folder(folder: HubFolder) -> BinaryIO:
             ) from None
         except OSError as error:
             lock.close()
-            raise StoreError(f"{str(folder.lock)!r} cannot be locked: {error.strerror}; nothing was changed") from None
+            raise StoreError(
+                f"{str(folder.lock)!r} cannot be locked: {error.strerror}; nothing was changed"
+            ) from None
         lock.close()
-    raise StoreError(f"{str(folder.path)!r} is deleted again and again by other runs; nothing was changed")
+    raise StoreError(
+        f"{str(folder.path)!r} is deleted again and again by other runs; nothing was changed"
+    )

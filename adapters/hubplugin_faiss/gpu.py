@@ -13,7 +13,15 @@ from hubplugin_faiss.handlers.wrappers import copy_chain, id_map_like
 PARTS = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96)
 """In how many parts, of 8 bits each, PQ codes lie on a GPU."""
 
-SCALARS = ("fp16", "8bit", "8bit_uniform", "8bit_direct", "6bit", "4bit", "4bit_uniform")
+SCALARS = (
+    "fp16",
+    "8bit",
+    "8bit_uniform",
+    "8bit_direct",
+    "6bit",
+    "4bit",
+    "4bit_uniform",
+)
 """The scalar codes that inverted lists have on a GPU."""
 
 
@@ -35,7 +43,9 @@ def for_gpu(index: faiss.Index) -> faiss.Index:
         StoreError: `index` is not upgraded, or Faiss has nothing like a part of it on GPUs.
     """
     if not handler_for(index).is_upgraded():
-        raise StoreError(f"this {name_of(index)} is not upgraded; for a GPU give it to faiss.index_cpu_to_gpu itself")
+        raise StoreError(
+            f"this {name_of(index)} is not upgraded; for a GPU give it to faiss.index_cpu_to_gpu itself"
+        )
     return _cloneable(faiss.deserialize_index(faiss.serialize_index(index)))
 
 
@@ -50,13 +60,18 @@ def _cloneable(index: faiss.Index) -> faiss.Index:
     if isinstance(part, faiss.IndexIVF):
         _require_there(part)
         return _lists(part)
-    half = isinstance(part, faiss.IndexScalarQuantizer) and part.sq.qtype == faiss.ScalarQuantizer.QT_fp16
+    half = (
+        isinstance(part, faiss.IndexScalarQuantizer)
+        and part.sq.qtype == faiss.ScalarQuantizer.QT_fp16
+    )
     if not half and not isinstance(part, faiss.IndexFlat):
         raise _missing(part)
     return faiss.clone_index(part)
 
 
-def _linear(links: list[faiss.VectorTransform], d_out: int) -> list[faiss.VectorTransform]:
+def _linear(
+    links: list[faiss.VectorTransform], d_out: int
+) -> list[faiss.VectorTransform]:
     """`links`, with one linear transform in the place of each run of those that move, append or drop components; the
     last appends zeros up to `d_out` components."""
     merged: list[faiss.VectorTransform] = []
@@ -64,7 +79,9 @@ def _linear(links: list[faiss.VectorTransform], d_out: int) -> list[faiss.Vector
     for link in links:
         kind = type(faiss.downcast_VectorTransform(link))
         if kind is faiss.NormalizationTransform:
-            raise StoreError("Faiss clones no NormalizationTransform (L2norm) to a GPU; normalise vectors and queries")
+            raise StoreError(
+                "Faiss clones no NormalizationTransform (L2norm) to a GPU; normalise vectors and queries"
+            )
         if kind in (faiss.CenteringTransform, faiss.RemapDimensionsTransform):
             run.append(link)
             continue
@@ -84,11 +101,15 @@ def _as_one(run: list[faiss.VectorTransform], d_out: int) -> faiss.LinearTransfo
     moved, matrix = np.zeros((1, d), np.float32), np.eye(d, dtype=np.float32)
     for step in run:
         moved = step.apply(moved)
-        if isinstance(faiss.downcast_VectorTransform(step), faiss.RemapDimensionsTransform):
+        if isinstance(
+            faiss.downcast_VectorTransform(step), faiss.RemapDimensionsTransform
+        ):
             matrix = step.apply(matrix)
     link = faiss.LinearTransform(d, d_out, True)
     missing = d_out - moved.shape[1]
-    faiss.copy_array_to_vector(np.pad(matrix, ((0, 0), (0, missing))).T.ravel().copy(), link.A)
+    faiss.copy_array_to_vector(
+        np.pad(matrix, ((0, 0), (0, missing))).T.ravel().copy(), link.A
+    )
     faiss.copy_array_to_vector(np.pad(moved[0], (0, missing)), link.b)
     link.is_trained = True
     return link
@@ -96,10 +117,16 @@ def _as_one(run: list[faiss.VectorTransform], d_out: int) -> faiss.LinearTransfo
 
 def _lists(part: faiss.IndexIVF) -> faiss.Index:
     old = faiss.downcast_index(part.quantizer)
-    quantizer = _cloneable(old) if isinstance(old, faiss.IndexPreTransform) else faiss.clone_index(old)
+    quantizer = (
+        _cloneable(old)
+        if isinstance(old, faiss.IndexPreTransform)
+        else faiss.clone_index(old)
+    )
     if isinstance(part, faiss.IndexIVFPQ) and part.pq.M not in PARTS:
         parts = min(number for number in PARTS if number > part.pq.M)
-        return InvertedListsHandler(part).pad(parts, _pad_quantizer(quantizer, parts * part.pq.dsub))
+        return InvertedListsHandler(part).pad(
+            parts, _pad_quantizer(quantizer, parts * part.pq.dsub)
+        )
     part.quantizer = quantizer  # a clone of the lists clones their quantizer
     try:
         return faiss.clone_index(part)
@@ -110,7 +137,9 @@ def _lists(part: faiss.IndexIVF) -> faiss.Index:
 def _pad_quantizer(quantizer: faiss.Index, d: int) -> faiss.Index:
     """A coarse quantizer of `d` components, the last of which count for nothing."""
     if not isinstance(quantizer, faiss.IndexFlat):
-        return pretransform([faiss.RemapDimensionsTransform(d, int(quantizer.d), False)], quantizer)
+        return pretransform(
+            [faiss.RemapDimensionsTransform(d, int(quantizer.d), False)], quantizer
+        )
     centroids = quantizer.reconstruct_n(0, quantizer.ntotal)
     wider = faiss.IndexFlat(d, quantizer.metric_type)
     wider.add(np.pad(centroids, ((0, 0), (0, d - centroids.shape[1]))))
@@ -120,7 +149,9 @@ def _pad_quantizer(quantizer: faiss.Index, d: int) -> faiss.Index:
 def _require_there(part: faiss.IndexIVF) -> None:
     if isinstance(part, faiss.IndexIVFPQ):
         if part.pq.nbits != 8:
-            raise StoreError(f"PQ codes have 8 bits a part on GPUs, those of this {name_of(part)} have {part.pq.nbits}")
+            raise StoreError(
+                f"PQ codes have 8 bits a part on GPUs, those of this {name_of(part)} have {part.pq.nbits}"
+            )
         if max(PARTS) < part.pq.M:
             raise StoreError(
                 f"PQ codes have at most {max(PARTS)} parts on GPUs; with the offsets these have {part.pq.M}"
@@ -134,4 +165,6 @@ def _require_there(part: faiss.IndexIVF) -> None:
 
 
 def _missing(part: faiss.Index) -> StoreError:
-    return StoreError(f"Faiss has no {name_of(part)} like this on GPUs; docs/faiss-types.md lists what it has there")
+    return StoreError(
+        f"Faiss has no {name_of(part)} like this on GPUs; docs/faiss-types.md lists what it has there"
+    )

@@ -71,7 +71,9 @@ def upgrade(
         handler = handler_for(index)
     require_upgradable(handler)
     if not isinstance(model_or_offsets, OffsetModel):
-        offsets = require_offsets(model_or_offsets, handler.count, "the index")[handler.order()]
+        offsets = require_offsets(model_or_offsets, handler.count, "the index")[
+            handler.order()
+        ]
         return handler.upgrade(offsets, upgrade_spec(offsets, None))
     model = model_or_offsets
     require_suits(model, index)
@@ -82,11 +84,17 @@ def upgrade(
     if model.gallery is None:
         model = model.centre_on(gallery, compute=compute)
     scale = IndexScale.of(handler, model)
-    return upgrade_by(handler, offsets_by(model, gallery, scale, compute), model, scale, force)
+    return upgrade_by(
+        handler, offsets_by(model, gallery, scale, compute), model, scale, force
+    )
 
 
 def upgrade_by(
-    handler: IndexHandler, offsets: np.ndarray, model: OffsetModel, scale: IndexScale, force: bool = False
+    handler: IndexHandler,
+    offsets: np.ndarray,
+    model: OffsetModel,
+    scale: IndexScale,
+    force: bool = False,
 ) -> faiss.Index:
     """An upgraded index, behind the query map of the model.
 
@@ -100,7 +108,9 @@ def upgrade_by(
     Raises:
         CorrectionRefused: the upgraded index finds too little.
     """
-    upgraded = with_map(handler.upgrade(offsets, upgrade_spec(offsets, model)), model.query_map)
+    upgraded = with_map(
+        handler.upgrade(offsets, upgrade_spec(offsets, model)), model.query_map
+    )
     if not is_exact(handler):
         require_recall(handler.index, upgraded, model, scale, force)
     return upgraded
@@ -148,7 +158,9 @@ def add(
     require_upgraded(handler)
     added = as_vectors(vectors, "vectors")
     if added.dim != index.d:
-        raise InputError(f"{added.name} have {added.dim} dimensions, the index has {index.d}")
+        raise InputError(
+            f"{added.name} have {added.dim} dimensions, the index has {index.d}"
+        )
     block = added.array()
     if isinstance(model_or_offsets, OffsetModel):
         model = model_or_offsets
@@ -158,13 +170,19 @@ def add(
             require_unit(block, added.name)
             quantised = handler.with_zeros(quantised)
         offsets = model.offsets(quantised, compute=compute.without_progress)
-        offsets = IndexScale.of(handler, model).to_index(offsets, quantised).astype(np.float32)
+        offsets = (
+            IndexScale.of(handler, model)
+            .to_index(offsets, quantised)
+            .astype(np.float32)
+        )
     else:
         offsets = require_offsets(model_or_offsets, len(block), "the batch")
     if ids is not None:
         ids = np.ascontiguousarray(ids, np.int64)
         if ids.shape != (len(block),):
-            raise InputError(f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for each")
+            raise InputError(
+                f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for each"
+            )
     handler.plan_append(block, offsets, ids)()
     index.ntotal = handler.count
 
@@ -195,7 +213,9 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
     else:
         numbers = np.asarray(ids)
         if numbers.size and numbers.dtype.kind not in "iu":
-            raise InputError(f"ids are of type {numbers.dtype}: expected whole numbers, or a faiss.IDSelector")
+            raise InputError(
+                f"ids are of type {numbers.dtype}: expected whole numbers, or a faiss.IDSelector"
+            )
         selected = labels[np.isin(labels, numbers.astype(np.int64))]
     if selected.size:
         handler.remove(selected)
@@ -217,7 +237,14 @@ class Gallery(Vectors):
         InputError: while it is read, at the first vector that is not of unit length.
     """
 
-    def __init__(self, index: faiss.Index, name: str = "index", *, unit: bool = False, tolerant: bool = False):
+    def __init__(
+        self,
+        index: faiss.Index,
+        name: str = "index",
+        *,
+        unit: bool = False,
+        tolerant: bool = False,
+    ):
         self.handler, self.unit, self.tolerant = handler_for(index), unit, tolerant
         super().__init__(name, self.handler.count, int(index.d))
 
@@ -232,7 +259,9 @@ class Gallery(Vectors):
             row += len(vectors)
 
 
-def offsets_by(model: OffsetModel, gallery: Gallery, scale: IndexScale, compute: Compute) -> np.ndarray:
+def offsets_by(
+    model: OffsetModel, gallery: Gallery, scale: IndexScale, compute: Compute
+) -> np.ndarray:
     """Offsets for the entries of an index.
 
     Entries that the model cannot judge get its smallest offset, or 0 at length 0, and a warning counts them.
@@ -249,27 +278,38 @@ def offsets_by(model: OffsetModel, gallery: Gallery, scale: IndexScale, compute:
     Raises:
         InputError: the model cannot judge more than half of the entries.
     """
-    offsets, row, invalid_vectors = np.empty(gallery.rows, np.float32), 0, InvalidVectors()
+    offsets, row, invalid_vectors = (
+        np.empty(gallery.rows, np.float32),
+        0,
+        InvalidVectors(),
+    )
     unit = gallery.unit and not gallery.handler.lossy
     size = block_rows(gallery.dim)
-    for vectors in gallery.raw_blocks(size) if gallery.tolerant else gallery.blocks(size):
+    for vectors in (
+        gallery.raw_blocks(size) if gallery.tolerant else gallery.blocks(size)
+    ):
         rows = slice(row, row + len(vectors))
         ids = gallery.handler.labels(row, rows.stop).tolist()
         batch = Batch(ids, vectors, np.full(len(ids), np.nan, np.float32))
         offsets[rows] = scale.to_index(
-            offsets_of_all(model, batch, invalid_vectors, unit=unit, compute=compute), vectors
+            offsets_of_all(model, batch, invalid_vectors, unit=unit, compute=compute),
+            vectors,
         )
         row = rows.stop
         compute.report("offsets", row, gallery.rows)
     text = f"of {gallery.rows} entries {invalid_vectors}"
     if invalid_vectors.count > gallery.rows / 2:
-        raise InputError(f"the model does not suit this {name_of(gallery.handler.index)}: {text}")
+        raise InputError(
+            f"the model does not suit this {name_of(gallery.handler.index)}: {text}"
+        )
     if invalid_vectors.count:
         warnings.warn(text, stacklevel=3)
     return offsets
 
 
-def require_unit(vectors: np.ndarray, name: str, first_row: int = 0, *, lossy: bool = False) -> None:
+def require_unit(
+    vectors: np.ndarray, name: str, first_row: int = 0, *, lossy: bool = False
+) -> None:
     """Raises InputError at the first vector that is neither of unit length nor zero.
 
     Args:
@@ -283,10 +323,18 @@ def require_unit(vectors: np.ndarray, name: str, first_row: int = 0, *, lossy: b
     lengths = np.linalg.norm(vectors[rows], axis=1)
     if lossy:
         length = float(np.median(lengths)) if len(rows) else 1.0
-        fault = "" if 0.3 < length < 1.7 else f"its codes stand for vectors of about length {length:.3g}"
+        fault = (
+            ""
+            if 0.3 < length < 1.7
+            else f"its codes stand for vectors of about length {length:.3g}"
+        )
     else:
         bad = np.flatnonzero(np.abs(lengths - 1) > UNIT)
-        fault = f"row {first_row + int(rows[bad[0]])} has length {lengths[bad[0]]:.4g}" if bad.size else ""
+        fault = (
+            f"row {first_row + int(rows[bad[0]])} has length {lengths[bad[0]]:.4g}"
+            if bad.size
+            else ""
+        )
     if fault:
         raise InputError(
             f"{name}: the model is for cosine, but {fault} and Faiss does not normalise; take unit vectors "
@@ -299,13 +347,18 @@ def require_unit(vectors: np.ndarray, name: str, first_row: int = 0, *, lossy: b
 def require_upgradable(handler: IndexHandler) -> None:
     handler.check()
     if handler.count == 0:
-        raise StoreError(f"{name_of(handler.index)} is empty; add vectors, then upgrade it")
+        raise StoreError(
+            f"{name_of(handler.index)} is empty; add vectors, then upgrade it"
+        )
 
 
 def normalises_queries(index: faiss.Index) -> bool:
     """Whether `index` brings queries to unit length (L2norm): what a query map returns has its own."""
     return any(
-        isinstance(faiss.downcast_VectorTransform(part.chain.at(number)), faiss.NormalizationTransform)
+        isinstance(
+            faiss.downcast_VectorTransform(part.chain.at(number)),
+            faiss.NormalizationTransform,
+        )
         for part in parts(index)
         if isinstance(part, faiss.IndexPreTransform)
         for number in range(part.chain.size())
@@ -314,13 +367,17 @@ def normalises_queries(index: faiss.Index) -> bool:
 
 def require_upgraded(handler: IndexHandler) -> None:
     if not handler.is_upgraded():
-        raise StoreError(f"this {name_of(handler.index)} is not upgraded; upgrade(index, model) puts offsets into it")
+        raise StoreError(
+            f"this {name_of(handler.index)} is not upgraded; upgrade(index, model) puts offsets into it"
+        )
 
 
 def require_suits(model: OffsetModel, index: faiss.Index) -> None:
     """Raises InputError if the offsets of `model` do not belong to the similarity of `index`."""
     if model.dim != index.d:
-        raise InputError(f"the model has {model.dim} dimensions, the index has {index.d}; fit one on its vectors")
+        raise InputError(
+            f"the model has {model.dim} dimensions, the index has {index.d}; fit one on its vectors"
+        )
     euclidean = index.metric_type == faiss.METRIC_L2
     if model.metric is (Metric.DOT if euclidean else Metric.EUCLIDEAN):
         raise InputError(
@@ -334,8 +391,12 @@ def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
     model."""
     require_suits(model, handler.index)
     if model.gallery is None:
-        raise InputError("the model is not centred on the index: use model = model.centre_on(targets), then upgrade")
-    if not (handler.holds_offsets_of("") or handler.holds_offsets_of(model.fingerprint)):
+        raise InputError(
+            "the model is not centred on the index: use model = model.centre_on(targets), then upgrade"
+        )
+    if not (
+        handler.holds_offsets_of("") or handler.holds_offsets_of(model.fingerprint)
+    ):
         raise StoreError(
             "the offsets in this index are those of another model; add with that one, or take this one for all: "
             "index = upgrade(index, model)"
@@ -346,12 +407,16 @@ def require_offsets(values: OffsetsLike | None, count: int, name: str) -> np.nda
     try:
         offsets = np.asarray([] if values is None else values, dtype=np.float32)
     except (TypeError, ValueError):
-        raise InputError(f"expected an OffsetModel or offsets [{count}], got {type(values).__name__}") from None
+        raise InputError(
+            f"expected an OffsetModel or offsets [{count}], got {type(values).__name__}"
+        ) from None
     if offsets.shape != (count,):
         raise InputError(
             f"offsets have shape {list(offsets.shape)}, {name} holds {count}: expected an OffsetModel, or one for each"
         )
     if not np.isfinite(offsets).all():
         bad = int(np.argmin(np.isfinite(offsets)))
-        raise InputError(f"offsets: entry {bad} is NaN, infinite or too large for float32")
+        raise InputError(
+            f"offsets: entry {bad} is NaN, infinite or too large for float32"
+        )
     return offsets

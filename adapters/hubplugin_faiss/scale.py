@@ -53,11 +53,18 @@ class IndexScale:
             nearness = STEP * round(nearness_of(queries, vectors, handler.count) / STEP)
             mean = float(np.mean(nearness * lengths - squares))
             return cls(handler.euclidean, nearness, CENTRE * round(mean / CENTRE))
-        stored = np.concatenate([offsets for _, offsets in blocks if offsets is not None])[usable]
+        stored = np.concatenate(
+            [offsets for _, offsets in blocks if offsets is not None]
+        )[usable]
         rest = stored - lengths * model.offsets(vectors.astype(np.float32)) - squares
         steps = STEP * np.arange(-10, 31)[:, None]
-        means = CENTRE * np.round(np.median(rest + steps * lengths, axis=1) / CENTRE)[:, None]
-        best = np.quantile(np.abs(rest + steps * lengths - means), 0.25, axis=1).argmin()  # some may be stale
+        means = (
+            CENTRE
+            * np.round(np.median(rest + steps * lengths, axis=1) / CENTRE)[:, None]
+        )
+        best = np.quantile(
+            np.abs(rest + steps * lengths - means), 0.25, axis=1
+        ).argmin()  # some may be stale
         return cls(handler.euclidean, float(steps[best, 0]), float(means[best, 0]))
 
     def to_index(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
@@ -75,8 +82,12 @@ class IndexScale:
         lengths, bias = self._lengths_and_bias(vectors, self.nearness)
         return np.asarray((offsets + bias) / lengths)
 
-    def _lengths_and_bias(self, vectors: np.ndarray, nearness: float) -> tuple[np.ndarray, np.ndarray]:
+    def _lengths_and_bias(
+        self, vectors: np.ndarray, nearness: float
+    ) -> tuple[np.ndarray, np.ndarray]:
         """A zero vector has no length that codes could have changed."""
         lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
-        bias = nearness * lengths - (lengths**2 / 2 if self.euclidean else 0) - self.mean
+        bias = (
+            nearness * lengths - (lengths**2 / 2 if self.euclidean else 0) - self.mean
+        )
         return np.where(lengths > 0, lengths, 1.0), np.where(lengths > 0, bias, 0.0)

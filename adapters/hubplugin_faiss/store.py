@@ -57,7 +57,12 @@ from hubplugin_faiss.files import (
 from hubplugin_faiss.folder import FaissVersion, HubFolder, date_of, lock_folder
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import block_rows, is_mapped, reason
-from hubplugin_faiss.index import normalises_queries, require_unit, require_upgradable, upgrade_by
+from hubplugin_faiss.index import (
+    normalises_queries,
+    require_unit,
+    require_upgradable,
+    upgrade_by,
+)
 from hubplugin_faiss.scale import IndexScale
 
 ADD_BEHIND_MAP = (
@@ -74,7 +79,10 @@ of 16 to 768 dimensions."""
 def spread_of_unit(index: faiss.Index) -> float:
     if any(part.d < index.d for part in parts(index)):
         return SPREADS["reduced"]
-    is_scalar = any(hasattr(faiss.downcast_index(getattr(part, "storage", part)), "sq") for part in parts(index))
+    is_scalar = any(
+        hasattr(faiss.downcast_index(getattr(part, "storage", part)), "sq")
+        for part in parts(index)
+    )
     return SPREADS["scalar" if is_scalar else "codes"]
 
 
@@ -98,7 +106,11 @@ class FaissStore(ManifestStore[FaissVersion]):
     """
 
     def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None):
-        self.path, self.url, self.folder = Path(path), f"faiss:{os.fspath(path)}", HubFolder(path)
+        self.path, self.url, self.folder = (
+            Path(path),
+            f"faiss:{os.fspath(path)}",
+            HubFolder(path),
+        )
         self._metric = metric
         for _ in range(TRIES):
             stamp = stamp_of(path)
@@ -106,10 +118,14 @@ class FaissStore(ManifestStore[FaissVersion]):
             if stamp_of(path) == stamp:
                 break
         else:
-            raise StoreError(f"{os.fspath(path)!r} is being changed by another program; wait until it ends")
+            raise StoreError(
+                f"{os.fspath(path)!r} is being changed by another program; wait until it ends"
+            )
         self.dim = int(self.index.d)
         self.record = Path(f"{os.fspath(path)}.queries")
-        self.how_to_record = f"hubplugin.Recorder({str(self.record)!r}).add(queries) beside each search"
+        self.how_to_record = (
+            f"hubplugin.Recorder({str(self.record)!r}).add(queries) beside each search"
+        )
 
     def _take(self, index: faiss.Index, stamp: str) -> None:
         self.index, self.stamp, self.handler = index, stamp, handler_for(index)
@@ -147,18 +163,26 @@ class FaissStore(ManifestStore[FaissVersion]):
         if active is not None and handler.holds_offsets_of(active.model):
             return manifest
         retired = manifest.retired if active is None else (*manifest.retired, active)
-        if previous is not None and handler.holds_offsets_of(previous.model):  # somebody has put the old index back
+        if previous is not None and handler.holds_offsets_of(
+            previous.model
+        ):  # somebody has put the old index back
             return manifest.replace(active={"": previous}, previous={}, retired=retired)
         place = self.folder.given_model
-        if (model := self._load_model(place)) is not None and handler.holds_offsets_of(model.fingerprint):
-            version = FaissVersion.of(model, 0, stamp=self.stamp).replace(made=date_of(place))
+        if (model := self._load_model(place)) is not None and handler.holds_offsets_of(
+            model.fingerprint
+        ):
+            version = FaissVersion.of(model, 0, stamp=self.stamp).replace(
+                made=date_of(place)
+            )
             return manifest.replace(active={"": version}, previous={}, retired=retired)
         raise self._model_error(place if active is None else self.folder.model(active))
 
     def _load_model(self, place: Path) -> OffsetModel | None:
         """The model in the file `place`; None if there is none. Raises StoreError if it cannot be read."""
         if kind_of(place) == "a link":
-            raise StoreError(f"{str(place)!r} is a link, where hubplugin keeps a file; move it away")
+            raise StoreError(
+                f"{str(place)!r} is a link, where hubplugin keeps a file; move it away"
+            )
         try:
             return load(place) if place.exists() else None
         except ModelFileError as error:
@@ -167,7 +191,11 @@ class FaissStore(ManifestStore[FaissVersion]):
     def _model_error(self, place: Path, why: str = "") -> StoreError:
         if not why:
             file = repr(str(place))
-            why = f"{file} is the model of another index" if place.exists() else f"its model {file} is missing"
+            why = (
+                f"{file} is the model of another index"
+                if place.exists()
+                else f"its model {file} is missing"
+            )
         return StoreError(
             f"{os.fspath(self.path)!r} is corrected, but {why}; put the right one there, or take the correction out: "
             f"hubplugin remove {self.url}"
@@ -202,18 +230,28 @@ class FaissStore(ManifestStore[FaissVersion]):
         self.folder.delete_file(self.folder.model(version))
 
     def make_room(self, version: FaissVersion) -> None:
-        half_written = self.read_manifest().writing == version and self.folder.has_offsets(version, self.count())
+        half_written = (
+            self.read_manifest().writing == version
+            and self.folder.has_offsets(version, self.count())
+        )
         if not half_written:  # an amendment finds out anew which offsets are wrong
             # Offsets have their room now: a map that finds none later ends the process.
-            self.folder.write(self.folder.offsets(version), np.full(self.count(), np.nan, np.float32).tobytes())
+            self.folder.write(
+                self.folder.offsets(version),
+                np.full(self.count(), np.nan, np.float32).tobytes(),
+            )
 
-    def delete_offsets(self, versions: Sequence[FaissVersion], progress: Progress | None) -> None:
+    def delete_offsets(
+        self, versions: Sequence[FaissVersion], progress: Progress | None
+    ) -> None:
         for version in versions:
             self.folder.delete_file(self.folder.offsets(version))
 
     def is_readable(self, version: FaissVersion) -> bool:
         manifest = self.read_manifest()
-        return manifest.writing != version or self.folder.has_offsets(version, self.count())
+        return manifest.writing != version or self.folder.has_offsets(
+            version, self.count()
+        )
 
     def _acquire(self, *, settle: bool = True) -> BinaryIO:
         """The right to write, until it is closed. Raises StoreError if another run has it, or the file has changed."""
@@ -239,20 +277,27 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     def _tidy(self, manifest: Manifest[FaissVersion]) -> None:
         writing = [] if manifest.writing is None else [manifest.writing.number]
-        models = (version.number for version in (*manifest.active.values(), *manifest.previous.values()))
+        models = (
+            version.number
+            for version in (*manifest.active.values(), *manifest.previous.values())
+        )
         with making(self.folder.path):
             self.folder.keep([*writing, *models], writing)
 
     def release(self, lock: BinaryIO) -> None:
         """Deletes what no later run can go on with, and gives the right to write back."""
-        with contextlib.suppress(OSError, StoreError):  # else it is the next run's to delete
+        with contextlib.suppress(
+            OSError, StoreError
+        ):  # else it is the next run's to delete
             self._tidy(self.read_manifest())
             self.folder.delete_if_empty()
         lock.close()
 
     def give_up(self, previous: Manifest[FaissVersion]) -> None:
         """Puts back the manifest that was there before this run, which leaves nothing."""
-        with contextlib.suppress(StoreError):  # the disk may be full: then it is the next run's
+        with contextlib.suppress(
+            StoreError
+        ):  # the disk may be full: then it is the next run's
             if previous.everything or previous.previous:
                 self.write_manifest(previous)
             else:
@@ -270,17 +315,24 @@ class FaissStore(ManifestStore[FaissVersion]):
         if (version := self.active()) is not None:
             return version.metric
         handler = self.handler
-        other, sample = Metric.EUCLIDEAN if handler.euclidean else Metric.DOT, next(handler.scan(0, 1000), None)
+        other, sample = (
+            Metric.EUCLIDEAN if handler.euclidean else Metric.DOT,
+            next(handler.scan(0, 1000), None),
+        )
         refined = any(isinstance(part, faiss.IndexRefine) for part in parts(self.index))
         if sample is None or (handler.euclidean and not handler.lossy and not refined):
             return other
-        lengths = np.linalg.norm(sample[0], axis=1)[handler.with_zeros(sample[0]).any(axis=1)]
+        lengths = np.linalg.norm(sample[0], axis=1)[
+            handler.with_zeros(sample[0]).any(axis=1)
+        ]
         if not len(lengths):
             return other
         if not handler.lossy:
             return Metric.COSINE if (np.abs(lengths - 1) <= UNIT).all() else other
         low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
-        is_unit = 0.4 < middle < 1.6 and high - low < spread_of_unit(self.index) * middle  # PQ makes them shorter
+        is_unit = (
+            0.4 < middle < 1.6 and high - low < spread_of_unit(self.index) * middle
+        )  # PQ makes them shorter
         return Metric.COSINE if is_unit else other
 
     @property
@@ -294,7 +346,11 @@ class FaissStore(ManifestStore[FaissVersion]):
         return not normalises_queries(self.index)
 
     def _rounding(
-        self, version: FaissVersion, rows: np.ndarray, vectors: np.ndarray, offsets: np.ndarray
+        self,
+        version: FaissVersion,
+        rows: np.ndarray,
+        vectors: np.ndarray,
+        offsets: np.ndarray,
     ) -> np.ndarray:
         """How far from an offset lies what codes hold of it, or of one beside it, as far as it fits them (`most_lost`).
         What does not is stale: a refresh makes codes with room for it."""
@@ -302,13 +358,24 @@ class FaissStore(ManifestStore[FaissVersion]):
         right = scale.to_index(offsets.astype(np.float64), vectors)
 
         def error(shift: float) -> np.ndarray:
-            errors = np.abs(self.handler.round_offsets(right + shift, vectors, rows) - right)
-            return np.asarray(np.minimum(np.nan_to_num(errors), self._most_lost))  # NaN of a vector that is not finite
+            errors = np.abs(
+                self.handler.round_offsets(right + shift, vectors, rows) - right
+            )
+            return np.asarray(
+                np.minimum(np.nan_to_num(errors), self._most_lost)
+            )  # NaN of a vector that is not finite
 
         errors = error(0)
-        quarter = float(errors.mean())  # of the distance between levels, where they are as far apart
-        largest = np.max([errors, *(error(shift * quarter) for shift in (-2, -1, 1, 2))], axis=0)
-        return np.asarray(scale.to_model(right + largest, vectors) - offsets) + self.precision
+        quarter = float(
+            errors.mean()
+        )  # of the distance between levels, where they are as far apart
+        largest = np.max(
+            [errors, *(error(shift * quarter) for shift in (-2, -1, 1, 2))], axis=0
+        )
+        return (
+            np.asarray(scale.to_model(right + largest, vectors) - offsets)
+            + self.precision
+        )
 
     def scale(self, model: OffsetModel) -> IndexScale:
         """Between offsets of `model` and those that the index holds."""
@@ -334,7 +401,10 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     def scan_rows(self, start: int, stop: int) -> Iterator[Batch]:
         """The entries of the rows from `start` to `stop`, as the index reconstructs them, each id an `Entry`."""
-        row, version = start, None if isinstance(self._manifest, StoreError) else self.active()
+        row, version = (
+            start,
+            None if isinstance(self._manifest, StoreError) else self.active(),
+        )
         for vectors, offsets in self.handler.scan(start, block_rows(self.dim)):
             if row >= stop:
                 return
@@ -343,14 +413,25 @@ class FaissStore(ManifestStore[FaissVersion]):
                 vectors = self.handler.with_zeros(vectors)
             if self.unit and not self.handler.is_upgraded():
                 require_unit(vectors, self.url, row)
-            ids = [Entry(label) for label in self.handler.labels(row, row + len(vectors)).tolist()]
+            ids = [
+                Entry(label)
+                for label in self.handler.labels(row, row + len(vectors)).tolist()
+            ]
             rows, rounding = np.arange(row, row + len(ids)), None
             for place, entry in enumerate(ids, row):
                 entry.row = place
             row += len(ids)
-            offsets = np.full(len(ids), np.nan, np.float32) if offsets is None else offsets[: len(ids)]
+            offsets = (
+                np.full(len(ids), np.nan, np.float32)
+                if offsets is None
+                else offsets[: len(ids)]
+            )
             if version is not None:
-                offsets = self.scale(self.model(version)).to_model(offsets, vectors).astype(np.float32)
+                offsets = (
+                    self.scale(self.model(version))
+                    .to_model(offsets, vectors)
+                    .astype(np.float32)
+                )
                 rounding = partial(self._rounding, version, rows, vectors)
             yield Batch(ids, vectors, offsets, rounding=rounding)
 
@@ -359,12 +440,16 @@ class FaissStore(ManifestStore[FaissVersion]):
         what is, or the folder has none. Asked before a gallery is fitted for an hour."""
         if not self.handler.is_upgraded():
             require_upgradable(self.handler)
-        require_memory(self.path, 2 if self.handler.is_upgraded() else 1, "replacing the index in")
+        require_memory(
+            self.path, 2 if self.handler.is_upgraded() else 1, "replacing the index in"
+        )
         if not dry_run:
             self.folder.require()
             self.folder.require_room(4 * self.count() + os.path.getsize(self.path))
 
-    def begin(self, model: OffsetModel, progress: Progress | None = None) -> FaissWriting:
+    def begin(
+        self, model: OffsetModel, progress: Progress | None = None
+    ) -> FaissWriting:
         """Begins to write `model`, as of every store, and tells `progress`. Raises StoreError if another run writes the
         file, or another program has changed it since it was read."""
         lock = self._acquire()
@@ -414,10 +499,15 @@ class FaissStore(ManifestStore[FaissVersion]):
         folder.delete_file(folder.new_index)  # of a run that was killed
         write_index_file(folder.new_index, index, folder.index)
         stamp = stamp_of(folder.new_index)  # which a new name does not change
-        if version is not None and (manifest := self.require_owner(version)).writing is not None:
+        if (
+            version is not None
+            and (manifest := self.require_owner(version)).writing is not None
+        ):
             self.write_manifest(manifest.replace(writing=version.replace(index=stamp)))
         with making(folder.index):
-            flush_names(folder.path, folder.index.parent)  # the index must not be there without its model
+            flush_names(
+                folder.path, folder.index.parent
+            )  # the index must not be there without its model
             require_unchanged(self.path, self.stamp)
             os.replace(folder.new_index, folder.index)
         failed = flush_names(folder.index.parent)
@@ -434,13 +524,22 @@ class FaissStore(ManifestStore[FaissVersion]):
         try:
             scores, ids = index.search(np.ascontiguousarray(queries, np.float32), k)
         except (RuntimeError, MemoryError) as error:
-            raise StoreError(f"{self.url}: Faiss cannot search it: {reason(error)}") from None
+            raise StoreError(
+                f"{self.url}: Faiss cannot search it: {reason(error)}"
+            ) from None
         hits = ids >= 0
-        return Hits(*([row[hit].tolist() for row, hit in zip(values, hits, strict=True)] for values in (ids, scores)))
+        return Hits(
+            *(
+                [row[hit].tolist() for row, hit in zip(values, hits, strict=True)]
+                for values in (ids, scores)
+            )
+        )
 
     def notes(self) -> Sequence[str]:
         notes = [ADD_BEHIND_MAP] if is_mapped(self.index) else []
-        tells_no_lengths = self.handler.lossy and spread_of_unit(self.index) > SPREADS["scalar"]
+        tells_no_lengths = (
+            self.handler.lossy and spread_of_unit(self.index) > SPREADS["scalar"]
+        )
         if self._metric is None and self.metric is Metric.COSINE and tells_no_lengths:
             other = "euclidean" if self.handler.euclidean else "dot"
             notes.append(
@@ -453,9 +552,17 @@ class FaissStore(ManifestStore[FaissVersion]):
         """The same for every query: `asked` and `k` are what they always were."""
         extra = self.handler.extra_dimensions()
         if not extra:
-            raise StoreError(f"{self.url}: no correction is active; run `hubplugin apply` first")
-        appended = [float(str(component)) for component in extra[0].query.astype(np.float32)]
-        scores = "|q - t|^2 - 2 offset, plus a constant" if extra[0].euclidean else "similarity + offset"
+            raise StoreError(
+                f"{self.url}: no correction is active; run `hubplugin apply` first"
+            )
+        appended = [
+            float(str(component)) for component in extra[0].query.astype(np.float32)
+        ]
+        scores = (
+            "|q - t|^2 - 2 offset, plus a constant"
+            if extra[0].euclidean
+            else "similarity + offset"
+        )
         mapped = is_mapped(self.index)
         first = "maps q by a linear transform and then" if mapped else "itself"
         text = (
@@ -483,19 +590,30 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     def shards(self, count: int | None) -> list[FaissShard]:
         """Ranges of about as many rows each. The machines that read them see the same file system."""
-        rows, url = self.count(), f"faiss:{self.path.absolute()}?metric={self.metric.value}"
+        rows, url = (
+            self.count(),
+            f"faiss:{self.path.absolute()}?metric={self.metric.value}",
+        )
         cuts = [
             (start // PAGE * PAGE, stop if stop == rows else stop // PAGE * PAGE)
             for start, stop in even_ranges(rows, count)
         ]
         return [
-            FaissShard(f"{self.url}, shard {number} (from row {start} on)", url, self.stamp, start, stop)
+            FaissShard(
+                f"{self.url}, shard {number} (from row {start} on)",
+                url,
+                self.stamp,
+                start,
+                stop,
+            )
             for number, (start, stop) in enumerate(cuts)
             if stop > start
         ]
 
 
-def open_store(path: str | os.PathLike[str], *, metric: str | Metric | None = None) -> FaissStore:
+def open_store(
+    path: str | os.PathLike[str], *, metric: str | Metric | None = None
+) -> FaissStore:
     """An index file as a store, for every job: `hubplugin.apply(store, bank)`, or a fitted model in place of the bank.
 
     A job replaces the file in one step. A kill at any moment leaves the old or the new one whole, and running the job
@@ -535,12 +653,16 @@ def open_url(url: str) -> FaissStore:
     Raises StoreError if there is no such file, or Faiss cannot read it, or its type cannot carry offsets.
     """
     path, _, query = url.removeprefix("faiss:").partition("?")
-    if path.startswith("//") and not os.path.exists(path):  # faiss://FILE, as other URLs are written
+    if path.startswith("//") and not os.path.exists(
+        path
+    ):  # faiss://FILE, as other URLs are written
         path = path[2:]
     options = parse_qs(query)
     metric = options.pop("metric", [None])[0]
     if options:
-        raise InputError(f"{without_secrets(url)!r}: unknown option {next(iter(options))!r}; the only one is metric")
+        raise InputError(
+            f"{without_secrets(url)!r}: unknown option {next(iter(options))!r}; the only one is metric"
+        )
     return open_store(path, metric=metric)
 
 
@@ -561,30 +683,48 @@ class FaissWriting(Writing):
         begun: tuple[BinaryIO, Manifest[FaissVersion]] | None = None,
         rows: range | None = None,
     ):
-        self._store, self._model, self._version, self.found, self._begun = store, model, version, found, begun
-        self._release = None if begun is None else weakref.finalize(self, begun[0].close)
+        self._store, self._model, self._version, self.found, self._begun = (
+            store,
+            model,
+            version,
+            found,
+            begun,
+        )
+        self._release = (
+            None if begun is None else weakref.finalize(self, begun[0].close)
+        )
         self._offsets = store.folder.map_offsets(version, store.count())
         self._rows = range(store.count()) if rows is None else rows
-        self.takes_all = found == "active"  # codes are made anew, and would round what is rounded already
+        self.takes_all = (
+            found == "active"
+        )  # codes are made anew, and would round what is rounded already
 
     def scan(self) -> Iterator[Batch]:
-        missing = np.flatnonzero(np.isnan(self._offsets[self._rows.start : self._rows.stop]))
+        missing = np.flatnonzero(
+            np.isnan(self._offsets[self._rows.start : self._rows.stop])
+        )
         row = self._rows.start + int(missing[0]) if len(missing) else self._rows.stop
         for batch in self._store.scan_rows(row, self._rows.stop):
             if self.found != "active":
-                written = self._store.scale(self._model).to_model(self._offsets[rows_of(batch)], batch.vectors)
+                written = self._store.scale(self._model).to_model(
+                    self._offsets[rows_of(batch)], batch.vectors
+                )
                 batch = replace(batch, offsets=written.astype(np.float32))
             yield batch
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        self._offsets[rows_of(batch)] = self._store.scale(self._model).to_index(offsets, batch.vectors)
+        self._offsets[rows_of(batch)] = self._store.scale(self._model).to_index(
+            offsets, batch.vectors
+        )
 
     def wait(self) -> None:
         self._offsets.flush()
 
     def share(self) -> Share:
         store = self._store
-        return FaissShare(store.shards(1)[0].url, store.stamp, self._version, self.found)
+        return FaissShare(
+            store.shards(1)[0].url, store.stamp, self._version, self.found
+        )
 
     def activate(self) -> None:
         assert self._begun is not None
@@ -592,17 +732,25 @@ class FaissWriting(Writing):
             return  # all were right as they were
         offsets = np.asarray(self._offsets)
         if missing := int(np.isnan(offsets).sum()):
-            raise StoreError(f"{self._store.url}: {missing} targets have no offset yet; run apply again")
+            raise StoreError(
+                f"{self._store.url}: {missing} targets have no offset yet; run apply again"
+            )
         try:
             force = self.forced or self.found == "active"
-            self._store.upgrade(self._version, self._model, offsets, self.labelled, force)
+            self._store.upgrade(
+                self._version, self._model, offsets, self.labelled, force
+            )
         except HubpluginError:
             # Nothing of it would serve a later run, and the disk may be full.
             self._store.give_up(self._begun[1].replace(writing=None))
             raise
 
     def close(self) -> None:
-        if self._begun is not None and self._release is not None and self._release.alive:
+        if (
+            self._begun is not None
+            and self._release is not None
+            and self._release.alive
+        ):
             self._store.release(self._begun[0])
             self._release.detach()
 
@@ -644,7 +792,17 @@ class FaissShare(Share):
         store.read_anew()
         store.require_owner(self.version)
         model = store.model(self.version)
-        return store, FaissWriting(store, model, self.version, self.found, rows=range(shard.start, shard.stop)), model
+        return (
+            store,
+            FaissWriting(
+                store,
+                model,
+                self.version,
+                self.found,
+                rows=range(shard.start, shard.stop),
+            ),
+            model,
+        )
 
 
 @lru_cache(maxsize=1)
@@ -652,5 +810,7 @@ def _open_once(url: str, stamp: str) -> FaissStore:
     """Read once in a process as long as the file stays as it is."""
     store = open_url(url)
     if store.stamp != stamp:
-        raise StoreError(f"{store.url}: the file was changed by another program meanwhile; run it again")
+        raise StoreError(
+            f"{store.url}: the file was changed by another program meanwhile; run it again"
+        )
     return store

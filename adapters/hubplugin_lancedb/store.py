@@ -25,7 +25,14 @@ from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.registry import without_secrets
-from hubplugin.store import Batch, ErrorTranslator, Hits, Id, as_store_error, require_ungrouped
+from hubplugin.store import (
+    Batch,
+    ErrorTranslator,
+    Hits,
+    Id,
+    as_store_error,
+    require_ungrouped,
+)
 
 BATCH_ROWS = 4096
 ERRORS = (RuntimeError, ValueError, OSError, LookupError)
@@ -61,53 +68,108 @@ class LanceStore(CopyStore):
     joint, place = "_", "table"
 
     def __init__(self, folder: str, table: str):
-        self.url, self.folder, self.name = f"lancedb:{folder}/{table}", Path(folder), f"{table}__hubplugin"
+        self.url, self.folder, self.name = (
+            f"lancedb:{folder}/{table}",
+            Path(folder),
+            f"{table}__hubplugin",
+        )
         newest = timedelta(0)  # each request reads what was written last, by whomever
-        self._database = ErrorTranslator(lancedb, self.url, ERRORS).connect(folder, read_consistency_interval=newest)
+        self._database = ErrorTranslator(lancedb, self.url, ERRORS).connect(
+            folder, read_consistency_interval=newest
+        )
         self.table = self._database.open_table(table)
-        columns = {name: self.table.schema.field(name).type for name in self.table.schema.names}
-        if "id" not in columns or not pa.types.is_fixed_size_list(columns.get("vector", pa.null())):
-            raise StoreError(f"{self.url} has the columns {', '.join(columns)}; expected an id and a vector among them")
+        columns = {
+            name: self.table.schema.field(name).type for name in self.table.schema.names
+        }
+        if "id" not in columns or not pa.types.is_fixed_size_list(
+            columns.get("vector", pa.null())
+        ):
+            raise StoreError(
+                f"{self.url} has the columns {', '.join(columns)}; expected an id and a vector among them"
+            )
         self.dim = columns["vector"].list_size
         self.gallery = f"of {self.dim} dimensions"
 
     def count(self) -> int:
         return int(self.table.count_rows("vector IS NOT NULL"))
 
-    def batches(self, copy: Copy | None, group_by: str | None, ids: Sequence[Id] | None = None) -> Iterator[Batch]:
+    def batches(
+        self, copy: Copy | None, group_by: str | None, ids: Sequence[Id] | None = None
+    ) -> Iterator[Batch]:
         require_ungrouped(self, group_by)
         table = None if copy is None else self._open_copy(copy)
         copied = {} if table is None else self._row_numbers(table, ids)
         if ids is None:
-            batches = self._read(self.table.search().where("vector IS NOT NULL").select(["id", "vector"]))
+            batches = self._read(
+                self.table.search().where("vector IS NOT NULL").select(["id", "vector"])
+            )
         else:  # a condition on vectors would read all of them
-            batches = self._read_rows(self.table, [*self._row_numbers(self.table, ids).values()])
+            batches = self._read_rows(
+                self.table, [*self._row_numbers(self.table, ids).values()]
+            )
         for batch in batches:
-            targets, stored = batch.filter(batch.column("vector").is_valid()), dict[Id, Sequence[float]]()
+            targets, stored = (
+                batch.filter(batch.column("vector").is_valid()),
+                dict[Id, Sequence[float]](),
+            )
             keys = targets.column("id").to_pylist()
-            for part in self._read_rows(table, [copied[key] for key in keys if key in copied]):
-                stored |= zip(part.column("id").to_pylist(), _matrix(part.column("vector")), strict=True)
+            for part in self._read_rows(
+                table, [copied[key] for key in keys if key in copied]
+            ):
+                stored |= zip(
+                    part.column("id").to_pylist(),
+                    _matrix(part.column("vector")),
+                    strict=True,
+                )
             yield self.batch(copy, keys, _matrix(targets.column("vector")), stored)
 
     def _row_numbers(self, table: Any, ids: Sequence[Id] | None) -> dict[Id, int]:
         """Where `table` has its targets, or `ids` of them: LanceDB's numbers of the rows."""
         search = table.search().select(["id"]).with_row_id(True)
         numbers = dict[Id, int]()
-        for batch in self._read(search if ids is None else search.where(_is_among(ids))):
-            numbers |= zip(batch.column("id").to_pylist(), batch.column("_rowid").to_pylist(), strict=True)
+        for batch in self._read(
+            search if ids is None else search.where(_is_among(ids))
+        ):
+            numbers |= zip(
+                batch.column("id").to_pylist(),
+                batch.column("_rowid").to_pylist(),
+                strict=True,
+            )
         return numbers
 
-    def _read_rows(self, table: Any, numbers: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    def _read_rows(
+        self, table: Any, numbers: Sequence[int]
+    ) -> Iterator[pa.RecordBatch]:
         columns = ["id", "vector"]
-        return table.take_row_ids(numbers).select(columns).to_arrow().to_batches() if numbers else iter(())
+        return (
+            table.take_row_ids(numbers).select(columns).to_arrow().to_batches()
+            if numbers
+            else iter(())
+        )
 
-    def nearest(self, copy: Copy | None, queries: np.ndarray, k: int, among: Collection[Id] | None) -> Hits:
-        table, distance = (self.table, "cosine") if copy is None else (self._open_copy(copy), "dot")
-        search = table.search([*queries], vector_column_name="vector").distance_type(distance).limit(k)
+    def nearest(
+        self,
+        copy: Copy | None,
+        queries: np.ndarray,
+        k: int,
+        among: Collection[Id] | None,
+    ) -> Hits:
+        table, distance = (
+            (self.table, "cosine") if copy is None else (self._open_copy(copy), "dot")
+        )
+        search = (
+            table.search([*queries], vector_column_name="vector")
+            .distance_type(distance)
+            .limit(k)
+        )
         search = search.select(["id", "_distance"])
         hits = Hits([[] for _ in queries], [[] for _ in queries])
-        for row in (search if among is None else search.where(_is_among(among))).to_list():
-            query = row.get("query_index", 0)  # which LanceDB leaves out of the answer to one query
+        for row in (
+            search if among is None else search.where(_is_among(among))
+        ).to_list():
+            query = row.get(
+                "query_index", 0
+            )  # which LanceDB leaves out of the answer to one query
             hits.ids[query].append(row["id"])
             hits.scores[query].append(row["_distance"])
         return hits
@@ -115,7 +177,9 @@ class LanceStore(CopyStore):
     def require_writable(self, *, dry_run: bool = False) -> None:
         super().require_writable(dry_run=dry_run)
         batches = self._read(self.table.search().select(["id"]))
-        ids = Counter(key for batch in batches for key in batch.column("id").to_pylist())
+        ids = Counter(
+            key for batch in batches for key in batch.column("id").to_pylist()
+        )
         wrong = ids - Counter(ids.keys() - {None})
         if wrong:
             names = ", ".join(map(repr, list(wrong)[:3]))
@@ -124,7 +188,11 @@ class LanceStore(CopyStore):
             )
 
     def read_text(self) -> str | None:
-        return self._read_document(self.name).decode() if self._is_there(self.name) else None
+        return (
+            self._read_document(self.name).decode()
+            if self._is_there(self.name)
+            else None
+        )
 
     def write_manifest(self, manifest: Manifest[Copy]) -> None:
         self._write_document(self.name, manifest.model_dump_json().encode())
@@ -137,7 +205,9 @@ class LanceStore(CopyStore):
         super().delete_manifest()
 
     def read_model(self, version: Copy) -> OffsetModel:
-        return OffsetModel.from_bytes(self._read_document(self.name_of(version.number, "model")), self.url)
+        return OffsetModel.from_bytes(
+            self._read_document(self.name_of(version.number, "model")), self.url
+        )
 
     def write_model(self, version: Copy, model: OffsetModel) -> None:
         self.drop(self.name_of(version.number))
@@ -145,14 +215,23 @@ class LanceStore(CopyStore):
 
     def make_room(self, version: Copy) -> None:
         if not self._is_there(self.name_of(version.number)):
-            columns = [self.table.schema.field("id"), pa.field("vector", pa.list_(pa.float32(), self.dim + 1))]
-            self._database.create_table(self.name_of(version.number), pa.schema(columns, OURS).empty_table())
+            columns = [
+                self.table.schema.field("id"),
+                pa.field("vector", pa.list_(pa.float32(), self.dim + 1)),
+            ]
+            self._database.create_table(
+                self.name_of(version.number), pa.schema(columns, OURS).empty_table()
+            )
 
     def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
         table = self._open_copy(copy)
         column = pa.FixedSizeListArray.from_arrays(vectors.ravel(), self.dim + 1)
-        rows = pa.table([pa.array(ids, table.schema.field("id").type), column], table.schema)
-        table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
+        rows = pa.table(
+            [pa.array(ids, table.schema.field("id").type), column], table.schema
+        )
+        table.merge_insert(
+            "id"
+        ).when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
     def switch(self, version: Copy) -> None:
         """Its table is made compact before; a version that a search may still read stays for a while."""
@@ -178,7 +257,9 @@ class LanceStore(CopyStore):
 
     def _write_document(self, name: str, content: bytes) -> None:
         rows = pa.Table.from_pylist([{"content": content}], DOCUMENT)
-        self._database.create_table(name, rows, mode="overwrite" if self._is_there(name) else "create")
+        self._database.create_table(
+            name, rows, mode="overwrite" if self._is_there(name) else "create"
+        )
 
     def _is_there(self, name: str) -> bool:
         """Whether there is this table of ours; raises StoreError if there is one of the user's."""
@@ -187,17 +268,23 @@ class LanceStore(CopyStore):
         try:
             schema = self._database.open_table(name).schema
         except StoreError as error:
-            if "not found" in str(error).lower():  # files that a kill has left of a table that was dropped
+            if (
+                "not found" in str(error).lower()
+            ):  # files that a kill has left of a table that was dropped
                 return False
             raise
         if (schema.metadata or {}).items() >= OURS.items():
             return True
-        raise StoreError(f"{self.url}: the table {name} holds something of yours; rename it, or drop it")
+        raise StoreError(
+            f"{self.url}: the table {name} holds something of yours; rename it, or drop it"
+        )
 
     @staticmethod
     def _compact(table: Any, older_than: timedelta = timedelta(0)) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of readers of older versions, where nobody can read them
+            warnings.simplefilter(
+                "ignore"
+            )  # of readers of older versions, where nobody can read them
             table.optimize(cleanup_older_than=older_than)
 
     def _read(self, search: Any) -> Iterator[pa.RecordBatch]:
@@ -209,7 +296,10 @@ class LanceStore(CopyStore):
 
 def _is_among(ids: Collection[Id]) -> str:
     """The condition of a row whose id is one of `ids`."""
-    words = (str(key) if isinstance(key, int) else "'" + key.replace("'", "''") + "'" for key in ids)
+    words = (
+        str(key) if isinstance(key, int) else "'" + key.replace("'", "''") + "'"
+        for key in ids
+    )
     return f"id IN ({', '.join(words)})" if ids else "false"
 
 

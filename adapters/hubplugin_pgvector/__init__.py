@@ -39,7 +39,9 @@ def order_by(store: PgvectorStore, query: np.ndarray, alias: str = "") -> OrderB
         StoreError: No correction is active.
     """
     version = store.require_active()
-    return requests.order_by(store.order(version, alias), store.map_query(query, version))
+    return requests.order_by(
+        store.order(version, alias), store.map_query(query, version)
+    )
 
 
 def offsets(store: PgvectorStore, vectors: VectorLike) -> np.ndarray:

@@ -23,7 +23,18 @@ logger = logging.getLogger("hubplugin.pgvector")
 Parameters: TypeAlias = Sequence[object] | Mapping[str, object]
 
 OPTIONS = ("table", "vector", "key", "metric", "index", "record")
-SHOWN = (*OPTIONS, "host", "hostaddr", "port", "dbname", "user", "service", "sslmode", "connect_timeout", "options")
+SHOWN = (
+    *OPTIONS,
+    "host",
+    "hostaddr",
+    "port",
+    "dbname",
+    "user",
+    "service",
+    "sslmode",
+    "connect_timeout",
+    "options",
+)
 """What a message shows of a URL's options: another name may be a password, misspelt or in capitals."""
 WARN_AFTER, WAIT, WAIT_FOR_TABLE = 5, 20, 5
 """Seconds after which a line says for whom a statement waits, after which it gives up where no lock_timeout is set, and
@@ -56,13 +67,23 @@ def parse_url(url: str) -> tuple[str, str, Mapping[str, str]]:
     except ValueError:
         raise StoreError(UNREADABLE) from None
     options = parse_qsl(parts.query, keep_blank_values=True)
-    if "@" in parts.path + parts.fragment + "".join(name for name, _ in options) or NO_BYTE.search(parts.netloc):
+    if "@" in parts.path + parts.fragment + "".join(
+        name for name, _ in options
+    ) or NO_BYTE.search(parts.netloc):
         raise StoreError(UNREADABLE)
-    for_libpq = urlencode([option for option in options if option[0] not in OPTIONS], quote_via=quote)
+    for_libpq = urlencode(
+        [option for option in options if option[0] not in OPTIONS], quote_via=quote
+    )
     user, at, hosts = parts.netloc.rpartition("@")
     if "%3a" in user.partition(":")[0].lower():  # a server would repeat it as a name
-        raise StoreError("a postgresql:// URL has an encoded colon in its name: write NAME:PASSWORD@ with a plain one")
-    shown = urlencode([option for option in options if option[0] in SHOWN], quote_via=quote, safe="/,.")
+        raise StoreError(
+            "a postgresql:// URL has an encoded colon in its name: write NAME:PASSWORD@ with a plain one"
+        )
+    shown = urlencode(
+        [option for option in options if option[0] in SHOWN],
+        quote_via=quote,
+        safe="/,.",
+    )
     # By hand: urlunsplit takes the slashes off a URL without a host, which is how a local server is named.
     return (
         f"{parts.scheme}://{parts.netloc}{parts.path}?{for_libpq}",
@@ -109,12 +130,21 @@ class Database:
         self._conninfo, self.url = conninfo, url
         self._connection: psycopg.Connection[Any] | None = None
 
-    def rows(self, query: str, parameters: Parameters = (), task: str = "reading") -> list[Any]:
+    def rows(
+        self, query: str, parameters: Parameters = (), task: str = "reading"
+    ) -> list[Any]:
         """The rows that `query` gives with `parameters`, each a tuple. An error says what `task` it was for."""
         with self.transaction(task):
-            return self._connect().cursor(binary=True).execute(cast(Any, query), parameters).fetchall()
+            return (
+                self._connect()
+                .cursor(binary=True)
+                .execute(cast(Any, query), parameters)
+                .fetchall()
+            )
 
-    def run(self, statement: str, parameters: Parameters = (), task: str = "writing") -> None:
+    def run(
+        self, statement: str, parameters: Parameters = (), task: str = "writing"
+    ) -> None:
         """Runs a `statement` that gives no rows, with `parameters`. An error says what `task` it was for."""
         with self.transaction(task):
             self._connect().execute(cast(Any, statement), parameters)
@@ -125,7 +155,9 @@ class Database:
 
         A lock_timeout of ours would stay in the session, which may be a pooler's: what waits too long is cancelled.
         """
-        is_limited = self.rows("SELECT reset_val <> '0' FROM pg_settings WHERE name = 'lock_timeout'")[0][0]
+        is_limited = self.rows(
+            "SELECT reset_val <> '0' FROM pg_settings WHERE name = 'lock_timeout'"
+        )[0][0]
         watch = self._watch(
             task,
             "left(waiting.query, 100) = left(%s, 100)",
@@ -144,7 +176,9 @@ class Database:
                 ) from None
 
     @contextmanager
-    def transaction(self, task: str = "writing", *, wait: float | None = None) -> Iterator[None]:
+    def transaction(
+        self, task: str = "writing", *, wait: float | None = None
+    ) -> Iterator[None]:
         """All or nothing; within another transaction, a part of it.
 
         Args:
@@ -158,7 +192,9 @@ class Database:
                 yield
                 return
             with connection.transaction():
-                row = connection.execute(LIMIT_WAIT, (f"{WAIT if wait is None else wait}s",)).fetchone()
+                row = connection.execute(
+                    LIMIT_WAIT, (f"{WAIT if wait is None else wait}s",)
+                ).fetchone()
                 with self._watch(task, "waiting.pid = %s", row and row[0]):
                     yield
 
@@ -168,11 +204,15 @@ class Database:
         with self.transaction("searching"):
             self.run("SET TRANSACTION READ ONLY")
             for name, value in settings.items():
-                self.rows("SELECT set_config(%s, %s, true)", (name.replace("__", "."), value))
+                self.rows(
+                    "SELECT set_config(%s, %s, true)", (name.replace("__", "."), value)
+                )
             yield
 
     @contextmanager
-    def _watch(self, task: str, condition: str, value: object, limit: float | None = None) -> Iterator[list[str]]:
+    def _watch(
+        self, task: str, condition: str, value: object, limit: float | None = None
+    ) -> Iterator[list[str]]:
         """Says in one line for whom the statement waits that meets the SQL `condition`, and cancels it when it has
         waited `limit` seconds. The list that it gives then says for whom it waited."""
         over, cancelled_for = threading.Event(), list[str]()
@@ -184,7 +224,9 @@ class Database:
             # Who may not open a second connection is told nothing.
             with suppress(psycopg.Error), self._open() as other:
                 while not over.is_set():
-                    rows = other.execute(cast(Any, BLOCKERS.format(condition)), (value,)).fetchall()
+                    rows = other.execute(
+                        cast(Any, BLOCKERS.format(condition)), (value,)
+                    ).fetchall()
                     waited = waited + 1 if rows else WARN_AFTER
                     if rows and not blockers:
                         blockers = ", ".join(row[0] for row in rows)
@@ -215,7 +257,12 @@ class Database:
 
     def _open(self) -> psycopg.Connection[Any]:
         # Prepared statements stay in a session, which may be a pooler's.
-        return psycopg.connect(self._conninfo, autocommit=True, application_name="hubplugin", prepare_threshold=None)
+        return psycopg.connect(
+            self._conninfo,
+            autocommit=True,
+            application_name="hubplugin",
+            prepare_threshold=None,
+        )
 
 
 def quote_name(*parts: str) -> str:
@@ -251,10 +298,29 @@ STOPPED = ("57P01", "57P02", "57P03")
 def as_store_error(error: psycopg.Error, context: str) -> StoreError:
     """A StoreError that says what went wrong by `error` and what to do, in one line behind `context`."""
     code = error.sqlstate or ""
-    is_lost = code in STOPPED or (isinstance(error, psycopg.OperationalError) and not code)  # the connection's own
-    message = error.diag.message_primary or " ".join(str(error).split()) or type(error).__name__
-    detail = f" ({' '.join(error.diag.message_detail.split())})" if error.diag.message_detail else ""
-    advice = next((text for kind, text in ADVICE.items() if isinstance(error, kind)), LOST if is_lost else "")
+    is_lost = code in STOPPED or (
+        isinstance(error, psycopg.OperationalError) and not code
+    )  # the connection's own
+    message = (
+        error.diag.message_primary
+        or " ".join(str(error).split())
+        or type(error).__name__
+    )
+    detail = (
+        f" ({' '.join(error.diag.message_detail.split())})"
+        if error.diag.message_detail
+        else ""
+    )
+    advice = next(
+        (text for kind, text in ADVICE.items() if isinstance(error, kind)),
+        LOST if is_lost else "",
+    )
     is_passing = is_lost or code.startswith(PASSING)
-    kind = Deadlock if isinstance(error, errors.DeadlockDetected) else Passing if is_passing else StoreError
+    kind = (
+        Deadlock
+        if isinstance(error, errors.DeadlockDetected)
+        else Passing
+        if is_passing
+        else StoreError
+    )
     return kind(f"{context}: {message}{detail}{f'; {advice}' if advice else ''}")

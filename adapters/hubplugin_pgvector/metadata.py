@@ -79,7 +79,9 @@ class DocumentStore(ManifestStore[ColumnVersion]):
             if self.has_documents():
                 self.database.run(RENAME)
                 self.database.run(f"DELETE FROM hubplugin.corrections WHERE {DROPPED}")
-                for vector, columns in find_dropped(self.database, self.table.oid).items():
+                for vector, columns in find_dropped(
+                    self.database, self.table.oid
+                ).items():
                     self._drop_columns(columns)
                     delete = "DELETE FROM hubplugin.corrections WHERE target = %s AND vector = %s"
                     self.database.run(delete, (self.table.oid, vector))
@@ -100,11 +102,17 @@ class DocumentStore(ManifestStore[ColumnVersion]):
 
     def lock(self, mode: str) -> None:
         """Waits until no other run writes or changes this correction, FOR SHARE or FOR UPDATE."""
-        self.database.rows(f"SELECT FROM hubplugin.corrections WHERE {OURS} {mode}", self._column())
+        self.database.rows(
+            f"SELECT FROM hubplugin.corrections WHERE {OURS} {mode}", self._column()
+        )
 
     def read_manifest(self) -> Manifest[ColumnVersion]:
         content = self._read(MANIFEST)
-        return Manifest[ColumnVersion]() if content is None else parse_manifest(content, self.url)
+        return (
+            Manifest[ColumnVersion]()
+            if content is None
+            else parse_manifest(content, self.url)
+        )
 
     def write_manifest(self, manifest: Manifest[ColumnVersion]) -> None:
         self._write(MANIFEST, manifest.model_dump_json().encode())
@@ -134,17 +142,25 @@ class DocumentStore(ManifestStore[ColumnVersion]):
     def delete_model(self, version: ColumnVersion) -> None:
         self._delete(version.number)
 
-    def delete_offsets(self, versions: Sequence[ColumnVersion], progress: Progress | None) -> None:
+    def delete_offsets(
+        self, versions: Sequence[ColumnVersion], progress: Progress | None
+    ) -> None:
         self._drop_columns([version.column for version in versions])
 
     def next_number(self, manifest: Manifest[ColumnVersion]) -> int:
         """A number that no document of the table has, of whatever column."""
         query = "SELECT coalesce(max(number), 0) + 1 FROM hubplugin.corrections WHERE target = %s"
-        return int(self.database.rows(query, (self.table.oid,))[0][0]) if self.has_documents() else 1
+        return (
+            int(self.database.rows(query, (self.table.oid,))[0][0])
+            if self.has_documents()
+            else 1
+        )
 
     def base_column(self) -> str:
         """What a first version calls its column: another name where one more vector of the table is corrected."""
-        query = f"SELECT FROM hubplugin.corrections WHERE target = %(oid)s AND NOT ({OURS})"
+        query = (
+            f"SELECT FROM hubplugin.corrections WHERE target = %(oid)s AND NOT ({OURS})"
+        )
         has_others = self.has_documents() and self.database.rows(query, self._column())
         return f"{truncate(self.table.vector, 40)}_{OFFSET}" if has_others else OFFSET
 
@@ -154,7 +170,9 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         base = self.base_column() if current is None else current.base
         index = index_name(self.table.name, self.table.oid, number)
         scale = scale_of(model, None if active is None else active.scale)
-        version = ColumnVersion.of(model, number, base=base, column=base, index=index, scale=scale)
+        version = ColumnVersion.of(
+            model, number, base=base, column=base, index=index, scale=scale
+        )
         return version.replace(column=version.numbered)
 
     def switch(self, version: ColumnVersion) -> None:
@@ -164,7 +182,9 @@ class DocumentStore(ManifestStore[ColumnVersion]):
             manifest, previous = self.require_owner(version), self.active()
             if previous is None or previous.number != version.number:
                 if previous is not None:
-                    self._alter("RENAME COLUMN {} TO {}", previous.column, previous.numbered)
+                    self._alter(
+                        "RENAME COLUMN {} TO {}", previous.column, previous.numbered
+                    )
                     aside = {"": previous.replace(column=previous.numbered)}
                     self.write_manifest(manifest.replace(active=aside))
                 self._alter("RENAME COLUMN {} TO {}", version.column, version.base)
@@ -178,22 +198,37 @@ class DocumentStore(ManifestStore[ColumnVersion]):
     def _read(self, number: int) -> bytes | None:
         with self.database.transaction():
             query = f"SELECT content FROM hubplugin.corrections WHERE {OURS} AND number = %(number)s"
-            rows = self.database.rows(query, self._column(number=number)) if self.has_documents() else []
+            rows = (
+                self.database.rows(query, self._column(number=number))
+                if self.has_documents()
+                else []
+            )
             return bytes(rows[0][0]) if rows else None
 
     def _write(self, number: int, content: bytes) -> None:
         if not self.has_documents():
-            if not self.database.rows("SELECT FROM pg_namespace WHERE nspname = 'hubplugin'"):
+            if not self.database.rows(
+                "SELECT FROM pg_namespace WHERE nspname = 'hubplugin'"
+            ):
                 self.database.run(CREATE_SCHEMA, task="making a table for the model")
             self.database.run(CREATE_TABLE, task="making a table for the model")
         self.database.run(
             "INSERT INTO hubplugin.corrections VALUES (%s, %s, %s, %s, %s, %s)"
             " ON CONFLICT (target, vector, number) DO UPDATE SET content = excluded.content",
-            (self.table.oid, self.table.vector, self.table.oid, self.table.number, number, content),
+            (
+                self.table.oid,
+                self.table.vector,
+                self.table.oid,
+                self.table.number,
+                number,
+                content,
+            ),
         )
 
     def _delete(self, number: int) -> None:
-        statement = f"DELETE FROM hubplugin.corrections WHERE {OURS} AND number = %(number)s"
+        statement = (
+            f"DELETE FROM hubplugin.corrections WHERE {OURS} AND number = %(number)s"
+        )
         self.database.run(statement, self._column(number=number))
 
     def _drop_columns(self, names: Sequence[str]) -> None:
@@ -214,8 +249,13 @@ def find_dropped(database: Database, oid: int) -> dict[str, list[str]]:
     its offsets."""
     query = "SELECT vector, content FROM hubplugin.corrections WHERE target = %s AND number = 0"
     rows = database.rows(f"{query} AND NOT EXISTS ({COLUMN})", (oid,))
-    manifests = {vector: parse_manifest(content, database.url) for vector, content in rows}
-    return {vector: [version.column for version in manifest.everything] for vector, manifest in manifests.items()}
+    manifests = {
+        vector: parse_manifest(content, database.url) for vector, content in rows
+    }
+    return {
+        vector: [version.column for version in manifest.everything]
+        for vector, manifest in manifests.items()
+    }
 
 
 def describe_leftovers(database: Database, table: str) -> str:
@@ -223,15 +263,24 @@ def describe_leftovers(database: Database, table: str) -> str:
     of columns of this one, and how to delete it. Empty where it keeps nothing."""
     try:
         oid = database.rows("SELECT to_regclass(%s)::oid::bigint", (table,))[0][0]
-        tables = database.rows(f"SELECT DISTINCT target::oid::bigint FROM hubplugin.corrections WHERE {DROPPED}")
+        tables = database.rows(
+            f"SELECT DISTINCT target::oid::bigint FROM hubplugin.corrections WHERE {DROPPED}"
+        )
         vectors = {} if oid is None else find_dropped(database, oid)
     except StoreError:  # there is no such table, or the role may not read it
         return ""
     conditions = [f"target::oid = {row[0]}" for row in tables]
-    conditions += [f"target::oid = {oid} AND vector = {sql.Literal(vector).as_string(None)}" for vector in vectors]
+    conditions += [
+        f"target::oid = {oid} AND vector = {sql.Literal(vector).as_string(None)}"
+        for vector in vectors
+    ]
     if not conditions:
         return ""
-    drops = ", ".join(f"DROP COLUMN IF EXISTS {column}" for columns in vectors.values() for column in columns)
+    drops = ", ".join(
+        f"DROP COLUMN IF EXISTS {column}"
+        for columns in vectors.values()
+        for column in columns
+    )
     alter = f"ALTER TABLE {table} {drops}; " if drops else ""
     delete = f"DELETE FROM hubplugin.corrections WHERE {' OR '.join(conditions)}"
     return f"; hubplugin.corrections still has models of what is gone; to delete them: {alter}{delete}"

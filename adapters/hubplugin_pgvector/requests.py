@@ -41,9 +41,17 @@ def scale_of(model: OffsetModel, previous: float | None = None) -> float:
     """
     if model.metric is Metric.EUCLIDEAN:
         least = max(cap_of(model), 1e-6)
-        return previous if previous is not None and previous >= least else 2.0 ** math.ceil(math.log2(least))
+        return (
+            previous
+            if previous is not None and previous >= least
+            else 2.0 ** math.ceil(math.log2(least))
+        )
     best = e_of(model)
-    return previous if previous is not None and best / 4 <= previous <= best * 4 else 2.0 ** round(math.log2(best))
+    return (
+        previous
+        if previous is not None and best / 4 <= previous <= best * 4
+        else 2.0 ** round(math.log2(best))
+    )
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,9 @@ class RawOrder:
 
     def distance(self) -> str:
         """What an ORDER BY ranks by; a query is its one parameter."""
-        operator = {Metric.COSINE: "<=>", Metric.DOT: "<#>", Metric.EUCLIDEAN: "<->"}[self.table.metric]
+        operator = {Metric.COSINE: "<=>", Metric.DOT: "<#>", Metric.EUCLIDEAN: "<->"}[
+            self.table.metric
+        ]
         return f"{self.column(self.table.vector)} {operator} {self.placeholder}"
 
     def queries(self, queries: np.ndarray) -> np.ndarray:
@@ -87,7 +97,9 @@ class ExactOrder(RawOrder):
         vector, query = self.column(self.table.vector), self.placeholder
         if self.table.metric is Metric.EUCLIDEAN:
             return f"({vector} <-> {query}) ^ 2 / 2 - {self.offset}"
-        unit = f"l2_normalize({vector})" if self.table.metric is Metric.COSINE else vector
+        unit = (
+            f"l2_normalize({vector})" if self.table.metric is Metric.COSINE else vector
+        )
         return f"({unit} <#> {query}) - {self.offset}"
 
     def score(self, distance: float) -> float:
@@ -113,7 +125,11 @@ class IndexedOrder(ExactOrder):
         return augment_queries(queries, self.table.metric, e=self.scale)
 
     def score(self, distance: float) -> float:
-        return self.scale - distance**2 / 2 if self.table.metric is Metric.EUCLIDEAN else -distance
+        return (
+            self.scale - distance**2 / 2
+            if self.table.metric is Metric.EUCLIDEAN
+            else -distance
+        )
 
     @property
     def expression(self) -> str:
@@ -148,7 +164,11 @@ class OrderBy:
         """For `select(...).order_by(...)` of SQLAlchemy."""
         from sqlalchemy import text
 
-        escaped = self.sql.replace("::", "\\:\\:").replace("%s", ":hub_query").replace("%%", "%")
+        escaped = (
+            self.sql.replace("::", "\\:\\:")
+            .replace("%s", ":hub_query")
+            .replace("%%", "%")
+        )
         return text(escaped).bindparams(hub_query=self.parameters[0])
 
     def django(self) -> RawSQL:
@@ -167,7 +187,9 @@ def order_by(order: RawOrder, query: np.ndarray) -> OrderBy:
     return OrderBy(order.distance(), [as_text(order.queries(query[None])[0])])
 
 
-def explain(order: ExactOrder, query: np.ndarray, k: int, *, is_mapped: bool, width: int | None) -> Explanation:
+def explain(
+    order: ExactOrder, query: np.ndarray, k: int, *, is_mapped: bool, width: int | None
+) -> Explanation:
     """How SQL asks for the k nearest of `query` [d]: by the index, exactly, and by the user's own index and offsets.
 
     Args:
@@ -178,11 +200,18 @@ def explain(order: ExactOrder, query: np.ndarray, k: int, *, is_mapped: bool, wi
         width: The hnsw.ef_search to propose.
     """
     table, ordered = order.table, order_by(order, query)
-    names, exact = table.key.names(), ExactOrder(table, offsets=order.offsets).distance()
+    names, exact = (
+        table.key.names(),
+        ExactOrder(table, offsets=order.offsets).distance(),
+    )
     candidates = f"SELECT {names}, {exact} AS corrected FROM {table.identifier} ORDER BY {RawOrder(table).distance()}"
     hint = "there is none, as index=none says, so that this is the exact form"
     if isinstance(order, IndexedOrder):
-        unit = "the query divided by its length" if table.metric is Metric.COSINE else "the query"
+        unit = (
+            "the query divided by its length"
+            if table.metric is Metric.COSINE
+            else "the query"
+        )
         hint = f"the vector is {unit}, then {0 if table.metric is Metric.EUCLIDEAN else order.scale:g}"
 
     def select(source: str, distance: str, vector: str) -> str:
@@ -195,12 +224,23 @@ def explain(order: ExactOrder, query: np.ndarray, k: int, *, is_mapped: bool, wi
         "-- exact: no index is used, so best behind a filter that leaves few rows",
         select(table.identifier, exact, as_text(query)),
         f"-- re-ranked: {CANDIDATES} candidates for each result by your own index",
-        select(f"({candidates} LIMIT {CANDIDATES * k}) AS candidates", "corrected", as_text(query)),
+        select(
+            f"({candidates} LIMIT {CANDIDATES * k}) AS candidates",
+            "corrected",
+            as_text(query),
+        ),
     ]
     if width:
-        lines.insert(1, f"SET hnsw.ef_search = {width};  -- with which it finds as much as your own index did raw")
+        lines.insert(
+            1,
+            f"SET hnsw.ef_search = {width};  -- with which it finds as much as your own index did raw",
+        )
     if is_mapped:
         lines.insert(
-            0, "-- the correction has a query map, which these vectors went through: hubplugin_pgvector.order_by"
+            0,
+            "-- the correction has a query map, which these vectors went through: hubplugin_pgvector.order_by",
         )
-    return Explanation("\n".join(lines), {"sql": ordered.sql, "parameters": list(ordered.parameters), "limit": k})
+    return Explanation(
+        "\n".join(lines),
+        {"sql": ordered.sql, "parameters": list(ordered.parameters), "limit": k},
+    )

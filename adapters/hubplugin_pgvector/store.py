@@ -19,9 +19,22 @@ from hubplugin.model import OffsetModel, Value
 from hubplugin.store import Batch, Explanation, Found, Hits, Id, Writing
 from hubplugin.vectors import Progress
 from hubplugin_pgvector import schema
-from hubplugin_pgvector.database import Database, Passing, parse_url, quote_name, retry_deadlocks
+from hubplugin_pgvector.database import (
+    Database,
+    Passing,
+    parse_url,
+    quote_name,
+    retry_deadlocks,
+)
 from hubplugin_pgvector.metadata import ColumnVersion, DocumentStore, describe_leftovers
-from hubplugin_pgvector.requests import ExactOrder, IndexedOrder, RawOrder, as_text, explain, order_by
+from hubplugin_pgvector.requests import (
+    ExactOrder,
+    IndexedOrder,
+    RawOrder,
+    as_text,
+    explain,
+    order_by,
+)
 
 try:
     from pgvector import HalfVector, Vector
@@ -70,15 +83,18 @@ class PgvectorStore(DocumentStore):
 
     shared = True
     maps_queries = True
-    how_to_record = (
-        "hubplugin.Recorder(FOLDER).add(queries) beside each search, and name it behind the table: &record=FOLDER"
-    )
+    how_to_record = "hubplugin.Recorder(FOLDER).add(queries) beside each search, and name it behind the table: &record=FOLDER"
 
     def __init__(self, url: str):
         conninfo, self.url, options = parse_url(url)
         self.database = Database(conninfo, self.url)
-        rows = self.database.rows("SELECT extversion FROM pg_extension WHERE extname = 'vector'", task="connecting")
-        self._pgvector = tuple(map(int, re.findall(r"\d+", rows[0][0])[:3])) if rows else ()
+        rows = self.database.rows(
+            "SELECT extversion FROM pg_extension WHERE extname = 'vector'",
+            task="connecting",
+        )
+        self._pgvector = (
+            tuple(map(int, re.findall(r"\d+", rows[0][0])[:3])) if rows else ()
+        )
         try:
             if self._pgvector < (0, 8):
                 has = f"pgvector {rows[0][0]}" if rows else "no pgvector"
@@ -87,7 +103,9 @@ class PgvectorStore(DocumentStore):
                 )
             self.table = schema.read(self.database, options)
         except StoreError as error:
-            raise StoreError(f"{error}{describe_leftovers(self.database, options.get('table', ''))}") from None
+            raise StoreError(
+                f"{error}{describe_leftovers(self.database, options.get('table', ''))}"
+            ) from None
         self.metric, self.dim = self.table.metric, self.table.dim
         self.record = Path(options["record"]) if options.get("record") else None
         self._condition = self.table.has_vector
@@ -114,10 +132,16 @@ class PgvectorStore(DocumentStore):
         batch = self._read_batch(order, {}, offset, group_by)
         while batch.ids:
             yield batch
-            batch = self._read_batch(f"AND {behind} {order}", {"id": str(batch.ids[-1])}, offset, group_by)
+            batch = self._read_batch(
+                f"AND {behind} {order}", {"id": str(batch.ids[-1])}, offset, group_by
+            )
 
     def _read_batch(
-        self, clauses: str, parameters: dict[str, str], offset: str | None = None, group_by: str | None = None
+        self,
+        clauses: str,
+        parameters: dict[str, str],
+        offset: str | None = None,
+        group_by: str | None = None,
     ) -> Batch:
         """The targets that a query with the `clauses` behind its WHERE gives."""
         if group_by is not None and group_by not in self.table.columns:
@@ -133,7 +157,9 @@ class PgvectorStore(DocumentStore):
             f"SELECT {', '.join(columns)} FROM {table.identifier} AS target WHERE {table.has_vector} {clauses}",
             parameters,
         )
-        ids, contents, offsets, groups = zip(*rows, strict=True) if rows else ((), (), (), ())
+        ids, contents, offsets, groups = (
+            zip(*rows, strict=True) if rows else ((), (), (), ())
+        )
         kind = Vector if table.type == "vector" else HalfVector
         vectors = [kind.from_binary(content).to_numpy() for content in contents]
         return Batch(
@@ -148,7 +174,9 @@ class PgvectorStore(DocumentStore):
         if self.read_manifest().find_current()[0] is None:
             base = self.base_column()
             if base in self.table.columns:
-                raise StoreError(f"{self.url}: the column {base} holds something of yours; rename it, or drop it")
+                raise StoreError(
+                    f"{self.url}: the column {base} holds something of yours; rename it, or drop it"
+                )
         if dry_run:
             return
         self.require_sight()
@@ -158,7 +186,9 @@ class PgvectorStore(DocumentStore):
             f"the role may not create an index: GRANT CREATE ON SCHEMA {self.table.schema}",
             "the role may not create the schema hubplugin: GRANT CREATE ON DATABASE",
         )
-        for has_right, lack in zip(self.database.rows(RIGHTS, (self.table.oid,))[0], lacks, strict=True):
+        for has_right, lack in zip(
+            self.database.rows(RIGHTS, (self.table.oid,))[0], lacks, strict=True
+        ):
             if not has_right:
                 raise StoreError(f"{self.url}: {lack}")
 
@@ -171,11 +201,15 @@ class PgvectorStore(DocumentStore):
             )
 
     @retry_deadlocks
-    def begin(self, model: OffsetModel, progress: Progress | None = None) -> PgvectorWriting:
+    def begin(
+        self, model: OffsetModel, progress: Progress | None = None
+    ) -> PgvectorWriting:
         self.require_writable()
         writing = PgvectorWriting(self, *self.start_version(model, progress))
         if writing.found == "nothing" and (triggers := self.triggers()):
-            logger.warning("%s: these fire on the update of every row: %s", self.url, triggers)
+            logger.warning(
+                "%s: these fire on the update of every row: %s", self.url, triggers
+            )
         return writing
 
     def triggers(self) -> str:
@@ -186,12 +220,18 @@ class PgvectorStore(DocumentStore):
         version = manifest.active.get("")
         if version is None:
             return []
-        notes = [f"offsets in the column {version.column} of {self.table.name}; {self._describe_index(version)}"]
+        notes = [
+            f"offsets in the column {version.column} of {self.table.name}; {self._describe_index(version)}"
+        ]
         if policies := schema.describe_policies(self.database, self.table.oid):
-            notes.append(f"{policies} may hide rows from this role: only those it sees are counted")
+            notes.append(
+                f"{policies} may hide rows from this role: only those it sees are counted"
+            )
         if manifest.writing is not None:
             half = f"{manifest.writing.column}, and its index where there is one"
-            notes.append(f"{half}, are of a run that goes on or was cut off: run it again")
+            notes.append(
+                f"{half}, are of a run that goes on or was cut off: run it again"
+            )
         if self.table.index != "none" and self._pgvector < SOUND:
             notes.append(
                 f"pgvector {'.'.join(map(str, self._pgvector))}: before 0.8.4 a vacuum can damage HNSW indexes: "
@@ -207,26 +247,49 @@ class PgvectorStore(DocumentStore):
         if not indexes or not all(is_valid for *_, is_valid in indexes):
             state = "not whole" if indexes else "gone"
             return f"its index {version.index} is {state}, so that searches read all rows: hubplugin refresh"
-        order, query = self.order(version), np.full(self.dim, self.dim**-0.5, np.float32)
+        order, query = (
+            self.order(version),
+            np.full(self.dim, self.dim**-0.5, np.float32),
+        )
         statement = f"EXPLAIN (FORMAT JSON) {self._select(order, 10)}"
-        plan = json.dumps(self.database.rows(statement, order_by(order, query).parameters)[0][0])
-        use = "uses" if any(json.dumps(name) in plan for name, *_ in indexes) else "sorts all rows rather than use"
+        plan = json.dumps(
+            self.database.rows(statement, order_by(order, query).parameters)[0][0]
+        )
+        use = (
+            "uses"
+            if any(json.dumps(name) in plan for name, *_ in indexes)
+            else "sorts all rows rather than use"
+        )
         size = sum(size for _, size, _ in indexes) / 2**20
         width = version.ef_search
-        hint = f"; with hnsw.ef_search = {width} it finds as much as a raw one did" if width else ""
+        hint = (
+            f"; with hnsw.ef_search = {width} it finds as much as a raw one did"
+            if width
+            else ""
+        )
         return f"a search {use} the index {version.index} ({size:.1f} MB){hint}"
 
     def plan(self) -> Sequence[str]:
         column, triggers = self.base_column(), self.triggers()
         return [
             f"would add the column {column} to {self.table.name}, update every row once, and build an index beside it",
-            *([f"these fire on the update of every row: {triggers}"] if triggers else []),
+            *(
+                [f"these fire on the update of every row: {triggers}"]
+                if triggers
+                else []
+            ),
         ]
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         return self.search_by(None if raw else self.active(), queries, k)
 
-    def search_by(self, version: ColumnVersion | None, queries: np.ndarray, k: int, **settings: str) -> Hits:
+    def search_by(
+        self,
+        version: ColumnVersion | None,
+        queries: np.ndarray,
+        k: int,
+        **settings: str,
+    ) -> Hits:
         """Searches by a version.
 
         Args:
@@ -249,18 +312,30 @@ class PgvectorStore(DocumentStore):
     def choose_width(self, version: ColumnVersion) -> int | None:
         """The least hnsw.ef_search with which corrected searches for queries of the bank find as much of the exact
         results as raw searches do as the server is set. None where the user has no HNSW index to compare with."""
-        indexes = self.database.rows(schema.INDEXES, (self.table.oid, self.table.vector))
+        indexes = self.database.rows(
+            schema.INDEXES, (self.table.oid, self.table.vector)
+        )
         if not any(method == "hnsw" for *_, method in indexes):
             return None
         queries = choose_queries(self.model(version), self.batches(None, None))
         exact = {"enable_indexscan": "off"}
-        raw = recall(self.search_by(None, queries, FIRST), self.search_by(None, queries, 2 * FIRST, **exact))
+        raw = recall(
+            self.search_by(None, queries, FIRST),
+            self.search_by(None, queries, 2 * FIRST, **exact),
+        )
         truth = self.search_by(version, queries, 2 * FIRST, **exact)
-        least = int(self.database.rows("SELECT current_setting('hnsw.ef_search', true)")[0][0] or DEFAULT_EF)
-        widths = [round(least * ratio) for ratio in ratios(max(LARGEST_EF / least, 1.0))]
+        least = int(
+            self.database.rows("SELECT current_setting('hnsw.ef_search', true)")[0][0]
+            or DEFAULT_EF
+        )
+        widths = [
+            round(least * ratio) for ratio in ratios(max(LARGEST_EF / least, 1.0))
+        ]
 
         def reaches(number: int) -> bool:
-            hits = self.search_by(version, queries, FIRST, hnsw__ef_search=str(widths[number]))
+            hits = self.search_by(
+                version, queries, FIRST, hnsw__ef_search=str(widths[number])
+            )
             return recall(hits, truth) >= raw
 
         return widths[first_that(reaches, len(widths))]
@@ -281,24 +356,40 @@ class PgvectorStore(DocumentStore):
         mapped."""
         if version.mapped:
             return self.model(version).queries(queries)
-        return normalise(queries, "queries") if self.metric is Metric.COSINE else queries
+        return (
+            normalise(queries, "queries") if self.metric is Metric.COSINE else queries
+        )
 
     def map_query(self, query: np.ndarray, version: ColumnVersion) -> np.ndarray:
         """One `query` [d] as `map_queries` has it for `version`. Raises InputError for a query of another shape."""
         query = np.asarray(query, np.float32)
         if query.shape != (self.dim,):
-            raise InputError(f"a query of shape {query.shape}, and {self.url} has vectors of {self.dim} dimensions")
+            raise InputError(
+                f"a query of shape {query.shape}, and {self.url} has vectors of {self.dim} dimensions"
+            )
         mapped: np.ndarray = self.map_queries(query[None], version)[0]
         return mapped
 
     def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
         version = self.require_active()
-        query = self.map_query(asked if isinstance(asked, np.ndarray) else self._read_vector(asked), version)
-        return explain(self.order(version), query, k, is_mapped=version.mapped, width=version.ef_search)
+        query = self.map_query(
+            asked if isinstance(asked, np.ndarray) else self._read_vector(asked),
+            version,
+        )
+        return explain(
+            self.order(version),
+            query,
+            k,
+            is_mapped=version.mapped,
+            width=version.ef_search,
+        )
 
     def _read_vector(self, id: Id) -> np.ndarray:
         key = self.table.key
-        batch = self._read_batch(f"AND ({key.names('target')}) = ({key.values('%(id)s::text')})", {"id": str(id)})
+        batch = self._read_batch(
+            f"AND ({key.names('target')}) = ({key.values('%(id)s::text')})",
+            {"id": str(id)},
+        )
         if not batch.ids:
             raise StoreError(f"{self.url} has no target with the id {id!r}")
         vector: np.ndarray = batch.vectors[0]
@@ -311,9 +402,13 @@ class PgvectorStore(DocumentStore):
         zero = as_text(np.zeros(self.dim, np.float32))
         try:
             with self.database.read_only():
-                self.database.rows(f"EXPLAIN {other._select(order, 1)}", (zero,), "the filter")
+                self.database.rows(
+                    f"EXPLAIN {other._select(order, 1)}", (zero,), "the filter"
+                )
         except StoreError as error:
-            raise InputError(f"{error}; a filter is what stands behind WHERE: \"tenant = 'a'\"") from None
+            raise InputError(
+                f"{error}; a filter is what stands behind WHERE: \"tenant = 'a'\""
+            ) from None
         return other
 
     @retry_deadlocks
@@ -351,18 +446,30 @@ class PgvectorWriting(Writing):
         except Refused as refused:
             self._withdraw()
             triggers = store.triggers()
-            way = f"; on an update fires {triggers}: disable it, run it again, and enable it" if triggers else ""
+            way = (
+                f"; on an update fires {triggers}: disable it, run it again, and enable it"
+                if triggers
+                else ""
+            )
             raise StoreError(f"{refused}; it was undone{way}") from None
 
     def _update(self, batch: Batch, offsets: np.ndarray) -> None:
         """Raises Refused where the rows of `batch` are not as they were, but for `offsets`."""
-        database, table, column = self._store.database, self._store.table, quote_name(self._version.column)
+        database, table, column = (
+            self._store.database,
+            self._store.table,
+            quote_name(self._version.column),
+        )
         target = f"{table.identifier} AS target"
         same = f"({table.key.names('target')}) = ({table.key.values('new.id')})"
         news = "unnest(%(ids)s::text[], %(offsets)s::real[], %(digests)s::bytea[]) AS new (id, hub, digest)"
         digest = f"sha256({table.type}_send(target.{quote_name(table.vector)}))"
         has_another = f"target.{column} IS DISTINCT FROM new.hub"
-        values = {"ids": list(map(str, batch.ids)), "offsets": offsets.tolist(), "digests": []}
+        values = {
+            "ids": list(map(str, batch.ids)),
+            "offsets": offsets.tolist(),
+            "digests": [],
+        }
 
         # Of what others delete or change meanwhile nothing is said: the rows are locked from here on.
         rows = database.rows(
@@ -373,7 +480,9 @@ class PgvectorWriting(Writing):
         if not rows:
             return
         changes = schema.count_changes(database, table.oid)
-        values["ids"], values["offsets"], values["digests"], changing = map(list, zip(*rows, strict=True))
+        values["ids"], values["offsets"], values["digests"], changing = map(
+            list, zip(*rows, strict=True)
+        )
         try:
             # A row that has its offset already is left alone: an update would put it into each index of the table anew.
             database.run(
@@ -381,7 +490,9 @@ class PgvectorWriting(Writing):
                 values,
                 "writing offsets",
             )
-            database.run("SET CONSTRAINTS ALL IMMEDIATE", task="writing offsets")  # fires what waits for the end
+            database.run(
+                "SET CONSTRAINTS ALL IMMEDIATE", task="writing offsets"
+            )  # fires what waits for the end
         except Passing:
             raise
         except StoreError as error:
@@ -393,11 +504,17 @@ class PgvectorWriting(Writing):
             values,
         )
         more = schema.count_changes(database, table.oid) - changes - sum(changing)
-        wrong = [f"{moved} of {len(rows)} rows have another vector or are gone"] if moved else []
+        wrong = (
+            [f"{moved} of {len(rows)} rows have another vector or are gone"]
+            if moved
+            else []
+        )
         wrong += [f"{lack} of {len(rows)} rows lack their offset"] if lack else []
         wrong += [f"{more} further changes were made to the table"] if more > 0 else []
         if wrong:
-            raise Refused(f"{self._store.url}: after offsets were written, {' and '.join(wrong)}")
+            raise Refused(
+                f"{self._store.url}: after offsets were written, {' and '.join(wrong)}"
+            )
 
     def _withdraw(self) -> None:
         """Takes out a version that is half-written. Where that has to wait, `remove` does it."""
@@ -416,8 +533,12 @@ class PgvectorWriting(Writing):
         store.require_owner(version)
         order = store.order(version)
         if isinstance(order, IndexedOrder):
-            schema.build_index(store.database, store.table, version.index, version.number, order.index)
-            self._version = version = version.replace(ef_search=store.choose_width(version))
+            schema.build_index(
+                store.database, store.table, version.index, version.number, order.index
+            )
+            self._version = version = version.replace(
+                ef_search=store.choose_width(version)
+            )
         store.switch(version)
 
 

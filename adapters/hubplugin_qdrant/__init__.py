@@ -64,4 +64,12 @@ def open_store(
         StoreError: For a collection or vector that is not there or cannot carry offsets, and for a server that cannot
             be reached.
     """
-    return QdrantStore(client, collection, vector, storage, agreement=agreement, offset_key=offset_key, record=record)
+    return QdrantStore(
+        client,
+        collection,
+        vector,
+        storage,
+        agreement=agreement,
+        offset_key=offset_key,
+        record=record,
+    )

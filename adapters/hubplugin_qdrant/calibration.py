@@ -48,8 +48,12 @@ class Searches:
 
     def __init__(self, transport: QdrantTransport, using: str, queries: np.ndarray):
         self._transport, self._using, is_local = transport, using, transport.is_local
-        rows = (queries[:: max(1, len(queries) // LOCAL_QUERIES)] if is_local else queries).tolist()
-        keys: Sequence[Id | None] = draw_keys(transport.points_of_shards(), KEYED_QUERIES) or [None] * len(rows)
+        rows = (
+            queries[:: max(1, len(queries) // LOCAL_QUERIES)] if is_local else queries
+        ).tolist()
+        keys: Sequence[Id | None] = draw_keys(
+            transport.points_of_shards(), KEYED_QUERIES
+        ) or [None] * len(rows)
         self._queries = list(zip(itertools.cycle(rows), keys, strict=False))
         strict = transport.strict
         self.exact_allowed = strict.search_allow_exact is not False
@@ -62,14 +66,26 @@ class Searches:
     def search_corrected(self, version: QdrantVersion, limit: int, exact: bool) -> Hits:
         codes = not self._transport.is_local
         version = version.replace(everywhere=version.storage == "vector", codes=codes)
-        return self._search(QdrantManifest(active={version.vector: version}), limit, exact)
+        return self._search(
+            QdrantManifest(active={version.vector: version}), limit, exact
+        )
 
     def _search(self, manifest: QdrantManifest, limit: int, exact: bool) -> Hits:
         """Corrected by `manifest`: the request of `HubQdrantClient`, which need not look it up."""
-        params = models.SearchParams(exact=True) if exact and not self._transport.is_local else None  # which warns
-        options: Any = {"using": self._using or None, "limit": min(limit, self._limit), "params": params}
+        params = (
+            models.SearchParams(exact=True)
+            if exact and not self._transport.is_local
+            else None
+        )  # which warns
+        options: Any = {
+            "using": self._using or None,
+            "limit": min(limit, self._limit),
+            "params": params,
+        }
         requests = as_requests(
-            models.QueryRequest(query=query, shard_key=key, with_payload=False, **options)
+            models.QueryRequest(
+                query=query, shard_key=key, with_payload=False, **options
+            )
             for query, key in self._queries
         )
         rewritten = [rewrite(request, manifest) for request in requests]
@@ -78,7 +94,10 @@ class Searches:
             response.points if finish is None else finish(response.points)
             for (_, finish), response in zip(rewritten, answers, strict=True)
         ]
-        return Hits([[cast(Id, p.id) for p in row] for row in rows], [[p.score for p in row] for row in rows])
+        return Hits(
+            [[cast(Id, p.id) for p in row] for row in rows],
+            [[p.score for p in row] for row in rows],
+        )
 
 
 def draw_keys(points: dict[Id, int], count: int) -> list[Id]:
@@ -104,31 +123,59 @@ def calibrate(version: QdrantVersion, points: int, searches: Searches) -> Qdrant
         for which an index that misses much is no measure.
     """
     exact, in_vector = searches.exact_allowed, version.storage == "vector"
-    raw = recall(searches.search_raw(SMALLEST_PAGE, False), searches.search_raw(2 * SMALLEST_PAGE, exact))
-    most = min(max(points, SMALLEST_PAGE), MOST_CANDIDATES, version.max_candidates or MOST_CANDIDATES)
+    raw = recall(
+        searches.search_raw(SMALLEST_PAGE, False),
+        searches.search_raw(2 * SMALLEST_PAGE, exact),
+    )
+    most = min(
+        max(points, SMALLEST_PAGE),
+        MOST_CANDIDATES,
+        version.max_candidates or MOST_CANDIDATES,
+    )
     widest_ef = searches.largest_ef if in_vector and not exact else None
-    widest = version.replace(oversampling=most / SMALLEST_PAGE, max_candidates=most, hnsw_ef=widest_ef)
+    widest = version.replace(
+        oversampling=most / SMALLEST_PAGE, max_candidates=most, hnsw_ef=widest_ef
+    )
     truth = searches.search_corrected(widest, 2 * SMALLEST_PAGE, exact)
     if in_vector:
-        efs = [None, *(round(DEFAULT_EF * ratio) for ratio in ratios(searches.largest_ef / DEFAULT_EF)[1:])]
+        efs = [
+            None,
+            *(
+                round(DEFAULT_EF * ratio)
+                for ratio in ratios(searches.largest_ef / DEFAULT_EF)[1:]
+            ),
+        ]
         widths = [version.replace(hnsw_ef=ef) for ef in efs]
     else:
-        widths = [version.replace(oversampling=ratio) for ratio in ratios(most / SMALLEST_PAGE)]
+        widths = [
+            version.replace(oversampling=ratio)
+            for ratio in ratios(most / SMALLEST_PAGE)
+        ]
     recalls: dict[int, float] = {}
 
     def reaches(number: int) -> bool:
-        recalls[number] = recall(searches.search_corrected(widths[number], SMALLEST_PAGE, False), truth)
+        recalls[number] = recall(
+            searches.search_corrected(widths[number], SMALLEST_PAGE, False), truth
+        )
         return recalls[number] >= version.agreement * raw
 
     chosen = first_that(reaches, len(widths))
     if chosen not in recalls:  # the last, where none before it reaches
         reaches(chosen)
-    measured: dict[str, Any] = {"recall": recalls[chosen], "raw_recall": raw if exact else None}
+    measured: dict[str, Any] = {
+        "recall": recalls[chosen],
+        "raw_recall": raw if exact else None,
+    }
     if exact and not in_vector:
         wider = widths[chosen:]
 
         def finds_all(number: int) -> bool:
-            return recall(searches.search_corrected(wider[number], SMALLEST_PAGE, True), truth) == 1.0
+            return (
+                recall(
+                    searches.search_corrected(wider[number], SMALLEST_PAGE, True), truth
+                )
+                == 1.0
+            )
 
         enough = first_that(finds_all, len(wider))
         measured["exact_oversampling"] = EXACT_MARGIN * wider[enough].oversampling

@@ -32,7 +32,11 @@ async def run_async(operation: Operation[Answer], in_thread: bool = True) -> Ans
         call = next(operation)
         while True:
             try:
-                answer = await asyncio.to_thread(call) if in_thread and isinstance(call, Computing) else call()
+                answer = (
+                    await asyncio.to_thread(call)
+                    if in_thread and isinstance(call, Computing)
+                    else call()
+                )
                 answer = await answer if inspect.isawaitable(answer) else answer
             except Exception as error:
                 call = operation.throw(error)

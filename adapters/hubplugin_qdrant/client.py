@@ -44,7 +44,11 @@ def require_client(client: object, kind: type[Client]) -> Client:
             f"expected a client of the class {kind.__name__}, plain or wrapped, not {type(client).__name__}; "
             f"connect one to the same place: {kind.__name__}(...)"
         )
-    return client.raw if isinstance(client, (HubQdrantClient, AsyncHubQdrantClient)) else client  # type: ignore[return-value]
+    return (
+        client.raw
+        if isinstance(client, (HubQdrantClient, AsyncHubQdrantClient))
+        else client
+    )  # type: ignore[return-value]
 
 
 def like(plain: Method) -> Callable[[Callable[[Any, Arguments], Any]], Method]:
@@ -55,7 +59,9 @@ def like(plain: Method) -> Callable[[Callable[[Any, Arguments], Any]], Method]:
     """
     name, parameters = plain.__name__, inspect.signature(plain).parameters.values()
     # qdrant-client itself takes any keyword, and then refuses it.
-    signature = inspect.Signature([p for p in parameters if p.kind is not p.VAR_KEYWORD])
+    signature = inspect.Signature(
+        [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    )
 
     def decorate(written: Callable[[Any, Arguments], Any]) -> Method:
         @functools.wraps(plain)
@@ -74,7 +80,9 @@ def like(plain: Method) -> Callable[[Callable[[Any, Arguments], Any]], Method]:
         async def coroutine(self: Any, *args: object, **kwargs: object) -> Any:
             return await method(self, *args, **kwargs)
 
-        return cast(Method, coroutine if inspect.iscoroutinefunction(written) else method)
+        return cast(
+            Method, coroutine if inspect.iscoroutinefunction(written) else method
+        )
 
     return decorate
 
@@ -90,7 +98,9 @@ def _upload(client: Any, operation: OfClient, arguments: Arguments) -> Any:
         sync.close()
 
 
-def _within_layers(method: Any, call: Callable[..., Any], client: object) -> Callable[..., Any]:
+def _within_layers(
+    method: Any, call: Callable[..., Any], client: object
+) -> Callable[..., Any]:
     """`call` within the layers around `method`, a function of a class of qdrant-client; `client` is whose it is."""
     layer = getattr(method, "_self_wrapper", None)
     if layer is None:
@@ -158,12 +168,16 @@ class _Corrected:
         return cast(Self, wrapped)
 
 
-def _make_cache(raw: Any, oversampling: float | None, hnsw_ef: int | None, record: Record) -> CorrectionCache:
+def _make_cache(
+    raw: Any, oversampling: float | None, hnsw_ef: int | None, record: Record
+) -> CorrectionCache:
     """Raises InputError for a `record` that is neither a folder nor a `Recorder`."""
     if isinstance(record, (str, os.PathLike)):
         record = Recorder(record)
     if record is not None and not isinstance(record, Recorder):
-        raise InputError(f"record={record!r}: expected a folder, or a hubplugin.Recorder")
+        raise InputError(
+            f"record={record!r}: expected a folder, or a hubplugin.Recorder"
+        )
     return CorrectionCache(Unwrapped(raw), oversampling, hnsw_ef, record)
 
 
@@ -190,7 +204,11 @@ class HubQdrantClient(_Corrected, QdrantClient):
         return raw
 
     def click(
-        self, collection_name: str, query: Clicked, target: models.ExtendedPointId, using: str | None = None
+        self,
+        collection_name: str,
+        query: Clicked,
+        target: models.ExtendedPointId,
+        using: str | None = None,
     ) -> None:
         """Records that `target` was clicked in the answer to `query`. See docs/recording.md.
 
@@ -217,7 +235,13 @@ class HubQdrantClient(_Corrected, QdrantClient):
     def migrate(self, dest_client: QdrantBase, *args: Any, **kwargs: Any) -> None:
         """Migrates as QdrantClient does, to `dest_client`, with `args` and `kwargs`, collections as they lie in the
         store. The correction of one is in "<collection>--hub", which must be named, too, where names are given."""
-        self.raw.migrate(dest_client.raw if isinstance(dest_client, HubQdrantClient) else dest_client, *args, **kwargs)
+        self.raw.migrate(
+            dest_client.raw
+            if isinstance(dest_client, HubQdrantClient)
+            else dest_client,
+            *args,
+            **kwargs,
+        )
 
     @like(QdrantClient.query_points)
     def query_points(self, arguments: Arguments) -> Any:
@@ -320,10 +344,16 @@ class AsyncHubQdrantClient(_Corrected, AsyncQdrantClient):
         return raw
 
     async def click(
-        self, collection_name: str, query: Clicked, target: models.ExtendedPointId, using: str | None = None
+        self,
+        collection_name: str,
+        query: Clicked,
+        target: models.ExtendedPointId,
+        using: str | None = None,
     ) -> None:
         """Does as `HubQdrantClient.click`, with the same `collection_name`, `query`, `target` and `using`."""
-        await run_async(searches.click(self._corrections, collection_name, query, target, using))
+        await run_async(
+            searches.click(self._corrections, collection_name, query, target, using)
+        )
 
     async def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
         """Closes as AsyncQdrantClient does, with `grpc_grace` and `kwargs`, once recorded queries are on disk."""
@@ -337,11 +367,15 @@ class AsyncHubQdrantClient(_Corrected, AsyncQdrantClient):
 
     @like(AsyncQdrantClient.query_batch_points)
     async def query_batch_points(self, arguments: Arguments) -> Any:
-        return await run_async(searches.query_batch_points(self._corrections, arguments))
+        return await run_async(
+            searches.query_batch_points(self._corrections, arguments)
+        )
 
     @like(AsyncQdrantClient.query_points_groups)
     async def query_points_groups(self, arguments: Arguments) -> Any:
-        return await run_async(searches.query_points_groups(self._corrections, arguments))
+        return await run_async(
+            searches.query_points_groups(self._corrections, arguments)
+        )
 
     @like(AsyncQdrantClient.retrieve)
     async def retrieve(self, arguments: Arguments) -> Any:
@@ -417,4 +451,6 @@ class AsyncHubQdrantClient(_Corrected, AsyncQdrantClient):
 
     @like(AsyncQdrantClient.update_collection_aliases)
     async def update_collection_aliases(self, arguments: Arguments) -> Any:
-        return await run_async(writes.update_collection_aliases(self._corrections, arguments))
+        return await run_async(
+            writes.update_collection_aliases(self._corrections, arguments)
+        )

@@ -18,7 +18,11 @@ from hubplugin_qdrant.metadata import MANIFEST_ID, part_id
 
 
 def explain(
-    version: QdrantVersion, request: models.QueryRequest, collection: str, address: str, api_key: bool
+    version: QdrantVersion,
+    request: models.QueryRequest,
+    collection: str,
+    address: str,
+    api_key: bool,
 ) -> Explanation:
     """How to send a corrected request without hubplugin.
 
@@ -31,10 +35,20 @@ def explain(
     """
     path = f"/collections/{collection}/points/query"
     # A vector in it is as short as float32 allows.
-    body = _shorten(json.loads(request.model_dump_json(exclude_none=True, exclude_defaults=True, by_alias=True)))
+    body = _shorten(
+        json.loads(
+            request.model_dump_json(
+                exclude_none=True, exclude_defaults=True, by_alias=True
+            )
+        )
+    )
     key = '  -H "api-key: $QDRANT_API_KEY" \\\n' if api_key else ""
     # A line for each field, and one for each vector.
-    data = re.sub(r"\[[-+\d.eE,\s]+\]", lambda match: " ".join(match[0].split()), json.dumps(body, indent=2))
+    data = re.sub(
+        r"\[[-+\d.eE,\s]+\]",
+        lambda match: " ".join(match[0].split()),
+        json.dumps(body, indent=2),
+    )
     data = data.replace("'", "'\\''")
     command = f"curl -X POST {address}{path} \\\n  -H 'Content-Type: application/json' \\\n{key}  -d '{data}'\n\n"
     text = command + "\n".join(f"- {line}" for line in _constants(version, collection))
@@ -44,7 +58,10 @@ def explain(
 def _constants(version: QdrantVersion, collection: str) -> Iterator[str]:
     """What the constants of a request mean, a line each."""
     place = f"/collections/{m.metadata_collection(collection)}/points"
-    is_distance, is_cosine = version.metric is Metric.EUCLIDEAN, version.metric is Metric.COSINE
+    is_distance, is_cosine = (
+        version.metric is Metric.EUCLIDEAN,
+        version.metric is Metric.COSINE,
+    )
     if version.storage == "payload":
         yield (
             f"the prefetch finds candidates by the raw score, {version.oversampling:.3g} for each result and never "
@@ -53,7 +70,11 @@ def _constants(version: QdrantVersion, collection: str) -> Iterator[str]:
         )
     else:
         vector = "the vector divided by its length" if is_cosine else "the vector"
-        width = f"hnsw_ef {version.hnsw_ef}" if version.hnsw_ef else "the server's own hnsw_ef"
+        width = (
+            f"hnsw_ef {version.hnsw_ef}"
+            if version.hnsw_ef
+            else "the server's own hnsw_ef"
+        )
         yield (
             f"the query in {version.augmented_vector!r} has {version.dim + 1} components: {vector}, then "
             f"{0 if is_distance else 1}; searched with {width}, and without codes"
@@ -70,9 +91,13 @@ def _constants(version: QdrantVersion, collection: str) -> Iterator[str]:
     elif version.mapped:
         of = "for the query q divided by its length" if is_cosine else "for the query q"
         weight = (
-            "; the server divides by the length of that, so the formula multiplies $score by it" if is_cosine else ""
+            "; the server divides by the length of that, so the formula multiplies $score by it"
+            if is_cosine
+            else ""
         )
-        parts = ", ".join(part_id(version.number, number) for number in range(version.parts))
+        parts = ", ".join(
+            part_id(version.number, number) for number in range(version.parts)
+        )
         yield f"the query in the prefetch is mapped: q + S q, {of}{weight}"
         yield "a search by a point's id is not mapped, and its $score stands alone"
         yield (

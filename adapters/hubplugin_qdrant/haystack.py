@@ -30,7 +30,9 @@ class HubQdrantDocumentStore(QdrantDocumentStore):
 
     async def _initialize_async_client(self) -> None:
         await super()._initialize_async_client()
-        if self._async_client is not None and not isinstance(self._async_client, AsyncHubQdrantClient):
+        if self._async_client is not None and not isinstance(
+            self._async_client, AsyncHubQdrantClient
+        ):
             self._async_client = AsyncHubQdrantClient.wrap(self._async_client)
 
 
@@ -40,7 +42,9 @@ class _OwnStore:
         """The retriever that its `to_dict` has written, with the store in it."""
         given = data["init_parameters"]
         store = HubQdrantDocumentStore.from_dict(given["document_store"])
-        return default_from_dict(cls, data | {"init_parameters": given | {"document_store": store}})
+        return default_from_dict(
+            cls, data | {"init_parameters": given | {"document_store": store}}
+        )
 
 
 @component

@@ -19,5 +19,9 @@ class HubQdrantVectorStore(QdrantVectorStore):
     the documents that are added to it, however it is made."""
 
     def __init__(self, client: QdrantClient, *args: Any, **kwargs: Any):
-        wrapped = client if isinstance(client, HubQdrantClient) else HubQdrantClient.wrap(client)
+        wrapped = (
+            client
+            if isinstance(client, HubQdrantClient)
+            else HubQdrantClient.wrap(client)
+        )
         super().__init__(wrapped, *args, **kwargs)

@@ -73,8 +73,13 @@ class QdrantVersion(corrections.Version):
     query_map: InstanceOf[QueryMap] | None = Field(default=None, exclude=True)
 
     @classmethod
-    def of(cls, model: OffsetModel, number: int, vector: str = "", **fields: Any) -> QdrantVersion:
-        models = [model, *(model.groups.values() if isinstance(model, GroupedModel) else ())]
+    def of(
+        cls, model: OffsetModel, number: int, vector: str = "", **fields: Any
+    ) -> QdrantVersion:
+        models = [
+            model,
+            *(model.groups.values() if isinstance(model, GroupedModel) else ()),
+        ]
         caps = [0.0, *(part.gallery.cap for part in models if part.gallery is not None)]
         return super().of(model, number, vector, ceiling=max(caps), **fields)
 
@@ -108,21 +113,32 @@ class QdrantVersion(corrections.Version):
             text = f"offsets{' and the query map' if self.mapped else ''} in the vector {self.augmented_vector!r}"
             text += f", searched with hnsw_ef {self.hnsw_ef}" if self.hnsw_ef else ""
         else:
-            exactly = "" if self.exact_oversampling is None else f", in exact searches to {self.exact_oversampling:.3g}"
+            exactly = (
+                ""
+                if self.exact_oversampling is None
+                else f", in exact searches to {self.exact_oversampling:.3g}"
+            )
             text = f"offsets in the payload key {self.key!r}; the server adds them to {self.oversampling:.3g} "
             text += f"candidates a result{exactly}{'; the client maps each query' if self.mapped else ''}"
             if self.oversampling > MANY_CANDIDATES:
                 text += ", which is slow; storage='vector' needs none, where the server can add one (1.18)"
         if self.recall is None:
             return text
-        raw = "" if self.raw_recall is None else f", where the raw index has {self.raw_recall:.3f} of its own"
+        raw = (
+            ""
+            if self.raw_recall is None
+            else f", where the raw index has {self.raw_recall:.3f} of its own"
+        )
         return f"{text}; recall {self.recall:.3f} of the exact corrected top 10{raw}"
 
     def candidates(self, results: int, exact: bool = False) -> int:
         """How many candidates are fetched so that the first `results`, and never fewer, are the corrected ones: as
         nearly as the index gives the raw ones, or `exact`."""
         exactly = self.exact_oversampling if exact and self.exact_oversampling else 0.0
-        wanted = max(int(max(results, SMALLEST_PAGE) * max(self.oversampling, exactly) + 0.5), results)
+        wanted = max(
+            int(max(results, SMALLEST_PAGE) * max(self.oversampling, exactly) + 0.5),
+            results,
+        )
         return min(wanted, self.max_candidates) if self.max_candidates else wanted
 
 
@@ -137,7 +153,14 @@ class QdrantManifest(corrections.Manifest[QdrantVersion]):
     @property
     def offset_key(self) -> str | None:
         """The payload key under which offsets lie, one for all versions; None where none lie in payloads."""
-        return next((version.offset_key for version in self.everything if version.storage == "payload"), None)
+        return next(
+            (
+                version.offset_key
+                for version in self.everything
+                if version.storage == "payload"
+            ),
+            None,
+        )
 
     def is_foreign(self, payload: Payload | None) -> bool:
         """Whether what a point holds under our key is not what these versions write there: a number each."""
@@ -152,9 +175,13 @@ class QdrantManifest(corrections.Manifest[QdrantVersion]):
         under: Any = (payload or {}).get(key)
         if not holds_offsets(under):
             return ()
-        unknown = under.keys() - {version.field for version in self.everything if version.storage == "payload"}
+        unknown = under.keys() - {
+            version.field for version in self.everything if version.storage == "payload"
+        }
         is_all = unknown and len(unknown) == len(under)
-        return (key,) if is_all else tuple(f"{key}.{field}" for field in sorted(unknown))
+        return (
+            (key,) if is_all else tuple(f"{key}.{field}" for field in sorted(unknown))
+        )
 
 
 def payload_keys(versions: Iterable[QdrantVersion]) -> tuple[str, ...]:
@@ -164,14 +191,20 @@ def payload_keys(versions: Iterable[QdrantVersion]) -> tuple[str, ...]:
 
 def vectors_of(versions: Iterable[QdrantVersion]) -> tuple[str, ...]:
     """The names of the augmented vectors that hold offsets of `versions`."""
-    return tuple(version.augmented_vector for version in versions if version.storage == "vector")
+    return tuple(
+        version.augmented_vector for version in versions if version.storage == "vector"
+    )
 
 
 def our_fields(under: object) -> set[str]:
     """The fields, "v3", of what lies `under` our key in a point that are as any correction writes them."""
     if not isinstance(under, dict):
         return set()
-    return {name for name, value in under.items() if re.fullmatch(r"v[1-9]\d*", name) and type(value) in (int, float)}
+    return {
+        name
+        for name, value in under.items()
+        if re.fullmatch(r"v[1-9]\d*", name) and type(value) in (int, float)
+    }
 
 
 def holds_offsets(under: Any) -> bool:
@@ -179,13 +212,17 @@ def holds_offsets(under: Any) -> bool:
     return isinstance(under, dict) and our_fields(under) == under.keys()
 
 
-def keys_to_delete(payload: Payload | None, key: str, versions: Sequence[QdrantVersion]) -> tuple[str, ...]:
+def keys_to_delete(
+    payload: Payload | None, key: str, versions: Sequence[QdrantVersion]
+) -> tuple[str, ...]:
     """The payload keys to delete from a point that holds `payload` when `versions`, the last of all, go: the whole
     `key`, unless something else than offsets lies under it; none where nothing of theirs does."""
     under = (payload or {}).get(key)
     if holds_offsets(under) and (under or versions):
         return (key,)
-    return payload_keys(version for version in versions if version.field in our_fields(under))
+    return payload_keys(
+        version for version in versions if version.field in our_fields(under)
+    )
 
 
 def metadata_collection(collection: str) -> str:

@@ -23,7 +23,12 @@ from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.calls import Call, Computing, Operation
 from hubplugin_qdrant.manifest import Payload, QdrantManifest, QdrantVersion
-from hubplugin_qdrant.offsets import StoredOffsets, awaits_embedding, compute_stored, read_offset
+from hubplugin_qdrant.offsets import (
+    StoredOffsets,
+    awaits_embedding,
+    compute_stored,
+    read_offset,
+)
 from hubplugin_qdrant.plain_client import Arguments
 from hubplugin_qdrant.requests import has_offset, has_vector, lacks_augmented_vector
 from hubplugin_qdrant.transport import PASSING, Fault, fault_of
@@ -48,12 +53,19 @@ def real_name(raw: Any, name: str) -> Operation[str]:
     read."""
     found = yield from _answer(Call(raw.get_aliases), None, Fault.FORBIDDEN)
     aliases = found.aliases if found is not None else ()
-    return next((alias.collection_name for alias in aliases if alias.alias_name == name), name)
+    return next(
+        (alias.collection_name for alias in aliases if alias.alias_name == name), name
+    )
 
 
 def read_payload(raw: Any, collection: str) -> Operation[Payload | None]:
     """The manifest of `collection` as it is written in the store of `raw`, None if there is none."""
-    call = Call(raw.retrieve, m.metadata_collection(collection), ids=[MANIFEST_ID], with_payload=True)
+    call = Call(
+        raw.retrieve,
+        m.metadata_collection(collection),
+        ids=[MANIFEST_ID],
+        with_payload=True,
+    )
     records = yield from _answer(call, [], Fault.MISSING)
     return (records[0].payload or {}) if records else None
 
@@ -61,7 +73,9 @@ def read_payload(raw: Any, collection: str) -> Operation[Payload | None]:
 def parse_manifest(payload: Payload, collection: str) -> QdrantManifest:
     """The manifest of `collection` in the `payload` of point 0. Raises StoreError if another version wrote it, or it is
     damaged."""
-    mend = f"delete the collection {m.metadata_collection(collection)!r} and apply again"
+    mend = (
+        f"delete the collection {m.metadata_collection(collection)!r} and apply again"
+    )
     return QdrantManifest.read(payload, f"collection {collection!r}", mend)
 
 
@@ -71,12 +85,16 @@ def read_manifest(raw: Any, collection: str) -> Operation[QdrantManifest]:
     return QdrantManifest() if payload is None else parse_manifest(payload, collection)
 
 
-def write_manifest(raw: Any, collection: str, manifest: QdrantManifest) -> Operation[None]:
+def write_manifest(
+    raw: Any, collection: str, manifest: QdrantManifest
+) -> Operation[None]:
     """Replaces the manifest of `collection` in the store of `raw` by `manifest`, in one step."""
     yield from _write(raw, collection, MANIFEST_ID, manifest.model_dump(mode="json"))
 
 
-def _write(raw: Any, collection: str, point: int | str, payload: Payload) -> Operation[None]:
+def _write(
+    raw: Any, collection: str, point: int | str, payload: Payload
+) -> Operation[None]:
     points = [models.PointStruct(id=point, vector={}, payload=payload)]
     yield Call(raw.upsert, m.metadata_collection(collection), points, wait=True)
 
@@ -99,7 +117,9 @@ def is_metadata(info: models.CollectionInfo) -> bool:
     return not info.config.params.vectors and not info.config.params.sparse_vectors
 
 
-def create(raw: Any, collection: str, replication_factor: int | None) -> Operation[None]:
+def create(
+    raw: Any, collection: str, replication_factor: int | None
+) -> Operation[None]:
     """Creates the metadata collection of `collection` with `raw`, if it is not there, with the `replication_factor` of
     that."""
     if (yield from exists(raw, collection)):
@@ -112,7 +132,9 @@ def create(raw: Any, collection: str, replication_factor: int | None) -> Operati
             shard_number=1,
             replication_factor=replication_factor,
             on_disk_payload=True,
-            strict_mode_config=models.StrictModeConfig(enabled=False),  # the limits of a server may be its default
+            strict_mode_config=models.StrictModeConfig(
+                enabled=False
+            ),  # the limits of a server may be its default
         )
     except Exception:
         if not (yield from exists(raw, collection)):  # another run has been quicker
@@ -124,13 +146,19 @@ def part_id(version: int, part: int) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"hubplugin/{version}/{part}"))
 
 
-def write_model(raw: Any, collection: str, version: QdrantVersion, model: OffsetModel) -> Operation[None]:
+def write_model(
+    raw: Any, collection: str, version: QdrantVersion, model: OffsetModel
+) -> Operation[None]:
     """Writes `model` as that of `version` of `collection`, in parts, with the client `raw`."""
     for number, part in enumerate(model.to_texts()):
-        yield from _write(raw, collection, part_id(version.number, number), {"part": part})
+        yield from _write(
+            raw, collection, part_id(version.number, number), {"part": part}
+        )
 
 
-def read_model(raw: Any, collection: str, version: QdrantVersion) -> Operation[OffsetModel]:
+def read_model(
+    raw: Any, collection: str, version: QdrantVersion
+) -> Operation[OffsetModel]:
     """The model of `version` of `collection` in the store of `raw`.
 
     Raises:
@@ -139,18 +167,32 @@ def read_model(raw: Any, collection: str, version: QdrantVersion) -> Operation[O
     """
     place, records = m.metadata_collection(collection), []
     for number in range(version.parts):
-        records += yield Call(raw.retrieve, place, ids=[part_id(version.number, number)], with_payload=True)
+        records += yield Call(
+            raw.retrieve,
+            place,
+            ids=[part_id(version.number, number)],
+            with_payload=True,
+        )
     if len(records) == version.parts:
         texts = [record.payload["part"] for record in records]
         model = OffsetModel.from_texts(texts, f"the model in collection {place!r}")
         if model.fingerprint == version.model:
             return model
-    raise StoreError(f"the model of version {version.number} is incomplete in {place!r}; apply again")
+    raise StoreError(
+        f"the model of version {version.number} is incomplete in {place!r}; apply again"
+    )
 
 
 def delete_model(raw: Any, collection: str, version: QdrantVersion) -> Operation[None]:
-    selector = models.PointIdsList(points=[part_id(version.number, number) for number in range(version.parts)])
-    yield Call(raw.delete, m.metadata_collection(collection), points_selector=selector, wait=True)
+    selector = models.PointIdsList(
+        points=[part_id(version.number, number) for number in range(version.parts)]
+    )
+    yield Call(
+        raw.delete,
+        m.metadata_collection(collection),
+        points_selector=selector,
+        wait=True,
+    )
 
 
 MANIFEST_SECONDS = 10.0
@@ -185,15 +227,31 @@ class CachedManifest:
     def __post_init__(self) -> None:
         manifest = self.manifest or QdrantManifest()
         self.maintained, active = manifest.maintained, manifest.active.values()
-        self.augmented_vectors, self.offset_key = m.vectors_of(manifest.everything), manifest.offset_key
-        self.page = min(SCROLLED, *(version.max_candidates or SCROLLED for version in self.maintained), SCROLLED)
-        self.needs_vectors = any(version.storage == "vector" or version.mapped for version in active)
-        versions = [(v.number, v.vector, v.storage, v.model, v.offset_key) for v in self.maintained]
+        self.augmented_vectors, self.offset_key = (
+            m.vectors_of(manifest.everything),
+            manifest.offset_key,
+        )
+        self.page = min(
+            SCROLLED,
+            *(version.max_candidates or SCROLLED for version in self.maintained),
+            SCROLLED,
+        )
+        self.needs_vectors = any(
+            version.storage == "vector" or version.mapped for version in active
+        )
+        versions = [
+            (v.number, v.vector, v.storage, v.model, v.offset_key)
+            for v in self.maintained
+        ]
         self.state = (self.collection, len(active), *versions)
 
     def strange(self, names: Iterable[str]) -> frozenset[str]:
         """Those of `names` that look like ours, and of which `manifest` does not tell."""
-        like_ours = {name for name in names if name == m.KEY or m.AUGMENTED_VECTOR.fullmatch(name)}
+        like_ours = {
+            name
+            for name in names
+            if name == m.KEY or m.AUGMENTED_VECTOR.fullmatch(name)
+        }
         return frozenset(like_ours - {*self.augmented_vectors, self.offset_key})
 
 
@@ -216,13 +274,19 @@ class CorrectionCache:
     warned: set[str] = field(default_factory=set)
     is_old: bool | None = None
 
-    def lookup(self, name: str, stale: CachedManifest | None = None) -> Operation[CachedManifest]:
+    def lookup(
+        self, name: str, stale: CachedManifest | None = None
+    ) -> Operation[CachedManifest]:
         """The manifest of the collection or alias `name`, read if it is not cached or too old.
 
         A `stale` manifest is no longer so, or not only; it is read again, unless another thread has seen the change.
         """
         cached = self.manifests.get(name)
-        if cached is not None and (cached.until > time.monotonic() if stale is None else cached.state != stale.state):
+        if cached is not None and (
+            cached.until > time.monotonic()
+            if stale is None
+            else cached.state != stale.state
+        ):
             return cached
         try:
             return (yield from self._read(name))
@@ -230,24 +294,35 @@ class CorrectionCache:
             if fault_of(error) is Fault.OTHER:
                 raise
             if name not in self.manifests:
-                self.warn(f"what is known of {name!r} cannot be read just now; until it can, its searches are raw here")
+                self.warn(
+                    f"what is known of {name!r} cannot be read just now; until it can, its searches are raw here"
+                )
             cached = self.manifests.setdefault(name, CachedManifest(name, None, 0.0))
-            cached.until = time.monotonic() + PATIENCE_SECONDS  # until then the old one serves
+            cached.until = (
+                time.monotonic() + PATIENCE_SECONDS
+            )  # until then the old one serves
             return cached
 
     def is_unchanged(self, name: str, cached: CachedManifest) -> Operation[bool]:
         """Whether the manifest behind `name` is still the one that is `cached`, as far as the store tells just now."""
         try:
-            if cached.collection != name and (yield from real_name(self.raw, name)) != cached.collection:
+            if (
+                cached.collection != name
+                and (yield from real_name(self.raw, name)) != cached.collection
+            ):
                 return False
-            return (yield from read_payload(self.raw, cached.collection)) == cached.payload
+            return (
+                yield from read_payload(self.raw, cached.collection)
+            ) == cached.payload
         except Exception as error:
             if fault_of(error) is Fault.OTHER:
                 raise
             cached.until = 0.0
             return True
 
-    def lookup_shown(self, name: str, cached: CachedManifest, shown: Collection[str]) -> Operation[CachedManifest]:
+    def lookup_shown(
+        self, name: str, cached: CachedManifest, shown: Collection[str]
+    ) -> Operation[CachedManifest]:
         """`cached` of the collection or alias `name`, read again if `shown`, names that the server lists, has unknown
         ones that look like ours."""
         if cached.strange(shown) <= cached.theirs:
@@ -277,7 +352,9 @@ class CorrectionCache:
             if (yield from self._read_payload(collection)) != payload:
                 return (yield from self._read(name))  # a job is at it
             self.warn(doubt)
-        cached = CachedManifest(collection, manifest, time.monotonic() + MANIFEST_SECONDS, payload)
+        cached = CachedManifest(
+            collection, manifest, time.monotonic() + MANIFEST_SECONDS, payload
+        )
         self.manifests[name] = cached
         return cached
 
@@ -293,7 +370,9 @@ class CorrectionCache:
             )
             return None
 
-    def _as_used(self, collection: str, manifest: QdrantManifest) -> Operation[QdrantManifest]:
+    def _as_used(
+        self, collection: str, manifest: QdrantManifest
+    ) -> Operation[QdrantManifest]:
         """`manifest` with what this client was told to search with, and what is so for now: the maps by which it maps
         queries, out of their models; whether a point lacks its augmented vector, and whether there are codes. Without
         such points no search need look for them, which would take a look at every point. (A count would count vectors
@@ -306,7 +385,9 @@ class CorrectionCache:
         options = {name: value for name, value in options.items() if value is not None}
         active: dict[str, QdrantVersion] = {}
         for name, version in manifest.active.items():
-            if version.mapped and version.storage == "payload":  # else the map lies in the augmented vectors
+            if (
+                version.mapped and version.storage == "payload"
+            ):  # else the map lies in the augmented vectors
                 known = self.maps.get((collection, name))
                 if known is None or known.model != version.model:
                     model = yield from read_model(self.raw, collection, version)
@@ -316,16 +397,24 @@ class CorrectionCache:
         manifest = manifest.replace(active=active)
         if m.vectors_of(manifest.everything):
             info = yield from _answer(Call(self.raw.get_collection, collection), None)
-            manifest = manifest if info is None else _without_lost(manifest, info.config.params.vectors or ())
+            manifest = (
+                manifest
+                if info is None
+                else _without_lost(manifest, info.config.params.vectors or ())
+            )
         active = dict(manifest.active)
         for name, version in manifest.active.items():
             if version.storage == "payload":
                 yield from self._warn_if_lost(collection, version)
             else:
                 condition = lacks_augmented_vector(version)
-                lacking = Call(self.raw.scroll, collection, condition, limit=1, with_payload=False)
+                lacking = Call(
+                    self.raw.scroll, collection, condition, limit=1, with_payload=False
+                )
                 points, _ = yield from _answer(lacking, (True, None))
-                active[name] = version.replace(everywhere=not points, codes=not plain_client.is_local(self.raw))
+                active[name] = version.replace(
+                    everywhere=not points, codes=not plain_client.is_local(self.raw)
+                )
         return manifest.replace(active=active)
 
     def _warn_if_lost(self, collection: str, version: QdrantVersion) -> Operation[None]:
@@ -338,27 +427,41 @@ class CorrectionCache:
         if text in self.warned:
             return
         one = Call(self.raw.scroll, collection, limit=1)
-        first, _ = yield from _answer(Call(one, with_payload=[version.offset_key]), ((), None))
+        first, _ = yield from _answer(
+            Call(one, with_payload=[version.offset_key]), ((), None)
+        )
         if not first or read_offset(version, first[0].payload) is not None:
             return  # at once, as nearly always
         with_offset = Call(one, scroll_filter=has_offset(version), with_payload=False)
         if (yield from _answer(with_offset, (True, None)))[0]:
             return
-        with_vector = Call(one, scroll_filter=models.Filter(must=has_vector(version.vector)), with_payload=False)
+        with_vector = Call(
+            one,
+            scroll_filter=models.Filter(must=has_vector(version.vector)),
+            with_payload=False,
+        )
         if (yield from _answer(with_vector, ((), None)))[0]:
             self.warn(text)
 
-    def read_models(self, cached: CachedManifest) -> Operation[list[tuple[QdrantVersion, OffsetModel]]]:
+    def read_models(
+        self, cached: CachedManifest
+    ) -> Operation[list[tuple[QdrantVersion, OffsetModel]]]:
         """The versions of a collection that a write must bring along, each with its model."""
         pairs: list[tuple[QdrantVersion, OffsetModel]] = []
         for version in cached.maintained:
             if version.model not in self.fits:
-                self.fits[version.model] = yield from read_model(self.raw, cached.collection, version)
+                self.fits[version.model] = yield from read_model(
+                    self.raw, cached.collection, version
+                )
             model = self.fits[version.model]
-            pairs.append((version.with_map(model) if version.mapped else version, model))
+            pairs.append(
+                (version.with_map(model) if version.mapped else version, model)
+            )
         return pairs
 
-    def compute_stored(self, cached: CachedManifest, points: Sequence[Any]) -> Operation[list[StoredOffsets]]:
+    def compute_stored(
+        self, cached: CachedManifest, points: Sequence[Any]
+    ) -> Operation[list[StoredOffsets]]:
         """What each of `points` stores in the collection of `cached`; see `offsets.compute_stored`."""
         pairs = yield from self.read_models(cached)
         if awaits_embedding(points, cached.maintained):
@@ -377,10 +480,17 @@ class CorrectionCache:
             self.is_old = info.version.startswith("1.14.")
         return bool(self.is_old)
 
-    def embed_queries(self, requests: list[models.QueryRequest]) -> Operation[list[models.QueryRequest]]:
+    def embed_queries(
+        self, requests: list[models.QueryRequest]
+    ) -> Operation[list[models.QueryRequest]]:
         """`requests` with the documents that they ask for the nearest of embedded, as the plain client would do it."""
-        requests = [plain_client.copy_with(r, {"query": plain_client.resolve(r.query)}) for r in requests]
-        embedded: list[models.QueryRequest] = yield Computing(plain_client.embed, self.raw, requests, True)
+        requests = [
+            plain_client.copy_with(r, {"query": plain_client.resolve(r.query)})
+            for r in requests
+        ]
+        embedded: list[models.QueryRequest] = yield Computing(
+            plain_client.embed, self.raw, requests, True
+        )
         return embedded
 
     def warn(self, text: str) -> None:
@@ -398,16 +508,28 @@ def _without_lost(manifest: QdrantManifest, vectors: Collection[str]) -> QdrantM
     def is_there(version: QdrantVersion) -> bool:
         return version.storage == "payload" or version.augmented_vector in vectors
 
-    active = {name: version for name, version in manifest.active.items() if is_there(version)}
-    writing = manifest.writing if manifest.writing is not None and is_there(manifest.writing) else None
-    return manifest.replace(active=active, writing=writing, retired=tuple(filter(is_there, manifest.retired)))
+    active = {
+        name: version for name, version in manifest.active.items() if is_there(version)
+    }
+    writing = (
+        manifest.writing
+        if manifest.writing is not None and is_there(manifest.writing)
+        else None
+    )
+    return manifest.replace(
+        active=active,
+        writing=writing,
+        retired=tuple(filter(is_there, manifest.retired)),
+    )
 
 
 OfClient: TypeAlias = Callable[[CorrectionCache, Arguments], Operation[Any]]
 """What a client does for one method, given the arguments by name."""
 
 
-OnState: TypeAlias = Callable[[CorrectionCache, CachedManifest, Arguments], Operation[Any]]
+OnState: TypeAlias = Callable[
+    [CorrectionCache, CachedManifest, Arguments], Operation[Any]
+]
 """The same, given what is known of the collection."""
 
 CHANGES = 10
@@ -428,7 +550,9 @@ def retry_on_conflict(operation: OnState) -> OfClient:
                 if cached.manifest is None or fault_of(error) in PASSING:
                     raise
                 now = yield from cache.lookup(name, cached)
-                if now.state == cached.state and not (_lacks_ours(error, now) or _lacks_ours(error, cached)):
+                if now.state == cached.state and not (
+                    _lacks_ours(error, now) or _lacks_ours(error, cached)
+                ):
                     raise
                 cached = now
         return (yield from operation(cache, cached, arguments))
@@ -438,4 +562,6 @@ def retry_on_conflict(operation: OnState) -> OfClient:
 
 def _lacks_ours(error: Exception, cached: CachedManifest) -> bool:
     """Whether `error` says that a vector of ours is not there, which is `cached`: an alias was moved, and back."""
-    return not isinstance(error, HubpluginError) and any(name in str(error) for name in cached.augmented_vectors)
+    return not isinstance(error, HubpluginError) and any(
+        name in str(error) for name in cached.augmented_vectors
+    )

@@ -34,11 +34,17 @@ class Place:
     def of(cls, url: str) -> Place:
         """Raises InputError for a URL that names none."""
         scheme, _, rest = url.partition(":")
-        parts = urlsplit(f"{'local:' if scheme == 'qdrant-local' else '//'}{rest.removeprefix('//')}")
+        parts = urlsplit(
+            f"{'local:' if scheme == 'qdrant-local' else '//'}{rest.removeprefix('//')}"
+        )
         options = dict(parse_qsl(parts.query))
         folder, _, collection = parts.path.rpartition("/")
         is_local = scheme == "qdrant-local"
-        expected = "qdrant-local:PATH/COLLECTION" if is_local else f"{scheme}://HOST:6333/COLLECTION"
+        expected = (
+            "qdrant-local:PATH/COLLECTION"
+            if is_local
+            else f"{scheme}://HOST:6333/COLLECTION"
+        )
         if parts.username or parts.password or options.keys() - OPTIONS:
             raise InputError(
                 f"expected {expected}, and no more than "
@@ -51,7 +57,9 @@ class Place:
                 f"grpc={grpc}: it goes with HOST:6333/COLLECTION; neither a folder nor a path is known to gRPC"
             )
         if grpc and not (grpc.isascii() and grpc.isdigit() and 0 < int(grpc) < 65536):
-            raise InputError(f"grpc={grpc}: expected the server's port for gRPC, usually 6334")
+            raise InputError(
+                f"grpc={grpc}: expected the server's port for gRPC, usually 6334"
+            )
         if not collection or not (folder if is_local else parts.hostname):
             raise InputError(f"{url!r} names no collection; expected {expected}")
         return cls(scheme, parts, folder, collection, options)
@@ -64,7 +72,9 @@ class Place:
             try:
                 return QdrantClient(path=self.folder)
             except RuntimeError as error:
-                raise StoreError(f"qdrant-local:{self.folder}: {' '.join(str(error).split())}") from None
+                raise StoreError(
+                    f"qdrant-local:{self.folder}: {' '.join(str(error).split())}"
+                ) from None
         grpc_port = int(self.options.get("grpc", 0))
         return QdrantClient(
             host=self.parts.hostname,
@@ -81,7 +91,9 @@ class Place:
     def hint(self) -> str:
         """What may be wrong with the ports where no server answers."""
         if "grpc" in self.options:
-            return f"; grpc={self.options['grpc']} must be its port for gRPC, usually 6334"
+            return (
+                f"; grpc={self.options['grpc']} must be its port for gRPC, usually 6334"
+            )
         if self.parts.netloc.endswith(":6334"):
             return "; 6334 is usually the port of gRPC, a URL has that of HTTP, 6333"
         return ""
@@ -114,13 +126,18 @@ class QdrantShare(Share):
 
     def join(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
         assert isinstance(shard, QdrantShard)
-        store, version = _open(self.url), QdrantVersion.model_validate_json(self.version)
+        store, version = (
+            _open(self.url),
+            QdrantVersion.model_validate_json(self.version),
+        )
         store.require_owner(version)  # another run takes the model with it
         model = _read_model(self.url, self.version)
         return store, store.join(version, model, (shard.first, shard.last)), model
 
 
-def divide(url: str, ids: Iterable[Id], points: int, count: int | None) -> list[QdrantShard]:
+def divide(
+    url: str, ids: Iterable[Id], points: int, count: int | None
+) -> list[QdrantShard]:
     """Ranges of as many points each.
 
     Args:
@@ -131,7 +148,9 @@ def divide(url: str, ids: Iterable[Id], points: int, count: int | None) -> list[
     """
     height = -(-points // count) if count else SHARD_ROWS
     bounds: list[Id | None] = [None]
-    bounds += [point for row, point in enumerate(ids) if row and row % max(height, 1) == 0]
+    bounds += [
+        point for row, point in enumerate(ids) if row and row % max(height, 1) == 0
+    ]
     shards = []
     for number, (first, last) in enumerate(pairwise([*bounds, None])):
         name = f"{url}, shard {number} (ids from {'the first' if first is None else first} on)"
@@ -147,5 +166,7 @@ def _open(url: str) -> Any:
 @lru_cache(maxsize=1)
 def _read_model(url: str, version: str) -> OffsetModel:
     """Read once in a process."""
-    model: OffsetModel = _open(url).read_model(QdrantVersion.model_validate_json(version))
+    model: OffsetModel = _open(url).read_model(
+        QdrantVersion.model_validate_json(version)
+    )
     return model

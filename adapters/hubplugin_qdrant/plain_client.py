@@ -39,7 +39,11 @@ def is_local(client: QdrantClient | AsyncQdrantClient) -> bool:
 def folder_of(client: QdrantClient) -> Path | None:
     """The folder of a local mode that keeps what it holds; None of a server, and in memory."""
     local = client._client
-    return Path(local.location) if isinstance(local, QdrantLocal) and local.persistent else None
+    return (
+        Path(local.location)
+        if isinstance(local, QdrantLocal) and local.persistent
+        else None
+    )
 
 
 def address(client: QdrantClient) -> str:
@@ -74,7 +78,9 @@ _NEAREST = models.NearestQuery(nearest=[])
 def resolve(query: Any) -> Any:
     """What the client makes of the `query` of its search methods before anything else: a vector, an id or a document
     becomes a NearestQuery. Raises what the client raises for what cannot be one."""
-    if type(query) is np.ndarray and query.ndim == 1 and query.dtype.kind == "f":  # which need not be validated
+    if (
+        type(query) is np.ndarray and query.ndim == 1 and query.dtype.kind == "f"
+    ):  # which need not be validated
         return copy_with(_NEAREST, {"nearest": query.tolist()})
     return QdrantClient._resolve_query(query)
 
@@ -82,7 +88,11 @@ def resolve(query: Any) -> Any:
 def resolve_prefetches(client: Any, collection: str, prefetches: Any) -> Any:
     """`prefetches` of groups in `collection` as `client` takes them: in local mode up to 1.18 with vectors in the place
     of ids."""
-    return client._client._resolve_prefetches_input(prefetches, collection) if is_local(client) else prefetches
+    return (
+        client._client._resolve_prefetches_input(prefetches, collection)
+        if is_local(client)
+        else prefetches
+    )
 
 
 UNREADABLE = (AttributeError, TypeError, ValueError)
@@ -90,14 +100,20 @@ UNREADABLE = (AttributeError, TypeError, ValueError)
 the client's own to refuse."""
 
 
-def read_points(client: QdrantClient | AsyncQdrantClient, points: Any) -> list[models.PointStruct]:
+def read_points(
+    client: QdrantClient | AsyncQdrantClient, points: Any
+) -> list[models.PointStruct]:
     """`points` one by one, with their documents embedded, as far as `upsert` of `client` takes them: local mode
     whatever has an id, a vector and a payload; a client by gRPC its messages, too; one by REST dicts as well."""
     if isinstance(points, models.Batch):
         return embed(client, structs_of(points))
     messages = _speaks_grpc(client) and isinstance(points, Collection)
-    if not isinstance(points, list) and not (messages and all(isinstance(point, grpc.PointStruct) for point in points)):
-        raise TypeError(f"expected a Batch or a list of points, got {type(points).__name__}")
+    if not isinstance(points, list) and not (
+        messages and all(isinstance(point, grpc.PointStruct) for point in points)
+    ):
+        raise TypeError(
+            f"expected a Batch or a list of points, got {type(points).__name__}"
+        )
 
     def read(point: Any) -> models.PointStruct:
         if isinstance(point, models.PointStruct):
@@ -117,7 +133,10 @@ def structs_of(batch: models.Batch) -> list[models.PointStruct]:
     """The points of `batch`. Raises ValueError where it has not as many of each: that is the client's own to refuse."""
     vectors: Any = batch.vectors
     if isinstance(vectors, dict):
-        vectors = [dict(zip(vectors, row, strict=True)) for row in zip(*vectors.values(), strict=True)]
+        vectors = [
+            dict(zip(vectors, row, strict=True))
+            for row in zip(*vectors.values(), strict=True)
+        ]
     payloads = [None] * len(batch.ids) if batch.payloads is None else batch.payloads
     return [
         models.PointStruct.model_construct(id=key, vector=vector, payload=payload)
@@ -127,15 +146,22 @@ def structs_of(batch: models.Batch) -> list[models.PointStruct]:
 
 def as_struct(point: Any) -> models.PointStruct:
     """Whatever has an id, a vector and a payload as a structure: an upload takes nothing else."""
-    return models.PointStruct.model_construct(id=point.id, vector=point.vector, payload=point.payload)
+    return models.PointStruct.model_construct(
+        id=point.id, vector=point.vector, payload=point.payload
+    )
 
 
-def read_updates(client: QdrantClient | AsyncQdrantClient, points: Any) -> list[models.PointVectors]:
+def read_updates(
+    client: QdrantClient | AsyncQdrantClient, points: Any
+) -> list[models.PointVectors]:
     """`points`, with their documents embedded, as far as `update_vectors` of `client` takes them: whatever has an id
     and a vector; by REST nothing but structures and dicts."""
     updates = _as_list(client, points)
     if is_local(client) or _speaks_grpc(client):
-        updates = [models.PointVectors.model_construct(id=point.id, vector=point.vector) for point in updates]
+        updates = [
+            models.PointVectors.model_construct(id=point.id, vector=point.vector)
+            for point in updates
+        ]
     else:
         updates = models.UpdateVectors(points=updates).points
     if not all(isinstance(update.id, (int, str, UUID)) for update in updates):
@@ -143,7 +169,9 @@ def read_updates(client: QdrantClient | AsyncQdrantClient, points: Any) -> list[
     return embed(client, updates)
 
 
-def read_operations(client: QdrantClient | AsyncQdrantClient, operations: Any) -> list[models.UpdateOperation]:
+def read_operations(
+    client: QdrantClient | AsyncQdrantClient, operations: Any
+) -> list[models.UpdateOperation]:
     """`operations`, with their documents embedded and batches as points one by one, as far as `batch_update_points` of
     `client` takes them: by REST also dicts. By gRPC and in local mode what is no operation stays where it is: local
     mode does those before it."""
@@ -158,9 +186,13 @@ def _one_by_one(operation: models.UpdateOperation) -> models.UpdateOperation:
     upsert = getattr(operation, "upsert", None)
     if not isinstance(upsert, models.PointsBatch):
         return operation
-    options = {name: value for name, value in upsert.__dict__.items() if name != "batch"}
+    options = {
+        name: value for name, value in upsert.__dict__.items() if name != "batch"
+    }
     try:
-        points = models.PointsList.model_construct(points=structs_of(upsert.batch), **options)
+        points = models.PointsList.model_construct(
+            points=structs_of(upsert.batch), **options
+        )
     except UNREADABLE:
         return operation
     return models.UpsertOperation(upsert=points)
@@ -181,11 +213,18 @@ def read_rows(vectors: Any, ids: Any, payload: Any) -> Iterator[models.PointStru
     """
     if isinstance(vectors, dict):
         counts = {column.shape[0] for column in vectors.values()}
-        if len(counts) != 1 or not any(isinstance(column, np.ndarray) for column in vectors.values()):
+        if len(counts) != 1 or not any(
+            isinstance(column, np.ndarray) for column in vectors.values()
+        ):
             raise ValueError("expected arrays of one length")
-        vectors = [dict(zip(vectors, row, strict=True)) for row in zip(*vectors.values(), strict=True)]
+        vectors = [
+            dict(zip(vectors, row, strict=True))
+            for row in zip(*vectors.values(), strict=True)
+        ]
     checks: Any = client_module
-    count = checks.vectors_length(vectors) if hasattr(checks, "require_length") else None
+    count = (
+        checks.vectors_length(vectors) if hasattr(checks, "require_length") else None
+    )
     if count is not None:
         ids = checks.require_length(ids, count, "ids")
         payload = checks.require_length(payload, count, "payload")
@@ -196,7 +235,9 @@ def read_rows(vectors: Any, ids: Any, payload: Any) -> Iterator[models.PointStru
         itertools.repeat(None) if payload is None else payload,
     )
     return (
-        models.PointStruct.model_construct(id=key, vector=_without_arrays(vector), payload=row)
+        models.PointStruct.model_construct(
+            id=key, vector=_without_arrays(vector), payload=row
+        )
         for vector, key, row in zip(*columns, strict=False)
     )
 
@@ -208,9 +249,15 @@ def _without_arrays(vector: Any) -> Any:
     return vector.tolist() if isinstance(vector, np.ndarray) else vector
 
 
-def embed(client: QdrantClient | AsyncQdrantClient, items: list[Any], is_query: bool = False) -> list[Any]:
+def embed(
+    client: QdrantClient | AsyncQdrantClient, items: list[Any], is_query: bool = False
+) -> list[Any]:
     """`items` with their documents embedded as `client` would do it; they are requests if `is_query`, else points or
     vectors or operations."""
     if client.cloud_inference or not client._inference_inspector.inspect(items):
         return items
-    return list(client._embed_models(items, is_query=is_query, batch_size=client.local_inference_batch_size))
+    return list(
+        client._embed_models(
+            items, is_query=is_query, batch_size=client.local_inference_batch_size
+        )
+    )

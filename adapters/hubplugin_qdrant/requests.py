@@ -81,22 +81,31 @@ def as_request(arguments: Arguments) -> models.QueryRequest:
     fields = {"query": resolve(arguments.get("query"))}
     for name, value in arguments.items():
         if name in _FIELDS and name != "query":
-            fields[_FIELDS[name]] = to_rest(value) if isinstance(value, _CONVERTED) else value
+            fields[_FIELDS[name]] = (
+                to_rest(value) if isinstance(value, _CONVERTED) else value
+            )
     for name in ("limit", "offset"):
         if isinstance(value := fields.get(name), (float, np.floating)):
             if not value.is_integer():
                 raise InputError(f"{name}={value!r}: expected a whole number")
             fields[name] = int(value)
     prefetch = fields.get("prefetch")
-    if dict in map(type, fields.values()) or (isinstance(prefetch, list) and dict in map(type, prefetch)):
+    if dict in map(type, fields.values()) or (
+        isinstance(prefetch, list) and dict in map(type, prefetch)
+    ):
         return models.QueryRequest.model_validate({**_DEFAULTS.__dict__, **fields})
     return copy_with(_DEFAULTS, fields)
 
 
 def as_requests(requests: Iterable[Any]) -> list[models.QueryRequest]:
     """The `requests` of `query_batch_points`, as the plain client understands them."""
-    structs = [models.QueryRequest.model_validate(r) if isinstance(r, dict) else r for r in requests]
-    return [copy_with(request, {"query": resolve(request.query)}) for request in structs]
+    structs = [
+        models.QueryRequest.model_validate(r) if isinstance(r, dict) else r
+        for r in requests
+    ]
+    return [
+        copy_with(request, {"query": resolve(request.query)}) for request in structs
+    ]
 
 
 def to_rest(value: object) -> Any:
@@ -132,14 +141,18 @@ def nearest(query: object) -> Any:
     return query.nearest if isinstance(query, models.NearestQuery) else query
 
 
-def version_for(query: object, using: str | None, manifest: QdrantManifest) -> QdrantVersion | None:
+def version_for(
+    query: object, using: str | None, manifest: QdrantManifest
+) -> QdrantVersion | None:
     """The active version of `manifest` for what `query` searches, if it is a plain nearest query on `using`, a
     corrected vector."""
     version = manifest.active.get(using or "")
     if query is None or version is None or not is_nearest(query):
         return None
     target = nearest(query)
-    if version.storage == "payload" or (isinstance(target, list) and len(target) == version.dim):
+    if version.storage == "payload" or (
+        isinstance(target, list) and len(target) == version.dim
+    ):
         return version
     if isinstance(target, EMBEDDED):
         raise InputError(
@@ -155,7 +168,9 @@ def is_nearest(query: object) -> bool:
     if isinstance(query, models.NearestQuery):
         return getattr(query, "mmr", None) is None and is_nearest(query.nearest)
     if isinstance(query, list):
-        return not query or (not isinstance(query[0], list) and math.hypot(*query) < LARGEST)
+        return not query or (
+            not isinstance(query[0], list) and math.hypot(*query) < LARGEST
+        )
     return isinstance(query, (int, str, UUID, *EMBEDDED))
 
 
@@ -177,7 +192,9 @@ def _all_but(key: str) -> models.PayloadSelectorExclude:
     return models.PayloadSelectorExclude(exclude=[key])
 
 
-def hide_vectors(vector: models.VectorStructOutput | None, names: tuple[str, ...]) -> Any:
+def hide_vectors(
+    vector: models.VectorStructOutput | None, names: tuple[str, ...]
+) -> Any:
     """The vectors of a point, `vector`, without the augmented ones, which are called `names`."""
     if not isinstance(vector, dict):
         return vector
@@ -191,17 +208,23 @@ def has_vector(name: str) -> models.HasVectorCondition:
 
 def nothing() -> models.FilterSelector:
     """No point, in any shard: to delete it ends when all that was sent before is done."""
-    return models.FilterSelector(filter=models.Filter(must=models.HasIdCondition(has_id=[str(uuid4())])))
+    return models.FilterSelector(
+        filter=models.Filter(must=models.HasIdCondition(has_id=[str(uuid4())]))
+    )
 
 
 def lacks_augmented_vector(version: QdrantVersion) -> models.Filter:
     """The points that have the vector of `version`, and no augmented one."""
-    return models.Filter(must=has_vector(version.vector), must_not=has_vector(version.augmented_vector))
+    return models.Filter(
+        must=has_vector(version.vector), must_not=has_vector(version.augmented_vector)
+    )
 
 
 def has_offset(version: QdrantVersion) -> models.Filter:
     """The points that have an offset of `version` in their payload."""
-    return models.Filter(must_not=models.IsEmptyCondition(is_empty=models.PayloadField(key=version.key)))
+    return models.Filter(
+        must_not=models.IsEmptyCondition(is_empty=models.PayloadField(key=version.key))
+    )
 
 
 def selector_fields(points: object, shard_key: ShardKey) -> dict[str, Any]:
@@ -210,13 +233,24 @@ def selector_fields(points: object, shard_key: ShardKey) -> dict[str, Any]:
     if isinstance(points, grpc.PointsSelector):
         points = GrpcToRest.convert_points_selector(points)
     if isinstance(points, (models.FilterSelector, models.PointIdsList)):
-        fields = {name: value for name, value in points.__dict__.items() if name in ("filter", "points")}
-        return fields | {"shard_key": shard_key if shard_key is not None else points.shard_key}
+        fields = {
+            name: value
+            for name, value in points.__dict__.items()
+            if name in ("filter", "points")
+        }
+        return fields | {
+            "shard_key": shard_key if shard_key is not None else points.shard_key
+        }
     if isinstance(points, (models.Filter, grpc.Filter)):
         return {"filter": to_rest(points), "shard_key": shard_key}
     if not isinstance(points, (list, tuple)):
-        raise TypeError(f"expected ids, a Filter or a PointsSelector, got {type(points).__name__}")
-    ids = [GrpcToRest.convert_point_id(point) if isinstance(point, grpc.PointId) else point for point in points]
+        raise TypeError(
+            f"expected ids, a Filter or a PointsSelector, got {type(points).__name__}"
+        )
+    ids = [
+        GrpcToRest.convert_point_id(point) if isinstance(point, grpc.PointId) else point
+        for point in points
+    ]
     return {"points": ids, "shard_key": shard_key}
 
 
@@ -232,7 +266,9 @@ def _sum_with_key(key: str, metric: Metric, length: float) -> models.FormulaQuer
     the mapped query, by which scores are multiplied."""
     similarity: models.Expression = "$score"
     if metric is Metric.EUCLIDEAN:
-        similarity = models.MultExpression.model_construct(mult=[-0.5, "$score", "$score"])
+        similarity = models.MultExpression.model_construct(
+            mult=[-0.5, "$score", "$score"]
+        )
     elif length != 1.0:
         similarity = models.MultExpression.model_construct(mult=[length, "$score"])
     total = models.SumExpression.model_construct(sum=[similarity, key])
@@ -240,19 +276,33 @@ def _sum_with_key(key: str, metric: Metric, length: float) -> models.FormulaQuer
 
 
 @lru_cache
-def _sum_by_either_vector(metric: Metric, ceiling: float, augmented_vector: str) -> models.FormulaQuery:
+def _sum_by_either_vector(
+    metric: Metric, ceiling: float, augmented_vector: str
+) -> models.FormulaQuery:
     """The corrected similarity of a point by its augmented vector, `$score[0]`, or, if it lacks that one, by its own,
     `$score[1]`. A re-scoring lists a point by both.
 
     A point that has an augmented vector and is not among those listed by it is worse than all of these.
     """
-    has, lacks = models.Filter(must=has_vector(augmented_vector)), models.Filter(must_not=has_vector(augmented_vector))
+    has, lacks = (
+        models.Filter(must=has_vector(augmented_vector)),
+        models.Filter(must_not=has_vector(augmented_vector)),
+    )
     terms: list[list[Any]] = [["$score[0]", has], ["$score[1]", lacks]]
     if metric is Metric.EUCLIDEAN:
-        terms = [[-0.5, "$score[0]", *terms[0]], [ceiling, has], [-0.5, "$score[1]", *terms[1]]]
+        terms = [
+            [-0.5, "$score[0]", *terms[0]],
+            [ceiling, has],
+            [-0.5, "$score[1]", *terms[1]],
+        ]
     return models.FormulaQuery(
-        formula=models.SumExpression(sum=[models.MultExpression(mult=term) for term in terms]),
-        defaults={"$score[0]": UNLISTED if metric is Metric.EUCLIDEAN else -UNLISTED, "$score[1]": 0.0},
+        formula=models.SumExpression(
+            sum=[models.MultExpression(mult=term) for term in terms]
+        ),
+        defaults={
+            "$score[0]": UNLISTED if metric is Metric.EUCLIDEAN else -UNLISTED,
+            "$score[1]": 0.0,
+        },
     )
 
 
@@ -287,23 +337,39 @@ SERVER_LIMIT = 10
 def _correct(node: Node, manifest: QdrantManifest) -> tuple[dict[str, Any], Finish]:
     """The fields of `node` that change, and how it is finished."""
     children = prefetches_of(node) if node.prefetch else []
-    prefetches = [copy_with(child, _correct(child, manifest)[0]) for child in children] if children else []
+    prefetches = (
+        [copy_with(child, _correct(child, manifest)[0]) for child in children]
+        if children
+        else []
+    )
     version = version_for(node.query, node.using, manifest)
     if version is None:
         query = map_examples(node.query, node.using, manifest)
-        return {"prefetch": prefetches or None, "query": _over_distances(query, children, manifest)}, None
+        return {
+            "prefetch": prefetches or None,
+            "query": _over_distances(query, children, manifest),
+        }, None
     if version.everywhere and version.metric is not Metric.EUCLIDEAN:
         return _augment(node, prefetches, version), None
-    results = (node.limit or SERVER_LIMIT) + (getattr(node, "offset", None) or 0)  # that are needed, from the first on
+    results = (node.limit or SERVER_LIMIT) + (
+        getattr(node, "offset", None) or 0
+    )  # that are needed, from the first on
     if version.storage == "vector":
         candidates = _by_augmented_vector(node, prefetches, results, version)
-        query = _sum_by_either_vector(version.metric, version.ceiling, version.augmented_vector)
+        query = _sum_by_either_vector(
+            version.metric, version.ceiling, version.augmented_vector
+        )
     else:
         candidates, length = _by_raw_score(node, prefetches, results, version)
         query = _sum_with_key(version.key, version.metric, length)
     threshold = similarity_threshold(node.score_threshold, version.metric)
     left_to_candidates = {"using": None, "filter": None, "lookup_from": None}
-    fields = {"prefetch": candidates, "query": query, "score_threshold": threshold, **left_to_candidates}
+    fields = {
+        "prefetch": candidates,
+        "query": query,
+        "score_threshold": threshold,
+        **left_to_candidates,
+    }
     return fields, _finisher(version.metric, threshold)
 
 
@@ -312,15 +378,24 @@ def _finisher(metric: Metric, threshold: float | None) -> Finish:
 
     threshold: on the corrected similarity. A server holds a formula to it from 1.17 on; older ones ignore it.
     """
-    is_distance, least = metric is Metric.EUCLIDEAN, np.float32(-np.inf if threshold is None else threshold)
+    is_distance, least = (
+        metric is Metric.EUCLIDEAN,
+        np.float32(-np.inf if threshold is None else threshold),
+    )
 
     def finish(points: Points) -> Points:
         points = [point for point in points if np.float32(point.score) >= least]
         if not is_distance:
             return points
         # sqrt(distance^2 - 2 offset), negative where the square is. In local mode one object may be in several groups.
-        scores = [math.copysign(math.sqrt(2.0 * abs(point.score)), -point.score) for point in points]
-        return [copy_with(point, {"score": score}) for point, score in zip(points, scores, strict=True)]
+        scores = [
+            math.copysign(math.sqrt(2.0 * abs(point.score)), -point.score)
+            for point in points
+        ]
+        return [
+            copy_with(point, {"score": score})
+            for point, score in zip(points, scores, strict=True)
+        ]
 
     return finish if is_distance or threshold is not None else None
 
@@ -340,11 +415,16 @@ def _by_raw_score(
     among; and by what the scores of these are multiplied."""
     params = node.params
     codes = params.quantization if params is not None else None
-    exact = params is not None and (params.exact is True or (codes is not None and codes.ignore is True))
+    exact = params is not None and (
+        params.exact is True or (codes is not None and codes.ignore is True)
+    )
     limit = version.candidates(results, exact)
     limit = _over_all(prefetches, limit, version) if prefetches else limit
     # Local mode up to 1.19.0 takes no bare id in a prefetch.
-    query, length = node.query if isinstance(node.query, list) else resolve(node.query), 1.0
+    query, length = (
+        node.query if isinstance(node.query, list) else resolve(node.query),
+        1.0,
+    )
     if version.mapped:
         target = nearest(query)
         if isinstance(target, EMBEDDED):
@@ -363,7 +443,9 @@ def _by_raw_score(
     return [candidates], length
 
 
-def _over_all(prefetches: list[models.Prefetch], limit: int, version: QdrantVersion) -> int:
+def _over_all(
+    prefetches: list[models.Prefetch], limit: int, version: QdrantVersion
+) -> int:
     """`limit`, or as many as `prefetches` give: a re-scoring ranks what it is given, so all of that is candidates."""
     limit = max(limit, sum(child.limit or SERVER_LIMIT for child in prefetches))
     return min(limit, version.max_candidates or limit)
@@ -376,11 +458,19 @@ def _by_augmented_vector(
 
     Over prefetches both list all that these give: a filter for the lacking would change what these find.
     """
-    limit = results if version.everywhere or not prefetches else _over_all(prefetches, results, version)
-    augmented = _prefetch(filter=node.filter, limit=limit, **_augment(node, prefetches, version))
+    limit = (
+        results
+        if version.everywhere or not prefetches
+        else _over_all(prefetches, results, version)
+    )
+    augmented = _prefetch(
+        filter=node.filter, limit=limit, **_augment(node, prefetches, version)
+    )
     if version.everywhere:
         return [augmented]
-    lacking = models.Filter(must=node.filter, must_not=has_vector(version.augmented_vector))
+    lacking = models.Filter(
+        must=node.filter, must_not=has_vector(version.augmented_vector)
+    )
     plain = _prefetch(
         query=node.query,
         using=node.using,
@@ -396,7 +486,9 @@ _SEARCH_PARAMS = models.SearchParams()
 _FULL_VECTORS = models.QuantizationSearchParams(ignore=True)
 
 
-def _augment(node: Node, prefetches: list[models.Prefetch], version: QdrantVersion) -> dict[str, Any]:
+def _augment(
+    node: Node, prefetches: list[models.Prefetch], version: QdrantVersion
+) -> dict[str, Any]:
     """The query of `node` in d + 1 dimensions, [q, 1] or, under Euclidean distance, [q, 0]: where it goes, over what,
     and how. The last component is unlike the others, so that codes made for those lose it."""
     query, params = nearest(node.query), node.params
@@ -414,12 +506,18 @@ def _augment(node: Node, prefetches: list[models.Prefetch], version: QdrantVersi
     }
 
 
-def _over_distances(query: object, children: list[models.Prefetch], manifest: QdrantManifest) -> Any:
+def _over_distances(
+    query: object, children: list[models.Prefetch], manifest: QdrantManifest
+) -> Any:
     """`query`; in a user's formula, what `children` yield as similarities now is made the distances that they were."""
     if not isinstance(query, models.FormulaQuery):
         return query
     versions = [version_for(child.query, child.using, manifest) for child in children]
-    names = {f"$score[{n}]" for n, v in enumerate(versions) if v is not None and v.metric is Metric.EUCLIDEAN}
+    names = {
+        f"$score[{n}]"
+        for n, v in enumerate(versions)
+        if v is not None and v.metric is Metric.EUCLIDEAN
+    }
     if not names:
         return query
     if "$score[0]" in names:
@@ -428,7 +526,9 @@ def _over_distances(query: object, children: list[models.Prefetch], manifest: Qd
         name: similarity_threshold(value, Metric.EUCLIDEAN) if name in names else value
         for name, value in (query.defaults or {}).items()
     }
-    return models.FormulaQuery.model_construct(formula=_as_distances(query.formula, names), defaults=defaults)
+    return models.FormulaQuery.model_construct(
+        formula=_as_distances(query.formula, names), defaults=defaults
+    )
 
 
 def _as_distances(expression: models.Expression, names: set[str]) -> models.Expression:
@@ -436,18 +536,29 @@ def _as_distances(expression: models.Expression, names: set[str]) -> models.Expr
     if isinstance(expression, str) and expression in names:
         square = models.MultExpression(mult=[-2.0, expression])
         root = models.SqrtExpression(sqrt=models.AbsExpression(abs=square))
-        return models.DivExpression(div=models.DivParams(left=square, right=root, by_zero_default=0.0))
+        return models.DivExpression(
+            div=models.DivParams(left=square, right=root, by_zero_default=0.0)
+        )
     if isinstance(expression, list):
         return [_as_distances(part, names) for part in expression]
     if not isinstance(expression, BaseModel) or isinstance(expression, models.Filter):
         return expression
-    parts = {name: _as_distances(getattr(expression, name), names) for name in type(expression).model_fields}
+    parts = {
+        name: _as_distances(getattr(expression, name), names)
+        for name in type(expression).model_fields
+    }
     return expression.model_copy(update=parts)
 
 
 WITH_EXAMPLES = tuple(
     getattr(models, name)
-    for name in ("NearestQuery", "RecommendQuery", "DiscoverQuery", "ContextQuery", "RelevanceFeedbackQuery")
+    for name in (
+        "NearestQuery",
+        "RecommendQuery",
+        "DiscoverQuery",
+        "ContextQuery",
+        "RelevanceFeedbackQuery",
+    )
     if hasattr(models, name)  # qdrant-client 1.18 lacks the last
 )
 """Queries that hold vectors, which a query map maps."""
@@ -472,7 +583,11 @@ def map_query(query: list[float], version: QdrantVersion) -> tuple[list[float], 
         return version.map(vector).tolist(), 1.0
     square = float(vector @ vector)
     if not abs(square - 1.0) < UNIT:
-        vector = vector / math.sqrt(square) if SMALL < square < 1 / SMALL else as_float32(as_unit(query))
+        vector = (
+            vector / math.sqrt(square)
+            if SMALL < square < 1 / SMALL
+            else as_float32(as_unit(query))
+        )
     mapped = version.map(vector)
     return mapped.tolist(), math.sqrt(float(mapped @ mapped))
 
@@ -486,7 +601,12 @@ def map_examples(query: Any, using: str | None, manifest: QdrantManifest) -> Any
     """A `query` that is not corrected, with the vectors in it mapped where `manifest` has clients map those of
     `using`."""
     version = manifest.active.get(using or "")
-    if version is None or not version.mapped or version.storage == "vector" or not isinstance(query, WITH_EXAMPLES):
+    if (
+        version is None
+        or not version.mapped
+        or version.storage == "vector"
+        or not isinstance(query, WITH_EXAMPLES)
+    ):
         return query
     return _map_within(query, version.map)
 
@@ -502,7 +622,10 @@ def _map_within(part: Any, query_map: QueryMap) -> Any:
         raise unmappable(part)
     if not isinstance(part, BaseModel) or isinstance(part, models.SparseVector):
         return part
-    return copy_with(part, {name: _map_within(value, query_map) for name, value in part.__dict__.items()})
+    return copy_with(
+        part,
+        {name: _map_within(value, query_map) for name, value in part.__dict__.items()},
+    )
 
 
 def unmappable(document: object) -> InputError:

@@ -23,7 +23,12 @@ from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.calls import Call, Operation
 from hubplugin_qdrant.manifest import KEY, QdrantManifest
-from hubplugin_qdrant.metadata import CachedManifest, CorrectionCache, OnState, retry_on_conflict
+from hubplugin_qdrant.metadata import (
+    CachedManifest,
+    CorrectionCache,
+    OnState,
+    retry_on_conflict,
+)
 from hubplugin_qdrant.plain_client import Arguments
 from hubplugin_qdrant.requests import (
     Finish,
@@ -51,18 +56,30 @@ class Reference:
 def references(node: Node, manifest: QdrantManifest, searched: str) -> set[Reference]:
     """The points in the tree of `node`, a request to `searched`, whose vectors must be known to rewrite it by
     `manifest`."""
-    return {point for part in nodes(node) if (point := _reference(part, manifest, searched)) is not None}
+    return {
+        point
+        for part in nodes(node)
+        if (point := _reference(part, manifest, searched)) is not None
+    }
 
 
 def _reference(node: Node, manifest: QdrantManifest, searched: str) -> Reference | None:
     version = manifest.active.get(node.using or "")
     query = nearest(node.query)
-    if version is None or version.storage != "vector" or not isinstance(query, (int, str, UUID)):
+    if (
+        version is None
+        or version.storage != "vector"
+        or not isinstance(query, (int, str, UUID))
+    ):
         return None
     point, place = query if isinstance(query, int) else str(query), node.lookup_from
     if place is None:
         return Reference(point, None, version.vector)
-    return Reference(point, None if place.collection == searched else place.collection, place.vector or version.vector)
+    return Reference(
+        point,
+        None if place.collection == searched else place.collection,
+        place.vector or version.vector,
+    )
 
 
 def nodes(node: Node) -> Iterator[Node]:
@@ -109,10 +126,14 @@ def dereference(
     whole: models.QueryRequest = replace(request)
     if not points or not by_server:
         return whole
-    return whole.model_copy(update={"filter": _without(dict.fromkeys(points), whole.filter)})
+    return whole.model_copy(
+        update={"filter": _without(dict.fromkeys(points), whole.filter)}
+    )
 
 
-def _without(points: Iterable[int | str], condition: models.Filter | None) -> models.Filter:
+def _without(
+    points: Iterable[int | str], condition: models.Filter | None
+) -> models.Filter:
     """What meets the `condition`, but for these `points`."""
     others = models.Filter(must_not=[models.HasIdCondition(has_id=list(points))])
     return others if condition is None else models.Filter(must=[condition, others])
@@ -122,12 +143,16 @@ def record(operation: OnState) -> OnState:
     """`operation`, a search, whose queries are recorded once it has been answered."""
 
     @functools.wraps(operation)
-    def search(cache: CorrectionCache, cached: CachedManifest, arguments: Arguments) -> Operation[Any]:
+    def search(
+        cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
+    ) -> Operation[Any]:
         recorder = cache.recorder
         if recorder is None:
             return (yield from operation(cache, cached, arguments))
         text, document = None, nearest(arguments.get("query"))
-        if isinstance(document, models.Document):  # embedded here, so that its vector is known
+        if isinstance(
+            document, models.Document
+        ):  # embedded here, so that its vector is known
             (request,) = yield from cache.embed_queries([as_request(arguments)])
             text, arguments = document.text, arguments | {"query": request.query}
         answer = yield from operation(cache, cached, arguments)
@@ -149,7 +174,11 @@ def _keeps(recorder: Recorder, *names: str) -> bool:
 
 def _dense_queries(arguments: Arguments) -> Iterator[tuple[str, Any]]:
     """The dense vectors that are asked for the nearest of, each with the vector that it searches."""
-    requests = as_requests(arguments["requests"]) if "requests" in arguments else [as_request(arguments)]
+    requests = (
+        as_requests(arguments["requests"])
+        if "requests" in arguments
+        else [as_request(arguments)]
+    )
     for request in requests:
         for node in nodes(request):
             query = nearest(node.query)
@@ -157,7 +186,13 @@ def _dense_queries(arguments: Arguments) -> Iterator[tuple[str, Any]]:
                 yield node.using or "", query
 
 
-def click(cache: CorrectionCache, collection_name: str, query: Any, target: Any, using: str | None) -> Operation[None]:
+def click(
+    cache: CorrectionCache,
+    collection_name: str,
+    query: Any,
+    target: Any,
+    using: str | None,
+) -> Operation[None]:
     """Records a click beside the queries to a vector.
 
     Args:
@@ -169,10 +204,15 @@ def click(cache: CorrectionCache, collection_name: str, query: Any, target: Any,
     """
     recorder = cache.recorder
     if recorder is None:
-        raise InputError("this client records nothing: name a folder where it is made, ", Parameter("record"))
+        raise InputError(
+            "this client records nothing: name a folder where it is made, ",
+            Parameter("record"),
+        )
     try:
         if isinstance(query, models.Document):
-            (request,) = yield from cache.embed_queries([models.QueryRequest(query=query)])
+            (request,) = yield from cache.embed_queries(
+                [models.QueryRequest(query=query)]
+            )
             query = request.query
         cached = yield from cache.lookup(collection_name)
         if _keeps(recorder, collection_name, cached.collection):
@@ -183,10 +223,14 @@ def click(cache: CorrectionCache, collection_name: str, query: Any, target: Any,
 
 @retry_on_conflict
 @record
-def query_points(cache: CorrectionCache, cached: CachedManifest, arguments: Arguments) -> Operation[Any]:
+def query_points(
+    cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
+) -> Operation[Any]:
     finish = None
     if cached.manifest is not None:
-        ((request, finish),) = yield from rewrite_requests(cache, cached, [as_request(arguments)])
+        ((request, finish),) = yield from rewrite_requests(
+            cache, cached, [as_request(arguments)]
+        )
         arguments = as_arguments(arguments, request)
     response = yield Call(cache.raw.query_points, **arguments)
     yield from _hide_ours(cache, cached, response.points, arguments)
@@ -197,14 +241,22 @@ def query_points(cache: CorrectionCache, cached: CachedManifest, arguments: Argu
 
 @retry_on_conflict
 @record
-def query_batch_points(cache: CorrectionCache, cached: CachedManifest, arguments: Arguments) -> Operation[Any]:
-    rewritten: list[tuple[Any, Finish]] = [(request, None) for request in arguments["requests"]]
+def query_batch_points(
+    cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
+) -> Operation[Any]:
+    rewritten: list[tuple[Any, Finish]] = [
+        (request, None) for request in arguments["requests"]
+    ]
     if cached.manifest is not None:
-        rewritten = yield from rewrite_requests(cache, cached, as_requests(request for request, _ in rewritten))
+        rewritten = yield from rewrite_requests(
+            cache, cached, as_requests(request for request, _ in rewritten)
+        )
     arguments = arguments | {"requests": [request for request, _ in rewritten]}
     responses = yield Call(cache.raw.query_batch_points, **arguments)
     for response, (request, finish) in zip(responses, rewritten, strict=True):
-        vectors, payload = (getattr(request, name, None) for name in ("with_vector", "with_payload"))
+        vectors, payload = (
+            getattr(request, name, None) for name in ("with_vector", "with_payload")
+        )
         shown = {"with_vectors": vectors, "with_payload": payload}
         yield from _hide_ours(cache, cached, response.points, arguments | shown)
         if finish is not None:
@@ -214,20 +266,30 @@ def query_batch_points(cache: CorrectionCache, cached: CachedManifest, arguments
 
 @retry_on_conflict
 @record
-def query_points_groups(cache: CorrectionCache, cached: CachedManifest, arguments: Arguments) -> Operation[Any]:
+def query_points_groups(
+    cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
+) -> Operation[Any]:
     finish = None
-    if cached.manifest is not None:  # the server multiplies the candidates by the size of a group
-        ((request, finish),) = yield from rewrite_requests(cache, cached, [as_request(arguments)])
+    if (
+        cached.manifest is not None
+    ):  # the server multiplies the candidates by the size of a group
+        ((request, finish),) = yield from rewrite_requests(
+            cache, cached, [as_request(arguments)]
+        )
         arguments = as_arguments(arguments, request)
         arguments.pop("offset", None)
         name = arguments["collection_name"]
-        arguments["prefetch"] = plain_client.resolve_prefetches(cache.raw, name, arguments["prefetch"])
+        arguments["prefetch"] = plain_client.resolve_prefetches(
+            cache.raw, name, arguments["prefetch"]
+        )
     result = yield Call(cache.raw.query_points_groups, **arguments)
     if finish is not None:
         for group in result.groups:
             group.hits = finish(group.hits)
         result.groups = [group for group in result.groups if group.hits]
-    yield from _hide_ours(cache, cached, [hit for group in result.groups for hit in group.hits], arguments)
+    yield from _hide_ours(
+        cache, cached, [hit for group in result.groups for hit in group.hits], arguments
+    )
     yield from _hide_in_lookups(cache, arguments.get("with_lookup"), result)
     return result
 
@@ -248,34 +310,54 @@ def rewrite_requests(
         Each request, and how its answer is finished.
     """
     manifest, searched = cached.manifest or QdrantManifest(), cached.collection
-    is_simple = all(isinstance(nearest(request.query), list) and not request.prefetch for request in requests)
+    is_simple = all(
+        isinstance(nearest(request.query), list) and not request.prefetch
+        for request in requests
+    )
     if cached.needs_vectors and not is_simple:
         requests = yield from cache.embed_queries(requests)
         vectors: dict[Reference, list[float]] = {}
-        for reference in {point for request in requests for point in references(request, manifest, searched)}:
+        for reference in {
+            point
+            for request in requests
+            for point in references(request, manifest, searched)
+        }:
             place = reference.collection or searched
             records = yield Call(
-                cache.raw.retrieve, place, ids=[reference.point], with_payload=False, with_vectors=True
+                cache.raw.retrieve,
+                place,
+                ids=[reference.point],
+                with_payload=False,
+                with_vectors=True,
             )
             vector = records[0].vector if records else None
-            vector = vector.get(reference.vector) if isinstance(vector, dict) else vector
+            vector = (
+                vector.get(reference.vector) if isinstance(vector, dict) else vector
+            )
             if vector is not None:
                 vectors[reference] = vector
         by_server = not plain_client.is_local(cache.raw)
-        requests = [dereference(request, manifest, searched, vectors, by_server) for request in requests]
+        requests = [
+            dereference(request, manifest, searched, vectors, by_server)
+            for request in requests
+        ]
     return [rewrite(request, manifest, cached.offset_key) for request in requests]
 
 
 def retrieve(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     cached = yield from cache.lookup(arguments["collection_name"])
-    records = yield Call(cache.raw.retrieve, **_without_key(arguments, cached.offset_key))
+    records = yield Call(
+        cache.raw.retrieve, **_without_key(arguments, cached.offset_key)
+    )
     yield from _hide_ours(cache, cached, records, arguments)
     return records
 
 
 def scroll(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     cached = yield from cache.lookup(arguments["collection_name"])
-    records, next_offset = yield Call(cache.raw.scroll, **_without_key(arguments, cached.offset_key))
+    records, next_offset = yield Call(
+        cache.raw.scroll, **_without_key(arguments, cached.offset_key)
+    )
     yield from _hide_ours(cache, cached, records, arguments)
     return records, next_offset
 
@@ -284,7 +366,9 @@ def _without_key(arguments: Arguments, key: str | None) -> Arguments:
     """`arguments` that leave our `key` out; as they are where there is none."""
     if key is None:
         return arguments
-    return arguments | {"with_payload": hide_key(arguments.get("with_payload", True), key)}
+    return arguments | {
+        "with_payload": hide_key(arguments.get("with_payload", True), key)
+    }
 
 
 def _hide_ours(
@@ -296,34 +380,52 @@ def _hide_ours(
     """Takes our payload key and our vectors out of received `points`, unless the `arguments` ask for them by name."""
     every_vector = arguments.get("with_vectors") is True
     key, shown = cached.offset_key or KEY, set[str]()
-    every_key = isinstance(hide_key(arguments.get("with_payload", True), key), models.PayloadSelectorExclude)
+    every_key = isinstance(
+        hide_key(arguments.get("with_payload", True), key),
+        models.PayloadSelectorExclude,
+    )
     for point in points:
         if every_vector and isinstance(point.vector, dict):
             shown.update(point.vector)
         if every_key and key in (point.payload or ()):
             shown.add(key)
     if shown:
-        cached = yield from cache.lookup_shown(arguments["collection_name"], cached, shown)
+        cached = yield from cache.lookup_shown(
+            arguments["collection_name"], cached, shown
+        )
     if not shown or cached.manifest is None:
         return
     for point in points:
         if every_vector:
             point.vector = hide_vectors(point.vector, cached.augmented_vectors)
         if every_key and cached.offset_key is not None and point.payload:
-            point.payload = {name: value for name, value in point.payload.items() if name != cached.offset_key}
+            point.payload = {
+                name: value
+                for name, value in point.payload.items()
+                if name != cached.offset_key
+            }
 
 
-def _hide_in_lookups(cache: CorrectionCache, lookup: Any, result: models.GroupsResult) -> Operation[None]:
+def _hide_in_lookups(
+    cache: CorrectionCache, lookup: Any, result: models.GroupsResult
+) -> Operation[None]:
     """Takes what is ours out of the points that the groups of `result` were looked up as."""
     if lookup is None:
         return
     if isinstance(lookup, grpc.WithLookup):
         lookup = GrpcToRest.convert_with_lookup(lookup)
     elif not isinstance(lookup, models.WithLookup):
-        lookup = models.WithLookup.model_validate({"collection": lookup} if isinstance(lookup, str) else lookup)
+        lookup = models.WithLookup.model_validate(
+            {"collection": lookup} if isinstance(lookup, str) else lookup
+        )
     cached = yield from cache.lookup(lookup.collection)
-    arguments = {"collection_name": lookup.collection, "with_vectors": lookup.with_vectors}
-    payload = {} if lookup.with_payload is None else {"with_payload": lookup.with_payload}
+    arguments = {
+        "collection_name": lookup.collection,
+        "with_vectors": lookup.with_vectors,
+    }
+    payload = (
+        {} if lookup.with_payload is None else {"with_payload": lookup.with_payload}
+    )
     points = [group.lookup for group in result.groups if group.lookup is not None]
     yield from _hide_ours(cache, cached, points, arguments | payload)
 
@@ -331,8 +433,12 @@ def _hide_in_lookups(cache: CorrectionCache, lookup: Any, result: models.GroupsR
 def get_collections(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     """The answer of the client of `cache` to `arguments`, without the metadata collections."""
     response = yield Call(cache.raw.get_collections, **arguments)
-    ours = {m.metadata_collection(collection.name) for collection in response.collections}
-    theirs = [collection for collection in response.collections if collection.name not in ours]
+    ours = {
+        m.metadata_collection(collection.name) for collection in response.collections
+    }
+    theirs = [
+        collection for collection in response.collections if collection.name not in ours
+    ]
     return response.model_copy(update={"collections": theirs})
 
 
@@ -343,11 +449,19 @@ def get_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[An
     info = yield Call(cache.raw.get_collection, **arguments)
     vectors, schema = info.config.params.vectors, info.payload_schema or {}
     keys = {path.partition(".")[0] for path in schema}
-    cached = yield from cache.lookup_shown(name, cached, {*keys, *(vectors if isinstance(vectors, dict) else ())})
+    cached = yield from cache.lookup_shown(
+        name, cached, {*keys, *(vectors if isinstance(vectors, dict) else ())}
+    )
     if cached.manifest is None:
         return info
-    schema = {path: index for path, index in schema.items() if path.partition(".")[0] != cached.offset_key}
+    schema = {
+        path: index
+        for path, index in schema.items()
+        if path.partition(".")[0] != cached.offset_key
+    }
     # As they are shown where no augmented vector has ever been beside them.
-    params = info.config.params.model_copy(update={"vectors": hide_vectors(vectors, cached.augmented_vectors)})
+    params = info.config.params.model_copy(
+        update={"vectors": hide_vectors(vectors, cached.augmented_vectors)}
+    )
     config = info.config.model_copy(update={"params": params})
     return info.model_copy(update={"payload_schema": schema, "config": config})

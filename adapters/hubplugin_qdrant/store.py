@@ -22,7 +22,16 @@ from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.recording import folder_within
-from hubplugin.store import Batch, Explanation, Found, Hits, Id, Share, Writing, require_room
+from hubplugin.store import (
+    Batch,
+    Explanation,
+    Found,
+    Hits,
+    Id,
+    Share,
+    Writing,
+    require_room,
+)
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import explanation, metadata, plain_client, searches
 from hubplugin_qdrant import manifest as m
@@ -57,9 +66,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     """The vector `vector` of a collection, with its offsets as `storage`; see `open_store`, which makes it."""
 
     shared = True
-    how_to_record = (
-        "search through HubQdrantClient(..., record=FOLDER), and name the folder behind this store: ?record=FOLDER"
-    )
+    how_to_record = "search through HubQdrantClient(..., record=FOLDER), and name the folder behind this store: ?record=FOLDER"
 
     def __init__(
         self,
@@ -73,38 +80,67 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         url: str = "",
         record: str | os.PathLike[str] | None = None,
     ):
-        is_name = isinstance(offset_key, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", offset_key)
+        is_name = isinstance(offset_key, str) and re.fullmatch(
+            r"[A-Za-z_][A-Za-z0-9_]*", offset_key
+        )
         if offset_key is not None and not is_name:
-            raise InputError(Parameter("offset_key", offset_key), ": expected a name of letters, digits and _")
+            raise InputError(
+                Parameter("offset_key", offset_key),
+                ": expected a name of letters, digits and _",
+            )
         self._agreement, self.offset_key = agreement, offset_key
         self.client = require_client(client, QdrantClient)
         if not isinstance(collection, str):
-            raise InputError(f"collection must be a name, not {type(collection).__name__}; the client comes before it")
+            raise InputError(
+                f"collection must be a name, not {type(collection).__name__}; the client comes before it"
+            )
         if agreement is not None and not 0 < agreement <= 1:
-            raise InputError(f"agreement={agreement!r}: it is a share of the raw recall, above 0 and at most 1")
+            raise InputError(
+                f"agreement={agreement!r}: it is a share of the raw recall, above 0 and at most 1"
+            )
         if offset_key is not None and storage == "vector":
-            key, vector_storage = Parameter("offset_key", offset_key), Parameter("storage", "vector")
-            raise InputError(key, " is for offsets in payloads; ", vector_storage, " has none")
+            key, vector_storage = (
+                Parameter("offset_key", offset_key),
+                Parameter("storage", "vector"),
+            )
+            raise InputError(
+                key, " is for offsets in payloads; ", vector_storage, " has none"
+            )
         self.url = url or f"qdrant collection {collection!r}"
         self._condition: models.Filter | None = None
         with one_line(self.url, "opening", collection):
             self.collection = run(metadata.real_name(self.client, collection))
-            self.transport = QdrantTransport(self.client, self.collection, self.url, collection)
+            self.transport = QdrantTransport(
+                self.client, self.collection, self.url, collection
+            )
             manifest = run(metadata.read_manifest(self.client, self.collection))
-        self.vector, parameters = find_vector(self.url, self.transport.info, vector or "", manifest)
+        self.vector, parameters = find_vector(
+            self.url, self.transport.info, vector or "", manifest
+        )
         self.dim = self.transport.dim = parameters.size
         in_vector = VectorSchema(self.transport, self.vector, parameters)
         in_payload = PayloadSchema(self.transport, self.vector, parameters)
-        self.schemas: dict[Storage, Schema] = {"vector": in_vector, "payload": in_payload}
+        self.schemas: dict[Storage, Schema] = {
+            "vector": in_vector,
+            "payload": in_payload,
+        }
         self.metric = in_payload.metric
         self.maps_queries = self.metric is not Metric.EUCLIDEAN
         self.storage, self._choice = choose_storage(in_vector, storage, manifest)
-        self.record = None if record is None else folder_within(record, self.collection, self.vector)
+        self.record = (
+            None
+            if record is None
+            else folder_within(record, self.collection, self.vector)
+        )
 
-    def _run(self, doing: str, operation: Callable[..., Operation[Answer]], *args: object) -> Answer:
+    def _run(
+        self, doing: str, operation: Callable[..., Operation[Answer]], *args: object
+    ) -> Answer:
         """What `operation` returns; made again while the server is away."""
         with self.transport.one_line(doing):
-            return self.transport.retry(lambda: run(operation(self.client, self.collection, *args)))
+            return self.transport.retry(
+                lambda: run(operation(self.client, self.collection, *args))
+            )
 
     def read_manifest(self) -> QdrantManifest:
         return self._run("reading the manifest", metadata.read_manifest)
@@ -121,8 +157,19 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         return self._run("looking for the manifest", metadata.exists)
 
     def new_version(self, model: OffsetModel, number: int) -> QdrantVersion:
-        where = {"offset_key": self.key_for(self.read_manifest())} if self.storage == "payload" else {}
-        return QdrantVersion.of(model, number, self.vector, storage=self.storage, parts=len(model.to_texts()), **where)
+        where = (
+            {"offset_key": self.key_for(self.read_manifest())}
+            if self.storage == "payload"
+            else {}
+        )
+        return QdrantVersion.of(
+            model,
+            number,
+            self.vector,
+            storage=self.storage,
+            parts=len(model.to_texts()),
+            **where,
+        )
 
     def read_model(self, version: QdrantVersion) -> OffsetModel:
         return self._run("reading the model", metadata.read_model, version)
@@ -136,7 +183,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def make_room(self, version: QdrantVersion) -> None:
         self.schemas[version.storage].prepare(version)
 
-    def delete_offsets(self, versions: Sequence[QdrantVersion], progress: Progress | None = None) -> None:
+    def delete_offsets(
+        self, versions: Sequence[QdrantVersion], progress: Progress | None = None
+    ) -> None:
         try:
             with self.transport.one_line("removing"):
                 self.transport.flush()
@@ -154,7 +203,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def next_number(self, manifest: corrections.Manifest[QdrantVersion]) -> int:
         """The first number behind those given so far whose augmented vector no vector of the user's is called."""
         first, names = manifest.last_number + 1, vector_names(self.transport.describe())
-        return next(number for number in itertools.count(first) if f"hub_v{number}" not in names)
+        return next(
+            number for number in itertools.count(first) if f"hub_v{number}" not in names
+        )
 
     def count(self) -> int:
         return self.transport.count()
@@ -163,14 +214,18 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         """Every point that has the vector; see `QdrantTransport.pages`."""
         return self.scan_between(None, group_by)
 
-    def scan_between(self, between: IdRange | None, group_by: str | None = None) -> Iterator[Batch]:
+    def scan_between(
+        self, between: IdRange | None, group_by: str | None = None
+    ) -> Iterator[Batch]:
         """`scan` of the points `between` two ids, with the same `group_by`."""
         manifest = self.read_manifest()
         version = manifest.active.get(self.vector)
         if version is not None and version.mapped:
             version = version.with_map(self.model(version))
         key = group_by or (version.group_by if version is not None else None)
-        return PointReader(self.schemas["payload"], manifest, version, key).read(between)
+        return PointReader(self.schemas["payload"], manifest, version, key).read(
+            between
+        )
 
     def shards(self, count: int | None) -> list[QdrantShard]:
         """Ranges of ids, of as many points each: all ids are read for it."""
@@ -178,21 +233,36 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             raise StoreError(
                 f"{self.url}: other machines cannot open it; open a server's by hubplugin.open_store('qdrant://...')"
             )
-        pages = self.transport.pages(lambda records: [plain_id(record.id) for record in records], between=EVERY_ID)
+        pages = self.transport.pages(
+            lambda records: [plain_id(record.id) for record in records],
+            between=EVERY_ID,
+        )
         return divide(self.url, chain.from_iterable(pages), self.count(), count)
 
-    def join(self, version: QdrantVersion, model: OffsetModel, between: IdRange) -> QdrantWriting:
+    def join(
+        self, version: QdrantVersion, model: OffsetModel, between: IdRange
+    ) -> QdrantWriting:
         """The part `between` two ids of a writing of `model`, as `version`, that another process has begun."""
         return QdrantWriting(self, version, "half-written", model, between=between)
 
-    def begin(self, model: OffsetModel, progress: Progress | None = None) -> QdrantWriting:
+    def begin(
+        self, model: OffsetModel, progress: Progress | None = None
+    ) -> QdrantWriting:
         with self.transport.one_line("preparing"):
             manifest = self.read_manifest()
-            self.schemas[self.storage].require_room(manifest, self.find(manifest, model)[0])
-            self._run("preparing", metadata.create, self.transport.info.config.params.replication_factor)
+            self.schemas[self.storage].require_room(
+                manifest, self.find(manifest, model)[0]
+            )
+            self._run(
+                "preparing",
+                metadata.create,
+                self.transport.info.config.params.replication_factor,
+            )
             version, found = self.start_version(model, progress)
         limit = self.transport.strict.max_query_limit  # as it is now
-        version = version.replace(max_candidates=limit, agreement=self._agreement or version.agreement)
+        version = version.replace(
+            max_candidates=limit, agreement=self._agreement or version.agreement
+        )
         return QdrantWriting(self, version, found, model, progress)
 
     def require_writable(self, *, dry_run: bool = False) -> None:
@@ -208,18 +278,27 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         has_manifest = self.has_manifest()
         if self.storage == "payload":
             manifest = self.read_manifest()
-            if self.vector not in manifest.active:  # else that may be what is written, for which there is room
+            if (
+                self.vector not in manifest.active
+            ):  # else that may be what is written, for which there is room
                 self.schemas[self.storage].require_room(manifest, manifest.writing)
             key = self.key_for(manifest)
-            if manifest.offset_key is None:  # else the manifest says that the key is ours
+            if (
+                manifest.offset_key is None
+            ):  # else the manifest says that the key is ours
                 self._require_free(key)
         folder = plain_client.folder_of(self.client)
         if not dry_run and folder is not None:
-            require_room(folder, (4 * self.dim if self.storage == "vector" else 20) * self.count())
+            require_room(
+                folder,
+                (4 * self.dim if self.storage == "vector" else 20) * self.count(),
+            )
         if not dry_run and not self.transport.is_local:
             self.transport.require_right_to_write(self.collection)
             if has_manifest:
-                self.transport.require_right_to_write(m.metadata_collection(self.collection))
+                self.transport.require_right_to_write(
+                    m.metadata_collection(self.collection)
+                )
 
     def key_for(self, manifest: QdrantManifest) -> str:
         """The payload key under which a new version has its offsets: one for all versions. Raises StoreError if
@@ -250,7 +329,11 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         active = manifest.active.get(self.vector)
         lines = []
         if active is not None:
-            lines = [active.where(), *self._choice, f"they take {self.schemas[active.storage].cost()}"]
+            lines = [
+                active.where(),
+                *self._choice,
+                f"they take {self.schemas[active.storage].cost()}",
+            ]
             if active.metric is Metric.EUCLIDEAN:
                 lines.append(
                     "a fusion by DBSF gets similarities here where it gets distances raw: other scores, other order"
@@ -264,7 +347,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         if not manifest.everything:
             return list(self._without_manifest())
         version = manifest.active.get(self.vector)
-        hidden = None if version is None else self.schemas[version.storage].hidden(version)
+        hidden = (
+            None if version is None else self.schemas[version.storage].hidden(version)
+        )
         return [] if hidden is None else [hidden]
 
     def _without_manifest(self) -> Iterator[str]:
@@ -274,7 +359,10 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         key = self.offset_key or KEY
         with self.transport.one_line("looking for offsets"):
             first, _ = self.transport.retry(
-                self.client.scroll, self.collection, limit=self.transport.page, with_payload=[key]
+                self.client.scroll,
+                self.collection,
+                limit=self.transport.page,
+                with_payload=[key],
             )
             vectors = dense_vectors(self.transport.describe())
         if any(m.our_fields((record.payload or {}).get(key)) for record in first):
@@ -295,34 +383,55 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         ]
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
-        options: Any = {"using": self.vector or None, "limit": k, "filter": self._condition, "with_payload": False}
+        options: Any = {
+            "using": self.vector or None,
+            "limit": k,
+            "filter": self._condition,
+            "with_payload": False,
+        }
         rows = np.asarray(queries, np.float32).tolist()
         with self.transport.one_line("searching"):
             responses = self.transport.answers(
-                [models.QueryRequest(query=row, **options) for row in rows], None if raw else self._search_corrected
+                [models.QueryRequest(query=row, **options) for row in rows],
+                None if raw else self._search_corrected,
             )
         return Hits(
-            [[cast(Id, point.id) for point in response.points] for response in responses],
+            [
+                [cast(Id, point.id) for point in response.points]
+                for response in responses
+            ],
             [[point.score for point in response.points] for response in responses],
         )
 
-    def _search_corrected(self, collection: str, requests: list[models.QueryRequest]) -> list[models.QueryResponse]:
+    def _search_corrected(
+        self, collection: str, requests: list[models.QueryRequest]
+    ) -> list[models.QueryResponse]:
         """`HubQdrantClient.query_batch_points`, of a client that has read nothing yet."""
         arguments = {"collection_name": collection, "requests": requests}
         return cast(
-            "list[models.QueryResponse]", run(searches.query_batch_points(CorrectionCache(self.client), arguments))
+            "list[models.QueryResponse]",
+            run(searches.query_batch_points(CorrectionCache(self.client), arguments)),
         )
 
     def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
         self.require_active()
-        query = asked.astype(np.float32).tolist() if isinstance(asked, np.ndarray) else asked
-        request = models.QueryRequest(query=query, using=self.vector or None, limit=k, with_payload=True)
+        query = (
+            asked.astype(np.float32).tolist()
+            if isinstance(asked, np.ndarray)
+            else asked
+        )
+        request = models.QueryRequest(
+            query=query, using=self.vector or None, limit=k, with_payload=True
+        )
         with self.transport.one_line("explaining"):
             cache = CorrectionCache(self.client)
             cached = run(cache.lookup(self.collection))
             ((corrected, _),) = run(searches.rewrite_requests(cache, cached, [request]))
         version = (cached.manifest or QdrantManifest()).active[self.vector]
-        place, has_key = plain_client.address(self.client), "QDRANT_API_KEY" in os.environ
+        place, has_key = (
+            plain_client.address(self.client),
+            "QDRANT_API_KEY" in os.environ,
+        )
         return explanation.explain(version, corrected, self.collection, place, has_key)
 
     def with_filter(self, condition: str) -> QdrantStore:
@@ -331,7 +440,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         try:
             store._condition = models.Filter.model_validate_json(condition)
         except ValueError as error:
-            raise InputError(f"{condition!r} is no Qdrant filter in JSON: {' '.join(str(error).split())}") from None
+            raise InputError(
+                f"{condition!r} is no Qdrant filter in JSON: {' '.join(str(error).split())}"
+            ) from None
         return store
 
     def remove(self, progress: Progress | None = None) -> None:
@@ -343,7 +454,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         manifest = self.read_manifest()
         with self.transport.one_line("looking for vectors"):
             vectors = dense_vectors(self.transport.describe())
-        for vector in {version.vector for version in manifest.everything} - vectors.keys():
+        for vector in {
+            version.vector for version in manifest.everything
+        } - vectors.keys():
             manifest = manifest.withdraw(vector)
             self.write_manifest(manifest)
         super().remove(progress)
@@ -359,11 +472,21 @@ def open_url(url: str) -> QdrantStore:
     The api key is read from the environment variable QDRANT_API_KEY and is never part of a URL.
     """
     place = Place.of(url)
-    options = {name: place.options[name] for name in ("storage", "offset_key", "record") if name in place.options}
+    options = {
+        name: place.options[name]
+        for name in ("storage", "offset_key", "record")
+        if name in place.options
+    }
     try:
         with one_line(url, "opening", place.collection):
             client = place.connect()
-            return QdrantStore(client, place.collection, place.options.get("using"), url=url, **cast(Any, options))
+            return QdrantStore(
+                client,
+                place.collection,
+                place.options.get("using"),
+                url=url,
+                **cast(Any, options),
+            )
     except NoAnswerError as error:
         if not place.hint():
             raise
@@ -385,7 +508,11 @@ class QdrantWriting(Writing):
         between: IdRange | None = None,
     ):
         self.store, self.found, self.version = store, found, version.with_map(model)
-        self._schema, self._transport, self._model = store.schemas[version.storage], store.transport, model
+        self._schema, self._transport, self._model = (
+            store.schemas[version.storage],
+            store.transport,
+            model,
+        )
         self._progress, self._between = progress, between
         self._is_overtaken = False
         self._reader: PointReader | None = None  # that has read the points last
@@ -393,13 +520,17 @@ class QdrantWriting(Writing):
     def scan(self) -> Iterator[Batch]:
         """Every point, as it is once all is written that is under way."""
         self._transport.wait()
-        self._reader = PointReader(self._schema, self._require_owner(), self.version, self.version.group_by)
+        self._reader = PointReader(
+            self._schema, self._require_owner(), self.version, self.version.group_by
+        )
         yield from self._reader.read(self._between)
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         """Starts to write `offsets` to the points of `batch`, and returns before it is done; what goes wrong is raised
         by a later call. `scan` and `activate` wait."""
-        items = list(zip(batch.ids, values_of(self.version, batch.vectors, offsets), strict=True))
+        items = list(
+            zip(batch.ids, values_of(self.version, batch.vectors, offsets), strict=True)
+        )
         self._schema.write(self.version, items, batch.place)
 
     def wait(self) -> None:
@@ -435,16 +566,26 @@ class QdrantWriting(Writing):
 
     def _wait_for_clients(self) -> None:
         """Until all of them have read the manifest again. To local mode there is one client."""
-        end = time.monotonic() + (0.0 if self._transport.is_local else metadata.MANIFEST_SECONDS)
+        end = time.monotonic() + (
+            0.0 if self._transport.is_local else metadata.MANIFEST_SECONDS
+        )
         later = "the next job deletes the offsets of the version before"
-        self._transport.wait_until(lambda: time.monotonic() >= end, "waiting for clients", later, self._progress)
+        self._transport.wait_until(
+            lambda: time.monotonic() >= end,
+            "waiting for clients",
+            later,
+            self._progress,
+        )
 
     def close(self) -> None:
         """Ends what is under way. What another run has taken out is taken out once more, with what came later."""
         try:
             if self._is_overtaken:
                 self._transport.wait()
-                if all(v.number != self.version.number for v in self.store.read_manifest().everything):
+                if all(
+                    v.number != self.version.number
+                    for v in self.store.read_manifest().everything
+                ):
                     self.store.delete_offsets([self.version])
         finally:
             self._transport.give_up()
@@ -462,20 +603,31 @@ class PointReader:
     manifest: QdrantManifest
     version: QdrantVersion | None
     group_by: str | None
-    left_over: dict[tuple[Id | None, tuple[str, ...]], list[Id]] = field(default_factory=dict)
+    left_over: dict[tuple[Id | None, tuple[str, ...]], list[Id]] = field(
+        default_factory=dict
+    )
 
     def read(self, between: IdRange | None = None) -> Iterator[Batch]:
         """Every point that has the vector, or of those `between` two ids, in the order of ids."""
         vectors: list[str] | bool = True  # of an unnamed one, all are read
         if self.schema.using:
-            vectors = [self.schema.using, *vectors_of([self.version] if self.version is not None else [])]
-        payload = [key for key in (self.manifest.offset_key or KEY, self.group_by) if key]
-        for batches in self.schema.transport.pages(self.batches, vectors, payload, between=between):
+            vectors = [
+                self.schema.using,
+                *vectors_of([self.version] if self.version is not None else []),
+            ]
+        payload = [
+            key for key in (self.manifest.offset_key or KEY, self.group_by) if key
+        ]
+        for batches in self.schema.transport.pages(
+            self.batches, vectors, payload, between=between
+        ):
             yield from batches
 
     def batches(self, records: Sequence[models.Record]) -> list[Batch]:
         """One batch for each shard key, by which its points are written, where the user shards by key."""
-        batches = [self.batch(part, shard_key) for shard_key, part in by_shard(records).items()]
+        batches = [
+            self.batch(part, shard_key) for shard_key, part in by_shard(records).items()
+        ]
         return [batch for batch in batches if len(batch.ids)]
 
     def batch(self, records: Sequence[Any], shard_key: Id | None = None) -> Batch:
@@ -485,8 +637,14 @@ class PointReader:
         for record in records:
             keys = self.manifest.unknown_keys(record.payload)
             if keys:
-                self.left_over.setdefault((shard_key, keys), []).append(plain_id(record.id))
-            named = record.vector if isinstance(record.vector, dict) else {self.schema.using: record.vector}
+                self.left_over.setdefault((shard_key, keys), []).append(
+                    plain_id(record.id)
+                )
+            named = (
+                record.vector
+                if isinstance(record.vector, dict)
+                else {self.schema.using: record.vector}
+            )
             if named.get(self.schema.using) is None:
                 continue
             ids.append(plain_id(record.id))
@@ -494,15 +652,23 @@ class PointReader:
             if self.group_by is not None:
                 groups.append(group_of(record.payload, self.group_by))
             payloads.append(record.payload)
-            augmented.append(None if self.version is None else named.get(self.version.augmented_vector))
+            augmented.append(
+                None
+                if self.version is None
+                else named.get(self.version.augmented_vector)
+            )
         matrix = np.array(vectors, np.float32).reshape(len(ids), self.schema.dim)
         offsets = np.full(len(ids), np.nan, np.float32)
         return Batch(
             ids,
             matrix,
-            offsets if self.version is None else read_offsets(self.version, matrix, payloads, augmented),
+            offsets
+            if self.version is None
+            else read_offsets(self.version, matrix, payloads, augmented),
             place=shard_key,
             foreign=sum(self.manifest.is_foreign(record.payload) for record in records),
             groups=groups if self.group_by is not None else None,
-            rounding=None if self.version is None else rounding(self.version, augmented),
+            rounding=None
+            if self.version is None
+            else rounding(self.version, augmented),
         )

@@ -96,7 +96,9 @@ def fault_of(error: BaseException | None) -> Fault:
     if isinstance(error, ResourceExhaustedResponse):
         return Fault.LIMITED
     if isinstance(error, (ResponseHandlingException, httpx.TransportError)):
-        late = isinstance(getattr(error, "source", error), (httpx.TimeoutException, TimeoutError))
+        late = isinstance(
+            getattr(error, "source", error), (httpx.TimeoutException, TimeoutError)
+        )
         return Fault.LATE if late else Fault.AWAY
     is_local = isinstance(error, ValueError) and "not found" in str(error)
     return Fault.MISSING if is_local else Fault.OTHER
@@ -106,8 +108,12 @@ def require_finished(answer: Answer) -> Answer:
     """`answer`, unless it says that a write is still waiting its turn, as a server does after a minute from 1.18 on:
     then ResponseHandlingException, as if there were none."""
     for result in answer if isinstance(answer, list) else [answer]:
-        if str(getattr(result, "status", "")).endswith(("WAIT_TIMEOUT", "wait_timeout")):
-            raise ResponseHandlingException(TimeoutError("the server has not done it yet"))
+        if str(getattr(result, "status", "")).endswith(
+            ("WAIT_TIMEOUT", "wait_timeout")
+        ):
+            raise ResponseHandlingException(
+                TimeoutError("the server has not done it yet")
+            )
     return answer
 
 
@@ -147,17 +153,25 @@ def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
 def _is_unknown(error: Exception) -> bool:
     """Whether a server does not take the api key for one of its own, now: it says so in more than one way."""
     if isinstance(error, RpcError):
-        is_unknown, text = error.code() is StatusCode.UNAUTHENTICATED, str(error.details())
+        is_unknown, text = (
+            error.code() is StatusCode.UNAUTHENTICATED,
+            str(error.details()),
+        )
     else:
         content = getattr(error, "content", b"")
-        is_unknown, text = getattr(error, "status_code", 0) == 401, content.decode(errors="replace")
+        is_unknown, text = (
+            getattr(error, "status_code", 0) == 401,
+            content.decode(errors="replace"),
+        )
     ways = ("ExpiredSignature", "Invalid API key", "Must provide an API key")
     return is_unknown or any(way in text for way in ways)
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnexpectedResponse):
-        status = (error.structured() if error.content.strip().startswith(b"{") else {}).get("status")
+        status = (
+            error.structured() if error.content.strip().startswith(b"{") else {}
+        ).get("status")
         text = status.get("error") if isinstance(status, dict) else None
         return f"{error.status_code} {text or error.reason_phrase}"
     if isinstance(error, RpcError):
@@ -234,7 +248,9 @@ EVERY_ID: IdRange = (None, None)
 
 logger = logging.getLogger("hubplugin.qdrant")
 
-Search: TypeAlias = Callable[[str, list[models.QueryRequest]], list[models.QueryResponse]]
+Search: TypeAlias = Callable[
+    [str, list[models.QueryRequest]], list[models.QueryResponse]
+]
 """`query_batch_points` of a client, plain or corrected: the answers to requests to a collection."""
 
 Items: TypeAlias = list[tuple[Id, Any]]
@@ -256,13 +272,19 @@ class QdrantTransport:
 
     def __init__(self, client: QdrantClient, collection: str, url: str, name: str):
         self.client, self.collection, self.url = client, collection, url
-        self.is_local = plain_client.is_local(client)  # local mode is no use from a second thread
+        self.is_local = plain_client.is_local(
+            client
+        )  # local mode is no use from a second thread
         try:
             self.info = client.get_collection(collection)
         except Exception as error:
             if fault_of(error) is not Fault.MISSING:
                 raise
-            names = sorted(c.name for c in client.get_collections().collections if not c.name.endswith("--hub"))
+            names = sorted(
+                c.name
+                for c in client.get_collections().collections
+                if not c.name.endswith("--hub")
+            )
             raise StoreError(
                 f"{url}: there is no collection {name!r}; there are: {', '.join(names) or 'none'}"
             ) from None
@@ -273,7 +295,11 @@ class QdrantTransport:
                 f"{url}: the server is Qdrant {major}.{minor}, which has no formulas; upgrade it to 1.14 or newer"
             )
         strict = self.info.config.strict_mode_config
-        self.strict = strict if strict is not None and strict.enabled else models.StrictModeConfig()
+        self.strict = (
+            strict
+            if strict is not None and strict.enabled
+            else models.StrictModeConfig()
+        )
         self.dim = 1
         self._given_up = threading.Event()
         self._writers = None if self.is_local else ThreadPoolExecutor(WRITERS)
@@ -281,7 +307,11 @@ class QdrantTransport:
         self.one_line = partial(one_line, url, collection=collection)
 
     def retry(
-        self, call: Callable[..., Answer], *args: object, given_up: threading.Event | None = None, **kwargs: object
+        self,
+        call: Callable[..., Answer],
+        *args: object,
+        given_up: threading.Event | None = None,
+        **kwargs: object,
     ) -> Answer:
         """The answer to a request that does no harm if it is made twice: `call` with `args` and `kwargs`. It is
         repeated while the server is away, until somebody sets `given_up`."""
@@ -299,13 +329,27 @@ class QdrantTransport:
                 if fault not in (*PASSING, Fault.TOO_LARGE) or is_over:
                     raise
                 # What the server said may hold a secret.
-                text, level = fault.name.lower().replace("_", " "), logging.WARNING if attempt == 1 else logging.DEBUG
-                logger.log(level, "%s: a request failed (%s: %s), asked again", self.url, type(error).__name__, text)
+                text, level = (
+                    fault.name.lower().replace("_", " "),
+                    logging.WARNING if attempt == 1 else logging.DEBUG,
+                )
+                logger.log(
+                    level,
+                    "%s: a request failed (%s: %s), asked again",
+                    self.url,
+                    type(error).__name__,
+                    text,
+                )
                 wait = random.uniform(0, min(LONGEST_WAIT, SHORTEST_WAIT * 2**attempt))
                 given_up.wait(max(wait, float(getattr(error, "retry_after_s", 0))))
 
     def wait_until(
-        self, is_done: Callable[[], bool], name: str, otherwise: str, progress: Progress | None = None, points: int = 0
+        self,
+        is_done: Callable[[], bool],
+        name: str,
+        otherwise: str,
+        progress: Progress | None = None,
+        points: int = 0,
     ) -> None:
         """Waits for the server to finish its work. Whoever interrupts it loses nothing: the next run goes on from here.
 
@@ -321,7 +365,13 @@ class QdrantTransport:
         while not is_done():
             waited = time.monotonic() - since
             if waited > patience:
-                logger.warning("%s: %s: not finished after %g s, going on; %s", self.url, name, patience, otherwise)
+                logger.warning(
+                    "%s: %s: not finished after %g s, going on; %s",
+                    self.url,
+                    name,
+                    patience,
+                    otherwise,
+                )
                 return
             if progress is not None:
                 progress(f"{name}, in seconds", int(waited), int(patience))
@@ -353,18 +403,25 @@ class QdrantTransport:
         """How many points there are; an estimate where strict mode forbids exact counts."""
         with self.one_line("counting"):
             exact = self.strict.search_allow_exact is not False
-            return int(self.retry(self.client.count, self.collection, exact=exact).count)
+            return int(
+                self.retry(self.client.count, self.collection, exact=exact).count
+            )
 
     def points_of_shards(self) -> dict[Id, int]:
         """How many points there are by each shard key, about; empty where they are not sharded by keys."""
         if self.info.config.params.sharding_method != models.ShardingMethod.CUSTOM:
             return {}
         with self.one_line("looking for shard keys"):
-            cluster: models.CollectionClusterInfo = self.retry(self.client.collection_cluster_info, self.collection)
+            cluster: models.CollectionClusterInfo = self.retry(
+                self.client.collection_cluster_info, self.collection
+            )
             shards: list[Any] = [*cluster.local_shards, *cluster.remote_shards]
             keys = {shard.shard_key for shard in shards} - {None}
             count = partial(self.retry, self.client.count, self.collection, exact=False)
-            return {key: int(count(shard_key_selector=key).count) for key in sorted(keys, key=str)}
+            return {
+                key: int(count(shard_key_selector=key).count)
+                for key in sorted(keys, key=str)
+            }
 
     def pages(
         self,
@@ -381,7 +438,11 @@ class QdrantTransport:
             between: the range of ids; by default all.
         """
         (first, last), is_over = between or EVERY_ID, threading.Event()
-        options = {"limit": self.page, "with_vectors": with_vectors, "with_payload": with_payload}
+        options = {
+            "limit": self.page,
+            "with_vectors": with_vectors,
+            "with_payload": with_payload,
+        }
 
         def read(part: models.Filter | None) -> Iterator[list[models.Record]]:
             offset, more = first, True
@@ -389,33 +450,59 @@ class QdrantTransport:
                 # Servers compress what they answer, which takes longer than to send vectors as they are.
                 with self.one_line("reading"), headers({"accept-encoding": "identity"}):
                     records, offset = self.retry(
-                        self.client.scroll, self.collection, part, offset=offset, given_up=is_over, **options
+                        self.client.scroll,
+                        self.collection,
+                        part,
+                        offset=offset,
+                        given_up=is_over,
+                        **options,
                     )
                 more = offset is not None
                 if last is not None and records and rank(records[-1].id) >= rank(last):
-                    records, more = [record for record in records if rank(record.id) < rank(last)], False
+                    records, more = (
+                        [record for record in records if rank(record.id) < rank(last)],
+                        False,
+                    )
                 yield records
 
         if self.is_local:
             return map(convert, read(None))
         parts: list[models.Filter | None] = [None]
-        if between is None and self.server >= SLICES and hasattr(models, "SliceCondition"):
-            slices = [models.Slice(total=READERS, index=index) for index in range(READERS)]
-            parts = [models.Filter(must=models.SliceCondition(slice=part)) for part in slices]
+        if (
+            between is None
+            and self.server >= SLICES
+            and hasattr(models, "SliceCondition")
+        ):
+            slices = [
+                models.Slice(total=READERS, index=index) for index in range(READERS)
+            ]
+            parts = [
+                models.Filter(must=models.SliceCondition(slice=part)) for part in slices
+            ]
         return map(convert, read_ahead(*map(read, parts), is_over=is_over))
 
     @property
     def page(self) -> int:
         """Points read and written at a time, at most."""
         limits = (self.strict.max_query_limit, self.strict.upsert_max_batchsize)
-        return max(1, min(BATCH, BATCH_NUMBERS // self.dim, *(limit for limit in limits if limit)))
+        return max(
+            1,
+            min(
+                BATCH, BATCH_NUMBERS // self.dim, *(limit for limit in limits if limit)
+            ),
+        )
 
-    def answers(self, requests: list[models.QueryRequest], search: Search | None = None) -> list[models.QueryResponse]:
+    def answers(
+        self, requests: list[models.QueryRequest], search: Search | None = None
+    ) -> list[models.QueryResponse]:
         """The answers to `requests`, as many at a time as the server takes, by `search`, by default that of the plain
         client."""
         search = search or self.client.query_batch_points
         size = min(QUERIES_AT_ONCE, self.strict.search_max_batchsize or QUERIES_AT_ONCE)
-        answers = [self.retry(search, self.collection, chunk) for chunk in chunks(requests, size)]
+        answers = [
+            self.retry(search, self.collection, chunk)
+            for chunk in chunks(requests, size)
+        ]
         return [response for chunk in answers for response in chunk]
 
     def send(self, items: Items, request: Callable[[Items], object]) -> None:
@@ -453,7 +540,9 @@ class QdrantTransport:
                 request(part)
             except Exception as error:
                 if fault_of(error) is Fault.TOO_LARGE and len(part) == 1:
-                    raise StoreError(f"{self.url}: the server takes no request as large as one point") from None
+                    raise StoreError(
+                        f"{self.url}: the server takes no request as large as one point"
+                    ) from None
                 if fault_of(error) in SMALLER:
                     size = max(1, len(part) // 2)
                 raise
@@ -464,10 +553,18 @@ class QdrantTransport:
                 try:
                     items = items[self.retry(send_part) :]
                 except Exception as error:
-                    if not isinstance(error, KeyError) and fault_of(error) is not Fault.MISSING:  # local mode, a server
+                    if (
+                        not isinstance(error, KeyError)
+                        and fault_of(error) is not Fault.MISSING
+                    ):  # local mode, a server
                         raise
                     ids = [point for point, _ in items]
-                    records = self.retry(self.client.retrieve, self.collection, ids=ids, with_payload=False)
+                    records = self.retry(
+                        self.client.retrieve,
+                        self.collection,
+                        ids=ids,
+                        with_payload=False,
+                    )
                     left = {plain_id(record.id) for record in records}
                     if len(left) == len(items):
                         raise

@@ -19,7 +19,13 @@ from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, offsets, plain_client
 from hubplugin_qdrant.calls import Call, Computing, Operation
 from hubplugin_qdrant.manifest import KEY, QdrantManifest
-from hubplugin_qdrant.metadata import CHANGES, CachedManifest, CorrectionCache, OfClient, retry_on_conflict
+from hubplugin_qdrant.metadata import (
+    CHANGES,
+    CachedManifest,
+    CorrectionCache,
+    OfClient,
+    retry_on_conflict,
+)
 from hubplugin_qdrant.offsets import StoredOffsets, compute_stored
 from hubplugin_qdrant.plain_client import Arguments, PointId, ShardKey
 from hubplugin_qdrant.requests import nothing, selector_fields, to_rest
@@ -37,16 +43,22 @@ Touched: TypeAlias = tuple[list[PointId], ShardKey]
 
 
 @retry_on_conflict
-def upsert(cache: CorrectionCache, cached: CachedManifest, arguments: Arguments) -> Operation[Any]:
+def upsert(
+    cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
+) -> Operation[Any]:
     if cached.manifest is None:
         return (yield Call(cache.raw.upsert, **arguments))
     try:
-        points = yield Computing(plain_client.read_points, cache.raw, arguments["points"])
+        points = yield Computing(
+            plain_client.read_points, cache.raw, arguments["points"]
+        )
     except plain_client.UNREADABLE:
         return (yield Call(cache.raw.upsert, **arguments))  # which refuses it
     offsets.require_free_points(points, cached.augmented_vectors)
     stored, is_bare = yield from _compute_writable(cache, cached, points)
-    result = yield Call(cache.raw.upsert, **arguments | {"points": offsets.with_stored(points, stored)})
+    result = yield Call(
+        cache.raw.upsert, **arguments | {"points": offsets.with_stored(points, stored)}
+    )
     touched = [point.id for point in points], arguments.get("shard_key_selector")
     yield from _bring_up_to_date(cache, cached, arguments, [touched], dropped=is_bare)
     return result
@@ -58,10 +70,16 @@ def _compute_writable(
     """What `points` store as they are written, and whether that lacks offsets. A server 1.14 keeps the payload of a
     point that is written without one, or, by gRPC, with an empty one: an offset would take the place of it all."""
     stored: list[StoredOffsets] = yield from cache.compute_stored(cached, points)
-    bare = [not point.payload and bool(each.offsets) for point, each in zip(points, stored, strict=True)]
+    bare = [
+        not point.payload and bool(each.offsets)
+        for point, each in zip(points, stored, strict=True)
+    ]
     if not any(bare) or not (yield from cache.keeps_payloads()):
         return stored, False
-    return [replace(each, offsets={}) if alone else each for alone, each in zip(bare, stored, strict=True)], True
+    return [
+        replace(each, offsets={}) if alone else each
+        for alone, each in zip(bare, stored, strict=True)
+    ], True
 
 
 def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
@@ -75,27 +93,38 @@ def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation
     cached = yield from cache.lookup(arguments["collection_name"])
     if cached.manifest is None:
         return (yield Call(cache.raw.upload_collection, **arguments))
-    columns = {name: arguments.pop(name, None) for name in ("vectors", "ids", "payload")}
+    columns = {
+        name: arguments.pop(name, None) for name in ("vectors", "ids", "payload")
+    }
     try:
         rows = plain_client.read_rows(**columns)
     except plain_client.UNREADABLE:
-        return (yield Call(cache.raw.upload_collection, **arguments, **columns))  # which refuses it
+        return (
+            yield Call(cache.raw.upload_collection, **arguments, **columns)
+        )  # which refuses it
     yield from _upload_parts(cache, cached, arguments, rows)
 
 
 def _upload_parts(
-    cache: CorrectionCache, cached: CachedManifest, arguments: Arguments, points: Iterable[Any]
+    cache: CorrectionCache,
+    cached: CachedManifest,
+    arguments: Arguments,
+    points: Iterable[Any],
 ) -> Operation[None]:
     """Uploads `points` in parts, of whole batches, before each of which the manifest is looked at again."""
     batch = max(1, int(arguments.get("batch_size", 64)))
     processes = int(arguments.get("parallel", 1)) or os.cpu_count() or 1
     numbers = sum(version.dim for version in cached.maintained) or 1
-    for part in chunks(points, batch * processes * max(1, NUMBERS_AT_ONCE // (numbers * batch))):
+    for part in chunks(
+        points, batch * processes * max(1, NUMBERS_AT_ONCE // (numbers * batch))
+    ):
         yield from _upload(cache, arguments | {"points": part})
 
 
 @retry_on_conflict
-def _upload(cache: CorrectionCache, cached: CachedManifest, arguments: Arguments) -> Operation[Any]:
+def _upload(
+    cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
+) -> Operation[Any]:
     """Uploads the points of a list."""
     if cached.manifest is None:
         return (yield Call(cache.raw.upload_points, **arguments))
@@ -105,7 +134,9 @@ def _upload(cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
     def points() -> Iterator[object]:
         for chunk in chunks(arguments["points"], OFFSETS_AT_ONCE):
             structs = []
-            with suppress(*plain_client.UNREADABLE):  # up to the first that is none, which the client refuses
+            with suppress(
+                *plain_client.UNREADABLE
+            ):  # up to the first that is none, which the client refuses
                 for point in chunk:
                     structs.append(plain_client.as_struct(point))
             ready = plain_client.embed(cache.raw, structs)
@@ -120,13 +151,19 @@ def _upload(cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
 
 
 @retry_on_conflict
-def batch_update_points(cache: CorrectionCache, cached: CachedManifest, arguments: Arguments) -> Operation[Any]:
+def batch_update_points(
+    cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
+) -> Operation[Any]:
     operations = None
     if cached.manifest is not None:
         with suppress(*plain_client.UNREADABLE):
-            operations = yield Computing(plain_client.read_operations, cache.raw, arguments["update_operations"])
+            operations = yield Computing(
+                plain_client.read_operations, cache.raw, arguments["update_operations"]
+            )
     if not operations:
-        return (yield Call(cache.raw.batch_update_points, **arguments))  # which refuses what cannot be read
+        return (
+            yield Call(cache.raw.batch_update_points, **arguments)
+        )  # which refuses what cannot be read
     return (yield from _update(cache, cached, operations, arguments))
 
 
@@ -135,7 +172,9 @@ def _single(build: Callable[[Any, Arguments], models.UpdateOperation]) -> OfClie
     arguments: in the way of `batch_update_points`; where nothing of ours is in question, as it is."""
 
     @retry_on_conflict
-    def change(cache: CorrectionCache, cached: CachedManifest, arguments: Arguments) -> Operation[Any]:
+    def change(
+        cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
+    ) -> Operation[Any]:
         plain = Call(getattr(cache.raw, build.__name__), **arguments)
         if cached.manifest is None:
             return (yield plain)
@@ -144,7 +183,9 @@ def _single(build: Callable[[Any, Arguments], models.UpdateOperation]) -> OfClie
         except plain_client.UNREADABLE:
             return (yield plain)  # which refuses it
         if not offsets.may_drop_offsets(operation, cached.maintained):
-            offsets.require_free_operation(operation, cached.offset_key, cached.augmented_vectors)
+            offsets.require_free_operation(
+                operation, cached.offset_key, cached.augmented_vectors
+            )
             return (yield plain)
         return (yield from _update(cache, cached, [operation], arguments))[0]
 
@@ -162,19 +203,29 @@ def update_vectors(client: Any, arguments: Arguments) -> models.UpdateOperation:
     condition = {}
     if arguments.get("update_filter") is not None:
         condition["update_filter"] = to_rest(arguments["update_filter"])
-    update = models.UpdateVectors(points=[], shard_key=arguments.get("shard_key_selector"), **condition)
-    return models.UpdateVectorsOperation(update_vectors=plain_client.copy_with(update, {"points": points}))
+    update = models.UpdateVectors(
+        points=[], shard_key=arguments.get("shard_key_selector"), **condition
+    )
+    return models.UpdateVectorsOperation(
+        update_vectors=plain_client.copy_with(update, {"points": points})
+    )
 
 
 @_single
 def delete_vectors(client: Any, arguments: Arguments) -> models.UpdateOperation:
-    delete = models.DeleteVectors(vector=list(arguments["vectors"]), **_selector_of(arguments))
+    delete = models.DeleteVectors(
+        vector=list(arguments["vectors"]), **_selector_of(arguments)
+    )
     return models.DeleteVectorsOperation(delete_vectors=delete)
 
 
 @_single
 def set_payload(client: Any, arguments: Arguments) -> models.UpdateOperation:
-    payload = models.SetPayload(payload=arguments["payload"], key=arguments.get("key"), **_selector_of(arguments))
+    payload = models.SetPayload(
+        payload=arguments["payload"],
+        key=arguments.get("key"),
+        **_selector_of(arguments),
+    )
     return models.SetPayloadOperation(set_payload=payload)
 
 
@@ -197,24 +248,35 @@ def clear_payload(client: Any, arguments: Arguments) -> models.UpdateOperation:
 
 @_single
 def delete_payload(client: Any, arguments: Arguments) -> models.UpdateOperation:
-    delete = models.DeletePayload(keys=list(arguments["keys"]), **_selector_of(arguments))
+    delete = models.DeletePayload(
+        keys=list(arguments["keys"]), **_selector_of(arguments)
+    )
     return models.DeletePayloadOperation(delete_payload=delete)
 
 
 def _update(
-    cache: CorrectionCache, cached: CachedManifest, operations: list[models.UpdateOperation], arguments: Arguments
+    cache: CorrectionCache,
+    cached: CachedManifest,
+    operations: list[models.UpdateOperation],
+    arguments: Arguments,
 ) -> Operation[list[models.UpdateResult]]:
     """The results of `operations`, one each, made in their order together with what must go with them."""
     for operation in operations:
-        offsets.require_free_operation(operation, cached.offset_key, cached.augmented_vectors)
+        offsets.require_free_operation(
+            operation, cached.offset_key, cached.augmented_vectors
+        )
     touched: list[Touched] = []
     try:
-        results, dropped = yield from _in_order(cache, cached, operations, arguments, touched)
+        results, dropped = yield from _in_order(
+            cache, cached, operations, arguments, touched
+        )
     except Exception as error:
         # Of an operation that a server refuses for a point that is not there, it does the rest.
         if fault_of(error) not in PASSING:
             with suppress(Exception):
-                yield from _bring_up_to_date(cache, cached, arguments, touched, dropped=True)
+                yield from _bring_up_to_date(
+                    cache, cached, arguments, touched, dropped=True
+                )
         raise
     yield from _bring_up_to_date(cache, cached, arguments, touched, dropped)
     return results
@@ -238,7 +300,11 @@ def _in_order(
 
     def flush(**changes: Any) -> Operation[None]:
         if pending:
-            answers = yield Call(cache.raw.batch_update_points, **options | changes, update_operations=[*pending])
+            answers = yield Call(
+                cache.raw.batch_update_points,
+                **options | changes,
+                update_operations=[*pending],
+            )
             results.extend(answers[number] for number in requested)
             pending.clear()
             requested.clear()
@@ -261,30 +327,49 @@ def _in_order(
             ids = list(numbers) if points is None else [point.id for point in points]
             touched.append((ids, body.shard_key))
         dropped = dropped or drops
-        pending += offsets.complete(operation, cached.manifest or QdrantManifest(), stored, numbers)
+        pending += offsets.complete(
+            operation, cached.manifest or QdrantManifest(), stored, numbers
+        )
         requested.append(len(pending) - 1)
     yield from flush()
     return results, dropped
 
 
-def _read_numbers(cache: CorrectionCache, cached: CachedManifest, body: Any) -> Operation[dict[PointId, Any]]:
+def _read_numbers(
+    cache: CorrectionCache, cached: CachedManifest, body: Any
+) -> Operation[dict[PointId, Any]]:
     """The points that the `body` of an operation selects, by id, with the numbers that each has under our key."""
     key, points = cached.offset_key, getattr(body, "points", None)
     if points is not None and key is None:
         return {point: {} for point in points}
-    options = _in_shard(body.shard_key) | {"with_payload": [key] if key is not None else False}
+    options = _in_shard(body.shard_key) | {
+        "with_payload": [key] if key is not None else False
+    }
     if points is not None:
-        records = yield Call(cache.raw.retrieve, cached.collection, ids=list(points), **options)
+        records = yield Call(
+            cache.raw.retrieve, cached.collection, ids=list(points), **options
+        )
     else:
         records, offset, more = [], None, True
         while more:
             part, offset = yield Call(
-                cache.raw.scroll, cached.collection, body.filter, limit=cached.page, offset=offset, **options
+                cache.raw.scroll,
+                cached.collection,
+                body.filter,
+                limit=cached.page,
+                offset=offset,
+                **options,
             )
             records += part
             more = offset is not None
-    numbers = {record.id: (record.payload or {}).get(key or KEY) or {} for record in records}
-    return numbers if points is None else {point: numbers.get(_as_written(point), {}) for point in points}
+    numbers = {
+        record.id: (record.payload or {}).get(key or KEY) or {} for record in records
+    }
+    return (
+        numbers
+        if points is None
+        else {point: numbers.get(_as_written(point), {}) for point in points}
+    )
 
 
 def _in_shard(shard_key: ShardKey) -> Arguments:
@@ -321,9 +406,19 @@ def _bring_up_to_date(
         now = yield from cache.lookup(name, cached)
         # An alias may have been moved before the write, or after it.
         for collection in {now.collection, cached.collection}:
-            current = now if collection == now.collection else (yield from cache.lookup(collection, cached))
+            current = (
+                now
+                if collection == now.collection
+                else (yield from cache.lookup(collection, cached))
+            )
             if current.state != cached.state:
-                yield from _refresh(cache, current, touched, [KEY, cached.offset_key, current.offset_key], False)
+                yield from _refresh(
+                    cache,
+                    current,
+                    touched,
+                    [KEY, cached.offset_key, current.offset_key],
+                    False,
+                )
         cached = now
 
 
@@ -337,26 +432,47 @@ def _refresh(
     """Gives the points `touched` the offsets of the vectors that they have now, by what is `cached`, and takes out what
     else of ours they hold, under the payload `keys` and in our vectors. has_waited: all that was sent is done."""
     ours = list(dict.fromkeys(key for key in keys if key is not None))
-    names = [*(version.vector for version in cached.maintained), *cached.augmented_vectors]
+    names = [
+        *(version.vector for version in cached.maintained),
+        *cached.augmented_vectors,
+    ]
     fields = {
-        "with_payload": [*ours, *(version.group_by for version in cached.maintained if version.group_by)],
+        "with_payload": [
+            *ours,
+            *(version.group_by for version in cached.maintained if version.group_by),
+        ],
         "with_vectors": not all(names) or names,
     }
     manifest = cached.manifest or QdrantManifest()
     try:
         if not has_waited:
-            yield Call(cache.raw.delete, cached.collection, nothing(), wait=True)  # what was sent before is done then
+            yield Call(
+                cache.raw.delete, cached.collection, nothing(), wait=True
+            )  # what was sent before is done then
         for points, shard_key in touched:
             for ids in chunks(points, OFFSETS_AT_ONCE):
-                records = yield Call(cache.raw.retrieve, cached.collection, ids=ids, **_in_shard(shard_key), **fields)
+                records = yield Call(
+                    cache.raw.retrieve,
+                    cached.collection,
+                    ids=ids,
+                    **_in_shard(shard_key),
+                    **fields,
+                )
                 stored = yield from cache.compute_stored(cached, records)
                 operations = [
                     operation
                     for record, each in zip(records, stored, strict=True)
-                    for operation in offsets.mend(record, each, ours, manifest, shard_key)
+                    for operation in offsets.mend(
+                        record, each, ours, manifest, shard_key
+                    )
                 ]
                 if operations:
-                    yield Call(cache.raw.batch_update_points, cached.collection, operations, wait=True)
+                    yield Call(
+                        cache.raw.batch_update_points,
+                        cached.collection,
+                        operations,
+                        wait=True,
+                    )
     except Exception as error:
         if fault_of(error) is not Fault.MISSING:  # of a collection that is gone
             raise
@@ -376,17 +492,23 @@ def delete_vector_name(cache: CorrectionCache, arguments: Arguments) -> Operatio
     cached = yield from cache.lookup(arguments["collection_name"])
     if any(version.vector == vector for version in cached.maintained):
         manifest = yield from metadata.read_manifest(cache.raw, cached.collection)
-        yield from metadata.write_manifest(cache.raw, cached.collection, manifest.withdraw(vector))
+        yield from metadata.write_manifest(
+            cache.raw, cached.collection, manifest.withdraw(vector)
+        )
         cache.forget()
     return result
 
 
 def delete_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-    return (yield from _and_forget(cache, Call(cache.raw.delete_collection, **arguments)))
+    return (
+        yield from _and_forget(cache, Call(cache.raw.delete_collection, **arguments))
+    )
 
 
 def recreate_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-    return (yield from _and_forget(cache, Call(cache.raw.recreate_collection, **arguments)))
+    return (
+        yield from _and_forget(cache, Call(cache.raw.recreate_collection, **arguments))
+    )
 
 
 def create_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
@@ -394,7 +516,9 @@ def create_collection(cache: CorrectionCache, arguments: Arguments) -> Operation
     return (yield Call(cache.raw.create_collection, **arguments))
 
 
-def update_collection_aliases(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
+def update_collection_aliases(
+    cache: CorrectionCache, arguments: Arguments
+) -> Operation[Any]:
     cache.forget()
     return (yield Call(cache.raw.update_collection_aliases, **arguments))
 

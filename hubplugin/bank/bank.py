@@ -13,7 +13,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hubplugin.bank.embedding import Embed, embed_texts
-from hubplugin.bank.texts import Texts, holds_texts, is_number, list_first, read_clicks, read_texts
+from hubplugin.bank.texts import (
+    Texts,
+    holds_texts,
+    is_number,
+    list_first,
+    read_clicks,
+    read_texts,
+)
 from hubplugin.compute import Compute, Similarities, dense
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods import FitInput
@@ -82,7 +89,9 @@ class Bank:
         return bank if isinstance(bank, Bank) else cls(bank, name=name)
 
     @classmethod
-    def from_field(cls, store: Scannable, field: str, embed: Embed, name: str = "pairs") -> Bank:
+    def from_field(
+        cls, store: Scannable, field: str, embed: Embed, name: str = "pairs"
+    ) -> Bank:
         """Titles as pairs: the texts that targets of a store have in a field, as queries for their own targets.
 
         Args:
@@ -101,11 +110,16 @@ class Bank:
         """
         url = getattr(store, "url", None)
         if url is None:
-            raise InputError(f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store(URL)")
+            raise InputError(
+                f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store(URL)"
+            )
         if not isinstance(field, str) or not field:
             raise InputError(f"expected the name of a field of {url}, got {field!r}")
         if embed is None:
-            raise InputError(f"texts of {field!r} need the model that embeds queries: pass ", Parameter("embed"))
+            raise InputError(
+                f"texts of {field!r} need the model that embeds queries: pass ",
+                Parameter("embed"),
+            )
         rng, pairs, seen = np.random.default_rng(0), list[tuple[str, int | str]](), 0
         for batch in store.scan(field):  # type: ignore[call-arg]
             for id, text in zip(batch.ids, batch.groups, strict=True):
@@ -118,7 +132,9 @@ class Bank:
                 elif (place := int(rng.integers(seen))) < MOST_PAIRS:
                     pairs[place] = pair
         if not pairs:
-            raise InputError(f"{url}: no target has a text in {field!r}; name a field whose values are texts")
+            raise InputError(
+                f"{url}: no target has a text in {field!r}; name a field whose values are texts"
+            )
         texts, ids = zip(*pairs, strict=True)
         return cls(texts, np.array(ids, object), embed=embed, name=name)
 
@@ -140,16 +156,24 @@ class Bank:
             return None
         if self.queries is None:
             where = "bank" if self.name == "query bank" else self.name
-            raise InputError(Parameter("embed", self.embed), " is for texts; pass them as ", Parameter(where))
+            raise InputError(
+                Parameter("embed", self.embed),
+                " is for texts; pass them as ",
+                Parameter(where),
+            )
         texts: list[Any] = list(self.queries)  # type: ignore[arg-type]
         if not texts or not all(isinstance(text, str) for text in texts):
-            raise InputError(f"{self.name}: embed= is for texts; vectors are passed without it")
+            raise InputError(
+                f"{self.name}: embed= is for texts; vectors are passed without it"
+            )
         return Texts(texts, list(range(len(texts))), self.name)
 
     @cached_property
     def _vectors(self) -> Vectors:
         if self.queries is None:
-            raise InputError(f"{self.name}: no queries were given, and recorded ones are those of a store")
+            raise InputError(
+                f"{self.name}: no queries were given, and recorded ones are those of a store"
+            )
         return as_vectors(self.queries, self.name)  # type: ignore[arg-type]
 
     @cached_property
@@ -160,7 +184,14 @@ class Bank:
         ids_or_file: np.ndarray | Path | None = None
         if not isinstance(self.answers, (str, os.PathLike)):
             ids_or_file = _one_dimensional(self.answers)
-        elif (path := Path(self.answers)).suffix in (".csv", ".tsv", ".json", ".jsonl", ".md", ".txt"):
+        elif (path := Path(self.answers)).suffix in (
+            ".csv",
+            ".tsv",
+            ".json",
+            ".jsonl",
+            ".md",
+            ".txt",
+        ):
             require_file(path, "answers")
             if path.suffix not in (".csv", ".tsv"):
                 raise InputError(
@@ -172,7 +203,9 @@ class Bank:
         if ids_or_file is None:
             return as_vectors(self.answers, "target bank")  # type: ignore[arg-type]
         if self.pairs is not None:
-            raise InputError("pairs are of answers that are vectors; ids and rows belong to the queries one by one")
+            raise InputError(
+                "pairs are of answers that are vectors; ids and rows belong to the queries one by one"
+            )
         return ids_or_file
 
     def look(self) -> Bank:
@@ -191,13 +224,19 @@ class Bank:
         """The answers where they are ids or rows, one for each of the `count` queries: [m], -1 for none."""
         if isinstance(self._known, Path):
             if self.texts is not None:
-                return read_clicks(self._known, count, self.texts.texts, self.texts.rows)
+                return read_clicks(
+                    self._known, count, self.texts.texts, self.texts.rows
+                )
             return read_clicks(self._known, count, getattr(self.queries, "texts", None))
         if isinstance(self._known, np.ndarray):
-            return _one_each(self._known, count, "id or row of the gallery", "answers", "iuUO")
+            return _one_each(
+                self._known, count, "id or row of the gallery", "answers", "iuUO"
+            )
         return None
 
-    def vectors(self, gallery: object = None, progress: Progress | None = None) -> Vectors:
+    def vectors(
+        self, gallery: object = None, progress: Progress | None = None
+    ) -> Vectors:
         """The queries [m, d].
 
         Args:
@@ -212,14 +251,19 @@ class Bank:
             vectors = self._vectors
         else:
             texts = self.texts
-            vectors = as_vectors(embed_texts(texts.texts, self.embed, texts.name, progress, dim), texts.name)
+            vectors = as_vectors(
+                embed_texts(texts.texts, self.embed, texts.name, progress, dim),
+                texts.name,
+            )
         if dim is not None and vectors.dim != dim:
             raise InputError(
                 f"{vectors.name} has {vectors.dim} dimensions, {name} has {dim}; embed the queries with its model"
             )
         return vectors
 
-    def read(self, metric: Metric | str, compute: Compute, targets: VectorLike | None = None) -> FitInput:
+    def read(
+        self, metric: Metric | str, compute: Compute, targets: VectorLike | None = None
+    ) -> FitInput:
         """What a fit reads of the bank.
 
         Args:
@@ -234,9 +278,13 @@ class Bank:
             InputError: They cannot be used.
         """
         queries = self.vectors(progress=compute.progress)
-        return FitInput.read(queries, targets, self.target_bank, Metric.parse(metric), compute)
+        return FitInput.read(
+            queries, targets, self.target_bank, Metric.parse(metric), compute
+        )
 
-    def prepare(self, metric: Metric | str, compute: Compute, gallery: object = None) -> PreparedBank:
+    def prepare(
+        self, metric: Metric | str, compute: Compute, gallery: object = None
+    ) -> PreparedBank:
         """This bank as corrections are tried and fitted on it.
 
         Args:
@@ -247,27 +295,43 @@ class Bank:
         Raises:
             InputError: It cannot be used.
         """
-        metric, vectors, target_bank = Metric.parse(metric), self.vectors(gallery, compute.progress), self.target_bank
+        metric, vectors, target_bank = (
+            Metric.parse(metric),
+            self.vectors(gallery, compute.progress),
+            self.target_bank,
+        )
         queries, answers = Directed.load(vectors, metric), None
         if target_bank is not None:
             answers = Directed.load(target_bank, metric)
         rows, pairs, clicks = original_rows(queries), None, self.clicks(vectors.rows)
         if self.pairs is not None:
             if target_bank is None:
-                raise InputError("pairs were given without answers; pass ", Parameter("answers"))
-            pairs = _one_each(self.pairs, vectors.rows, "row of the target bank", "pairs", "iu")
+                raise InputError(
+                    "pairs were given without answers; pass ", Parameter("answers")
+                )
+            pairs = _one_each(
+                self.pairs, vectors.rows, "row of the target bank", "pairs", "iu"
+            )
             _require_rows(pairs, 0, target_bank.rows, "pairs", "target bank")
             pairs = locate_rows(answers, pairs)
             rows = rows[pairs[rows] >= 0]
-        elif answers is not None and target_bank is not None and target_bank.rows == vectors.rows:  # they may be pairs
+        elif (
+            answers is not None
+            and target_bank is not None
+            and target_bank.rows == vectors.rows
+        ):  # they may be pairs
             rows = np.intersect1d(rows, original_rows(answers))
             answers = _only(answers, rows)
-        prepared = PreparedBank.read(_only(queries, rows), None, answers, metric, compute)
+        prepared = PreparedBank.read(
+            _only(queries, rows), None, answers, metric, compute
+        )
         if pairs is not None:
             pairs = pairs[rows]
         elif _look_like_pairs(prepared):
             pairs = np.arange(len(rows))
-        return replace(prepared, pairs=pairs, clicks=None if clicks is None else clicks[rows])
+        return replace(
+            prepared, pairs=pairs, clicks=None if clicks is None else clicks[rows]
+        )
 
 
 BankLike: TypeAlias = Bank | VectorLike | Sequence[str]
@@ -276,7 +340,11 @@ BankLike: TypeAlias = Bank | VectorLike | Sequence[str]
 
 def _only(vectors: Vectors, rows: np.ndarray) -> Vectors:
     """Those of `vectors` that had the numbers `rows` before zero vectors were left out."""
-    return vectors if len(rows) == vectors.rows else Directed(vectors, locate_rows(vectors, rows))
+    return (
+        vectors
+        if len(rows) == vectors.rows
+        else Directed(vectors, locate_rows(vectors, rows))
+    )
 
 
 def _one_dimensional(answers: Any) -> np.ndarray | None:
@@ -287,20 +355,30 @@ def _one_dimensional(answers: Any) -> np.ndarray | None:
         array = np.asarray(answers)
     except Exception:  # whatever a foreign object raises: `as_vectors` tells of it
         return None
-    if array.ndim != 1 or (array.dtype.kind == "O" and len(array) and not isinstance(array[0], (int, str, np.integer))):
+    if array.ndim != 1 or (
+        array.dtype.kind == "O"
+        and len(array)
+        and not isinstance(array[0], (int, str, np.integer))
+    ):
         return None
     return array
 
 
-def _one_each(values: Any, count: int, kind_of_value: str, name: str, kinds: str) -> np.ndarray:
+def _one_each(
+    values: Any, count: int, kind_of_value: str, name: str, kinds: str
+) -> np.ndarray:
     """`values` as an array [count] of numbers or texts; raises InputError where it is none."""
     array = np.asarray(values)
     if array.shape != (count,) or array.dtype.kind not in kinds:
-        raise InputError(f"{name} must hold one {kind_of_value} for each of the {count} bank queries")
+        raise InputError(
+            f"{name} must hold one {kind_of_value} for each of the {count} bank queries"
+        )
     return array
 
 
-def _require_rows(rows: np.ndarray, lowest: int, count: int, name: str, where: str) -> None:
+def _require_rows(
+    rows: np.ndarray, lowest: int, count: int, name: str, where: str
+) -> None:
     outside = np.flatnonzero((rows < lowest) | (rows >= count))
     if outside.size:
         raise InputError(
@@ -320,7 +398,9 @@ class PreparedBank(FitInput):
     pairs: np.ndarray | None = None
     clicks: np.ndarray | None = None
 
-    def against(self, targets: VectorLike, ids: Mapping[int | str, int] | None = None) -> PreparedBank:
+    def against(
+        self, targets: VectorLike, ids: Mapping[int | str, int] | None = None
+    ) -> PreparedBank:
         """This bank with the gallery `targets`; `ids` gives the row of each id, where a store was read.
 
         Raises InputError where the gallery has other dimensions, or lacks what was clicked.
@@ -334,12 +414,21 @@ class PreparedBank(FitInput):
         clicks = _rows_of(self.clicks, prepared.targets.rows, ids)
         if not (clicks >= 0).any():
             name = prepared.targets.name
-            raise InputError(f"answers: none of what they name is in {name}; one for each query, they are ids")
-        return replace(prepared, targets=prepared.gallery, clicks=locate_rows(prepared.gallery, clicks))
+            raise InputError(
+                f"answers: none of what they name is in {name}; one for each query, they are ids"
+            )
+        return replace(
+            prepared,
+            targets=prepared.gallery,
+            clicks=locate_rows(prepared.gallery, clicks),
+        )
 
     def with_pairs(self, pairs: PreparedBank) -> PreparedBank:
         """This bank with the queries of `pairs` and their rows of the gallery behind its own."""
-        parts = [np.full(len(part.query_bank), -1) if part.clicks is None else part.clicks for part in (self, pairs)]
+        parts = [
+            np.full(len(part.query_bank), -1) if part.clicks is None else part.clicks
+            for part in (self, pairs)
+        ]
         queries = np.concatenate([self.query_bank, pairs.query_bank])
         return replace(self, query_bank=queries, clicks=np.concatenate(parts))
 
@@ -349,7 +438,9 @@ class PreparedBank(FitInput):
         if clicks is not None:
             place = np.minimum(np.searchsorted(numbers, clicks), len(numbers) - 1)
             clicks = locate_rows(gallery, np.where(numbers[place] == clicks, place, -1))
-            clicks = clicks if len(np.unique(clicks)) > FEWEST else None  # too few to hold any out
+            clicks = (
+                clicks if len(np.unique(clicks)) > FEWEST else None
+            )  # too few to hold any out
         return replace(self, targets=gallery, clicks=clicks)
 
     @property
@@ -365,15 +456,21 @@ class PreparedBank(FitInput):
         return self.clicks if self.pairs is None else self.pairs
 
 
-def _rows_of(clicks: np.ndarray, count: int, ids: Mapping[int | str, int] | None) -> np.ndarray:
+def _rows_of(
+    clicks: np.ndarray, count: int, ids: Mapping[int | str, int] | None
+) -> np.ndarray:
     """The rows [m] of what was clicked, -1 for nothing. Ids that are not in the store are counted and named in the
     log."""
     if ids is None:
         if clicks.dtype.kind not in "iu":
-            raise InputError("answers must be rows of the gallery, which are numbers, or vectors; -1 for none")
+            raise InputError(
+                "answers must be rows of the gallery, which are numbers, or vectors; -1 for none"
+            )
         _require_rows(clicks, -1, count, "answers", "gallery")
         return clicks.astype(np.int64)
-    clicked = [id for id in clicks.tolist() if id not in (-1, "-1")]  # numpy makes a text of it beside texts
+    clicked = [
+        id for id in clicks.tolist() if id not in (-1, "-1")
+    ]  # numpy makes a text of it beside texts
     unknown = [id for id in clicked if id not in ids]
     if unknown:
         message = "%d of %d clicked ids are not in the store, and are left out: %s"
@@ -381,15 +478,23 @@ def _rows_of(clicks: np.ndarray, count: int, ids: Mapping[int | str, int] | None
     return np.array([ids.get(id, -1) for id in clicks.tolist()], np.int64)
 
 
-def places(ids: Sequence[int | str], first: int, clicked: Container[int | str]) -> dict[int | str, int]:
+def places(
+    ids: Sequence[int | str], first: int, clicked: Container[int | str]
+) -> dict[int | str, int]:
     """The rows of the `ids` that were `clicked`; the `first` row is that of the first id. Clicks have digits as a
     number, a store of texts has them as a text."""
     rows = {id: first + row for row, id in enumerate(ids) if id in clicked}
-    digits = ((int(id), row) for row, id in enumerate(ids) if isinstance(id, str) and is_number(id))
+    digits = (
+        (int(id), row)
+        for row, id in enumerate(ids)
+        if isinstance(id, str) and is_number(id)
+    )
     return rows | {id: first + row for id, row in digits if id in clicked}
 
 
-def read_store(store: Scannable, clicks: np.ndarray) -> tuple[Vectors, dict[int | str, int]]:
+def read_store(
+    store: Scannable, clicks: np.ndarray
+) -> tuple[Vectors, dict[int | str, int]]:
     """What `store` holds, read once, and the rows of the ids in `clicks` [m]."""
     rows: dict[int | str, int] = {}
     wanted = set(clicks.tolist())
@@ -412,9 +517,19 @@ def _look_like_pairs(fit_input: FitInput) -> bool:
     """Whether most queries are nearer to their own row of the target bank than to the next row's: half are by
     chance."""
     count = len(fit_input.query_bank)
-    if fit_input.target_bank is None or len(fit_input.target_bank) != count or count < FEWEST:
+    if (
+        fit_input.target_bank is None
+        or len(fit_input.target_bank) != count
+        or count < FEWEST
+    ):
         return False
     rows = np.random.default_rng(0).permutation(count)[:LOOKED_AT]
     answers = as_vectors(fit_input.target_bank[rows], "target bank")
-    similarities = dense(Similarities(fit_input.query_bank[rows], fit_input.metric, fit_input.compute), answers)
-    return bool((similarities.diagonal() > np.roll(similarities, 1, axis=1).diagonal()).mean() > 0.75)
+    similarities = dense(
+        Similarities(fit_input.query_bank[rows], fit_input.metric, fit_input.compute),
+        answers,
+    )
+    return bool(
+        (similarities.diagonal() > np.roll(similarities, 1, axis=1).diagonal()).mean()
+        > 0.75
+    )

@@ -43,9 +43,13 @@ def embedder_of(spec: str) -> Embedder:
     try:
         return FRAMEWORKS[framework](name, kind.endswith(DOCUMENTS))
     except ModuleNotFoundError as error:
-        raise InputError(f"{kind}:{name} needs a package that is missing ({error}); pip install {framework}") from None
+        raise InputError(
+            f"{kind}:{name} needs a package that is missing ({error}); pip install {framework}"
+        ) from None
     except Exception as error:  # of whatever it fetches a model with
-        raise InputError(f"{kind}:{name} cannot be loaded: {one_line(error)[:300]}") from None
+        raise InputError(
+            f"{kind}:{name} cannot be loaded: {one_line(error)[:300]}"
+        ) from None
 
 
 def _load_sentence_transformers(name: str, documents: bool) -> Embedder:
@@ -53,7 +57,9 @@ def _load_sentence_transformers(name: str, documents: bool) -> Embedder:
 
     model = SentenceTransformer(name)
     # From 5.0 on there is a method for either, with the model's own prompt.
-    encode = getattr(model, "encode_document" if documents else "encode_query", model.encode)
+    encode = getattr(
+        model, "encode_document" if documents else "encode_query", model.encode
+    )
     return lambda texts: encode(list(texts), show_progress_bar=False)
 
 
@@ -65,7 +71,10 @@ def _load_fastembed(name: str, documents: bool) -> Embedder:
     return lambda texts: list(embed(list(texts)))
 
 
-FRAMEWORKS = {"sentence-transformers": _load_sentence_transformers, "fastembed": _load_fastembed}
+FRAMEWORKS = {
+    "sentence-transformers": _load_sentence_transformers,
+    "fastembed": _load_fastembed,
+}
 
 
 def for_documents(spec: str) -> str:
@@ -76,15 +85,21 @@ def for_documents(spec: str) -> str:
 
 def _import_function(spec: str, module: str, name: str) -> Embedder:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does, and a command does not
+        sys.path.insert(
+            0, str(Path.cwd())
+        )  # as `python -m` does, and a command does not
     try:
         function: Any = attrgetter(name)(importlib.import_module(module))
     except ModuleNotFoundError as error:
         raise InputError(f"{spec!r}: {error}; {EXPECTED}") from None
     except Exception as error:  # the function is not there, or whatever the module does when it is imported
-        raise InputError(f"{spec!r}: importing it raised {type(error).__name__}: {one_line(error)}") from None
+        raise InputError(
+            f"{spec!r}: importing it raised {type(error).__name__}: {one_line(error)}"
+        ) from None
     if not callable(function):
-        raise InputError(f"{spec!r} is {type(function).__name__} and no function; it is called with a list of texts")
+        raise InputError(
+            f"{spec!r} is {type(function).__name__} and no function; it is called with a list of texts"
+        )
     embedder: Embedder = function
     return embedder
 
@@ -114,7 +129,9 @@ def embed_texts(
     embedder = embedder_of(embed) if isinstance(embed, str) else embed
     row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     different, parts = list(row_of), list[np.ndarray]()
-    logger.info("%s: %d texts, %d of them to be embedded", name, len(texts), len(different))
+    logger.info(
+        "%s: %d texts, %d of them to be embedded", name, len(texts), len(different)
+    )
     for start in range(0, len(different), BATCH):
         batch = different[start : start + BATCH]
         batch_vectors = _vectors_of(batch, embedder, name)
@@ -139,8 +156,12 @@ def _vectors_of(texts: list[str], embedder: Embedder, name: str) -> np.ndarray:
         raise
     except Exception as error:  # whatever a model raises
         reason = one_line(error)[:300]
-        raise InputError(f"{name}: embedding its texts raised {type(error).__name__}: {reason}") from error
+        raise InputError(
+            f"{name}: embedding its texts raised {type(error).__name__}: {reason}"
+        ) from error
     vectors = as_vectors(output, f"{name}, as it was embedded").array()
     if len(vectors) != len(texts):
-        raise InputError(f"{name}: of {len(texts)} texts the model made {len(vectors)} vectors; expected one each")
+        raise InputError(
+            f"{name}: of {len(texts)} texts the model made {len(vectors)} vectors; expected one each"
+        )
     return vectors

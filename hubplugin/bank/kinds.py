@@ -20,7 +20,15 @@ from hubplugin.model import OffsetModel
 from hubplugin.vectors import Vectors, as_vectors
 
 Kind: TypeAlias = Literal[
-    "clean", "log", "clean or log", "swapped", "documents", "mixture", "another model", "elsewhere", "too small to tell"
+    "clean",
+    "log",
+    "clean or log",
+    "swapped",
+    "documents",
+    "mixture",
+    "another model",
+    "elsewhere",
+    "too small to tell",
 ]
 
 SEEN = 2_048
@@ -114,7 +122,11 @@ class BankProfile:
         far = self.like_documents and self.near < AS_NEAR and not self.answers_stand_out
         if (one_set or far) and not self.known:
             return "documents"
-        if self.clustered > CLUSTERED and self.agreement < AGREEMENT and self.own_share < OVERLAP:
+        if (
+            self.clustered > CLUSTERED
+            and self.agreement < AGREEMENT
+            and self.own_share < OVERLAP
+        ):
             return "elsewhere"
         if self.answered or self.answers_stand_out:
             return "log"
@@ -133,7 +145,11 @@ class BankProfile:
     @property
     def objection(self) -> str | None:
         """What there is to say against a fit on this bank, if anything."""
-        return None if self.kind in ("clean", "log", "clean or log", "too small to tell") else str(self)
+        return (
+            None
+            if self.kind in ("clean", "log", "clean or log", "too small to tell")
+            else str(self)
+        )
 
     @property
     def doubt(self) -> str | None:
@@ -187,7 +203,12 @@ class BankProfile:
 
 
 def profile(
-    fit_input: FitInput, queries: np.ndarray, targets: np.ndarray, known: bool, answered: bool, seed: int
+    fit_input: FitInput,
+    queries: np.ndarray,
+    targets: np.ndarray,
+    known: bool,
+    answered: bool,
+    seed: int,
 ) -> BankProfile:
     """The profile of a bank, seen on samples.
 
@@ -199,20 +220,34 @@ def profile(
         answered: clicks or pairs say that the answers are in the gallery.
         seed: of what is drawn.
     """
-    distinct, metric, compute = len(fit_input.distinct), fit_input.metric, fit_input.compute
+    distinct, metric, compute = (
+        len(fit_input.distinct),
+        fit_input.metric,
+        fit_input.compute,
+    )
     if min(len(queries), len(targets)) < FEWEST:
         return BankProfile(distinct, known=known, told=False)
     rng = np.random.default_rng(seed)
     seen, targets = (rng.permutation(part)[:SEEN] for part in (queries, targets))
     from_bank, from_gallery = (
-        _similarities(part, targets, metric, compute) for part in _as_queries(seen, targets, metric)
+        _similarities(part, targets, metric, compute)
+        for part in _as_queries(seen, targets, metric)
     )
     np.fill_diagonal(from_gallery, -math.inf)
     queries, unit = (_unit(part, metric) for part in (seen, targets))
     share, target_share = own_share(queries, unit, compute, rng), 0.5
-    if share < OWN_SHARE and fit_input.target_bank is not None and len(fit_input.target_bank) >= FEWEST:
-        target_share = own_share(_unit(fit_input.target_bank, metric), unit, compute, rng)
-    own_hubs, hubs = (topk(part.T, min(16, len(part) - 1))[0].mean(axis=1) for part in (from_gallery, from_bank))
+    if (
+        share < OWN_SHARE
+        and fit_input.target_bank is not None
+        and len(fit_input.target_bank) >= FEWEST
+    ):
+        target_share = own_share(
+            _unit(fit_input.target_bank, metric), unit, compute, rng
+        )
+    own_hubs, hubs = (
+        topk(part.T, min(16, len(part) - 1))[0].mean(axis=1)
+        for part in (from_gallery, from_bank)
+    )
     return BankProfile(
         distinct=distinct,
         spacing=_spacing(fit_input),
@@ -220,11 +255,16 @@ def profile(
         target_share=target_share,
         one_sided=one_sided(queries, unit, compute),
         near=typical_similarity(queries, unit, metric, compute, rng),
-        between=float(from_bank.mean(axis=1).var()) / max(float(from_bank.var()), 1e-30),
+        between=float(from_bank.mean(axis=1).var())
+        / max(float(from_bank.var()), 1e-30),
         clustered=_join_count(from_bank.argmax(axis=1), _neighbours(unit, compute)),
         agreement=_correlation(hubs, own_hubs),
         known=known,
-        answered=True if answered else False if fit_input.answers_are_elsewhere else None,
+        answered=True
+        if answered
+        else False
+        if fit_input.answers_are_elsewhere
+        else None,
     )
 
 
@@ -237,14 +277,19 @@ def _spacing(fit_input: FitInput) -> float:
         largest, nearest = fit_input.whole.largest, fit_input.whole.nearest
     else:
         top = TopK(SPACINGS + 1)
-        targets, compute = fit_input.require_targets("blend"), fit_input.compute.without_progress
+        targets, compute = (
+            fit_input.require_targets("blend"),
+            fit_input.compute.without_progress,
+        )
         search(fit_input.surveyed, targets, fit_input.metric, compute, top)
         largest, nearest = top.scores[0], top.rows[0, :, 0]
     ratio, once = spacing_ratio(largest), np.unique(nearest, return_index=True)[1]
     return ratio if ratio <= LOG else spacing_ratio(largest[once])
 
 
-def own_share(first: np.ndarray, second: np.ndarray, compute: Compute, rng: np.random.Generator) -> float:
+def own_share(
+    first: np.ndarray, second: np.ndarray, compute: Compute, rng: np.random.Generator
+) -> float:
     """Share of the nearest neighbours that come from the same set, of `first` and `second` in equal shares: 0.5 if they
     are one set, 1 if they lie apart (Schilling 1986).
 
@@ -253,14 +298,18 @@ def own_share(first: np.ndarray, second: np.ndarray, compute: Compute, rng: np.r
     size = min(len(first), len(second), SEEN // 2)
     shares = []
     for _ in range(min(8, SEEN // (2 * size))):
-        both = np.concatenate([rng.permutation(first)[:size], rng.permutation(second)[:size]])
+        both = np.concatenate(
+            [rng.permutation(first)[:size], rng.permutation(second)[:size]]
+        )
         near = _neighbours(both, compute)
         same = (near >= size) == (np.arange(2 * size) >= size)[:, None]
         shares.append(float(same.mean()))
     return float(np.mean(shares))
 
 
-def _similarities(bank: np.ndarray, targets: np.ndarray, metric: Metric, compute: Compute) -> np.ndarray:
+def _similarities(
+    bank: np.ndarray, targets: np.ndarray, metric: Metric, compute: Compute
+) -> np.ndarray:
     return dense(Similarities(bank, metric, compute), as_vectors(targets, "targets"))
 
 
@@ -280,14 +329,25 @@ def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> flo
     """
     similarities = _similarities(queries, targets, Metric.EUCLIDEAN, compute)
     size = min(NEIGHBOURS, *similarities.shape)
-    nearest_queries, nearest_targets = topk(similarities.T, size)[1], topk(similarities, size)[1]
+    nearest_queries, nearest_targets = (
+        topk(similarities.T, size)[1],
+        topk(similarities, size)[1],
+    )
     counts = np.bincount(nearest_queries.reshape(-1), minlength=len(queries))
     direction = counts @ queries / nearest_queries.size - targets.mean(axis=0)
-    return float((queries @ direction > (targets @ direction)[nearest_targets].mean(axis=1)).mean())
+    return float(
+        (
+            queries @ direction > (targets @ direction)[nearest_targets].mean(axis=1)
+        ).mean()
+    )
 
 
 def typical_similarity(
-    queries: np.ndarray, targets: np.ndarray, metric: Metric, compute: Compute, rng: np.random.Generator
+    queries: np.ndarray,
+    targets: np.ndarray,
+    metric: Metric,
+    compute: Compute,
+    rng: np.random.Generator,
 ) -> float:
     """How near the nearest targets of queries lie: from 0, as near as those of random directions, to 1, as near as the
     targets lie to each other.
@@ -302,8 +362,12 @@ def typical_similarity(
         rng: draws the random directions.
     """
     sides = (_unit(part, metric) for part in (queries, targets))
-    queries_about_mean, gallery = (_unit(side - side.mean(axis=0), Metric.COSINE)[: SEEN // 2] for side in sides)
-    random = _unit(rng.normal(size=(SEEN // 2, queries.shape[1])).astype(np.float32), Metric.COSINE)
+    queries_about_mean, gallery = (
+        _unit(side - side.mean(axis=0), Metric.COSINE)[: SEEN // 2] for side in sides
+    )
+    random = _unit(
+        rng.normal(size=(SEEN // 2, queries.shape[1])).astype(np.float32), Metric.COSINE
+    )
 
     def nearest(vectors: np.ndarray) -> float:
         similarities = _similarities(vectors, gallery, Metric.DOT, compute)
@@ -319,14 +383,26 @@ def _join_count(nearest: np.ndarray, neighbours: np.ndarray) -> float:
     """A join count: whether the targets that the bank finds, `nearest` [m], are `neighbours` [n, k] of one another; of
     a large bank the mean of parts of `FINDING` queries."""
     whole = len(nearest) // FINDING
-    parts = nearest[: whole * FINDING].reshape(whole, FINDING) if whole else nearest[None]
-    is_found = np.stack([np.isin(np.arange(len(neighbours)), part) for part in parts]).astype(float)
-    return float(np.mean([_correlation(part, part[neighbours].mean(axis=1)) for part in is_found]))
+    parts = (
+        nearest[: whole * FINDING].reshape(whole, FINDING) if whole else nearest[None]
+    )
+    is_found = np.stack(
+        [np.isin(np.arange(len(neighbours)), part) for part in parts]
+    ).astype(float)
+    return float(
+        np.mean(
+            [_correlation(part, part[neighbours].mean(axis=1)) for part in is_found]
+        )
+    )
 
 
 def _correlation(first: np.ndarray, second: np.ndarray) -> float:
     """0 where either is constant."""
-    return float(np.corrcoef(first, second)[0, 1]) if np.ptp(first) and np.ptp(second) else 0.0
+    return (
+        float(np.corrcoef(first, second)[0, 1])
+        if np.ptp(first) and np.ptp(second)
+        else 0.0
+    )
 
 
 def _unit(vectors: np.ndarray, metric: Metric) -> np.ndarray:
@@ -335,11 +411,15 @@ def _unit(vectors: np.ndarray, metric: Metric) -> np.ndarray:
 
 
 def _of_length(vectors: np.ndarray, length: float) -> np.ndarray:
-    scaled: np.ndarray = vectors * (length / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30))
+    scaled: np.ndarray = vectors * (
+        length / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
+    )
     return scaled
 
 
-def _as_queries(queries: np.ndarray, targets: np.ndarray, metric: Metric) -> tuple[np.ndarray, np.ndarray]:
+def _as_queries(
+    queries: np.ndarray, targets: np.ndarray, metric: Metric
+) -> tuple[np.ndarray, np.ndarray]:
     """`queries` [m, d], and the gallery's own vectors [n, d] in the place of queries: moved by the distance of the two
     means, which is most of what sets two modalities apart (Liang et al. 2022).
 
@@ -347,13 +427,18 @@ def _as_queries(queries: np.ndarray, targets: np.ndarray, metric: Metric) -> tup
     same vectors are then judged the same by every metric and on every scale.
     """
     lengths = np.linalg.norm(queries, axis=1)
-    length, gallery_length = np.median(lengths), np.median(np.linalg.norm(targets, axis=1))
+    length, gallery_length = (
+        np.median(lengths),
+        np.median(np.linalg.norm(targets, axis=1)),
+    )
     free = metric is not Metric.EUCLIDEAN
     scaled = targets * (length / max(gallery_length, 1e-30)) if free else targets
     moved = scaled - scaled.mean(axis=0) + queries.mean(axis=0)
     if free or np.ptp(lengths) <= 0.01 * length:
         queries, moved = _of_length(queries, length), _of_length(moved, length)
-    return np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(moved, np.float32)
+    return np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(
+        moved, np.float32
+    )
 
 
 MOVED_QUERIES, MOVED_TARGETS = 64, 2048
@@ -365,13 +450,18 @@ banks of text and code, text and image, two languages and query logs it is at mo
 `nnn`. On the same banks as if another model had embedded them it is 0.11 to 0.47 (benchmarks/guard.py)."""
 
 
-def displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: Compute) -> float:
+def displacement(
+    model: OffsetModel, bank: Vectors, gallery: Vectors, compute: Compute
+) -> float:
     """The share of `gallery` that is nearer to a query of `bank` than its nearest target as `model` corrects it, on
     average; `compute` multiplies."""
     queries, targets = _evenly(bank, MOVED_QUERIES), _evenly(gallery, MOVED_TARGETS)
     offsets = model.offsets(targets)
     if model.metric is Metric.COSINE:
-        queries, targets = normalise(queries, bank.name), normalise(targets, gallery.name)
+        queries, targets = (
+            normalise(queries, bank.name),
+            normalise(targets, gallery.name),
+        )
     if model.query_map is not None:
         queries = model.query_map(queries)
     raw = _similarities(queries, targets, model.metric, compute)
@@ -380,4 +470,6 @@ def displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: C
 
 
 def _evenly(vectors: Vectors, most: int) -> np.ndarray:
-    return vectors.select(np.linspace(0, vectors.rows - 1, min(most, vectors.rows)).astype(int))
+    return vectors.select(
+        np.linspace(0, vectors.rows - 1, min(most, vectors.rows)).astype(int)
+    )

@@ -65,12 +65,23 @@ def read_texts(path: str | Path, name: str = "query bank") -> Texts:
     else:
         rows = next(iter(read_columns(path, TEXT).values()), ())
         if not rows:
-            raise InputError(f"{path.name} has no column called {' or '.join(TEXT)}; rename the one that has the texts")
-    texts = {row: text.strip() for row, text in enumerate(rows) if text is not None and text.strip()}
+            raise InputError(
+                f"{path.name} has no column called {' or '.join(TEXT)}; rename the one that has the texts"
+            )
+    texts = {
+        row: text.strip()
+        for row, text in enumerate(rows)
+        if text is not None and text.strip()
+    }
     if not texts:
         raise InputError(f"{name} has no texts")
     if len(texts) < len(rows):
-        logger.warning("%s: %d of %d rows have no text and are left out", name, len(rows) - len(texts), len(rows))
+        logger.warning(
+            "%s: %d of %d rows have no text and are left out",
+            name,
+            len(rows) - len(texts),
+            len(rows),
+        )
     return Texts(list(texts.values()), list(texts), name)
 
 
@@ -81,30 +92,58 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[str | None]
         import pyarrow as pa
         from pyarrow import csv, json, parquet
     except ImportError:
-        raise InputError(f"reading {path.name} needs pyarrow; {install('tables')}") from None
+        raise InputError(
+            f"reading {path.name} needs pyarrow; {install('tables')}"
+        ) from None
     texts = pa.schema([(name, pa.string()) for name in names])
     try:
         if path.suffix == ".parquet":
-            present = [name for name in names if name in parquet.read_schema(path).names]
-            table = parquet.read_table(path, columns=present).cast(pa.schema([texts.field(name) for name in present]))
+            present = [
+                name for name in names if name in parquet.read_schema(path).names
+            ]
+            table = parquet.read_table(path, columns=present).cast(
+                pa.schema([texts.field(name) for name in present])
+            )
         elif path.suffix == ".jsonl":
-            options = json.ParseOptions(explicit_schema=texts, unexpected_field_behavior="ignore")
+            options = json.ParseOptions(
+                explicit_schema=texts, unexpected_field_behavior="ignore"
+            )
             table = json.read_json(path, json.ReadOptions(block_size=BLOCK), options)
         else:
             table = csv.read_csv(
                 path,
                 csv.ReadOptions(block_size=BLOCK),
-                csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True),
-                csv.ConvertOptions(column_types=texts, include_columns=list(names), include_missing_columns=True),
+                csv.ParseOptions(
+                    delimiter="\t" if path.suffix == ".tsv" else ",",
+                    newlines_in_values=True,
+                ),
+                csv.ConvertOptions(
+                    column_types=texts,
+                    include_columns=list(names),
+                    include_missing_columns=True,
+                ),
             )
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise InputError(f"{path.name} cannot be read as {path.suffix}: {one_line(error)}") from None
-    columns = {name: table.column(name).to_pylist() for name in names if name in table.column_names}
-    return {name: column for name, column in columns.items() if any(text is not None for text in column)}
+        raise InputError(
+            f"{path.name} cannot be read as {path.suffix}: {one_line(error)}"
+        ) from None
+    columns = {
+        name: table.column(name).to_pylist()
+        for name in names
+        if name in table.column_names
+    }
+    return {
+        name: column
+        for name, column in columns.items()
+        if any(text is not None for text in column)
+    }
 
 
 def read_clicks(
-    path: Path, count: int, texts: Sequence[str | None] | None = None, rows: Iterable[int] | None = None
+    path: Path,
+    count: int,
+    texts: Sequence[str | None] | None = None,
+    rows: Iterable[int] | None = None,
 ) -> np.ndarray:
     """Reads the id of the target that each bank query led to.
 
@@ -126,7 +165,10 @@ def read_clicks(
         InputError: the file cannot be read, or has nothing of the bank.
     """
     columns = read_columns(path, (*TEXT, *TARGET))
-    queries, targets = (next((columns[name] for name in usual if name in columns), None) for usual in (TEXT, TARGET))
+    queries, targets = (
+        next((columns[name] for name in usual if name in columns), None)
+        for usual in (TEXT, TARGET)
+    )
     if queries is None or targets is None:
         raise InputError(f"clicks: {path.name} needs the columns query and target")
     places: dict[str, list[int]] = {}  # a text is stronger than a number
@@ -135,18 +177,26 @@ def read_clicks(
             places.setdefault(text.strip(), []).append(place)
     for place, row in enumerate(range(count) if rows is None else rows):
         places.setdefault(str(row), [place])
-    pairs = [(q.strip(), t.strip()) for q, t in zip(queries, targets, strict=True) if q and t]
+    pairs = [
+        (q.strip(), t.strip()) for q, t in zip(queries, targets, strict=True) if q and t
+    ]
     clicks = [Counter[int | str]() for _ in range(count)]
     for query, target in pairs:
         for place in places.get(query, ()):
             clicks[place][int(target) if is_number(target) else target] += 1
     unknown = [query for query, _ in pairs if query not in places]
     if len(unknown) == len(pairs):
-        expected = f"a row from 0 to {count - 1}" + ("" if texts is None else ", or the text of a query")
-        raise InputError(f"{path.name}: none of {len(pairs)} clicks is of a query in the bank; expected {expected}")
+        expected = f"a row from 0 to {count - 1}" + (
+            "" if texts is None else ", or the text of a query"
+        )
+        raise InputError(
+            f"{path.name}: none of {len(pairs)} clicks is of a query in the bank; expected {expected}"
+        )
     if unknown:
         message = "%s: %d of %d clicks are of queries that are not in the bank, and are left out: %s"
-        logger.warning(message, path.name, len(unknown), len(pairs), list_first(unknown))
+        logger.warning(
+            message, path.name, len(unknown), len(pairs), list_first(unknown)
+        )
     ids = [counts.most_common(1)[0][0] if counts else -1 for counts in clicks]
     return np.array(ids, np.int64 if all(isinstance(id, int) for id in ids) else object)
 
@@ -154,9 +204,16 @@ def read_clicks(
 def list_first(items: Collection[object]) -> str:
     """The first few of them that differ."""
     distinct = list(dict.fromkeys(items))
-    return ", ".join(map(repr, distinct[:NAMED])) + (", ..." if len(distinct) > NAMED else "")
+    return ", ".join(map(repr, distinct[:NAMED])) + (
+        ", ..." if len(distinct) > NAMED else ""
+    )
 
 
 def is_number(text: str) -> bool:
     """Whether these are the digits of a whole number, and nothing would be lost: 042 is a text, as a barcode is."""
-    return text.isascii() and text.isdecimal() and len(text) < 40 and str(int(text)) == text
+    return (
+        text.isascii()
+        and text.isdecimal()
+        and len(text) < 40
+        and str(int(text)) == text
+    )

@@ -3,7 +3,18 @@
 from hubplugin.cli import correct, manage, measure
 from hubplugin.cli.application import app, main
 
-ORDER = ["diagnose", "apply", "evaluate", "inspect", "refresh", "refit", "rollback", "remove", "explain", "bank"]
+ORDER = [
+    "diagnose",
+    "apply",
+    "evaluate",
+    "inspect",
+    "refresh",
+    "refit",
+    "rollback",
+    "remove",
+    "explain",
+    "bank",
+]
 """Of the commands in `hubplugin --help`: as somebody needs them who has none yet."""
 app.registered_commands.sort(key=lambda command: ORDER.index(str(command.name)))
 

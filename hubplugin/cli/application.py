@@ -26,7 +26,12 @@ from hubplugin._version import __version__
 from hubplugin.errors import CorrectionRefused, HubpluginError, Parameter
 from hubplugin.report import Result, as_text
 
-OF_A_URL = {"metric": "metric", "offset_key": "offset_key", "storage": "storage", "vector": "using"}
+OF_A_URL = {
+    "metric": "metric",
+    "offset_key": "offset_key",
+    "storage": "storage",
+    "vector": "using",
+}
 """What a parameter is called behind a URL."""
 
 ERROR, REFUSED, ATTENTION, STOPPED = 1, 3, 4, 130
@@ -44,8 +49,14 @@ def as_typed(parameter: Parameter, command: Any) -> str:
         option = options[name]
         if value is False and option.secondary_opts:
             return str(option.secondary_opts[0])
-        return option.opts[0] if value is None or value is True else f"{option.opts[0]} {value}"
-    return f"?{OF_A_URL[name]}={value or 'NAME'}" if name in OF_A_URL else str(parameter)
+        return (
+            option.opts[0]
+            if value is None or value is True
+            else f"{option.opts[0]} {value}"
+        )
+    return (
+        f"?{OF_A_URL[name]}={value or 'NAME'}" if name in OF_A_URL else str(parameter)
+    )
 
 
 def say(text: str) -> None:
@@ -74,7 +85,9 @@ class Commands(TyperGroup):
             except HubpluginError as error:
                 command = self.commands[str(ctx.invoked_subcommand)]
                 say(error.render(lambda parameter: as_typed(parameter, command)))
-                raise typer.Exit(REFUSED if isinstance(error, CorrectionRefused) else ERROR) from None
+                raise typer.Exit(
+                    REFUSED if isinstance(error, CorrectionRefused) else ERROR
+                ) from None
             except KeyboardInterrupt as stop:
                 say(f"stopped; {str(stop) or 'nothing was changed'}")
                 raise typer.Exit(STOPPED) from None
@@ -92,7 +105,8 @@ STORE = (
 app = typer.Typer(
     cls=Commands,
     help="Mends hubness in vector search: one offset per target, kept in the store that you have: Faiss, Qdrant, "
-    "PostgreSQL, Chroma or LanceDB. Begin with: hubplugin diagnose STORE --bank FILE. It changes nothing.\n\n" + STORE,
+    "PostgreSQL, Chroma or LanceDB. Begin with: hubplugin diagnose STORE --bank FILE. It changes nothing.\n\n"
+    + STORE,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -108,20 +122,40 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version.",
+        ),
     ] = False,
 ) -> None: ...
 
 
 def options_of_all(
-    json: Annotated[bool, typer.Option("--json", help="Print figures as JSON instead of text.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors and what needs attention.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print figures as JSON instead of text.")
+    ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet", help="Print nothing but errors and what needs attention."
+        ),
+    ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Print all details, and say on stderr what is being done.")
+        bool,
+        typer.Option(
+            "--verbose", help="Print all details, and say on stderr what is being done."
+        ),
     ] = False,
     threads: Annotated[
         int | None,
-        typer.Option("--threads", min=1, help="Threads that compute; by default those of OMP_NUM_THREADS, or all."),
+        typer.Option(
+            "--threads",
+            min=1,
+            help="Threads that compute; by default those of OMP_NUM_THREADS, or all.",
+        ),
     ] = None,
 ) -> None:
     """The options that every command has."""
@@ -134,26 +168,39 @@ def command(function: Callable[..., Result]) -> Callable[..., Result]:
     """Makes `function` a command of its name, with the options that every command has."""
 
     @functools.wraps(function)
-    def run(*, json: bool, quiet: bool, verbose: bool, threads: int | None, **arguments: Any) -> None:
+    def run(
+        *, json: bool, quiet: bool, verbose: bool, threads: int | None, **arguments: Any
+    ) -> None:
         if threads is not None:
             _use(threads)
         with _loudness(quiet, verbose):
             result = function(**arguments)
         attention = bool(getattr(result, "attention", ()))
         if json or attention or not quiet:
-            typer.echo(_as_json(function.__name__, result) if json else _as_text(result, verbose))
+            typer.echo(
+                _as_json(function.__name__, result)
+                if json
+                else _as_text(result, verbose)
+            )
         if attention:
             raise typer.Exit(ATTENTION)
 
-    parameters = [*inspect.signature(function, eval_str=True).parameters.values(), *SHARED.values()]
-    signature = inspect.Signature([one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters])
+    parameters = [
+        *inspect.signature(function, eval_str=True).parameters.values(),
+        *SHARED.values(),
+    ]
+    signature = inspect.Signature(
+        [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    )
     run.__signature__ = signature  # type: ignore[attr-defined]
     app.command(function.__name__)(run)
     return function
 
 
 def _as_json(name: str, result: Result) -> str:
-    return json.dumps({"command": name, "version": JSON_VERSION, **result.as_json()}, allow_nan=False)
+    return json.dumps(
+        {"command": name, "version": JSON_VERSION, **result.as_json()}, allow_nan=False
+    )
 
 
 def _as_text(result: Result, verbose: bool) -> str:
@@ -173,7 +220,9 @@ def _loudness(quiet: bool, verbose: bool) -> Iterator[None]:
     """What is logged under `hubplugin` and warned of, for one command."""
     logger = logging.getLogger("hubplugin")
     level = logger.level
-    logger.setLevel(logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING)
+    logger.setLevel(
+        logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING
+    )
     try:
         with warnings.catch_warnings():
             if quiet:

@@ -33,22 +33,40 @@ def apply(
     bank: BankFile = None,
     answers: Answers = None,
     embed: Embed = None,
-    method: Annotated[str, typer.Option(help="blend, is, sn, dbsn, dualis, nnn, csls or dn.")] = "blend",
+    method: Annotated[
+        str, typer.Option(help="blend, is, sn, dbsn, dualis, nnn, csls or dn.")
+    ] = "blend",
     settings: Settings = None,
     learn: Annotated[
-        bool, typer.Option("--learn", help="Known answers teach a map of the query, too (docs/learning.md).")
+        bool,
+        typer.Option(
+            "--learn",
+            help="Known answers teach a map of the query, too (docs/learning.md).",
+        ),
     ] = False,
     pairs_from: PairsFrom = None,
-    force: Annotated[bool, typer.Option("--force", help="Apply it even if the guard refuses it.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Apply it even if the guard refuses it.")
+    ] = False,
     dry_run: DryRun = False,
     device: Device = "auto",
 ) -> Result:
     """Fit, check, write, activate; resumes where it was cut off."""
     examples, opened = bank_of(bank, answers, embed, pairs_from), open_store(store)
-    parameters, pairs = parameters_of(method, settings), pairs_of(opened, pairs_from, embed)
+    parameters, pairs = (
+        parameters_of(method, settings),
+        pairs_of(opened, pairs_from, embed),
+    )
     with computing(device) as compute:
         return hubplugin.apply(
-            opened, examples, method, learn=pairs or learn, force=force, dry_run=dry_run, compute=compute, **parameters
+            opened,
+            examples,
+            method,
+            learn=pairs or learn,
+            force=force,
+            dry_run=dry_run,
+            compute=compute,
+            **parameters,
         )
 
 
@@ -58,13 +76,22 @@ def refit(
     bank: BankFile = None,
     answers: Answers = None,
     embed: Embed = None,
-    method: Annotated[str | None, typer.Option(help="As for apply; by default that of the active correction.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="As for apply; by default that of the active correction."),
+    ] = None,
     settings: Settings = None,
     learn: Annotated[
-        bool | None, typer.Option("--learn/--no-learn", help="As for apply; by default as in the active correction.")
+        bool | None,
+        typer.Option(
+            "--learn/--no-learn",
+            help="As for apply; by default as in the active correction.",
+        ),
     ] = None,
     pairs_from: PairsFrom = None,
-    force: Annotated[bool, typer.Option("--force", help="Activate it even if it is worse.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Activate it even if it is worse.")
+    ] = False,
     dry_run: DryRun = False,
     device: Device = "auto",
 ) -> Result:
@@ -72,13 +99,22 @@ def refit(
     if settings and method is None:
         raise InputError("--set is for a method that is named; add --method")
     if learn is False and pairs_from is not None:
-        raise InputError("--pairs-from teaches a map, and --no-learn wants none: leave one of them out")
+        raise InputError(
+            "--pairs-from teaches a map, and --no-learn wants none: leave one of them out"
+        )
     examples, opened = bank_of(bank, answers, embed, pairs_from), open_store(store)
     parameters = {} if method is None else parameters_of(method, settings)
     pairs = pairs_of(opened, pairs_from, embed)
     with computing(device) as compute:
         return hubplugin.refit(
-            opened, examples, method, learn=pairs or learn, force=force, dry_run=dry_run, compute=compute, **parameters
+            opened,
+            examples,
+            method,
+            learn=pairs or learn,
+            force=force,
+            dry_run=dry_run,
+            compute=compute,
+            **parameters,
         )
 
 

@@ -37,11 +37,18 @@ class Explained(Result):
 @command
 def explain(
     store: StoreUrl,
-    vector: Annotated[str | None, typer.Option(help="A file with the query, the first vector in it.")] = None,
-    id: Annotated[
-        str | None, typer.Option(help="The query is this target. Without either it is the first one.")
+    vector: Annotated[
+        str | None, typer.Option(help="A file with the query, the first vector in it.")
     ] = None,
-    k: Annotated[int, typer.Option(min=1, help="How many results the request asks for.")] = 10,
+    id: Annotated[
+        str | None,
+        typer.Option(
+            help="The query is this target. Without either it is the first one."
+        ),
+    ] = None,
+    k: Annotated[
+        int, typer.Option(min=1, help="How many results the request asks for.")
+    ] = 10,
 ) -> Result:
     """Print the request that other clients send for the corrected ranking, with its constants filled in."""
     if vector is not None and id is not None:
@@ -51,7 +58,9 @@ def explain(
     query: Any
     if queries is not None:
         if queries.dim != opened.dim:
-            raise InputError(f"--vector has {queries.dim} dimensions, {opened.url} has {opened.dim}")
+            raise InputError(
+                f"--vector has {queries.dim} dimensions, {opened.url} has {opened.dim}"
+            )
         query = next(iter(queries.blocks(1)))[0]
     elif id is not None:
         query = int(id) if id.isdigit() else id
@@ -95,9 +104,7 @@ class RecordedBank(Result):
         if not self.queries:
             return f"no queries are recorded in {self.folder}; to collect some: {self.how_to_record}"
         about = "" if self.different == self.queries else "about "
-        clicks = (
-            f"; {self.clicks:,} clicks on {self.pairs:,} different pairs of query and target, {self.targets:,} targets"
-        )
+        clicks = f"; {self.clicks:,} clicks on {self.pairs:,} different pairs of query and target, {self.targets:,} targets"
         return (
             f"{self.queries:,} queries of {self.dim} dimensions{', with texts' if self.texts else ''}, of "
             f"{self.seen:,} that were asked from {self.first} to {self.last}, {about}{self.different:,} of them "
@@ -108,34 +115,53 @@ class RecordedBank(Result):
 @command
 def bank(
     store: StoreUrl,
-    export: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="Write the recorded queries there.")] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.npy", help="Write the recorded queries there."),
+    ] = None,
     keep: Annotated[
-        int | None, typer.Option("--thin", metavar="N", min=1, help="Keep N of them, drawn at random.")
+        int | None,
+        typer.Option(
+            "--thin", metavar="N", min=1, help="Keep N of them, drawn at random."
+        ),
     ] = None,
     delete: Annotated[bool, typer.Option("--clear", help="Delete them.")] = False,
     forget: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", help="Delete this query and its clicks; a correction keeps it until a refit."),
+        typer.Option(
+            metavar="ID",
+            help="Delete this query and its clicks; a correction keeps it until a refit.",
+        ),
     ] = None,
     dry_run: DryRun = False,
 ) -> Result:
     """Show, export, thin, clear or forget the queries and clicks that are recorded of the store."""
     if export is not None and export.suffix != ".npy":
-        raise InputError("a bank is written as .npy; given: ", Parameter("export", str(export)))
+        raise InputError(
+            "a bank is written as .npy; given: ", Parameter("export", str(export))
+        )
     require_writable(export)
     if delete and keep is not None:
-        raise InputError("--thin keeps some of the queries and --clear none; give one of them")
+        raise InputError(
+            "--thin keeps some of the queries and --clear none; give one of them"
+        )
     if forget and (delete or keep is not None):
-        raise InputError("--forget takes out the queries that are named; --thin and --clear go without it")
+        raise InputError(
+            "--forget takes out the queries that are named; --thin and --clear go without it"
+        )
     for query in forget or []:
         as_id(query)  # which says what is no id, before a dry run says what it would do
     opened = open_store(store)
     if opened.record is None:
-        raise InputError(f"{opened.url}: nobody has said where its queries are recorded; {opened.how_to_record}")
+        raise InputError(
+            f"{opened.url}: nobody has said where its queries are recorded; {opened.how_to_record}"
+        )
     recorded, notes = read_recorded(opened), list[str]()
     if export is not None:
         if recorded is None:
-            raise InputError(f"{opened.url}: no queries are recorded in {opened.record}; {opened.how_to_record}")
+            raise InputError(
+                f"{opened.url}: no queries are recorded in {opened.record}; {opened.how_to_record}"
+            )
         content = io.BytesIO()
         np.save(content, recorded.array())
         write_file(export, content.getvalue())
@@ -144,20 +170,35 @@ def bank(
     changes = opened.record.is_dir() and (delete or keep is not None or bool(forget))
     if changes and dry_run:
         ids = [] if recorded is None or delete else recorded.ids
-        planned = len(set(ids) - set(forget or [])) if keep is None else min(len(ids), keep)
+        planned = (
+            len(set(ids) - set(forget or [])) if keep is None else min(len(ids), keep)
+        )
         notes.append(f"nothing was changed; would keep {planned}")
     elif changes:
-        with telling(f"{opened.record}: queries were being deleted; the same command finishes"):
+        with telling(
+            f"{opened.record}: queries were being deleted; the same command finishes"
+        ):
             recorded = _change_record(opened, opened.record, keep, delete, forget or [])
         notes.append(f"kept: {0 if recorded is None else recorded.rows}")
     how = opened.how_to_record
-    return RecordedBank(opened.url, str(opened.record), how, changes and not dry_run, notes, **_figures(recorded))
+    return RecordedBank(
+        opened.url,
+        str(opened.record),
+        how,
+        changes and not dry_run,
+        notes,
+        **_figures(recorded),
+    )
 
 
-def _change_record(store: Store, record: Path, keep: int | None, delete: bool, ids: list[str]) -> Recorded | None:
+def _change_record(
+    store: Store, record: Path, keep: int | None, delete: bool, ids: list[str]
+) -> Recorded | None:
     """What is recorded of `store` once it is thinned or cleared, or the queries `ids` are forgotten."""
     if ids:
-        say(f"{Recorder(record).forget(ids)} recorded queries forgotten, with their clicks")
+        say(
+            f"{Recorder(record).forget(ids)} recorded queries forgotten, with their clicks"
+        )
     if delete:
         clear(record)
     elif keep is not None:
@@ -183,4 +224,8 @@ def _figures(recorded: Recorded | None) -> dict[str, Any]:
 
 
 def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(seconds, timezone.utc)
+        .isoformat(timespec="seconds")
+        .replace("+00:00", "Z")
+    )

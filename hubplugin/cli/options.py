@@ -24,7 +24,10 @@ from hubplugin.errors import InputError
 from hubplugin.registry import without_secrets
 from hubplugin.report import Result
 
-StoreUrl = Annotated[str, typer.Argument(metavar="STORE", help="A URL, which `hubplugin --help` explains.")]
+StoreUrl = Annotated[
+    str,
+    typer.Argument(metavar="STORE", help="A URL, which `hubplugin --help` explains."),
+]
 BankFile = Annotated[
     str | None,
     typer.Option(
@@ -45,10 +48,14 @@ Answers = Annotated[
 ]
 Embed = Annotated[
     str | None,
-    typer.Option(metavar="SPEC", help="Embeds texts: sentence-transformers:NAME, fastembed:NAME or module:function."),
+    typer.Option(
+        metavar="SPEC",
+        help="Embeds texts: sentence-transformers:NAME, fastembed:NAME or module:function.",
+    ),
 ]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A parameter, as --set tau=0.05")
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A parameter, as --set tau=0.05"),
 ]
 TargetNames = Annotated[
     str | None,
@@ -59,7 +66,12 @@ TargetNames = Annotated[
     ),
 ]
 ReportFile = Annotated[
-    Path | None, typer.Option("--report", metavar="FILE.html", help="Also write a report: one HTML file to look at.")
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE.html",
+        help="Also write a report: one HTML file to look at.",
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto is cuda, then mps, then cpu.")]
 PairsFrom = Annotated[
@@ -70,7 +82,9 @@ PairsFrom = Annotated[
         "--learn. Needs --embed.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.")
+]
 
 
 @contextmanager
@@ -87,7 +101,12 @@ def computing(device: str = "auto") -> Iterator[Compute]:
         yield Compute(device, progress=lines(say))
 
 
-def bank_of(bank: str | None, answers: str | None, embed: str | None, pairs_from: str | None = None) -> Bank:
+def bank_of(
+    bank: str | None,
+    answers: str | None,
+    embed: str | None,
+    pairs_from: str | None = None,
+) -> Bank:
     """The bank as it was typed, whose files were looked at; without queries where none are named. With a field of
     pairs, which the model embeds, the bank may be of vectors."""
     if pairs_from is not None and (bank is None or not holds_texts(bank, embeds=True)):
@@ -100,7 +119,9 @@ def pairs_of(store: Any, field: str | None, embed: str | None) -> Bank | None:
     if field is None:
         return None
     if not store.maps_queries:
-        raise InputError(f"--pairs-from {field}: {store.url} holds no map of queries, which they would teach")
+        raise InputError(
+            f"--pairs-from {field}: {store.url} holds no map of queries, which they would teach"
+        )
     return Bank.from_field(store, field, embed)
 
 
@@ -110,8 +131,12 @@ def parameters_of(method: str, settings: list[str] | None) -> dict[str, Any]:
     for setting in settings or []:
         name, equals, value = setting.partition("=")
         if not equals:
-            raise InputError(f"--set {setting!r}: expected NAME=VALUE, as in --set tau=0.05")
-        parameters[name] = value  # text; the method's configuration parses and checks it
+            raise InputError(
+                f"--set {setting!r}: expected NAME=VALUE, as in --set tau=0.05"
+            )
+        parameters[name] = (
+            value  # text; the method's configuration parses and checks it
+        )
     from hubplugin.methods import METHODS, build_method
 
     build_method(METHODS, method, parameters)
@@ -125,7 +150,9 @@ def require_writable(path: Path | None) -> None:
     if path.is_dir():
         raise InputError(f"cannot write {str(path)!r}: it is a folder; expected a file")
     if not path.parent.is_dir():
-        raise InputError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
+        raise InputError(
+            f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}"
+        )
     if lack := lack_of_room(Path(os.path.realpath(path)).parent, needed=1):
         raise InputError(f"cannot write {str(path)!r}: {lack}")
 
@@ -142,4 +169,9 @@ def write_report(result: Shown, path: Path | None) -> Shown:
 
 def command_line() -> str:
     """The command line as it was typed, without what is secret in its URLs."""
-    return shlex.join(["hubplugin", *(without_secrets(word) if ":" in word else word for word in sys.argv[1:])])
+    return shlex.join(
+        [
+            "hubplugin",
+            *(without_secrets(word) if ":" in word else word for word in sys.argv[1:]),
+        ]
+    )

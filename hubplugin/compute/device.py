@@ -70,7 +70,9 @@ class Compute:
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
-            raise InputError(f"precision={self.precision!r} is unknown; use one of {', '.join(get_args(Precision))}")
+            raise InputError(
+                f"precision={self.precision!r} is unknown; use one of {', '.join(get_args(Precision))}"
+            )
         if self.memory is not None:
             self.bytes()
 
@@ -80,19 +82,27 @@ class Compute:
 
     def for_products(self, count: float) -> Compute:
         """The same for so many products of two numbers: by numpy where they are few."""
-        return replace(self, device="numpy") if self.device == "auto" and count <= FEW else self
+        return (
+            replace(self, device="numpy")
+            if self.device == "auto" and count <= FEW
+            else self
+        )
 
     def torch_device(self) -> torch.device:
         """The device; raises InputError where it cannot be used here."""
         if not has_torch():
-            raise InputError(f"device {self.device!r} needs torch, which is not installed; {install('fit')}")
+            raise InputError(
+                f"device {self.device!r} needs torch, which is not installed; {install('fit')}"
+            )
         import torch
 
         double = self.precision == "float64"
         if self.device == "auto":
             if torch.cuda.is_available():
                 return torch.device("cuda")
-            return torch.device("mps" if torch.backends.mps.is_available() and not double else "cpu")
+            return torch.device(
+                "mps" if torch.backends.mps.is_available() and not double else "cpu"
+            )
         try:
             device = torch.device(self.device)
             torch.empty(1, device=device).cpu()
@@ -100,9 +110,13 @@ class Compute:
             reason = str(error).splitlines()[0].partition(". ")[0]
             if "device type" in reason:  # torch lists all it has ever heard of
                 reason = "known are cuda, mps and cpu"
-            raise InputError(f"device {self.device!r} is not usable here ({reason}); use 'auto' or 'cpu'") from None
+            raise InputError(
+                f"device {self.device!r} is not usable here ({reason}); use 'auto' or 'cpu'"
+            ) from None
         if double and device.type == "mps":
-            raise InputError("precision='float64' is not to be had on mps; use device='cpu'")
+            raise InputError(
+                "precision='float64' is not to be had on mps; use device='cpu'"
+            )
         return device
 
     def library(self) -> Library:
@@ -120,16 +134,23 @@ class Compute:
         try:
             size = int(TypeAdapter(ByteSize).validate_python(self.memory))
         except ValidationError:
-            raise InputError(memory, " is not a size; write it like '512MiB' or '2GiB'") from None
+            raise InputError(
+                memory, " is not a size; write it like '512MiB' or '2GiB'"
+            ) from None
         if size < LEAST:
-            raise InputError(memory, f" is too little; expected {LEAST >> 20}MiB or more")
+            raise InputError(
+                memory, f" is too little; expected {LEAST >> 20}MiB or more"
+            )
         if size > SAFE:
             installed = sys.maxsize
             if hasattr(os, "sysconf"):
                 installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             most = max(installed, SAFE, self._card_bytes()[1])
             if size > most:
-                raise InputError(memory, f" is more than this machine has; expected {most >> 30}GiB or less")
+                raise InputError(
+                    memory,
+                    f" is more than this machine has; expected {most >> 30}GiB or less",
+                )
         return size
 
     def _card_bytes(self) -> tuple[int, int]:
@@ -190,7 +211,11 @@ class Library:
         return lambda tile: uploaded(tile.dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        return self.xp.empty(shape, dtype=dtype, device=self.device) if self.device else np.empty(shape, dtype)
+        return (
+            self.xp.empty(shape, dtype=dtype, device=self.device)
+            if self.device
+            else np.empty(shape, dtype)
+        )
 
     def full(self, shape: tuple[int, ...], value: float, dtype: Any = None) -> Array:
         """An array of this `shape` that holds `value` everywhere, of type `dtype`, by default `accumulator`."""
@@ -222,7 +247,9 @@ class Library:
             bits[...] = halves
             bits <<= 13
 
-    def upload(self, blocks: Iterable[np.ndarray], rows: int, dim: int) -> Iterator[Array]:
+    def upload(
+        self, blocks: Iterable[np.ndarray], rows: int, dim: int
+    ) -> Iterator[Array]:
         """Uploads `blocks` of at most `rows` rows of `dim` numbers to the device, as float32.
 
         A card gets them by two pinned buffers and a second stream, so that reading, copying and computing go on at the
@@ -230,11 +257,21 @@ class Library:
         """
         import torch
 
-        if self.device is None or self.device.type != "cuda" or not torch.cuda.is_available():
+        if (
+            self.device is None
+            or self.device.type != "cuda"
+            or not torch.cuda.is_available()
+        ):
             yield from (self.to_device(block, self.xp.float32) for block in blocks)
             return
-        buffers = [(torch.empty(rows, dim, pin_memory=True), torch.cuda.Event()) for _ in range(2)]
-        copying, computing = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
+        buffers = [
+            (torch.empty(rows, dim, pin_memory=True), torch.cuda.Event())
+            for _ in range(2)
+        ]
+        copying, computing = (
+            torch.cuda.Stream(self.device),
+            torch.cuda.current_stream(self.device),
+        )
         for number, block in enumerate(blocks):
             buffer, was_copied = buffers[number % 2]
             if number > 1:
@@ -243,7 +280,9 @@ class Library:
             with warnings.catch_warnings():  # torch warns of a read-only map
                 warnings.simplefilter("ignore", UserWarning)
                 native = block.astype(block.dtype.newbyteorder("="), copy=False)
-                pinned.copy_(torch.from_numpy(native))  # by all cores, which numpy does not
+                pinned.copy_(
+                    torch.from_numpy(native)
+                )  # by all cores, which numpy does not
             with torch.cuda.stream(copying):
                 uploaded = pinned.to(self.device, non_blocking=True)
                 was_copied.record(copying)
@@ -287,7 +326,9 @@ def reduces_precision(factor: torch.Tensor) -> bool:
 
     if factor.dtype is not torch.float32 or factor.device.type not in ("cpu", "cuda"):
         return False
-    backend = torch.backends.cuda if factor.device.type == "cuda" else torch.backends.mkldnn
+    backend = (
+        torch.backends.cuda if factor.device.type == "cuda" else torch.backends.mkldnn
+    )
     # From torch 2.9 on each backend has a setting of its own, and to ask for the common one can be an error.
     precision = getattr(getattr(backend, "matmul", None), "fp32_precision", None)
     if precision is None:

@@ -29,7 +29,9 @@ def _accumulate(peak, total, x, keep):  # type: ignore[no-untyped-def]
     """The running log-sum-exp in base 2 of each row, after the exponents x where `keep`: its peak and its sum."""
     x = tl.where(keep, x, LOWEST)
     highest = tl.maximum(peak, tl.max(x, 1))
-    return highest, total * tl.exp2(peak - highest) + tl.sum(tl.where(keep, tl.exp2(x - highest[:, None]), 0.0), 1)
+    return highest, total * tl.exp2(peak - highest) + tl.sum(
+        tl.where(keep, tl.exp2(x - highest[:, None]), 0.0), 1
+    )
 
 
 @triton.jit
@@ -45,8 +47,15 @@ def _accumulate_but_largest(largest, of_largest, peak, total, s, x, keep, column
     # What was the largest until now is one of the others.
     former = tl.where(replaced & (largest > LOWEST), of_largest, LOWEST)
     highest = tl.maximum(peak, former)
-    total = total * tl.exp2(peak - highest) + tl.where(former > LOWEST, tl.exp2(former - highest), 0.0)
-    return tl.maximum(largest, here), tl.where(replaced, exponent, of_largest), highest, total
+    total = total * tl.exp2(peak - highest) + tl.where(
+        former > LOWEST, tl.exp2(former - highest), 0.0
+    )
+    return (
+        tl.maximum(largest, here),
+        tl.where(replaced, exponent, of_largest),
+        highest,
+        total,
+    )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -57,8 +66,17 @@ def _log_sum_exp(  # type: ignore[no-untyped-def]
     rows, depth = tl.program_id(0) * bm + tl.arange(0, bm), tl.arange(0, bk)
     is_row = rows[:, None] < n
     peak, total = tl.full([bm], LOWEST, tl.float32), tl.zeros([bm], tl.float32)
-    largest, of_largest, count = peak, peak, tl.zeros([bm], tl.float32)  # of all entries
-    rest_peak, rest_total, rest_largest, rest_of = peak, total, peak, peak  # of those that are no answers
+    largest, of_largest, count = (
+        peak,
+        peak,
+        tl.zeros([bm], tl.float32),
+    )  # of all entries
+    rest_peak, rest_total, rest_largest, rest_of = (
+        peak,
+        total,
+        peak,
+        peak,
+    )  # of those that are no answers
     for start in range(0, m, bn):
         columns = start + tl.arange(0, bn)
         is_column = columns[None, :] < m
@@ -68,25 +86,40 @@ def _log_sum_exp(  # type: ignore[no-untyped-def]
             b_at = columns[None, :].to(tl.int64) * d + (k + depth)[:, None]
             t_mask = is_row & ((k + depth) < d)[None, :]
             b_mask = is_column & ((k + depth) < d)[:, None]
-            th, bh = tl.load(t_high + t_at, mask=t_mask, other=0.0), tl.load(b_high + b_at, mask=b_mask, other=0.0)
+            th, bh = (
+                tl.load(t_high + t_at, mask=t_mask, other=0.0),
+                tl.load(b_high + b_at, mask=b_mask, other=0.0),
+            )
             s = tl.dot(th, tl.load(b_low + b_at, mask=b_mask, other=0.0), s)
             s = tl.dot(tl.load(t_low + t_at, mask=t_mask, other=0.0), bh, s)
             s = tl.dot(th, bh, s)
         x = s * scale + tl.load(bias + columns, mask=columns < m, other=0.0)[None, :]
         keep = is_column & is_row
         if masked:
-            is_answer = keep & (s >= tl.load(thresholds + columns, mask=columns < m, other=0.0)[None, :])
+            is_answer = keep & (
+                s >= tl.load(thresholds + columns, mask=columns < m, other=0.0)[None, :]
+            )
             count += tl.sum(tl.where(is_answer, 1.0, 0.0), 1)
             largest, of_largest, peak, total = _accumulate_but_largest(
                 largest, of_largest, peak, total, s, x, keep, columns
             )
             rest_largest, rest_of, rest_peak, rest_total = _accumulate_but_largest(
-                rest_largest, rest_of, rest_peak, rest_total, s, x, keep & ~is_answer, columns
+                rest_largest,
+                rest_of,
+                rest_peak,
+                rest_total,
+                s,
+                x,
+                keep & ~is_answer,
+                columns,
             )
         else:
             peak, total = _accumulate(peak, total, x, keep)
     if masked:  # a hub keeps its answers
-        peak, total = tl.where(count > hub, peak, rest_peak), tl.where(count > hub, total, rest_total)
+        peak, total = (
+            tl.where(count > hub, peak, rest_peak),
+            tl.where(count > hub, total, rest_total),
+        )
     tl.store(out + rows, (peak + tl.log2(total)) / LOG2E, mask=rows < n)
 
 

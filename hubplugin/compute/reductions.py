@@ -34,10 +34,20 @@ def topk_values(s: Array, k: int, library: Library) -> Array:
     groups = m // GROUP
     if groups <= k:
         return s.topk(k, dim=1, sorted=False).values
-    best = s[:, : groups * GROUP].reshape(len(s), GROUP, groups).amax(dim=1).topk(k, dim=1, sorted=False).indices
+    best = (
+        s[:, : groups * GROUP]
+        .reshape(len(s), GROUP, groups)
+        .amax(dim=1)
+        .topk(k, dim=1, sorted=False)
+        .indices
+    )
     columns = best[:, None, :] + groups * xp.arange(GROUP, device=s.device)[:, None]
     inside = s.gather(1, columns.flatten(1))
-    return xp.concat([inside, s[:, groups * GROUP :]], axis=1).topk(k, dim=1, sorted=False).values
+    return (
+        xp.concat([inside, s[:, groups * GROUP :]], axis=1)
+        .topk(k, dim=1, sorted=False)
+        .values
+    )
 
 
 def topk_mean(s: Array, k: int, library: Library) -> Array:
@@ -46,8 +56,12 @@ def topk_mean(s: Array, k: int, library: Library) -> Array:
     xp = library.xp
     values = s if k >= s.shape[1] else topk_values(s, k, library)
     is_there = values > -math.inf
-    with np.errstate(invalid="ignore"):  # of none at all: NaN, which is told where offsets are checked
-        return xp.sum(xp.where(is_there, values, 0.0), axis=1) / xp.sum(is_there, axis=1)
+    with np.errstate(
+        invalid="ignore"
+    ):  # of none at all: NaN, which is told where offsets are checked
+        return xp.sum(xp.where(is_there, values, 0.0), axis=1) / xp.sum(
+            is_there, axis=1
+        )
 
 
 def exponentials(x: Array, library: Library) -> tuple[Array, Array]:
@@ -99,12 +113,24 @@ def reduce(
     Returns:
         The value of each reduction for every target: float64 [n] each.
     """
-    log_sum = next((reduction for reduction in reductions if isinstance(reduction, LogSum)), None)
-    is_alone = log_sum is not None and len(reductions) == 1 and (mask is None or mask.largest)
-    if log_sum is not None and is_alone and (kernels := import_kernels(similarities)) is not None:
+    log_sum = next(
+        (reduction for reduction in reductions if isinstance(reduction, LogSum)), None
+    )
+    is_alone = (
+        log_sum is not None and len(reductions) == 1 and (mask is None or mask.largest)
+    )
+    if (
+        log_sum is not None
+        and is_alone
+        and (kernels := import_kernels(similarities)) is not None
+    ):
         return [fuse_log_sum(similarities, targets, log_sum, mask, kernels)]
     library, tau = similarities.library, 1.0 if log_sum is None else log_sum.tau
-    log_weights = None if log_sum is None or log_sum.log_weights is None else library.like(log_sum.log_weights)
+    log_weights = (
+        None
+        if log_sum is None or log_sum.log_weights is None
+        else library.like(log_sum.log_weights)
+    )
     # Not in parts: small arrays that stay, between blocks that go, would leave the memory of all blocks in pieces.
     results = [library.empty((targets.rows,), library.accumulator) for _ in reductions]
     for tile in similarities.tiles(targets, "offsets", scale=1 / tau, mask=mask):
@@ -122,9 +148,17 @@ def reduce(
 def import_kernels(similarities: Similarities) -> Any:
     """The module of fused kernels where it serves: vectors of length 1 on a card, with triton. None elsewhere."""
     device = similarities.library.device
-    if device is None or device.type != "cuda" or similarities.compute.precision != "auto":
+    if (
+        device is None
+        or device.type != "cuda"
+        or similarities.compute.precision != "auto"
+    ):
         return None
-    if similarities.metric is not Metric.COSINE or similarities.longest > 1.001 or find_spec("triton") is None:
+    if (
+        similarities.metric is not Metric.COSINE
+        or similarities.longest > 1.001
+        or find_spec("triton") is None
+    ):
         return None
     from hubplugin.compute import kernels
 
@@ -132,7 +166,11 @@ def import_kernels(similarities: Similarities) -> Any:
 
 
 def fuse_log_sum(
-    similarities: Similarities, targets: Vectors, log_sum: LogSum, mask: AnswerMask | None, kernels: Any
+    similarities: Similarities,
+    targets: Vectors,
+    log_sum: LogSum,
+    mask: AnswerMask | None,
+    kernels: Any,
 ) -> np.ndarray:
     """Computes a log-sum-exp of unit vectors on a card by one kernel, in which no similarity reaches memory.
 
@@ -146,13 +184,22 @@ def fuse_log_sum(
     """
     library = similarities.library
     bank = kernels.halves(library.to_device(similarities.bank, library.xp.float32))
-    weights = np.zeros(similarities.m) if log_sum.log_weights is None else log_sum.log_weights
-    bias, values = library.to_device(weights), library.empty((targets.rows,), library.xp.float32)
-    thresholds = None if mask is None else library.to_device(similarities.lower(mask.thresholds))
+    weights = (
+        np.zeros(similarities.m) if log_sum.log_weights is None else log_sum.log_weights
+    )
+    bias, values = (
+        library.to_device(weights),
+        library.empty((targets.rows,), library.xp.float32),
+    )
+    thresholds = (
+        None if mask is None else library.to_device(similarities.lower(mask.thresholds))
+    )
     hub = MOST_ANSWERS * similarities.m
     for start, block in similarities.blocks(targets):
         stop = start + len(block)
-        values[start:stop] = kernels.log_sum_exp(kernels.halves(block), bank, bias, 1 / log_sum.tau, thresholds, hub)
+        values[start:stop] = kernels.log_sum_exp(
+            kernels.halves(block), bank, bias, 1 / log_sum.tau, thresholds, hub
+        )
         similarities.compute.report("offsets", stop, targets.rows)
     return to_host(values).astype(np.float64)
 
@@ -180,11 +227,15 @@ class Answers:
         """The answers whose `thresholds` [m] are the similarities of each query's nearest target, and `rows` [m] that
         target's number, as `nearest_targets` gives them."""
         _, place, count = np.unique(rows, return_inverse=True, return_counts=True)
-        count[count > MOST_ANSWERS * len(rows)] = 1  # a hub, not an answer: the queries that find it ask for others
+        count[count > MOST_ANSWERS * len(rows)] = (
+            1  # a hub, not an answer: the queries that find it ask for others
+        )
         return Answers(thresholds, 1.0 / count[place.reshape(-1)])
 
 
-def nearest_targets(similarities: Similarities, columns: Sequence[Vectors]) -> tuple[np.ndarray, np.ndarray]:
+def nearest_targets(
+    similarities: Similarities, columns: Sequence[Vectors]
+) -> tuple[np.ndarray, np.ndarray]:
     """The nearest target of every bank row of `similarities` among the targets of all `columns`, in one pass.
 
     Returns its similarity and its number, counted through all columns, the first of several that are as near (see
@@ -195,22 +246,31 @@ def nearest_targets(similarities: Similarities, columns: Sequence[Vectors]) -> t
     rows = library.full((similarities.m,), 0, xp.int64)
     for targets in columns:
         for tile in similarities.tiles(targets, "answers of the bank"):
-            highest, start = xp.astype(xp.max(tile.s, axis=0), library.accumulator), first + tile.rows.start
+            highest, start = (
+                xp.astype(xp.max(tile.s, axis=0), library.accumulator),
+                first + tile.rows.start,
+            )
             least = similarities.lower(highest)
             is_nearer = least > similarity
             if library.is_on_cpu:
                 nearer = np.flatnonzero(view(is_nearer))  # few, after the first tiles
-                view(rows)[nearer] = (view(tile.s)[:, nearer] >= view(least)[nearer]).argmax(axis=0) + start
+                view(rows)[nearer] = (
+                    view(tile.s)[:, nearer] >= view(least)[nearer]
+                ).argmax(axis=0) + start
             else:
                 numbers = xp.arange(len(tile.s), device=library.device)[:, None]
-                reached = xp.where(tile.s >= least, numbers, len(tile.s)).amin(dim=0) + start
+                reached = (
+                    xp.where(tile.s >= least, numbers, len(tile.s)).amin(dim=0) + start
+                )
                 rows = xp.where(is_nearer, reached, rows)
             similarity = xp.maximum(similarity, highest)
         first += targets.rows
     return to_host(similarity).astype(np.float64), to_host(rows)
 
 
-def find_answers(similarities: Similarities, columns: Sequence[Vectors]) -> Answers | None:
+def find_answers(
+    similarities: Similarities, columns: Sequence[Vectors]
+) -> Answers | None:
     """The answers of the bank of `similarities` among the targets of all `columns`, in one pass; None where bank or
     targets are too few."""
     if min(similarities.m, sum(part.rows for part in columns)) < SMALLEST_LOG:

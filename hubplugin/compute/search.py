@@ -45,13 +45,17 @@ def topk(s: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
     columns = np.argpartition(s, s.shape[1] - k, axis=1)[:, -k:]
     values = np.take_along_axis(s, columns, axis=1)
     order = np.argsort(-values, axis=1, kind="stable")
-    return np.take_along_axis(values, order, axis=1), np.take_along_axis(columns, order, axis=1)
+    return np.take_along_axis(values, order, axis=1), np.take_along_axis(
+        columns, order, axis=1
+    )
 
 
 class Collector(Protocol):
     """What a search is to find out."""
 
-    def begin(self, candidates: int, queries: np.ndarray, targets: Vectors, metric: Metric) -> None: ...
+    def begin(
+        self, candidates: int, queries: np.ndarray, targets: Vectors, metric: Metric
+    ) -> None: ...
 
     def update(self, scores: Scores, offsets: np.ndarray) -> None:
         """Takes the `scores` of a tile. `offsets` are those of the candidate, for all targets [n]."""
@@ -65,19 +69,28 @@ class TopK:
 
     def __init__(self, k: int):
         if k < 1:
-            raise InputError(f"k={k}: at least the one nearest target must be asked for")
+            raise InputError(
+                f"k={k}: at least the one nearest target must be asked for"
+            )
         self.k = k
 
-    def begin(self, candidates: int, queries: np.ndarray, targets: Vectors, metric: Metric) -> None:
+    def begin(
+        self, candidates: int, queries: np.ndarray, targets: Vectors, metric: Metric
+    ) -> None:
         self.k = min(self.k, targets.rows)
         shape = (candidates, len(queries), self.k)
         self.scores = np.full(shape, -math.inf)
         self.rows = np.full(shape, -1, np.int64)
 
     def update(self, scores: Scores, offsets: np.ndarray) -> None:
-        best, rows = self.scores[scores.candidate, scores.rows], self.rows[scores.candidate, scores.rows]
+        best, rows = (
+            self.scores[scores.candidate, scores.rows],
+            self.rows[scores.candidate, scores.rows],
+        )
         # Finding a row's maximum costs a tenth of finding its k best, and most later tiles hold none of them.
-        changed = np.flatnonzero(to_host(scores.library.xp.max(scores.s, axis=1)) > best[:, -1])
+        changed = np.flatnonzero(
+            to_host(scores.library.xp.max(scores.s, axis=1)) > best[:, -1]
+        )
         if not len(changed):
             return
         values, columns = topk(scores.s[changed], min(self.k, scores.s.shape[1]))
@@ -101,15 +114,23 @@ class TruthCounts:
         if (np.diff(self.query_rows) < 0).any():
             raise InputError("true pairs must be ordered by query")
 
-    def begin(self, candidates: int, queries: np.ndarray, targets: Vectors, metric: Metric) -> None:
-        self._true = pair_scores(queries, targets, self.query_rows, self.target_rows, metric)
+    def begin(
+        self, candidates: int, queries: np.ndarray, targets: Vectors, metric: Metric
+    ) -> None:
+        self._true = pair_scores(
+            queries, targets, self.query_rows, self.target_rows, metric
+        )
         self.greater = np.zeros((candidates, len(self._true)), np.int64)
         self.equal = np.zeros_like(self.greater)
 
     def update(self, scores: Scores, offsets: np.ndarray) -> None:
-        first, last = np.searchsorted(self.query_rows, [scores.rows.start, scores.rows.stop])
+        first, last = np.searchsorted(
+            self.query_rows, [scores.rows.start, scores.rows.stop]
+        )
         library, (height, width) = scores.library, scores.s.shape
-        for start in range(first, last, height):  # as many pairs at a time as the tile has rows
+        for start in range(
+            first, last, height
+        ):  # as many pairs at a time as the tile has rows
             pairs = slice(start, min(start + height, last))
             columns = self.target_rows[pairs] - scores.start
             rivals = scores.s[self.query_rows[pairs] - scores.rows.start]
@@ -120,14 +141,22 @@ class TruthCounts:
             least = library.to_device(true - scores.tie, rivals.dtype)[:, None]
             # Summing truth values as floats is exact below 2^24 and several times as fast as summing booleans.
             truth = library.xp.empty_like(rivals)
-            greater = to_host(library.xp.greater(rivals, above, out=truth).sum(1)).astype(np.int64)
-            reached = to_host(library.xp.greater_equal(rivals, least, out=truth).sum(1)).astype(np.int64)
+            greater = to_host(
+                library.xp.greater(rivals, above, out=truth).sum(1)
+            ).astype(np.int64)
+            reached = to_host(
+                library.xp.greater_equal(rivals, least, out=truth).sum(1)
+            ).astype(np.int64)
             self.greater[scores.candidate, pairs] += greater
             self.equal[scores.candidate, pairs] += reached - greater
 
 
 def pair_scores(
-    queries: np.ndarray, targets: Vectors, query_rows: np.ndarray, target_rows: np.ndarray, metric: Metric
+    queries: np.ndarray,
+    targets: Vectors,
+    query_rows: np.ndarray,
+    target_rows: np.ndarray,
+    metric: Metric,
 ) -> np.ndarray:
     """s(q, t) of single pairs, each by itself and in double precision.
 
@@ -140,12 +169,22 @@ def pair_scores(
     Returns:
         float64 [p].
     """
-    scores, (rows, place) = np.empty(len(query_rows)), np.unique(target_rows, return_inverse=True)
+    scores, (rows, place) = (
+        np.empty(len(query_rows)),
+        np.unique(target_rows, return_inverse=True),
+    )
     vectors = take_rows(targets, rows, metric)
     for start in range(0, len(scores), BLOCK_ROWS):
         pairs = slice(start, start + BLOCK_ROWS)
-        q, t = queries[query_rows[pairs]].astype(np.float64), vectors[place[pairs]].astype(np.float64)
-        scores[pairs] = -np.sum((q - t) ** 2, axis=1) / 2 if metric is Metric.EUCLIDEAN else np.sum(q * t, axis=1)
+        q, t = (
+            queries[query_rows[pairs]].astype(np.float64),
+            vectors[place[pairs]].astype(np.float64),
+        )
+        scores[pairs] = (
+            -np.sum((q - t) ** 2, axis=1) / 2
+            if metric is Metric.EUCLIDEAN
+            else np.sum(q * t, axis=1)
+        )
     return scores
 
 
@@ -172,12 +211,22 @@ def search(
         offsets: one row a candidate correction [c, n]; by default one row of zeros.
         label: the name of the work, for progress.
     """
-    offsets = np.zeros((1, targets.rows), np.float32) if offsets is None else np.atleast_2d(offsets)
+    offsets = (
+        np.zeros((1, targets.rows), np.float32)
+        if offsets is None
+        else np.atleast_2d(offsets)
+    )
     if offsets.shape[1] != targets.rows:
-        raise InputError(f"offsets have shape {offsets.shape}; expected one a target, [candidates, {targets.rows}]")
+        raise InputError(
+            f"offsets have shape {offsets.shape}; expected one a target, [candidates, {targets.rows}]"
+        )
     for collector in collectors:
         collector.begin(len(offsets), queries, targets, metric)
-    largest, start, of_queries = float(np.abs(offsets).max()), 0, as_vectors(queries, "queries")
+    largest, start, of_queries = (
+        float(np.abs(offsets).max()),
+        0,
+        as_vectors(queries, "queries"),
+    )
     of_prepared = Metric.DOT if metric is Metric.COSINE else metric
     for block in prepare_blocks(targets, metric):
         similarities = Similarities(block, of_prepared, compute.without_progress)
@@ -187,8 +236,12 @@ def search(
             tie = TIE * step * (tile.bound + largest)
             for candidate, shift in enumerate(shifts):
                 corrected = tile.s + similarities.library.to_device(shift, tile.s.dtype)
-                scores = Scores(candidate, tile.rows, start, corrected, tie, similarities.library)
+                scores = Scores(
+                    candidate, tile.rows, start, corrected, tie, similarities.library
+                )
                 for collector in collectors:
                     collector.update(scores, offsets[candidate])
-            compute.report(label, start + len(block) * tile.rows.stop // len(queries), targets.rows)
+            compute.report(
+                label, start + len(block) * tile.rows.stop // len(queries), targets.rows
+            )
         start += len(block)

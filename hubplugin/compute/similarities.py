@@ -70,16 +70,30 @@ class Similarities:
         self.library = compute.library()
         self.m, self.dim = len(bank), int(bank.shape[1])
         # Far from the origin |b|^2 and |t|^2 swallow the distance; it stays what it is when both are moved there.
-        self._origin = bank.mean(axis=0, dtype=np.float64) if metric is Metric.EUCLIDEAN else None
+        self._origin = (
+            bank.mean(axis=0, dtype=np.float64) if metric is Metric.EUCLIDEAN else None
+        )
         self._source = bank if self._origin is None else bank - self._origin
         # But for distances they are bounds alone, for which float32 sums will do.
         dtype = np.float64 if metric is Metric.EUCLIDEAN else None
-        self.squares = np.asarray(np.einsum("jd,jd->j", self._source, self._source, dtype=dtype), np.float64)
-        self.longest = math.sqrt(self.squares.max())  # by cosine 1, but for what a query map gives
-        self._bank, self._bias = self.library.like(self._source), self.library.like(-self.squares / 2)
+        self.squares = np.asarray(
+            np.einsum("jd,jd->j", self._source, self._source, dtype=dtype), np.float64
+        )
+        self.longest = math.sqrt(
+            self.squares.max()
+        )  # by cosine 1, but for what a query map gives
+        self._bank, self._bias = (
+            self.library.like(self._source),
+            self.library.like(-self.squares / 2),
+        )
 
     def tiles(
-        self, targets: Vectors, label: str, *, scale: float = 1.0, mask: AnswerMask | None = None
+        self,
+        targets: Vectors,
+        label: str,
+        *,
+        scale: float = 1.0,
+        mask: AnswerMask | None = None,
     ) -> Iterator[Tile]:
         """Tiles over all targets, in order.
 
@@ -90,9 +104,15 @@ class Similarities:
             mask: what it hides is -inf in the tiles.
         """
         xp, height = self.library.xp, min(self.tile_rows(), targets.rows)
-        thresholds = None if mask is None else self.library.like(scale * self.lower(mask.thresholds))
+        thresholds = (
+            None
+            if mask is None
+            else self.library.like(scale * self.lower(mask.thresholds))
+        )
         outs: dict[bool, Array] = {}
-        for start, block in self.blocks(targets, max(height, self._block_rows() // height * height)):
+        for start, block in self.blocks(
+            targets, max(height, self._block_rows() // height * height)
+        ):
             size, bias = self.longest, None
             if self.metric is not Metric.COSINE:
                 exact = xp.astype(block, self.library.accumulator)
@@ -121,7 +141,9 @@ class Similarities:
                 yield Tile(slice(start + first, stop), s, bound)
                 self.compute.report(label, stop, targets.rows)
 
-    def blocks(self, targets: Vectors, size: int = BLOCK_ROWS) -> Iterator[tuple[int, Array]]:
+    def blocks(
+        self, targets: Vectors, size: int = BLOCK_ROWS
+    ) -> Iterator[tuple[int, Array]]:
         """Checked blocks of `targets` on the device, at most `size` rows each, with the number of the first row: at
         unit length where the metric is cosine, and moved as the bank is.
 
@@ -134,7 +156,12 @@ class Similarities:
         library, xp, start = self.library, self.library.xp, 0
         if library.is_on_cpu:
             for block in prepare_blocks(targets, self.metric, size):
-                yield start, library.to_device(block if self._origin is None else block - self._origin)
+                yield (
+                    start,
+                    library.to_device(
+                        block if self._origin is None else block - self._origin
+                    ),
+                )
                 start += len(block)
             return
         origin = None if self._origin is None else library.to_device(self._origin)
@@ -145,7 +172,10 @@ class Similarities:
                 is_broken |= ~xp.all(xp.isfinite(lengths) & (lengths > 0))
             else:
                 is_broken |= ~xp.all(xp.isfinite(block))
-            yield start, block if origin is None else xp.astype(block, origin.dtype) - origin
+            yield (
+                start,
+                block if origin is None else xp.astype(block, origin.dtype) - origin,
+            )
             start += len(block)
         if bool(to_host(is_broken)):
             for _ in prepare_blocks(targets, self.metric, size):  # which names the row
@@ -154,7 +184,10 @@ class Similarities:
     def lower(self, thresholds: Array) -> Array:
         """The similarities [m] from which on an entry reaches its threshold [m], here or on the device: see
         `ANSWER_SLACK`. A Euclidean entry is off by what |b|^2 loses, however near the target is to the bank row b."""
-        xp, smallest = np if isinstance(thresholds, np.ndarray) else self.library.xp, np.ones(self.m)
+        xp, smallest = (
+            np if isinstance(thresholds, np.ndarray) else self.library.xp,
+            np.ones(self.m),
+        )
         if self.metric is Metric.EUCLIDEAN:
             smallest = np.maximum(smallest, self.squares)
         if not isinstance(thresholds, np.ndarray):
@@ -170,7 +203,11 @@ class Similarities:
 
     def _block_rows(self) -> int:
         """How many targets are read at a time; on a CPU they fit the cache, too."""
-        return min(BLOCK_ROWS, max(CACHE_BYTES // (4 * self.dim), 1)) if self.library.is_on_cpu else BLOCK_ROWS
+        return (
+            min(BLOCK_ROWS, max(CACHE_BYTES // (4 * self.dim), 1))
+            if self.library.is_on_cpu
+            else BLOCK_ROWS
+        )
 
     def _hide(self, s: Array, thresholds: Array, largest: bool) -> None:
         """Sets to -inf, in `s` [b, m], the answers of all targets but hubs; and then the `largest` entry of each."""
@@ -193,6 +230,9 @@ class Similarities:
 
 def dense(similarities: Similarities, targets: Vectors) -> np.ndarray:
     """s(b_u, t) of every bank row of `similarities` and of `targets`: float64 [m, n], for sets that fit in memory."""
-    parts = [to_host(tile.s).astype(np.float64) for tile in similarities.tiles(targets, "similarities")]
+    parts = [
+        to_host(tile.s).astype(np.float64)
+        for tile in similarities.tiles(targets, "similarities")
+    ]
     whole: np.ndarray = np.concatenate(parts).T
     return whole

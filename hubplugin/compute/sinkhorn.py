@@ -88,30 +88,63 @@ class Kernel:
         k: int | None,
         distinct: int,
     ):
-        self._similarities, self._library, self._tau = similarities, similarities.library, tau
+        self._similarities, self._library, self._tau = (
+            similarities,
+            similarities.library,
+            tau,
+        )
         self._columns, self._thresholds, self._k = columns, thresholds, k
         library, m, xp = self._library, similarities.m, self._library.xp
-        self._gallery, self._n = columns[0].targets.rows, sum(part.targets.rows for part in columns)
-        self._mass = xp.concat([library.full((part.targets.rows,), part.mass, xp.float32) for part in columns])
+        self._gallery, self._n = (
+            columns[0].targets.rows,
+            sum(part.targets.rows for part in columns),
+        )
+        self._mass = xp.concat(
+            [
+                library.full((part.targets.rows,), part.mass, xp.float32)
+                for part in columns
+            ]
+        )
         self._log_scale = library.empty((self._n,), library.accumulator)
-        self._topk_means = None if k is None else library.empty((self._gallery,), library.accumulator)
-        widths = [4, 2] if min(self._n, distinct) >= HALF_TERMS and tau <= HALF_TAU else [4]
+        self._topk_means = (
+            None if k is None else library.empty((self._gallery,), library.accumulator)
+        )
+        widths = (
+            [4, 2] if min(self._n, distinct) >= HALF_TERMS and tau <= HALF_TAU else [4]
+        )
         room = KEPT_SHARE * similarities.compute.bytes() / (self._n * m)
-        self._width = next((width for width in widths if width <= room), 0)  # bytes of a number; 0: nothing is kept
-        self._kept = library.empty((self._n, m), {4: xp.float32, 2: library.half}[self._width]) if self._width else None
+        self._width = next(
+            (width for width in widths if width <= room), 0
+        )  # bytes of a number; 0: nothing is kept
+        self._kept = (
+            library.empty((self._n, m), {4: xp.float32, 2: library.half}[self._width])
+            if self._width
+            else None
+        )
         self._reference = np.zeros(m)  # the log alpha of what is kept
 
     @property
     def topk_means(self) -> np.ndarray | None:
-        return None if self._topk_means is None else to_host(self._topk_means).astype(np.float64)
+        return (
+            None
+            if self._topk_means is None
+            else to_host(self._topk_means).astype(np.float64)
+        )
 
     def first_log_sums(self) -> np.ndarray:
         """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m]. -inf where all of it is hidden."""
         library, xp = self._library, self._library.xp
         sums = library.full((self._similarities.m,), -math.inf)
-        is_narrow = self._similarities.metric is Metric.COSINE and self._similarities.longest / self._tau <= NARROW
+        is_narrow = (
+            self._similarities.metric is Metric.COSINE
+            and self._similarities.longest / self._tau <= NARROW
+        )
         for rows, x in self._exponents("Sinkhorn iteration 1"):
-            if self._topk_means is not None and self._k is not None and rows.stop <= self._gallery:
+            if (
+                self._topk_means is not None
+                and self._k is not None
+                and rows.stop <= self._gallery
+            ):
                 self._topk_means[rows] = topk_mean(x, self._k, library) * self._tau
             mass, peak = self._mass[rows], library.full((), 0.0)
             if not is_narrow:
@@ -119,7 +152,9 @@ class Kernel:
                 share = multiply(xp.exp(x - peak).T, xp.astype(mass, x.dtype))
             values, log_scale = exponentials(x, library)
             if is_narrow:  # one exponential serves both directions
-                share = multiply(values.T, xp.astype(mass * xp.exp(log_scale), values.dtype))
+                share = multiply(
+                    values.T, xp.astype(mass * xp.exp(log_scale), values.dtype)
+                )
             with np.errstate(divide="ignore"):
                 sums = xp.logaddexp(sums, xp.log(share) + peak)
             self._keep(rows, values, log_scale)
@@ -138,17 +173,27 @@ class Kernel:
         """LSE_u( s(b_u, t)/tau + log_alpha_u ) for the first columns, if that needs no multiplication of matrices."""
         if not self._serves(log_alpha):
             return None
-        sums, xp = self._library.empty((self._n,), self._library.accumulator), self._library.xp
+        sums, xp = (
+            self._library.empty((self._n,), self._library.accumulator),
+            self._library.xp,
+        )
         for rows, values, weights in self._blocks(log_alpha, "log-sum-exp"):
             if rows.start < self._gallery:
                 sums[rows] = xp.log(multiply(values, weights)) + self._log_scale[rows]
-        return to_host(sums[: self._gallery]) + float((log_alpha - self._reference).max())
+        return to_host(sums[: self._gallery]) + float(
+            (log_alpha - self._reference).max()
+        )
 
     def _serves(self, log_alpha: np.ndarray) -> bool:
         """Whether what is kept serves another log alpha."""
-        return self._width > 0 and float(np.ptp(log_alpha - self._reference)) <= SAFE_DRIFT[self._width]
+        return (
+            self._width > 0
+            and float(np.ptp(log_alpha - self._reference)) <= SAFE_DRIFT[self._width]
+        )
 
-    def _blocks(self, log_alpha: np.ndarray, label: str) -> Iterator[tuple[slice, Array, Array]]:
+    def _blocks(
+        self, log_alpha: np.ndarray, label: str
+    ) -> Iterator[tuple[slice, Array, Array]]:
         """K in order, as rows, values [b, m] and weights w [m]: values * w is K but for a factor of each row, see
         `_log_scale`, and one of all. A block may overwrite the one before."""
         library, m = self._library, self._similarities.m
@@ -165,7 +210,11 @@ class Kernel:
         if library.is_on_cpu:
             height = max(BLOCK_BYTES * library.threads // (4 * m), 1)
         weights = library.to_device(np.exp(change - change.max()), library.xp.float32)
-        scratch = None if self._width == 4 else library.empty((min(height, self._n), m), library.xp.float32)
+        scratch = (
+            None
+            if self._width == 4
+            else library.empty((min(height, self._n), m), library.xp.float32)
+        )
         for start in range(0, self._n, height):
             rows = slice(start, min(start + height, self._n))
             values = self._kept[rows]
@@ -182,8 +231,12 @@ class Kernel:
             mask = None
             if self._thresholds is not None:
                 mask = AnswerMask(self._thresholds, largest=part is self._columns[0])
-            for tile in self._similarities.tiles(part.targets, label, scale=1 / self._tau, mask=mask):
-                if not tile.bound * self._library.xp.finfo(tile.s.dtype).eps < 1:  # which NaN is not
+            for tile in self._similarities.tiles(
+                part.targets, label, scale=1 / self._tau, mask=mask
+            ):
+                if (
+                    not tile.bound * self._library.xp.finfo(tile.s.dtype).eps < 1
+                ):  # which NaN is not
                     raise InputError(
                         f"tau={self._tau:.4g} is out of proportion to the similarities of these vectors: it is below "
                         "their rounding; use a larger one, such as the default"
@@ -200,7 +253,10 @@ class Kernel:
             self._kept[rows] = values
             return
         self._log_scale[rows] -= math.log(self._library.half_peak)
-        self._library.to_halves(self._library.xp.astype(values, self._library.xp.float32, copy=False), self._kept[rows])
+        self._library.to_halves(
+            self._library.xp.astype(values, self._library.xp.float32, copy=False),
+            self._kept[rows],
+        )
 
 
 def sinkhorn(
@@ -250,13 +306,19 @@ def sinkhorn(
     log_mass = np.log(weights / weights.sum())
     log_alpha = _balance(log_mass, kernel.first_log_sums(), same)
     for iteration in range(2, iterations + 1):
-        shares = kernel.shares(log_alpha, f"Sinkhorn iteration {iteration} of {iterations}")
-        with np.errstate(divide="ignore"):  # a bank row of which all is hidden has no share
+        shares = kernel.shares(
+            log_alpha, f"Sinkhorn iteration {iteration} of {iterations}"
+        )
+        with np.errstate(
+            divide="ignore"
+        ):  # a bank row of which all is hidden has no share
             log_alpha = _balance(log_alpha + log_mass, np.log(shares / n), same)
     return Scaling(log_alpha, kernel.log_sums(log_alpha), kernel.topk_means)
 
 
-def _balance(log_alpha: np.ndarray, log_sums: np.ndarray, same: np.ndarray) -> np.ndarray:
+def _balance(
+    log_alpha: np.ndarray, log_sums: np.ndarray, same: np.ndarray
+) -> np.ndarray:
     """`log_alpha` less `log_sums` [m], the same for all copies of a query, with the smallest in the place of what is
     infinite. same: see `sinkhorn`.
 
@@ -267,7 +329,9 @@ def _balance(log_alpha: np.ndarray, log_sums: np.ndarray, same: np.ndarray) -> n
     """
     total = np.full(len(same), -math.inf)
     np.logaddexp.at(total, same, log_sums)
-    balanced = log_alpha - (total[same] - np.log(np.bincount(same, minlength=len(same))[same]))
+    balanced = log_alpha - (
+        total[same] - np.log(np.bincount(same, minlength=len(same))[same])
+    )
     finite = np.isfinite(balanced)
     smallest = balanced[finite].min() if finite.any() else 0.0
     return np.where(balanced == math.inf, smallest, balanced)

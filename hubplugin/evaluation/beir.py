@@ -30,11 +30,19 @@ def read_beir(folder: Path, split: str = "test") -> Beir:
     qrels = folder / "qrels" / f"{split}.tsv"
     judged = {judgement.query_id for judgement in judgements_of(qrels)}
     documents = dict(_texts(folder / "corpus.jsonl"))
-    queries = {key: text for key, text in _texts(folder / "queries.jsonl") if key in judged}
+    queries = {
+        key: text for key, text in _texts(folder / "queries.jsonl") if key in judged
+    }
     if not documents or not queries:
         lacking = "documents" if not documents else f"queries of {qrels.name}"
         raise InputError(f"{str(folder)!r} has no {lacking}; expected a BEIR folder")
-    return Beir(list(documents.values()), list(documents), list(queries.values()), list(queries), qrels)
+    return Beir(
+        list(documents.values()),
+        list(documents),
+        list(queries.values()),
+        list(queries),
+        qrels,
+    )
 
 
 def _texts(path: Path) -> Iterator[tuple[str, str]]:
@@ -43,8 +51,15 @@ def _texts(path: Path) -> Iterator[tuple[str, str]]:
     columns = read_columns(path, ("_id", "title", "text"))
     if not {"_id", "text"} <= columns.keys():
         raise InputError(f"{path.name} has no _id and text, as BEIR has them")
-    for row, (key, text) in enumerate(zip(columns["_id"], columns["text"], strict=True), 1):
+    for row, (key, text) in enumerate(
+        zip(columns["_id"], columns["text"], strict=True), 1
+    ):
         if key is None or text is None:
-            raise InputError(f"{path.name}: line {row} has no _id and text, as BEIR has them")
+            raise InputError(
+                f"{path.name}: line {row} has no _id and text, as BEIR has them"
+            )
         title = columns["title"][row - 1] if "title" in columns else None
-        yield key, " ".join(part for part in (title, text) if part) or " "  # an empty document can still be found
+        yield (
+            key,
+            " ".join(part for part in (title, text) if part) or " ",
+        )  # an empty document can still be found

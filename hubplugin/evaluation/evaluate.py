@@ -10,13 +10,26 @@ import numpy as np
 from hubplugin.bank import BankLike
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
-from hubplugin.evaluation.ranked import PLANS, Ranked, RankedArrays, RankedStore, Ranking, Task
+from hubplugin.evaluation.ranked import (
+    PLANS,
+    Ranked,
+    RankedArrays,
+    RankedStore,
+    Ranking,
+    Task,
+)
 from hubplugin.evaluation.results import MethodResult, Results, usable_best
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures import hubness
 from hubplugin.measures.retrieval import average_precision, ndcg
-from hubplugin.measures.significance import Side, adjust, compare, hubness_interval, interval
+from hubplugin.measures.significance import (
+    Side,
+    adjust,
+    compare,
+    hubness_interval,
+    interval,
+)
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.report import Answer, Example, Histogram, Hub
@@ -73,25 +86,42 @@ def evaluate(
     vectors = as_vectors(queries, "queries")
     if seed < 0:
         raise InputError(Parameter("seed", seed), ": expected 0 or more")
-    task = Task(vectors, as_names(query_names, vectors.rows, "query_names"), k, seed, compute)
+    task = Task(
+        vectors, as_names(query_names, vectors.rows, "query_names"), k, seed, compute
+    )
     if names is not None and callable(names) != isinstance(targets, Store):
         raise InputError(
-            Parameter("names"), ": expected a function of ids for a store, or one for each row of an array"
+            Parameter("names"),
+            ": expected a function of ids for a store, or one for each row of an array",
         )
     if isinstance(targets, Store):
-        for_arrays = {"bank": bank, "methods": methods, "models": models, "metric": metric}
+        for_arrays = {
+            "bank": bank,
+            "methods": methods,
+            "models": models,
+            "metric": metric,
+        }
         for name, value in for_arrays.items():
             if value is not None:
-                raise InputError(Parameter(name), " is for arrays and files; a store is searched as it is")
+                raise InputError(
+                    Parameter(name),
+                    " is for arrays and files; a store is searched as it is",
+                )
         if truth is None:
-            raise InputError("a store needs ids of true targets: pass ", Parameter("truth"))
+            raise InputError(
+                "a store needs ids of true targets: pass ", Parameter("truth")
+            )
         naming = cast(Naming | None, names)
-        return results_of(RankedStore(task, targets, cast(TrueIds, truth), condition, naming), task)
+        return results_of(
+            RankedStore(task, targets, cast(TrueIds, truth), condition, naming), task
+        )
     if condition is not None:
         raise InputError("a filter is for a store; arrays and files are searched whole")
     metric = Metric.parse(metric or Metric.COSINE)
     rows = cast(TruthLike, truth), cast(Names, names)
-    return results_of(RankedArrays(task, targets, *rows, metric, bank, methods, models or {}), task)
+    return results_of(
+        RankedArrays(task, targets, *rows, metric, bank, methods, models or {}), task
+    )
 
 
 HUBS = 20
@@ -108,10 +138,20 @@ def results_of(ranked: Ranked, task: Task) -> Results:
     """All figures of the rankings in `ranked` for the queries of `task`, and by name the targets that are worth looking
     at."""
     rankings = list(ranked.rankings())
-    occurrences = [hubness.k_occurrence(each.nearest[each.nearest >= 0], len(ranked.ids)) for each in rankings]
+    occurrences = [
+        hubness.k_occurrence(each.nearest[each.nearest >= 0], len(ranked.ids))
+        for each in rankings
+    ]
     methods = _measure_methods(ranked, rankings, occurrences, task)
     best, raw = usable_best(methods), rankings[0]
-    shown = next((ranking for ranking, method in zip(rankings, methods, strict=True) if method is best), None)
+    shown = next(
+        (
+            ranking
+            for ranking, method in zip(rankings, methods, strict=True)
+            if method is best
+        ),
+        None,
+    )
     hubs, never = hubness.hubs(occurrences[0], HUBS).tolist(), list[int]()
     if ranked.count == len(ranked.ids):  # all targets are known by name
         never = hubness.pick_evenly(np.flatnonzero(occurrences[0] == 0), HUBS).tolist()
@@ -136,9 +176,14 @@ def results_of(ranked: Ranked, task: Task) -> Results:
             Hub(
                 id=ranked.ids[row],
                 name=name,
-                found_by={each.label: int(counts[row]) for each, counts in zip(rankings, occurrences, strict=True)},
+                found_by={
+                    each.label: int(counts[row])
+                    for each, counts in zip(rankings, occurrences, strict=True)
+                },
             )
-            for row, name in zip(hubs, names, strict=False)  # behind them stand those that are never found
+            for row, name in zip(
+                hubs, names, strict=False
+            )  # behind them stand those that are never found
         ],
         anti_hubs=names[len(hubs) :],
         **parts,
@@ -147,28 +192,47 @@ def results_of(ranked: Ranked, task: Task) -> Results:
 
 
 def _measure_methods(
-    ranked: Ranked, rankings: Sequence[Ranking], occurrences: Sequence[np.ndarray], task: Task
+    ranked: Ranked,
+    rankings: Sequence[Ranking],
+    occurrences: Sequence[np.ndarray],
+    task: Task,
 ) -> list[MethodResult]:
     k, seed, results = task.k, task.seed, list[MethodResult]()
     versus = [compare(rankings[0].best, ranking.best) for ranking in rankings[1:]]
     adjusted = adjust([comparison.p for comparison in versus])
-    for number, (ranking, occurrence) in enumerate(zip(rankings, occurrences, strict=True)):
-        times, figures = hubness.count_targets(occurrence, ranked.count), dict[str, Any]()
+    for number, (ranking, occurrence) in enumerate(
+        zip(rankings, occurrences, strict=True)
+    ):
+        times, figures = (
+            hubness.count_targets(occurrence, ranked.count),
+            dict[str, Any](),
+        )
         if ranked.count is None:
             times.pop(0, None)  # nobody knows how many there are that no query finds
         else:
-            figures["hubness"] = hubness.Hubness.of(np.array([*times]), k, np.array([*times.values()]))
-            figures["most_found"] = hubness.share_of_most_found(occurrence, ranked.count)
+            figures["hubness"] = hubness.Hubness.of(
+                np.array([*times]), k, np.array([*times.values()])
+            )
+            figures["most_found"] = hubness.share_of_most_found(
+                occurrence, ranked.count
+            )
         if ranking.ranks is not None:  # of the whole gallery
             figures |= {
                 "median_rank": interval(ranking.best, seed, np.median),
                 "mean_rank": interval(ranking.best, seed),
-                "mean_average_precision": interval(average_precision(ranking.ranks, k), seed),
+                "mean_average_precision": interval(
+                    average_precision(ranking.ranks, k), seed
+                ),
                 "ndcg": interval(ndcg(ranking.ranks, k), seed),
-                "skewness": hubness_interval(ranking.nearest, len(ranked.ids), hubness.skewness, seed),
+                "skewness": hubness_interval(
+                    ranking.nearest, len(ranked.ids), hubness.skewness, seed
+                ),
             }
         if number:
-            figures |= {"versus_raw": versus[number - 1], "adjusted_p": adjusted[number - 1]}
+            figures |= {
+                "versus_raw": versus[number - 1],
+                "adjusted_p": adjusted[number - 1],
+            }
         results.append(
             MethodResult(
                 label=ranking.label,
@@ -192,21 +256,42 @@ def _measure_methods(
 
 def _side(raw: Ranking, shown: Ranking, part: np.ndarray, label: str) -> Side | None:
     """R@1 of the judged queries in `part`; None where there are none."""
-    right, right_now = ((ranking.best[part] <= 1).astype(np.float64) for ranking in (raw, shown))
+    right, right_now = (
+        (ranking.best[part] <= 1).astype(np.float64) for ranking in (raw, shown)
+    )
     return Side.of(right, right_now, label) if part.any() else None
 
 
-def _examples(ranked: Ranked, raw: Ranking, shown: Ranking, task: Task) -> Iterator[Example]:
+def _examples(
+    ranked: Ranked, raw: Ranking, shown: Ranking, task: Task
+) -> Iterator[Example]:
     """Some judged queries that were won, and some that were lost, drawn at random."""
-    rng, right, right_now = np.random.default_rng(task.seed), raw.best <= 1, shown.best <= 1
+    rng, right, right_now = (
+        np.random.default_rng(task.seed),
+        raw.best <= 1,
+        shown.best <= 1,
+    )
     outcomes: tuple[tuple[Literal["won", "lost"], np.ndarray], ...]
     outcomes = (("won", right_now & ~right), ("lost", right & ~right_now))
     for outcome, happened in outcomes:
         for place in rng.permutation(np.flatnonzero(happened))[:EXAMPLES].tolist():
             true, answers = ranked.true_targets(place), list[list[Answer]]()
             for ranking in (raw, shown):
-                ids = [ranked.ids[row] for row in ranking.nearest[ranked.judged[place]].tolist() if row >= 0]
-                answers.append([Answer(name, key in true) for key, name in zip(ids, ranked.names(ids), strict=True)])
+                ids = [
+                    ranked.ids[row]
+                    for row in ranking.nearest[ranked.judged[place]].tolist()
+                    if row >= 0
+                ]
+                answers.append(
+                    [
+                        Answer(name, key in true)
+                        for key, name in zip(ids, ranked.names(ids), strict=True)
+                    ]
+                )
             row = int(ranked.queries[ranked.judged[place]])
-            query = f"query {row}" if task.query_names is None else str(task.query_names[row])
+            query = (
+                f"query {row}"
+                if task.query_names is None
+                else str(task.query_names[row])
+            )
             yield Example(outcome, query, ranked.names(true), *answers)

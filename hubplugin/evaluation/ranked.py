@@ -16,9 +16,25 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hubplugin.bank import Bank, BankLike
-from hubplugin.compute import TIE, Compute, Similarities, TopK, TruthCounts, dense, search, topk
+from hubplugin.compute import (
+    TIE,
+    Compute,
+    Similarities,
+    TopK,
+    TruthCounts,
+    dense,
+    search,
+    topk,
+)
 from hubplugin.errors import InputError, Parameter, install
-from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names, as_true_ids, as_truth
+from hubplugin.evaluation.truth import (
+    Names,
+    TrueIds,
+    TruthLike,
+    as_names,
+    as_true_ids,
+    as_truth,
+)
 from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.measures.hubness import pick_evenly
 from hubplugin.measures.retrieval import Ranks, Truth, rank_pairs
@@ -27,7 +43,15 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap, Setting
 from hubplugin.rerank import QUERY_METHODS
 from hubplugin.store import Id, Store
-from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, locate_rows, original_rows, prepare
+from hubplugin.vectors import (
+    Directed,
+    VectorLike,
+    Vectors,
+    as_vectors,
+    locate_rows,
+    original_rows,
+    prepare,
+)
 
 RAW = "raw"
 
@@ -94,16 +118,30 @@ class RankedStore:
 
     recall_at: tuple[int, ...] = ()
 
-    def __init__(self, task: Task, store: Store, truth: TrueIds, condition: str | None, naming: Naming | None):
+    def __init__(
+        self,
+        task: Task,
+        store: Store,
+        truth: TrueIds,
+        condition: str | None,
+        naming: Naming | None,
+    ):
         if task.queries.dim != store.dim:
-            raise InputError(f"{task.queries.name} have {task.queries.dim} dimensions, {store.url} has {store.dim}")
+            raise InputError(
+                f"{task.queries.name} have {task.queries.dim} dimensions, {store.url} has {store.dim}"
+            )
         if task.k < 1:
             raise InputError(f"k={task.k}: expected at least 1")
         if not store.count():
             raise InputError(f"{store.url} is empty; add vectors, then evaluate it")
         queries = Directed.of(task.queries, store.metric, log=True)
         true = as_true_ids(truth, task.queries.rows, task.query_names)
-        self._task, self._store, self._condition, self._naming = task, store, condition, naming
+        self._task, self._store, self._condition, self._naming = (
+            task,
+            store,
+            condition,
+            naming,
+        )
         self._searched = store if condition is None else store.with_filter(condition)
         self.queries, self._vectors = original_rows(queries), queries.array()
         self._true = [true[row] for row in self.queries]
@@ -111,7 +149,9 @@ class RankedStore:
         if not len(self.judged):
             raise nothing_judged(queries.name)
         correction = store.correction()
-        self._model = correction.model if correction is not None and correction.active else None
+        self._model = (
+            correction.model if correction is not None and correction.active else None
+        )
         self.ids: Sequence[Id] = ()
         self.count = store.count() if condition is None else None
 
@@ -119,31 +159,50 @@ class RankedStore:
         hits = {RAW: self._search(self._vectors, self._task.k, raw=True)}
         if self._model is not None:
             hits[CORRECTED] = self._search(self._vectors, self._task.k, raw=False)
-        if not any(str(key) in true for ids, true in zip(hits[RAW], self._true, strict=True) for key in ids):
+        if not any(
+            str(key) in true
+            for ids, true in zip(hits[RAW], self._true, strict=True)
+            for key in ids
+        ):
             example = next((repr(ids[0]) for ids in hits[RAW] if ids), "nothing")
             named = next(next(iter(true)) for true in self._true if true)
             raise InputError(
                 f"no query finds a true target in {self._store.url}, whose searches find ids such as {example}; ground "
                 f"truth names {named!r}: expected ids of the store, in the order of the queries"
             )
-        self.ids = list(dict.fromkeys(chain.from_iterable(chain.from_iterable(hits.values()))))
+        self.ids = list(
+            dict.fromkeys(chain.from_iterable(chain.from_iterable(hits.values())))
+        )
         places = {key: number for number, key in enumerate(self.ids)}
         for label, lists in hits.items():
-            nearest, best = np.full((len(lists), self._task.k), -1, np.int64), np.full(len(self.judged), np.inf)
+            nearest, best = (
+                np.full((len(lists), self._task.k), -1, np.int64),
+                np.full(len(self.judged), np.inf),
+            )
             for row, ids in enumerate(lists):
                 nearest[row, : len(ids)] = [places[key] for key in ids]
             for number, row in enumerate(self.judged.tolist()):
-                ranks = (rank for rank, key in enumerate(lists[row], 1) if str(key) in self._true[row])
+                ranks = (
+                    rank
+                    for rank, key in enumerate(lists[row], 1)
+                    if str(key) in self._true[row]
+                )
                 best[number] = next(ranks, np.inf)
             model = self._model if label == CORRECTED else None
-            method, parameters = (RAW, {}) if model is None else (model.method, model.parameters)
+            method, parameters = (
+                (RAW, {}) if model is None else (model.method, model.parameters)
+            )
             yield Ranking(Candidate(label, method, parameters), nearest, best)
 
     def _search(self, queries: np.ndarray, k: int, raw: bool) -> list[list[Id]]:
         hits: list[list[Id]] = []
         for start in range(0, len(queries), BATCH):
-            hits += self._searched.search(queries[start : start + BATCH], k, raw=raw).ids
-            self._task.compute.report(f"searching {RAW if raw else CORRECTED}", len(hits), len(queries))
+            hits += self._searched.search(
+                queries[start : start + BATCH], k, raw=raw
+            ).ids
+            self._task.compute.report(
+                f"searching {RAW if raw else CORRECTED}", len(hits), len(queries)
+            )
         return hits
 
     def true_targets(self, place: int) -> Sequence[Id]:
@@ -182,7 +241,9 @@ def optimal_transport(similarities: np.ndarray) -> np.ndarray:
     import ot
 
     queries, targets = similarities.shape
-    plan: np.ndarray = ot.emd(ot.unif(queries), ot.unif(targets), -similarities, numItermax=10_000_000)
+    plan: np.ndarray = ot.emd(
+        ot.unif(queries), ot.unif(targets), -similarities, numItermax=10_000_000
+    )
     return plan
 
 
@@ -195,11 +256,18 @@ def l2_transport(similarities: np.ndarray) -> np.ndarray:
     import ot
 
     queries, targets = similarities.shape
-    if np.ptp(similarities) <= 1e-6 * np.abs(similarities).max():  # all plans are worth the same
+    if (
+        np.ptp(similarities) <= 1e-6 * np.abs(similarities).max()
+    ):  # all plans are worth the same
         return np.full_like(similarities, 1 / similarities.size)
     coefficient = float(similarities.std()) * min(queries, targets)
     plan: np.ndarray = ot.smooth.smooth_ot_dual(
-        ot.unif(queries), ot.unif(targets), -similarities, coefficient, reg_type="l2", numItermax=2000
+        ot.unif(queries),
+        ot.unif(targets),
+        -similarities,
+        coefficient,
+        reg_type="l2",
+        numItermax=2000,
     )
     return plan
 
@@ -216,7 +284,11 @@ def hungarian(similarities: np.ndarray) -> np.ndarray:
     return plan
 
 
-PLANS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"otn": optimal_transport, "l2n": l2_transport, "hn": hungarian}
+PLANS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "otn": optimal_transport,
+    "l2n": l2_transport,
+    "hn": hungarian,
+}
 
 
 def require_solvable(method: str, queries: int, targets: int) -> None:
@@ -235,7 +307,10 @@ def require_solvable(method: str, queries: int, targets: int) -> None:
 def among(truth: Truth, queries: Vectors, targets: Vectors) -> Truth:
     """The pairs of `truth` whose query and target are there, by their rows in `queries` and `targets`, which may lack
     zero vectors. Raises InputError where there is none."""
-    query_rows, target_rows = locate_rows(queries, truth.query_rows), locate_rows(targets, truth.target_rows)
+    query_rows, target_rows = (
+        locate_rows(queries, truth.query_rows),
+        locate_rows(targets, truth.target_rows),
+    )
     there = (query_rows >= 0) & (target_rows >= 0)
     if not there.any():
         raise nothing_judged(f"{queries.name} or {targets.name}")
@@ -280,27 +355,50 @@ class RankedArrays:
                 f"{queries.name} have {queries.dim} dimensions, {whole.name} have {whole.dim}; embed both with the "
                 "same model"
             )
-        test_queries, gallery = Directed.of(queries, metric, log=True), Directed.of(whole, metric, log=True)
+        test_queries, gallery = (
+            Directed.of(queries, metric, log=True),
+            Directed.of(whole, metric, log=True),
+        )
         if not 1 <= task.k <= gallery.rows:
-            raise InputError(Parameter("k", task.k), f" is not between 1 and the {gallery.rows} targets of the gallery")
+            raise InputError(
+                Parameter("k", task.k),
+                f" is not between 1 and the {gallery.rows} targets of the gallery",
+            )
         for label in (label for label in models if label == RAW or not label.strip()):
-            raise InputError(f"a model cannot be labelled {label!r}; name it by another word than {RAW!r}")
+            raise InputError(
+                f"a model cannot be labelled {label!r}; name it by another word than {RAW!r}"
+            )
         self._task, self._targets, self._metric = task, gallery, metric
         self._names = as_names(names, whole.rows, "names")
-        self._bank = None if bank is None else Bank.of(bank).read(metric, task.compute, targets=gallery)
+        self._bank = (
+            None
+            if bank is None
+            else Bank.of(bank).read(metric, task.compute, targets=gallery)
+        )
         pairs = as_truth(truth, queries.rows, whole.rows, task.query_names, self._names)
         self._truth = among(pairs, test_queries, gallery)
         self._queries = prepare(test_queries, metric)
-        self.ids: Sequence[Id] = range(whole.rows) if gallery is whole else original_rows(gallery).tolist()
+        self.ids: Sequence[Id] = (
+            range(whole.rows) if gallery is whole else original_rows(gallery).tolist()
+        )
         self.count: int | None = gallery.rows
         self.queries, self.judged = original_rows(test_queries), self._truth.judged
         if methods is None:
             dual = self._bank is not None and self._bank.target_bank is not None
-            methods = [] if self._bank is None else [name for name in METHODS if name != "dualis" or dual]
+            methods = (
+                []
+                if self._bank is None
+                else [name for name in METHODS if name != "dualis" or dual]
+            )
         raw = Candidate(RAW, RAW, {}, np.zeros(gallery.rows, np.float32))
-        candidates = [self._by_method(method) for method in ([methods] if isinstance(methods, str) else methods)]
+        candidates = [
+            self._by_method(method)
+            for method in ([methods] if isinstance(methods, str) else methods)
+        ]
         candidates += [self._by_model(label, model) for label, model in models.items()]
-        self._candidates = list({candidate.label: candidate for candidate in (raw, *candidates)}.values())
+        self._candidates = list(
+            {candidate.label: candidate for candidate in (raw, *candidates)}.values()
+        )
 
     def _by_method(self, method: str) -> Candidate:
         name, *settings = method.split() or [""]
@@ -313,16 +411,29 @@ class RankedArrays:
             parameters[key] = value
         if name in PLANS:
             if parameters:
-                raise InputError(f"method {name!r} takes no parameters, got {', '.join(parameters)}")
+                raise InputError(
+                    f"method {name!r} takes no parameters, got {', '.join(parameters)}"
+                )
             require_solvable(name, len(self._queries), self._targets.rows)
-            return Candidate(method, name, {}, scores=lambda rows: PLANS[name](self._similarities(slice(None)))[rows])
+            return Candidate(
+                method,
+                name,
+                {},
+                scores=lambda rows: PLANS[name](self._similarities(slice(None)))[rows],
+            )
         bank = self._bank
         if name not in {**METHODS, **QUERY_METHODS}:
-            raise InputError(f"unknown method {name!r}: use one of {', '.join([*METHODS, *QUERY_METHODS, *PLANS])}")
+            raise InputError(
+                f"unknown method {name!r}: use one of {', '.join([*METHODS, *QUERY_METHODS, *PLANS])}"
+            )
         if bank is None:
-            raise InputError(f"method {name!r} needs example queries: pass ", Parameter("bank"))
+            raise InputError(
+                f"method {name!r} needs example queries: pass ", Parameter("bank")
+            )
         if name in METHODS:
-            return self._by_model(method, build_method(METHODS, name, parameters).fit(bank))
+            return self._by_model(
+                method, build_method(METHODS, name, parameters).fit(bank)
+            )
         query_dependent = build_method(QUERY_METHODS, name, parameters)
         rule = query_dependent.rule(bank)
         numbers = rule.keep(self._targets)
@@ -335,56 +446,109 @@ class RankedArrays:
 
     def _by_model(self, label: str, model: OffsetModel) -> Candidate:
         if model.metric is not self._metric:
-            raise InputError(f"model {label!r} is for {model.metric.value}, the evaluation for {self._metric.value}")
+            raise InputError(
+                f"model {label!r} is for {model.metric.value}, the evaluation for {self._metric.value}"
+            )
         offsets = model.offsets(self._targets, compute=self._task.compute)
-        return Candidate(label, model.method, model.parameters, offsets, query_map=model.query_map)
+        return Candidate(
+            label, model.method, model.parameters, offsets, query_map=model.query_map
+        )
 
     def _similarities(self, rows: slice) -> np.ndarray:
-        product = Similarities(self._queries[rows], self._metric, self._task.compute.without_progress)
+        product = Similarities(
+            self._queries[rows], self._metric, self._task.compute.without_progress
+        )
         scores: np.ndarray = dense(product, self._targets)
         return scores
 
     def rankings(self) -> Iterator[Ranking]:
         """The raw search first. Those with offsets share one search; a model that maps queries has its own."""
-        mapped = [candidate for candidate in self._candidates if candidate.query_map is not None]
-        shared = [item for item in self._candidates if item.scores is None and item.query_map is None]
-        searches = (self._search(group) for group in (shared, *([candidate] for candidate in mapped)))
+        mapped = [
+            candidate
+            for candidate in self._candidates
+            if candidate.query_map is not None
+        ]
+        shared = [
+            item
+            for item in self._candidates
+            if item.scores is None and item.query_map is None
+        ]
+        searches = (
+            self._search(group)
+            for group in (shared, *([candidate] for candidate in mapped))
+        )
         counted = dict(chain.from_iterable(counts.items() for counts in searches))
         for candidate in self._candidates:
-            greater, equal, nearest = counted.get(candidate.label) or self._rank_by_scores(candidate)
+            greater, equal, nearest = counted.get(
+                candidate.label
+            ) or self._rank_by_scores(candidate)
             ranks = rank_pairs(self._truth, greater, equal)
             yield Ranking(candidate, nearest, ranks.best, ranks)
 
     def _search(self, candidates: Sequence[Candidate]) -> dict[str, Counts]:
         """By label, of candidates with offsets and one query map, if any, in common."""
-        top, counts = TopK(self._task.k), TruthCounts(self._truth.query_rows, self._truth.target_rows)
+        top, counts = (
+            TopK(self._task.k),
+            TruthCounts(self._truth.query_rows, self._truth.target_rows),
+        )
         query_map = candidates[0].query_map
         queries = self._queries if query_map is None else query_map(self._queries)
-        offsets = np.stack([candidate.offsets for candidate in candidates if candidate.offsets is not None])
-        search(queries, self._targets, self._metric, self._task.compute, top, counts, offsets=offsets)
+        offsets = np.stack(
+            [
+                candidate.offsets
+                for candidate in candidates
+                if candidate.offsets is not None
+            ]
+        )
+        search(
+            queries,
+            self._targets,
+            self._metric,
+            self._task.compute,
+            top,
+            counts,
+            offsets=offsets,
+        )
         labels = (candidate.label for candidate in candidates)
-        return dict(zip(labels, zip(counts.greater, counts.equal, top.rows, strict=True), strict=True))
+        return dict(
+            zip(
+                labels,
+                zip(counts.greater, counts.equal, top.rows, strict=True),
+                strict=True,
+            )
+        )
 
     def _rank_by_scores(self, candidate: Candidate) -> Counts:
         """Of a method that gives scores and no offsets: as many queries at a time as memory allows."""
         assert candidate.scores is not None
         truth, count, compute = self._truth, len(self._queries), self._task.compute
-        greater, equal = np.empty(len(truth.query_rows), np.int64), np.empty(len(truth.query_rows), np.int64)
+        greater, equal = (
+            np.empty(len(truth.query_rows), np.int64),
+            np.empty(len(truth.query_rows), np.int64),
+        )
         nearest = np.empty((count, self._task.k), np.int64)
         whole = candidate.method in PLANS
-        height = count if whole else max(1, compute.bytes() // (8 * 8 * self._targets.rows))
+        height = (
+            count if whole else max(1, compute.bytes() // (8 * 8 * self._targets.rows))
+        )
         generator = np.random.default_rng(self._task.seed)
         for start in range(0, count, height):
             rows = slice(start, min(start + height, count))
             scores = candidate.scores(rows)
             first, last = np.searchsorted(truth.query_rows, [rows.start, rows.stop])
             for pair in range(first, last):
-                row, true = scores[truth.query_rows[pair] - start], truth.target_rows[pair]
+                row, true = (
+                    scores[truth.query_rows[pair] - start],
+                    truth.target_rows[pair],
+                )
                 tie = TIE * np.finfo(np.float32).eps * abs(row[true])
                 greater[pair] = (row > row[true] + tie).sum()
                 equal[pair] = (row >= row[true] - tie).sum() - greater[pair] - 1
             if whole:  # nearly all of a plan ties at zero; which of those are found must not depend on their rows
-                scores = scores + generator.random(scores.shape) * scores[scores > 0].min() * 1e-3
+                scores = (
+                    scores
+                    + generator.random(scores.shape) * scores[scores > 0].min() * 1e-3
+                )
             nearest[rows] = topk(scores, self._task.k)[1]
             compute.report(f"ranking by {candidate.label}", rows.stop, count)
         return greater, equal, nearest
@@ -392,18 +556,28 @@ class RankedArrays:
     def true_targets(self, place: int) -> Sequence[Id]:
         """Of the judged query at `place`."""
         first = self._truth.starts[place]
-        return [self.ids[row] for row in self._truth.target_rows[first : first + self._truth.counts[place]].tolist()]
+        return [
+            self.ids[row]
+            for row in self._truth.target_rows[
+                first : first + self._truth.counts[place]
+            ].tolist()
+        ]
 
     def names(self, ids: Sequence[Id]) -> list[str]:
         """What targets are called."""
-        return [f"target {row}" if self._names is None else str(self._names[int(row)]) for row in ids]
+        return [
+            f"target {row}" if self._names is None else str(self._names[int(row)])
+            for row in ids
+        ]
 
     def mark_found_by_bank(self) -> np.ndarray | None:
         """Of each judged query [j], whether some bank query finds one of its true targets first in the raw search; None
         without a bank."""
         if self._nearest_to_bank is None:
             return None
-        return np.logical_or.reduceat(np.isin(self._truth.target_rows, self._nearest_to_bank), self._truth.starts)
+        return np.logical_or.reduceat(
+            np.isin(self._truth.target_rows, self._nearest_to_bank), self._truth.starts
+        )
 
     @cached_property
     def _nearest_to_bank(self) -> np.ndarray | None:
@@ -412,7 +586,14 @@ class RankedArrays:
         if self._bank is None:
             return None
         nearest, bank = TopK(1), self._bank.query_bank
-        search(bank, self._targets, self._metric, self._task.compute, nearest, label="coverage of the gallery")
+        search(
+            bank,
+            self._targets,
+            self._metric,
+            self._task.compute,
+            nearest,
+            label="coverage of the gallery",
+        )
         return np.unique(nearest.rows)
 
     def facts(self) -> dict[str, Any]:

@@ -21,7 +21,12 @@ from hubplugin.vectors import SupportsArray, open_npy, require_file
 Row: TypeAlias = int | np.integer[Any]
 
 TruthLike: TypeAlias = (
-    Truth | SupportsArray | Sequence[Row | SupportsArray | Sequence[Row]] | str | os.PathLike[str] | None
+    Truth
+    | SupportsArray
+    | Sequence[Row | SupportsArray | Sequence[Row]]
+    | str
+    | os.PathLike[str]
+    | None
 )
 """Index array [q] or [q, r], list of lists of rows, `Truth`, or a path. That is an .npy file of the first, a .json file
 of the first two, or a qrels file. Qrels are of TREC (lines of 'query 0 target relevance') or of BEIR (tabs between
@@ -45,7 +50,9 @@ def as_names(source: Names, rows: int, label: str) -> Sequence[object] | None:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{label}: cannot read {str(path)!r}: {error}") from None
     if source is not None and len(source) != rows:
-        raise InputError(f"{label} has {len(source)} entries for {rows} vectors; expected one each")
+        raise InputError(
+            f"{label} has {len(source)} entries for {rows} vectors; expected one each"
+        )
     return source
 
 
@@ -70,27 +77,45 @@ def as_truth(
     if source is None:
         if queries != targets:
             raise InputError(
-                f"{queries} queries and {targets} targets do not pair up row by row: pass ", Parameter("truth")
+                f"{queries} queries and {targets} targets do not pair up row by row: pass ",
+                Parameter("truth"),
             )
         source = np.arange(queries)
     if isinstance(source, Truth):
-        return _truth(source.query_rows, source.target_rows, source.grades, queries, targets)
+        return _truth(
+            source.query_rows, source.target_rows, source.grades, queries, targets
+        )
     if (path := _qrels(source)) is not None:
         judgements = judgements_of(path)
-        query_rows = _locate([pair.query_id for pair in judgements], query_names, queries, "query_names", path)
-        target_rows = _locate([pair.doc_id for pair in judgements], names, targets, "names", path)
+        query_rows = _locate(
+            [pair.query_id for pair in judgements],
+            query_names,
+            queries,
+            "query_names",
+            path,
+        )
+        target_rows = _locate(
+            [pair.doc_id for pair in judgements], names, targets, "names", path
+        )
         grades = np.array([pair.relevance for pair in judgements], np.float64)
         return _truth(query_rows, target_rows, grades, queries, targets)
     lists = _lists(source, queries, "row number")
     for number, row in enumerate(lists):
-        if not all(isinstance(key, (int, np.integer)) and not isinstance(key, bool) for key in row):
-            raise InputError(f"ground truth row {number} is no list of row numbers: {row!r}")
+        if not all(
+            isinstance(key, (int, np.integer)) and not isinstance(key, bool)
+            for key in row
+        ):
+            raise InputError(
+                f"ground truth row {number} is no list of row numbers: {row!r}"
+            )
     query_rows = np.repeat(np.arange(queries), [len(row) for row in lists])
     target_rows = np.fromiter(chain.from_iterable(lists), np.int64, len(query_rows))
     return _truth(query_rows, target_rows, np.ones(len(query_rows)), queries, targets)
 
 
-def as_true_ids(source: TrueIds, queries: int, query_names: Sequence[object] | None = None) -> list[set[str]]:
+def as_true_ids(
+    source: TrueIds, queries: int, query_names: Sequence[object] | None = None
+) -> list[set[str]]:
     """The true ids of each query, as text; none where it is not judged.
 
     Args:
@@ -103,35 +128,64 @@ def as_true_ids(source: TrueIds, queries: int, query_names: Sequence[object] | N
     """
     if (path := _qrels(source)) is not None:
         judgements, true = judgements_of(path), [set[str]() for _ in range(queries)]
-        rows = _locate([pair.query_id for pair in judgements], query_names, queries, "query_names", path)
+        rows = _locate(
+            [pair.query_id for pair in judgements],
+            query_names,
+            queries,
+            "query_names",
+            path,
+        )
         for row, judgement in zip(rows.tolist(), judgements, strict=True):
             true[row].add(judgement.doc_id)
     else:
         lists = _lists(source, queries, "id")
         for key in chain.from_iterable(lists):
-            if isinstance(key, (bool, float)) or not isinstance(key, (int, str, np.integer)):
-                raise InputError(f"ground truth: {key!r} is no id; expected numbers or texts")
+            if isinstance(key, (bool, float)) or not isinstance(
+                key, (int, str, np.integer)
+            ):
+                raise InputError(
+                    f"ground truth: {key!r} is no id; expected numbers or texts"
+                )
         true = [{str(key) for key in row if key != -1} for row in lists]
     if not any(true):
-        raise InputError("ground truth names no true target for any query; at least one is needed")
+        raise InputError(
+            "ground truth names no true target for any query; at least one is needed"
+        )
     return true
 
 
-def _truth(query_rows: np.ndarray, target_rows: np.ndarray, grades: np.ndarray, queries: int, targets: int) -> Truth:
+def _truth(
+    query_rows: np.ndarray,
+    target_rows: np.ndarray,
+    grades: np.ndarray,
+    queries: int,
+    targets: int,
+) -> Truth:
     if not len(query_rows):
-        raise InputError("ground truth names no true target for any query; at least one is needed")
-    for rows, count, side in ((query_rows, queries, "query"), (target_rows, targets, "target")):
+        raise InputError(
+            "ground truth names no true target for any query; at least one is needed"
+        )
+    for rows, count, side in (
+        (query_rows, queries, "query"),
+        (target_rows, targets, "target"),
+    ):
         outside = rows[(rows < 0) | (rows >= count)]
         if outside.size:
             raise InputError(
                 f"ground truth names {side} {outside[0]}, but there are {count}; expected rows 0 to {count - 1}"
             )
     order = np.lexsort((target_rows, query_rows))
-    query_rows, target_rows, grades = query_rows[order], target_rows[order], grades[order]
+    query_rows, target_rows, grades = (
+        query_rows[order],
+        target_rows[order],
+        grades[order],
+    )
     repeated = np.flatnonzero((np.diff(query_rows) == 0) & (np.diff(target_rows) == 0))
     if repeated.size:
         first = repeated[0]
-        raise InputError(f"ground truth names target {target_rows[first]} twice for query {query_rows[first]}")
+        raise InputError(
+            f"ground truth names target {target_rows[first]} twice for query {query_rows[first]}"
+        )
     return Truth(query_rows, target_rows, grades)
 
 
@@ -141,10 +195,16 @@ def _lists(source: Any, queries: int, item: str) -> list[list[Any]]:
         source = _read(Path(source))
     rows = source if isinstance(source, (list, tuple)) else np.asarray(source).tolist()
     if not isinstance(rows, (list, tuple)):
-        raise InputError(f"ground truth is no list with a {item}, or a list of them, for each query")
+        raise InputError(
+            f"ground truth is no list with a {item}, or a list of them, for each query"
+        )
     if len(rows) != queries:
-        raise InputError(f"ground truth has {len(rows)} rows for {queries} queries; expected one row a query")
-    plain = (np.asarray(row).tolist() if hasattr(row, "__array__") else row for row in rows)
+        raise InputError(
+            f"ground truth has {len(rows)} rows for {queries} queries; expected one row a query"
+        )
+    plain = (
+        np.asarray(row).tolist() if hasattr(row, "__array__") else row for row in rows
+    )
     return [list(row) if isinstance(row, (list, tuple)) else [row] for row in plain]
 
 
@@ -162,7 +222,10 @@ def _read(path: Path) -> Any:
 
 def _qrels(source: object) -> Path | None:
     """The path of a qrels file; None of all else."""
-    is_path = isinstance(source, (str, os.PathLike)) and Path(source).suffix not in (".npy", ".json")
+    is_path = isinstance(source, (str, os.PathLike)) and Path(source).suffix not in (
+        ".npy",
+        ".json",
+    )
     return Path(source) if is_path else None  # type: ignore[arg-type]
 
 
@@ -171,10 +234,16 @@ def judgements_of(path: Path) -> list[Any]:
     try:
         from ir_measures import read_trec_qrels
     except ImportError:
-        raise InputError(f"reading {path.name} needs ir-measures; {install('evaluation')}") from None
+        raise InputError(
+            f"reading {path.name} needs ir-measures; {install('evaluation')}"
+        ) from None
     require_file(path, "ground truth")
     try:
-        return [judgement for judgement in read_trec_qrels(_as_trec(path)) if judgement.relevance > 0]
+        return [
+            judgement
+            for judgement in read_trec_qrels(_as_trec(path))
+            if judgement.relevance > 0
+        ]
     except (OSError, ValueError):
         raise InputError(
             f"ground truth {path.name} is no qrels file: expected lines of 'query 0 target relevance', or an .npy or "
@@ -188,17 +257,28 @@ def _as_trec(path: Path) -> io.StringIO:
     with opened(path, "rt", encoding="utf-8-sig") as file:
         lines = file.readlines()
     if lines and len(lines[0].split("\t")) == 3:
-        lines = ["\t0\t".join(line.split("\t", 1)) for line in lines[not lines[0].split()[-1].isdigit() :]]
+        lines = [
+            "\t0\t".join(line.split("\t", 1))
+            for line in lines[not lines[0].split()[-1].isdigit() :]
+        ]
     return io.StringIO("".join(lines))
 
 
-def _locate(ids: Sequence[str], names: Sequence[object] | None, count: int, parameter: str, path: Path) -> np.ndarray:
+def _locate(
+    ids: Sequence[str],
+    names: Sequence[object] | None,
+    count: int,
+    parameter: str,
+    path: Path,
+) -> np.ndarray:
     """The rows of what a qrels file calls `ids`, among `names`, or the `count` row numbers. Raises InputError for a
     name that is there twice, and for one that is not there."""
     rows: dict[str, int] = {}
     for row, name in enumerate(names if names is not None else range(count)):
         if rows.setdefault(str(name), row) != row:
-            raise InputError(f"{parameter}: {str(name)!r} is there twice, and a file of TREC tells by the name")
+            raise InputError(
+                f"{parameter}: {str(name)!r} is there twice, and a file of TREC tells by the name"
+            )
     try:
         return np.array([rows[name] for name in ids], np.int64)
     except KeyError as unknown:

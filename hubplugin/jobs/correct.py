@@ -40,7 +40,13 @@ from hubplugin.jobs.write import (
     write,
     write_gallery,
 )
-from hubplugin.learning import Banks, LearnedMap, learn_query_map, read_learn, require_learnable
+from hubplugin.learning import (
+    Banks,
+    LearnedMap,
+    learn_query_map,
+    read_learn,
+    require_learnable,
+)
 from hubplugin.methods import METHODS, FitInput, Method, build_method
 from hubplugin.model import (
     Dot,
@@ -102,30 +108,53 @@ def apply(
     """
     compute, learn = _usable(compute), read_learn(learn)
     if isinstance(bank, OffsetModel):
-        args = {"method": method != "blend", "group_by": group_by, "learn": learn, "judged": judged}
+        args = {
+            "method": method != "blend",
+            "group_by": group_by,
+            "learn": learn,
+            "judged": judged,
+        }
         for name, value in {**args, "executor": executor, **parameters}.items():
             if value is None or value is False:
                 continue
-            raise InputError("a fitted model has its bank and its method already: leave out ", Parameter(name))
+            raise InputError(
+                "a fitted model has its bank and its method already: leave out ",
+                Parameter(name),
+            )
         require_match(bank, store)
         if dry_run:
             return replace(preview(store, bank, compute), notes=store.plan())
         return write(store, bank, force=force, compute=compute)
     if learn is not False:
         require_learnable_in(store, method, group_by, executor)
-    job = Job(store, build_method(METHODS, method, parameters, apply), group_by, learn, force, dry_run)
+    job = Job(
+        store,
+        build_method(METHODS, method, parameters, apply),
+        group_by,
+        learn,
+        force,
+        dry_run,
+    )
     banks = job.read(bank, judged, compute)
     prepared = banks.bank
-    if require_executor(executor, shards) and (group_by is not None or prepared.clicks is not None):
+    if require_executor(executor, shards) and (
+        group_by is not None or prepared.clicks is not None
+    ):
         reason = "clicks" if prepared.clicks is not None else "groups"
-        raise InputError(f"{reason} need all targets in one process: leave ", Parameter("executor"), " out")
+        raise InputError(
+            f"{reason} need all targets in one process: leave ",
+            Parameter("executor"),
+            " out",
+        )
     cut_off = None if dry_run else find_cut_off(job, prepared)
     by_workers = None if executor is None else ShardedStore(store, shards, executor)
     if cut_off is not None:
         return write_gallery(store, cut_off, by_workers, compute, force)
     if by_workers is not None:
         source = cast(GalleryLike, store)
-        prepared = read_by_workers(prepared, source, by_workers.shards, job.configuration, by_workers.executor)
+        prepared = read_by_workers(
+            prepared, source, by_workers.shards, job.configuration, by_workers.executor
+        )
         banks = Banks(prepared)
     return _fit_and_write(job, banks, by_workers)[0]
 
@@ -166,7 +195,9 @@ def refit(
     """
     correction = store.correction()
     if correction is None or not correction.active:
-        raise StoreError(f"{store.url} has no active correction to fit anew; apply one first")
+        raise StoreError(
+            f"{store.url} has no active correction to fit anew; apply one first"
+        )
     old, compute = correction.model, _usable(compute)
     by_default = learn is None
     learn = old.query_map is not None if learn is None else read_learn(learn)
@@ -190,7 +221,11 @@ def refit(
     assert versus is not None
     old_size = len(old.terms[0].bank)  # of `dn` the old one kept is its mean alone
     new_size = len(banks.bank.query_bank)
-    notes = [f"the new bank has {new_size:,} queries, the old one had {old_size:,}"] if new_size < old_size else []
+    notes = (
+        [f"the new bank has {new_size:,} queries, the old one had {old_size:,}"]
+        if new_size < old_size
+        else []
+    )
     return Refitted(**vars(replace(done, notes=[*done.notes, *notes])), versus=versus)
 
 
@@ -212,7 +247,14 @@ class Job:
         before the gallery is read."""
         store = self.store
         learned = self.learn is not False
-        banks = Banks.read(bank_for(store, bank, learned), self.learn, judged, store.metric, compute, store)
+        banks = Banks.read(
+            bank_for(store, bank, learned),
+            self.learn,
+            judged,
+            store.metric,
+            compute,
+            store,
+        )
         self.configuration.require_banks(banks.bank)
         store.require_writable(dry_run=self.dry_run)
         if not store.count():
@@ -240,10 +282,21 @@ def _fit_and_write(
         if job.learn is not False:
             lesson = learn_query_map(job.configuration, banks)
         if profile is not None:  # what would be applied is judged
-            method = job.configuration.resolve(bank) if lesson is None else lesson.how.offsets
+            method = (
+                job.configuration.resolve(bank)
+                if lesson is None
+                else lesson.how.offsets
+            )
             trial = check(bank, method, profile, None if lesson is None else lesson.how)
-        versus = None if job.old is None else compare_with_old(job, bank, job.old, lesson)
-        logger.info("%s: fitting %s on %d bank queries", store.url, job.configuration.name, len(bank.query_bank))
+        versus = (
+            None if job.old is None else compare_with_old(job, bank, job.old, lesson)
+        )
+        logger.info(
+            "%s: fitting %s on %d bank queries",
+            store.url,
+            job.configuration.name,
+            len(bank.query_bank),
+        )
         model = job.configuration.fit(bank) if lesson is None else lesson.model
         model = model if gallery is None else with_hubness(model, bank)
         if not job.force:
@@ -251,22 +304,41 @@ def _fit_and_write(
     else:
         assert gallery is not None
         old = job.old if isinstance(job.old, GroupedModel) else None
-        model, neutral, parts = fit_within(bank, job.configuration, job.group_by, gallery.groups(), job.force, old)
-        versus = None if old is None else require_not_worse(OldVersusNew.of(parts, old, job.configuration), job.force)
+        model, neutral, parts = fit_within(
+            bank, job.configuration, job.group_by, gallery.groups(), job.force, old
+        )
+        versus = (
+            None
+            if old is None
+            else require_not_worse(
+                OldVersusNew.of(parts, old, job.configuration), job.force
+            )
+        )
     before = store.correction() if job.old is None and model.query_map is None else None
     if job.dry_run:
         done = replace(preview(store, model, compute), notes=store.plan())
     else:
-        done = write_gallery(store, model, gallery or by_workers, compute, job.force, _queries_to_try(bank, trial))
+        done = write_gallery(
+            store,
+            model,
+            gallery or by_workers,
+            compute,
+            job.force,
+            _queries_to_try(bank, trial),
+        )
     # Where nothing was tried, what to expect of the bank is still worth a line.
     notes = [*(small_bank(len(bank.distinct)) if trial is None else []), *done.notes]
     notes += [] if lesson is None else lesson.notes
     if before is not None and before.active and before.model.query_map is not None:
-        notes.append("the correction of before had a map of queries, and this one has none: rollback returns to it")
+        notes.append(
+            "the correction of before had a map of queries, and this one has none: rollback returns to it"
+        )
     return replace(done, neutral=neutral, trial=trial, notes=notes), versus
 
 
-def compare_with_old(job: Job, bank: PreparedBank, old: OffsetModel, lesson: LearnedMap | None) -> OldVersusNew:
+def compare_with_old(
+    job: Job, bank: PreparedBank, old: OffsetModel, lesson: LearnedMap | None
+) -> OldVersusNew:
     """Compares old and new correction on held-out queries.
 
     A map knows the answers that it was taught, so that it would be ahead of any correction that learns without them:
@@ -288,11 +360,17 @@ def compare_with_old(job: Job, bank: PreparedBank, old: OffsetModel, lesson: Lea
     if lesson is not None or old.query_map is not None:
         fresh = ~is_in_bank(old, bank.query_bank)
         answers = bank.known_answers
-        if answers is not None and (fresh & (answers >= 0))[bank.distinct].sum() >= FEWEST_PARAPHRASES:
+        if (
+            answers is not None
+            and (fresh & (answers >= 0))[bank.distinct].sum() >= FEWEST_PARAPHRASES
+        ):
             folds = folds_of(bank, may_test=fresh)
         else:
             new = method.fit(bank) if lesson is None else lesson.model
-    return require_not_worse(OldVersusNew.of([cross_validate([None, old, new], bank, folds)], old, method), job.force)
+    return require_not_worse(
+        OldVersusNew.of([cross_validate([None, old, new], bank, folds)], old, method),
+        job.force,
+    )
 
 
 def _queries_to_try(bank: PreparedBank, trial: Trial | None) -> LabelledQueries | None:
@@ -300,9 +378,15 @@ def _queries_to_try(bank: PreparedBank, trial: Trial | None) -> LabelledQueries 
     rows = bank.clicked_rows
     if rows is None:
         return None
-    sides = [] if trial is None else [side for side in (trial.right, trial.asked) if side is not None]
+    sides = (
+        []
+        if trial is None
+        else [side for side in (trial.right, trial.asked) if side is not None]
+    )
     gains = [(side.change.value, side.error) for side in sides]
-    return LabelledQueries(bank.query_bank[rows >= 0], rows[rows >= 0], min(gains, default=None))
+    return LabelledQueries(
+        bank.query_bank[rows >= 0], rows[rows >= 0], min(gains, default=None)
+    )
 
 
 def _usable(compute: Compute) -> Compute:
@@ -312,11 +396,15 @@ def _usable(compute: Compute) -> Compute:
     return compute
 
 
-def require_learnable_in(store: Store, method: str, group_by: str | None, executor: Executor | None) -> None:
+def require_learnable_in(
+    store: Store, method: str, group_by: str | None, executor: Executor | None
+) -> None:
     """Raises InputError where `store` cannot hold a map, or none goes with `method`, `group_by` or `executor`, before
     anything is read."""
     if not store.maps_queries:
-        raise InputError(f"{store.url} holds no map of queries: leave out ", Parameter("learn"))
+        raise InputError(
+            f"{store.url} holds no map of queries: leave out ", Parameter("learn")
+        )
     require_learnable(method, store.metric, store, group_by=group_by, executor=executor)
 
 
@@ -327,7 +415,9 @@ def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
     showed them, so they speak for the correction that was active then.
     """
     if not isinstance(store, Store):
-        raise InputError(f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store(URL)")
+        raise InputError(
+            f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store(URL)"
+        )
     bank = Bank.of(bank)
     if bank.queries is not None:
         return bank
@@ -353,15 +443,23 @@ def find_cut_off(job: Job, bank: FitInput) -> OffsetModel | None:
     if correction is None or correction.active or job.learn:
         return None
     model = correction.model
-    same = job.configuration.has_made(model, bank) and group_key(model) == job.group_by and model.query_map is None
+    same = (
+        job.configuration.has_made(model, bank)
+        and group_key(model) == job.group_by
+        and model.query_map is None
+    )
     return model if same else None
 
 
 def _configuration_of(model: OffsetModel, changes: dict[str, Setting]) -> Method:
     """The configuration of `model`, with `changes`. What the method finds by itself it finds anew."""
     fields = METHODS[model.method].model_fields if model.method in METHODS else {}
-    automatic = {name for name, field in fields.items() if field.default in (None, "auto")}
-    chosen = {name: value for name, value in model.parameters.items() if name not in automatic}
+    automatic = {
+        name for name, field in fields.items() if field.default in (None, "auto")
+    }
+    chosen = {
+        name: value for name, value in model.parameters.items() if name not in automatic
+    }
     return build_method(METHODS, model.method, chosen | changes, refit)
 
 
@@ -417,27 +515,44 @@ def fit_within(
     for number, (value, members) in enumerate(groups):
         try:
             if members.rows < SMALLEST_GROUP:
-                raise CorrectionRefused(f"{members.rows} targets, {SMALLEST_GROUP} are needed")
+                raise CorrectionRefused(
+                    f"{members.rows} targets, {SMALLEST_GROUP} are needed"
+                )
             group_bank = bank.among(members, members.numbers)
             if old is not None:
                 old_model = old.within(value) if value in old.groups else None
-                margins_of[value] = cross_validate([None, old_model, method], group_bank, folds_of(group_bank))
+                margins_of[value] = cross_validate(
+                    [None, old_model, method], group_bank, folds_of(group_bank)
+                )
             if not force:
                 check(group_bank, method.resolve(group_bank), require_kind(group_bank))
             fitted[value] = method.fit(group_bank)
         except CorrectionRefused as refusal:
-            neutral[value] = str(refusal).partition("; nothing was changed")[0]  # which holds for all of it or none
+            neutral[value] = str(refusal).partition("; nothing was changed")[
+                0
+            ]  # which holds for all of it or none
         bank.compute.report(f"fitting within each {key!r}", number + 1, len(groups))
     if not fitted:
-        first = "; ".join(f"{value!r}: {reason}" for value, reason in list(neutral.items())[:1])
+        first = "; ".join(
+            f"{value!r}: {reason}" for value, reason in list(neutral.items())[:1]
+        )
         raise CorrectionRefused(
             f"no value of {key!r} can be corrected by itself ({len(neutral)} tried; {first or 'no target has one'})"
         )
-    parts = [margins if value in fitted else margins.of([0, 1, 0]) for value, margins in margins_of.items()]
-    return _merge_models(key, fitted, bank.require_targets(method.name).rows), neutral, parts
+    parts = [
+        margins if value in fitted else margins.of([0, 1, 0])
+        for value, margins in margins_of.items()
+    ]
+    return (
+        _merge_models(key, fitted, bank.require_targets(method.name).rows),
+        neutral,
+        parts,
+    )
 
 
-def _merge_models(key: str, models: Mapping[Value, OffsetModel], count: int) -> GroupedModel:
+def _merge_models(
+    key: str, models: Mapping[Value, OffsetModel], count: int
+) -> GroupedModel:
     """One model of those of all groups, which share bank and method, for `count` targets in groups or not."""
     first = next(iter(models.values()))
     groups = {value: _group(model) for value, model in models.items()}
@@ -445,7 +560,10 @@ def _merge_models(key: str, models: Mapping[Value, OffsetModel], count: int) -> 
         method=first.method,
         parameters=first.parameters,
         metric=first.metric,
-        terms=tuple(replace(t, log_weights=None) if isinstance(t, LogSumExp) else t for t in first.terms),
+        terms=tuple(
+            replace(t, log_weights=None) if isinstance(t, LogSumExp) else t
+            for t in first.terms
+        ),
         bank_fingerprint=first.bank_fingerprint,
         gallery=_statistics([group.gallery for group in groups.values()], count),
         key=key,
@@ -455,8 +573,12 @@ def _merge_models(key: str, models: Mapping[Value, OffsetModel], count: int) -> 
 
 def _group(model: OffsetModel) -> Group:
     assert model.gallery is not None
-    weights = next((term.log_weights for term in model.terms if isinstance(term, LogSumExp)), None)
-    answers = next((term.answers for term in model.terms if not isinstance(term, Dot)), None)
+    weights = next(
+        (term.log_weights for term in model.terms if isinstance(term, LogSumExp)), None
+    )
+    answers = next(
+        (term.answers for term in model.terms if not isinstance(term, Dot)), None
+    )
     return Group(model.centre, model.gallery, weights, answers)
 
 

@@ -34,7 +34,13 @@ from hubplugin.guard import Trial, judge_by
 from hubplugin.jobs.correct import bank_for, require_learnable_in
 from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.jobs.results import key_figures_of
-from hubplugin.learning import FEWEST_PAIRS, Banks, LearnedMap, learn_query_map, require_learnable
+from hubplugin.learning import (
+    FEWEST_PAIRS,
+    Banks,
+    LearnedMap,
+    learn_query_map,
+    require_learnable,
+)
 from hubplugin.measures.hubness import (
     Hubness,
     count_targets,
@@ -52,7 +58,13 @@ from hubplugin.metric import Metric
 from hubplugin.report import Hub, Plot, Report, Result, percent, plots, points
 from hubplugin.store import Id, Store
 from hubplugin.validation import OCCURRENCE, require_enough
-from hubplugin.vectors import Scannable, VectorLike, draw_sample, original_rows, take_rows
+from hubplugin.vectors import (
+    Scannable,
+    VectorLike,
+    draw_sample,
+    original_rows,
+    take_rows,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +148,11 @@ class Diagnosis(Result):
     @property
     def hubby(self) -> bool:
         """Whether the search is hubby beyond chance."""
-        return self.hubness.skewness - skewness_by_chance(self.queries, self.hubness.k, self.targets) >= HUBBY
+        return (
+            self.hubness.skewness
+            - skewness_by_chance(self.queries, self.hubness.k, self.targets)
+            >= HUBBY
+        )
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -144,13 +160,25 @@ class Diagnosis(Result):
         """What it is, and what to do first."""
         causes = ", ".join(finding.cause for finding in self.causes)
         if self.hubby:
-            also = f", and there is more than that: {causes}; mend that first" if causes else ""
+            also = (
+                f", and there is more than that: {causes}; mend that first"
+                if causes
+                else ""
+            )
             return f"there is hubness{also}"
-        return f"this is not hubness, but: {causes}" if causes else "there is no hubness, and no other cause was found"
+        return (
+            f"this is not hubness, but: {causes}"
+            if causes
+            else "there is no hubness, and no other cause was found"
+        )
 
     def sentences(self) -> list[str]:
         """What was seen, in the words of whoever searches."""
-        k, most, never = self.hubness.k, most_found(self.targets), round(self.never_found.share * self.targets)
+        k, most, never = (
+            self.hubness.k,
+            most_found(self.targets),
+            round(self.never_found.share * self.targets),
+        )
         usual = k * self.queries / self.targets
         return [
             f"{self.targets:,} documents, {self.queries:,} queries",
@@ -178,7 +206,11 @@ class Diagnosis(Result):
                 f"expected with a bank of this size: {trial.change_of_skewness()}",
                 *trial.notes,
                 f"it would {trial.outlook()}",
-                *([] if self.lesson is None else [f"with learn: {note}" for note in self.lesson.notes]),
+                *(
+                    []
+                    if self.lesson is None
+                    else [f"with learn: {note}" for note in self.lesson.notes]
+                ),
                 f"what next: {'; '.join(map(str, self.next_steps))}",
             ],
             key_figures=key_figures_of(trial),
@@ -191,7 +223,10 @@ class Diagnosis(Result):
             anti_hubs=self.anti_hubs,
             k=hubness.k,
             plots=[
-                Plot("How often targets are found", partial(plots.occurrences, parts=parts, even=even, k=hubness.k))
+                Plot(
+                    "How often targets are found",
+                    partial(plots.occurrences, parts=parts, even=even, k=hubness.k),
+                )
             ],
             facts={"method": trial.name},
         )
@@ -227,22 +262,29 @@ def diagnose(
     Raises:
         InputError: for anything that cannot be used.
     """
-    chosen = Metric.parse(metric if metric is not None else getattr(targets, "metric", Metric.COSINE))
+    chosen = Metric.parse(
+        metric if metric is not None else getattr(targets, "metric", Metric.COSINE)
+    )
     if not isinstance(learn, bool):
         got = type(learn).__name__
         raise InputError(
-            Parameter("learn"), f": expected True or False, got {got}; apply(..., dry_run=True) tries pairs"
+            Parameter("learn"),
+            f": expected True or False, got {got}; apply(..., dry_run=True) tries pairs",
         )
     if learn and isinstance(targets, Store):
         require_learnable_in(targets, "blend", None, None)
     elif learn:
         require_learnable("blend", chosen, targets)
-    examples = bank_for(targets, bank, learn) if isinstance(targets, Store) else Bank.of(bank)
+    examples = (
+        bank_for(targets, bank, learn) if isinstance(targets, Store) else Bank.of(bank)
+    )
     prepared = examples.prepare(chosen, compute, targets)
     require_enough(len(prepared.distinct))  # before the gallery is read
     prepared = prepared.against(targets)
     gallery = prepared.require_targets("blend")
-    logger.info("diagnosing %d targets by %d queries", gallery.rows, len(prepared.query_bank))
+    logger.info(
+        "diagnosing %d targets by %d queries", gallery.rows, len(prepared.query_bank)
+    )
     top = TopK(DEEP)
     search(prepared.query_bank, gallery, chosen, compute, top, label="finding the hubs")
     nearest = top.rows[0]
@@ -255,24 +297,44 @@ def diagnose(
     default = configure("blend")
     trial = judge_by(prepared, default.resolve(prepared), seed)
     lesson = learn_query_map(default, Banks(prepared)) if learn else None
-    pairs = 0 if prepared.known_answers is None else int(np.count_nonzero(prepared.known_answers >= 0))
-    learnable = chosen is not Metric.EUCLIDEAN and getattr(targets, "maps_queries", True)
+    pairs = (
+        0
+        if prepared.known_answers is None
+        else int(np.count_nonzero(prepared.known_answers >= 0))
+    )
+    learnable = chosen is not Metric.EUCLIDEAN and getattr(
+        targets, "maps_queries", True
+    )
     shared = shared_words(examples, prepared, texts or names, ids_of, seed)
     logger.info("diagnosed")
-    rows, never = hubs(occurrence, LISTED), pick_evenly(np.flatnonzero(occurrence == 0), LISTED)
+    rows, never = (
+        hubs(occurrence, LISTED),
+        pick_evenly(np.flatnonzero(occurrence == 0), LISTED),
+    )
     ids = ids_of(np.concatenate([rows, never]))
     shown = display_names(ids, names)
-    count, queries, k = gallery.rows, len(prepared.query_bank), min(OCCURRENCE, gallery.rows)
+    count, queries, k = (
+        gallery.rows,
+        len(prepared.query_bank),
+        min(OCCURRENCE, gallery.rows),
+    )
     return Diagnosis(
         store=targets.url if isinstance(targets, Store) else None,
         targets=count,
         queries=queries,
         hubness=Hubness.of(occurrence, k),
-        most_found=ShareAndChance(share_of_most_found(occurrence), share_of_most_found_by_chance(queries, k, count)),
-        never_found=ShareAndChance(float(np.mean(occurrence == 0)), never_found_by_chance(queries, k, count)),
+        most_found=ShareAndChance(
+            share_of_most_found(occurrence),
+            share_of_most_found_by_chance(queries, k, count),
+        ),
+        never_found=ShareAndChance(
+            float(np.mean(occurrence == 0)), never_found_by_chance(queries, k, count)
+        ),
         hubs=[
             Hub(key, name, {"raw": times})
-            for key, name, times in zip(ids, shown, occurrence[rows].tolist(), strict=False)  # not of those never found
+            for key, name, times in zip(
+                ids, shown, occurrence[rows].tolist(), strict=False
+            )  # not of those never found
         ],
         anti_hubs=shown[len(rows) :],
         findings=causes,
@@ -302,7 +364,11 @@ IdsOf = Callable[[np.ndarray], Sequence[Id]]
 
 
 def find_causes(
-    bank: PreparedBank, nearest: np.ndarray, texts: Naming | None, ids_of: IdsOf, seed: int
+    bank: PreparedBank,
+    nearest: np.ndarray,
+    texts: Naming | None,
+    ids_of: IdsOf,
+    seed: int,
 ) -> list[Finding]:
     """Looks for all causes.
 
@@ -322,14 +388,25 @@ def find_causes(
     place = place.reshape(lists.shape)
     vectors = take_rows(gallery, rows, bank.metric)
     queries = bank.query_bank[drawn]
-    variance = float(targets.var(axis=0, dtype=np.float64).sum())  # half the mean squared distance of any two
-    length_found, length_drawn = (np.linalg.norm(part, axis=1) for part in (vectors, targets))
-    unit = targets / np.maximum(length_drawn, 1e-30)[:, None] if bank.metric is Metric.DOT else targets
+    variance = float(
+        targets.var(axis=0, dtype=np.float64).sum()
+    )  # half the mean squared distance of any two
+    length_found, length_drawn = (
+        np.linalg.norm(part, axis=1) for part in (vectors, targets)
+    )
+    unit = (
+        targets / np.maximum(length_drawn, 1e-30)[:, None]
+        if bank.metric is Metric.DOT
+        else targets
+    )
     return [
         check_model(queries, targets, bank.metric, compute, rng),
         check_shift(queries, targets),
         check_copies(
-            place, vectors, _spacing(targets[: len(targets) // 4 + 1], replace(bank, compute=compute)), variance
+            place,
+            vectors,
+            _spacing(targets[: len(targets) // 4 + 1], replace(bank, compute=compute)),
+            variance,
         ),
         check_collapse(unit),
         check_lengths(length_found[place.reshape(-1)], length_drawn, bank.metric),
@@ -350,12 +427,19 @@ def _spacing(targets: np.ndarray, bank: FitInput) -> np.ndarray:
 
 
 def _check_short_texts(
-    lists: np.ndarray, count: int, texts: Naming | None, ids_of: IdsOf, rng: np.random.Generator
+    lists: np.ndarray,
+    count: int,
+    texts: Naming | None,
+    ids_of: IdsOf,
+    rng: np.random.Generator,
 ) -> Finding:
     """`check_short_texts` of what is in `lists` [m, k], rows of a gallery of `count`."""
     if texts is None:
         return check_short_texts([], [])
-    places, drawn = rng.permutation(lists.reshape(-1))[:TEXTS], rng.permutation(count)[:TEXTS]
+    places, drawn = (
+        rng.permutation(lists.reshape(-1))[:TEXTS],
+        rng.permutation(count)[:TEXTS],
+    )
     both = _texts_in(np.concatenate([places, drawn]), texts, ids_of)
     return check_short_texts(both[: len(places)], both[len(places) :])
 
@@ -374,7 +458,9 @@ def _ranks(bank: PreparedBank, nearest: np.ndarray) -> np.ndarray | None:
         return None
     clicked = np.flatnonzero(bank.clicks >= 0)
     hit = nearest[clicked] == bank.clicks[clicked, None]
-    ranks: np.ndarray = np.where(hit.any(axis=1), hit.argmax(axis=1) + 1, nearest.shape[1] + 1)
+    ranks: np.ndarray = np.where(
+        hit.any(axis=1), hit.argmax(axis=1) + 1, nearest.shape[1] + 1
+    )
     return ranks
 
 
@@ -396,26 +482,51 @@ def shared_words(
         ids_of: from rows to ids.
         seed: of the sample.
     """
-    queries = examples.texts.texts if examples.texts is not None else getattr(examples.queries, "texts", None)
-    if queries is None or texts is None or bank.clicks is None or len(queries) != len(bank.clicks):
+    queries = (
+        examples.texts.texts
+        if examples.texts is not None
+        else getattr(examples.queries, "texts", None)
+    )
+    if (
+        queries is None
+        or texts is None
+        or bank.clicks is None
+        or len(queries) != len(bank.clicks)
+    ):
         return None
-    clicked = np.random.default_rng(seed).permutation(np.flatnonzero(bank.clicks >= 0))[:TEXTS].tolist()
+    clicked = (
+        np.random.default_rng(seed)
+        .permutation(np.flatnonzero(bank.clicks >= 0))[:TEXTS]
+        .tolist()
+    )
     clicked = [row for row in clicked if queries[row] is not None]
     answers = _texts_in(bank.clicks[clicked], texts, ids_of)
     pairs = [
         (words, frozenset(WORD.findall(answer.casefold())))
         for row, answer in zip(clicked, answers, strict=True)
-        if answer is not None and (words := frozenset(WORD.findall(queries[row].casefold())))
+        if answer is not None
+        and (words := frozenset(WORD.findall(queries[row].casefold())))
     ]
     if len(pairs) < FEWEST:
         return None
     asked, answered = zip(*pairs, strict=True)
-    return ShareAndChance(_mean_share(asked, answered), _mean_share(asked, [*answered[1:], answered[0]]))
+    return ShareAndChance(
+        _mean_share(asked, answered), _mean_share(asked, [*answered[1:], answered[0]])
+    )
 
 
-def _mean_share(queries: Sequence[frozenset[str]], answers: Sequence[frozenset[str]]) -> float:
+def _mean_share(
+    queries: Sequence[frozenset[str]], answers: Sequence[frozenset[str]]
+) -> float:
     """Of the words of each query, that are in the answer beside it."""
-    return float(np.mean([len(words & answer) / len(words) for words, answer in zip(queries, answers, strict=True)]))
+    return float(
+        np.mean(
+            [
+                len(words & answer) / len(words)
+                for words, answer in zip(queries, answers, strict=True)
+            ]
+        )
+    )
 
 
 def step_default(trial: Trial) -> NextStep:
@@ -438,28 +549,50 @@ def step_clicks(lesson: LearnedMap | None, learnable: bool, pairs: int) -> NextS
     """
     if lesson is not None:
         sides = [("not asked before", lesson.other), ("asked before", lesson.asked)]
-        changes = [f"{points(side.change)} of what was {name}" for name, side in sides if side is not None]
+        changes = [
+            f"{points(side.change)} of what was {name}"
+            for name, side in sides
+            if side is not None
+        ]
         says = f"over the offsets alone R@1 changes by {' and '.join(changes)}, measured on held-out pairs"
         return NextStep("with learn", says, "measured", vars(lesson.other.change))
     if not learnable:
         return NextStep(
-            "with learn", "not here: a map needs cosine or dot product, and a store that holds it", "unknown"
+            "with learn",
+            "not here: a map needs cosine or dot product, and a store that holds it",
+            "unknown",
         )
-    step = "with learn (--learn)" if pairs >= FEWEST_PAIRS else f"with {FEWEST_PAIRS} clicks or more and learn"
-    asked, other = (f"{mean:+.1f} points (worst {worst:+.1f})" for mean, worst in LEARNED.values())
+    step = (
+        "with learn (--learn)"
+        if pairs >= FEWEST_PAIRS
+        else f"with {FEWEST_PAIRS} clicks or more and learn"
+    )
+    asked, other = (
+        f"{mean:+.1f} points (worst {worst:+.1f})" for mean, worst in LEARNED.values()
+    )
     says = (
         f"R@1 typically changes by {asked} where people ask again for what was asked before, and by {other} where they "
         "ask for something new: other banks, by the table of docs/learning.md"
     )
-    says += "" if pairs >= FEWEST_PAIRS else "; where documents have titles, these can teach it (docs/titles.md)"
-    return NextStep(step, says, "table", {name: mean for name, (mean, _) in LEARNED.items()})
+    says += (
+        ""
+        if pairs >= FEWEST_PAIRS
+        else "; where documents have titles, these can teach it (docs/titles.md)"
+    )
+    return NextStep(
+        step, says, "table", {name: mean for name, (mean, _) in LEARNED.items()}
+    )
 
 
 def step_keywords(shared: ShareAndChance | None) -> NextStep:
     """What tells whether BM25 would help beside the search: the words that queries share with their answers."""
     step = "BM25 beside it"
     if shared is None:
-        return NextStep(step, "not known without clicks, and the texts of queries and documents", "unknown")
+        return NextStep(
+            step,
+            "not known without clicks, and the texts of queries and documents",
+            "unknown",
+        )
     says = (
         f"your queries share {percent(shared.share)} of their words with their answers, measured, and "
         f"{percent(shared.by_chance)} with those of others (docs/comparison.md)"

@@ -16,7 +16,12 @@ from hubplugin.errors import InputError, StoreError
 from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.jobs.results import HUBS, NAMED, HubnessNow, Inspection
 from hubplugin.jobs.write import Counts, compare, require_match
-from hubplugin.measures.hubness import k_occurrence, skewness, skewness_by_chance, skewness_of_hits
+from hubplugin.measures.hubness import (
+    k_occurrence,
+    skewness,
+    skewness_by_chance,
+    skewness_of_hits,
+)
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import GroupedModel, HubnessAtFit, OffsetModel, group_key
@@ -68,58 +73,110 @@ def inspect(
     logger.info("%s: inspecting", store.url)
     fields: dict[str, Any] = {}
     if correction is not None:
-        require_match(correction.model, store)  # a store that was made anew may have other vectors
-        live_queries = _read_live_queries(store, correction, live, compute) if correction.active and queries else None
+        require_match(
+            correction.model, store
+        )  # a store that was made anew may have other vectors
+        live_queries = (
+            _read_live_queries(store, correction, live, compute)
+            if correction.active and queries
+            else None
+        )
         fields = _compare_offsets(store, correction.model, compute)
         if live_queries is not None:
-            fields |= _count_hubs(store, correction.model, live_queries, queries, names, compute)
+            fields |= _count_hubs(
+                store, correction.model, live_queries, queries, names, compute
+            )
     logger.info("%s: inspected", store.url)
-    facts = (store.url, store.metric, store.dim, store.count(), correction, store.previous())
+    facts = (
+        store.url,
+        store.metric,
+        store.dim,
+        store.count(),
+        correction,
+        store.previous(),
+    )
     return Inspection(*facts, notes=store.notes(), warnings=store.attention(), **fields)
 
 
-def _compare_offsets(store: Store, model: OffsetModel, compute: Compute) -> dict[str, Any]:
+def _compare_offsets(
+    store: Store, model: OffsetModel, compute: Compute
+) -> dict[str, Any]:
     """The fields of an inspection that tell what lies in `store` beside what `model` gives."""
     counts, gallery = Counts(), model.gallery
     missing, stale = list[Id](), list[Id]()
     total = squares = 0.0
-    edges = np.zeros(2) if gallery is None else np.linspace(gallery.smallest, gallery.largest, BINS + 1)
+    edges = (
+        np.zeros(2)
+        if gallery is None
+        else np.linspace(gallery.smallest, gallery.largest, BINS + 1)
+    )
     histogram = np.zeros(len(edges) - 1, np.int64)
     batches = store.scan(group_key(model))
-    for batch, by_model, wrong in compare(store, model, batches, counts, compute, "checking offsets"):
-        total, squares = total + by_model.sum(dtype=np.float64), squares + np.square(by_model, dtype=np.float64).sum()
+    for batch, by_model, wrong in compare(
+        store, model, batches, counts, compute, "checking offsets"
+    ):
+        total, squares = (
+            total + by_model.sum(dtype=np.float64),
+            squares + np.square(by_model, dtype=np.float64).sum(),
+        )
         absent = np.isnan(batch.offsets)
-        histogram += np.histogram(np.clip(batch.offsets[np.isfinite(batch.offsets)], edges[0], edges[-1]), edges)[0]
+        histogram += np.histogram(
+            np.clip(batch.offsets[np.isfinite(batch.offsets)], edges[0], edges[-1]),
+            edges,
+        )[0]
         for ids, which in ((missing, absent), (stale, wrong & ~absent)):
-            ids += [batch.ids[row] for row in np.flatnonzero(which)[: NAMED - len(ids)].tolist()]
-    fields = {name: getattr(counts, name) for name in ("missing", "stale", "foreign", "invalid_vectors")}
+            ids += [
+                batch.ids[row]
+                for row in np.flatnonzero(which)[: NAMED - len(ids)].tolist()
+            ]
+    fields = {
+        name: getattr(counts, name)
+        for name in ("missing", "stale", "foreign", "invalid_vectors")
+    }
     fields |= {"missing_ids": missing, "stale_ids": stale}
     count = counts.scanned
     if gallery is not None:
         fields["offsets"] = Histogram("stored", edges.tolist(), histogram.tolist())
-    if gallery is not None and gallery.deviation > 0 and count > 1 and not isinstance(model, GroupedModel):
+    if (
+        gallery is not None
+        and gallery.deviation > 0
+        and count > 1
+        and not isinstance(model, GroupedModel)
+    ):
         mean = total / count
         fields["shift"] = mean / gallery.deviation
-        fields["spread"] = max(squares / count - mean * mean, 0.0) ** 0.5 / gallery.deviation
+        fields["spread"] = (
+            max(squares / count - mean * mean, 0.0) ** 0.5 / gallery.deviation
+        )
     return fields
 
 
-def _read_live_queries(store: Store, correction: Correction, live: BankLike | None, compute: Compute) -> np.ndarray:
+def _read_live_queries(
+    store: Store, correction: Correction, live: BankLike | None, compute: Compute
+) -> np.ndarray:
     """A sample of the live queries [m, d], as the bank has its own, without those that are in the bank, which say
     nothing new."""
     model = correction.model
     if live is None:
-        since = None if correction.made is None else datetime.fromisoformat(correction.made).timestamp()
+        since = (
+            None
+            if correction.made is None
+            else datetime.fromisoformat(correction.made).timestamp()
+        )
         vectors: Vectors | None = read_recorded(store, since)
     else:
         bank = Bank.of(live, "live queries")
         if bank.answers is not None:
-            raise InputError("live queries are searched without answers; evaluate measures R@1 on known ones")
+            raise InputError(
+                "live queries are searched without answers; evaluate measures R@1 on known ones"
+            )
         vectors = bank.vectors(store, compute.progress)
     if vectors is None:
         return np.zeros((0, model.dim), np.float32)
     vectors = Directed.of(vectors, model.metric)
-    sample = vectors.select(np.sort(np.random.default_rng().permutation(vectors.rows)[: 2 * SEEN]))
+    sample = vectors.select(
+        np.sort(np.random.default_rng().permutation(vectors.rows)[: 2 * SEEN])
+    )
     if model.metric is Metric.COSINE:
         sample = normalise(sample, vectors.name)
     unseen: np.ndarray = sample[~is_in_bank(model, sample)]
@@ -131,13 +188,21 @@ def _read_live_queries(store: Store, correction: Correction, live: BankLike | No
 
 def is_in_bank(model: OffsetModel, queries: np.ndarray) -> np.ndarray:
     """Whether each of `queries` [m, d], prepared as the bank's are, is in the bank of `model`: bool [m]."""
-    bank, rows = (np.asarray(part, np.float32).round(5) + 0.0 for part in (model.terms[0].bank, queries))
+    bank, rows = (
+        np.asarray(part, np.float32).round(5) + 0.0
+        for part in (model.terms[0].bank, queries)
+    )
     known = {row.tobytes() for row in bank}
     return np.array([row.tobytes() in known for row in rows], bool)
 
 
 def _count_hubs(
-    store: Store, model: OffsetModel, live: np.ndarray, queries: int, names: Naming | None, compute: Compute
+    store: Store,
+    model: OffsetModel,
+    live: np.ndarray,
+    queries: int,
+    names: Naming | None,
+    compute: Compute,
 ) -> dict[str, Any]:
     """The fields of an inspection that tell what live queries find, or those of the bank."""
     rng, bank = np.random.default_rng(), model.terms[0].bank
@@ -148,27 +213,52 @@ def _count_hubs(
         fields["drift"] = own_share(live, at_fit, compute, rng)
     searched = rng.permutation(live)[:queries] if is_live else of_bank(model, queries)
     count = store.count()
-    if len(searched) < 2 or not count:  # of a model that keeps no more than the mean of its bank; nothing to be found
+    if (
+        len(searched) < 2 or not count
+    ):  # of a model that keeps no more than the mean of its bank; nothing to be found
         return fields
     hits = {
-        search: Counter(itertools.chain.from_iterable(store.search(searched, OCCURRENCE, raw=search == "raw").ids))
+        search: Counter(
+            itertools.chain.from_iterable(
+                store.search(searched, OCCURRENCE, raw=search == "raw").ids
+            )
+        )
         for search in ("raw", "corrected")
     }
-    raw, corrected = (skewness_of_hits(np.array([*counter.values()]), count) for counter in hits.values())
-    most_found = dict.fromkeys(key for counter in hits.values() for key, _ in counter.most_common(HUBS))
+    raw, corrected = (
+        skewness_of_hits(np.array([*counter.values()]), count)
+        for counter in hits.values()
+    )
+    most_found = dict.fromkeys(
+        key for counter in hits.values() for key, _ in counter.most_common(HUBS)
+    )
     hubs = [
         Hub(key, name, {search: counter[key] for search, counter in hits.items()})
-        for key, name in zip(most_found, display_names([*most_found], names), strict=True)
+        for key, name in zip(
+            most_found, display_names([*most_found], names), strict=True
+        )
     ]
-    occurrences = {search: {0: count - len(counter)} | Counter(counter.values()) for search, counter in hits.items()}
-    chance, fit = skewness_by_chance(len(searched), OCCURRENCE, count), model.hubness_at_fit
-    return fields | {"hubness": HubnessNow(len(searched), is_live, raw, corrected, chance, fit, hubs, occurrences)}
+    occurrences = {
+        search: {0: count - len(counter)} | Counter(counter.values())
+        for search, counter in hits.items()
+    }
+    chance, fit = (
+        skewness_by_chance(len(searched), OCCURRENCE, count),
+        model.hubness_at_fit,
+    )
+    return fields | {
+        "hubness": HubnessNow(
+            len(searched), is_live, raw, corrected, chance, fit, hubs, occurrences
+        )
+    }
 
 
 def of_bank(model: OffsetModel, count: int = QUERIES) -> np.ndarray:
     """At most `count` queries of the bank of `model`, the same ones each time: [q, d]."""
     bank = model.terms[0].bank
-    queries: np.ndarray = bank[np.linspace(0, len(bank) - 1, min(len(bank), count)).astype(int)]
+    queries: np.ndarray = bank[
+        np.linspace(0, len(bank) - 1, min(len(bank), count)).astype(int)
+    ]
     return queries
 
 
@@ -181,14 +271,36 @@ def with_hubness(model: OffsetModel, bank: FitInput) -> OffsetModel:
     offsets = model.fitted
     if offsets is None or len(offsets) != targets.rows:  # which lack zero vectors
         offsets = model.offsets(targets, compute=quiet)
-    offsets_of_both, nearest = np.stack([np.zeros_like(offsets), offsets]), TopK(OCCURRENCE)
-    search(queries, targets, model.metric, bank.compute, nearest, offsets=offsets_of_both, label="counting hubs")
+    offsets_of_both, nearest = (
+        np.stack([np.zeros_like(offsets), offsets]),
+        TopK(OCCURRENCE),
+    )
+    search(
+        queries,
+        targets,
+        model.metric,
+        bank.compute,
+        nearest,
+        offsets=offsets_of_both,
+        label="counting hubs",
+    )
     rows = list(nearest.rows)
     if model.query_map is not None:
         learned = TopK(OCCURRENCE)
-        search(model.query_map(queries), targets, model.metric, quiet, learned, offsets=offsets)
+        search(
+            model.query_map(queries),
+            targets,
+            model.metric,
+            quiet,
+            learned,
+            offsets=offsets,
+        )
         rows[1] = learned.rows[0]
     raw, corrected = (k_occurrence(rows, targets.rows) for rows in rows)
     chance = skewness_by_chance(len(queries), OCCURRENCE, targets.rows)
     largest = float(corrected.max() / len(queries))
-    return model.replace(hubness_at_fit=HubnessAtFit(len(queries), skewness(raw), skewness(corrected), chance, largest))
+    return model.replace(
+        hubness_at_fit=HubnessAtFit(
+            len(queries), skewness(raw), skewness(corrected), chance, largest
+        )
+    )

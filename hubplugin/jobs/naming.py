@@ -18,7 +18,10 @@ Naming: TypeAlias = Callable[[Sequence[Id]], Sequence[str | None]]
 def display_names(ids: Sequence[Id], names: Naming | None) -> list[str]:
     """What the targets `ids` are called: by their name in `names` and id, or by the id alone."""
     texts = [None] * len(ids) if names is None or not ids else names(ids)
-    return [str(key) if name is None else f"{name} [{key}]" for key, name in zip(ids, texts, strict=True)]
+    return [
+        str(key) if name is None else f"{name} [{key}]"
+        for key, name in zip(ids, texts, strict=True)
+    ]
 
 
 def read_names(source: str | None, option: str = "names") -> Naming | None:
@@ -38,5 +41,10 @@ def read_names(source: str | None, option: str = "names") -> Naming | None:
     elif isinstance(texts, dict):
         text_of = texts
     else:
-        raise InputError(f"{option}: {str(path)!r} holds {type(texts).__name__}; expected a list, or texts by id")
-    return lambda ids: [None if text_of.get(str(item)) is None else str(text_of[str(item)]) for item in ids]
+        raise InputError(
+            f"{option}: {str(path)!r} holds {type(texts).__name__}; expected a list, or texts by id"
+        )
+    return lambda ids: [
+        None if text_of.get(str(item)) is None else str(text_of[str(item)])
+        for item in ids
+    ]

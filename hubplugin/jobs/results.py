@@ -39,7 +39,9 @@ from hubplugin.validation import OCCURRENCE, Figures, Margins, change_of
 def key_figures_of(trial: Trial) -> list[KeyFigure]:
     """What the guard saw on held-out queries of the bank."""
     raw = trial.raw
-    held_out = f"expected with the correction, on {trial.queries:,} held-out bank queries"
+    held_out = (
+        f"expected with the correction, on {trial.queries:,} held-out bank queries"
+    )
     unknown = "the bank is no log with known answers, or asks for few targets in several wordings"
     return [
         share_figure(
@@ -63,15 +65,23 @@ class InvalidVectors:
     count: int = 0
     named: dict[int | str, str] = field(default_factory=dict)
 
-    def note(self, ids: Sequence[int | str], vectors: np.ndarray, rows: np.ndarray) -> None:
+    def note(
+        self, ids: Sequence[int | str], vectors: np.ndarray, rows: np.ndarray
+    ) -> None:
         self.count += len(rows)
         for row in rows[: NAMED - len(self.named)].tolist():
             length = float(np.linalg.norm(vectors[row].astype(np.float64)))
-            self.named[ids[row]] = f"length {length:.4g}" if np.isfinite(length) else "not finite"
+            self.named[ids[row]] = (
+                f"length {length:.4g}" if np.isfinite(length) else "not finite"
+            )
 
     def __str__(self) -> str:
         which = ", ".join(f"{name} ({reason})" for name, reason in self.named.items())
-        more = f" and {self.count - len(self.named)} more" if self.count > len(self.named) else ""
+        more = (
+            f" and {self.count - len(self.named)} more"
+            if self.count > len(self.named)
+            else ""
+        )
         offsets = "those of length 0 have the offset 0, others its smallest"
         return f"{self.count} with vectors that the model cannot judge, {offsets}: {which}{more}"
 
@@ -98,10 +108,19 @@ class Applied(Result):
 
     def report(self) -> Report:
         trial = self.trial
-        lines = [f"{self.scanned} targets, of which {self.missing} had no offset and {self.stale} another one"]
+        lines = [
+            f"{self.scanned} targets, of which {self.missing} had no offset and {self.stale} another one"
+        ]
         if self.neutral:
-            neutral = (f"{value!r}: {why}" for value, why in itertools.islice(self.neutral.items(), NAMED))
-            more = f"; and {len(self.neutral) - NAMED} more" if len(self.neutral) > NAMED else ""
+            neutral = (
+                f"{value!r}: {why}"
+                for value, why in itertools.islice(self.neutral.items(), NAMED)
+            )
+            more = (
+                f"; and {len(self.neutral) - NAMED} more"
+                if len(self.neutral) > NAMED
+                else ""
+            )
             lines.append(f"kept at offset 0: {'; '.join(neutral)}{more}")
         lines += [str(self.invalid_vectors)] if self.invalid_vectors.count else []
         verdict = f"{'active' if self.written else 'nothing was written; would be active'}: {self.model}"
@@ -114,7 +133,9 @@ class Applied(Result):
                 f"  {raw.figures()}",
                 f"  {trial.figures()}",
                 verdict,
-                f"the guard would refuse it: {objections}" if objections else f"the guard lets it pass; {trial.bank}",
+                f"the guard would refuse it: {objections}"
+                if objections
+                else f"the guard lets it pass; {trial.bank}",
             ]
             worst = raw.largest, trial.largest, trial.queries
             outcome = describe_changes(*worst, raw.recall, trial.recall, trial.change)
@@ -151,13 +172,18 @@ class OldVersusNew:
     error: float | None
 
     @classmethod
-    def of(cls, parts: Sequence[Margins], old: OffsetModel, new: Method) -> OldVersusNew:
+    def of(
+        cls, parts: Sequence[Margins], old: OffsetModel, new: Method
+    ) -> OldVersusNew:
         """Compares `old` and `new` by the margins of no correction, the old and the new one, in `parts`: each group or
         the whole gallery."""
         change = change_of(parts, 1, 2)
-        gain, error = (None, None) if change is None else (change.change.value, change.error)
+        gain, error = (
+            (None, None) if change is None else (change.change.value, change.error)
+        )
         raw, old_figures, new_figures = (
-            Figures.of(parts, number, configuration) for number, configuration in enumerate((None, old, new))
+            Figures.of(parts, number, configuration)
+            for number, configuration in enumerate((None, old, new))
         )
         return cls(raw, old_figures, new_figures, gain, error)
 
@@ -167,7 +193,9 @@ class OldVersusNew:
         if self.gain is not None and self.error is not None:
             worse = self.gain < -2 * self.error
         else:
-            worse = self.new.skewness - self.old.skewness > WORSE * max(self.raw.skewness, 0.0)
+            worse = self.new.skewness - self.old.skewness > WORSE * max(
+                self.raw.skewness, 0.0
+            )
         return self.figures if worse else None
 
     @property
@@ -181,7 +209,9 @@ class OldVersusNew:
         )
 
     def __str__(self) -> str:
-        figures = (f"{name}  {getattr(self, name).figures()}" for name in ("raw", "old", "new"))
+        figures = (
+            f"{name}  {getattr(self, name).figures()}" for name in ("raw", "old", "new")
+        )
         return "\n  ".join(["on held-out queries of the new bank:", *figures])
 
 
@@ -194,7 +224,10 @@ class Refitted(Applied):
     def report(self) -> Report:
         applied = super().report()
         comparison = f"from the old correction to the new one {self.versus.figures}"
-        sentences, details = [*applied.sentences, comparison], [*applied.details, str(self.versus)]
+        sentences, details = (
+            [*applied.sentences, comparison],
+            [*applied.details, str(self.versus)],
+        )
         return replace(applied, sentences=sentences, details=details)
 
 
@@ -212,7 +245,11 @@ class Removed(Result):
         sentence = "correction removed" if self.written else "there is no correction"
         if self.correction is not None and not self.written:
             sentence = f"nothing was changed; would take out {self.correction.model}"
-            sentence += "" if self.previous is None else f", and {self.previous}, which was active before"
+            sentence += (
+                ""
+                if self.previous is None
+                else f", and {self.previous}, which was active before"
+            )
         return Report(title="The correction", sentences=[sentence])
 
 
@@ -274,14 +311,23 @@ class HubnessNow:
                 f"hubness has grown since the fit (skewness {self.corrected:.2f}, {self.fit.corrected:.2f} then): run "
                 "refresh, or refit"
             )
-        too_many = self.queries * min(TIMES * self.fit.largest, (1 + self.fit.largest) / 2)
+        too_many = self.queries * min(
+            TIMES * self.fit.largest, (1 + self.fit.largest) / 2
+        )
         if too_often := self._most("corrected", NAMED, above=too_many):
             yield f"found too often ({self.fit.largest:.1%} at most at the fit): {too_often}"
 
     def _most(self, search: str, count: int, above: float = 0.0) -> str:
         """The hubs that more than `above` queries find, the most found first, each with its share of the queries."""
-        by_count = sorted(((hub.found_by.get(search, 0), hub) for hub in self.hubs), key=lambda pair: -pair[0])
-        named = [f"{hub.id!r} {times / self.queries:.1%}" for times, hub in by_count if times > above]
+        by_count = sorted(
+            ((hub.found_by.get(search, 0), hub) for hub in self.hubs),
+            key=lambda pair: -pair[0],
+        )
+        named = [
+            f"{hub.id!r} {times / self.queries:.1%}"
+            for times, hub in by_count
+            if times > above
+        ]
         return ", ".join(named[:count])
 
     def __str__(self) -> str:
@@ -292,7 +338,9 @@ class HubnessNow:
         )
         if self.fit is not None:
             text += f"; at the fit {self.fit.raw:.2f} raw, {self.fit.corrected:.2f} corrected"
-        raw, corrected = (self._most(search, SHOWN) or "none" for search in ("raw", "corrected"))
+        raw, corrected = (
+            self._most(search, SHOWN) or "none" for search in ("raw", "corrected")
+        )
         return f"{text}.\nTop hubs: {raw} raw; {corrected} corrected"
 
 
@@ -341,18 +389,28 @@ class Inspection(Result):
         if self.correction is None:
             return [*self.warnings]
         if not self.correction.active:
-            return ["the correction is half-written, and searches are raw: run apply again, or remove"]
+            return [
+                "the correction is half-written, and searches are raw: run apply again, or remove"
+            ]
         lines, wrong = [*self.warnings], self.missing + self.stale
         if not self.count:
             lines.append("no target is left in the store")
         if wrong > WRONG * self.count:
-            lines.append(f"{wrong / self.count:.0%} of the targets lack their offset: run refresh")
+            lines.append(
+                f"{wrong / self.count:.0%} of the targets lack their offset: run refresh"
+            )
         if self.foreign:
-            lines.append(f"{self.foreign} targets carry something else in the place of offsets: run refresh, or remove")
+            lines.append(
+                f"{self.foreign} targets carry something else in the place of offsets: run refresh, or remove"
+            )
         if self.shift is not None and abs(self.shift) > SHIFTED:
-            lines.append(f"the gallery is no longer that of the fit (mean offset {self.shift:+.2f}): run refit")
+            lines.append(
+                f"the gallery is no longer that of the fit (mean offset {self.shift:+.2f}): run refit"
+            )
         if self.drift is not None and self.drift > DRIFTED:
-            lines.append(f"live queries are no longer like the bank ({self.drift:.2f}): run refit on recorded queries")
+            lines.append(
+                f"live queries are no longer like the bank ({self.drift:.2f}): run refit on recorded queries"
+            )
         return lines if self.hubness is None else [*lines, *self.hubness.attention]
 
     def report(self) -> Report:
@@ -367,16 +425,24 @@ class Inspection(Result):
         pictures = []
         if hubness is not None and hubness.occurrences:
             even = OCCURRENCE * hubness.queries / self.count
-            drawn = partial(plots.occurrences, parts=hubness.occurrences, even=even, k=OCCURRENCE)
+            drawn = partial(
+                plots.occurrences, parts=hubness.occurrences, even=even, k=OCCURRENCE
+            )
             pictures.append(Plot("How often targets are found", drawn))
         if self.offsets is not None:
-            drawn = partial(plots.offsets, edges=self.offsets.edges, counts=self.offsets.counts)
+            drawn = partial(
+                plots.offsets, edges=self.offsets.edges, counts=self.offsets.counts
+            )
             pictures.append(Plot("Offsets", drawn, "As they are stored."))
         return Report(
             title="The correction",
             subtitle=scene,
             verdict=verdict,
-            direction="same" if self.correction is None else "better" if whole and not self.attention else "worse",
+            direction="same"
+            if self.correction is None
+            else "better"
+            if whole and not self.attention
+            else "worse",
             more=[f"attention: {line}" for line in self.attention],
             key_figures=self._key_figures(),
             sentences=[scene, *self._sentences()],
@@ -387,8 +453,13 @@ class Inspection(Result):
     def _sentences(self) -> Iterator[str]:
         if self.correction is None:
             return
-        model, state = self.correction.model, "active" if self.correction.active else "half-written, searches are raw"
-        yield f"{model}, {state}" + (f", made {self.correction.made}" if self.correction.made else "")
+        model, state = (
+            self.correction.model,
+            "active" if self.correction.active else "half-written, searches are raw",
+        )
+        yield f"{model}, {state}" + (
+            f", made {self.correction.made}" if self.correction.made else ""
+        )
         yield _fingerprints(model)
         if model.gallery is not None:
             yield (
@@ -414,15 +485,26 @@ class Inspection(Result):
 
     def _key_figures(self) -> list[KeyFigure]:
         hubness = self.hubness
-        queries, parts = (0, {}) if hubness is None else (hubness.queries, hubness.occurrences)
-        note, unknown = f"of {queries} queries", "there is no active correction, or no query to search with"
+        queries, parts = (
+            (0, {}) if hubness is None else (hubness.queries, hubness.occurrences)
+        )
+        note, unknown = (
+            f"of {queries} queries",
+            "there is no active correction, or no query to search with",
+        )
         needs_truth = "hubplugin evaluate STORE --queries --truth measures it"
         both = [parts.get(search) for search in ("raw", "corrected")]
         worst = [max(part) / queries if part else None for part in both]
         never = [part.get(0, 0) / self.count if part else None for part in both]
         return [
             KeyFigure(RECALL, note=needs_truth),
-            share_figure(WORST, *worst, more_is_better=False, note=note, unknown=unknown),
-            share_figure(NEVER, *never, more_is_better=False, note=note, unknown=unknown),
-            KeyFigure("R@1 of targets that the bank finds first / of others", note=needs_truth),
+            share_figure(
+                WORST, *worst, more_is_better=False, note=note, unknown=unknown
+            ),
+            share_figure(
+                NEVER, *never, more_is_better=False, note=note, unknown=unknown
+            ),
+            KeyFigure(
+                "R@1 of targets that the bank finds first / of others", note=needs_truth
+            ),
         ]

@@ -23,7 +23,13 @@ from hubplugin.errors import HubpluginError, InputError, Parameter, StoreError, 
 from hubplugin.executors import Shard, Sharded, map_shards
 from hubplugin.jobs.results import Applied, InvalidVectors, Removed
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, Value, group_key, refuse_query_map, warn_if_swapped
+from hubplugin.model import (
+    OffsetModel,
+    Value,
+    group_key,
+    refuse_query_map,
+    warn_if_swapped,
+)
 from hubplugin.store import Batch, LabelledQueries, Share, Store, StoreShard, Writing
 from hubplugin.vectors import Progress, Sliceable, Vectors, cannot_keep, to_tempfile
 
@@ -63,13 +69,19 @@ def offsets_of_all(
     if not is_valid.all():
         part = batch.take(rows)
         invalid_vectors.note(batch.ids, batch.vectors, np.flatnonzero(~is_valid))
-    offsets = np.full(len(batch.vectors), 0.0 if model.gallery is None else model.gallery.smallest, np.float32)
+    offsets = np.full(
+        len(batch.vectors),
+        0.0 if model.gallery is None else model.gallery.smallest,
+        np.float32,
+    )
     if model.metric is Metric.COSINE:
         offsets[lengths == 0] = 0
     if fitted is not None:
         offsets[rows] = fitted[rows]
     elif len(rows):
-        offsets[rows] = model.offsets(part.vectors, groups=part.groups, compute=compute.without_progress)
+        offsets[rows] = model.offsets(
+            part.vectors, groups=part.groups, compute=compute.without_progress
+        )
     return offsets
 
 
@@ -97,7 +109,9 @@ class Counts:
 
     def as_applied(self, store: Store, model: OffsetModel, **fields: Any) -> Applied:
         counts = self.scanned, self.missing, self.stale
-        return Applied(store.url, model, *counts, invalid_vectors=self.invalid_vectors, **fields)
+        return Applied(
+            store.url, model, *counts, invalid_vectors=self.invalid_vectors, **fields
+        )
 
 
 def compare(
@@ -125,9 +139,20 @@ def compare(
         scale = max(abs(model.gallery.smallest), abs(model.gallery.largest))
     for batch in batches:
         rows, fitted = slice(counts.scanned, counts.scanned + len(batch.ids)), None
-        if gallery is not None and model.fitted is not None and np.array_equal(gallery.take(rows), batch.vectors):
+        if (
+            gallery is not None
+            and model.fitted is not None
+            and np.array_equal(gallery.take(rows), batch.vectors)
+        ):
             fitted = model.fitted[rows]
-        offsets = offsets_of_all(model, batch, counts.invalid_vectors, unit=store.unit, compute=compute, fitted=fitted)
+        offsets = offsets_of_all(
+            model,
+            batch,
+            counts.invalid_vectors,
+            unit=store.unit,
+            compute=compute,
+            fitted=fitted,
+        )
         absent, differs = np.isnan(batch.offsets), np.zeros(len(offsets), bool)
         if not absent.all():
             room = store.precision + ROUNDING * np.maximum(scale, np.abs(offsets))
@@ -141,7 +166,9 @@ def compare(
         compute.report(label, min(rows.stop, total), total)
 
 
-def write_wrong(writing: Writing, compared: Iterable[tuple[Batch, np.ndarray, np.ndarray]]) -> None:
+def write_wrong(
+    writing: Writing, compared: Iterable[tuple[Batch, np.ndarray, np.ndarray]]
+) -> None:
     """Writes by `writing` the offsets that are missing or differ, from what `compare` yields, `compared`."""
     for batch, offsets, wrong in compared:
         if writing.takes_all or wrong.all():
@@ -170,15 +197,23 @@ class SpooledGallery:
     needs, and they are written without another scan. rows: of the ids in `clicked`."""
 
     def __init__(
-        self, store: Store, progress: Progress | None, group_by: str | None = None, clicked: np.ndarray | None = None
+        self,
+        store: Store,
+        progress: Progress | None,
+        group_by: str | None = None,
+        clicked: np.ndarray | None = None,
     ):
         self.rows: dict[int | str, int] = {}
         self._clicked = set() if clicked is None else set(clicked.tolist())
         self._lists = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with this object
         weakref.finalize(self, self._lists.close)
-        self.vectors = to_tempfile(self._read(store, progress, group_by), store.url, store.count())
+        self.vectors = to_tempfile(
+            self._read(store, progress, group_by), store.url, store.count()
+        )
 
-    def _read(self, store: Store, progress: Progress | None, group_by: str | None) -> Iterator[np.ndarray]:
+    def _read(
+        self, store: Store, progress: Progress | None, group_by: str | None
+    ) -> Iterator[np.ndarray]:
         total, done = store.count(), 0
         for batch in store.scan(group_by):
             if store.shared or group_by is not None:
@@ -201,13 +236,21 @@ class SpooledGallery:
         while first < self.vectors.rows:
             place, ids, groups = pickle.load(self._lists)
             vectors = self.vectors.take(slice(first, first + len(ids)))
-            yield Batch(ids, vectors, np.full(len(ids), np.nan, np.float32), place=place, groups=groups)
+            yield Batch(
+                ids,
+                vectors,
+                np.full(len(ids), np.nan, np.float32),
+                place=place,
+                groups=groups,
+            )
             first += len(ids)
 
     def groups(self) -> list[tuple[Value, Members]]:
         """The targets of each value, but of none: in the order in which they first came."""
         rows = defaultdict[Value, list[int]](list)
-        for row, value in enumerate(value for batch in self.batches() for value in batch.groups or ()):
+        for row, value in enumerate(
+            value for batch in self.batches() for value in batch.groups or ()
+        ):
             rows[value].append(row)
         name = self.vectors.name
         return [
@@ -231,7 +274,11 @@ class ShardedStore:
         progress calls the work `label`."""
         counts = Counts()
         for part in map_shards(
-            self.executor, _WriteShard(share, compute.without_progress, label), self.shards, compute, label
+            self.executor,
+            _WriteShard(share, compute.without_progress, label),
+            self.shards,
+            compute,
+            label,
         ):
             counts.add(part)
         return counts
@@ -249,7 +296,10 @@ class _WriteShard:
         store, writing, model = self.share.join(cast(StoreShard, shard))
         counts = Counts()
         with writing:
-            write_wrong(writing, compare(store, model, writing.scan(), counts, self.compute, self.label))
+            write_wrong(
+                writing,
+                compare(store, model, writing.scan(), counts, self.compute, self.label),
+            )
             writing.wait()
         return counts
 
@@ -261,7 +311,9 @@ CLOSING_PASSES = 3
 that more than one finds anything only where others write as fast as it reads."""
 
 
-def refresh(store: Store, *, dry_run: bool = False, compute: Compute = Compute()) -> Applied:
+def refresh(
+    store: Store, *, dry_run: bool = False, compute: Compute = Compute()
+) -> Applied:
     """Writes the offsets that are missing or stale under the active model, and no others.
 
     Args:
@@ -282,7 +334,9 @@ def refresh(store: Store, *, dry_run: bool = False, compute: Compute = Compute()
     return write(store, correction.model, compute=compute)
 
 
-def remove(store: Store, *, dry_run: bool = False, compute: Compute = Compute()) -> Removed:
+def remove(
+    store: Store, *, dry_run: bool = False, compute: Compute = Compute()
+) -> Removed:
     """Takes the correction out of `store`, as if it had never been there.
 
     Args:
@@ -295,18 +349,27 @@ def remove(store: Store, *, dry_run: bool = False, compute: Compute = Compute())
     """
     try:
         correction = store.correction()
-        removed = Removed(store.url, not dry_run and correction is not None, correction, store.previous())
+        removed = Removed(
+            store.url,
+            not dry_run and correction is not None,
+            correction,
+            store.previous(),
+        )
     except HubpluginError:  # a removal needs no model, and takes a damaged one out, too
         if dry_run:
             raise
         removed = Removed(store.url, True)
     if not dry_run:
-        with telling(f"{store.url}: the correction was being taken out; the same command finishes"):
+        with telling(
+            f"{store.url}: the correction was being taken out; the same command finishes"
+        ):
             store.remove(compute.progress)
     return removed
 
 
-def rollback(store: Store, *, compute: Compute = Compute(), dry_run: bool = False) -> Applied:
+def rollback(
+    store: Store, *, compute: Compute = Compute(), dry_run: bool = False
+) -> Applied:
     """Writes the model that was active before the present one, as `apply` writes a fitted model.
 
     Every target gets the offset that this model gives it now. The model that was left is the previous one then, so that
@@ -322,14 +385,24 @@ def rollback(store: Store, *, compute: Compute = Compute(), dry_run: bool = Fals
     """
     model = store.previous()
     if model is None:
-        none = "has no correction" if store.correction() is None else "keeps no model that was active before this one"
+        none = (
+            "has no correction"
+            if store.correction() is None
+            else "keeps no model that was active before this one"
+        )
         raise StoreError(f"{store.url} {none}, so there is nothing to roll back to")
     if dry_run:
         return preview(store, model, compute)
     return write(store, model, compute=compute, force=True)  # it was active before
 
 
-def write(store: Store, model: OffsetModel, *, compute: Compute = Compute(), force: bool = False) -> Applied:
+def write(
+    store: Store,
+    model: OffsetModel,
+    *,
+    compute: Compute = Compute(),
+    force: bool = False,
+) -> Applied:
     """Writes the offsets of a fitted `model` to everything in `store` and activates them, under `compute`; `force` is
     `Writing.forced`."""
     require_match(model, store)
@@ -364,10 +437,19 @@ def write_gallery(
         label, counts = "closing" if closing else "writing offsets", Counts()
         if isinstance(gallery, ShardedStore):
             return gallery.write(writing.share(), compute, label)
-        was_read = gallery is not None and store.shared and writing.found == "nothing" and not closing
-        batches = gallery.batches() if gallery is not None and was_read else writing.scan()
+        was_read = (
+            gallery is not None
+            and store.shared
+            and writing.found == "nothing"
+            and not closing
+        )
+        batches = (
+            gallery.batches() if gallery is not None and was_read else writing.scan()
+        )
         vectors = None if gallery is None else gallery.vectors
-        write_wrong(writing, compare(store, model, batches, counts, compute, label, vectors))
+        write_wrong(
+            writing, compare(store, model, batches, counts, compute, label, vectors)
+        )
         return counts
 
     half = f"{store.url}: offsets were being written; searches are as before, and the same command goes on"
@@ -375,7 +457,9 @@ def write_gallery(
     with telling(half), store.begin(model, compute.progress) as writing:
         writing.forced, writing.labelled = force, labelled
         first = once(closing=False)
-        for _ in range(CLOSING_PASSES if store.shared and writing.found != "active" else 0):
+        for _ in range(
+            CLOSING_PASSES if store.shared and writing.found != "active" else 0
+        ):
             later = once(closing=True)
             if not later.missing + later.stale:
                 break
@@ -391,7 +475,9 @@ def write_gallery(
 def preview(store: Store, model: OffsetModel, compute: Compute) -> Applied:
     """`model` compared with what `store` has, under `compute`, and nothing written."""
     counts = Counts()
-    for _ in compare(store, model, store.scan(group_key(model)), counts, compute, "comparing offsets"):
+    for _ in compare(
+        store, model, store.scan(group_key(model)), counts, compute, "comparing offsets"
+    ):
         pass
     return counts.as_applied(store, model, written=False)
 
@@ -402,7 +488,9 @@ def require_match(model: OffsetModel, store: Store) -> None:
     if model.query_map is not None and not store.maps_queries:
         raise refuse_query_map(store.url)
     if model.dim != store.dim:
-        raise InputError(f"the model has {model.dim} dimensions, {store.url} has {store.dim}; fit one on its vectors")
+        raise InputError(
+            f"the model has {model.dim} dimensions, {store.url} has {store.dim}; fit one on its vectors"
+        )
     if model.metric is not store.metric:
         raise InputError(
             f"the model is for {model.metric.value}, {store.url} ranks by {store.metric.value}; fit with ",

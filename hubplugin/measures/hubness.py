@@ -56,10 +56,16 @@ def kurtosis(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
     return _moment(occurrence, 4, times) - 3.0 if np.ptp(occurrence) else 0.0
 
 
-def mean_absolute_error(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
+def mean_absolute_error(
+    occurrence: np.ndarray, times: np.ndarray | None = None
+) -> float:
     """mean |N - mean(N)| of N = `occurrence`, in queries, `times` as in `skewness`: NNN table 3, where N should be the
     same for every target."""
-    return float(np.average(np.abs(occurrence - np.average(occurrence, weights=times)), weights=times))
+    return float(
+        np.average(
+            np.abs(occurrence - np.average(occurrence, weights=times)), weights=times
+        )
+    )
 
 
 def robin_hood(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
@@ -92,7 +98,9 @@ def count_targets(occurrence: np.ndarray, targets: int | None = None) -> dict[in
 
 def pick_evenly(rows: np.ndarray, count: int) -> np.ndarray:
     """At most `count` of `rows`, evenly over all of them."""
-    picked: np.ndarray = rows[np.linspace(0, len(rows) - 1, min(len(rows), count)).astype(int)]
+    picked: np.ndarray = rows[
+        np.linspace(0, len(rows) - 1, min(len(rows), count)).astype(int)
+    ]
     return picked
 
 
@@ -115,11 +123,15 @@ class Hubness:
     anti_hub_share: float
 
     @classmethod
-    def of(cls, occurrence: np.ndarray, k: int, times: np.ndarray | None = None) -> Hubness:
+    def of(
+        cls, occurrence: np.ndarray, k: int, times: np.ndarray | None = None
+    ) -> Hubness:
         """The statistics of `occurrence`, counted among the `k` nearest, `times` as in `skewness`. Raises InputError
         where it is empty."""
         if not occurrence.size:
-            raise InputError("hubness of no targets is not defined; expected a k-occurrence [n], n at least 1")
+            raise InputError(
+                "hubness of no targets is not defined; expected a k-occurrence [n], n at least 1"
+            )
         return cls(
             k,
             skewness(occurrence, times),
@@ -151,7 +163,10 @@ def most_found(targets: int) -> int:
 def share_of_most_found(occurrence: np.ndarray, targets: int | None = None) -> float:
     """The share of all places that the most found `MOST` of the targets take, 0 to 1; `occurrence` and `targets` as in
     `count_targets`."""
-    total, count = occurrence.sum(), min(most_found(targets or len(occurrence)), len(occurrence))
+    total, count = (
+        occurrence.sum(),
+        min(most_found(targets or len(occurrence)), len(occurrence)),
+    )
     top = np.partition(occurrence, len(occurrence) - count)[len(occurrence) - count :]
     return float(top.sum() / total) if total else 0.0
 
@@ -159,9 +174,15 @@ def share_of_most_found(occurrence: np.ndarray, targets: int | None = None) -> f
 def share_of_most_found_by_chance(queries: int, k: int, targets: int) -> float:
     """`share_of_most_found` of `targets` as it is expected where `queries` find any `k` of them."""
     share = most_found(targets) / targets
-    chances = binomial(queries, min(k, targets) / targets)[::-1]  # of the largest k-occurrence first
+    chances = binomial(queries, min(k, targets) / targets)[
+        ::-1
+    ]  # of the largest k-occurrence first
     counted = np.diff(np.minimum(chances.cumsum(), share), prepend=0.0)
-    return float(counted @ np.arange(queries, -1, -1)) * targets / (queries * min(k, targets))
+    return (
+        float(counted @ np.arange(queries, -1, -1))
+        * targets
+        / (queries * min(k, targets))
+    )
 
 
 def never_found_by_chance(queries: int, k: int, targets: int) -> float:
@@ -177,5 +198,7 @@ def binomial(draws: int, p: float) -> np.ndarray:
     # lgamma(draws + 1) - lgamma(i + 1) - lgamma(draws - i + 1), summed up instead of called.
     steps = np.log(np.arange(draws, 0, -1)) - np.log(np.arange(1, draws + 1))
     choose = np.concatenate([[0.0], np.cumsum(steps)])
-    chances: np.ndarray = np.exp(choose + successes * math.log(p) + (draws - successes) * math.log1p(-p))
+    chances: np.ndarray = np.exp(
+        choose + successes * math.log(p) + (draws - successes) * math.log1p(-p)
+    )
     return chances

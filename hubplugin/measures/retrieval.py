@@ -68,15 +68,25 @@ def rank_pairs(truth: Truth, greater: np.ndarray, equal: np.ndarray) -> Ranks:
     first = np.flatnonzero(np.diff(queries, prepend=-1) | np.diff(greater, prepend=-1))
     sizes = np.diff(np.append(first, len(queries)))
     place = np.arange(len(queries)) - np.repeat(first, sizes) + 1
-    return Ranks(truth, greater + place * (equal + 2) / (np.repeat(sizes, sizes) + 1), truth.grades[order])
+    return Ranks(
+        truth,
+        greater + place * (equal + 2) / (np.repeat(sizes, sizes) + 1),
+        truth.grades[order],
+    )
 
 
 def average_precision(ranks: Ranks, k: int) -> np.ndarray:
     """AP@k of `ranks`: sum over the true targets among the first `k` of precision at their rank, over the number of
     true targets; float64 [j]. Its mean is mAP@k."""
-    place = np.arange(len(ranks.values)) - np.repeat(ranks.truth.starts, ranks.truth.counts) + 1
+    place = (
+        np.arange(len(ranks.values))
+        - np.repeat(ranks.truth.starts, ranks.truth.counts)
+        + 1
+    )
     precision = np.where(ranks.values <= k, place / ranks.values, 0.0)
-    mean: np.ndarray = np.add.reduceat(precision, ranks.truth.starts) / ranks.truth.counts
+    mean: np.ndarray = (
+        np.add.reduceat(precision, ranks.truth.starts) / ranks.truth.counts
+    )
     return mean
 
 
@@ -91,5 +101,7 @@ def ndcg(ranks: Ranks, k: int) -> np.ndarray:
     best = truth.grades[np.lexsort((-truth.grades, truth.query_rows))]
     place = np.arange(len(best)) - np.repeat(truth.starts, truth.counts) + 1
     ideal = np.where(place <= k, best / np.log2(1 + place), 0.0)
-    normalised: np.ndarray = np.add.reduceat(gains, truth.starts) / np.add.reduceat(ideal, truth.starts)
+    normalised: np.ndarray = np.add.reduceat(gains, truth.starts) / np.add.reduceat(
+        ideal, truth.starts
+    )
     return normalised

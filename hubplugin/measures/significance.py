@@ -67,8 +67,14 @@ class Side:
     def of(cls, raw: np.ndarray, corrected: np.ndarray, label: str) -> Side:
         """The side of the queries that `label` names, from whether each was right, `raw` and `corrected`: [q]."""
         change, queries = measure_change(raw, corrected).difference, len(raw)
-        error = float((corrected - raw).std(ddof=1) / math.sqrt(queries)) if queries > 1 else math.nan
-        return cls(float(raw.mean()), float(corrected.mean()), error, queries, label, change)
+        error = (
+            float((corrected - raw).std(ddof=1) / math.sqrt(queries))
+            if queries > 1
+            else math.nan
+        )
+        return cls(
+            float(raw.mean()), float(corrected.mean()), error, queries, label, change
+        )
 
     def __str__(self) -> str:
         return (
@@ -78,7 +84,10 @@ class Side:
 
 
 def interval(
-    values: np.ndarray, seed: int, statistic: Callable[..., np.ndarray] = np.mean, resamples: int = RESAMPLES
+    values: np.ndarray,
+    seed: int,
+    statistic: Callable[..., np.ndarray] = np.mean,
+    resamples: int = RESAMPLES,
 ) -> Figure:
     """A figure of queries with its percentile bootstrap interval (Efron 1979).
 
@@ -95,14 +104,20 @@ def interval(
     generator, drawn = np.random.default_rng(seed), list[np.ndarray]()
     batch = max(1, DRAWN // len(values))
     for start in range(0, resamples, batch):
-        rows = generator.integers(0, len(values), (min(batch, resamples - start), len(values)))
+        rows = generator.integers(
+            0, len(values), (min(batch, resamples - start), len(values))
+        )
         drawn.append(statistic(values[rows], axis=1))
     low, high = np.quantile(np.concatenate(drawn), TAILS)
     return Figure(value=value, low=float(low), high=float(high))
 
 
 def hubness_interval(
-    hits: np.ndarray, targets: int, statistic: Callable[[np.ndarray], float], seed: int, resamples: int = RESAMPLES
+    hits: np.ndarray,
+    targets: int,
+    statistic: Callable[[np.ndarray], float],
+    seed: int,
+    resamples: int = RESAMPLES,
 ) -> Figure:
     """A figure of the k-occurrence over resampled queries.
 
@@ -118,7 +133,9 @@ def hubness_interval(
     """
     generator, hits = np.random.default_rng(seed), hits[np.lexsort(hits.T)]
     value = statistic(k_occurrence(hits, targets))
-    samples = (hits[generator.integers(0, len(hits), len(hits))] for _ in range(resamples))
+    samples = (
+        hits[generator.integers(0, len(hits), len(hits))] for _ in range(resamples)
+    )
     drawn = np.array([statistic(k_occurrence(sample, targets)) for sample in samples])
     low, high = np.quantile(drawn - drawn.mean(), TAILS)
     return Figure(value=value, low=value + float(low), high=value + float(high))
@@ -142,9 +159,14 @@ def measure_change(raw: np.ndarray, corrected: np.ndarray) -> Comparison:
     won, lost = int((change > 0).sum()), int((change < 0).sum())
     at_most = binomial(won + lost, 0.5).cumsum()
     no_gain, no_loss = float(at_most[lost]), float(at_most[won])
-    low, high = _lower_end(change, no_gain < REJECTED), -_lower_end(-change, no_loss < REJECTED)
+    low, high = (
+        _lower_end(change, no_gain < REJECTED),
+        -_lower_end(-change, no_loss < REJECTED),
+    )
     difference = Figure(value=float(change.mean()), low=low, high=high)
-    return Comparison(won=won, lost=lost, difference=difference, p=min(1.0, 2 * min(no_gain, no_loss)))
+    return Comparison(
+        won=won, lost=lost, difference=difference, p=min(1.0, 2 * min(no_gain, no_loss))
+    )
 
 
 REJECTED = TAILS[0]
@@ -159,12 +181,25 @@ def _lower_end(change: np.ndarray, gain: bool) -> float:
 
     def chance(d: float) -> float:
         sums = [
-            count * (part.mean() - d if len(part) else 0.0) for (count, _), part in zip(drawn, (won, lost), strict=True)
+            count * (part.mean() - d if len(part) else 0.0)
+            for (count, _), part in zip(drawn, (won, lost), strict=True)
         ]
-        needed = np.add.outer(*sums) / d  # so many that stay the same bring the mean to d
+        needed = (
+            np.add.outer(*sums) / d
+        )  # so many that stay the same bring the mean to d
         if d > 0:
-            return float((chances * (1 - same[np.clip(np.ceil(needed), 0, len(same) - 1).astype(int)])).sum())
-        return float((chances * same[np.clip(np.floor(needed), -1, len(same) - 2).astype(int) + 1]).sum())
+            return float(
+                (
+                    chances
+                    * (1 - same[np.clip(np.ceil(needed), 0, len(same) - 1).astype(int)])
+                ).sum()
+            )
+        return float(
+            (
+                chances
+                * same[np.clip(np.floor(needed), -1, len(same) - 2).astype(int) + 1]
+            ).sum()
+        )
 
     low, high = (0.0, 1.0) if gain else (-1.0, 0.0)
     while high - low > PRECISION:

@@ -12,11 +12,21 @@ from pydantic import BaseModel, ValidationError
 
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
-from hubplugin.methods.base import SPACINGS, SURVEYED, FitInput, Method, Whole, spacing_ratio
+from hubplugin.methods.base import (
+    SPACINGS,
+    SURVEYED,
+    FitInput,
+    Method,
+    Whole,
+    spacing_ratio,
+)
 from hubplugin.methods.blend import Blend
 from hubplugin.methods.distribution import DistributionNormalisation
 from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
-from hubplugin.methods.nearest import CrossDomainLocalScaling, NearestNeighbourNormalisation
+from hubplugin.methods.nearest import (
+    CrossDomainLocalScaling,
+    NearestNeighbourNormalisation,
+)
 from hubplugin.methods.sinkhorn import DualBankSinkhorn, SinkhornNormalisation
 from hubplugin.model import Setting
 
@@ -77,15 +87,21 @@ def build_method(
     """
     if not isinstance(method, str):
         raise InputError(
-            f"method must be a name, not {type(method).__name__}; a gallery is given as ", Parameter("targets")
+            f"method must be a name, not {type(method).__name__}; a gallery is given as ",
+            Parameter("targets"),
         )
     if method not in methods:
         is_additive = methods is METHODS
         hint = f"use one of {', '.join(methods)}{'; hubplugin.evaluate compares them' if is_additive else ''}"
         if is_additive and method in QUERY_DEPENDENT:
-            hint = "it depends on the query, so it is no offset: fit it with hubplugin.rerank.fit_rule, or " + hint
+            hint = (
+                "it depends on the query, so it is no offset: fit it with hubplugin.rerank.fit_rule, or "
+                + hint
+            )
         elif not is_additive and method in METHODS:
-            hint = "it gives each target one offset: fit it with hubplugin.fit, or " + hint
+            hint = (
+                "it gives each target one offset: fit it with hubplugin.fit, or " + hint
+            )
         raise InputError(f"unknown method {method!r}: {hint}")
     configuration = methods[method]
     try:
@@ -94,12 +110,19 @@ def build_method(
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            raise InputError(*_explain_unknown(field, method, configuration.model_fields, caller)) from None
-        raise InputError(f"method {method!r}: {field}={first['input']!r} is refused: {first['msg']}") from None
+            raise InputError(
+                *_explain_unknown(field, method, configuration.model_fields, caller)
+            ) from None
+        raise InputError(
+            f"method {method!r}: {field}={first['input']!r} is refused: {first['msg']}"
+        ) from None
 
 
 def _explain_unknown(
-    name: str, method: str, fields: Collection[str], caller: Callable[..., object] | None
+    name: str,
+    method: str,
+    fields: Collection[str],
+    caller: Callable[..., object] | None,
 ) -> list[str | Parameter]:
     """The message on a keyword that is no parameter of `method`, whose are `fields`, and no argument of `caller`."""
     message: list[str | Parameter] = [
@@ -111,7 +134,11 @@ def _explain_unknown(
     no_names = (Argument.VAR_KEYWORD, Argument.VAR_POSITIONAL)
     names = [argument.name for argument in arguments if argument.kind not in no_names]
     near = get_close_matches(name, [*fields, *names], n=1)
-    takers = [taker for taker, configuration in METHODS.items() if name in configuration.model_fields]
+    takers = [
+        taker
+        for taker, configuration in METHODS.items()
+        if name in configuration.model_fields
+    ]
     if near:
         message += ["; did you mean ", Parameter(near[0]), "?"]
     elif takers:

@@ -23,7 +23,15 @@ from hubplugin.compute import (
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting, Term
-from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, draw_sample, fingerprint, prepare
+from hubplugin.vectors import (
+    Directed,
+    VectorLike,
+    Vectors,
+    as_vectors,
+    draw_sample,
+    fingerprint,
+    prepare,
+)
 
 AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]
 """What becomes of the answers of bank queries, see `Method`."""
@@ -119,7 +127,9 @@ class FitInput:
         return cls(
             query_bank=prepare(bank, metric),
             targets=gallery,
-            target_bank=None if second is None else prepare(Directed.load(second, metric), metric),
+            target_bank=None
+            if second is None
+            else prepare(Directed.load(second, metric), metric),
             metric=metric,
             compute=compute,
         )
@@ -134,14 +144,22 @@ class FitInput:
     def gallery(self) -> Vectors | None:
         """The targets that have a direction, where the metric asks for one: they are read for it once, and only if this
         is asked for."""
-        return self.targets if self.targets is None or self.directed else Directed.of(self.targets, self.metric)
+        return (
+            self.targets
+            if self.targets is None or self.directed
+            else Directed.of(self.targets, self.metric)
+        )
 
     @cached_property
     def same(self) -> np.ndarray:
         """The first of the bank's queries that is the same as each: int64 [m]."""
         first: dict[bytes, int] = {}
-        rows = (row.tobytes() for row in self.query_bank + 0.0)  # which makes -0 the 0 that it equals
-        return np.fromiter((first.setdefault(row, number) for number, row in enumerate(rows)), np.int64)
+        rows = (
+            row.tobytes() for row in self.query_bank + 0.0
+        )  # which makes -0 the 0 that it equals
+        return np.fromiter(
+            (first.setdefault(row, number) for number, row in enumerate(rows)), np.int64
+        )
 
     @cached_property
     def distinct(self) -> np.ndarray:
@@ -161,14 +179,25 @@ class FitInput:
     @cached_property
     def surveyed(self) -> np.ndarray:
         """A sample of the bank: [q, d]."""
-        return self.query_bank[np.sort(np.random.default_rng(0).permutation(len(self.query_bank))[:SURVEYED])]
+        return self.query_bank[
+            np.sort(
+                np.random.default_rng(0).permutation(len(self.query_bank))[:SURVEYED]
+            )
+        ]
 
     @cached_property
     def deviation(self) -> float:
         """The standard deviation of the similarities between bank and gallery, of a sample of both."""
-        sample = draw_sample(self.require_targets("blend"), SPREAD_SAMPLE, self.metric, np.random.default_rng(0))
+        sample = draw_sample(
+            self.require_targets("blend"),
+            SPREAD_SAMPLE,
+            self.metric,
+            np.random.default_rng(0),
+        )
         of_prepared = Metric.DOT if self.metric is Metric.COSINE else self.metric
-        similarities = Similarities(self.surveyed, of_prepared, self.compute.without_progress)
+        similarities = Similarities(
+            self.surveyed, of_prepared, self.compute.without_progress
+        )
         return float(dense(similarities, as_vectors(sample, "targets")).std())
 
     @cached_property
@@ -180,7 +209,14 @@ class FitInput:
 
     def _spacing_ratio(self, targets: Vectors) -> float:
         nearest = TopK(SPACINGS + 1)
-        search(self.surveyed, targets, self.metric, self.compute, nearest, label="looking at the bank")
+        search(
+            self.surveyed,
+            targets,
+            self.metric,
+            self.compute,
+            nearest,
+            label="looking at the bank",
+        )
         return spacing_ratio(nearest.scores[0])
 
     @cached_property
@@ -189,7 +225,9 @@ class FitInput:
         gallery. Without a target bank nothing says so, and answers are left out: on seventeen settings that costs the
         default 0.06 points of R@1 on average, while keeping them costs 3.3 on the worst log (benchmarks/settings.py).
         """
-        if self.target_bank is None or len(self.target_bank) <= SPACINGS:  # too few have gaps to compare
+        if (
+            self.target_bank is None or len(self.target_bank) <= SPACINGS
+        ):  # too few have gaps to compare
             return False
         return self._spacing_ratio(self.target_bank_vectors) > self.spacing_ratio
 
@@ -198,23 +236,35 @@ class FitInput:
         """The answers of the bank in gallery and target bank."""
         if self.whole is not None:
             return self.whole.answers
-        columns = [self.require_targets("blend")] + ([] if self.target_bank is None else [self.target_bank_vectors])
-        return find_answers(Similarities(self.query_bank, self.metric, self.compute), columns)
+        columns = [self.require_targets("blend")] + (
+            [] if self.target_bank is None else [self.target_bank_vectors]
+        )
+        return find_answers(
+            Similarities(self.query_bank, self.metric, self.compute), columns
+        )
 
     def require_targets(self, method: str) -> Vectors:
         if self.gallery is None:
-            raise InputError(f"method {method!r} is fitted against the gallery: pass ", Parameter("targets"))
+            raise InputError(
+                f"method {method!r} is fitted against the gallery: pass ",
+                Parameter("targets"),
+            )
         return self.gallery
 
     def require_target_bank(self, method: str) -> np.ndarray:
         if self.target_bank is None:
-            raise InputError(f"method {method!r} needs the vectors of answers in the bank: pass ", Parameter("answers"))
+            raise InputError(
+                f"method {method!r} needs the vectors of answers in the bank: pass ",
+                Parameter("answers"),
+            )
         return self.target_bank
 
 
 def _require_one_model(bank: str, dim: int, other: Vectors) -> None:
     if other.dim != dim:
-        raise InputError(f"{bank} has {dim} dimensions, {other.name} has {other.dim}; embed both with the same model")
+        raise InputError(
+            f"{bank} has {dim} dimensions, {other.name} has {other.dim}; embed both with the same model"
+        )
 
 
 _UNSAID = (("answers", "kept"), ("sample", "auto"))
@@ -244,13 +294,19 @@ class Method(BaseModel, ABC):
     @property
     def parameters(self) -> dict[str, Setting]:
         """By name, without those that are not set, and without `answers` where the method is the paper's."""
-        return {key: value for key, value in self.model_dump(exclude_none=True).items() if (key, value) not in _UNSAID}
+        return {
+            key: value
+            for key, value in self.model_dump(exclude_none=True).items()
+            if (key, value) not in _UNSAID
+        }
 
     def resolve(self: Configuration, fit_input: FitInput) -> Configuration:
         """This configuration with a value in the place of all that depends on the bank and the gallery."""
         parameters = self.resolve_parameters(fit_input)
         if self.answers == "auto":
-            parameters["answers"] = "kept" if fit_input.answers_are_elsewhere else "left out"
+            parameters["answers"] = (
+                "kept" if fit_input.answers_are_elsewhere else "left out"
+            )
         return self.model_copy(update=parameters) if parameters else self
 
     def resolve_parameters(self, fit_input: FitInput) -> dict[str, Setting | None]:
@@ -279,7 +335,11 @@ class Method(BaseModel, ABC):
     def raw_offsets(self, fit_input: FitInput) -> np.ndarray:
         """What these parameters, fitted on `fit_input`, give its targets, not centred: float64 [n]."""
         model, raw = self._run(fit_input)
-        return model.raw_offsets(fit_input.require_targets(self.name), fit_input.compute) if raw is None else raw
+        return (
+            model.raw_offsets(fit_input.require_targets(self.name), fit_input.compute)
+            if raw is None
+            else raw
+        )
 
     def fit(self, fit_input: FitInput) -> OffsetModel:
         """The model of these parameters on `fit_input`, centred on its targets where it has some."""
@@ -289,7 +349,9 @@ class Method(BaseModel, ABC):
         if raw is None:
             raw = model.raw_offsets(fit_input.gallery, fit_input.compute)
         model = model.centre_by(raw, fit_input.gallery)
-        return model if fit_input.whole is None else model.of_sample(fit_input.whole.count)
+        return (
+            model if fit_input.whole is None else model.of_sample(fit_input.whole.count)
+        )
 
     def _run(self, fit_input: FitInput) -> tuple[OffsetModel, np.ndarray | None]:
         """The model, not centred, and its raw offsets for the targets [n] where they came along the way."""
@@ -301,19 +363,30 @@ class Method(BaseModel, ABC):
     def has_made(self, model: OffsetModel, fit_input: FitInput) -> bool:
         """Whether `model` is what these parameters gave on the banks of `fit_input`, whatever the targets were."""
         origin = model.method, model.metric, model.bank_fingerprint
-        parameters = {key: value for key, value in self.parameters.items() if (key, value) != ("answers", "auto")}
+        parameters = {
+            key: value
+            for key, value in self.parameters.items()
+            if (key, value) != ("answers", "auto")
+        }
         same_parameters = model.parameters | parameters == model.parameters
-        return origin == (self.name, fit_input.metric, fit_input.fingerprint) and same_parameters
+        return (
+            origin == (self.name, fit_input.metric, fit_input.fingerprint)
+            and same_parameters
+        )
 
 
 class OnePassMethod(Method):
     """A method whose terms need nothing of the gallery but, where answers are left out, the answers."""
 
     @abstractmethod
-    def terms(self, fit_input: FitInput, thresholds: np.ndarray | None) -> tuple[Term, ...]:
+    def terms(
+        self, fit_input: FitInput, thresholds: np.ndarray | None
+    ) -> tuple[Term, ...]:
         """The terms of the offsets on the banks of `fit_input`. `thresholds` [m] are those of `Answers`, where answers
         are left out."""
 
     def solve(self, fit_input: FitInput) -> Solution:
         answers = self.find_answers(fit_input)
-        return Solution(self.terms(fit_input, None if answers is None else answers.thresholds))
+        return Solution(
+            self.terms(fit_input, None if answers is None else answers.thresholds)
+        )

@@ -58,15 +58,29 @@ class Blend(Method):
     def solve(self, fit_input: FitInput) -> Solution:
         assert self.tau is not None
         assert self.strength is not None
-        sinkhorn = DualBankSinkhorn(tau=self.tau, iterations=self.iterations, sample=self.sample, answers=self.answers)
-        nearest = NearestNeighbourNormalisation(k=self.k, alpha=self.alpha, answers=self.answers)
+        sinkhorn = DualBankSinkhorn(
+            tau=self.tau,
+            iterations=self.iterations,
+            sample=self.sample,
+            answers=self.answers,
+        )
+        nearest = NearestNeighbourNormalisation(
+            k=self.k, alpha=self.alpha, answers=self.answers
+        )
         if self.share in (0, 1):
             alone = (sinkhorn if self.share else nearest).solve(fit_input)
-            scaled = tuple(replace(term, scale=self.strength * term.scale) for term in alone.terms)
-            return Solution(scaled, None if alone.raw is None else self.strength * alone.raw)
+            scaled = tuple(
+                replace(term, scale=self.strength * term.scale) for term in alone.terms
+            )
+            return Solution(
+                scaled, None if alone.raw is None else self.strength * alone.raw
+            )
         # The first product of the fit serves both terms.
         first, raw, scaling = sinkhorn.scale(fit_input, self.k)
-        of_first, of_second = self.strength * self.share, -self.strength * (1 - self.share) * self.alpha
+        of_first, of_second = (
+            self.strength * self.share,
+            -self.strength * (1 - self.share) * self.alpha,
+        )
         terms = (
             replace(first, scale=of_first * first.scale),
             TopKMean(fit_input.query_bank, self.k, of_second, first.answers),

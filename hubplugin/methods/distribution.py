@@ -21,8 +21,24 @@ class DistributionNormalisation(OnePassMethod):
     name: ClassVar[str] = "dn"
     lam: float = Field(0.5, gt=0)
 
-    def terms(self, fit_input: FitInput, thresholds: np.ndarray | None) -> tuple[Term, ...]:
-        if thresholds is not None:  # the mean of all entries of a target but those left out
-            return (TopKMean(fit_input.query_bank, len(fit_input.query_bank), -self.lam, thresholds),)
+    def terms(
+        self, fit_input: FitInput, thresholds: np.ndarray | None
+    ) -> tuple[Term, ...]:
+        if (
+            thresholds is not None
+        ):  # the mean of all entries of a target but those left out
+            return (
+                TopKMean(
+                    fit_input.query_bank,
+                    len(fit_input.query_bank),
+                    -self.lam,
+                    thresholds,
+                ),
+            )
         # Kept in float64: no bank row, so it is not held by float32, and far from the origin its rounding would show.
-        return (Dot(fit_input.query_bank.mean(axis=0, dtype=np.float64, keepdims=True), -self.lam),)
+        return (
+            Dot(
+                fit_input.query_bank.mean(axis=0, dtype=np.float64, keepdims=True),
+                -self.lam,
+            ),
+        )

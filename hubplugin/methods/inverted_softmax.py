@@ -21,8 +21,12 @@ class InvertedSoftmax(OnePassMethod):
     name: ClassVar[str] = "is"
     tau: float = Field(0.05, gt=0)
 
-    def terms(self, fit_input: FitInput, thresholds: np.ndarray | None) -> tuple[Term, ...]:
-        return (LogSumExp(fit_input.query_bank, self.tau, -self.tau, answers=thresholds),)
+    def terms(
+        self, fit_input: FitInput, thresholds: np.ndarray | None
+    ) -> tuple[Term, ...]:
+        return (
+            LogSumExp(fit_input.query_bank, self.tau, -self.tau, answers=thresholds),
+        )
 
 
 class DualInvertedSoftmax(OnePassMethod):
@@ -40,7 +44,9 @@ class DualInvertedSoftmax(OnePassMethod):
     def require_banks(self, fit_input: FitInput) -> None:
         fit_input.require_target_bank(self.name)
 
-    def terms(self, fit_input: FitInput, thresholds: np.ndarray | None) -> tuple[Term, ...]:
+    def terms(
+        self, fit_input: FitInput, thresholds: np.ndarray | None
+    ) -> tuple[Term, ...]:
         scale = -self.tau_query * self.tau_target / (self.tau_query + self.tau_target)
         return (
             LogSumExp(fit_input.query_bank, self.tau_query, scale, answers=thresholds),

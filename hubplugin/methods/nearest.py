@@ -22,7 +22,9 @@ class NearestNeighbourNormalisation(OnePassMethod):
     k: int = Field(16, ge=1)
     alpha: float = Field(0.5, gt=0)
 
-    def terms(self, fit_input: FitInput, thresholds: np.ndarray | None) -> tuple[Term, ...]:
+    def terms(
+        self, fit_input: FitInput, thresholds: np.ndarray | None
+    ) -> tuple[Term, ...]:
         return (TopKMean(fit_input.query_bank, self.k, -self.alpha, thresholds),)
 
 
@@ -35,5 +37,7 @@ class CrossDomainLocalScaling(OnePassMethod):
     name: ClassVar[str] = "csls"
     k: int = Field(10, ge=1)
 
-    def terms(self, fit_input: FitInput, thresholds: np.ndarray | None) -> tuple[Term, ...]:
+    def terms(
+        self, fit_input: FitInput, thresholds: np.ndarray | None
+    ) -> tuple[Term, ...]:
         return (TopKMean(fit_input.query_bank, self.k, -0.5, thresholds),)

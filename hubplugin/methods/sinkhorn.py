@@ -36,7 +36,10 @@ def resolve_sample(sample: Sample, fit_input: FitInput, tau: float) -> int | Non
     """`sample` for this `fit_input` and `tau`: a number, or None for all, in the place of "auto"."""
     if sample != "auto" or fit_input.gallery is None:
         return None if sample == "auto" else sample
-    n, p = fit_input.gallery.rows, 0 if fit_input.target_bank is None else len(fit_input.target_bank)
+    n, p = (
+        fit_input.gallery.rows,
+        0 if fit_input.target_bank is None else len(fit_input.target_bank),
+    )
     room = count_cacheable(len(fit_input.query_bank), fit_input.compute, tau) - p
     if room >= LEAST_CACHED:
         return None if n <= min(room, SAMPLED_ABOVE) else min(SAMPLE, room)
@@ -73,26 +76,59 @@ class SinkhornNormalisation(Method):
         term, raw, _ = self.scale(fit_input)
         return Solution((term,), raw)
 
-    def scale(self, fit_input: FitInput, k: int | None = None) -> tuple[LogSumExp, np.ndarray | None, Scaling]:
+    def scale(
+        self, fit_input: FitInput, k: int | None = None
+    ) -> tuple[LogSumExp, np.ndarray | None, Scaling]:
         """The term, its values on the targets [n] of `fit_input` where they came along the way, and what Sinkhorn
         found; with `k` also the mean of the k largest similarities of each target."""
-        similarities = Similarities(fit_input.query_bank, fit_input.metric, fit_input.compute)
-        targets, answers = fit_input.require_targets(self.name), self.find_answers(fit_input)
+        similarities = Similarities(
+            fit_input.query_bank, fit_input.metric, fit_input.compute
+        )
+        targets, answers = (
+            fit_input.require_targets(self.name),
+            self.find_answers(fit_input),
+        )
         mass = 1.0 if fit_input.whole is None else fit_input.whole.count / targets.rows
-        columns, sample = [Columns(targets, mass)], resolve_sample(self.sample, fit_input, self.tau)
+        columns, sample = (
+            [Columns(targets, mass)],
+            resolve_sample(self.sample, fit_input, self.tau),
+        )
         is_sampled = sample is not None and sample < targets.rows
         if sample is not None and is_sampled:
             logger.warning(
-                "Sinkhorn runs on a sample of %d of %d targets; sample='all' takes all", sample, targets.rows
+                "Sinkhorn runs on a sample of %d of %d targets; sample='all' takes all",
+                sample,
+                targets.rows,
             )
-            drawn = draw_sample(targets, sample, fit_input.metric, np.random.default_rng(0))
-            columns, k = [Columns(as_vectors(drawn, targets.name), mass * targets.rows / sample)], None
+            drawn = draw_sample(
+                targets, sample, fit_input.metric, np.random.default_rng(0)
+            )
+            columns, k = (
+                [
+                    Columns(
+                        as_vectors(drawn, targets.name), mass * targets.rows / sample
+                    )
+                ],
+                None,
+            )
         if self.dual and fit_input.target_bank is not None:
             columns.append(Columns(fit_input.target_bank_vectors))
-        scaling = sinkhorn(similarities, columns, self.tau, self.iterations, fit_input.same, answers, k)
-        raw = None if is_sampled or scaling.log_sums is None else -self.tau * scaling.log_sums
+        scaling = sinkhorn(
+            similarities, columns, self.tau, self.iterations, fit_input.same, answers, k
+        )
+        raw = (
+            None
+            if is_sampled or scaling.log_sums is None
+            else -self.tau * scaling.log_sums
+        )
         thresholds = None if answers is None else answers.thresholds
-        return LogSumExp(fit_input.query_bank, self.tau, -self.tau, scaling.log_alpha, thresholds), raw, scaling
+        return (
+            LogSumExp(
+                fit_input.query_bank, self.tau, -self.tau, scaling.log_alpha, thresholds
+            ),
+            raw,
+            scaling,
+        )
 
 
 class DualBankSinkhorn(SinkhornNormalisation):

@@ -35,7 +35,9 @@ def to_bytes(header: Header, tensors: dict[str, np.ndarray]) -> bytes:
     return save(tensors, metadata={"hubplugin": json.dumps(header | origin)})
 
 
-def from_bytes(content: bytes, name: str, build: Callable[[Header, dict[str, np.ndarray]], Model]) -> Model:
+def from_bytes(
+    content: bytes, name: str, build: Callable[[Header, dict[str, np.ndarray]], Model]
+) -> Model:
     """Builds a model from the bytes of a model file.
 
     Args:
@@ -54,17 +56,30 @@ def from_bytes(content: bytes, name: str, build: Callable[[Header, dict[str, np.
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelFileError(f"{name} is damaged or not a hubplugin model: {str(error)!r}; fit it again") from None
+        raise ModelFileError(
+            f"{name} is damaged or not a hubplugin model: {str(error)!r}; fit it again"
+        ) from None
     if "hubplugin" not in metadata:
-        raise ModelFileError(f"{name} is a safetensors file, but not a hubplugin model; fit one with hubplugin.fit")
+        raise ModelFileError(
+            f"{name} is a safetensors file, but not a hubplugin model; fit one with hubplugin.fit"
+        )
     try:
         header = json.loads(metadata["hubplugin"])
         _check(header, tensors, name)
         return build(header, tensors)
     except Unusable as error:
         raise ModelFileError(f"{name} is damaged: {error}; fit it again") from None
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        raise ModelFileError(f"{name} is damaged: its header cannot be read ({error!r}); fit it again") from None
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        raise ModelFileError(
+            f"{name} is damaged: its header cannot be read ({error!r}); fit it again"
+        ) from None
 
 
 class Unusable(ValueError):
@@ -80,22 +95,40 @@ def require(usable: object, what: str) -> None:
 def is_number(value: object, least: float = -LARGEST, *, whole: bool = False) -> bool:
     """Whether `value` is a number from `least` on that float32 holds, `whole` if it is to be."""
     kinds = (int,) if whole else (int, float)
-    return isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= LARGEST
+    return (
+        isinstance(value, kinds)
+        and not isinstance(value, bool)
+        and least <= value <= LARGEST
+    )
 
 
 def are_numbers(array: object, *shape: int | None, infinite: bool = False) -> bool:
     """Whether `array` holds floats of this `shape`, where None is any length above 0; if `infinite`, they need not be
     finite."""
-    if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or array.ndim != len(shape) or not array.size:
+    if (
+        not isinstance(array, np.ndarray)
+        or array.dtype.kind != "f"
+        or array.ndim != len(shape)
+        or not array.size
+    ):
         return False
-    fits = all(length in (None, actual) for length, actual in zip(shape, array.shape, strict=True))
-    return fits and bool((~np.isnan(array)).all() if infinite else np.isfinite(array).all())
+    fits = all(
+        length in (None, actual)
+        for length, actual in zip(shape, array.shape, strict=True)
+    )
+    return fits and bool(
+        (~np.isnan(array)).all() if infinite else np.isfinite(array).all()
+    )
 
 
 def _check(header: Header, tensors: dict[str, np.ndarray], name: str) -> None:
     """Raises ModelFileError for another format, a wrong checksum, or a header that could fool a terminal."""
-    if not printable({**header, "values": None}):  # values of a group may be any text; they are shown escaped
-        raise ModelFileError(f"{name} is damaged: its header holds control characters; fit it again")
+    if not printable(
+        {**header, "values": None}
+    ):  # values of a group may be any text; they are shown escaped
+        raise ModelFileError(
+            f"{name} is damaged: its header holds control characters; fit it again"
+        )
     written, version = header["format"], header.pop("hubplugin")
     if written != FORMAT:
         mend = "upgrade hubplugin" if written > FORMAT else "fit it again"
@@ -104,7 +137,9 @@ def _check(header: Header, tensors: dict[str, np.ndarray], name: str) -> None:
             f"({__version__}) reads format {FORMAT}: {mend}"
         )
     if header.pop("sha256") != digest(header, tensors):
-        raise ModelFileError(f"{name} is damaged: its content does not match its checksum; fit it again")
+        raise ModelFileError(
+            f"{name} is damaged: its content does not match its checksum; fit it again"
+        )
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
@@ -113,7 +148,9 @@ def read(path: str | os.PathLike[str]) -> bytes:
         with atomic.open_own(os.path.realpath(path)) as file:
             return file.read()
     except (OSError, ValueError) as error:
-        raise ModelFileError(f"cannot read model file {os.fspath(path)!r}: {_reason(error)}") from None
+        raise ModelFileError(
+            f"cannot read model file {os.fspath(path)!r}: {_reason(error)}"
+        ) from None
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
@@ -124,7 +161,9 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
     try:
         atomic.write(os.path.realpath(path), content)
     except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
-        raise ModelFileError(f"cannot write model file {os.fspath(path)!r}: {_reason(error)}") from None
+        raise ModelFileError(
+            f"cannot write model file {os.fspath(path)!r}: {_reason(error)}"
+        ) from None
 
 
 def _reason(error: Exception) -> str:

@@ -12,7 +12,15 @@ from hubplugin.compute import Compute
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model.file import Header, are_numbers, is_number, require
-from hubplugin.model.offset_model import Dot, GalleryStatistics, LogSumExp, OffsetModel, Term, Value, cap
+from hubplugin.model.offset_model import (
+    Dot,
+    GalleryStatistics,
+    LogSumExp,
+    OffsetModel,
+    Term,
+    Value,
+    cap,
+)
 from hubplugin.vectors import VectorLike, as_vectors
 
 
@@ -53,11 +61,21 @@ class GroupedModel(OffsetModel):
         group = self.groups[value]
         terms = tuple(group.term(term) for term in self.terms)
         return OffsetModel(
-            self.method, self.parameters, self.metric, terms, self.bank_fingerprint, group.centre, group.gallery
+            self.method,
+            self.parameters,
+            self.metric,
+            terms,
+            self.bank_fingerprint,
+            group.centre,
+            group.gallery,
         )
 
     def offsets(
-        self, targets: VectorLike, *, groups: Sequence[Value] | None = None, compute: Compute = Compute()
+        self,
+        targets: VectorLike,
+        *,
+        groups: Sequence[Value] | None = None,
+        compute: Compute = Compute(),
     ) -> np.ndarray:
         """Offsets of targets, each by the model of its group, whose cap it has.
 
@@ -70,7 +88,9 @@ class GroupedModel(OffsetModel):
             float32 [n].
         """
         if groups is None:
-            raise InputError(f"the model has offsets within each {self.key!r}: pass groups=, the value of each target")
+            raise InputError(
+                f"the model has offsets within each {self.key!r}: pass groups=, the value of each target"
+            )
         vectors = as_vectors(targets, "targets").array()
         directed = np.asarray(vectors.any(axis=1))
         if self.metric is not Metric.COSINE:
@@ -81,23 +101,35 @@ class GroupedModel(OffsetModel):
                 rows.setdefault(value, []).append(row)
         offsets = np.zeros(len(vectors), np.float32)
         present = [self.groups[value] for value in rows]
-        if present and all(group.log_weights is None and group.answers is None for group in present):  # one pass
+        if present and all(
+            group.log_weights is None and group.answers is None for group in present
+        ):  # one pass
             raw = np.zeros(len(vectors))
             raw[directed] = self.raw_offsets(vectors[directed], compute)
             for value, members in rows.items():
-                offsets[members] = cap(raw[members] - self.groups[value].centre, self.groups[value].gallery)
+                offsets[members] = cap(
+                    raw[members] - self.groups[value].centre, self.groups[value].gallery
+                )
         else:
             for value, members in rows.items():
-                offsets[members] = self.within(value).offsets(vectors[members], compute=compute)
+                offsets[members] = self.within(value).offsets(
+                    vectors[members], compute=compute
+                )
         return offsets
 
     def _content(self) -> tuple[Header, dict[str, np.ndarray]]:
         header, tensors = super()._content()
         groups = self.groups.values()
         tensors["groups.centres"] = np.array([group.centre for group in groups])
-        tensors["groups.statistics"] = np.array([astuple(group.gallery) for group in groups]).reshape(-1, 4)
+        tensors["groups.statistics"] = np.array(
+            [astuple(group.gallery) for group in groups]
+        ).reshape(-1, 4)
         for name in ("log_weights", "answers"):
-            arrays = [getattr(group, name) for group in groups if getattr(group, name) is not None]
+            arrays = [
+                getattr(group, name)
+                for group in groups
+                if getattr(group, name) is not None
+            ]
             if arrays:
                 tensors[f"groups.{name}"] = np.stack(arrays)
         return header | {"key": self.key, "values": list(self.groups)}, tensors
@@ -106,13 +138,30 @@ class GroupedModel(OffsetModel):
     def _fields(cls, header: Header, tensors: dict[str, np.ndarray]) -> Header:
         values = header["values"]
         none = [None] * len(values)
-        weights, answers = (tensors.get(f"groups.{name}", none) for name in ("log_weights", "answers"))
-        columns = zip(values, tensors["groups.centres"], tensors["groups.statistics"], weights, answers, strict=True)
+        weights, answers = (
+            tensors.get(f"groups.{name}", none) for name in ("log_weights", "answers")
+        )
+        columns = zip(
+            values,
+            tensors["groups.centres"],
+            tensors["groups.statistics"],
+            weights,
+            answers,
+            strict=True,
+        )
         groups = {
-            value: Group(float(centre), GalleryStatistics(int(row[0]), *map(float, row[1:])), log_weights, levels)
+            value: Group(
+                float(centre),
+                GalleryStatistics(int(row[0]), *map(float, row[1:])),
+                log_weights,
+                levels,
+            )
             for value, centre, row, log_weights, levels in columns
         }
-        return super()._fields(header, tensors) | {"key": header["key"], "groups": groups}
+        return super()._fields(header, tensors) | {
+            "key": header["key"],
+            "groups": groups,
+        }
 
     def _require_usable(self, dim: int) -> None:
         super()._require_usable(dim)
@@ -124,7 +173,10 @@ class GroupedModel(OffsetModel):
             group.gallery.require_usable(f"group {value!r}")
             for name in ("log_weights", "answers"):
                 array = getattr(group, name)
-                require(array is None or are_numbers(array, m, infinite=True), f"{name} of group {value!r}")
+                require(
+                    array is None or are_numbers(array, m, infinite=True),
+                    f"{name} of group {value!r}",
+                )
 
     def __repr__(self) -> str:
         return f"{super().__repr__()} within each {self.key!r}, {len(self.groups)} of them corrected"

@@ -70,7 +70,9 @@ class Dot:
 
 
 Term = LogSumExp | TopKMean | Dot
-TERMS: dict[str, Callable[..., Term]] = {term.kind: term for term in (LogSumExp, TopKMean, Dot)}
+TERMS: dict[str, Callable[..., Term]] = {
+    term.kind: term for term in (LogSumExp, TopKMean, Dot)
+}
 
 
 def group_by_bank(terms: Sequence[Term]) -> list[list[Term]]:
@@ -82,8 +84,14 @@ def group_by_bank(terms: Sequence[Term]) -> list[list[Term]]:
             first = group[0]
             if isinstance(term, Dot) or isinstance(first, Dot):
                 continue
-            is_second_sum = isinstance(term, LogSumExp) and any(isinstance(member, LogSumExp) for member in group)
-            if term.bank is first.bank and term.answers is first.answers and not is_second_sum:
+            is_second_sum = isinstance(term, LogSumExp) and any(
+                isinstance(member, LogSumExp) for member in group
+            )
+            if (
+                term.bank is first.bank
+                and term.answers is first.answers
+                and not is_second_sum
+            ):
                 group.append(term)
                 break
         else:
@@ -119,13 +127,22 @@ def pack(terms: Sequence[Term]) -> tuple[list[Header], dict[str, np.ndarray]]:
     return headers, tensors
 
 
-def unpack(headers: Sequence[Header], tensors: dict[str, np.ndarray]) -> tuple[Term, ...]:
+def unpack(
+    headers: Sequence[Header], tensors: dict[str, np.ndarray]
+) -> tuple[Term, ...]:
     """The terms of which `pack` made `headers` and `tensors`."""
     terms = []
     for number, header in enumerate(headers):
         prefix = f"{number}."
-        fields: Header = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        fields |= {key: tensors[value["as"]] if isinstance(value, dict) else value for key, value in header.items()}
+        fields: Header = {
+            key.removeprefix(prefix): value
+            for key, value in tensors.items()
+            if key.startswith(prefix)
+        }
+        fields |= {
+            key: tensors[value["as"]] if isinstance(value, dict) else value
+            for key, value in header.items()
+        }
         terms.append(TERMS[fields.pop("kind")](**fields))
     return tuple(terms)
 
@@ -161,7 +178,11 @@ class GalleryStatistics:
     def require_usable(self, of: str) -> None:
         """Raises ValueError where these are no statistics `of` offsets."""
         require(is_number(self.count, least=1, whole=True), f"count of the {of}")
-        numbers = is_number(self.smallest) and is_number(self.largest) and is_number(self.deviation, least=0)
+        numbers = (
+            is_number(self.smallest)
+            and is_number(self.largest)
+            and is_number(self.deviation, least=0)
+        )
         require(numbers and self.smallest <= self.largest, f"offsets of the {of}")
 
     @property
@@ -216,18 +237,29 @@ class OffsetModel:
     hubness_at_fit: HubnessAtFit | None = None
     query_map: QueryMap | None = None
     # Of no other model: `replace` does not carry what is not given, so other terms never have these numbers.
-    fitted: np.ndarray | None = field(default=None, init=False, compare=False, repr=False)
+    fitted: np.ndarray | None = field(
+        default=None, init=False, compare=False, repr=False
+    )
 
     mark: ClassVar[str] = ""
     """What only the header of this kind of model has; "" for the plain one."""
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        cls, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         def facts(model: OffsetModel) -> ModelFacts:
-            return ModelFacts(model.method, model.parameters, model.fingerprint, model.bank_fingerprint)
+            return ModelFacts(
+                model.method,
+                model.parameters,
+                model.fingerprint,
+                model.bank_fingerprint,
+            )
 
         schema = handler.generate_schema(ModelFacts)
-        as_facts = core_schema.plain_serializer_function_ser_schema(facts, return_schema=schema)
+        as_facts = core_schema.plain_serializer_function_ser_schema(
+            facts, return_schema=schema
+        )
         return core_schema.is_instance_schema(cls, serialization=as_facts)
 
     @property
@@ -241,7 +273,11 @@ class OffsetModel:
         return file.digest(*replace(self, hubness_at_fit=None)._content())[:16]
 
     def offsets(
-        self, targets: VectorLike, *, groups: Sequence[Value] | None = None, compute: Compute = Compute()
+        self,
+        targets: VectorLike,
+        *,
+        groups: Sequence[Value] | None = None,
+        compute: Compute = Compute(),
     ) -> np.ndarray:
         """Offsets of targets, seen by the fit or not.
 
@@ -263,22 +299,36 @@ class OffsetModel:
             InputError: The targets cannot be used, or have other dimensions than the bank.
         """
         vectors = as_vectors(targets, "targets")
-        compute = compute.for_products(vectors.rows * sum(term.bank.size for term in self.terms))
-        if not compute.library().is_on_cpu:  # a card is through before they are looked through for zero vectors
+        compute = compute.for_products(
+            vectors.rows * sum(term.bank.size for term in self.terms)
+        )
+        if (
+            not compute.library().is_on_cpu
+        ):  # a card is through before they are looked through for zero vectors
             with suppress(ZeroVector):
-                return cap(self.raw_offsets(vectors, compute) - self.centre, self.gallery)
+                return cap(
+                    self.raw_offsets(vectors, compute) - self.centre, self.gallery
+                )
         offsets = np.zeros(vectors.rows, np.float32)
         try:
             directed = Directed.of(vectors, self.metric)
         except EmptyInput:
             return offsets
-        rows = directed.numbers if isinstance(directed, Directed) and directed is not vectors else slice(None)
-        offsets[rows] = cap(self.raw_offsets(directed, compute) - self.centre, self.gallery)
+        rows = (
+            directed.numbers
+            if isinstance(directed, Directed) and directed is not vectors
+            else slice(None)
+        )
+        offsets[rows] = cap(
+            self.raw_offsets(directed, compute) - self.centre, self.gallery
+        )
         return offsets
 
     def _search_vectors(self, term: Term) -> np.ndarray:
         """What the bank of `term` is searched with: [m, d]."""
-        return term.bank if self.query_map is None else self.query_map.of_bank(term.bank)
+        return (
+            term.bank if self.query_map is None else self.query_map.of_bank(term.bank)
+        )
 
     def queries(self, queries: VectorLike) -> np.ndarray:
         """What is searched with in the place of `queries` [m, d]: float32 [m, d]. The score of the target t is its
@@ -289,7 +339,9 @@ class OffsetModel:
         """
         vectors = as_vectors(queries, "queries")
         if vectors.dim != self.dim:
-            raise InputError(f"queries have {vectors.dim} dimensions, the query bank of this model has {self.dim}")
+            raise InputError(
+                f"queries have {vectors.dim} dimensions, the query bank of this model has {self.dim}"
+            )
         searched = prepare(vectors, self.metric)
         return searched if self.query_map is None else self.query_map(searched)
 
@@ -300,7 +352,9 @@ class OffsetModel:
         object.__setattr__(model, "fitted", self.fitted)
         return model
 
-    def centre_on(self, targets: VectorLike, *, compute: Compute = Compute()) -> OffsetModel:
+    def centre_on(
+        self, targets: VectorLike, *, compute: Compute = Compute()
+    ) -> OffsetModel:
         """This model with offsets of mean 0 over a gallery, and their statistics.
 
         Args:
@@ -319,8 +373,13 @@ class OffsetModel:
         """
         centre = float(self._check_finite(raw).mean())
         centred = raw - centre
-        statistics = GalleryStatistics(len(raw), float(centred.min()), float(centred.max()), float(centred.std()))
-        centred_model, fitted = replace(self, centre=centre, gallery=statistics), cap(centred, statistics)
+        statistics = GalleryStatistics(
+            len(raw), float(centred.min()), float(centred.max()), float(centred.std())
+        )
+        centred_model, fitted = (
+            replace(self, centre=centre, gallery=statistics),
+            cap(centred, statistics),
+        )
         fitted = targets.of_source(fitted) if isinstance(targets, Directed) else fitted
         fitted.flags.writeable = False
         object.__setattr__(centred_model, "fitted", fitted)
@@ -331,7 +390,9 @@ class OffsetModel:
         assert self.gallery is not None
         return replace(self, gallery=replace(self.gallery, count=count))
 
-    def with_activation(self, targets: VectorLike, k: int = 1, *, compute: Compute = Compute()) -> OffsetModel:
+    def with_activation(
+        self, targets: VectorLike, k: int = 1, *, compute: Compute = Compute()
+    ) -> OffsetModel:
         """This model with the activation set of a gallery: QB-Norm eq. 2.
 
         Args:
@@ -346,17 +407,30 @@ class OffsetModel:
 
         vectors = as_vectors(targets, "targets")
         if not 1 <= k <= vectors.rows:
-            raise InputError(f"activation set: k={k} is not between 1 and the {vectors.rows} targets of the gallery")
+            raise InputError(
+                f"activation set: k={k} is not between 1 and the {vectors.rows} targets of the gallery"
+            )
         if any(isinstance(term, Dot) for term in self.terms):
-            raise InputError(f"method {self.method!r} keeps the mean of its bank only, so it has no activation set")
+            raise InputError(
+                f"method {self.method!r} keeps the mean of its bank only, so it has no activation set"
+            )
         thresholds = []
         for term in self.terms:
             nearest = TopK(k)
-            search(self._search_vectors(term), vectors, self.metric, compute, nearest, label="activation set")
+            search(
+                self._search_vectors(term),
+                vectors,
+                self.metric,
+                compute,
+                nearest,
+                label="activation set",
+            )
             thresholds.append(nearest.scores[0, :, -1])
         return replace(self, activation=Activation(k, tuple(thresholds)))
 
-    def is_activated(self, targets: VectorLike, *, compute: Compute = Compute()) -> np.ndarray:
+    def is_activated(
+        self, targets: VectorLike, *, compute: Compute = Compute()
+    ) -> np.ndarray:
         """Which targets are in the activation set, seen by the fit or not.
 
         Args:
@@ -373,12 +447,20 @@ class OffsetModel:
         from hubplugin.compute.device import to_host
 
         if self.activation is None:
-            raise InputError("this model has no activation set; give it one with model.with_activation(targets)")
+            raise InputError(
+                "this model has no activation set; give it one with model.with_activation(targets)"
+            )
         vectors = as_vectors(targets, "targets")
         inside = np.zeros(vectors.rows, bool)
-        for term, thresholds in zip(self.terms, self.activation.thresholds, strict=True):
-            similarities = Similarities(self._search_vectors(term), self.metric, compute)
-            least = similarities.library.like(thresholds - ROUNDING * max(1.0, float(np.abs(thresholds).max())))
+        for term, thresholds in zip(
+            self.terms, self.activation.thresholds, strict=True
+        ):
+            similarities = Similarities(
+                self._search_vectors(term), self.metric, compute
+            )
+            least = similarities.library.like(
+                thresholds - ROUNDING * max(1.0, float(np.abs(thresholds).max()))
+            )
             for tile in similarities.tiles(vectors, "activation set"):
                 inside[tile.rows] |= to_host((tile.s >= least(tile.s)).any(1))
         return inside
@@ -407,11 +489,24 @@ class OffsetModel:
         total = np.zeros(vectors.rows)
         for terms in group_by_bank(self.terms):
             first, reductions = terms[0], [reduction_of(term) for term in terms]
-            mask = None if isinstance(first, Dot) or first.answers is None else AnswerMask(first.answers)
-            values = reduce(Similarities(self._search_vectors(first), self.metric, compute), vectors, reductions, mask)
+            mask = (
+                None
+                if isinstance(first, Dot) or first.answers is None
+                else AnswerMask(first.answers)
+            )
+            values = reduce(
+                Similarities(self._search_vectors(first), self.metric, compute),
+                vectors,
+                reductions,
+                mask,
+            )
             with np.errstate(over="ignore", invalid="ignore"):
-                for term, value in zip(terms, values, strict=True):  # what a worker sent may be read-only
-                    total += np.multiply(value, term.scale, out=value if value.flags.writeable else None)
+                for term, value in zip(
+                    terms, values, strict=True
+                ):  # what a worker sent may be read-only
+                    total += np.multiply(
+                        value, term.scale, out=value if value.flags.writeable else None
+                    )
         return self._check_finite(total)
 
     def _check_finite(self, raw: np.ndarray) -> np.ndarray:
@@ -450,7 +545,10 @@ class OffsetModel:
         """`to_bytes` in base64, in parts, for a store that holds texts."""
         content = self.to_bytes()
         parts = range(0, len(content), PART_BYTES)
-        return [base64.b64encode(content[start : start + PART_BYTES]).decode() for start in parts]
+        return [
+            base64.b64encode(content[start : start + PART_BYTES]).decode()
+            for start in parts
+        ]
 
     @staticmethod
     def from_texts(texts: Iterable[str], name: str = "model") -> OffsetModel:
@@ -490,14 +588,21 @@ class OffsetModel:
         if self.hubness_at_fit is not None:
             header["finds"] = asdict(self.hubness_at_fit)
         if self.query_map is not None:
-            header["query_map"] = {name: getattr(self.query_map, name) for name in ("strength", "pairs", "whitened")}
+            header["query_map"] = {
+                name: getattr(self.query_map, name)
+                for name in ("strength", "pairs", "whitened")
+            }
             tensors["query_map.step"] = np.ascontiguousarray(self.query_map.step)
         return header, tensors
 
     @classmethod
     def _fields(cls, header: Header, tensors: dict[str, np.ndarray]) -> Header:
         """The fields of the model whose `_content` was `header` and `tensors`."""
-        terms, k, gallery = unpack(header["terms"], tensors), header["activation"], header["gallery"]
+        terms, k, gallery = (
+            unpack(header["terms"], tensors),
+            header["activation"],
+            header["gallery"],
+        )
         finds, query_map = header.get("finds"), header.get("query_map")
         return {
             "method": header["method"],
@@ -507,54 +612,95 @@ class OffsetModel:
             "bank_fingerprint": header["bank_fingerprint"],
             "centre": float(header["centre"]),
             "gallery": GalleryStatistics(**gallery) if gallery else None,
-            "activation": Activation(k, tuple(tensors[f"activation.{i}"] for i in range(len(terms)))) if k else None,
+            "activation": Activation(
+                k, tuple(tensors[f"activation.{i}"] for i in range(len(terms)))
+            )
+            if k
+            else None,
             "hubness_at_fit": HubnessAtFit(**finds) if finds else None,
-            "query_map": QueryMap(tensors["query_map.step"], **query_map) if query_map else None,
+            "query_map": QueryMap(tensors["query_map.step"], **query_map)
+            if query_map
+            else None,
         }
 
     def _require_usable(self, dim: int) -> None:
         """Raises ValueError for what no fit writes: a checksum is right, whoever has made it. dim: of the header."""
-        require(isinstance(self.method, str) and isinstance(self.bank_fingerprint, str), "name")
+        require(
+            isinstance(self.method, str) and isinstance(self.bank_fingerprint, str),
+            "name",
+        )
         for key, value in self.parameters.items():
-            require(value is None or isinstance(value, str) or is_number(value), f"parameter {key!r}")
+            require(
+                value is None or isinstance(value, str) or is_number(value),
+                f"parameter {key!r}",
+            )
         require(self.terms, "list of terms, which is empty,")
         for number, term in enumerate(self.terms):
             what, m = f"term {number}", len(term.bank)
-            require(are_numbers(term.bank, 1 if isinstance(term, Dot) else None, dim), f"bank of {what}")
-            require(self.metric is not Metric.COSINE or np.linalg.norm(term.bank, axis=1).min() > 0, f"bank of {what}")
+            require(
+                are_numbers(term.bank, 1 if isinstance(term, Dot) else None, dim),
+                f"bank of {what}",
+            )
+            require(
+                self.metric is not Metric.COSINE
+                or np.linalg.norm(term.bank, axis=1).min() > 0,
+                f"bank of {what}",
+            )
             require(is_number(term.scale), f"scale of {what}")
             if isinstance(term, LogSumExp):
                 require(is_number(term.tau, least=1e-30), f"tau of {what}")
-                weighted = term.log_weights is None or are_numbers(term.log_weights, m, infinite=True)
+                weighted = term.log_weights is None or are_numbers(
+                    term.log_weights, m, infinite=True
+                )
                 require(weighted, f"log_weights of {what}")
             elif isinstance(term, TopKMean):
                 require(is_number(term.k, least=1, whole=True), f"k of {what}")
             if not isinstance(term, Dot):
-                require(term.answers is None or are_numbers(term.answers, m, infinite=True), f"answers of {what}")
+                require(
+                    term.answers is None or are_numbers(term.answers, m, infinite=True),
+                    f"answers of {what}",
+                )
         require(is_number(self.centre), "centre")
         if self.gallery is not None:
             self.gallery.require_usable("gallery")
         if self.activation is not None:
             require(is_number(self.activation.k, least=1, whole=True), "activation")
-            for term, thresholds in zip(self.terms, self.activation.thresholds, strict=True):
+            for term, thresholds in zip(
+                self.terms, self.activation.thresholds, strict=True
+            ):
                 require(are_numbers(thresholds, len(term.bank)), "activation")
-        for name, value in () if self.hubness_at_fit is None else asdict(self.hubness_at_fit).items():
+        for name, value in (
+            () if self.hubness_at_fit is None else asdict(self.hubness_at_fit).items()
+        ):
             require(is_number(value, whole=name == "queries"), name)
         if self.query_map is not None:
-            numbers = is_number(self.query_map.strength) and is_number(self.query_map.pairs, least=0, whole=True)
+            numbers = is_number(self.query_map.strength) and is_number(
+                self.query_map.pairs, least=0, whole=True
+            )
             require(numbers and isinstance(self.query_map.whitened, bool), "query map")
             require(are_numbers(self.query_map.step, dim, dim), "query map")
 
     @property
     def _described(self) -> str:
-        values = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in self.parameters.items()}
+        values = {
+            key: f"{value:.4g}" if isinstance(value, float) else value
+            for key, value in self.parameters.items()
+        }
         return f"{self.method}({', '.join(f'{key}={value}' for key, value in values.items())})"
 
     def __repr__(self) -> str:
         fitted = f", gallery of {self.gallery.count}" if self.gallery else ""
         first = self.terms[0]
-        bank = f"mean of the bank, {self.dim} dimensions" if isinstance(first, Dot) else f"bank {first.bank.shape}"
-        learned = "" if self.query_map is None else f", queries mapped by {self.query_map.pairs} pairs"
+        bank = (
+            f"mean of the bank, {self.dim} dimensions"
+            if isinstance(first, Dot)
+            else f"bank {first.bank.shape}"
+        )
+        learned = (
+            ""
+            if self.query_map is None
+            else f", queries mapped by {self.query_map.pairs} pairs"
+        )
         return f"OffsetModel({self._described}, {self.metric.value}, {bank}{fitted}{learned})"
 
 
@@ -585,7 +731,11 @@ def warn_if_swapped(model: OffsetModel, count: int) -> None:
     """Warns where `fit` was probably given the gallery as its query bank: `model` goes to `count` targets, as many as
     its bank has queries, and was fitted on another number of targets."""
     queries = len(model.terms[0].bank)
-    if model.gallery is not None and queries == count != model.gallery.count and count > 1:
+    if (
+        model.gallery is not None
+        and queries == count != model.gallery.count
+        and count > 1
+    ):
         warnings.warn(
             f"the model was fitted on a query bank of {queries} and {model.gallery.count} targets, and is given to a "
             f"gallery of {count}: if the two were swapped, it is fit(gallery, bank)",

@@ -22,7 +22,9 @@ class QueryMap:
     strength: float
     pairs: int
     whitened: bool = False
-    _last: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list, init=False, repr=False)
+    _last: list[tuple[np.ndarray, np.ndarray]] = field(
+        default_factory=list, init=False, repr=False
+    )
 
     def __call__(self, queries: np.ndarray) -> np.ndarray:
         """What is searched with in the place of `queries` [m, d], or of one query [d]: float32, of the same shape."""
@@ -42,7 +44,9 @@ class QueryMap:
 
     def __str__(self) -> str:
         if not self.strength:
-            return f"queries are whitened; {self.pairs} pairs taught nothing beyond that"
+            return (
+                f"queries are whitened; {self.pairs} pairs taught nothing beyond that"
+            )
         first = "whitened, and " if self.whitened else ""
         return f"queries are {first}mapped at strength {self.strength:g}, as {self.pairs} pairs taught"
 

@@ -35,7 +35,11 @@ DIRECTIONS: dict[int, Direction] = {1: "better", 0: "same", -1: "worse"}
 SAME = 5e-4
 """Shares that differ by less look the same on a page."""
 
-RECALL, WORST, NEVER = "True target first (R@1)", "Queries that find the worst hub", "Targets that are never found"
+RECALL, WORST, NEVER = (
+    "True target first (R@1)",
+    "Queries that find the worst hub",
+    "Targets that are never found",
+)
 
 
 def percent(share: float) -> str:
@@ -44,7 +48,9 @@ def percent(share: float) -> str:
 
 def points(change: Figure) -> str:
     """A change of a share, with its interval."""
-    value, low, high = (f"{100 * part:+.1f}" for part in (change.value, change.low, change.high))
+    value, low, high = (
+        f"{100 * part:+.1f}" for part in (change.value, change.low, change.high)
+    )
     return f"{value} points (95 % interval {low} to {high})"
 
 
@@ -183,7 +189,12 @@ class Result:
             InputError: `path` cannot be written, or Jinja2 or matplotlib is missing.
         """
         facts = {} if self.store is None else {"store": self.store}
-        write_file(path, as_html(self.report(), facts | ({"command": command} if command else {})).encode())
+        write_file(
+            path,
+            as_html(
+                self.report(), facts | ({"command": command} if command else {})
+            ).encode(),
+        )
 
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
@@ -214,7 +225,15 @@ def share_figure(
         return KeyFigure(title, note=unknown)
     if after is None:
         return KeyFigure(title, percent(before), note=note)
-    sign = change.sign if change is not None else 0 if abs(after - before) < SAME else 1 if after > before else -1
+    sign = (
+        change.sign
+        if change is not None
+        else 0
+        if abs(after - before) < SAME
+        else 1
+        if after > before
+        else -1
+    )
     return KeyFigure(
         title,
         percent(after),
@@ -239,7 +258,12 @@ def sides_figure(title: str, sides: Sequence[Side | None], unknown: str) -> KeyF
     if not measured:
         return KeyFigure(title, note=unknown)
     shown = (
-        "?" if side is None else f"{100 * side.change.value:+.1f}" if side.change.sign else "same" for side in sides
+        "?"
+        if side is None
+        else f"{100 * side.change.value:+.1f}"
+        if side.change.sign
+        else "same"
+        for side in sides
     )
     signs = [side.change.sign for side in measured]
     direction = DIRECTIONS[min(signs) if min(signs) < 0 else max(signs)]
@@ -248,11 +272,18 @@ def sides_figure(title: str, sides: Sequence[Side | None], unknown: str) -> KeyF
         f"({100 * side.change.low:+.1f} to {100 * side.change.high:+.1f})"
         for side in measured
     )
-    return KeyFigure(title, " / ".join(shown), direction, note=note, rose=direction == "better")
+    return KeyFigure(
+        title, " / ".join(shown), direction, note=note, rose=direction == "better"
+    )
 
 
 def describe_changes(
-    worst: float, now: float, queries: int, first: float | None, first_now: float | None, change: Figure | None = None
+    worst: float,
+    now: float,
+    queries: int,
+    first: float | None,
+    first_now: float | None,
+    change: Figure | None = None,
 ) -> str:
     """Says in words how often the worst hub is found, and how R@1 changed where it is known.
 
@@ -264,11 +295,19 @@ def describe_changes(
     """
     hits, hits_now = round(worst * queries), round(now * queries)
     verb = "falls" if hits_now < hits else "rises"
-    went = f"stays at {hits:,}" if hits_now == hits else f"{verb} from {hits:,} to {hits_now:,}"
+    went = (
+        f"stays at {hits:,}"
+        if hits_now == hits
+        else f"{verb} from {hits:,} to {hits_now:,}"
+    )
     text = f"the worst hub {went} of {queries:,} queries"
     if first is None or first_now is None:
         return text
-    interval = "" if change is None else f" ({100 * change.low:+.1f} to {100 * change.high:+.1f} points)"
+    interval = (
+        ""
+        if change is None
+        else f" ({100 * change.low:+.1f} to {100 * change.high:+.1f} points)"
+    )
     return f"{text}; right answers first: {100 * first:.1f} to {percent(first_now)}{interval}"
 
 
@@ -291,8 +330,14 @@ def _lines(report: Report, width: int, verbose: bool) -> Iterator[str]:
     yield from (_draw(table, width) for table in report.tables if table.brief)
     yield from report.sentences
     if report.hubs:
-        counts = ([hub.found_by.get("raw"), hub.found_by.get(report.after)] for hub in report.hubs[:NAMED])
-        hits = (" -> ".join(str(count) for count in pair if count is not None) for pair in counts)
+        counts = (
+            [hub.found_by.get("raw"), hub.found_by.get(report.after)]
+            for hub in report.hubs[:NAMED]
+        )
+        hits = (
+            " -> ".join(str(count) for count in pair if count is not None)
+            for pair in counts
+        )
         yield f"hubs: {', '.join(f'{hub.name} by {by}' for hub, by in zip(report.hubs, hits, strict=False))}"
     if report.anti_hubs:
         yield f"never found, for instance: {', '.join(report.anti_hubs[:NAMED])}"
@@ -314,10 +359,19 @@ def _draw(table: Table, width: int) -> str:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    shown = [place for place, name in enumerate(table.columns) if width >= ROOMY or name in table.brief]
+    shown = [
+        place
+        for place, name in enumerate(table.columns)
+        if width >= ROOMY or name in table.brief
+    ]
     drawn = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
     for place in shown:
-        drawn.add_column(table.columns[place], justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
+        drawn.add_column(
+            table.columns[place],
+            justify="right" if place else "left",
+            no_wrap=place > 0,
+            overflow="fold",
+        )
     for number, row in enumerate(table.rows):
         texts = (_lay_out(row[place]) for place in shown)
         drawn.add_row(*texts, style="bold" if number in table.marked else "")
@@ -339,12 +393,21 @@ def as_html(report: Report, facts: Mapping[str, str]) -> str:
         from hubplugin.report.plots import svg
 
         template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
-        page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(template)
+        page = Environment(
+            autoescape=True, trim_blocks=True, lstrip_blocks=True
+        ).from_string(template)
         date = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z")
-        shown = {**facts, **report.facts, "versions": ", ".join(_versions()), "date": date}
+        shown = {
+            **facts,
+            **report.facts,
+            "versions": ", ".join(_versions()),
+            "date": date,
+        }
         return page.render(p=report, facts=shown, svg=svg)
     except ImportError as error:
-        raise InputError(f"the report needs {error.name}; {install('evaluation')}") from None
+        raise InputError(
+            f"the report needs {error.name}; {install('evaluation')}"
+        ) from None
 
 
 def _versions() -> Iterator[str]:
@@ -362,4 +425,6 @@ def write_file(path: str | os.PathLike[str], content: bytes) -> None:
     try:
         atomic.write(os.path.realpath(path), content)
     except OSError as error:
-        raise InputError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
+        raise InputError(
+            f"cannot write {os.fspath(path)!r}: {error.strerror}"
+        ) from None

@@ -31,17 +31,29 @@ def svg(draw: Callable[[Axes], None]) -> str:
     from matplotlib.figure import Figure as Canvas
 
     with matplotlib.rc_context(STYLE):
-        canvas, content = Canvas(figsize=(5.2, 3.4), layout="constrained"), io.StringIO()
+        canvas, content = (
+            Canvas(figsize=(5.2, 3.4), layout="constrained"),
+            io.StringIO(),
+        )
         draw(canvas.add_subplot())
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         canvas.savefig(content, format="svg", metadata=nothing, transparent=True)
     text = content.getvalue()
     for colour, variable in VARIABLES.items():
         text = text.replace(colour, f"var(--{variable})")
-    return text[text.index("<svg") :].replace('width="', 'data-width="', 1).replace('height="', 'data-height="', 1)
+    return (
+        text[text.index("<svg") :]
+        .replace('width="', 'data-width="', 1)
+        .replace('height="', 'data-height="', 1)
+    )
 
 
-def recall(axes: Axes, shares: Sequence[tuple[str, Figure]], unusable: set[str], best: str | None) -> None:
+def recall(
+    axes: Axes,
+    shares: Sequence[tuple[str, Figure]],
+    unusable: set[str],
+    best: str | None,
+) -> None:
     """Draws R@1 of each method.
 
     Args:
@@ -71,7 +83,9 @@ def recall(axes: Axes, shares: Sequence[tuple[str, Figure]], unusable: set[str],
     axes.grid(axis="y", visible=False)
 
 
-def occurrences(axes: Axes, parts: Mapping[str, Mapping[int, int]], even: float, k: int) -> None:
+def occurrences(
+    axes: Axes, parts: Mapping[str, Mapping[int, int]], even: float, k: int
+) -> None:
     """Draws how many targets have the k-occurrence N, by N.
 
     Args:
@@ -83,9 +97,21 @@ def occurrences(axes: Axes, parts: Mapping[str, Mapping[int, int]], even: float,
     largest = max(max(part, default=0) for part in parts.values())
     width = 1 + largest // 40
     edges = np.arange(0, largest + width + 1, width) - 0.5
-    for (label, part), colour, filled in zip(parts.items(), (RAW, AFTER), (True, False), strict=False):
-        counts, _ = np.histogram(np.array([*part]), edges, weights=np.array([*part.values()]))
-        axes.stairs(counts, edges, color=colour, fill=filled, alpha=0.45 if filled else 1, linewidth=2, label=label)
+    for (label, part), colour, filled in zip(
+        parts.items(), (RAW, AFTER), (True, False), strict=False
+    ):
+        counts, _ = np.histogram(
+            np.array([*part]), edges, weights=np.array([*part.values()])
+        )
+        axes.stairs(
+            counts,
+            edges,
+            color=colour,
+            fill=filled,
+            alpha=0.45 if filled else 1,
+            linewidth=2,
+            label=label,
+        )
     axes.axvline(even, color=INK, linestyle=":", linewidth=1, label=f"even: {even:.3g}")
     axes.set_yscale("symlog", linthresh=1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")

@@ -46,7 +46,9 @@ class Vectors(ABC):
 
     def __init__(self, name: str, rows: int, dim: int):
         if rows == 0 or dim == 0:
-            raise EmptyInput(f"{name} is empty: shape is [{rows}, {dim}]; at least one vector is needed")
+            raise EmptyInput(
+                f"{name} is empty: shape is [{rows}, {dim}]; at least one vector is needed"
+            )
         self.name, self.rows, self.dim = name, rows, dim
 
     @abstractmethod
@@ -63,7 +65,9 @@ class Vectors(ABC):
             yield self._check(raw, range(row, row + len(raw)))
             row += len(raw)
         if row != self.rows:
-            raise InputError(f"{self.name}: expected {self.rows} rows, read {row}; the source changed while being read")
+            raise InputError(
+                f"{self.name}: expected {self.rows} rows, read {row}; the source changed while being read"
+            )
 
     def select(self, rows: np.ndarray) -> np.ndarray:
         """The vectors of `rows`, which ascend, as `blocks` gives them: float32 [len(rows), dim]. One pass, which keeps
@@ -78,14 +82,22 @@ class Vectors(ABC):
     def _check(self, raw: np.ndarray, numbers: range | np.ndarray) -> np.ndarray:
         """Rows as `blocks` gives them; `numbers` is what errors call them."""
         if raw.ndim != 2 or raw.shape[1] != self.dim:
-            raise InputError(f"{self.name}: mixed dimensions: expected {self.dim}, found shape {raw.shape}")
+            raise InputError(
+                f"{self.name}: mixed dimensions: expected {self.dim}, found shape {raw.shape}"
+            )
         with np.errstate(over="ignore"):
             block = np.ascontiguousarray(raw, dtype=np.float32)
         finite = np.isfinite(block).all(axis=1)
         if not finite.all():
             bad = int(np.argmin(finite))
-            reason = "too large for float32" if np.isfinite(raw[bad]).all() else "NaN or infinity"
-            raise InputError(f"{self.name}: row {numbers[bad]} holds a value that is {reason}; remove or repair it")
+            reason = (
+                "too large for float32"
+                if np.isfinite(raw[bad]).all()
+                else "NaN or infinity"
+            )
+            raise InputError(
+                f"{self.name}: row {numbers[bad]} holds a value that is {reason}; remove or repair it"
+            )
         return block
 
     def array(self) -> np.ndarray:
@@ -96,7 +108,13 @@ class Vectors(ABC):
 class Sliceable(Vectors):
     """An array, memory map, tensor or safetensors slice: anything that answers source[a:b]."""
 
-    def __init__(self, name: str, source: Any, shape: tuple[int, ...], to_numpy: Callable[[Any], np.ndarray]):
+    def __init__(
+        self,
+        name: str,
+        source: Any,
+        shape: tuple[int, ...],
+        to_numpy: Callable[[Any], np.ndarray],
+    ):
         if len(shape) != 2:
             raise InputError(
                 f"{name} has {len(shape)} dimension(s), shape {tuple(shape)}; expected [rows, d], one vector a row"
@@ -121,7 +139,9 @@ class Directed(Vectors):
 
     def __init__(self, source: Vectors, numbers: np.ndarray):
         if not len(numbers):
-            raise EmptyInput(f"{source.name}: all {source.rows} rows are zero vectors, which have no cosine similarity")
+            raise EmptyInput(
+                f"{source.name}: all {source.rows} rows are zero vectors, which have no cosine similarity"
+            )
         super().__init__(source.name, len(numbers), source.dim)
         self._source, self.numbers = source, numbers
 
@@ -131,13 +151,19 @@ class Directed(Vectors):
         to the log how many there were."""
         if metric is not Metric.COSINE or isinstance(vectors, Directed):
             return vectors
-        has_direction = np.concatenate([block.any(axis=1) for block in vectors.blocks()])
+        has_direction = np.concatenate(
+            [block.any(axis=1) for block in vectors.blocks()]
+        )
         if has_direction.all():
             return vectors
         directed = Directed(vectors, np.flatnonzero(has_direction))
         if log:
             count = directed.left_out
-            logger.warning("%s: %d zero vectors, which have no direction, are left out", directed.name, count)
+            logger.warning(
+                "%s: %d zero vectors, which have no direction, are left out",
+                directed.name,
+                count,
+            )
         return directed
 
     @staticmethod
@@ -183,7 +209,9 @@ def locate_rows(vectors: Vectors | None, rows: np.ndarray) -> np.ndarray:
     return np.where(vectors.numbers[place] == rows, place, -1)
 
 
-def prepare_blocks(vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
+def prepare_blocks(
+    vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS
+) -> Iterator[np.ndarray]:
     """Checked blocks of `vectors`, at most `size` rows each, at unit length where the `metric` is cosine."""
     row = 0
     for block in vectors.blocks(size):
@@ -196,7 +224,9 @@ def prepare(vectors: Vectors, metric: Metric) -> np.ndarray:
     return np.concatenate(list(prepare_blocks(vectors, metric)))
 
 
-def draw_sample(vectors: Vectors, count: int, metric: Metric, rng: np.random.Generator) -> np.ndarray:
+def draw_sample(
+    vectors: Vectors, count: int, metric: Metric, rng: np.random.Generator
+) -> np.ndarray:
     """Draws rows at random, in order, but for those without a direction where the metric needs it.
 
     Args:
@@ -209,7 +239,11 @@ def draw_sample(vectors: Vectors, count: int, metric: Metric, rng: np.random.Gen
         float32 [min(count, n), d].
     """
     rows = vectors.select(np.sort(rng.permutation(vectors.rows)[:count]))
-    return normalise(rows[rows.any(axis=1)], vectors.name) if metric is Metric.COSINE else rows
+    return (
+        normalise(rows[rows.any(axis=1)], vectors.name)
+        if metric is Metric.COSINE
+        else rows
+    )
 
 
 def take_rows(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
@@ -218,11 +252,15 @@ def take_rows(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
     return _prepare(vectors.select(rows), vectors.name, rows, metric)
 
 
-def _prepare(block: np.ndarray, name: str, numbers: range | np.ndarray, metric: Metric) -> np.ndarray:
+def _prepare(
+    block: np.ndarray, name: str, numbers: range | np.ndarray, metric: Metric
+) -> np.ndarray:
     return normalise(block, name, numbers) if metric is Metric.COSINE else block
 
 
-def to_tempfile(blocks: Iterable[np.ndarray], name: str, expected: int = 0) -> Sliceable:
+def to_tempfile(
+    blocks: Iterable[np.ndarray], name: str, expected: int = 0
+) -> Sliceable:
     """Keeps blocks that can be read only once in a temporary file, which is read as often as needed.
 
     The file has no name and goes with the returned object, or with the process; memory holds one block whatever the
@@ -240,7 +278,9 @@ def to_tempfile(blocks: Iterable[np.ndarray], name: str, expected: int = 0) -> S
     file = tempfile.TemporaryFile()  # noqa: SIM115 - closing it would flush again what a full disk has refused
     for block in blocks:
         if block.ndim != 2 or (dim and block.shape[1] != dim):
-            raise InputError(f"{name}: mixed dimensions: expected [rows, {dim}], found shape {block.shape}")
+            raise InputError(
+                f"{name}: mixed dimensions: expected [rows, {dim}], found shape {block.shape}"
+            )
         rows, dim = rows + block.shape[0], block.shape[1]
         try:
             file.write(np.ascontiguousarray(block, dtype=np.float32).tobytes())
@@ -248,7 +288,9 @@ def to_tempfile(blocks: Iterable[np.ndarray], name: str, expected: int = 0) -> S
         except OSError as error:
             raise cannot_keep(name, error, 4 * dim * max(rows, expected)) from None
     if not rows:
-        raise EmptyInput(f"{name} is empty: no vectors were found; at least one is needed")
+        raise EmptyInput(
+            f"{name} is empty: no vectors were found; at least one is needed"
+        )
     mapped = np.memmap(file, np.float32, "r", shape=(rows, dim))
     file.close()  # the map keeps what it maps
     return Sliceable(name, mapped, mapped.shape, np.asarray)
@@ -279,13 +321,23 @@ def one_line(error: BaseException) -> str:
 
 
 def from_array(array: np.ndarray, name: str) -> Vectors:
-    if array.dtype.kind in "UST" or (array.dtype.kind == "O" and array.size and isinstance(array.flat[0], str)):
+    if array.dtype.kind in "UST" or (
+        array.dtype.kind == "O" and array.size and isinstance(array.flat[0], str)
+    ):
         raise only_texts(name, "is made of texts")
-    if array.dtype.kind == "O" and array.ndim == 1 and array.size:  # the column of a table: one vector a row
+    if (
+        array.dtype.kind == "O" and array.ndim == 1 and array.size
+    ):  # the column of a table: one vector a row
         array = _stack(array, name)
     if array.dtype.kind not in "fiu":
-        kind = "an object array" if array.dtype.kind == "O" else f"an array of {array.dtype}"
-        raise InputError(f"{name} is {kind}; expected floats or integers in a matrix [rows, d]")
+        kind = (
+            "an object array"
+            if array.dtype.kind == "O"
+            else f"an array of {array.dtype}"
+        )
+        raise InputError(
+            f"{name} is {kind}; expected floats or integers in a matrix [rows, d]"
+        )
     return Sliceable(name, array, array.shape, np.asarray)
 
 
@@ -294,7 +346,9 @@ def _stack(rows: np.ndarray, name: str) -> np.ndarray:
     try:
         vectors = [np.asarray(row) for row in rows]
     except ValueError:
-        raise InputError(f"{name} is an object array of nested rows; expected a vector in each") from None
+        raise InputError(
+            f"{name} is an object array of nested rows; expected a vector in each"
+        ) from None
     for number, vector in enumerate(vectors):
         if vector.ndim != 1 or vector.shape != vectors[0].shape:
             raise InputError(
@@ -314,9 +368,22 @@ def only_texts(name: str, problem: str) -> InputError:
 
 def from_tensor(tensor: Any, name: str) -> Vectors:
     dense = not tensor.is_nested and tensor.layout is sys.modules["torch"].strided
-    if tensor.is_complex() or tensor.is_meta or not dense or str(tensor.dtype) == "torch.bool":
-        kind = "a meta tensor" if tensor.is_meta else f"a tensor of {tensor.dtype}" if dense else "a sparse tensor"
-        raise InputError(f"{name} is {kind}; expected floats or integers in a dense matrix [rows, d]")
+    if (
+        tensor.is_complex()
+        or tensor.is_meta
+        or not dense
+        or str(tensor.dtype) == "torch.bool"
+    ):
+        kind = (
+            "a meta tensor"
+            if tensor.is_meta
+            else f"a tensor of {tensor.dtype}"
+            if dense
+            else "a sparse tensor"
+        )
+        raise InputError(
+            f"{name} is {kind}; expected floats or integers in a dense matrix [rows, d]"
+        )
     return Sliceable(name, tensor.detach(), tuple(tensor.shape), numpy)
 
 
@@ -336,7 +403,12 @@ class SupportsArray(Protocol):
 Number: TypeAlias = float | np.number[Any]
 
 VectorLike: TypeAlias = (
-    SupportsArray | Sequence[SupportsArray | Sequence[Number]] | Vectors | Scannable | str | os.PathLike[str]
+    SupportsArray
+    | Sequence[SupportsArray | Sequence[Number]]
+    | Vectors
+    | Scannable
+    | str
+    | os.PathLike[str]
 )
 """numpy array, torch tensor, memory map, nested lists, a table's column with one vector a row, `Vectors`, a store with
 `scan()`, or a path (.npy, .npz, .safetensors, .parquet; `file#name` names one array or column of several). And what
@@ -365,7 +437,9 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
     if isinstance(source, Scannable):
         return to_tempfile((batch.vectors for batch in source.scan()), name)
     if np.ma.is_masked(source):
-        raise InputError(f"{name} is a masked array with values that are masked; remove those rows or fill them")
+        raise InputError(
+            f"{name} is a masked array with values that are masked; remove those rows or fill them"
+        )
     try:
         array = np.asarray(source)
     except ValueError:
@@ -373,10 +447,16 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
             f"{name}: mixed dimensions: rows have different lengths; expected a matrix [rows, d]"
         ) from None
     except Exception as error:  # whatever the conversion of a foreign object raises
-        raise InputError(f"{name}: {type(source).__name__} is no matrix [rows, d]: {one_line(error)}") from None
+        raise InputError(
+            f"{name}: {type(source).__name__} is no matrix [rows, d]: {one_line(error)}"
+        ) from None
     if array.ndim == 0 and array.dtype.kind == "O":
         adapter = f"hubplugin_{type(source).__module__.partition('.')[0]}"
-        reader = getattr(import_module(adapter), "vectors_in", None) if find_spec(adapter) else None
+        reader = (
+            getattr(import_module(adapter), "vectors_in", None)
+            if find_spec(adapter)
+            else None
+        )
         if reader is None:
             raise InputError(f"{name}: {type(source).__name__} is no matrix [rows, d]")
         return cast(Vectors, reader(source, name))
@@ -399,18 +479,32 @@ class _Parquet(Vectors):
             import pyarrow as pa
             import pyarrow.parquet as pq
         except ImportError:
-            raise InputError(f"{name}: reading {path.name} needs pyarrow; {install('tables')}") from None
-        self.name, self._file, self._errors = name, pq.ParquetFile(path), (pa.ArrowException, OSError)
+            raise InputError(
+                f"{name}: reading {path.name} needs pyarrow; {install('tables')}"
+            ) from None
+        self.name, self._file, self._errors = (
+            name,
+            pq.ParquetFile(path),
+            (pa.ArrowException, OSError),
+        )
         types = {field.name: field.type for field in self._file.schema_arrow}
         kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-        lists = [column for column, of in types.items() if any(kind(of) for kind in kinds)]
-        texts = [column for column, of in types.items() if pa.types.is_string(of) or pa.types.is_large_string(of)]
+        lists = [
+            column for column, of in types.items() if any(kind(of) for kind in kinds)
+        ]
+        texts = [
+            column
+            for column, of in types.items()
+            if pa.types.is_string(of) or pa.types.is_large_string(of)
+        ]
         if texts and not lists:
             raise only_texts(name, f"has texts in {', '.join(texts)} and no vectors")
         self._column = _choose(name, path, column, lists, "list columns")
         values = types[self._column].value_type
         if not (pa.types.is_floating(values) or pa.types.is_integer(values)):
-            raise InputError(f"{name}: column {self._column!r} has lists of {values}; expected floats or integers")
+            raise InputError(
+                f"{name}: column {self._column!r} has lists of {values}; expected floats or integers"
+            )
         _require_plausible(name, path, self._count_bytes(values.bit_width // 8))
         first = next(self.raw_blocks(1), np.empty((0, 0)))
         super().__init__(name, self._file.metadata.num_rows, first.shape[1])
@@ -419,8 +513,15 @@ class _Parquet(Vectors):
         """What the file says that its column holds, `width` bytes a value."""
         metadata, total = self._file.metadata, 0
         for group in range(metadata.num_row_groups):
-            columns = (metadata.row_group(group).column(number) for number in range(metadata.num_columns))
-            total += sum(chunk.num_values for chunk in columns if chunk.path_in_schema.split(".")[0] == self._column)
+            columns = (
+                metadata.row_group(group).column(number)
+                for number in range(metadata.num_columns)
+            )
+            total += sum(
+                chunk.num_values
+                for chunk in columns
+                if chunk.path_in_schema.split(".")[0] == self._column
+            )
         return int(total * width)
 
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
@@ -431,7 +532,9 @@ class _Parquet(Vectors):
             except StopIteration:
                 return
             except self._errors as error:
-                raise InputError(f"{self.name}: damaged .parquet file: {one_line(error)}") from None
+                raise InputError(
+                    f"{self.name}: damaged .parquet file: {one_line(error)}"
+                ) from None
             lengths = column.value_lengths().to_numpy(zero_copy_only=False)
             if column.null_count or len(np.unique(lengths)) > 1:
                 raise InputError(
@@ -470,24 +573,34 @@ def from_file(text: str, name: str) -> Vectors:
             path = Path(head)
         is_file = path.is_file()
     except OSError as error:
-        raise InputError(f"{name}: {text[:80]!r} cannot be opened: {error.strerror}") from None
+        raise InputError(
+            f"{name}: {text[:80]!r} cannot be opened: {error.strerror}"
+        ) from None
     if not is_file:
         url = re.match(r"([a-z][a-z0-9+-]+):", text)
         if url:  # what stands behind the scheme may hold a password
-            raise InputError(f"{name}: there is no file '{url[0]}...'; a store is opened by hubplugin.open_store(URL)")
+            raise InputError(
+                f"{name}: there is no file '{url[0]}...'; a store is opened by hubplugin.open_store(URL)"
+            )
     require_file(path, name, f"a file, {', '.join(READERS)}")
     name = f"{name} ({path.name})"
     if path.suffix in TEXTS:
         kinds = ", ".join(READERS)
         raise only_texts(name, f"is a text file, and vectors are read from {kinds}")
     if path.suffix not in READERS:
-        raise InputError(f"{name}: unknown kind of file {path.suffix!r}; expected one of {', '.join(READERS)}")
+        raise InputError(
+            f"{name}: unknown kind of file {path.suffix!r}; expected one of {', '.join(READERS)}"
+        )
     try:
         return READERS[path.suffix](name, path, part)
     except InputError:
         raise
-    except Exception as error:  # each reader has its own errors for a file that it cannot make out
-        raise InputError(f"{name}: damaged or truncated {path.suffix} file: {one_line(error)}") from error
+    except (
+        Exception
+    ) as error:  # each reader has its own errors for a file that it cannot make out
+        raise InputError(
+            f"{name}: damaged or truncated {path.suffix} file: {one_line(error)}"
+        ) from error
 
 
 def _from_npy(name: str, path: Path, part: str | None) -> Vectors:
@@ -504,8 +617,14 @@ def open_npy(path: Path, name: str) -> np.ndarray:
         if not start:
             raise InputError(f"{name} is an empty file")
         if start != np.lib.format.MAGIC_PREFIX:
-            kind = "text" if start.isascii() and start.decode().isprintable() else "something else"
-            raise InputError(f"{name} is no .npy file: it holds {kind}; write it with numpy.save")
+            kind = (
+                "text"
+                if start.isascii() and start.decode().isprintable()
+                else "something else"
+            )
+            raise InputError(
+                f"{name} is no .npy file: it holds {kind}; write it with numpy.save"
+            )
         return np.lib.format.open_memmap(path, mode="r")
     except InputError:
         raise
@@ -514,13 +633,19 @@ def open_npy(path: Path, name: str) -> np.ndarray:
             raise InputError(
                 f"{name} holds pickled objects, which are never loaded; expected an array of numbers"
             ) from None
-        raise InputError(f"{name}: damaged or truncated .npy file: {one_line(error)}") from None
+        raise InputError(
+            f"{name}: damaged or truncated .npy file: {one_line(error)}"
+        ) from None
 
 
 def _from_npz(name: str, path: Path, part: str | None) -> Vectors:
     # Unpacked to a temporary file, so that it is read in blocks and the zip's checksum is verified.
     with zipfile.ZipFile(path) as archive:
-        members = [member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")]
+        members = [
+            member.removesuffix(".npy")
+            for member in archive.namelist()
+            if member.endswith(".npy")
+        ]
         member = _choose(name, path, part, members, "arrays")
         unpacked = archive.getinfo(member + ".npy").file_size
         _require_plausible(name, path, unpacked)
@@ -532,22 +657,33 @@ def _from_npz(name: str, path: Path, part: str | None) -> Vectors:
             )
         folder = Path(tempfile.mkdtemp(prefix="hubplugin-"))
         try:
-            with archive.open(member + ".npy") as packed, (folder / "array.npy").open("wb") as plain:
+            with (
+                archive.open(member + ".npy") as packed,
+                (folder / "array.npy").open("wb") as plain,
+            ):
                 shutil.copyfileobj(packed, plain)
             vectors = _from_npy(name, folder / "array.npy", None)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)  # what is mapped stays readable, and a kill leaves nothing
-    weakref.finalize(vectors, shutil.rmtree, folder, ignore_errors=True)  # where a mapped file cannot be removed
+            shutil.rmtree(
+                folder, ignore_errors=True
+            )  # what is mapped stays readable, and a kill leaves nothing
+    weakref.finalize(
+        vectors, shutil.rmtree, folder, ignore_errors=True
+    )  # where a mapped file cannot be removed
     return vectors
 
 
 def _from_safetensors(name: str, path: Path, part: str | None) -> Vectors:
     from safetensors import safe_open
 
-    file = safe_open(path, framework="pt")  # torch reads every dtype, bfloat16 among them
+    file = safe_open(
+        path, framework="pt"
+    )  # torch reads every dtype, bfloat16 among them
     tensor = file.get_slice(_choose(name, path, part, list(file.keys()), "tensors"))
     if tensor.get_dtype() in ("BOOL", "C64"):
-        raise InputError(f"{name} is of type {tensor.get_dtype()}; expected floats or integers in a matrix [rows, d]")
+        raise InputError(
+            f"{name} is of type {tensor.get_dtype()}; expected floats or integers in a matrix [rows, d]"
+        )
     return Sliceable(name, tensor, tuple(tensor.get_shape()), numpy)
 
 
@@ -559,12 +695,22 @@ READERS: dict[str, Callable[[str, Path, str | None], Vectors]] = {
 }
 
 
-def _choose(name: str, path: Path, part: str | None, parts: list[str], kind: str) -> str:
+def _choose(
+    name: str, path: Path, part: str | None, parts: list[str], kind: str
+) -> str:
     """The `part` that the user named, or the only one; raises InputError where that is none of `parts`."""
     if part is None and len(parts) == 1:
         return parts[0]
     if part in parts:
         return part
-    problem = f"no {kind[:-1]} {part!r}" if part else "several to choose from" if parts else f"no {kind}"
+    problem = (
+        f"no {kind[:-1]} {part!r}"
+        if part
+        else "several to choose from"
+        if parts
+        else f"no {kind}"
+    )
     as_list = ", ".join(parts) or "none"
-    raise InputError(f"{name}: {problem}; {kind} in it: {as_list}; name one as {path.name}#NAME")
+    raise InputError(
+        f"{name}: {problem}; {kind} in it: {as_list}; name one as {path.name}#NAME"
+    )

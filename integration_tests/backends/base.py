@@ -56,7 +56,9 @@ class Backend(ABC):
         version = self.version()
         if version is not None and tuple(map(int, version.split(".")[:2])) < oldest:
             wanted = ".".join(map(str, oldest))
-            pytest.skip(f"{what}: this server is {version}; start one of {wanted} or newer (docs/integration.md)")
+            pytest.skip(
+                f"{what}: this server is {version}; start one of {wanted} or newer (docs/integration.md)"
+            )
 
     def gallery(self, **options) -> Gallery:
         """A fresh gallery under a name of its own; see `galleries`."""

@@ -20,29 +20,47 @@ class BinaryCluster(LocalServer):
 
     @contextmanager
     def started(self, folder: Path) -> Iterator[None]:
-        settings = {"QDRANT__CLUSTER__ENABLED": "true", "QDRANT__CLUSTER__RESHARDING_ENABLED": "true"}
+        settings = {
+            "QDRANT__CLUSTER__ENABLED": "true",
+            "QDRANT__CLUSTER__RESHARDING_ENABLED": "true",
+        }
         self._processes: dict[str, Process] = {}
         with ExitStack() as stack:
             for node in ("node1", "node2", "node3"):
-                process = self._processes[node] = self.process(folder / node, settings=settings)
+                process = self._processes[node] = self.process(
+                    folder / node, settings=settings
+                )
                 first = self._processes["node1"]
-                process.arguments = ("--uri", process.peer) + (() if process is first else ("--bootstrap", first.peer))
+                process.arguments = ("--uri", process.peer) + (
+                    () if process is first else ("--bootstrap", first.peer)
+                )
                 stack.callback(process.remove)
                 process.start()
-            self.addresses = {node: process.address for node, process in self._processes.items()}
+            self.addresses = {
+                node: process.address for node, process in self._processes.items()
+            }
             self.address = self.addresses["node1"]
             wait_until(self._has_one_leader)
             yield
 
     def gallery(self, **options) -> Gallery:
-        return super().gallery(**({"shard_number": 3, "replication_factor": 2} | options))
+        return super().gallery(
+            **({"shard_number": 3, "replication_factor": 2} | options)
+        )
 
     def _has_one_leader(self) -> bool:
         """Whether each node knows all three and the same leader: a change that goes to a former leader is lost."""
-        urls = [f"http://{address.host}:{address.http}/cluster" for address in self.addresses.values()]
+        urls = [
+            f"http://{address.host}:{address.http}/cluster"
+            for address in self.addresses.values()
+        ]
         states = [httpx.get(url).json()["result"] for url in urls]
         leaders = {state["raft_info"]["leader"] for state in states}
-        return len(leaders) == 1 and all(leaders) and all(len(state["peers"]) == 3 for state in states)
+        return (
+            len(leaders) == 1
+            and all(leaders)
+            and all(len(state["peers"]) == 3 for state in states)
+        )
 
     def stop(self, node: str) -> None:
         self._processes[node].stop()

@@ -50,7 +50,9 @@ class Disk(Local):
         self.close()
 
     def gallery(self, **options) -> Gallery:
-        return super().gallery(**({"rows": 60} | options))  # each point is a transaction of SQLite, one by one
+        return super().gallery(
+            **({"rows": 60} | options)
+        )  # each point is a transaction of SQLite, one by one
 
     def client(self) -> QdrantClient:
         if self._client is None:

@@ -13,7 +13,14 @@ from qdrant_client import QdrantClient
 
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from integration_tests.backends.base import Backend
-from integration_tests.servers import Address, Container, Executable, Process, free_ports, make_certificates
+from integration_tests.servers import (
+    Address,
+    Container,
+    Executable,
+    Process,
+    free_ports,
+    make_certificates,
+)
 from integration_tests.waiting import wait_until
 
 TEST_KEY = "for-tests-only"
@@ -64,9 +71,15 @@ class Url(Server):
     def started(self, folder: Path) -> Iterator[None]:
         url = httpx.URL(os.environ["HUBPLUGIN_QDRANT_URL"])
         if url.scheme not in ("http", "https"):
-            raise ValueError("HUBPLUGIN_QDRANT_URL: expected http://HOST:6333 or https://HOST:6333")
+            raise ValueError(
+                "HUBPLUGIN_QDRANT_URL: expected http://HOST:6333 or https://HOST:6333"
+            )
         self.address = Address(
-            url.host, url.port or 6333, 6334, api_key=os.environ.get("QDRANT_API_KEY"), https=url.scheme == "https"
+            url.host,
+            url.port or 6333,
+            6334,
+            api_key=os.environ.get("QDRANT_API_KEY"),
+            https=url.scheme == "https",
         )
         wait_until(self.address.ready)
         yield
@@ -100,7 +113,13 @@ class Binary(LocalServer):
             self.address = address
             yield
 
-    def _run(self, name: str, address: Address, settings: dict[str, str], arguments: Sequence[str] = ()) -> Process:
+    def _run(
+        self,
+        name: str,
+        address: Address,
+        settings: dict[str, str],
+        arguments: Sequence[str] = (),
+    ) -> Process:
         """A server that goes when the session does."""
         process = self.process(self._folder / name, address, settings, arguments)
         self._stack.callback(process.remove)
@@ -129,7 +148,13 @@ class Binary(LocalServer):
             "QDRANT__TLS__KEY": str(folder / "key.pem"),
             "QDRANT__TLS__CA_CERT": str(folder / "cacert.pem"),
         }
-        return self._beside("tls", settings, host="localhost", https=True, authority=folder / "cacert.pem")
+        return self._beside(
+            "tls",
+            settings,
+            host="localhost",
+            https=True,
+            authority=folder / "cacert.pem",
+        )
 
     def restored(self, snapshot: bytes) -> Address:
         """The address of a server that began with a snapshot of a whole storage."""

@@ -14,7 +14,14 @@ pytestmark = pytest.mark.slow
 
 
 def table(ids, vectors):
-    return pa.table({"id": ids, "vector": pa.FixedSizeListArray.from_arrays(vectors.ravel(), vectors.shape[1])})
+    return pa.table(
+        {
+            "id": ids,
+            "vector": pa.FixedSizeListArray.from_arrays(
+                vectors.ravel(), vectors.shape[1]
+            ),
+        }
+    )
 
 
 def create(folder, vectors, ids=None, **options):
@@ -45,11 +52,15 @@ class TestLanceStore(StoreConformance):
 
 
 def test_a_table_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(hubplugin.StoreError, match=r"lancedb:.*/photos: there is no such table"):
+    with pytest.raises(
+        hubplugin.StoreError, match=r"lancedb:.*/photos: there is no such table"
+    ):
         open_store(f"lancedb:{tmp_path}/photos")
 
 
-def test_a_run_cut_off_is_finished_with_its_own_model_though_the_gallery_grew(tmp_path, rng):
+def test_a_run_cut_off_is_finished_with_its_own_model_though_the_gallery_grew(
+    tmp_path, rng
+):
     vectors = draw(rng, 60)
     store = create(tmp_path, vectors[:50])
     options = {"bank": vectors[:20] + 0.1, "method": "sn", "force": True}
@@ -62,7 +73,9 @@ def test_a_run_cut_off_is_finished_with_its_own_model_though_the_gallery_grew(tm
         apply(store, **options, compute=hubplugin.Compute(progress=cut_off))
     begun = open_store(store.url).correction()
     assert not begun.active
-    lancedb.connect(tmp_path).open_table("photos").add(table(list(range(50, 60)), vectors[50:]))
+    lancedb.connect(tmp_path).open_table("photos").add(
+        table(list(range(50, 60)), vectors[50:])
+    )
 
     applied = apply(open_store(store.url), **options)
     assert applied.model.fingerprint == begun.model.fingerprint
@@ -81,7 +94,9 @@ def test_rows_without_a_vector_are_left_out(tmp_path, rng):
     ids = [key for batch in batches for key in batch.ids]
     assert sorted(ids) == [key for key in range(60) if key not in (3, 7)]
     assert store.count() == model.gallery.count == 58
-    np.testing.assert_array_equal(np.concatenate([batch.vectors for batch in batches]), vectors[ids])
+    np.testing.assert_array_equal(
+        np.concatenate([batch.vectors for batch in batches]), vectors[ids]
+    )
     assert not {3, 7} & set(store.search(vectors[:1], 60).ids[0])
 
 
@@ -93,18 +108,32 @@ def corrected(tmp_path, rng):
     return tmp_path, store
 
 
-@pytest.mark.parametrize("name", ["photos__hubplugin", "photos__hubplugin_1", "photos__hubplugin_1_model"])
+@pytest.mark.parametrize(
+    "name", ["photos__hubplugin", "photos__hubplugin_1", "photos__hubplugin_1_model"]
+)
 def test_a_table_of_somebody_else_is_never_dropped(tmp_path, rng, name):
     vectors, database = draw(rng), lancedb.connect(tmp_path)
     store = create(tmp_path, vectors)
     database.create_table(name, table([1], vectors[:1]))
-    for job in (lambda store: apply(store, vectors[:40] + 0.1, "is", force=True), hubplugin.remove):
-        with pytest.raises(hubplugin.StoreError, match=f"the table {name} holds something of yours; rename it"):
+    for job in (
+        lambda store: apply(store, vectors[:40] + 0.1, "is", force=True),
+        hubplugin.remove,
+    ):
+        with pytest.raises(
+            hubplugin.StoreError,
+            match=f"the table {name} holds something of yours; rename it",
+        ):
             job(open_store(store.url))
-    assert database.open_table(name).to_arrow().equals(table([1], vectors[:1]).cast(database.open_table(name).schema))
+    assert (
+        database.open_table(name)
+        .to_arrow()
+        .equals(table([1], vectors[:1]).cast(database.open_table(name).schema))
+    )
 
 
-def test_the_table_itself_is_never_written_to_and_a_removal_gives_all_space_back(corrected, rng):
+def test_the_table_itself_is_never_written_to_and_a_removal_gives_all_space_back(
+    corrected, rng
+):
     folder, store = corrected
     for seed in range(3):
         apply(store, draw(rng, 40 + seed), "is", force=True)
@@ -113,12 +142,18 @@ def test_the_table_itself_is_never_written_to_and_a_removal_gives_all_space_back
     assert len(lancedb.connect(folder).open_table("photos").list_versions()) == 1
 
 
-def test_no_version_of_our_tables_keeps_a_query_that_two_corrections_have_left(corrected, rng):
+def test_no_version_of_our_tables_keeps_a_query_that_two_corrections_have_left(
+    corrected, rng
+):
     folder, store = corrected
     query = store.correction().model.terms[0].bank[3].tobytes()
 
     def files():
-        return [path for path in folder.rglob("*") if path.is_file() and query in path.read_bytes()]
+        return [
+            path
+            for path in folder.rglob("*")
+            if path.is_file() and query in path.read_bytes()
+        ]
 
     assert files()
     for _ in range(2):
@@ -126,13 +161,19 @@ def test_no_version_of_our_tables_keeps_a_query_that_two_corrections_have_left(c
     assert not files()
 
 
-@pytest.mark.parametrize("left", ["_versions/latest_version_hint.json", "data/0101.lance"])
+@pytest.mark.parametrize(
+    "left", ["_versions/latest_version_hint.json", "data/0101.lance"]
+)
 def test_what_a_kill_leaves_of_dropped_tables_is_no_table(corrected, left):
     folder, store = corrected
     model = store.correction().model
     store.remove()
     raw = store.search(np.ones((1, 8), np.float32), 5)
-    for name in ("photos__hubplugin", "photos__hubplugin_1", "photos__hubplugin_1_model"):
+    for name in (
+        "photos__hubplugin",
+        "photos__hubplugin_1",
+        "photos__hubplugin_1_model",
+    ):
         path = folder / f"{name}.lance" / left
         path.parent.mkdir(parents=True)
         path.write_text("{}")
@@ -144,8 +185,12 @@ def test_what_a_kill_leaves_of_dropped_tables_is_no_table(corrected, left):
     assert [path.name for path in folder.iterdir()] == ["photos.lance"]
 
 
-@pytest.mark.parametrize("how", ["overwrite", "drop and create", "restore", "of another dimension"])
-def test_a_table_that_is_loaded_anew_is_searched_inspected_and_corrected(corrected, rng, how):
+@pytest.mark.parametrize(
+    "how", ["overwrite", "drop and create", "restore", "of another dimension"]
+)
+def test_a_table_that_is_loaded_anew_is_searched_inspected_and_corrected(
+    corrected, rng, how
+):
     folder, store = corrected
     database, fresh = lancedb.connect(folder), draw(rng, 60)
     if how == "restore":
@@ -161,7 +206,9 @@ def test_a_table_that_is_loaded_anew_is_searched_inspected_and_corrected(correct
         if how == "drop and create":
             database.drop_table("photos")
         database.create_table("photos", table(list(range(60)), fresh), mode="overwrite")
-    stored = np.stack(database.open_table("photos").to_arrow()["vector"].to_pylist()).astype("float32")
+    stored = np.stack(
+        database.open_table("photos").to_arrow()["vector"].to_pylist()
+    ).astype("float32")
     for job in (lambda: store, lambda: open_store(store.url)):
         found = [row[0] for row in job().search(stored[:5], 1).ids]
         assert how == "restore" or found == [0, 1, 2, 3, 4]
@@ -178,31 +225,59 @@ def test_a_table_that_is_loaded_anew_is_searched_inspected_and_corrected(correct
 def test_a_table_dropped_under_a_store_is_told_in_one_line(corrected, rng):
     folder, store = corrected
     lancedb.connect(folder).drop_table("photos")
-    for job in (lambda: store.search(np.ones((1, 8), np.float32), 3), lambda: hubplugin.inspect(store)):
-        with pytest.raises(hubplugin.StoreError, match=r"^lancedb:.*/photos: [^\n]*[Nn]ot found[^\n]*$") as raised:
+    for job in (
+        lambda: store.search(np.ones((1, 8), np.float32), 3),
+        lambda: hubplugin.inspect(store),
+    ):
+        with pytest.raises(
+            hubplugin.StoreError, match=r"^lancedb:.*/photos: [^\n]*[Nn]ot found[^\n]*$"
+        ) as raised:
             job()
         assert ".rs:" not in str(raised.value)
 
 
 @pytest.mark.parametrize("ids", [[1, 1, 2], [None, 1, 2]])
-def test_rows_without_an_id_of_their_own_are_refused_before_anything_is_written(tmp_path, rng, ids):
+def test_rows_without_an_id_of_their_own_are_refused_before_anything_is_written(
+    tmp_path, rng, ids
+):
     vectors = draw(rng, 53)
     store = create(tmp_path, vectors, [*ids, *range(10, 60)])
     model = hubplugin.fit(vectors, vectors[:40] + 0.1, "is")
     for bank in (model, vectors[:40] + 0.1):
-        with pytest.raises(hubplugin.StoreError, match=f"each row needs an id of its own, which {ids[0]} is not"):
+        with pytest.raises(
+            hubplugin.StoreError,
+            match=f"each row needs an id of its own, which {ids[0]} is not",
+        ):
             apply(store, bank, force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["photos.lance"]
 
 
-@pytest.mark.parametrize("columns", [{"content": [b"{"]}, {"content": []}, {"number": [1], "state": ["kept"]}])
-def test_a_manifest_that_cannot_be_read_is_refused_in_one_line_and_never_written_over(corrected, columns):
+@pytest.mark.parametrize(
+    "columns",
+    [{"content": [b"{"]}, {"content": []}, {"number": [1], "state": ["kept"]}],
+)
+def test_a_manifest_that_cannot_be_read_is_refused_in_one_line_and_never_written_over(
+    corrected, columns
+):
     folder, store = corrected
     model, database = store.correction().model, lancedb.connect(folder)
     types = {"content": pa.large_binary()}
-    arrays = {name: pa.array(values, types.get(name)) for name, values in columns.items()}
-    database.create_table("photos__hubplugin", pa.table(arrays, metadata={"hubplugin": "1"}), mode="overwrite")
-    for job in (hubplugin.remove, hubplugin.inspect, lambda store: apply(store, model, force=True)):
-        with pytest.raises(hubplugin.StoreError, match=r"table photos__hubplugin has a manifest that is [^\n]*again$"):
+    arrays = {
+        name: pa.array(values, types.get(name)) for name, values in columns.items()
+    }
+    database.create_table(
+        "photos__hubplugin",
+        pa.table(arrays, metadata={"hubplugin": "1"}),
+        mode="overwrite",
+    )
+    for job in (
+        hubplugin.remove,
+        hubplugin.inspect,
+        lambda store: apply(store, model, force=True),
+    ):
+        with pytest.raises(
+            hubplugin.StoreError,
+            match=r"table photos__hubplugin has a manifest that is [^\n]*again$",
+        ):
             job(open_store(store.url))
     assert database.open_table("photos__hubplugin").to_arrow().to_pydict() == columns

@@ -19,8 +19,14 @@ from tests.galleries import flat_index
         ("http://localhost:6334/photos", "qdrant://localhost:6333/photos"),
         ("localhost:6333/photos", "qdrant://localhost:6333/photos"),
         ("http://localhost:6333/collections/photos", "qdrant://localhost:6333/photos"),
-        ("http://localhost:6333/dashboard#/collections/photos", "qdrant://localhost:6333/photos"),
-        ("https://x.cloud.qdrant.io:6333/dashboard", "qdrant+https://x.cloud.qdrant.io:6333/COLLECTION"),
+        (
+            "http://localhost:6333/dashboard#/collections/photos",
+            "qdrant://localhost:6333/photos",
+        ),
+        (
+            "https://x.cloud.qdrant.io:6333/dashboard",
+            "qdrant+https://x.cloud.qdrant.io:6333/COLLECTION",
+        ),
         ("https://me:secret@host/photos?api-key=secret", "qdrant+https://host/photos"),
         ("qdrnt://me:secret@host/photos", "qdrant:..."),
     ],
@@ -32,7 +38,10 @@ def test_the_address_of_a_server_is_answered_with_the_url_that_was_meant(pasted,
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("pasted", ["redis://me:secret@host/x", "http://me:secret@host:port/x", "http:secret"])
+@pytest.mark.parametrize(
+    "pasted",
+    ["redis://me:secret@host/x", "http://me:secret@host:port/x", "http:secret"],
+)
 def test_where_nothing_is_near_nothing_is_guessed(pasted):
     with pytest.raises(StoreError) as caught:
         open_store(pasted)
@@ -47,7 +56,10 @@ def test_where_nothing_is_near_nothing_is_guessed(pasted):
             ("psycopg", f"postgresql://me@127.0.0.1:1/db?{name}=secret&table=t")
             for name in ("PASSWORD", "passwd", "PwD")
         ),
-        *(("psycopg", f"postgresql://me{colon}secret@127.0.0.1:1/db?table=t") for colon in (":", "%3A", "%3a")),
+        *(
+            ("psycopg", f"postgresql://me{colon}secret@127.0.0.1:1/db?table=t")
+            for colon in (":", "%3A", "%3a")
+        ),
         ("faiss", "faiss:FOLDER/p.faiss?password=secret"),
         ("chromadb", "chroma:FOLDER/photos?PASSWORD=secret"),
         ("chromadb", "chroma://me%3Asecret@127.0.0.1:1/photos"),
@@ -67,9 +79,18 @@ def test_no_error_shows_a_password_however_it_is_spelt(needs, url, tmp_path):
 @pytest.mark.parametrize(
     ("typed", "shown"),
     [
-        ("postgresql://me:secret@host/db?table=t&PASSWORD=secret", "'postgresql://me@host/db?table=t'"),
-        ("--store=postgresql://me%3Asecret@host/db?passwrd=secret", "--store=postgresql://me@host/db"),
-        ("qdrant://host:6333/photos?using=image", "'qdrant://host:6333/photos?using=image'"),
+        (
+            "postgresql://me:secret@host/db?table=t&PASSWORD=secret",
+            "'postgresql://me@host/db?table=t'",
+        ),
+        (
+            "--store=postgresql://me%3Asecret@host/db?passwrd=secret",
+            "--store=postgresql://me@host/db",
+        ),
+        (
+            "qdrant://host:6333/photos?using=image",
+            "'qdrant://host:6333/photos?using=image'",
+        ),
         ("qdrant_model:embed", "qdrant_model:embed"),
     ],
 )
@@ -81,17 +102,33 @@ def test_the_command_on_a_page_shows_no_password(typed, shown, monkeypatch):
 def test_two_slashes_before_a_path_are_read_as_in_other_urls(tmp_path, monkeypatch):
     flat_index(tmp_path / "p.faiss", np.eye(3, dtype=np.float32))
     monkeypatch.chdir(tmp_path)
-    for url in ("faiss:p.faiss", "faiss://p.faiss", f"faiss://{tmp_path}/p.faiss", f"faiss:/{tmp_path}/p.faiss"):
+    for url in (
+        "faiss:p.faiss",
+        "faiss://p.faiss",
+        f"faiss://{tmp_path}/p.faiss",
+        f"faiss:/{tmp_path}/p.faiss",
+    ):
         assert open_store(url).count() == 3
 
 
 def test_two_slashes_before_the_folder_of_a_local_collection(tmp_path, monkeypatch):
-    qdrant_client = pytest.importorskip("qdrant_client", reason="needs qdrant-client: pip install '.[qdrant]'")
-    client, models = qdrant_client.QdrantClient(path=str(tmp_path / "q")), qdrant_client.models
-    client.create_collection("photos", models.VectorParams(size=3, distance=models.Distance.DOT))
+    qdrant_client = pytest.importorskip(
+        "qdrant_client", reason="needs qdrant-client: pip install '.[qdrant]'"
+    )
+    client, models = (
+        qdrant_client.QdrantClient(path=str(tmp_path / "q")),
+        qdrant_client.models,
+    )
+    client.create_collection(
+        "photos", models.VectorParams(size=3, distance=models.Distance.DOT)
+    )
     client.close()
     monkeypatch.chdir(tmp_path)
-    for url in ("qdrant-local:q/photos", "qdrant-local://q/photos", f"qdrant-local://{tmp_path}/q/photos"):
+    for url in (
+        "qdrant-local:q/photos",
+        "qdrant-local://q/photos",
+        f"qdrant-local://{tmp_path}/q/photos",
+    ):
         store = open_store(url)
         assert store.dim == 3
         store.client.close()
@@ -107,8 +144,12 @@ def install(folder, monkeypatch, name, function, source):
     monkeypatch.syspath_prepend(folder)
 
 
-def test_an_adapter_that_is_installed_while_a_program_runs_is_found(tmp_path, monkeypatch):
-    with pytest.raises(StoreError, match="no store URL that an installed adapter knows"):
+def test_an_adapter_that_is_installed_while_a_program_runs_is_found(
+    tmp_path, monkeypatch
+):
+    with pytest.raises(
+        StoreError, match="no store URL that an installed adapter knows"
+    ):
         open_store("late:x")
     install(tmp_path, monkeypatch, "late", "str", "")
     with pytest.raises(AttributeError, match="late"):
@@ -140,8 +181,15 @@ LACKING = {
 
 def test_a_store_whose_package_is_missing_names_its_own_extra():
     words = [word for url, (package, _) in LACKING.items() for word in (url, package)]
-    run = subprocess.run([sys.executable, "-c", WITHOUT, *words], capture_output=True, text=True, check=True)
-    for line, (url, (package, extra)) in zip(run.stdout.splitlines(), LACKING.items(), strict=True):
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT, *words],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for line, (url, (package, extra)) in zip(
+        run.stdout.splitlines(), LACKING.items(), strict=True
+    ):
         scheme = url.partition(":")[0]
         assert line.startswith(f"{scheme}: needs {package}, which is not installed; ")
         assert line.endswith(f"pip install '.[{extra}]'")
@@ -149,5 +197,8 @@ def test_a_store_whose_package_is_missing_names_its_own_extra():
 
 def test_an_adapter_of_somebody_else_names_no_extra_of_ours(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, "lone", "open_url", "import lonely_client")
-    with pytest.raises(StoreError, match=r"needs lonely_client, which is not installed; install what lone needs$"):
+    with pytest.raises(
+        StoreError,
+        match=r"needs lonely_client, which is not installed; install what lone needs$",
+    ):
         open_store("lone:x")

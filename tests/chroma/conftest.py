@@ -15,8 +15,20 @@ def server(tmp_path_factory):
         port = free.getsockname()[1]
     folder = tmp_path_factory.mktemp("chroma")
     program = Path(sys.executable).parent / "chroma"
-    command = [program, "run", "--path", folder, "--host", "localhost", "--port", str(port)]
-    with open(folder / "log", "wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+    command = [
+        program,
+        "run",
+        "--path",
+        folder,
+        "--host",
+        "localhost",
+        "--port",
+        str(port),
+    ]
+    with (
+        open(folder / "log", "wb") as log,
+        subprocess.Popen(command, stdout=log, stderr=log) as process,
+    ):
         try:
             for _ in range(300):
                 with socket.socket() as probe:

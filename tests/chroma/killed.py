@@ -21,9 +21,19 @@ def apply(store: hubplugin.store.Store, folder: str) -> str:
 
 def look(store: hubplugin.store.Store, folder: str) -> str:
     """What a search answers from: the ranking itself is compared with the model's, in float64."""
-    queries, vectors = np.load(f"{folder}/queries.npy"), np.load(f"{folder}/vectors.npy").astype(np.float64)
-    found, similarity = store.search(queries, 10), queries.astype(np.float64) @ vectors.T
-    offsets = hubplugin.load(f"{folder}/next.hub").offsets(vectors.astype(np.float32)).astype(np.float64)
+    queries, vectors = (
+        np.load(f"{folder}/queries.npy"),
+        np.load(f"{folder}/vectors.npy").astype(np.float64),
+    )
+    found, similarity = (
+        store.search(queries, 10),
+        queries.astype(np.float64) @ vectors.T,
+    )
+    offsets = (
+        hubplugin.load(f"{folder}/next.hub")
+        .offsets(vectors.astype(np.float32))
+        .astype(np.float64)
+    )
     for name, scores in (("raw", similarity), ("corrected", similarity + offsets)):
         nearest = np.sort(1 - scores, axis=1)[:, :10]
         if np.abs(nearest - np.array(found.scores)).max() < 1e-5:
@@ -33,10 +43,16 @@ def look(store: hubplugin.store.Store, folder: str) -> str:
 
 def remove(store: hubplugin.store.Store, folder: str) -> str:
     store.remove()
-    return ",".join(collection.name for collection in chromadb.PersistentClient(folder).list_collections())
+    return ",".join(
+        collection.name
+        for collection in chromadb.PersistentClient(folder).list_collections()
+    )
 
 
 if __name__ == "__main__":
     place, *steps = sys.argv[1:]
     for step in steps:
-        print(globals()[step](hubplugin.open_store(f"chroma:{place}/photos"), place), flush=True)
+        print(
+            globals()[step](hubplugin.open_store(f"chroma:{place}/photos"), place),
+            flush=True,
+        )

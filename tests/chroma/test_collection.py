@@ -19,13 +19,17 @@ pytestmark = pytest.mark.slow
 
 
 def clustered(rng, count=200, dim=16):
-    vectors = rng.normal(size=(8, dim))[rng.integers(8, size=count)] + rng.normal(size=(count, dim))
+    vectors = rng.normal(size=(8, dim))[rng.integers(8, size=count)] + rng.normal(
+        size=(count, dim)
+    )
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
 def create(client, vectors, space="cosine", **hnsw):
     """The collection `photos`, of `vectors` [n, d] under the ids p0, p1, ..."""
-    plain = client.create_collection("photos", configuration={"hnsw": {"space": space, **hnsw}})
+    plain = client.create_collection(
+        "photos", configuration={"hnsw": {"space": space, **hnsw}}
+    )
     ids = [f"p{number}" for number in range(len(vectors))]
     metadatas = [{"even": number % 2 == 0} for number in range(len(vectors))]
     plain.add(ids=ids, embeddings=vectors, metadatas=metadatas, documents=ids)
@@ -35,7 +39,11 @@ def create(client, vectors, space="cosine", **hnsw):
 def correct(client, plain, vectors, metric="cosine"):
     """The store of the collection, corrected."""
     store = open_store(client, plain)
-    hubplugin.apply(store, hubplugin.fit(vectors, vectors[:100] + 0.1, "is", metric=metric), force=True)
+    hubplugin.apply(
+        store,
+        hubplugin.fit(vectors, vectors[:100] + 0.1, "is", metric=metric),
+        force=True,
+    )
     return store
 
 
@@ -49,7 +57,9 @@ def photos(request, tmp_path, rng):
     """A corrected collection as an application has it, its store, and the vectors."""
     client, vectors = chromadb.PersistentClient(tmp_path), clustered(rng)
     plain = create(client, vectors, request.param)
-    store = correct(client, plain, vectors, "cosine" if request.param == "cosine" else "euclidean")
+    store = correct(
+        client, plain, vectors, "cosine" if request.param == "cosine" else "euclidean"
+    )
     return HubCollection(client, client.get_collection("photos")), store, vectors
 
 
@@ -64,7 +74,11 @@ def rank(store, vectors, query):
     """The numbers of the targets `vectors`, nearest first, and their corrected distances, in float64."""
     offsets = store.correction().model.offsets(vectors).astype(np.float64)
     similarity = vectors.astype(np.float64) @ query.astype(np.float64)
-    distance = 1 - similarity - offsets if store.metric.value == "cosine" else 2 - 2 * similarity - 2 * offsets
+    distance = (
+        1 - similarity - offsets
+        if store.metric.value == "cosine"
+        else 2 - 2 * similarity - 2 * offsets
+    )
     return np.argsort(distance), np.sort(distance)
 
 
@@ -79,24 +93,39 @@ def list_names(store):
 
 def test_a_query_answers_corrected_with_all_that_was_asked_for(photos):
     collection, store, vectors = photos
-    found = collection.query(vectors[:3], n_results=5, include=["documents", "distances", "embeddings", "metadatas"])
+    found = collection.query(
+        vectors[:3],
+        n_results=5,
+        include=["documents", "distances", "embeddings", "metadatas"],
+    )
     for row in range(3):
         order, distances = rank(store, vectors, vectors[row])
         assert found["ids"][row] == names(order[:5])
         assert found["documents"][row] == found["ids"][row]
         np.testing.assert_allclose(found["distances"][row], distances[:5], atol=1e-5)
-        np.testing.assert_allclose(found["embeddings"][row], vectors[order[:5]], atol=1e-6)
+        np.testing.assert_allclose(
+            found["embeddings"][row], vectors[order[:5]], atol=1e-6
+        )
     assert found["uris"] is None
-    assert collection.query(query_embeddings=vectors[0], n_results=5, include=[])["distances"] is None
+    assert (
+        collection.query(query_embeddings=vectors[0], n_results=5, include=[])[
+            "distances"
+        ]
+        is None
+    )
 
 
 def test_a_filter_is_kept_and_ranks_corrected(photos):
     collection, store, vectors = photos
     order, _ = rank(store, vectors[::2], vectors[1])
     query = {"query_embeddings": [vectors[1].tolist()], "n_results": 5}
-    assert collection.query(**query, where={"even": True})["ids"][0] == names(2 * order[:5])
+    assert collection.query(**query, where={"even": True})["ids"][0] == names(
+        2 * order[:5]
+    )
     assert sorted(collection.query(**query, ids=["p7", "p8"])["ids"][0]) == ["p7", "p8"]
-    assert collection.query(query_embeddings=vectors[:1], where_document={"$contains": "nowhere"})["ids"] == [[]]
+    assert collection.query(
+        query_embeddings=vectors[:1], where_document={"$contains": "nowhere"}
+    )["ids"] == [[]]
 
 
 def test_what_is_written_has_its_offset_at_once(photos, rng):
@@ -109,8 +138,12 @@ def test_what_is_written_has_its_offset_at_once(photos, rng):
     report = hubplugin.inspect(store, queries=0)
     assert (report.count, report.missing, report.stale) == (103, 0, 0)
     ids = [*names(range(0, 200, 2)), "a", "b", "c"]
-    order, _ = rank(store, np.concatenate([fresh[2:], vectors[2::2], fresh]), vectors[5])
-    assert collection.query(vectors[5], n_results=8)["ids"][0] == [ids[number] for number in order[:8]]
+    order, _ = rank(
+        store, np.concatenate([fresh[2:], vectors[2::2], fresh]), vectors[5]
+    )
+    assert collection.query(vectors[5], n_results=8)["ids"][0] == [
+        ids[number] for number in order[:8]
+    ]
 
 
 def test_what_was_written_and_deleted_past_it_is_seen(photos, rng):
@@ -119,7 +152,9 @@ def test_what_was_written_and_deleted_past_it_is_seen(photos, rng):
     before = collection.query(vectors[:1], n_results=30)["ids"][0]
     assert store.search(vectors[:1], 30).ids[0] == before
     plain.delete(ids=before[:3])
-    plain.add(ids=["x", "y", "z"], embeddings=[*fresh, fresh[0]])  # as many as were deleted
+    plain.add(
+        ids=["x", "y", "z"], embeddings=[*fresh, fresh[0]]
+    )  # as many as were deleted
     assert collection.query(vectors[:1], n_results=20)["ids"][0] == before[3:23]
     assert store.search(vectors[:1], 20).ids[0] == before[3:23]
     collection.add(ids="w", embeddings=fresh[1])
@@ -131,7 +166,9 @@ def test_what_was_written_and_deleted_past_it_is_seen(photos, rng):
     assert (report.count, report.missing, report.stale) == (201, 0, 0)
 
 
-def test_a_wrapped_collection_sees_within_a_second_what_others_changed(photos, rng, monkeypatch):
+def test_a_wrapped_collection_sees_within_a_second_what_others_changed(
+    photos, rng, monkeypatch
+):
     collection, store, vectors = photos
     plain, fresh = plain_of(collection), clustered(rng, 3)
     collection.query(fresh, n_results=5)
@@ -139,9 +176,15 @@ def test_a_wrapped_collection_sees_within_a_second_what_others_changed(photos, r
     now = time.monotonic()
     for seconds in (1.1, 1.2, 2.3):  # a look, a search that remembers it, the next look
         monkeypatch.setattr(time, "monotonic", lambda later=now + seconds: later)
-        assert [row[0] for row in collection.query(fresh, n_results=5)["ids"]] == ["p3", "p4", "p5"]
+        assert [row[0] for row in collection.query(fresh, n_results=5)["ids"]] == [
+            "p3",
+            "p4",
+            "p5",
+        ]
     hubplugin.refresh(store)
-    order, _ = rank(store, np.concatenate([vectors[:3], fresh, vectors[6:]]), vectors[8])
+    order, _ = rank(
+        store, np.concatenate([vectors[:3], fresh, vectors[6:]]), vectors[8]
+    )
     for seconds in (3.4, 3.5):
         monkeypatch.setattr(time, "monotonic", lambda later=now + seconds: later)
         assert collection.query(vectors[8], n_results=5)["ids"][0] == names(order[:5])
@@ -152,18 +195,30 @@ def test_whatever_a_plain_query_may_include_a_corrected_one_may(photos):
     plain = plain_of(collection)
     for include in (["uris", "data"], ["data"], ["data", "documents"]):
         query = {"query_embeddings": vectors[:2], "n_results": 200}
-        corrected, raw = (photos.query(**query, include=list(include)) for photos in (collection, plain))
+        corrected, raw = (
+            photos.query(**query, include=list(include))
+            for photos in (collection, plain)
+        )
         assert corrected.keys() == raw.keys()
-        assert (corrected["data"], corrected["included"]) == (raw["data"], raw["included"])
+        assert (corrected["data"], corrected["included"]) == (
+            raw["data"],
+            raw["included"],
+        )
 
 
 OTHER = "import chromadb, sys; photos = chromadb.PersistentClient(sys.argv[1]).get_collection('photos'); "
 
 
 @pytest.mark.parametrize(
-    "change", ["photos.add(ids='new', embeddings=[[1.0] * 16])", "photos.update(ids='p3', embeddings=[[1.0] * 16])"]
+    "change",
+    [
+        "photos.add(ids='new', embeddings=[[1.0] * 16])",
+        "photos.update(ids='p3', embeddings=[[1.0] * 16])",
+    ],
 )
-def test_a_folder_that_another_process_writes_to_is_searched_on(folder, tmp_path, change):
+def test_a_folder_that_another_process_writes_to_is_searched_on(
+    folder, tmp_path, change
+):
     client, plain, vectors = folder
     correct(client, plain, vectors)
     collection = HubCollection(client, client.get_collection("photos"))
@@ -173,17 +228,30 @@ def test_a_folder_that_another_process_writes_to_is_searched_on(folder, tmp_path
     assert collection.query(vectors[:5], n_results=5)["ids"] == before["ids"]
 
 
-def test_no_row_of_a_folder_keeps_a_query_that_two_corrections_have_left(folder, tmp_path, rng):
+def test_no_row_of_a_folder_keeps_a_query_that_two_corrections_have_left(
+    folder, tmp_path, rng
+):
     client, plain, _ = folder
     store, bank = open_store(client, plain), clustered(rng, 120)
     hubplugin.apply(store, bank[:50], "is", force=True)
-    parts = [base64.b64encode(bytes(shift) + bank[3].tobytes())[4 * (shift > 0) : -4].decode() for shift in range(3)]
+    parts = [
+        base64.b64encode(bytes(shift) + bank[3].tobytes())[
+            4 * (shift > 0) : -4
+        ].decode()
+        for shift in range(3)
+    ]
 
     def count_rows():
         query, count = "SELECT count(*) FROM {} WHERE instr(coalesce({}, ''), ?)", 0
         with sqlite3.connect(tmp_path / "chroma.sqlite3") as database:
-            for column in (("embeddings_queue", "metadata"), ("embedding_metadata", "string_value")):
-                count += sum(database.execute(query.format(*column), [part]).fetchone()[0] for part in parts)
+            for column in (
+                ("embeddings_queue", "metadata"),
+                ("embedding_metadata", "string_value"),
+            ):
+                count += sum(
+                    database.execute(query.format(*column), [part]).fetchone()[0]
+                    for part in parts
+                )
         return count
 
     assert count_rows()
@@ -197,7 +265,9 @@ def test_without_a_correction_and_after_its_removal_it_is_the_collection(photos)
     corrected = collection.query(vectors[:20], n_results=5)["ids"]
     store.remove()
     plain = plain_of(collection)
-    assert collection.query(vectors[:20], n_results=5) == plain.query(vectors[:20], n_results=5)
+    assert collection.query(vectors[:20], n_results=5) == plain.query(
+        vectors[:20], n_results=5
+    )
     assert collection.query(vectors[:20], n_results=5)["ids"] != corrected
     assert isinstance(collection, chromadb.Collection)
     assert collection.count() == 200
@@ -215,8 +285,12 @@ def test_a_collection_of_the_same_name_does_not_inherit_the_correction(tmp_path,
 
 
 @pytest.mark.parametrize("state", ["half-written", "active"])
-@pytest.mark.parametrize(("file", "left"), [("header.bin", 0), ("index_metadata.pickle", 300)])
-def test_a_copy_that_a_kill_left_unreadable_is_made_anew(tmp_path, rng, file, left, state):
+@pytest.mark.parametrize(
+    ("file", "left"), [("header.bin", 0), ("index_metadata.pickle", 300)]
+)
+def test_a_copy_that_a_kill_left_unreadable_is_made_anew(
+    tmp_path, rng, file, left, state
+):
     vectors = clustered(rng)
     often = {"sync_threshold": 50, "batch_size": 50}  # the index is on disk at once
     create(chromadb.PersistentClient(tmp_path), vectors, **often)
@@ -228,13 +302,18 @@ def test_a_copy_that_a_kill_left_unreadable_is_made_anew(tmp_path, rng, file, le
         writing.activate()
     with sqlite3.connect(tmp_path / "chroma.sqlite3") as database:
         query = "SELECT s.id FROM segments s JOIN collections c ON c.id = s.collection WHERE scope = 'VECTOR'"
-        (segment,) = database.execute(f"{query} AND c.name = 'photos--hub-1'").fetchone()
+        (segment,) = database.execute(
+            f"{query} AND c.name = 'photos--hub-1'"
+        ).fetchone()
     SharedSystemClient.clear_system_cache()  # as another process finds it
     os.truncate(tmp_path / segment / file, left)
 
     store = hubplugin.open_store(f"chroma:{tmp_path}/photos")
     if state == "active":
-        with pytest.raises(hubplugin.StoreError, match="if it is a copy of ours, `hubplugin refresh` makes it anew"):
+        with pytest.raises(
+            hubplugin.StoreError,
+            match="if it is a copy of ours, `hubplugin refresh` makes it anew",
+        ):
             store.search(vectors[:3], 10)
         hubplugin.refresh(store)
     else:
@@ -242,22 +321,38 @@ def test_a_copy_that_a_kill_left_unreadable_is_made_anew(tmp_path, rng, file, le
         hubplugin.apply(store, model, force=True)
     report = hubplugin.inspect(store, queries=0)
     assert (report.count, report.missing, report.stale) == (200, 0, 0)
-    assert store.search(vectors[5:6], 10).ids[0] == names(rank(store, vectors, vectors[5])[0][:10])
-    assert list_names(store) == ["photos", "photos--hub", "photos--hub-2", "photos--hub-2-model"]
+    assert store.search(vectors[5:6], 10).ids[0] == names(
+        rank(store, vectors, vectors[5])[0][:10]
+    )
+    assert list_names(store) == [
+        "photos",
+        "photos--hub",
+        "photos--hub-2",
+        "photos--hub-2-model",
+    ]
 
 
 @pytest.mark.parametrize(
     ("url", "line"),
     [
         ("chroma:{folder}/nothing", r"Collection \[nothing\] does not exist"),
-        ("chroma:{folder}/sub/photos", "no folder of Chroma; expected chroma:FOLDER/COLLECTION"),
+        (
+            "chroma:{folder}/sub/photos",
+            "no folder of Chroma; expected chroma:FOLDER/COLLECTION",
+        ),
         ("chroma://localhost:1/photos", "Could not connect to a Chroma server"),
         (
             "chroma://localhost:1/photos?tenants=a",
             r"with no more than \?record=FOLDER and, of a server, tenant=T&database=D",
         ),
-        ("chroma:{folder}/photos?recorded=q", r"expected chroma:FOLDER/COLLECTION or .* \?record=FOLDER"),
-        ("chroma://me:geheim@localhost:1/photos", "a client with a password or other settings goes to"),
+        (
+            "chroma:{folder}/photos?recorded=q",
+            r"expected chroma:FOLDER/COLLECTION or .* \?record=FOLDER",
+        ),
+        (
+            "chroma://me:geheim@localhost:1/photos",
+            "a client with a password or other settings goes to",
+        ),
     ],
 )
 def test_a_store_that_is_not_there_is_named_in_one_line(url, line, tmp_path):
@@ -271,4 +366,7 @@ def test_a_store_that_is_not_there_is_named_in_one_line(url, line, tmp_path):
 def test_an_empty_collection_says_that_it_is_empty(tmp_path):
     chromadb.PersistentClient(tmp_path).create_collection("photos")
     with pytest.raises(hubplugin.StoreError, match="is empty"):
-        hubplugin.apply(hubplugin.open_store(f"chroma:{tmp_path}/photos"), np.ones((10, 4), np.float32))
+        hubplugin.apply(
+            hubplugin.open_store(f"chroma:{tmp_path}/photos"),
+            np.ones((10, 4), np.float32),
+        )

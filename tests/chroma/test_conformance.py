@@ -15,11 +15,16 @@ class TestChroma(StoreConformance):
 
     @pytest.fixture(autouse=True)
     def client(self, tmp_path):
-        self.place, self.chroma = f"chroma:{tmp_path}", chromadb.PersistentClient(tmp_path)
+        self.place, self.chroma = (
+            f"chroma:{tmp_path}",
+            chromadb.PersistentClient(tmp_path),
+        )
 
     def create(self, ids, vectors):
         configuration = {"hnsw": {"space": self.space, "ef_search": 300}}
-        self.chroma.create_collection("photos", configuration=configuration).add(ids=ids, embeddings=vectors)
+        self.chroma.create_collection("photos", configuration=configuration).add(
+            ids=ids, embeddings=vectors
+        )
         return open_store(f"{self.place}/photos")
 
     def reopen(self, store):
@@ -47,6 +52,9 @@ class TestChromaByDistance(TestChroma):
 class TestChromaServer(TestChroma):
     @pytest.fixture(autouse=True)
     def client(self, server):
-        self.place, self.chroma = f"chroma://{server}", chromadb.HttpClient(*server.split(":"))
+        self.place, self.chroma = (
+            f"chroma://{server}",
+            chromadb.HttpClient(*server.split(":")),
+        )
         for collection in self.chroma.list_collections():
             self.chroma.delete_collection(collection.name)

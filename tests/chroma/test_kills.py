@@ -38,8 +38,12 @@ def read_lines(process, *expected):
 
 
 def test_twenty_kills(tmp_path, rng):
-    vectors = rng.normal(size=(8, 24))[rng.integers(8, size=2000)] + rng.normal(size=(2000, 24))
-    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    vectors = rng.normal(size=(8, 24))[rng.integers(8, size=2000)] + rng.normal(
+        size=(2000, 24)
+    )
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(
+        np.float32
+    )
     filling = (
         "import chromadb, numpy as np, sys; v = np.load(sys.argv[1] + '/vectors.npy'); "
         "c = chromadb.PersistentClient(sys.argv[1]).create_collection('photos', configuration="
@@ -58,7 +62,11 @@ def test_twenty_kills(tmp_path, rng):
     for _ in range(KILLS):
         killed = start(tmp_path, "look", "remove", "apply")
         before = [killed.stdout.readline() for _ in range(2)]
-        assert before == ["corrected\n", "photos\n"], (before, killed.poll(), killed.communicate())
+        assert before == ["corrected\n", "photos\n"], (
+            before,
+            killed.poll(),
+            killed.communicate(),
+        )
         time.sleep(rng.uniform(0.05, 0.9) * seconds)
         killed.kill()
         killed.communicate()

@@ -15,7 +15,9 @@ def logsumexp(x, axis):
 def similarity(queries, targets, metric):
     q, t = np.asarray(queries, np.float64), np.asarray(targets, np.float64)
     if metric == "euclidean":
-        return -cdist(q, t, "sqeuclidean") / 2  # differences first, then squares: exact far from the origin, too
+        return (
+            -cdist(q, t, "sqeuclidean") / 2
+        )  # differences first, then squares: exact far from the origin, too
     if metric == "cosine":
         q = q / np.linalg.norm(q, axis=1, keepdims=True)
         t = t / np.linalg.norm(t, axis=1, keepdims=True)
@@ -39,18 +41,27 @@ def last_half_step(bank, columns, targets, metric, tau, iterations):
     for _ in range(iterations):
         log_alpha = -np.log(m) - logsumexp(x + log_beta[None, :], axis=1)
         log_beta = -np.log(n) - logsumexp(x + log_alpha[:, None], axis=0)
-    return tau * (-np.log(n) - logsumexp(similarity(bank, targets, metric) / tau + log_alpha[:, None], axis=0))
+    return tau * (
+        -np.log(n)
+        - logsumexp(
+            similarity(bank, targets, metric) / tau + log_alpha[:, None], axis=0
+        )
+    )
 
 
 def dual_inverted_softmax(bank, targets, metric, tau_query, tau_target, target_bank):
     scale = tau_query * tau_target / (tau_query + tau_target)
     from_queries = logsumexp(similarity(bank, targets, metric) / tau_query, axis=0)
-    from_targets = logsumexp(similarity(target_bank, targets, metric) / tau_target, axis=0)
+    from_targets = logsumexp(
+        similarity(target_bank, targets, metric) / tau_target, axis=0
+    )
     return -scale * (from_queries + from_targets)
 
 
 def nearest(bank, targets, metric, k, alpha):
-    return -alpha * np.sort(similarity(bank, targets, metric), axis=0)[::-1][:k].mean(axis=0)
+    return -alpha * np.sort(similarity(bank, targets, metric), axis=0)[::-1][:k].mean(
+        axis=0
+    )
 
 
 def distribution(bank, targets, metric, lam):
@@ -76,7 +87,9 @@ def raw_offsets(method, bank, targets, metric, target_bank=None, **p):
     if method == "dbsn":
         return sinkhorn(bank, targets, metric, p["tau"], p["iterations"], target_bank)
     if method == "dualis":
-        return dual_inverted_softmax(bank, targets, metric, p["tau_query"], p["tau_target"], target_bank)
+        return dual_inverted_softmax(
+            bank, targets, metric, p["tau_query"], p["tau_target"], target_bank
+        )
     if method == "nnn":
         return nearest(bank, targets, metric, p["k"], p["alpha"])
     if method == "csls":
@@ -110,7 +123,9 @@ def log_of(method, s, weights, **p):
     if method == "sn":
         x, log_beta = s / p["tau"], np.zeros(s.shape[1])
         for _ in range(p["iterations"]):
-            log_alpha = np.log(weights / weights.sum()) - logsumexp(x + log_beta[None, :], axis=1)
+            log_alpha = np.log(weights / weights.sum()) - logsumexp(
+                x + log_beta[None, :], axis=1
+            )
             log_beta = -np.log(s.shape[1]) - logsumexp(x + log_alpha[:, None], axis=0)
         return p["tau"] * log_beta
     if method == "dn":
@@ -124,7 +139,9 @@ def blend(s, leave_out, tau=None):
     weights = np.ones(m)
     if leave_out:
         s, weights = without_answers(s)
-    both = log_of("sn", s, weights, tau=tau, iterations=10) + log_of("nnn", s, weights, k=16)
+    both = log_of("sn", s, weights, tau=tau, iterations=10) + log_of(
+        "nnn", s, weights, k=16
+    )
     return float(f"{m / (m + 100):.4g}") * (both - both.mean()) / 2
 
 
@@ -135,7 +152,11 @@ def query_map(queries, answers, targets, tau):
     x = q @ t[asked].T / tau
     p = np.exp(x - logsumexp(x, axis=1)[:, None])
     gram = q.T @ q
-    return (t[answers] - p @ t[asked]).T @ q @ np.linalg.inv(gram + np.linalg.eigvalsh(gram).mean() * np.eye(len(gram)))
+    return (
+        (t[answers] - p @ t[asked]).T
+        @ q
+        @ np.linalg.inv(gram + np.linalg.eigvalsh(gram).mean() * np.eye(len(gram)))
+    )
 
 
 def whitening(bank, targets, kept=0.9):
@@ -144,4 +165,6 @@ def whitening(bank, targets, kept=0.9):
     centred = np.concatenate([t - t.mean(axis=0), b - b.mean(axis=0)])
     covariance = centred.T @ centred / len(centred)
     size = np.trace(covariance) / len(covariance)
-    return size * np.linalg.inv(kept * size * np.eye(len(covariance)) + (1 - kept) * covariance)
+    return size * np.linalg.inv(
+        kept * size * np.eye(len(covariance)) + (1 - kept) * covariance
+    )

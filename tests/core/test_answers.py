@@ -26,7 +26,9 @@ def make_log(seed=0, m=60, n=90, d=16):
     """A log: each bank query is one of the first targets, moved a little."""
     rng = np.random.default_rng(seed)
     targets = rng.standard_normal((n, d)).astype(np.float32)
-    bank = (targets[rng.integers(0, n // 2, m)] + 0.4 * rng.standard_normal((m, d))).astype(np.float32)
+    bank = (
+        targets[rng.integers(0, n // 2, m)] + 0.4 * rng.standard_normal((m, d))
+    ).astype(np.float32)
     return bank, targets
 
 
@@ -39,7 +41,9 @@ def test_the_blend_is_the_mean_of_both_centred_and_weakened(answers):
     bank, targets = make_log(m=80)
     fitted = hubplugin.fit(targets, bank, answers=answers)
     s = similarity(bank, targets, "cosine")
-    np.testing.assert_allclose(fitted.offsets(targets), blend(s, leave_out=answers == "left out"), atol=1e-4)
+    np.testing.assert_allclose(
+        fitted.offsets(targets), blend(s, leave_out=answers == "left out"), atol=1e-4
+    )
 
 
 def test_answers_in_a_target_bank_are_kept_and_others_left_out(real):
@@ -48,19 +52,36 @@ def test_answers_in_a_target_bank_are_kept_and_others_left_out(real):
     assert "answers" not in clean.parameters
     log = np.concatenate([targets, real["bank_targets"][:500]])
     for size, second in ((2_000, None), (500, real["bank_targets"][500:])):
-        assert hubplugin.fit(log, hubplugin.Bank(bank[:size], second)).parameters["answers"] == "left out"
+        assert (
+            hubplugin.fit(log, hubplugin.Bank(bank[:size], second)).parameters[
+                "answers"
+            ]
+            == "left out"
+        )
 
 
 # Exponentials held in float32, in float16, not at all.
-@pytest.mark.parametrize("memory", [*(pytest.param(room, marks=pytest.mark.slow) for room in ("1GiB", "8MiB")), "1MiB"])
+@pytest.mark.parametrize(
+    "memory",
+    [
+        *(pytest.param(room, marks=pytest.mark.slow) for room in ("1GiB", "8MiB")),
+        "1MiB",
+    ],
+)
 def test_the_blend_is_what_fit_does_when_nothing_is_said(real, memory):
-    fitted = hubplugin.fit(real["test_targets"], real["bank_queries"], compute=hubplugin.Compute(memory=memory))
+    fitted = hubplugin.fit(
+        real["test_targets"],
+        real["bank_queries"],
+        compute=hubplugin.Compute(memory=memory),
+    )
     assert fitted.method == "blend"
     s = similarity(real["bank_queries"], real["test_targets"], "cosine")
     tau = fitted.parameters["tau"]
     assert tau == pytest.approx(s.std() / 2, rel=0.03)  # of a sample of the bank
     expected = blend(s, leave_out=True, tau=tau)
-    np.testing.assert_allclose(fitted.offsets(real["test_targets"]), expected, atol=1e-4)
+    np.testing.assert_allclose(
+        fitted.offsets(real["test_targets"]), expected, atol=1e-4
+    )
     assert fitted.gallery.deviation == pytest.approx(expected.std(), rel=1e-3)
     assert fitted.gallery.largest == pytest.approx(expected.max(), abs=1e-4)
     assert fitted.gallery.smallest == pytest.approx(expected.min(), abs=1e-4)
@@ -82,37 +103,64 @@ def test_a_later_target_is_an_answer_by_its_similarity():
 
 
 def test_a_hub_that_takes_every_first_place_is_sunk(real):
-    bank, targets = real["bank_queries"].astype(np.float32), real["test_targets"].astype(np.float32)
+    bank, targets = (
+        real["bank_queries"].astype(np.float32),
+        real["test_targets"].astype(np.float32),
+    )
     queries, hubs = real["test_queries"].astype(np.float32), targets.copy()
     hubs[0] = 3 * bank.mean(axis=0) / np.linalg.norm(bank.mean(axis=0))
     before = ((queries @ hubs.T).argmax(axis=1) == np.arange(len(queries))).mean()
     offsets = hubplugin.fit(hubs, bank, metric="dot").offsets(hubs)
-    after = ((queries @ hubs.T + offsets).argmax(axis=1) == np.arange(len(queries))).mean()
+    after = (
+        (queries @ hubs.T + offsets).argmax(axis=1) == np.arange(len(queries))
+    ).mean()
     assert offsets.argmin() == 0
     assert after > before + 0.3
 
 
 @pytest.mark.parametrize("answers", ["kept", "left out"])
 @pytest.mark.parametrize("method", ["is", "sn", "nnn", "blend"])
-@pytest.mark.parametrize("case", ["real", "the bank is the gallery", "every target four times", "nearly so"])
-def test_offsets_are_those_of_float64_also_where_targets_are_copies(method, answers, case, real, rng):
+@pytest.mark.parametrize(
+    "case", ["real", "the bank is the gallery", "every target four times", "nearly so"]
+)
+def test_offsets_are_those_of_float64_also_where_targets_are_copies(
+    method, answers, case, real, rng
+):
     bank, targets = real["bank_queries"][:600], real["test_targets"][:400]
     if case == "the bank is the gallery":
         bank = targets
     elif case != "real":
         targets = np.repeat(targets[:100], 4, axis=0)
         if case == "nearly so":
-            targets = targets + np.float32(1e-7) * rng.standard_normal(targets.shape).astype(np.float32)
+            targets = targets + np.float32(1e-7) * rng.standard_normal(
+                targets.shape
+            ).astype(np.float32)
     parameters = {} if method == "nnn" else {"tau": 0.05}
     model, exact = (
-        hubplugin.fit(targets, bank, method, answers=answers, compute=Compute("cpu", precision=precision), **parameters)
+        hubplugin.fit(
+            targets,
+            bank,
+            method,
+            answers=answers,
+            compute=Compute("cpu", precision=precision),
+            **parameters,
+        )
         for precision in ("auto", "float64")
     )
     expected = exact.offsets(targets, compute=Compute("cpu", precision="float64"))
-    np.testing.assert_allclose(model.offsets(targets, compute=Compute("cpu")), expected, rtol=0, atol=1e-5)
-    served = hubplugin.OffsetModel.from_bytes(model.to_bytes())  # knows the answers by their levels alone
+    np.testing.assert_allclose(
+        model.offsets(targets, compute=Compute("cpu")), expected, rtol=0, atol=1e-5
+    )
+    served = hubplugin.OffsetModel.from_bytes(
+        model.to_bytes()
+    )  # knows the answers by their levels alone
     for device in ("numpy", "cpu"):
-        np.testing.assert_allclose(served.offsets(targets, compute=Compute(device)), expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            served.offsets(targets, compute=Compute(device)),
+            expected,
+            rtol=0,
+            atol=1e-5,
+        )
 
 
 def test_what_is_left_out_is_stored_with_the_model_and_the_bank_of_both_terms_once():
@@ -129,14 +177,17 @@ def test_too_few_queries_leave_nothing_out():
     bank, targets = make_log(m=SMALLEST_LOG - 1)
     kept = hubplugin.fit(targets, bank, "nnn")
     np.testing.assert_array_equal(
-        hubplugin.fit(targets, bank, "nnn", answers="left out").offsets(targets), kept.offsets(targets)
+        hubplugin.fit(targets, bank, "nnn", answers="left out").offsets(targets),
+        kept.offsets(targets),
     )
 
 
 @pytest.mark.parametrize("copies", [30, 3])
 def test_a_query_that_is_there_many_times_leaves_numbers(copies):
     bank, targets = make_log(m=30)
-    offsets = hubplugin.fit(targets, np.tile(bank[: 30 // copies], (copies, 1))).offsets(targets)
+    offsets = hubplugin.fit(
+        targets, np.tile(bank[: 30 // copies], (copies, 1))
+    ).offsets(targets)
     assert np.isfinite(offsets).all()
     assert offsets.std() > 0
 
@@ -145,9 +196,13 @@ def test_a_query_that_is_there_many_times_leaves_numbers(copies):
 def test_a_model_read_again_gives_what_the_fit_gave_if_queries_are_there_twice(memory):
     bank, targets = make_log(m=200, n=300)
     bank = np.concatenate([bank, bank[:60]])[np.random.default_rng(1).permutation(260)]
-    fitted = hubplugin.fit(targets, bank, answers="left out", compute=Compute(memory=memory))
+    fitted = hubplugin.fit(
+        targets, bank, answers="left out", compute=Compute(memory=memory)
+    )
     loaded = hubplugin.OffsetModel.from_bytes(fitted.to_bytes())
-    np.testing.assert_allclose(loaded.offsets(targets), fitted.offsets(targets), atol=1e-5)
+    np.testing.assert_allclose(
+        loaded.offsets(targets), fitted.offsets(targets), atol=1e-5
+    )
 
 
 def test_copies_of_queries_do_not_strengthen_a_correction():
@@ -160,14 +215,19 @@ def test_copies_of_queries_do_not_strengthen_a_correction():
 @given(scale=st.floats(0.01, 50), shift=st.floats(-5, 5), seed=st.integers(0, 5))
 def test_the_spacing_ratio_knows_neither_scale_nor_origin(scale, shift, seed):
     largest = -np.sort(-np.random.default_rng(seed).standard_normal((30, 11)), axis=1)
-    assert spacing_ratio(scale * largest + shift) == pytest.approx(spacing_ratio(largest), rel=1e-6)
+    assert spacing_ratio(scale * largest + shift) == pytest.approx(
+        spacing_ratio(largest), rel=1e-6
+    )
 
 
 def test_a_mean_of_fewer_than_k_takes_what_is_left():
     bank, targets = make_log(m=30)
     levels = np.full(30, 1e9)  # nothing is an answer; each target's largest goes
     (mean,) = reduce(
-        Similarities(bank, Metric.DOT, Compute()), as_vectors(targets, "t"), [MeanOfLargest(30)], AnswerMask(levels)
+        Similarities(bank, Metric.DOT, Compute()),
+        as_vectors(targets, "t"),
+        [MeanOfLargest(30)],
+        AnswerMask(levels),
     )
     s = np.sort(similarity(bank, targets, "dot"), axis=0)[:-1]
     np.testing.assert_allclose(mean, s.mean(axis=0), rtol=1e-5, atol=1e-5)

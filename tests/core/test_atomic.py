@@ -12,7 +12,11 @@ from hubplugin.report import write_file
 
 
 def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def save_a_model(folder, rows):
@@ -33,7 +37,9 @@ def test_a_disk_that_is_full_leaves_the_file_before_and_no_other(tmp_path, full_
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_what_is_raised_while_it_is_written_is_raised_and_leaves_nothing(error, tmp_path):
+def test_what_is_raised_while_it_is_written_is_raised_and_leaves_nothing(
+    error, tmp_path
+):
     (tmp_path / "file").write_bytes(b"before")
 
     def fails():
@@ -62,7 +68,9 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
     assert files(tmp_path) == {"victim": b"precious", "file": b"content"}
 
 
-@pytest.mark.parametrize("use", [atomic.open_own, hubplugin.load, lambda path: atomic.write(path, b"")])
+@pytest.mark.parametrize(
+    "use", [atomic.open_own, hubplugin.load, lambda path: atomic.write(path, b"")]
+)
 def test_a_pipe_is_neither_waited_for_nor_replaced(tmp_path, use):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises((OSError, HubpluginError), match="it is no regular file"):
@@ -82,7 +90,10 @@ def test_no_link_is_opened_as_a_file_of_our_own(tmp_path, flags):
 def test_a_report_that_finds_no_room_leaves_the_one_before(tmp_path, full_disk, name):
     (tmp_path / "report.html").write_bytes(b"before")
     (tmp_path / "link.html").symlink_to(tmp_path / "report.html")
-    with full_disk(), pytest.raises(HubpluginError, match=r"cannot write '.*html': File too large"):
+    with (
+        full_disk(),
+        pytest.raises(HubpluginError, match=r"cannot write '.*html': File too large"),
+    ):
         write_file(tmp_path / name, b"x" * 100_000)
     assert files(tmp_path) == dict.fromkeys(("report.html", "link.html"), b"before")
     write_file(tmp_path / name, b"after")
@@ -96,5 +107,7 @@ def test_the_mode_is_the_one_that_was_asked_for_less_the_umask(tmp_path):
         atomic.write(tmp_path / "secret", b"", mode=0o600)
     finally:
         os.umask(before)
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()
+    }
     assert modes == {"file": 0o640, "secret": 0o600}

@@ -14,17 +14,23 @@ METHODS = ["is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
 def sets(rng):
     """Bank, gallery and target bank about one centre, and later targets that no bank query is near."""
     centre = rng.normal(size=12)
-    bank, gallery, second = (centre + rng.normal(size=(rows, 12)) for rows in (60, 90, 40))
+    bank, gallery, second = (
+        centre + rng.normal(size=(rows, 12)) for rows in (60, 90, 40)
+    )
     return bank, gallery, second, -3 * centre + rng.normal(size=(20, 12))
 
 
 def uncapped(model, targets):
-    return (model.raw_offsets(targets, Compute("numpy")) - model.centre).astype(np.float32)
+    return (model.raw_offsets(targets, Compute("numpy")) - model.centre).astype(
+        np.float32
+    )
 
 
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_later_target_gets_no_more_than_the_largest_offset_of_the_gallery(method, metric, sets):
+def test_a_later_target_gets_no_more_than_the_largest_offset_of_the_gallery(
+    method, metric, sets
+):
     bank, gallery, second, later = sets
     model = hubplugin.fit(gallery, hubplugin.Bank(bank, second), method, metric=metric)
     largest = model.fitted.max()
@@ -33,18 +39,37 @@ def test_a_later_target_gets_no_more_than_the_largest_offset_of_the_gallery(meth
     np.testing.assert_array_equal(model.offsets(later), np.minimum(far, largest))
 
 
-@pytest.mark.parametrize("memory", ["1GiB", "1MiB"])  # the statistics come from another pass, at other rounding
+@pytest.mark.parametrize(
+    "memory", ["1GiB", "1MiB"]
+)  # the statistics come from another pass, at other rounding
 @pytest.mark.parametrize("method", METHODS)
 def test_targets_of_the_fit_keep_their_offsets(method, memory, real):
-    bank, gallery, second = real["bank_queries"][:700], real["test_targets"][:600], real["bank_targets"][:300]
-    model = hubplugin.fit(gallery, hubplugin.Bank(bank, second), method, compute=hubplugin.Compute(memory=memory))
-    for part in (gallery, gallery[:1], gallery[np.argsort(uncapped(model, gallery))[-7:]]):
+    bank, gallery, second = (
+        real["bank_queries"][:700],
+        real["test_targets"][:600],
+        real["bank_targets"][:300],
+    )
+    model = hubplugin.fit(
+        gallery,
+        hubplugin.Bank(bank, second),
+        method,
+        compute=hubplugin.Compute(memory=memory),
+    )
+    for part in (
+        gallery,
+        gallery[:1],
+        gallery[np.argsort(uncapped(model, gallery))[-7:]],
+    ):
         found, expected = model.offsets(part), uncapped(model, part)
-        np.testing.assert_array_equal(found, np.minimum(expected, np.float32(model.gallery.largest)))
+        np.testing.assert_array_equal(
+            found, np.minimum(expected, np.float32(model.gallery.largest))
+        )
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
 def test_a_model_without_a_gallery_has_no_cap(sets):
     bank, _, _, later = sets
     expected = formulas.inverted_softmax(bank, later, "cosine", 0.05)
-    np.testing.assert_allclose(hubplugin.fit(None, bank, "is").offsets(later), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        hubplugin.fit(None, bank, "is").offsets(later), expected, rtol=0, atol=1e-5
+    )

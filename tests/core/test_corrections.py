@@ -43,7 +43,11 @@ class InMemory(ManifestStore[Version]):
 
     def read_manifest(self):
         content = self.disk.get("manifest")
-        return Manifest[Version]() if content is None else Manifest[Version].read(content, self.url, "delete it")
+        return (
+            Manifest[Version]()
+            if content is None
+            else Manifest[Version].read(content, self.url, "delete it")
+        )
 
     def write_manifest(self, manifest):
         self.disk.put("manifest", manifest.model_dump_json())
@@ -79,7 +83,11 @@ class InMemory(ManifestStore[Version]):
         return len(self.vectors)
 
     def scan(self, group_by=None):
-        yield Batch(list(self.vectors), np.stack(list(self.vectors.values())), self.offsets(self.active()))
+        yield Batch(
+            list(self.vectors),
+            np.stack(list(self.vectors.values())),
+            self.offsets(self.active()),
+        )
 
     def begin(self, model, progress=None):
         return InMemoryWriting(self, *self.start_version(model, progress))
@@ -88,7 +96,10 @@ class InMemory(ManifestStore[Version]):
         scores = queries @ np.stack(list(self.vectors.values())).T
         scores = scores + np.nan_to_num(self.offsets(None if raw else self.active()))
         rows, ids = np.argsort(-scores, axis=1)[:, :k], list(self.vectors)
-        return Hits([[ids[row] for row in line] for line in rows], np.take_along_axis(scores, rows, axis=1).tolist())
+        return Hits(
+            [[ids[row] for row in line] for line in rows],
+            np.take_along_axis(scores, rows, axis=1).tolist(),
+        )
 
 
 class InMemoryWriting(Writing):
@@ -99,12 +110,17 @@ class InMemoryWriting(Writing):
         for batch in self.store.scan():
             offsets = self.store.offsets(self.version)
             for rows in np.array_split(np.arange(len(offsets)), 3):
-                yield Batch([batch.ids[row] for row in rows], batch.vectors[rows], offsets[rows])
+                yield Batch(
+                    [batch.ids[row] for row in rows], batch.vectors[rows], offsets[rows]
+                )
 
     def write(self, batch, offsets):
         self.store.require_owner(self.version)
         name = f"offsets {self.version.number}"
-        self.store.disk.put(name, self.store.disk[name] | dict(zip(batch.ids, offsets.tolist(), strict=True)))
+        self.store.disk.put(
+            name,
+            self.store.disk[name] | dict(zip(batch.ids, offsets.tolist(), strict=True)),
+        )
 
     def activate(self):
         self.store.switch(self.version)
@@ -119,12 +135,16 @@ class TestConformance(StoreConformance):
         return InMemory(store.disk, store.vectors)
 
     def insert_plain(self, store, ids, vectors):
-        return InMemory(store.disk, store.vectors | dict(zip(ids, vectors, strict=True)))
+        return InMemory(
+            store.disk, store.vectors | dict(zip(ids, vectors, strict=True))
+        )
 
 
 @pytest.fixture
 def vectors(rng):
-    made = rng.normal(size=(8, 24))[rng.integers(8, size=60)] + rng.normal(size=(60, 24))
+    made = rng.normal(size=(8, 24))[rng.integers(8, size=60)] + rng.normal(
+        size=(60, 24)
+    )
     made = (made / np.linalg.norm(made, axis=1, keepdims=True)).astype(np.float32)
     return dict(enumerate(made))
 
@@ -132,7 +152,10 @@ def vectors(rng):
 @pytest.fixture
 def models(vectors):
     gallery = np.stack(list(vectors.values()))
-    return [hubplugin.fit(gallery, gallery[:40] + 0.01, method) for method in ("is", "nnn", "csls")]
+    return [
+        hubplugin.fit(gallery, gallery[:40] + 0.01, method)
+        for method in ("is", "nnn", "csls")
+    ]
 
 
 def names(disk):
@@ -145,7 +168,9 @@ WHOLE = ["manifest", "model", "model", "offsets"]
 
 
 @pytest.mark.parametrize("job", ["apply", "resume", "roll back", "remove"])
-def test_a_kill_before_any_change_leaves_the_old_or_the_new_and_the_next_run_finishes(vectors, models, job):
+def test_a_kill_before_any_change_leaves_the_old_or_the_new_and_the_next_run_finishes(
+    vectors, models, job
+):
     first, second, third = models
 
     def prepared():
@@ -175,7 +200,10 @@ def test_a_kill_before_any_change_leaves_the_old_or_the_new_and_the_next_run_fin
             break
         disk.kill_at = None
         active = InMemory(disk, vectors).active()
-        assert (active and active.model) in (second.fingerprint, expected and expected.fingerprint)
+        assert (active and active.model) in (
+            second.fingerprint,
+            expected and expected.fingerprint,
+        )
         if active is not None:
             report = hubplugin.inspect(InMemory(disk, vectors), queries=0)
             assert (report.missing, report.stale) == (0, 0)
@@ -187,12 +215,20 @@ def test_a_kill_before_any_change_leaves_the_old_or_the_new_and_the_next_run_fin
             assert not disk
         else:
             assert names(disk) == WHOLE
-            active, before = InMemory(disk, vectors).active(), InMemory(disk, vectors).previous()
-            assert (active.model, before.fingerprint) == (expected.fingerprint, second.fingerprint)
+            active, before = (
+                InMemory(disk, vectors).active(),
+                InMemory(disk, vectors).previous(),
+            )
+            assert (active.model, before.fingerprint) == (
+                expected.fingerprint,
+                second.fingerprint,
+            )
     assert number > 4
 
 
-def test_of_two_runs_the_one_that_began_last_writes_and_the_other_stops(vectors, models):
+def test_of_two_runs_the_one_that_began_last_writes_and_the_other_stops(
+    vectors, models
+):
     first, second, third = models
     store = InMemory(Disk(), vectors)
     write(store, first)
@@ -210,8 +246,12 @@ def test_of_two_runs_the_one_that_began_last_writes_and_the_other_stops(vectors,
     assert names(store.disk) == WHOLE
 
 
-@pytest.mark.parametrize("other", ["remove", "refresh", "another model", "the same model"])
-def test_a_run_that_another_overtakes_while_it_keeps_its_model_stops(other, vectors, models):
+@pytest.mark.parametrize(
+    "other", ["remove", "refresh", "another model", "the same model"]
+)
+def test_a_run_that_another_overtakes_while_it_keeps_its_model_stops(
+    other, vectors, models
+):
     disk = Disk()
     first, second, third = models
     write(InMemory(disk, vectors), first)
@@ -219,17 +259,30 @@ def test_a_run_that_another_overtakes_while_it_keeps_its_model_stops(other, vect
 
     def kept(version, model):
         del overtaken.write_model
-        jobs = {"remove": lambda store: store.remove(), "refresh": refresh, "another model": lambda s: write(s, third)}
+        jobs = {
+            "remove": lambda store: store.remove(),
+            "refresh": refresh,
+            "another model": lambda s: write(s, third),
+        }
         jobs.get(other, lambda store: write(store, second))(InMemory(disk, vectors))
         keep(overtaken, version, model)
 
     overtaken.write_model = kept
-    with pytest.raises(StoreError, match="another run has begun since, and this one stops"):
+    with pytest.raises(
+        StoreError, match="another run has begun since, and this one stops"
+    ):
         write(overtaken, second)
     store = InMemory(disk, vectors)
-    expected = {"remove": None, "refresh": first, "another model": third, "the same model": second}[other]
+    expected = {
+        "remove": None,
+        "refresh": first,
+        "another model": third,
+        "the same model": second,
+    }[other]
     correction = store.correction()
-    assert (correction and correction.model.fingerprint) == (expected and expected.fingerprint)
+    assert (correction and correction.model.fingerprint) == (
+        expected and expected.fingerprint
+    )
     store.search(np.ones((1, store.dim), np.float32), 3)
     store.remove()
     assert not disk
@@ -267,15 +320,25 @@ DAMAGED = [
     ("[]", "damaged"),
     ('{"active": {"": {"number": 1}}}', r"damaged at 'active\.\.model'"),
     ('{"invented": 1}', "damaged at 'invented'"),
-    (json.dumps({"format": FORMAT + 1, "hubplugin": "9.0"}), "of hubplugin 9.0; .* upgrade hubplugin"),
+    (
+        json.dumps({"format": FORMAT + 1, "hubplugin": "9.0"}),
+        "of hubplugin 9.0; .* upgrade hubplugin",
+    ),
     (json.dumps({"format": 6, "hubplugin": "0.1"}), "of hubplugin 0.1; .* delete it"),
 ]
 
 
 @pytest.mark.parametrize(("content", "said"), DAMAGED)
-def test_a_manifest_that_cannot_be_read_is_refused_in_one_line_and_never_written_over(vectors, models, content, said):
+def test_a_manifest_that_cannot_be_read_is_refused_in_one_line_and_never_written_over(
+    vectors, models, content, said
+):
     store = InMemory(Disk(manifest=content), vectors)
-    for job in (store.correction, store.remove, lambda: write(store, models[0]), lambda: refresh(store)):
+    for job in (
+        store.correction,
+        store.remove,
+        lambda: write(store, models[0]),
+        lambda: refresh(store),
+    ):
         with pytest.raises(StoreError, match=said) as refused:
             job()
         assert "\n" not in str(refused.value)
@@ -283,7 +346,14 @@ def test_a_manifest_that_cannot_be_read_is_refused_in_one_line_and_never_written
 
 
 def version(number, vector="image", **fields):
-    return Version(number=number, vector=vector, model=f"model {number}", metric="dot", dim=2, **fields)
+    return Version(
+        number=number,
+        vector=vector,
+        model=f"model {number}",
+        metric="dot",
+        dim=2,
+        **fields,
+    )
 
 
 def applied(manifest, *numbers):
@@ -294,7 +364,11 @@ def applied(manifest, *numbers):
 
 def numbers(manifest):
     writing = manifest.writing and manifest.writing.number
-    return {name: each.number for name, each in manifest.active.items()}, writing, [e.number for e in manifest.retired]
+    return (
+        {name: each.number for name, each in manifest.active.items()},
+        writing,
+        [e.number for e in manifest.retired],
+    )
 
 
 def test_what_was_retired_meanwhile_stays_so():

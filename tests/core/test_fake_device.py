@@ -39,13 +39,21 @@ def returned(monkeypatch):
         seen.append(array.numel())
         return np.ones(tuple(array.shape), str(array.dtype).removeprefix("torch."))
 
-    for module in (device, reductions, similarities, sys.modules["hubplugin.compute.sinkhorn"]):
+    for module in (
+        device,
+        reductions,
+        similarities,
+        sys.modules["hubplugin.compute.sinkhorn"],
+    ):
         monkeypatch.setattr(module, "to_host", to_host)
     monkeypatch.setattr(reductions, "import_kernels", lambda similarities: None)
     return seen
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a card is there: test_numerical_truth tries every method on it")
+@pytest.mark.skipif(
+    torch.cuda.is_available(),
+    reason="a card is there: test_numerical_truth tries every method on it",
+)
 @pytest.mark.parametrize("memory", ["1GiB", "1MiB"])
 @pytest.mark.parametrize("answers", ["kept", "left out"])
 @pytest.mark.parametrize("precision", ["auto", "float64"])
@@ -53,18 +61,24 @@ def returned(monkeypatch):
 def test_no_pass_asks_a_card_for_a_value_or_mixes_devices(
     method, parameters, precision, answers, memory, returned, rng
 ):
-    bank, targets, second = (rng.normal(size=(rows, 24)).astype(np.float32) for rows in (400, 700, 300))
+    bank, targets, second = (
+        rng.normal(size=(rows, 24)).astype(np.float32) for rows in (400, 700, 300)
+    )
     targets[350:] = targets[:350]  # copies of answers
     targets = targets.astype(">f8")  # as a file may hold them
     compute = hubplugin.Compute("cuda", memory=memory, precision=precision)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = hubplugin.fit(
             targets,
-            hubplugin.Bank(bank, second) if method in ("dualis", "dbsn", "blend") else bank,
+            hubplugin.Bank(bank, second)
+            if method in ("dualis", "dbsn", "blend")
+            else bank,
             method,
             answers=answers,
             compute=compute,
             **parameters,
         )
         model.offsets(rng.normal(size=(90, 24)), compute=compute)
-    assert max(returned) <= len(targets)  # nothing of the size of bank x targets comes back
+    assert max(returned) <= len(
+        targets
+    )  # nothing of the size of bank x targets comes back

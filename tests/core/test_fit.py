@@ -12,27 +12,63 @@ X = np.eye(4, dtype=np.float32)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"method": "sinkhorn"}, "unknown method 'sinkhorn': use one of blend, is, sn, dbsn"),
-        ({"method": "is", "tau": 0}, "tau=0 is refused: Input should be greater than 0"),
+        (
+            {"method": "sinkhorn"},
+            "unknown method 'sinkhorn': use one of blend, is, sn, dbsn",
+        ),
+        (
+            {"method": "is", "tau": 0},
+            "tau=0 is refused: Input should be greater than 0",
+        ),
         ({"method": "is", "tau": float("nan")}, "finite"),
         ({"method": "nnn", "k": 0}, "k=0 is refused"),
-        ({"method": "nnn", "tau": 0.1}, "has no parameter 'tau'; it takes answers, k, alpha"),
-        ({"method": "is", "alpha": 0.1}, "method 'is' has no parameter 'alpha'; it takes answers, tau; blend, nnn"),
-        ({"method": "is", "metrc": "dot"}, "no parameter 'metrc'; it takes answers, tau; did you mean metric=?"),
+        (
+            {"method": "nnn", "tau": 0.1},
+            "has no parameter 'tau'; it takes answers, k, alpha",
+        ),
+        (
+            {"method": "is", "alpha": 0.1},
+            "method 'is' has no parameter 'alpha'; it takes answers, tau; blend, nnn",
+        ),
+        (
+            {"method": "is", "metrc": "dot"},
+            "no parameter 'metrc'; it takes answers, tau; did you mean metric=?",
+        ),
         (
             {"method": "auto"},
             "unknown method 'auto': use one of blend, is, sn, dbsn, dualis, nnn, csls, dn; hub",
         ),
         ({"method": "sn"}, "method 'sn' is fitted against the gallery: pass targets="),
-        ({"method": "dualis"}, "method 'dualis' needs the vectors of answers in the bank: pass answers="),
-        ({"method": X}, "method must be a name, not ndarray; a gallery is given as targets="),
+        (
+            {"method": "dualis"},
+            "method 'dualis' needs the vectors of answers in the bank: pass answers=",
+        ),
+        (
+            {"method": X},
+            "method must be a name, not ndarray; a gallery is given as targets=",
+        ),
         ({"method": "dis"}, "fit it with hubplugin.rerank.fit_rule"),
         ({"method": "is", "metric": "manhattan"}, "use one of cosine, dot, euclidean"),
-        ({"method": "is", "targets": X, "compute": Compute("abacus")}, "device 'abacus' is not usable here"),
-        ({"method": "is", "targets": X, "compute": Compute("meta")}, "device 'meta' is not usable here"),
-        ({"method": "is", "targets": X, "compute": Compute("gpu")}, "not usable here (known are cuda, mps and cpu)"),
-        ({"method": "is", "targets": X, "compute": Compute(None)}, "device None is not usable here"),
-        ({"method": "is", "device": "cuda"}, "pass it as compute=hubplugin.Compute(device=...)"),
+        (
+            {"method": "is", "targets": X, "compute": Compute("abacus")},
+            "device 'abacus' is not usable here",
+        ),
+        (
+            {"method": "is", "targets": X, "compute": Compute("meta")},
+            "device 'meta' is not usable here",
+        ),
+        (
+            {"method": "is", "targets": X, "compute": Compute("gpu")},
+            "not usable here (known are cuda, mps and cpu)",
+        ),
+        (
+            {"method": "is", "targets": X, "compute": Compute(None)},
+            "device None is not usable here",
+        ),
+        (
+            {"method": "is", "device": "cuda"},
+            "pass it as compute=hubplugin.Compute(device=...)",
+        ),
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused_in_one_line(arguments, says):
@@ -46,9 +82,15 @@ def test_arguments_that_cannot_be_used_are_refused_in_one_line(arguments, says):
     ("arguments", "says"),
     [
         ({"memory": "much"}, "memory='much' is not a size"),
-        ({"memory": "99999999GiB"}, "memory='99999999GiB' is more than this machine has; "),
+        (
+            {"memory": "99999999GiB"},
+            "memory='99999999GiB' is more than this machine has; ",
+        ),
         ({"memory": 1000}, "memory=1000 is too little; expected 1MiB or more"),
-        ({"precision": "double"}, "precision='double' is unknown; use one of auto, float64"),
+        (
+            {"precision": "double"},
+            "precision='double' is unknown; use one of auto, float64",
+        ),
     ],
 )
 def test_what_cannot_be_computed_with_is_refused_in_one_line(arguments, says):
@@ -59,22 +101,37 @@ def test_what_cannot_be_computed_with_is_refused_in_one_line(arguments, says):
 
 
 def test_a_model_is_described_by_what_was_given_and_no_longer_than_it_need_be():
-    assert "is(tau=0.04419), cosine, bank (4, 4)" in repr(hubplugin.fit(None, X, "is", tau=0.04419417382415922))
-    assert "dn(lam=0.5), cosine, mean of the bank, 4 dimensions" in repr(hubplugin.fit(None, X, "dn"))
+    assert "is(tau=0.04419), cosine, bank (4, 4)" in repr(
+        hubplugin.fit(None, X, "is", tau=0.04419417382415922)
+    )
+    assert "dn(lam=0.5), cosine, mean of the bank, 4 dimensions" in repr(
+        hubplugin.fit(None, X, "dn")
+    )
 
 
 def test_a_fit_without_targets_is_centred_when_it_is_given_some(rng):
-    bank, targets = rng.normal(size=(20, 6)).astype(np.float32), rng.normal(size=(30, 6)).astype(np.float32)
+    bank, targets = (
+        rng.normal(size=(20, 6)).astype(np.float32),
+        rng.normal(size=(30, 6)).astype(np.float32),
+    )
     late = hubplugin.fit(None, bank, "is")
     assert late.gallery is None
     early = hubplugin.fit(targets, bank, "is")
-    np.testing.assert_array_equal(late.centre_on(targets).offsets(targets), early.offsets(targets))
+    np.testing.assert_array_equal(
+        late.centre_on(targets).offsets(targets), early.offsets(targets)
+    )
 
 
 def test_progress_counts_up_to_the_whole(rng):
     seen = []
     bank, targets = rng.normal(size=(20, 6)), rng.normal(size=(30, 6))
-    hubplugin.fit(targets, bank, "sn", iterations=3, compute=Compute(progress=lambda *step: seen.append(step)))
+    hubplugin.fit(
+        targets,
+        bank,
+        "sn",
+        iterations=3,
+        compute=Compute(progress=lambda *step: seen.append(step)),
+    )
     assert [step for step in seen if step[1] == step[2] == 30]
     assert {what for what, _, _ in seen} == {
         "Sinkhorn iteration 1",
@@ -85,7 +142,9 @@ def test_progress_counts_up_to_the_whole(rng):
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_read_only_memory_map_and_a_model_from_a_file_are_used_without_a_warning(tmp_path, rng):
+def test_a_read_only_memory_map_and_a_model_from_a_file_are_used_without_a_warning(
+    tmp_path, rng
+):
     np.save(tmp_path / "x.npy", rng.normal(size=(30, 6)).astype(np.float32))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     hubplugin.fit(mapped, mapped, "sn", metric="dot").save(tmp_path / "m.hub")
@@ -100,52 +159,80 @@ def with_zeros(vectors: np.ndarray, rows: list[int]) -> np.ndarray:
 
 
 def test_zero_vectors_are_left_out_of_a_fit_and_have_the_offset_0(rng):
-    gallery, bank = (rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60))
+    gallery, bank = (
+        rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60)
+    )
     expected = hubplugin.fit(gallery, bank)
     more = with_zeros(gallery, [0, 7, 301])
-    with pytest.warns(UserWarning, match="targets: 3 zero vectors are left out, and keep the offset 0"):
+    with pytest.warns(
+        UserWarning, match="targets: 3 zero vectors are left out, and keep the offset 0"
+    ):
         model = hubplugin.fit(more, with_zeros(bank, [5]))
     assert model.gallery == expected.gallery
-    np.testing.assert_allclose(model.offsets(more), with_zeros(expected.offsets(gallery)[:, None], [0, 7, 301])[:, 0])
+    np.testing.assert_allclose(
+        model.offsets(more),
+        with_zeros(expected.offsets(gallery)[:, None], [0, 7, 301])[:, 0],
+    )
     assert model.offsets(np.zeros((2, 8))).tolist() == [0, 0]
-    with pytest.raises(hubplugin.InputError, match="targets: all 4 rows are zero vectors"):
+    with pytest.raises(
+        hubplugin.InputError, match="targets: all 4 rows are zero vectors"
+    ):
         hubplugin.fit(np.zeros((4, 8)), bank)
 
 
 def test_answers_stay_with_their_queries_where_zero_vectors_are_left_out(rng):
-    gallery, bank = (rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60))
+    gallery, bank = (
+        rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60)
+    )
     answers = rng.permutation(300)[:60]
     more, queries = with_zeros(gallery, [0, 7]), with_zeros(bank, [5])
     rows = np.delete(np.arange(302), [0, 7])[answers]
-    prepared = hubplugin.Bank(queries, np.insert(rows, 5, 9)).prepare("cosine", hubplugin.Compute()).against(more)
+    prepared = (
+        hubplugin.Bank(queries, np.insert(rows, 5, 9))
+        .prepare("cosine", hubplugin.Compute())
+        .against(more)
+    )
     np.testing.assert_array_equal(prepared.clicks, answers)
     np.testing.assert_array_equal(prepared.clicked_rows, rows)
 
 
 @pytest.mark.parametrize("given", [True, False])
 def test_zero_vectors_among_answers_are_left_out_with_their_pairs(rng, caplog, given):
-    gallery, bank = (rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60))
+    gallery, bank = (
+        rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60)
+    )
     answers = bank + 0.1 * rng.normal(size=bank.shape).astype(np.float32)
     expected = hubplugin.Bank(bank, answers).prepare("cosine", hubplugin.Compute())
-    queries = np.insert(with_zeros(bank, [5]), 9, gallery[0], axis=0)  # row 9 has an answer of zeros
+    queries = np.insert(
+        with_zeros(bank, [5]), 9, gallery[0], axis=0
+    )  # row 9 has an answer of zeros
     own = with_zeros(np.insert(answers, 5, gallery[1], axis=0), [9])
     pairs = rng.permutation(62) if given else None
     if given:
         shuffled = np.empty_like(own)
         shuffled[pairs] = own
         own = shuffled
-    found = hubplugin.Bank(queries, own, pairs=pairs).prepare("cosine", hubplugin.Compute())
+    found = hubplugin.Bank(queries, own, pairs=pairs).prepare(
+        "cosine", hubplugin.Compute()
+    )
     np.testing.assert_array_equal(found.query_bank, expected.query_bank)
     np.testing.assert_array_equal(found.target_bank[found.pairs], expected.target_bank)
     assert caplog.messages == [
-        f"{name}: 1 zero vectors, which have no direction, are left out" for name in ("query bank", "target bank")
+        f"{name}: 1 zero vectors, which have no direction, are left out"
+        for name in ("query bank", "target bank")
     ]
 
 
 @pytest.mark.parametrize("method", ["blend", "dualis", "dbsn"])
 def test_a_fit_with_a_zero_vector_among_answers_is_one_without_it(rng, caplog, method):
-    gallery, bank, answers = (rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60, 50))
-    model = hubplugin.fit(gallery, hubplugin.Bank(bank, with_zeros(answers, [3])), method)
-    assert caplog.messages == ["target bank: 1 zero vectors, which have no direction, are left out"]
+    gallery, bank, answers = (
+        rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60, 50)
+    )
+    model = hubplugin.fit(
+        gallery, hubplugin.Bank(bank, with_zeros(answers, [3])), method
+    )
+    assert caplog.messages == [
+        "target bank: 1 zero vectors, which have no direction, are left out"
+    ]
     expected = hubplugin.fit(gallery, hubplugin.Bank(bank, answers), method)
     np.testing.assert_array_equal(model.offsets(gallery), expected.offsets(gallery))

@@ -12,7 +12,9 @@ BLOCK = "import sys\nfor name in {missing!r}: sys.modules[name] = None\n"
 
 def run(program: str, missing: tuple[str, ...]) -> None:
     result = subprocess.run(
-        [sys.executable, "-c", BLOCK.format(missing=missing) + program], capture_output=True, text=True
+        [sys.executable, "-c", BLOCK.format(missing=missing) + program],
+        capture_output=True,
+        text=True,
     )
     assert result.returncode == 0, result.stderr
 
@@ -37,7 +39,9 @@ FIT = "import numpy as np, hubplugin.cli, hubplugin.jobs.correct; x = np.eye(4);
         ("import hubplugin_qdrant.store", {"qdrant_client", "hubplugin_qdrant"}),
     ],
 )
-def test_the_core_fits_without_any_store_and_each_adapter_imports_without_the_others(program, needed):
+def test_the_core_fits_without_any_store_and_each_adapter_imports_without_the_others(
+    program, needed
+):
     run(program, tuple(set(STORES) - needed))
 
 

@@ -10,7 +10,9 @@ from tests.galleries import flat_index
 
 @pytest.fixture
 def sets(rng):
-    return tuple(rng.normal(size=(rows, 16)).astype(np.float32) for rows in (60, 90, 40))
+    return tuple(
+        rng.normal(size=(rows, 16)).astype(np.float32) for rows in (60, 90, 40)
+    )
 
 
 @pytest.fixture
@@ -33,7 +35,12 @@ def passes(monkeypatch):
 def test_a_fit_gives_the_offsets_of_its_gallery(method, memory, zeros, sets):
     bank, targets, second = sets
     targets[:zeros] = 0
-    model = hubplugin.fit(targets, hubplugin.Bank(bank, second), method, compute=hubplugin.Compute(memory=memory))
+    model = hubplugin.fit(
+        targets,
+        hubplugin.Bank(bank, second),
+        method,
+        compute=hubplugin.Compute(memory=memory),
+    )
     assert model.fitted.dtype == np.float32
     np.testing.assert_allclose(model.fitted, model.offsets(targets), rtol=0, atol=1e-5)
     assert not model.fitted[:zeros].any()
@@ -50,7 +57,9 @@ def test_other_terms_and_files_have_none_and_nobody_can_write_to_them(sets):
 
 def test_what_a_store_gets_is_not_computed_again(sets, passes, tmp_path):
     bank, targets, _ = sets
-    bank, targets = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (bank, targets))
+    bank, targets = (
+        rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (bank, targets)
+    )
     store = hubplugin.open_store(flat_index(tmp_path / "photos.faiss", targets))
     done = hubplugin.apply(store, bank, force=True)
     assert "offsets" not in passes
@@ -62,8 +71,12 @@ def test_what_a_store_gets_is_not_computed_again(sets, passes, tmp_path):
 @pytest.mark.parametrize("device", ["numpy", "cpu"])
 def test_exponentials_kept_in_halves_are_within_the_stated_bound(tau, device, rng):
     targets = rng.normal(size=(900, 16)).astype(np.float32)
-    bank = (targets[rng.integers(0, 900, 400)] + 0.8 * rng.normal(size=(400, 16))).astype(np.float32)
-    model = hubplugin.fit(targets, bank, "sn", tau=tau, compute=hubplugin.Compute(device, memory="1MiB"))
+    bank = (
+        targets[rng.integers(0, 900, 400)] + 0.8 * rng.normal(size=(400, 16))
+    ).astype(np.float32)
+    model = hubplugin.fit(
+        targets, bank, "sn", tau=tau, compute=hubplugin.Compute(device, memory="1MiB")
+    )
     s = np.float64(bank) @ np.float64(targets).T
     s /= np.linalg.norm(bank, axis=1)[:, None] * np.linalg.norm(targets, axis=1)
     kernel, beta = np.exp(s / tau), np.ones(900)
@@ -71,4 +84,6 @@ def test_exponentials_kept_in_halves_are_within_the_stated_bound(tau, device, rn
         alpha = 1 / (400 * kernel @ beta)
         beta = 1 / (900 * kernel.T @ alpha)
     expected = tau * np.log(beta)
-    np.testing.assert_allclose(model.fitted, expected - expected.mean(), rtol=0, atol=5e-4 * tau)
+    np.testing.assert_allclose(
+        model.fitted, expected - expected.mean(), rtol=0, atol=5e-4 * tau
+    )

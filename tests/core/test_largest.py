@@ -24,18 +24,27 @@ from tests.core.formulas import log_of, similarity, without_answers
 )
 def test_the_largest_of_rows_are_those_of_a_sort(b, m, k, digits, double, seed):
     k = min(k, m)
-    s = torch.randn(b, m, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).round(decimals=digits)
+    s = torch.randn(
+        b, m, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).round(decimals=digits)
     s = s if double else s.float()
     s[:, seed % m] = -np.inf
     expected = s.sort(dim=1, descending=True).values[:, :k].numpy()
     values, columns = topk(s, k)
     np.testing.assert_array_equal(values, expected)
-    np.testing.assert_array_equal(values, np.take_along_axis(s.numpy(), columns, axis=1))
+    np.testing.assert_array_equal(
+        values, np.take_along_axis(s.numpy(), columns, axis=1)
+    )
     assert all(len(set(row)) == k for row in columns.tolist())
     library = Library(torch.device("cpu"))
-    for on_cpu in (True, False):  # as a card finds them: in the groups of columns whose largest are large
+    for on_cpu in (
+        True,
+        False,
+    ):  # as a card finds them: in the groups of columns whose largest are large
         library.is_on_cpu = on_cpu
-        np.testing.assert_array_equal(-np.sort(-topk_values(s, k, library).numpy(), axis=1), expected)
+        np.testing.assert_array_equal(
+            -np.sort(-topk_values(s, k, library).numpy(), axis=1), expected
+        )
 
 
 def make_log(kind, m=400, n=700, d=12):
@@ -44,7 +53,10 @@ def make_log(kind, m=400, n=700, d=12):
     targets = rng.standard_normal((n, d)).astype(np.float32)
     asked = rng.integers(0, {"few are asked for": 25, "popular": 150}.get(kind, n), m)
     if kind == "popular":
-        asked[: m // 15], asked[m // 15 : m // 5] = 3, 4  # below and above the share of a hub
+        asked[: m // 15], asked[m // 15 : m // 5] = (
+            3,
+            4,
+        )  # below and above the share of a hub
     bank = (targets[asked] + 0.3 * rng.standard_normal((m, d))).astype(np.float32)
     if kind == "copies":
         targets[n // 2 :] = targets[: n - n // 2]
@@ -55,7 +67,14 @@ def make_log(kind, m=400, n=700, d=12):
     return bank, targets
 
 
-KINDS = ["many", "few are asked for", "popular", "copies", "all alike", "one bank row is alone"]
+KINDS = [
+    "many",
+    "few are asked for",
+    "popular",
+    "copies",
+    "all alike",
+    "one bank row is alone",
+]
 METHODS = [
     ("is", {"tau": 0.05}),
     ("is", {"tau": 0.3}),
@@ -71,13 +90,24 @@ METHODS = [
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("method", "parameters"), METHODS)
 @pytest.mark.parametrize(
-    ("metric", "memory"), [("cosine", "1GiB"), ("cosine", "1MiB"), ("euclidean", "1GiB"), ("dot", "1MiB")]
+    ("metric", "memory"),
+    [("cosine", "1GiB"), ("cosine", "1MiB"), ("euclidean", "1GiB"), ("dot", "1MiB")],
 )
-def test_answers_are_left_out_as_float64_leaves_them_out(kind, method, parameters, metric, memory, monkeypatch):
-    monkeypatch.setattr(similarities, "CACHE_BYTES", 4 * 400 * 37)  # tiles of 37 targets
+def test_answers_are_left_out_as_float64_leaves_them_out(
+    kind, method, parameters, metric, memory, monkeypatch
+):
+    monkeypatch.setattr(
+        similarities, "CACHE_BYTES", 4 * 400 * 37
+    )  # tiles of 37 targets
     bank, targets = make_log(kind)
     model = hubplugin.fit(
-        targets, bank, method, metric=metric, compute=hubplugin.Compute(memory=memory), answers="left out", **parameters
+        targets,
+        bank,
+        method,
+        metric=metric,
+        compute=hubplugin.Compute(memory=memory),
+        answers="left out",
+        **parameters,
     )
     s, weights = without_answers(similarity(bank, targets, metric), len(targets))
     raw = log_of(method, s, weights, **parameters)
@@ -88,20 +118,30 @@ def test_answers_are_left_out_as_float64_leaves_them_out(kind, method, parameter
 
 @pytest.mark.parametrize("apart", [1e-8, 1e-7, 1e-6])
 @pytest.mark.parametrize(("method", "parameters"), METHODS)
-def test_all_near_copies_of_an_answer_are_answers_however_they_are_rounded(apart, method, parameters, rng, monkeypatch):
+def test_all_near_copies_of_an_answer_are_answers_however_they_are_rounded(
+    apart, method, parameters, rng, monkeypatch
+):
     multiply = similarities.multiply
 
-    def rounded(rows, columns, out):  # as a product of another shape, or on another processor
+    def rounded(
+        rows, columns, out
+    ):  # as a product of another shape, or on another processor
         result = multiply(rows, columns, out)
         steps = torch.from_numpy(rng.uniform(-2, 2, out.shape).astype(np.float32))
-        return result.add_(steps, alpha=np.finfo(np.float32).eps * float(rows.norm(dim=1).max()))
+        return result.add_(
+            steps, alpha=np.finfo(np.float32).eps * float(rows.norm(dim=1).max())
+        )
 
     monkeypatch.setattr(similarities, "multiply", rounded)
     monkeypatch.setattr(similarities, "CACHE_BYTES", 4 * 400 * 37)
     bank, targets = make_log("many")
     targets[350:] = targets[:350] + apart * rng.standard_normal((350, 12))
-    bank, targets = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (bank, targets))
-    model = hubplugin.fit(targets, bank, method, metric="dot", answers="left out", **parameters)
+    bank, targets = (
+        rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (bank, targets)
+    )
+    model = hubplugin.fit(
+        targets, bank, method, metric="dot", answers="left out", **parameters
+    )
     s, weights = without_answers(similarity(bank, targets, "dot"), len(targets))
     raw = log_of(method, s, weights, **parameters)
     np.testing.assert_allclose(model.fitted, raw - raw.mean(), rtol=0, atol=1e-5)
@@ -114,9 +154,19 @@ def test_the_default_and_a_target_bank(kind, monkeypatch):
     second = np.random.default_rng(1).standard_normal((300, 12)).astype(np.float32)
     second[:40] = bank[:40]
     model = hubplugin.fit(
-        targets, hubplugin.Bank(bank, second), "blend", tau=0.05, strength=1, iterations=5, answers="left out"
+        targets,
+        hubplugin.Bank(bank, second),
+        "blend",
+        tau=0.05,
+        strength=1,
+        iterations=5,
+        answers="left out",
     )
-    s, weights = without_answers(similarity(bank, np.concatenate([targets, second]), "cosine"), len(targets))
-    both = log_of("sn", s, weights, tau=0.05, iterations=5) + log_of("nnn", s, weights, k=16)
+    s, weights = without_answers(
+        similarity(bank, np.concatenate([targets, second]), "cosine"), len(targets)
+    )
+    both = log_of("sn", s, weights, tau=0.05, iterations=5) + log_of(
+        "nnn", s, weights, k=16
+    )
     raw = both[: len(targets)] / 2
     np.testing.assert_allclose(model.fitted, raw - raw.mean(), rtol=0, atol=1e-4)

@@ -46,40 +46,81 @@ def unit(rng, rows, d):
     return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
 
 
-def assert_true(method, parameters, metric, bank, targets, target_bank, atol=1e-5, **options):
-    model = hubplugin.fit(targets, hubplugin.Bank(bank, target_bank), method, metric=metric, **options, **parameters)
+def assert_true(
+    method, parameters, metric, bank, targets, target_bank, atol=1e-5, **options
+):
+    model = hubplugin.fit(
+        targets,
+        hubplugin.Bank(bank, target_bank),
+        method,
+        metric=metric,
+        **options,
+        **parameters,
+    )
     ours = model.offsets(targets, **options)
     assert ours.dtype == np.float32
     assert ours.shape == (len(targets),)
-    expected = formulas.offsets(method, bank, targets, metric, target_bank, **parameters)
+    expected = formulas.offsets(
+        method, bank, targets, metric, target_bank, **parameters
+    )
     np.testing.assert_allclose(ours, expected, rtol=0, atol=atol)
-    served = hubplugin.OffsetModel.from_bytes(model.to_bytes())  # which has forgotten the offsets of its fit
+    served = hubplugin.OffsetModel.from_bytes(
+        model.to_bytes()
+    )  # which has forgotten the offsets of its fit
     for device in ("numpy", "cpu"):
         compute = replace(options.get("compute", Compute()), device=device)
-        np.testing.assert_allclose(served.offsets(targets, compute=compute), expected, rtol=0, atol=atol)
+        np.testing.assert_allclose(
+            served.offsets(targets, compute=compute), expected, rtol=0, atol=atol
+        )
 
 
 def test_every_method_is_compared_with_its_formula():
-    assert {method for method, _ in SETTINGS} == {*METHODS} - {"blend"}  # whose formula is in test_answers
+    assert {method for method, _ in SETTINGS} == {*METHODS} - {
+        "blend"
+    }  # whose formula is in test_answers
 
 
 SETS = {
-    "unit": (METRICS, lambda rng: (unit(rng, 70, 24), unit(rng, 150, 24), unit(rng, 40, 24))),
+    "unit": (
+        METRICS,
+        lambda rng: (unit(rng, 70, 24), unit(rng, 150, 24), unit(rng, 40, 24)),
+    ),
     "similarities in the hundreds": (
         METRICS[1:],
-        lambda rng: (3 * rng.normal(size=(rows, 24)).astype(np.float32) for rows in (60, 90, 30)),
+        lambda rng: (
+            3 * rng.normal(size=(rows, 24)).astype(np.float32) for rows in (60, 90, 30)
+        ),
     ),
-    "far from the origin": (METRICS[2:], lambda rng: (unit(rng, r, 8) + np.float32(1e5) for r in (40, 60, 20))),
-    "bank of one": (METRICS[:1], lambda rng: (unit(rng, 1, 8), unit(rng, 40, 8), unit(rng, 20, 8))),
-    "one target": (METRICS[:1], lambda rng: (unit(rng, 30, 8), unit(rng, 1, 8), unit(rng, 20, 8))),
-    "duplicate rows": (METRICS[:1], lambda rng: (*(np.repeat(unit(rng, 25, 8), 3, 0) for _ in "bt"), unit(rng, 20, 8))),
-    "bank equals targets": (METRICS[:1], lambda rng: (*[unit(rng, 30, 8)] * 2, unit(rng, 20, 8))),
+    "far from the origin": (
+        METRICS[2:],
+        lambda rng: (unit(rng, r, 8) + np.float32(1e5) for r in (40, 60, 20)),
+    ),
+    "bank of one": (
+        METRICS[:1],
+        lambda rng: (unit(rng, 1, 8), unit(rng, 40, 8), unit(rng, 20, 8)),
+    ),
+    "one target": (
+        METRICS[:1],
+        lambda rng: (unit(rng, 30, 8), unit(rng, 1, 8), unit(rng, 20, 8)),
+    ),
+    "duplicate rows": (
+        METRICS[:1],
+        lambda rng: (
+            *(np.repeat(unit(rng, 25, 8), 3, 0) for _ in "bt"),
+            unit(rng, 20, 8),
+        ),
+    ),
+    "bank equals targets": (
+        METRICS[:1],
+        lambda rng: (*[unit(rng, 30, 8)] * 2, unit(rng, 20, 8)),
+    ),
 }
 """Metrics, and bank, targets and target bank."""
 
 
 @pytest.mark.parametrize(
-    ("case", "metric"), [(case, metric) for case, (metrics, _) in SETS.items() for metric in metrics]
+    ("case", "metric"),
+    [(case, metric) for case, (metrics, _) in SETS.items() for metric in metrics],
 )
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
 def test_every_method_is_its_formula(method, parameters, case, metric, rng):
@@ -89,14 +130,25 @@ def test_every_method_is_its_formula(method, parameters, case, metric, rng):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
-def test_every_method_is_its_formula_on_real_vectors_and_every_device(method, parameters, metric, device, real):
-    sets = real["bank_queries"][:200], real["test_targets"][:220], real["bank_targets"][:150]
+def test_every_method_is_its_formula_on_real_vectors_and_every_device(
+    method, parameters, metric, device, real
+):
+    sets = (
+        real["bank_queries"][:200],
+        real["test_targets"][:220],
+        real["bank_targets"][:150],
+    )
     assert_true(method, parameters, metric, *sets, compute=Compute(device))
 
 
 @pytest.mark.parametrize(
     ("method", "parameters"),
-    [("sn", {"tau": 1e-30}), ("is", {"tau": 1e-320}), ("is", {"tau": 1e308}), ("nnn", {"alpha": 1e39})],
+    [
+        ("sn", {"tau": 1e-30}),
+        ("is", {"tau": 1e-320}),
+        ("is", {"tau": 1e308}),
+        ("nnn", {"alpha": 1e39}),
+    ],
 )
 def test_offsets_that_would_be_no_numbers_are_refused(method, parameters, rng):
     bank, targets = 3 * rng.normal(size=(30, 8)), 3 * rng.normal(size=(50, 8))
@@ -104,13 +156,18 @@ def test_offsets_that_would_be_no_numbers_are_refused(method, parameters, rng):
         hubplugin.fit(targets, bank, method, metric="dot", **parameters)
 
 
-@pytest.mark.parametrize("seed", [16, 23, 43, 59])  # whose offsets came out finite, by luck and rounding
+@pytest.mark.parametrize(
+    "seed", [16, 23, 43, 59]
+)  # whose offsets came out finite, by luck and rounding
 @pytest.mark.parametrize("metric", ["dot", "euclidean"])
 def test_a_temperature_below_the_rounding_of_similarities_is_refused(metric, seed):
     rng = np.random.default_rng(seed)
     bank, targets = 3 * rng.normal(size=(30, 8)), 3 * rng.normal(size=(50, 8))
     for tau in (1e-17, 1e-30):
-        with pytest.raises(InputError, match=f"tau={tau:g} is out of proportion .* below their rounding"):
+        with pytest.raises(
+            InputError,
+            match=f"tau={tau:g} is out of proportion .* below their rounding",
+        ):
             hubplugin.fit(targets, bank, "sn", metric=metric, tau=tau)
 
 
@@ -131,28 +188,71 @@ def test_a_bank_that_a_query_map_makes_longer_overflows_nothing(stretch, rng):
 def test_many_tiles_and_blocks_equal_one(method, parameters, rng, monkeypatch):
     # A bank of 5,000 leaves 26 targets to a tile at 1 MiB, and blocks of 60 end in the middle of one.
     monkeypatch.setattr("hubplugin.compute.similarities.BLOCK_ROWS", 60)
-    bank, targets, target_bank = unit(rng, 5_000, 4), unit(rng, 137, 4), unit(rng, 50, 4)
-    assert_true(method, parameters, "cosine", bank, targets, target_bank, compute=Compute(memory="1MiB"))
+    bank, targets, target_bank = (
+        unit(rng, 5_000, 4),
+        unit(rng, 137, 4),
+        unit(rng, 50, 4),
+    )
+    assert_true(
+        method,
+        parameters,
+        "cosine",
+        bank,
+        targets,
+        target_bank,
+        compute=Compute(memory="1MiB"),
+    )
 
 
 @pytest.mark.parametrize("tau", [0.001, 0.005, 0.05, 0.2, 1.0])
-@pytest.mark.parametrize("memory", ["4MiB", "2MiB", "1MiB"])  # exponentials held in float32, in float16, not at all
+@pytest.mark.parametrize(
+    "memory", ["4MiB", "2MiB", "1MiB"]
+)  # exponentials held in float32, in float16, not at all
 def test_sinkhorn_is_true_whatever_room_there_is(memory, tau, real):
-    bank, targets, second = real["bank_queries"][:700], real["test_targets"][:600], real["bank_targets"][:240]
+    bank, targets, second = (
+        real["bank_queries"][:700],
+        real["test_targets"][:600],
+        real["bank_targets"][:240],
+    )
     parameters = {"tau": tau, "iterations": 10}
-    assert_true("dbsn", parameters, "cosine", bank, targets, second, compute=Compute(memory=memory))
+    assert_true(
+        "dbsn",
+        parameters,
+        "cosine",
+        bank,
+        targets,
+        second,
+        compute=Compute(memory=memory),
+    )
 
 
 @pytest.mark.parametrize("metric", ["dot", "euclidean"])
 def test_large_similarities_are_not_held_in_float16(metric, rng):
     bank, targets = (3 * rng.normal(size=(650, 4)).astype(np.float32) for _ in range(2))
-    assert_true("sn", {"tau": 10, "iterations": 4}, metric, bank, targets, None, compute=Compute(memory="1MiB"))
+    assert_true(
+        "sn",
+        {"tau": 10, "iterations": 4},
+        metric,
+        bank,
+        targets,
+        None,
+        compute=Compute(memory="1MiB"),
+    )
 
 
 def test_float64_is_exact_to_the_float32_that_offsets_come_in(real):
     bank, targets = real["bank_queries"][:200], real["test_targets"][:300]
     parameters = {"tau": 0.01, "iterations": 10}
-    assert_true("sn", parameters, "cosine", bank, targets, None, atol=3e-7, compute=Compute(precision="float64"))
+    assert_true(
+        "sn",
+        parameters,
+        "cosine",
+        bank,
+        targets,
+        None,
+        atol=3e-7,
+        compute=Compute(precision="float64"),
+    )
 
 
 def test_float64_is_asked_of_devices_that_have_it(monkeypatch):
@@ -167,24 +267,47 @@ def test_a_sample_counts_for_as_many_targets_as_it_stands_for():
     bank, half, second = unit(rng, 60, 8), unit(rng, 50, 8), unit(rng, 30, 8)
     similarities = Similarities(bank, Metric.COSINE, Compute("cpu"))
     given = [Columns(as_vectors(half), mass=2.0), Columns(as_vectors(second))]
-    twice = [Columns(as_vectors(np.concatenate([half, half]))), Columns(as_vectors(second))]
-    expected = sinkhorn(similarities, twice, 0.05, 10, np.arange(similarities.m)).log_alpha
+    twice = [
+        Columns(as_vectors(np.concatenate([half, half]))),
+        Columns(as_vectors(second)),
+    ]
+    expected = sinkhorn(
+        similarities, twice, 0.05, 10, np.arange(similarities.m)
+    ).log_alpha
     np.testing.assert_allclose(
-        sinkhorn(similarities, given, 0.05, 10, np.arange(similarities.m)).log_alpha, expected, atol=1e-4
+        sinkhorn(similarities, given, 0.05, 10, np.arange(similarities.m)).log_alpha,
+        expected,
+        atol=1e-4,
     )
 
 
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
-def test_a_target_the_fit_never_saw_gets_the_offset_of_the_fits_own_last_step(method, parameters, rng):
+def test_a_target_the_fit_never_saw_gets_the_offset_of_the_fits_own_last_step(
+    method, parameters, rng
+):
     bank, target_bank = unit(rng, 50, 16), unit(rng, 30, 16)
     seen, fresh = unit(rng, 80, 16), unit(rng, 25, 16)
     model = hubplugin.fit(seen, hubplugin.Bank(bank, target_bank), method, **parameters)
-    if method in ("sn", "dbsn"):  # the iterations end on a step that reads the bank's weights alone
+    if method in (
+        "sn",
+        "dbsn",
+    ):  # the iterations end on a step that reads the bank's weights alone
         columns = seen if method == "sn" else np.concatenate([seen, target_bank])
-        raw = formulas.last_half_step(bank, columns, np.concatenate([seen, fresh]), "cosine", **parameters)
+        raw = formulas.last_half_step(
+            bank, columns, np.concatenate([seen, fresh]), "cosine", **parameters
+        )
     else:  # no target's offset knows of another
-        raw = formulas.raw_offsets(method, bank, np.concatenate([seen, fresh]), "cosine", target_bank, **parameters)
-    np.testing.assert_allclose(model.offsets(fresh), (raw - raw[:80].mean())[80:], rtol=0, atol=1e-5)
+        raw = formulas.raw_offsets(
+            method,
+            bank,
+            np.concatenate([seen, fresh]),
+            "cosine",
+            target_bank,
+            **parameters,
+        )
+    np.testing.assert_allclose(
+        model.offsets(fresh), (raw - raw[:80].mean())[80:], rtol=0, atol=1e-5
+    )
 
 
 @given(
@@ -197,13 +320,23 @@ def test_a_target_the_fit_never_saw_gets_the_offset_of_the_fits_own_last_step(me
     seed=st.integers(0, 2**20),
 )
 @settings(max_examples=60, deadline=None)
-def test_sinkhorn_is_finite_and_true_at_any_size_and_temperature(m, n, d, log_tau, iterations, metric, seed):
+def test_sinkhorn_is_finite_and_true_at_any_size_and_temperature(
+    m, n, d, log_tau, iterations, metric, seed
+):
     rng = np.random.default_rng(seed)
     tau = float(np.exp(log_tau))
     # Offsets of size tau * log m pass 1e-5 relative to themselves once tau is large.
     atol = 1e-5 * max(1.0, tau)
     bank, targets = unit(rng, m, d), unit(rng, n, d)
-    assert_true("sn", {"tau": tau, "iterations": iterations}, metric, bank, targets, None, atol=atol)
+    assert_true(
+        "sn",
+        {"tau": tau, "iterations": iterations},
+        metric,
+        bank,
+        targets,
+        None,
+        atol=atol,
+    )
 
 
 @pytest.fixture
@@ -214,7 +347,11 @@ def reduced_precision():
     torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize(("rows", "memory"), [(40, "1GiB"), (600, "1MiB")], ids=["float32", "float16 is held"])
+@pytest.mark.parametrize(
+    ("rows", "memory"),
+    [(40, "1GiB"), (600, "1MiB")],
+    ids=["float32", "float16 is held"],
+)
 def test_a_program_that_allows_reduced_precision_products_gets_true_offsets_and_the_setting_stays(
     rows, memory, rng, reduced_precision, monkeypatch
 ):
@@ -227,14 +364,25 @@ def test_a_program_that_allows_reduced_precision_products_gets_true_offsets_and_
             return whole(*factors, **options)
 
         monkeypatch.setattr(torch, name, spy)
-    given = {"tau": 0.02, "iterations": 10}, "cosine", unit(rng, rows, 16), unit(rng, rows, 16), None
+    given = (
+        {"tau": 0.02, "iterations": 10},
+        "cosine",
+        unit(rng, rows, 16),
+        unit(rng, rows, 16),
+        None,
+    )
     assert_true("sn", *given, compute=Compute("cpu", memory=memory))
     assert set(seen) == {(torch.float64, "medium")}
 
 
 def test_a_setting_that_another_thread_makes_meanwhile_is_noticed(rng, monkeypatch):
-    settings = iter([False, True])  # before and after the first product; then what it is left at
-    monkeypatch.setattr("hubplugin.compute.device.reduces_precision", lambda factor: next(settings, True))
+    settings = iter(
+        [False, True]
+    )  # before and after the first product; then what it is left at
+    monkeypatch.setattr(
+        "hubplugin.compute.device.reduces_precision",
+        lambda factor: next(settings, True),
+    )
     seen = []
 
     def spy(*factors, multiply=torch.matmul, **options):
@@ -246,13 +394,24 @@ def test_a_setting_that_another_thread_makes_meanwhile_is_noticed(rng, monkeypat
     assert seen[:2] == [torch.float32, torch.float64]
 
 
-@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="this torch has one setting for all backends")
+@pytest.mark.skipif(
+    not hasattr(torch.backends.mkldnn, "matmul"),
+    reason="this torch has one setting for all backends",
+)
 def test_the_setting_of_one_backend_is_read_too(rng):
     # To ask torch for the common setting is then an error.
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     try:
         assert reduces_precision(torch.zeros(1))
-        assert_true("is", {"tau": 0.02}, "cosine", unit(rng, 40, 16), unit(rng, 30, 16), None, compute=Compute("cpu"))
+        assert_true(
+            "is",
+            {"tau": 0.02},
+            "cosine",
+            unit(rng, 40, 16),
+            unit(rng, 30, 16),
+            None,
+            compute=Compute("cpu"),
+        )
     finally:
         torch.backends.mkldnn.matmul.fp32_precision = "none"
     assert not reduces_precision(torch.zeros(1))
@@ -277,7 +436,11 @@ def test_memory_does_not_grow_with_the_gallery(tmp_path):
     peaks = []
     for name in ("small.npy", "large.npy"):
         run = subprocess.run(
-            [sys.executable, "-c", program, name], cwd=tmp_path, capture_output=True, text=True, check=True
+            [sys.executable, "-c", program, name],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         peaks.append(int(run.stdout) / 1024)
     mapped_file, offsets = 400_000 * 64 * 2 / 2**20, 400_000 * 8 * 4 / 2**20

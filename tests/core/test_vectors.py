@@ -33,16 +33,24 @@ def refusal(source, name="query bank"):
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "i4", "i8", ">f4"])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_numpy_of_any_numeric_type_and_memory_order(dtype, order):
-    np.testing.assert_array_equal(as_vectors(np.asarray(X, dtype, order=order)).array(), X)
+    np.testing.assert_array_equal(
+        as_vectors(np.asarray(X, dtype, order=order)).array(), X
+    )
 
 
 def test_strided_views_lists_and_memory_maps(tmp_path):
     np.save(tmp_path / "x.npy", X)
-    for source in (np.repeat(X, 2, axis=0)[::2], X.tolist(), np.load(tmp_path / "x.npy", mmap_mode="r")):
+    for source in (
+        np.repeat(X, 2, axis=0)[::2],
+        X.tolist(),
+        np.load(tmp_path / "x.npy", mmap_mode="r"),
+    ):
         np.testing.assert_array_equal(as_vectors(source).array(), X)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32]
+)
 def test_torch_tensors(dtype):
     tensor = torch.from_numpy(X).to(dtype)
     np.testing.assert_array_equal(as_vectors(tensor).array(), X)
@@ -62,7 +70,11 @@ def test_the_column_of_a_table_with_one_vector_a_row():
 
     for rows in (X.tolist(), list(X)):
         table = pd.DataFrame({"text": list("abcd"), "embedding": rows})
-        for source in (table["embedding"], table["embedding"].to_numpy(), list(table["embedding"])):
+        for source in (
+            table["embedding"],
+            table["embedding"].to_numpy(),
+            list(table["embedding"]),
+        ):
             np.testing.assert_array_equal(as_vectors(source).array(), X)
     assert "is made of texts" in refusal(table["text"])
 
@@ -88,7 +100,12 @@ def write_safetensors(path):
         (".npy", lambda path: np.save(path, np.asfortranarray(X))),
         (".npz", lambda path: np.savez_compressed(path, only=X)),
         (".safetensors", write_safetensors),
-        (".parquet", lambda path: table(path, {"id": [1, 2, 3, 4], "vector": X.tolist()}, row_group_size=3)),
+        (
+            ".parquet",
+            lambda path: table(
+                path, {"id": [1, 2, 3, 4], "vector": X.tolist()}, row_group_size=3
+            ),
+        ),
     ],
 )
 def test_files_are_read_in_blocks_and_truncated_ones_refused(suffix, write, tmp_path):
@@ -135,7 +152,10 @@ def test_pickles_are_never_unpickled(tmp_path):
         (np.zeros(3), "1 dimension"),
         (np.zeros((2, 2, 2)), "3 dimension"),
         (np.array([[1, "a"]], dtype=object), "object array"),
-        (["how do I", "what is"], "is made of texts; embed texts with the model that embedded the gallery: pass it as"),
+        (
+            ["how do I", "what is"],
+            "is made of texts; embed texts with the model that embedded the gallery: pass it as",
+        ),
         (np.array(["how do I", "what is"], object), "is made of texts; embed"),
         (np.array([["a", "b"]]), "is made of texts; embed"),
         (column([1.0, 2.0], [3.0]), "row 1 has shape (1,), row 0 (2,)"),
@@ -148,8 +168,14 @@ def test_pickles_are_never_unpickled(tmp_path):
         (torch.eye(3).to_sparse(), "sparse tensor"),
         (torch.empty(3, 2, device="meta"), "meta tensor"),
         (torch.full((2, 2), 1e300, dtype=torch.float64), "too large for float32"),
-        (np.array([[1.0], [1e300]]), "row 1 holds a value that is too large for float32"),
-        ([torch.ones(2, requires_grad=True)], "list is no matrix [rows, d]: Can't call numpy()"),
+        (
+            np.array([[1.0], [1e300]]),
+            "row 1 holds a value that is too large for float32",
+        ),
+        (
+            [torch.ones(2, requires_grad=True)],
+            "list is no matrix [rows, d]: Can't call numpy()",
+        ),
         (np.ma.masked_array(X, mask=X > 1), "values that are masked"),
         ([[1.0, 2.0], [3.0]], "mixed dimensions"),
         ("nowhere.npy", "no file 'nowhere.npy'"),
@@ -187,19 +213,31 @@ def test_a_small_file_that_would_unpack_to_much_is_refused(tmp_path, monkeypatch
     table(tmp_path / "x.parquet", {"id": range(1_000), "v": same}, compression="zstd")
     paths = tmp_path / "x.npz", tmp_path / "x.parquet"
     for path in paths:
-        np.testing.assert_array_equal(as_vectors(path).array(), zeros)  # so little does no harm
+        np.testing.assert_array_equal(
+            as_vectors(path).array(), zeros
+        )  # so little does no harm
     monkeypatch.setattr("hubplugin.vectors.base.ALWAYS", 1 << 20)
     monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: pytest.fail("unpacked"))
-    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("read"))
+    monkeypatch.setattr(
+        pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("read")
+    )
     for path in paths:
-        assert "more than 100 times as many; if that is right, load it yourself and pass the array" in refusal(path)
-        assert f"has {path.stat().st_size:,} bytes and would unpack to 2,048," in refusal(path)
+        assert (
+            "more than 100 times as many; if that is right, load it yourself and pass the array"
+            in refusal(path)
+        )
+        assert (
+            f"has {path.stat().st_size:,} bytes and would unpack to 2,048,"
+            in refusal(path)
+        )
 
 
 def test_a_file_that_the_disk_has_no_room_for_is_not_unpacked(tmp_path, monkeypatch):
     np.savez(tmp_path / "x.npz", X)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
-    assert "has room for 10; set TMPDIR to a folder with room" in refusal(tmp_path / "x.npz")
+    assert "has room for 10; set TMPDIR to a folder with room" in refusal(
+        tmp_path / "x.npz"
+    )
 
 
 def test_a_folder_a_store_and_a_text_are_called_what_they_are(tmp_path):
@@ -229,14 +267,19 @@ def test_a_zero_vector_is_refused_under_cosine_alone():
         prepare(as_vectors(x), Metric.COSINE)
 
 
-@pytest.mark.parametrize("source", [np.asarray, torch.from_numpy, lambda x: to_tempfile([x], "x")])
+@pytest.mark.parametrize(
+    "source", [np.asarray, torch.from_numpy, lambda x: to_tempfile([x], "x")]
+)
 def test_of_some_rows_the_others_are_not_looked_at(source):
     x = np.ones((20_000, 2), np.float32)
     x[5_000] = np.nan
     x[17_000] = 0
     vectors = as_vectors(source(x), "x")
     assert len(take_rows(vectors, np.array([4_999, 5_001]), Metric.COSINE)) == 2
-    for rows, says in (([4, 5_000], "row 5000 holds a value that is NaN"), ([4, 17_000], "row 17000 is a zero vector")):
+    for rows, says in (
+        ([4, 5_000], "row 5000 holds a value that is NaN"),
+        ([4, 17_000], "row 17000 is a zero vector"),
+    ):
         with pytest.raises(hubplugin.InputError, match=says):
             take_rows(vectors, np.array(rows), Metric.COSINE)
 
@@ -253,7 +296,9 @@ def test_of_some_rows_the_others_are_not_looked_at(source):
         (["how do I"], "has texts in v and no vectors; embed texts with the model"),
     ],
 )
-def test_a_parquet_column_without_a_vector_in_each_row_is_refused(values, says, tmp_path):
+def test_a_parquet_column_without_a_vector_in_each_row_is_refused(
+    values, says, tmp_path
+):
     table(tmp_path / "x.parquet", {"v": values})
     assert says in refusal(tmp_path / "x.parquet")
 
@@ -271,26 +316,47 @@ def test_a_parquet_file_with_a_damaged_page_is_refused_when_it_is_reached(tmp_pa
     assert "damaged .parquet file" in refusal(path)
 
 
-@given(arrays(np.float64, st.tuples(st.integers(1, 9), st.integers(1, 5)), elements=st.floats(-1e6, 1e6)))
+@given(
+    arrays(
+        np.float64,
+        st.tuples(st.integers(1, 9), st.integers(1, 5)),
+        elements=st.floats(-1e6, 1e6),
+    )
+)
 def test_blocks_of_any_size_make_up_the_array(x):
     for size in (1, 2, 100):
-        np.testing.assert_array_equal(np.concatenate(list(as_vectors(x).blocks(size))), x.astype(np.float32))
+        np.testing.assert_array_equal(
+            np.concatenate(list(as_vectors(x).blocks(size))), x.astype(np.float32)
+        )
 
 
-def test_blocks_that_can_be_read_once_are_spooled_and_leave_no_file_and_none_open(tmp_path, monkeypatch, recwarn):
+def test_blocks_that_can_be_read_once_are_spooled_and_leave_no_file_and_none_open(
+    tmp_path, monkeypatch, recwarn
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     warnings.simplefilter("always", ResourceWarning)
     np.savez(tmp_path / "x.npz", X)
-    for vectors in (to_tempfile(iter([X, X + 1]), "gallery"), as_vectors(tmp_path / "x.npz")):
-        assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]  # not even while it is read: a kill leaves none
+    for vectors in (
+        to_tempfile(iter([X, X + 1]), "gallery"),
+        as_vectors(tmp_path / "x.npz"),
+    ):
+        assert [path.name for path in tmp_path.iterdir()] == [
+            "x.npz"
+        ]  # not even while it is read: a kill leaves none
         for _ in range(2):
-            np.testing.assert_array_equal(vectors.array(), np.concatenate([X, X + 1])[: vectors.rows])
+            np.testing.assert_array_equal(
+                vectors.array(), np.concatenate([X, X + 1])[: vectors.rows]
+            )
     del vectors
     gc.collect()
-    assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
+    assert not [
+        warning for warning in recwarn if issubclass(warning.category, ResourceWarning)
+    ]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="needs a device that is always full"
+)
 def test_a_gallery_for_which_the_disk_has_no_room_is_refused(monkeypatch):
     monkeypatch.setattr(tempfile, "TemporaryFile", partial(open, "/dev/full", "wb"))
     needed = rf"No space left on device; at least {X.nbytes} bytes are needed and [\d,]+ are free; set"
@@ -299,11 +365,18 @@ def test_a_gallery_for_which_the_disk_has_no_room_is_refused(monkeypatch):
 
 
 def test_bank_and_targets_of_different_dimensions_are_both_named():
-    with pytest.raises(hubplugin.InputError, match=r"query bank has 3 dimensions, targets has 2"):
+    with pytest.raises(
+        hubplugin.InputError, match=r"query bank has 3 dimensions, targets has 2"
+    ):
         hubplugin.fit(np.ones((5, 2)), X, "is")
-    with pytest.raises(hubplugin.InputError, match=r"query bank has 3 dimensions, target bank has 2"):
+    with pytest.raises(
+        hubplugin.InputError, match=r"query bank has 3 dimensions, target bank has 2"
+    ):
         hubplugin.fit(None, hubplugin.Bank(X, np.ones((5, 2))), "dualis")
-    with pytest.raises(hubplugin.InputError, match=r"targets has 2 dimensions, the query bank of this model has 3"):
+    with pytest.raises(
+        hubplugin.InputError,
+        match=r"targets has 2 dimensions, the query bank of this model has 3",
+    ):
         hubplugin.fit(None, X, "is").offsets(np.ones((5, 2)))
 
 

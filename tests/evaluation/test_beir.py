@@ -27,11 +27,21 @@ def folder(tmp_path, monkeypatch):
     found = tmp_path / "colours"
     (found / "qrels").mkdir(parents=True)
     pairs = [(one, other) for one in WORDS for other in WORDS if one < other]
-    lines = [{"_id": f"d{row}", "title": one, "text": other} for row, (one, other) in enumerate(pairs)]
-    (found / "corpus.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    lines = [{"_id": f"q{row}", "text": f"{other} {one} {one}"} for row, (one, other) in enumerate(pairs)]
+    lines = [
+        {"_id": f"d{row}", "title": one, "text": other}
+        for row, (one, other) in enumerate(pairs)
+    ]
+    (found / "corpus.jsonl").write_text(
+        "".join(f"{json.dumps(line)}\n" for line in lines)
+    )
+    lines = [
+        {"_id": f"q{row}", "text": f"{other} {one} {one}"}
+        for row, (one, other) in enumerate(pairs)
+    ]
     lines.append({"_id": "unjudged", "text": "red"})
-    (found / "queries.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (found / "queries.jsonl").write_text(
+        "".join(f"{json.dumps(line)}\n" for line in lines)
+    )
     judged = "".join(f"q{row}\td{row}\t1\n" for row in range(len(pairs)))
     (found / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
     (tmp_path / "words_model.py").write_text(MODEL.format(words=WORDS))
@@ -68,7 +78,16 @@ def evaluated(*arguments):
 def test_the_command_embeds_the_corpus_and_the_queries(folder):
     rng = np.random.default_rng(1)
     np.save("bank.npy", rng.random((40, len(WORDS)), np.float32))
-    given = ("--queries", folder, "--embed", "words_model:embed", "--bank", "bank.npy", "--method", "is tau=0.1")
+    given = (
+        "--queries",
+        folder,
+        "--embed",
+        "words_model:embed",
+        "--bank",
+        "bank.npy",
+        "--method",
+        "is tau=0.1",
+    )
     told = evaluated(*given, "--report", "report.html")
     assert Path("report.html").read_text().startswith("<!DOCTYPE html>")
     assert (told["queries"], told["judged"], told["targets"]) == (28, 28, 28)

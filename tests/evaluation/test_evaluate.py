@@ -26,15 +26,23 @@ def scene():
     def pairs(rows):
         meaning = rng.normal(size=(rows, 12))
         hubness = rng.exponential(0.5, (rows, 1))
-        return meaning + 0.5 * pull + 0.35 * rng.normal(size=(rows, 12)), meaning + hubness * pull
+        return meaning + 0.5 * pull + 0.35 * rng.normal(
+            size=(rows, 12)
+        ), meaning + hubness * pull
 
     (queries, targets), (query_bank, target_bank) = pairs(150), pairs(400)
-    return {"queries": queries, "targets": targets, "bank": hubplugin.Bank(query_bank, target_bank)}
+    return {
+        "queries": queries,
+        "targets": targets,
+        "bank": hubplugin.Bank(query_bank, target_bank),
+    }
 
 
 @pytest.fixture(scope="module")
 def evaluation(scene):
-    return hubplugin.evaluate(**scene, methods=["is", "dbsn", "nnn k=5", *RULES, "otn", "l2n", "hn"], k=5)
+    return hubplugin.evaluate(
+        **scene, methods=["is", "dbsn", "nnn k=5", *RULES, "otn", "l2n", "hn"], k=5
+    )
 
 
 def ranks_in(scores):
@@ -51,14 +59,18 @@ def skewness_in(scores, k):
 def test_raw_and_corrected_figures_are_those_of_the_whole_matrix(scene, metric):
     found = hubplugin.evaluate(**scene, methods=["is tau=0.5"], metric=metric)
     raw = similarity(scene["queries"], scene["targets"], metric)
-    corrected = raw + inverted_softmax(scene["bank"].queries, scene["targets"], metric, 0.5)
+    corrected = raw + inverted_softmax(
+        scene["bank"].queries, scene["targets"], metric, 0.5
+    )
     for result, scores in zip(found.methods, (raw, corrected), strict=True):
         ranks = ranks_in(scores)
         for k in (1, 5, 10):
             assert result.recall[k].value == pytest.approx((ranks <= k).mean())
         assert result.median_rank.value == np.median(ranks)
         assert result.mean_rank.value == pytest.approx(ranks.mean())
-        assert result.mean_average_precision.value == pytest.approx(np.where(ranks <= 10, 1 / ranks, 0).mean())
+        assert result.mean_average_precision.value == pytest.approx(
+            np.where(ranks <= 10, 1 / ranks, 0).mean()
+        )
         assert result.hubness.skewness == pytest.approx(skewness_in(scores, 10))
 
 
@@ -68,7 +80,11 @@ def test_a_model_with_a_query_map_is_ranked_by_mapped_queries_beside_others(scen
     step = (0.2 * rng.normal(size=(12, 12))).astype(np.float32)
     mapped = replace(plain, query_map=QueryMap(step, 1.0, 200)).centre_on(targets)
     found = hubplugin.evaluate(
-        targets, queries=queries, methods=[], models={"mapped": mapped, "plain": plain}, metric="cosine"
+        targets,
+        queries=queries,
+        methods=[],
+        models={"mapped": mapped, "plain": plain},
+        metric="cosine",
     )
     q = queries / np.linalg.norm(queries, axis=1, keepdims=True)
     for label, asked, model in (
@@ -86,23 +102,46 @@ def test_a_model_with_a_query_map_is_ranked_by_mapped_queries_beside_others(scen
 
 
 def test_every_kind_of_method_stands_in_the_result(evaluation):
-    assert [m.label for m in evaluation.methods] == ["raw", "is", "dbsn", "nnn k=5", *RULES, "otn", "l2n", "hn"]
-    assert [m.label for m in evaluation.methods if not m.storable] == [*RULES, "otn", "l2n", "hn"]
+    assert [m.label for m in evaluation.methods] == [
+        "raw",
+        "is",
+        "dbsn",
+        "nnn k=5",
+        *RULES,
+        "otn",
+        "l2n",
+        "hn",
+    ]
+    assert [m.label for m in evaluation.methods if not m.storable] == [
+        *RULES,
+        "otn",
+        "l2n",
+        "hn",
+    ]
     assert evaluation["nnn k=5"].parameters == {"k": 5, "alpha": 0.5}
 
 
 def test_a_query_dependent_rule_is_ranked_by_its_own_scores(scene, evaluation):
     rule = fit_rule(scene["targets"], scene["bank"], "dsl")
-    scores = rule.rescore(similarity(scene["queries"], scene["targets"], "cosine"), rule.keep(scene["targets"]))
-    assert evaluation["dsl"].recall[1].value == pytest.approx((ranks_in(scores) == 1).mean(), abs=0.007)
-    assert evaluation["dsl"].hubness.skewness == pytest.approx(skewness_in(scores, 5), abs=0.02)
+    scores = rule.rescore(
+        similarity(scene["queries"], scene["targets"], "cosine"),
+        rule.keep(scene["targets"]),
+    )
+    assert evaluation["dsl"].recall[1].value == pytest.approx(
+        (ranks_in(scores) == 1).mean(), abs=0.007
+    )
+    assert evaluation["dsl"].hubness.skewness == pytest.approx(
+        skewness_in(scores, 5), abs=0.02
+    )
 
 
 def test_the_zeros_of_a_sparse_plan_are_no_hits(evaluation):
     matched = evaluation["hn"].recall[1].value
     middle_of_the_rest = (150 + 1 + 2) / 2 - 0.5
     assert evaluation["hn"].recall[5].value == matched
-    assert evaluation["hn"].mean_rank.value == pytest.approx(matched + (1 - matched) * middle_of_the_rest, abs=0.6)
+    assert evaluation["hn"].mean_rank.value == pytest.approx(
+        matched + (1 - matched) * middle_of_the_rest, abs=0.6
+    )
 
 
 def test_a_transductive_plan_is_never_recommended(evaluation):
@@ -118,13 +157,18 @@ def test_on_real_pairs_the_helpful_method_is_chosen_and_the_harmful_one_named(re
     told = " ".join(str(found).split())
     first = 100 * found["dbsn"].recall[1].value
     assert found["dbsn"].versus_raw.difference.low > 0
-    assert f"Best is dbsn, because it puts the most true targets first: {first:.1f}" in told
+    assert (
+        f"Best is dbsn, because it puts the most true targets first: {first:.1f}"
+        in told
+    )
     assert "Worse than no correction beyond chance: is tau=0.02." in told
 
 
 def test_nothing_is_chosen_where_nothing_helps(rng):
     vectors = np.eye(60) + 0.01 * rng.normal(size=(60, 60))
-    found = hubplugin.evaluate(vectors, vectors[::-1], queries=vectors, methods=["is", "nnn"])
+    found = hubplugin.evaluate(
+        vectors, vectors[::-1], queries=vectors, methods=["is", "nnn"]
+    )
     assert found.best is None
     assert "No correction; no usable" in str(found)
 
@@ -137,7 +181,9 @@ def test_any_two_methods_can_be_compared(evaluation):
 
 def test_a_fitted_model_is_evaluated_as_the_method_it_was_fitted_by(scene, evaluation):
     model = hubplugin.fit(scene["targets"], scene["bank"], "is")
-    found = hubplugin.evaluate(scene["targets"], queries=scene["queries"], models={"mine": model}, k=5)
+    found = hubplugin.evaluate(
+        scene["targets"], queries=scene["queries"], models={"mine": model}, k=5
+    )
     assert found.methods[1].described == "mine (is tau=0.05)"
     assert found.methods[1].recall[1] == evaluation["is"].recall[1]
 
@@ -151,29 +197,47 @@ def test_without_banks_the_raw_search_alone_is_measured(scene):
 
 def test_coverage_is_the_share_of_targets_that_some_bank_row_finds_first():
     targets = np.eye(8)
-    bank = np.array([[1, 0.1, 0, 0, 0, 0, 0, 0], [1, 0, 0.2, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0, 0, 0]], np.float32)
-    found = hubplugin.evaluate(targets, bank, queries=targets, metric="dot", methods=[], k=1)
+    bank = np.array(
+        [
+            [1, 0.1, 0, 0, 0, 0, 0, 0],
+            [1, 0, 0.2, 0, 0, 0, 0, 0],
+            [0, 0, 0, 1, 0, 0, 0, 0],
+        ],
+        np.float32,
+    )
+    found = hubplugin.evaluate(
+        targets, bank, queries=targets, metric="dot", methods=[], k=1
+    )
     assert found.coverage == 2 / 8
 
 
 def test_collapsed_embeddings_have_no_recall(rng):
     same = np.broadcast_to(rng.normal(size=96), (64, 96))
-    assert hubplugin.evaluate(same, queries=rng.normal(size=(64, 96))).raw.recall[10].value == 0
+    assert (
+        hubplugin.evaluate(same, queries=rng.normal(size=(64, 96))).raw.recall[10].value
+        == 0
+    )
 
 
 def test_the_same_seed_gives_the_same_result(scene):
-    first, second = (hubplugin.evaluate(**scene, methods=["is"], seed=4) for _ in range(2))
+    first, second = (
+        hubplugin.evaluate(**scene, methods=["is"], seed=4) for _ in range(2)
+    )
     assert first.as_json() == second.as_json()
 
 
 def test_json_holds_every_figure(evaluation, tmp_path):
     evaluation.to_json(tmp_path / "result.json")
     read = json.loads((tmp_path / "result.json").read_text())
-    assert [m["recall"]["1"]["value"] for m in read["methods"]] == [m.recall[1].value for m in evaluation.methods]
+    assert [m["recall"]["1"]["value"] for m in read["methods"]] == [
+        m.recall[1].value for m in evaluation.methods
+    ]
 
 
 @pytest.mark.parametrize("export", ["to_json", "to_html"])
-def test_an_export_that_cannot_be_written_is_refused_in_one_line(evaluation, tmp_path, export):
+def test_an_export_that_cannot_be_written_is_refused_in_one_line(
+    evaluation, tmp_path, export
+):
     with pytest.raises(InputError, match=r"cannot write .*nowhere"):
         getattr(evaluation, export)(tmp_path / "nowhere" / "file")
 
@@ -187,7 +251,9 @@ def test_the_report_refers_to_nothing_outside_itself_and_shows_names(scene, tmp_
     assert all(reference.startswith("#") for reference in page.references)
     assert "@import" not in text
     assert all(part.startswith("#") for part in text.split("url(")[1:])
-    assert page.tags.count("svg") == 3  # two plots of the methods, and the distribution of the offsets
+    assert (
+        page.tags.count("svg") == 3
+    )  # two plots of the methods, and the distribution of the offsets
     assert "img" not in page.tags
     assert f"&lt;b&gt;photo {found.hubs[0].id}" in text
 
@@ -198,12 +264,21 @@ def test_the_report_refers_to_nothing_outside_itself_and_shows_names(scene, tmp_
         ({"k": 151}, "k=151 is not between 1 and the 150 targets"),
         ({"k": 0}, "k=0"),
         ({"truth": [150] * 150}, "target 150, but there are 150"),
-        ({"methods": ["magic"]}, "unknown method 'magic': use one of blend, is, sn, .*gc.*hn"),
-        ({"methods": ["is tau=-1"]}, "tau='-1' is refused: Input should be greater than 0"),
+        (
+            {"methods": ["magic"]},
+            "unknown method 'magic': use one of blend, is, sn, .*gc.*hn",
+        ),
+        (
+            {"methods": ["is tau=-1"]},
+            "tau='-1' is refused: Input should be greater than 0",
+        ),
         ({"methods": ["is tau"]}, "'tau' is no parameter; expected NAME=VALUE"),
         ({"methods": ["otn tau=1"]}, "takes no parameters"),
         ({"methods": ["is"], "bank": None}, "needs example queries"),
-        ({"methods": [], "bank": hubplugin.Bank(None, np.eye(12))}, "no queries were given"),
+        (
+            {"methods": [], "bank": hubplugin.Bank(None, np.eye(12))},
+            "no queries were given",
+        ),
         ({"methods": [" "]}, "unknown method ''"),
         ({"models": {"raw": None}}, "cannot be labelled 'raw'"),
         ({"seed": -1}, "seed=-1: expected 0 or more"),
@@ -225,7 +300,9 @@ def test_zero_vectors_among_targets_and_queries_are_left_out_and_counted(scene, 
     names = [f"photo {row}" for row in range(152)]
     truth = [[3], *([row, 3] for row in rows)]
     given = {"bank": scene["bank"], "methods": ["is", "dis", "otn"]}
-    found = hubplugin.evaluate(targets, queries=queries, truth=truth, names=names, **given)
+    found = hubplugin.evaluate(
+        targets, queries=queries, truth=truth, names=names, **given
+    )
     assert caplog.messages == [
         "queries: 1 zero vectors, which have no direction, are left out",
         "targets: 2 zero vectors, which have no direction, are left out",
@@ -236,7 +313,11 @@ def test_zero_vectors_among_targets_and_queries_are_left_out_and_counted(scene, 
         assert one.recall == other.recall
     assert [hub.name for hub in found.hubs] == [hub.name for hub in expected.hubs]
     for one, other in zip(found.examples, expected.examples, strict=True):
-        assert (one.truth, one.raw, one.corrected) == (other.truth, other.raw, other.corrected)
+        assert (one.truth, one.raw, one.corrected) == (
+            other.truth,
+            other.raw,
+            other.corrected,
+        )
         assert int(one.query.split()[1]) == int(other.query.split()[1]) + 1
 
 
@@ -250,14 +331,24 @@ def test_a_store_is_asked_no_zero_vectors(scene, tmp_path, caplog):
     queries = np.insert(scene["queries"], 4, 0, axis=0)
     truth = np.insert(np.arange(150), 4, 7)
     found = hubplugin.evaluate(store, queries=queries, truth=truth)
-    assert "queries: 1 zero vectors, which have no direction, are left out" in caplog.messages
+    assert (
+        "queries: 1 zero vectors, which have no direction, are left out"
+        in caplog.messages
+    )
     expected = hubplugin.evaluate(store, queries=scene["queries"], truth=np.arange(150))
     assert (found.queries, found.methods[0].recall) == (150, expected.methods[0].recall)
-    with pytest.raises(InputError, match=r"^queries: every pair of the ground truth has a zero vector"):
-        hubplugin.evaluate(store, queries=queries, truth=np.where(np.arange(151) == 4, 7, -1))
+    with pytest.raises(
+        InputError, match=r"^queries: every pair of the ground truth has a zero vector"
+    ):
+        hubplugin.evaluate(
+            store, queries=queries, truth=np.where(np.arange(151) == 4, 7, -1)
+        )
 
 
 def test_a_ground_truth_of_zero_vectors_alone_is_refused_in_one_line(scene):
     targets = np.insert(scene["targets"], 3, 0, axis=0)
-    with pytest.raises(InputError, match=r"every pair of the ground truth has a zero vector.*embed what it names anew"):
+    with pytest.raises(
+        InputError,
+        match=r"every pair of the ground truth has a zero vector.*embed what it names anew",
+    ):
         hubplugin.evaluate(targets, queries=scene["queries"], truth=[[3]] + [[]] * 149)

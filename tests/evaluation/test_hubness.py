@@ -10,7 +10,9 @@ from scipy import stats
 from hubplugin import InputError
 from hubplugin.measures import hubness
 
-occurrences = arrays(np.int64, st.integers(2, 60), elements=st.integers(0, 400)).filter(lambda n: n.max() > n.min())
+occurrences = arrays(np.int64, st.integers(2, 60), elements=st.integers(0, 400)).filter(
+    lambda n: n.max() > n.min()
+)
 
 
 @pytest.mark.parametrize("moment", ["skew", "kurtosis"])
@@ -18,7 +20,9 @@ occurrences = arrays(np.int64, st.integers(2, 60), elements=st.integers(0, 400))
 @given(occurrences)
 def test_moments_are_those_of_scipy(moment, occurrence):
     ours = {"skew": hubness.skewness, "kurtosis": hubness.kurtosis}[moment]
-    assert ours(occurrence) == pytest.approx(getattr(stats, moment)(occurrence), abs=1e-9)
+    assert ours(occurrence) == pytest.approx(
+        getattr(stats, moment)(occurrence), abs=1e-9
+    )
 
 
 def test_evenly_found_targets_have_no_hubness_at_all():
@@ -29,7 +33,9 @@ def test_evenly_found_targets_have_no_hubness_at_all():
 def test_one_hub_that_takes_every_find():
     taken = hubness.Hubness.of(np.array([8, 0, 0, 0]), 1)
     assert taken.mean_absolute_error == pytest.approx((6 + 2 + 2 + 2) / 4)
-    assert taken.robin_hood == pytest.approx(6 / 8)  # six of the eight finds would have to move
+    assert taken.robin_hood == pytest.approx(
+        6 / 8
+    )  # six of the eight finds would have to move
     assert taken.anti_hub_share == pytest.approx(3 / 4)
     assert taken.largest == 8
 
@@ -39,7 +45,14 @@ def test_an_empty_gallery_has_no_hubness():
         hubness.Hubness.of(np.array([], np.int64), 1)
 
 
-@pytest.mark.parametrize(("queries", "k", "targets"), [(200, 10, 20_000), (1000, 10, 300), (5, 1, 2), (40, 10, 8)])
+@pytest.mark.parametrize(
+    ("queries", "k", "targets"),
+    [(200, 10, 20_000), (1000, 10, 300), (5, 1, 2), (40, 10, 8)],
+)
 def test_skewness_by_chance_is_that_of_the_binomial_distribution(queries, k, targets):
-    expected = float(stats.binom(queries, min(k, targets) / targets).stats("s")) if k < targets else 0.0
+    expected = (
+        float(stats.binom(queries, min(k, targets) / targets).stats("s"))
+        if k < targets
+        else 0.0
+    )
     assert hubness.skewness_by_chance(queries, k, targets) == pytest.approx(expected)

@@ -7,7 +7,12 @@ import pytest
 from scipy.optimize import linprog
 
 from hubplugin import InputError
-from hubplugin.evaluation.ranked import hungarian, l2_transport, optimal_transport, require_solvable
+from hubplugin.evaluation.ranked import (
+    hungarian,
+    l2_transport,
+    optimal_transport,
+    require_solvable,
+)
 
 
 def test_optimal_transport_is_the_linear_programme_over_plans(rng):

@@ -18,10 +18,18 @@ def hit_rate(ranks, k):
 
 def judged_scores(rng, queries):
     """Scores [q, n] without ties, and one to five graded true targets a query."""
-    scores = rng.permuted(np.tile(np.arange(TARGETS, dtype=np.float64), (queries, 1)), axis=1)
-    rows = [rng.choice(TARGETS, rng.integers(1, 6), replace=False) for _ in range(queries)]
+    scores = rng.permuted(
+        np.tile(np.arange(TARGETS, dtype=np.float64), (queries, 1)), axis=1
+    )
+    rows = [
+        rng.choice(TARGETS, rng.integers(1, 6), replace=False) for _ in range(queries)
+    ]
     truth = as_truth(rows, queries, TARGETS)
-    return scores, Truth(truth.query_rows, truth.target_rows, rng.integers(1, 4, len(truth.query_rows)).astype(float))
+    return scores, Truth(
+        truth.query_rows,
+        truth.target_rows,
+        rng.integers(1, 4, len(truth.query_rows)).astype(float),
+    )
 
 
 def ranks_of(scores, truth):
@@ -32,19 +40,29 @@ def ranks_of(scores, truth):
 
 def ranx_values(scores, truth, metric):
     qrels = {f"{q:03}": {} for q in truth.judged}
-    for q, t, grade in zip(truth.query_rows, truth.target_rows, truth.grades, strict=True):
+    for q, t, grade in zip(
+        truth.query_rows, truth.target_rows, truth.grades, strict=True
+    ):
         qrels[f"{q:03}"][str(t)] = int(grade)
-    run = {f"{q:03}": {str(t): float(s) for t, s in enumerate(row)} for q, row in enumerate(scores)}
+    run = {
+        f"{q:03}": {str(t): float(s) for t, s in enumerate(row)}
+        for q, row in enumerate(scores)
+    }
     found = ranx.evaluate(ranx.Qrels(qrels), ranx.Run(run), metric, return_mean=False)
     return np.atleast_1d(found)
 
 
-@pytest.mark.parametrize(("function", "theirs"), [(hit_rate, "hit_rate"), (average_precision, "map"), (ndcg, "ndcg")])
+@pytest.mark.parametrize(
+    ("function", "theirs"),
+    [(hit_rate, "hit_rate"), (average_precision, "map"), (ndcg, "ndcg")],
+)
 def test_figures_of_graded_truth_are_those_of_ranx(function, theirs):
     scores, truth = judged_scores(np.random.default_rng(3), 25)
     for k in (1, 3, 10, TARGETS):
         ours = function(ranks_of(scores, truth), k)
-        np.testing.assert_allclose(ours, ranx_values(scores, truth, f"{theirs}@{k}"), atol=1e-9)
+        np.testing.assert_allclose(
+            ours, ranx_values(scores, truth, f"{theirs}@{k}"), atol=1e-9
+        )
 
 
 @settings(deadline=None)
@@ -62,7 +80,10 @@ def test_tied_true_targets_stand_where_they_stand_on_average_over_all_orders(rng
     # one target above, then a group of six tied of which two are true
     truth = as_truth([[2, 5]], 1, 9)
     scores = np.array([[3, 2, 2, 2, 2, 2, 2, 1, 1]], float)
-    drawn = np.sort([rng.permutation(6)[:2] for _ in range(40_000)], axis=1).mean(axis=0) + 2
+    drawn = (
+        np.sort([rng.permutation(6)[:2] for _ in range(40_000)], axis=1).mean(axis=0)
+        + 2
+    )
     np.testing.assert_allclose(ranks_of(scores, truth).values, drawn, atol=0.03)
 
 

@@ -17,20 +17,31 @@ METRICS = ["cosine", "dot", "euclidean"]
 def run(queries, targets, metric, *collectors, **kwargs):
     metric = Metric(metric)
     bank = prepare(as_vectors(queries, "queries"), metric)
-    search(bank, as_vectors(targets, "targets"), metric, Compute("cpu", "1MiB"), *collectors, **kwargs)
+    search(
+        bank,
+        as_vectors(targets, "targets"),
+        metric,
+        Compute("cpu", "1MiB"),
+        *collectors,
+        **kwargs,
+    )
 
 
 @pytest.fixture
 def scene(rng):
     """Queries, more targets than one block, two candidate offsets, and two true targets for each query."""
     queries, targets = rng.normal(size=(90, 8)), rng.normal(size=(20_000, 8)) + 0.2
-    offsets = np.stack([np.zeros(20_000), rng.normal(size=20_000) / 10]).astype(np.float32)
+    offsets = np.stack([np.zeros(20_000), rng.normal(size=20_000) / 10]).astype(
+        np.float32
+    )
     truth = np.repeat(np.arange(90), 2), rng.integers(0, 20_000, 180)
     return queries, targets, offsets, truth
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_the_k_nearest_are_those_of_the_whole_matrix_under_every_candidate(scene, metric):
+def test_the_k_nearest_are_those_of_the_whole_matrix_under_every_candidate(
+    scene, metric
+):
     queries, targets, offsets, _ = scene
     top = TopK(10)
     run(queries, targets, metric, top, offsets=offsets)
@@ -38,7 +49,9 @@ def test_the_k_nearest_are_those_of_the_whole_matrix_under_every_candidate(scene
         scores = similarity(queries, targets, metric) + offsets[candidate]
         expected = -np.sort(-scores, axis=1)[:, :10]
         np.testing.assert_allclose(top.scores[candidate], expected, atol=1e-5)
-        np.testing.assert_allclose(np.take_along_axis(scores, top.rows[candidate], 1), expected, atol=1e-5)
+        np.testing.assert_allclose(
+            np.take_along_axis(scores, top.rows[candidate], 1), expected, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -71,7 +84,9 @@ def test_a_gallery_smaller_than_k_is_returned_whole(rng):
 
 def test_progress_tells_every_target_and_ends_at_the_last(rng):
     seen = []
-    compute = Compute("cpu", "1MiB", lambda what, done, total: seen.append((done, total)))
+    compute = Compute(
+        "cpu", "1MiB", lambda what, done, total: seen.append((done, total))
+    )
     targets = as_vectors(rng.normal(size=(17_000, 4)), "targets")
     search(np.float32(rng.normal(size=(40, 4))), targets, Metric.DOT, compute, TopK(1))
     assert seen == sorted(seen)
@@ -96,7 +111,9 @@ def run(count):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(run(200), run(4_000))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     unit = 1 if sys.platform == "darwin" else 1024
     few, many = (unit * int(peak) for peak in done.stdout.split())
     assert many - few < 100_000_000  # the scores of all pairs would take 1,600,000,000

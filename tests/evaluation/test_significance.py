@@ -10,7 +10,13 @@ from scipy import stats
 from sklearn.metrics import confusion_matrix
 
 from hubplugin.measures.hubness import skewness
-from hubplugin.measures.significance import adjust, compare, hubness_interval, interval, measure_change
+from hubplugin.measures.significance import (
+    adjust,
+    compare,
+    hubness_interval,
+    interval,
+    measure_change,
+)
 
 
 @pytest.mark.parametrize("statistic", [np.mean, np.median])
@@ -19,9 +25,16 @@ def test_the_interval_is_scipys_percentile_bootstrap(rng, count, statistic):
     values = rng.exponential(size=count)
     found = interval(values, 3, statistic)
     judge = stats.bootstrap(
-        (np.sort(values),), statistic, n_resamples=1000, batch=100, method="percentile", rng=np.random.default_rng(3)
+        (np.sort(values),),
+        statistic,
+        n_resamples=1000,
+        batch=100,
+        method="percentile",
+        rng=np.random.default_rng(3),
     ).confidence_interval
-    assert (found.low, found.high) == pytest.approx((judge.low, judge.high), rel=1e-2 if count == 5000 else 1e-12)
+    assert (found.low, found.high) == pytest.approx(
+        (judge.low, judge.high), rel=1e-2 if count == 5000 else 1e-12
+    )
 
 
 def test_p_of_several_tests_are_corrected_as_benjamini_and_hochberg_say(rng):
@@ -53,7 +66,10 @@ def test_a_figure_without_spread_has_an_interval_of_no_width():
 
 
 def test_the_paired_test_is_mcnemars(rng):
-    first, second = rng.integers(1, 4, 300).astype(float), rng.integers(1, 3, 300).astype(float)
+    first, second = (
+        rng.integers(1, 4, 300).astype(float),
+        rng.integers(1, 3, 300).astype(float),
+    )
     found = compare(first, second)
     (_, won), (lost, _) = confusion_matrix(first == 1, second == 1)
     assert (found.won, found.lost) == (won, lost)
@@ -79,7 +95,9 @@ def test_no_figure_depends_on_the_order_of_the_queries(right, random):
     assert measure_change(before, after) == measure_change(before_2, after_2)
     assert interval(after.astype(float), 0) == interval(after_2.astype(float), 0)
     found, found_2 = (np.array(each, int) for each in (right, other))
-    assert hubness_interval(found, 2, skewness, 0, 20) == hubness_interval(found_2, 2, skewness, 0, 20)
+    assert hubness_interval(found, 2, skewness, 0, 20) == hubness_interval(
+        found_2, 2, skewness, 0, 20
+    )
 
 
 @given(RIGHT)
@@ -97,7 +115,9 @@ def test_interval_and_p_agree_where_one_query_more_or_less_decides(count, lost):
     for won in range(lost, 30):
         change = np.repeat([1, -1, 0], [won, lost, count - won - lost])
         found = measure_change(np.zeros(count), change)
-        assert (found.difference.low > 0) == (stats.binomtest(lost, max(won + lost, 1)).pvalue < 0.05), (won, lost)
+        assert (found.difference.low > 0) == (
+            stats.binomtest(lost, max(won + lost, 1)).pvalue < 0.05
+        ), (won, lost)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=10))
@@ -110,7 +130,9 @@ def test_the_interval_is_that_of_all_parts_of_the_queries(right):
     found = measure_change(before, after).difference
     for end, means_so in ((found.low, means), (-found.high, -means)):
         ascending = np.sort(np.append(-1.0, means_so))
-        assert end == pytest.approx(ascending[np.ceil(0.025 * len(ascending)).astype(int) - 1], abs=1e-5)
+        assert end == pytest.approx(
+            ascending[np.ceil(0.025 * len(ascending)).astype(int) - 1], abs=1e-5
+        )
 
 
 def test_the_interval_of_a_change_holds_the_true_one(rng):

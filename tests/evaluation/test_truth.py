@@ -15,7 +15,9 @@ def test_without_truth_row_i_belongs_to_row_i():
     assert pairs(as_truth(None, 3, 3)) == [(0, 0), (1, 1), (2, 2)]
 
 
-@pytest.mark.parametrize("source", [np.array([[4, 1], [0, 2]]), [[4, 1], [0, 2]], [np.array([4, 1]), (0, 2)]])
+@pytest.mark.parametrize(
+    "source", [np.array([[4, 1], [0, 2]]), [[4, 1], [0, 2]], [np.array([4, 1]), (0, 2)]]
+)
 def test_several_targets_a_query_as_an_array_or_as_lists(source):
     assert pairs(as_truth(source, 2, 5)) == [(0, 1), (0, 4), (1, 0), (1, 2)]
 
@@ -35,7 +37,8 @@ def test_a_qrels_file_by_name_with_grades_and_without_the_irrelevant(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("truth.txt", "0 0 2 1\n0 0 1 1\n2 0 0 1\n"), ("truth.json", "[[2, 1], [], [0]]")]
+    ("name", "content"),
+    [("truth.txt", "0 0 2 1\n0 0 1 1\n2 0 0 1\n"), ("truth.json", "[[2, 1], [], [0]]")],
 )
 def test_files_of_row_numbers_need_no_names(name, content, tmp_path):
     (tmp_path / name).write_text(content)
@@ -46,7 +49,9 @@ def test_files_of_row_numbers_need_no_names(name, content, tmp_path):
 
 def test_a_qrels_file_of_beir_has_a_header_and_three_columns(tmp_path):
     file = tmp_path / "test.tsv"
-    file.write_text("query-id\tcorpus-id\tscore\n0\t2\t1\n1\t0\t2\n", encoding="utf-8-sig")
+    file.write_text(
+        "query-id\tcorpus-id\tscore\n0\t2\t1\n1\t0\t2\n", encoding="utf-8-sig"
+    )
     truth = as_truth(file, 2, 3)
     assert pairs(truth) == [(0, 2), (1, 0)]
     assert truth.grades.tolist() == [1, 2]
@@ -80,7 +85,10 @@ def test_what_is_no_ground_truth_is_refused_in_one_line(source, said):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("line", "said"), [("q1 0 owl 1", "'owl' is not among the 2 known"), ("q1 owl", "qrels file")])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("q1 0 owl 1", "'owl' is not among the 2 known"), ("q1 owl", "qrels file")],
+)
 def test_a_qrels_file_that_does_not_fit_is_refused(tmp_path, line, said):
     file = tmp_path / "photos.qrels"
     file.write_text(line + "\n")
@@ -89,6 +97,10 @@ def test_a_qrels_file_that_does_not_fit_is_refused(tmp_path, line, said):
 
 
 def test_a_pickled_array_is_never_loaded(tmp_path):
-    np.save(tmp_path / "truth.npy", np.array([[0], [1, 2]], dtype=object), allow_pickle=True)
-    with pytest.raises(InputError, match="holds pickled objects, which are never loaded"):
+    np.save(
+        tmp_path / "truth.npy", np.array([[0], [1, 2]], dtype=object), allow_pickle=True
+    )
+    with pytest.raises(
+        InputError, match="holds pickled objects, which are never loaded"
+    ):
         as_truth(tmp_path / "truth.npy", 2, 3)

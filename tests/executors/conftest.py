@@ -50,7 +50,9 @@ def parts(gallery, tmp_path_factory):
 
     def written(count: int) -> str:
         folder = tmp_path_factory.mktemp(f"parts{count}")
-        for number, (start, stop) in enumerate(zip(UNEVEN[count][:-1], UNEVEN[count][1:], strict=True)):
+        for number, (start, stop) in enumerate(
+            zip(UNEVEN[count][:-1], UNEVEN[count][1:], strict=True)
+        ):
             np.save(folder / f"part-{number}.npy", gallery[start:stop])
         return str(folder / "part-*.npy")
 

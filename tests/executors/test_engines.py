@@ -29,9 +29,18 @@ def dask():
     with (
         # A local cluster closes the nanny of a worker that is not there so long after it was killed: it may have been
         # killed again.
-        config.set({"distributed.deploy.lost-worker-timeout": "1h", "distributed.scheduler.allowed-failures": 20}),
+        config.set(
+            {
+                "distributed.deploy.lost-worker-timeout": "1h",
+                "distributed.scheduler.allowed-failures": 20,
+            }
+        ),
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, memory_limit="2GiB", dashboard_address=":0"
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit="2GiB",
+            dashboard_address=":0",
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
@@ -49,7 +58,9 @@ def expected(bank, gallery):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_workers_that_are_killed_at_random_change_nothing(dask, bank, gallery, parts, expected):
+def test_workers_that_are_killed_at_random_change_nothing(
+    dask, bank, gallery, parts, expected
+):
     killed, over = 0, threading.Event()
 
     def kill():
@@ -58,8 +69,16 @@ def test_workers_that_are_killed_at_random_change_nothing(dask, bank, gallery, p
         while killed < KILLS and not over.is_set():
             over.wait(dice.uniform(0.2, 3.0))
             # A nanny gives up a worker that dies while it starts.
-            nannies = [each for each in dask.cluster.workers.values() if each.status.name == "running"]
-            alive = [each.process.pid for each in nannies if each.process.status.name == "running"]
+            nannies = [
+                each
+                for each in dask.cluster.workers.values()
+                if each.status.name == "running"
+            ]
+            alive = [
+                each.process.pid
+                for each in nannies
+                if each.process.status.name == "running"
+            ]
             if alive:
                 os.kill(dice.choice(alive), signal.SIGKILL)
                 killed += 1
@@ -69,8 +88,12 @@ def test_workers_that_are_killed_at_random_change_nothing(dask, bank, gallery, p
     fits = 0
     try:
         while killer.is_alive():
-            model = hubplugin.fit(parts[8], bank, executor=dask.get_executor(pure=False))
-            np.testing.assert_allclose(model.offsets(gallery), expected, rtol=0, atol=1e-5)
+            model = hubplugin.fit(
+                parts[8], bank, executor=dask.get_executor(pure=False)
+            )
+            np.testing.assert_allclose(
+                model.offsets(gallery), expected, rtol=0, atol=1e-5
+            )
             fits += 1
     finally:
         over.set()
@@ -91,15 +114,29 @@ def test_ray_gives_the_same_offsets(bank, gallery, parts, expected):
     ray = pytest.importorskip("ray", reason="pip install ray")
     from examples.executor_fit import RayExecutor
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+    )
     try:
-        found = hubplugin.fit(parts[8], bank, executor=RayExecutor(num_cpus=1)).offsets(gallery)
+        found = hubplugin.fit(parts[8], bank, executor=RayExecutor(num_cpus=1)).offsets(
+            gallery
+        )
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
         damaged = np.load(parts[1].replace("*", "0"))
         damaged[3] = np.nan
         np.save(Path(parts[1]).parent / "damaged.npy", damaged)
-        with pytest.raises(InputError, match=r"^targets, shard 0 \(damaged.npy\): row 3 holds a value [^\n]*$"):
-            hubplugin.fit([str(Path(parts[1]).parent / "damaged.npy")], bank, executor=RayExecutor())
+        with pytest.raises(
+            InputError,
+            match=r"^targets, shard 0 \(damaged.npy\): row 3 holds a value [^\n]*$",
+        ):
+            hubplugin.fit(
+                [str(Path(parts[1]).parent / "damaged.npy")],
+                bank,
+                executor=RayExecutor(),
+            )
     finally:
         ray.shutdown()
 
@@ -107,7 +144,9 @@ def test_ray_gives_the_same_offsets(bank, gallery, parts, expected):
 @pytest.mark.parametrize("engine", ["processes", "dask", "ray"])
 def test_the_example_runs_on_each_engine(engine):
     example = Path(__file__).parents[2] / "examples" / "executor_fit.py"
-    ran = subprocess.run([sys.executable, example, engine], capture_output=True, text=True, timeout=300)
+    ran = subprocess.run(
+        [sys.executable, example, engine], capture_output=True, text=True, timeout=300
+    )
     assert ran.returncode == 0, ran.stderr
     told = ran.stdout.splitlines()[-1]
     assert told.startswith("largest difference from a fit in one process: ")

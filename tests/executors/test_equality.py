@@ -29,7 +29,13 @@ SETTINGS = [
 
 def offsets(bank, method, gallery, second, metric="cosine", **more):
     """Of the gallery, by a fit on one machine; by one in shards where they are given."""
-    model = hubplugin.fit(more.pop("shards_at", gallery), hubplugin.Bank(bank, second), method, metric=metric, **more)
+    model = hubplugin.fit(
+        more.pop("shards_at", gallery),
+        hubplugin.Bank(bank, second),
+        method,
+        metric=metric,
+        **more,
+    )
     return model, model.offsets(gallery)
 
 
@@ -38,10 +44,14 @@ def test_every_method_is_among_the_settings():
 
 
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
-def test_offsets_are_those_of_one_machine(method, parameters, real, gallery, parts, serial):
+def test_offsets_are_those_of_one_machine(
+    method, parameters, real, gallery, parts, serial
+):
     bank, second = real["bank_queries"][:200], real["bank_targets"][1000:1150]
     one, expected = offsets(bank, method, gallery, second, **parameters)
-    other, found = offsets(bank, method, gallery, second, shards_at=parts[8], executor=serial, **parameters)
+    other, found = offsets(
+        bank, method, gallery, second, shards_at=parts[8], executor=serial, **parameters
+    )
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     assert other.parameters == one.parameters
     assert other.gallery.count == len(gallery)
@@ -54,20 +64,41 @@ def test_other_metrics(method, metric, gallery, parts, real, serial):
     bank = 3 * real["bank_queries"][150:300].astype(np.float32)
     parameters = {"tau": 0.2} if method == "sn" else {}
     _, expected = offsets(bank, method, gallery, None, metric, **parameters)
-    _, found = offsets(bank, method, gallery, None, metric, shards_at=parts[8], executor=serial, **parameters)
+    _, found = offsets(
+        bank,
+        method,
+        gallery,
+        None,
+        metric,
+        shards_at=parts[8],
+        executor=serial,
+        **parameters,
+    )
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
-    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) > 1),
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(
+        lambda sizes: sum(sizes) > 1
+    ),
     seed=st.integers(0, 99),
 )
 def test_any_division_into_shards(sizes, seed, tmp_path, serial):
     rng = np.random.default_rng(seed)
-    bank, targets = rng.normal(size=(30, 6)), rng.normal(size=(sum(sizes), 6)).astype(np.float32)
+    bank, targets = (
+        rng.normal(size=(30, 6)),
+        rng.normal(size=(sum(sizes), 6)).astype(np.float32),
+    )
     ends = np.cumsum(sizes)
-    paths = [tmp_path / f"{seed}-{'-'.join(map(str, sizes))}-{number}.npy" for number in range(len(sizes))]
+    paths = [
+        tmp_path / f"{seed}-{'-'.join(map(str, sizes))}-{number}.npy"
+        for number in range(len(sizes))
+    ]
     for path, part in zip(paths, np.split(targets, ends[:-1]), strict=True):
         np.save(path, part)
     _, expected = offsets(bank, "blend", targets, None)
@@ -80,7 +111,9 @@ def test_kinds_of_files(kind, gallery, real, tmp_path, serial):
     if kind == "safetensors":
         from safetensors.numpy import save_file
 
-        save_file({"vectors": np.ascontiguousarray(gallery)}, tmp_path / "all.safetensors")
+        save_file(
+            {"vectors": np.ascontiguousarray(gallery)}, tmp_path / "all.safetensors"
+        )
         where = tmp_path / "all.safetensors"
     elif kind == "npy":
         where = tmp_path / "all.npy"
@@ -94,12 +127,16 @@ def test_kinds_of_files(kind, gallery, real, tmp_path, serial):
         import pyarrow.parquet as pq
 
         for number, part in enumerate(np.array_split(gallery, 3)):
-            table = pa.table({"id": range(len(part)), "vector": list(part.astype(np.float32))})
+            table = pa.table(
+                {"id": range(len(part)), "vector": list(part.astype(np.float32))}
+            )
             pq.write_table(table, tmp_path / f"{number}.parquet")
         where = str(tmp_path / "*.parquet")
     bank = real["bank_queries"][:150]
     _, expected = offsets(bank, "blend", gallery, None)
-    _, found = offsets(bank, "blend", gallery, None, shards_at=where, executor=serial, shards=5)
+    _, found = offsets(
+        bank, "blend", gallery, None, shards_at=where, executor=serial, shards=5
+    )
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
@@ -109,32 +146,48 @@ def apart(offsets: np.ndarray, exact: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("has_second", [False, True])
-def test_a_sample_gives_nearly_the_offsets_of_the_whole(has_second, gallery, parts, real, serial, monkeypatch, caplog):
+def test_a_sample_gives_nearly_the_offsets_of_the_whole(
+    has_second, gallery, parts, real, serial, monkeypatch, caplog
+):
     """Answers are those of the whole gallery, so that of a log no other entries are left out."""
-    bank, second = real["test_queries"][:400], real["bank_targets"][1000:1150] if has_second else None
+    bank, second = (
+        real["test_queries"][:400],
+        real["bank_targets"][1000:1150] if has_second else None,
+    )
     _, exact = offsets(bank, "blend", gallery, second)
     _, sampled = offsets(bank, "blend", gallery, second, sample=len(gallery) // 3)
     monkeypatch.setattr("hubplugin.executors.SAMPLE", len(gallery) // 3)
-    model, found = offsets(bank, "blend", gallery, second, shards_at=parts[8], executor=serial)
+    model, found = offsets(
+        bank, "blend", gallery, second, shards_at=parts[8], executor=serial
+    )
     assert apart(found, exact) < 1.2 * apart(sampled, exact)
     assert model.gallery.count == len(gallery)
     assert model.fitted is None
     assert "the correction is fitted on a sample of" in caplog.text
 
 
-def test_the_guard_sees_the_bank_as_in_one_process(gallery, parts, real, serial, monkeypatch):
+def test_the_guard_sees_the_bank_as_in_one_process(
+    gallery, parts, real, serial, monkeypatch
+):
     from hubplugin.executors import read_by_workers, shards_of
     from hubplugin.guard import profile_of
     from hubplugin.methods import METHODS
 
-    log = hubplugin.Bank(real["test_queries"][:400]).prepare("cosine", hubplugin.Compute())
+    log = hubplugin.Bank(real["test_queries"][:400]).prepare(
+        "cosine", hubplugin.Compute()
+    )
     alone = profile_of(log.against(gallery))
     monkeypatch.setattr("hubplugin.executors.SAMPLE", len(gallery) // 3)
-    by_workers = profile_of(read_by_workers(log, parts[8], shards_of(parts[8]), METHODS["blend"](), serial))
+    by_workers = profile_of(
+        read_by_workers(log, parts[8], shards_of(parts[8]), METHODS["blend"](), serial)
+    )
     assert by_workers.spacing == pytest.approx(alone.spacing, rel=1e-6)
     assert by_workers.kind == alone.kind
 
 
 def test_what_is_no_executor_is_refused_in_one_line(parts, real):
-    with pytest.raises(hubplugin.InputError, match=r"executor='threads' is none; pass a concurrent.futures.Executor"):
+    with pytest.raises(
+        hubplugin.InputError,
+        match=r"executor='threads' is none; pass a concurrent.futures.Executor",
+    ):
         hubplugin.fit(parts[3], real["bank_queries"], executor="threads")

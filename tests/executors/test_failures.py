@@ -45,13 +45,23 @@ def row(number, value):
     ("shard", "damage", "said"),
     [
         (2, row(17, np.nan), "row 17 holds a value that is NaN or infinity"),
-        (3, lambda file: np.save(file, np.ones((5, 6), np.float32)), "has 6 dimensions, the bank has 8"),
-        (2, lambda file: file.write_bytes(file.read_bytes()[:-100]), "damaged or truncated .npy file"),
+        (
+            3,
+            lambda file: np.save(file, np.ones((5, 6), np.float32)),
+            "has 6 dimensions, the bank has 8",
+        ),
+        (
+            2,
+            lambda file: file.write_bytes(file.read_bytes()[:-100]),
+            "damaged or truncated .npy file",
+        ),
     ],
 )
 def test_a_shard_that_cannot_be_used_is_named(folder, shard, damage, said):
     damage(folder / f"{shard}.npy")
-    with pytest.raises(InputError, match=rf"^targets, shard {shard} \({shard}.npy\).* {said}"):
+    with pytest.raises(
+        InputError, match=rf"^targets, shard {shard} \({shard}.npy\).* {said}"
+    ):
         fit(folder)
 
 
@@ -60,15 +70,26 @@ def test_a_shard_that_cannot_be_used_is_named(folder, shard, damage, said):
     [
         ("FOLDER/?.npy", "has 6 dimensions, the bank has 8"),
         ("FOLDER/none-*.npy", "no file matches"),
-        (["FOLDER/0.npy", "FOLDER/gone.npy"], r"^targets, shard 1: there is no file .*gone.npy"),
+        (
+            ["FOLDER/0.npy", "FOLDER/gone.npy"],
+            r"^targets, shard 1: there is no file .*gone.npy",
+        ),
         (["FOLDER/empty.npy"], "is empty"),
-        (["FOLDER/x.parquet"], r"^targets, shard 0 .*damaged or truncated .parquet file"),
+        (
+            ["FOLDER/x.parquet"],
+            r"^targets, shard 0 .*damaged or truncated .parquet file",
+        ),
         ("s3://bucket/x.npy", "there is no file 's3:...'"),
         (None, "an executor computes on the gallery: pass targets="),
-        *((source, "workers cannot read .* from the memory of this process") for source in (BANK, [[1.0, 2.0]], 7)),
+        *(
+            (source, "workers cannot read .* from the memory of this process")
+            for source in (BANK, [[1.0, 2.0]], 7)
+        ),
     ],
 )
-def test_targets_that_workers_cannot_use_are_refused_in_one_line(tmp_path, targets, said):
+def test_targets_that_workers_cannot_use_are_refused_in_one_line(
+    tmp_path, targets, said
+):
     np.save(tmp_path / "0.npy", np.ones((5, 6), np.float32))
     np.save(tmp_path / "empty.npy", np.ones((0, 8), np.float32))
     (tmp_path / "x.parquet").write_bytes(b"PAR1" + b"nonsense" * 50 + b"PAR1")
@@ -84,7 +105,10 @@ def test_targets_that_workers_cannot_use_are_refused_in_one_line(tmp_path, targe
 def test_a_file_that_became_shorter_since_it_was_divided(folder):
     shards = shards_of(folder / "0.npy", 2)
     np.save(folder / "0.npy", np.ones((30, 8), np.float32))
-    with pytest.raises(InputError, match=r"shard 1 \(0.npy from row 25 on\): the file has 30 rows; it changed"):
+    with pytest.raises(
+        InputError,
+        match=r"shard 1 \(0.npy from row 25 on\): the file has 30 rows; it changed",
+    ):
         hubplugin.fit(shards, BANK, executor=Serial())
 
 
@@ -133,14 +157,22 @@ def test_ctrl_c_cancels_what_was_sent(folder):
 def test_processes_that_are_forks_are_refused_in_one_line(folder, job):
     if "fork" not in get_all_start_methods():
         pytest.skip("this system has no fork")
-    store = hubplugin.open_store(flat_index(folder / "a.faiss", np.load(folder / "0.npy")))
+    store = hubplugin.open_store(
+        flat_index(folder / "a.faiss", np.load(folder / "0.npy"))
+    )
     jobs = {
         "fit": lambda forks: fit(folder, forks),
         "apply": lambda forks: hubplugin.apply(store, BANK, executor=forks),
     }
-    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as forks, pytest.raises(InputError) as refused:
+    with (
+        ProcessPoolExecutor(1, mp_context=get_context("fork")) as forks,
+        pytest.raises(InputError) as refused,
+    ):
         jobs[job](forks)
-    assert re.fullmatch(r"the processes of this executor are forks, .* mp_context=.*spawn.*", str(refused.value))
+    assert re.fullmatch(
+        r"the processes of this executor are forks, .* mp_context=.*spawn.*",
+        str(refused.value),
+    )
 
 
 def test_progress_tells_shards(folder):
@@ -151,17 +183,23 @@ def test_progress_tells_shards(folder):
         told.append((what, done, total))
 
     fit(folder, compute=hubplugin.Compute(progress=progress))
-    assert told[:4] == [("reading the gallery, 4 shards", done, 4) for done in (1, 2, 3, 4)]
+    assert told[:4] == [
+        ("reading the gallery, 4 shards", done, 4) for done in (1, 2, 3, 4)
+    ]
 
 
 def test_shards_are_refused_without_workers():
-    with pytest.raises(InputError, match="shards= are for workers: pass executor=, too"):
+    with pytest.raises(
+        InputError, match="shards= are for workers: pass executor=, too"
+    ):
         hubplugin.fit(BANK, BANK, "nnn", shards=2)
 
 
 def test_zero_vectors_are_left_out_and_counted(folder):
     row(3, 0)(folder / "1.npy")
     np.save(folder / "2.npy", np.zeros((5, 8), np.float32))
-    with pytest.warns(UserWarning, match="targets: 6 zero vectors are left out, and keep the offset 0"):
+    with pytest.warns(
+        UserWarning, match="targets: 6 zero vectors are left out, and keep the offset 0"
+    ):
         model = fit(folder)
     assert model.gallery.count == 149

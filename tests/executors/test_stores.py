@@ -21,10 +21,16 @@ def bank(real):
 @pytest.fixture
 def index_file(tmp_path, gallery):
     def made(name: str, factory: str = "Flat") -> str:
-        vectors = np.tile(gallery.astype(np.float32), (2, 1))[:3100]  # three pages of rows, one for each shard
-        vectors += 1e-3 * np.random.default_rng(0).normal(size=vectors.shape).astype(np.float32)
+        vectors = np.tile(gallery.astype(np.float32), (2, 1))[
+            :3100
+        ]  # three pages of rows, one for each shard
+        vectors += 1e-3 * np.random.default_rng(0).normal(size=vectors.shape).astype(
+            np.float32
+        )
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-        index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
+        index = faiss.index_factory(
+            vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT
+        )
         index.train(vectors)
         index.add(vectors)
         faiss.write_index(index, str(tmp_path / name))
@@ -35,13 +41,22 @@ def index_file(tmp_path, gallery):
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF8,SQfp16"])
-def test_a_faiss_file_by_shards_is_searched_as_by_one_process(factory, index_file, bank, real, serial):
-    one, other = (hubplugin.open_store(index_file(name, factory)) for name in ("one.faiss", "b.faiss"))
+def test_a_faiss_file_by_shards_is_searched_as_by_one_process(
+    factory, index_file, bank, real, serial
+):
+    one, other = (
+        hubplugin.open_store(index_file(name, factory))
+        for name in ("one.faiss", "b.faiss")
+    )
     # In float32 the shape of a product breaks a tie of two halves' answers.
     exactly = hubplugin.Compute(precision="float64")
     alone = hubplugin.apply(one, bank, compute=exactly)
     shared = hubplugin.apply(other, bank, executor=serial, shards=3, compute=exactly)
-    assert (shared.scanned, shared.missing, shared.stale) == (alone.scanned, alone.missing, alone.stale)
+    assert (shared.scanned, shared.missing, shared.stale) == (
+        alone.scanned,
+        alone.missing,
+        alone.stale,
+    )
     assert str(shared.trial) == str(alone.trial)
     queries = real["test_queries"][:50].astype(np.float32)
     expected, found = one.search(queries, 5), other.search(queries, 5)
@@ -59,14 +74,20 @@ def test_writing_that_was_cut_off_is_taken_up(index_file, bank, tmp_path):
     before = Path(url.removeprefix("faiss:")).read_bytes()
     with pytest.raises(KeyboardInterrupt):
         hubplugin.apply(hubplugin.open_store(url), bank, executor=Serial(5), shards=3)
-    assert Path(url.removeprefix("faiss:")).read_bytes() == before  # searches are unchanged
+    assert (
+        Path(url.removeprefix("faiss:")).read_bytes() == before
+    )  # searches are unchanged
     _open_once.cache_clear()
     rest, store = Serial(), hubplugin.open_store(url)
     done = hubplugin.apply(store, bank, executor=rest, shards=3)
     assert len(rest.shards) == 3  # nothing is fitted again
     assert done.scanned < 3100  # nor written
     assert store.correction().active
-    assert sorted(path.name for path in (tmp_path / "a.faiss.hub").iterdir()) == ["1.model", "lock", "manifest.json"]
+    assert sorted(path.name for path in (tmp_path / "a.faiss.hub").iterdir()) == [
+        "1.model",
+        "lock",
+        "manifest.json",
+    ]
 
 
 def test_a_file_that_another_program_changes_meanwhile(index_file, bank):
@@ -74,29 +95,52 @@ def test_a_file_that_another_program_changes_meanwhile(index_file, bank):
     store = hubplugin.open_store(url)
     planned = store.shards(3)
     index_file("a.faiss", "SQ8")
-    with pytest.raises(StoreError, match="the file was changed by another program meanwhile; run it again"):
+    with pytest.raises(
+        StoreError,
+        match="the file was changed by another program meanwhile; run it again",
+    ):
         list(planned[1].scan())
 
 
 def test_what_is_for_one_process_alone(index_file, bank, serial):
     store = hubplugin.open_store(index_file("a.faiss"))
-    with pytest.raises(InputError, match="clicks need all targets in one process: leave executor= out"):
-        hubplugin.apply(store, hubplugin.Bank(bank, list(range(len(bank)))), executor=serial)
+    with pytest.raises(
+        InputError, match="clicks need all targets in one process: leave executor= out"
+    ):
+        hubplugin.apply(
+            store, hubplugin.Bank(bank, list(range(len(bank)))), executor=serial
+        )
 
 
 def test_a_local_collection_is_for_one_process(tmp_path, bank, gallery, serial):
     from qdrant_client import QdrantClient, models
 
     client = QdrantClient(path=str(tmp_path))
-    client.create_collection("c", vectors_config=models.VectorParams(size=384, distance=models.Distance.COSINE))
-    client.upsert("c", models.Batch(ids=list(range(200)), vectors=gallery[:200].astype(float).tolist()))
+    client.create_collection(
+        "c",
+        vectors_config=models.VectorParams(size=384, distance=models.Distance.COSINE),
+    )
+    client.upsert(
+        "c",
+        models.Batch(
+            ids=list(range(200)), vectors=gallery[:200].astype(float).tolist()
+        ),
+    )
     client.close()
     with pytest.raises(StoreError, match="other machines cannot open it"):
-        hubplugin.apply(hubplugin.open_store(f"qdrant-local:{tmp_path}/c"), bank, force=True, executor=serial)
+        hubplugin.apply(
+            hubplugin.open_store(f"qdrant-local:{tmp_path}/c"),
+            bank,
+            force=True,
+            executor=serial,
+        )
 
 
 def test_ids_stand_in_the_order_in_which_a_server_lists_them():
-    uuids = ["00000000-0000-0000-0000-000000000002", "f0000000-0000-0000-0000-000000000000"]
+    uuids = [
+        "00000000-0000-0000-0000-000000000002",
+        "f0000000-0000-0000-0000-000000000000",
+    ]
     assert sorted([*uuids, 3, 10**18, 0], key=rank) == [0, 3, 10**18, *uuids]
 
 
@@ -117,7 +161,12 @@ def collection(monkeypatch, gallery):
     ]
 
     def made(name: str) -> QdrantStore:
-        client.create_collection(name, vectors_config=models.VectorParams(size=384, distance=models.Distance.COSINE))
+        client.create_collection(
+            name,
+            vectors_config=models.VectorParams(
+                size=384, distance=models.Distance.COSINE
+            ),
+        )
         client.upsert(name, models.Batch(ids=ids, vectors=vectors.tolist()))
         return opened(f"qdrant://here/{name}")
 
@@ -130,7 +179,9 @@ def collection(monkeypatch, gallery):
 
 def offsets_of(store) -> dict[int | str, float]:
     return {
-        each: value for batch in store.scan() for each, value in zip(batch.ids, batch.offsets.tolist(), strict=True)
+        each: value
+        for batch in store.scan()
+        for each, value in zip(batch.ids, batch.offsets.tolist(), strict=True)
     }
 
 
@@ -140,21 +191,31 @@ def test_ranges_of_ids_have_every_point_once(collection):
     for count in (1, 4, 7):
         shards = store.shards(count)
         assert len(shards) == count
-        assert [each for shard in shards for batch in shard.scan() for each in batch.ids] == everything
+        assert [
+            each for shard in shards for batch in shard.scan() for each in batch.ids
+        ] == everything
 
 
-def test_a_collection_by_shards_has_the_offsets_of_one_process(collection, bank, serial):
+def test_a_collection_by_shards_has_the_offsets_of_one_process(
+    collection, bank, serial
+):
     one, other = collection("a"), collection("b")
     alone = hubplugin.apply(one, bank)
     shared = hubplugin.apply(other, bank, executor=serial, shards=4)
-    assert (shared.scanned, shared.missing, shared.stale) == (alone.scanned, alone.missing, alone.stale)
+    assert (shared.scanned, shared.missing, shared.stale) == (
+        alone.scanned,
+        alone.missing,
+        alone.stale,
+    )
     expected, found = offsets_of(one), offsets_of(other)
     assert list(found) == list(expected)
     np.testing.assert_allclose(list(found.values()), list(expected.values()), atol=1e-5)
     assert other.correction().active
 
 
-def test_a_second_coordinator_takes_over_and_the_first_activates_nothing(collection, bank, serial):
+def test_a_second_coordinator_takes_over_and_the_first_activates_nothing(
+    collection, bank, serial
+):
     store = collection("a")
     model = hubplugin.fit(store, bank)
     other = hubplugin.fit(store, bank[:200])
@@ -162,9 +223,16 @@ def test_a_second_coordinator_takes_over_and_the_first_activates_nothing(collect
         shard = store.shards(1)[0]
         joined, writing, _ = first.share().join(shard)
         second = store.begin(other)
-        with pytest.raises(StoreError, match="another run has begun since, and this one stops"):
+        with pytest.raises(
+            StoreError, match="another run has begun since, and this one stops"
+        ):
             first.share().join(shard)
-        with pytest.raises(StoreError, match="another run has begun since, and this one stops"), writing:
+        with (
+            pytest.raises(
+                StoreError, match="another run has begun since, and this one stops"
+            ),
+            writing,
+        ):
             list(writing.scan())
         with pytest.raises(StoreError, match="another run has begun since"):
             first.activate()
@@ -173,14 +241,22 @@ def test_a_second_coordinator_takes_over_and_the_first_activates_nothing(collect
 
 
 @pytest.mark.parametrize("count", [1, None], ids=["one", "all of a shard"])
-def test_zero_vectors_are_counted_by_the_workers_and_keep_the_offset_0(collection, bank, serial, count):
+def test_zero_vectors_are_counted_by_the_workers_and_keep_the_offset_0(
+    collection, bank, serial, count
+):
     from qdrant_client import models
 
     store, dim = collection("a"), bank.shape[1]
     zeros = [key for batch in store.shards(3)[1].scan() for key in batch.ids][:count]
-    store.client.update_vectors("a", [models.PointVectors(id=key, vector=[0.0] * dim) for key in zeros])
+    store.client.update_vectors(
+        "a", [models.PointVectors(id=key, vector=[0.0] * dim) for key in zeros]
+    )
     done = hubplugin.apply(store, bank, executor=serial, shards=3, force=True)
-    assert (done.model.gallery.count, done.scanned, done.invalid_vectors.count) == (900 - len(zeros), 900, len(zeros))
+    assert (done.model.gallery.count, done.scanned, done.invalid_vectors.count) == (
+        900 - len(zeros),
+        900,
+        len(zeros),
+    )
     assert done.invalid_vectors.named[zeros[0]] == "length 0"
     offsets = offsets_of(store)
     assert not any(offsets[key] for key in zeros)

@@ -14,7 +14,15 @@ from hubplugin_faiss.handlers import handler_for
 
 IP, L2 = faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2
 
-EXACT = ("Flat", "IDMap,Flat", "IDMap2,Flat", "IVF8,Flat", "IDMap2,IVF8,Flat", "L2norm,Flat", "IVF8_HNSW8,Flat")
+EXACT = (
+    "Flat",
+    "IDMap,Flat",
+    "IDMap2,Flat",
+    "IVF8,Flat",
+    "IDMap2,IVF8,Flat",
+    "L2norm,Flat",
+    "IVF8_HNSW8,Flat",
+)
 """All are searched exhaustively in the tests, so their results are the exact corrected ranking."""
 
 QUANTISED = (
@@ -31,16 +39,35 @@ REFINED = (
     "PQ6x4fs,RFlat",
 )
 ALL = EXACT + QUANTISED + GRAPHS + REFINED
-FEW = ("Flat", "IDMap2,IVF8,Flat", "SQ8", "IVF8,PQ6x8np", "PQ6x4fs", "HNSW16,Flat", "PQ6x8np,RFlat")
+FEW = (
+    "Flat",
+    "IDMap2,IVF8,Flat",
+    "SQ8",
+    "IVF8,PQ6x8np",
+    "PQ6x4fs",
+    "HNSW16,Flat",
+    "PQ6x8np,RFlat",
+)
 """One for each way of keeping codes and of upgrading them: those of `make check`."""
 
 
 def slow_but(few: Collection[str], kinds: Iterable[str]) -> list[Any]:
     """`kinds` as parameters of a test: the few are always tried, the rest where slow tests run."""
-    return [kind if kind in few else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
+    return [
+        kind if kind in few else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in kinds
+    ]
 
 
-TOLERANCE = {"SQ8": 1e-4, "SQ6": 1e-3, "SQ4": 4e-3, "x8": 6e-3, "x6": 1e-3, "x4": 8e-3, "bf16": 1e-4}
+TOLERANCE = {
+    "SQ8": 1e-4,
+    "SQ6": 1e-3,
+    "SQ4": 4e-3,
+    "x8": 6e-3,
+    "x6": 1e-3,
+    "x4": 8e-3,
+    "bf16": 1e-4,
+}
 """By how much a quantiser may move an offset whose range is 0.4."""
 
 
@@ -125,7 +152,14 @@ def best(scores: np.ndarray, k: int = 10) -> np.ndarray:
 
 def recall(found: np.ndarray, expected: np.ndarray) -> float:
     """The share of `expected` [m, k] that is in `found` [m, k]."""
-    return float(np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in zip(found, expected, strict=True)]))
+    return float(
+        np.mean(
+            [
+                len(np.intersect1d(a, b)) / len(b)
+                for a, b in zip(found, expected, strict=True)
+            ]
+        )
+    )
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
@@ -134,7 +168,9 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 def in_bf16(rows: np.ndarray) -> np.ndarray:
     """`rows` with the last 16 bits of each number rounded away."""
-    return ((np.ascontiguousarray(rows, np.float32).view(np.uint32) + 0x8000) & 0xFFFF0000).view(np.float32)
+    return (
+        (np.ascontiguousarray(rows, np.float32).view(np.uint32) + 0x8000) & 0xFFFF0000
+    ).view(np.float32)
 
 
 def look_everywhere(index: faiss.Index) -> None:
@@ -165,7 +201,9 @@ def as_similarities(scores: np.ndarray, metric: int) -> np.ndarray:
     return scores.astype(np.float64) if metric == IP else -scores.astype(np.float64) / 2
 
 
-def assert_ranked(labels: np.ndarray, truth: np.ndarray, ids: np.ndarray, ties: float = 1e-5) -> None:
+def assert_ranked(
+    labels: np.ndarray, truth: np.ndarray, ids: np.ndarray, ties: float = 1e-5
+) -> None:
     """`labels` [m, k] are the k best of the scores `truth` [m, n], up to scores that differ by less than `ties`."""
     column = np.empty(ids.max() + 1, np.int64)
     column[ids] = np.arange(len(ids))
@@ -174,12 +212,20 @@ def assert_ranked(labels: np.ndarray, truth: np.ndarray, ids: np.ndarray, ties: 
     np.testing.assert_allclose(found, best, rtol=0, atol=ties)
 
 
-def loss_of_recall(index: faiss.Index, upgraded: faiss.Index, model: hubplugin.OffsetModel) -> tuple[float, float]:
+def loss_of_recall(
+    index: faiss.Index, upgraded: faiss.Index, model: hubplugin.OffsetModel
+) -> tuple[float, float]:
     """recall@10 of bank queries by `index` against the raw ranking of what it decodes, and by `upgraded` against the
     corrected one, as both are set to search."""
     handler, bank = handler_for(upgraded), model.terms[0].bank
-    vectors, offsets = (np.concatenate(part) for part in zip(*handler.scan(0, 1000), strict=True))
+    vectors, offsets = (
+        np.concatenate(part) for part in zip(*handler.scan(0, 1000), strict=True)
+    )
     labels, mapped = handler.labels(), model.queries(bank)
-    raw, corrected = (similarities(queries, vectors, index.metric_type) for queries in (bank, mapped))
+    raw, corrected = (
+        similarities(queries, vectors, index.metric_type) for queries in (bank, mapped)
+    )
     before = recall(index.search(bank, 10)[1], labels[best(raw)])
-    return before, recall(upgraded.search(bank, 10)[1], labels[best(corrected + offsets)])
+    return before, recall(
+        upgraded.search(bank, 10)[1], labels[best(corrected + offsets)]
+    )

@@ -30,24 +30,52 @@ except hubplugin.HubpluginError as error:
 
 
 def content(folder: Path) -> dict[str, str]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in ("filler", "lock"))
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    files = (
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in ("filler", "lock")
+    )
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def main(source: str, size: int, free: int, step: str) -> None:
     folder = Path(source).with_name("full")
     folder.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(folder)], check=True)
-    subprocess.run(["cp", "-r", "--sparse=always", f"{source}/.", str(folder)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(folder)],
+        check=True,
+    )
+    subprocess.run(
+        ["cp", "-r", "--sparse=always", f"{source}/.", str(folder)], check=True
+    )
     room = os.statvfs(folder)
     with (folder / "filler").open("wb") as filler:
-        os.posix_fallocate(filler.fileno(), 0, room.f_bavail * room.f_bsize - 1024 * free)
+        os.posix_fallocate(
+            filler.fileno(), 0, room.f_bavail * room.f_bsize - 1024 * free
+        )
     before = content(folder)
     bank = repr(str(Path(source).with_name("bank.npy").resolve()))
-    command = [sys.executable, "-c", PROGRAM.replace("STEP", STEPS[step].replace("BANK", bank))]
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM.replace("STEP", STEPS[step].replace("BANK", bank)),
+    ]
     run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     left = shutil.disk_usage(folder).free // 1024
-    print(json.dumps([run.returncode, run.stderr, before == content(folder), free - left, sorted(content(folder))]))
+    print(
+        json.dumps(
+            [
+                run.returncode,
+                run.stderr,
+                before == content(folder),
+                free - left,
+                sorted(content(folder)),
+            ]
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,9 @@ faiss.omp_set_num_threads(1)
 
 
 STEPS: dict[str, Callable[[], object]] = {
-    "apply": lambda: hubplugin.apply(hubplugin_faiss.open_store("x.faiss"), hubplugin.load("next.hub")),
+    "apply": lambda: hubplugin.apply(
+        hubplugin_faiss.open_store("x.faiss"), hubplugin.load("next.hub")
+    ),
     "refresh": lambda: hubplugin.refresh(hubplugin_faiss.open_store("x.faiss")),
     "rollback": lambda: hubplugin.rollback(hubplugin_faiss.open_store("x.faiss")),
     "remove": lambda: hubplugin_faiss.open_store("x.faiss").remove(),
@@ -55,7 +57,9 @@ def kill_before(number: int) -> None:
     changes = itertools.count()
 
     def watch(event: str, arguments: tuple[object, ...]) -> None:
-        counts = event in CHANGES and (event != "open" or int(str(arguments[2])) & (os.O_WRONLY | os.O_RDWR))
+        counts = event in CHANGES and (
+            event != "open" or int(str(arguments[2])) & (os.O_WRONLY | os.O_RDWR)
+        )
         if counts and next(changes) == number:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -74,7 +78,9 @@ def run(step: str, *, seconds: float = 600, change: int | None = None) -> bool:
     while time.monotonic() < end:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            assert status == 0 or (status == signal.SIGKILL and change is not None), f"the step itself failed: {status}"
+            assert status == 0 or (status == signal.SIGKILL and change is not None), (
+                f"the step itself failed: {status}"
+            )
             return status == 0
         time.sleep(0.0002)
     os.kill(child, signal.SIGKILL)
@@ -93,7 +99,10 @@ def state(bank: np.ndarray) -> tuple[object, ...]:
 
 def lying() -> list[str]:
     """The names of all that lies there, whatever numbers versions have."""
-    return sorted(re.sub(r"\d+\.", "N.", str(path)) for path in [*Path("x.faiss.hub").rglob("*"), *Path().glob("x.*")])
+    return sorted(
+        re.sub(r"\d+\.", "N.", str(path))
+        for path in [*Path("x.faiss.hub").rglob("*"), *Path().glob("x.*")]
+    )
 
 
 def same_bits(fingerprint: str) -> int:
@@ -112,14 +121,26 @@ def main(step: str, kills: int) -> None:
     seen: collections.Counter[str] = collections.Counter()
     for kill in range(kills) if kills else itertools.count():
         renewed()
-        ended = run(step, seconds=duration * (kill + 0.5) / kills) if kills else run(step, change=kill)
+        ended = (
+            run(step, seconds=duration * (kill + 0.5) / kills)
+            if kills
+            else run(step, change=kill)
+        )
         found = state(bank)
-        assert found in (before, after), f"after kill {kill} the index is neither as before nor as after"
+        assert found in (before, after), (
+            f"after kill {kill} the index is neither as before nor as after"
+        )
         seen["ended" if ended else "before" if found == before else "after"] += 1
-        again = "refresh" if step == "rollback" and found == after else step  # else it would go back once more
+        again = (
+            "refresh" if step == "rollback" and found == after else step
+        )  # else it would go back once more
         run(again)
-        assert state(bank) == after, f"the run after kill {kill} does not finish the step"
-        assert lying() == there, f"after kill {kill} there is left {lying()}, expected {there}"
+        assert state(bank) == after, (
+            f"the run after kill {kill} does not finish the step"
+        )
+        assert lying() == there, (
+            f"after kill {kill} there is left {lying()}, expected {there}"
+        )
         if ended and not kills:
             break
     print(dict(seen))

@@ -34,8 +34,12 @@ def upgraded(factory, metric, rng):
     vectors = unit(rng.normal(size=(1_000, D)))
     index = faiss.index_factory(D, factory, metric)
     index.train(vectors)
-    index.add_with_ids(vectors, np.arange(1_000) + 5) if "IDMap" in factory else index.add(vectors)
-    return hubplugin_faiss.upgrade(index, 0.05 * rng.normal(size=1_000), force=True), unit(rng.normal(size=(40, D)))
+    index.add_with_ids(
+        vectors, np.arange(1_000) + 5
+    ) if "IDMap" in factory else index.add(vectors)
+    return hubplugin_faiss.upgrade(
+        index, 0.05 * rng.normal(size=1_000), force=True
+    ), unit(rng.normal(size=(40, D)))
 
 
 @pytest.mark.parametrize("metric", [faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2])
@@ -51,12 +55,16 @@ def test_a_copy_for_a_gpu_is_cloned_and_finds_the_same(factory, metric, rng):
         scores, ids = each.search(queries, 10)
         np.testing.assert_array_equal(ids, before[1])
         # Parts of PQ codes that hold 0 change the order in which Faiss sums.
-        np.testing.assert_allclose(scores, before[0], rtol=0, atol=1e-6 if "PQ" in factory else 0)
+        np.testing.assert_allclose(
+            scores, before[0], rtol=0, atol=1e-6 if "PQ" in factory else 0
+        )
 
 
 def test_pq_codes_have_a_number_of_parts_that_a_gpu_reads(rng):
     copy = hubplugin_faiss.for_gpu(upgraded("IVF4,PQ4", faiss.METRIC_L2, rng)[0])
-    assert faiss.downcast_index(copy.index).pq.M == 8  # four and that of the offsets, and three that hold 0
+    assert (
+        faiss.downcast_index(copy.index).pq.M == 8
+    )  # four and that of the offsets, and three that hold 0
 
 
 def test_a_query_map_goes_along(rng):
@@ -64,7 +72,9 @@ def test_a_query_map_goes_along(rng):
     index = faiss.IndexFlatIP(D)
     index.add(vectors)
     turned = QueryMap(0.3 * rng.normal(size=(D, D)).astype(np.float32), 1.0, 200)
-    model = replace(hubplugin.fit(vectors, unit(rng.normal(size=(300, D)))), query_map=turned)
+    model = replace(
+        hubplugin.fit(vectors, unit(rng.normal(size=(300, D)))), query_map=turned
+    )
     index = hubplugin_faiss.upgrade(index, model)
     queries = unit(rng.normal(size=(40, D)))
     found = faiss.clone_index(hubplugin_faiss.for_gpu(index)).search(queries, 10)
@@ -97,7 +107,9 @@ def test_an_index_that_is_not_upgraded_goes_to_faiss_itself():
 
 
 def test_a_copy_is_for_searches_alone(rng):
-    copy = hubplugin_faiss.for_gpu(upgraded("IDMap,Flat", faiss.METRIC_INNER_PRODUCT, rng)[0])
+    copy = hubplugin_faiss.for_gpu(
+        upgraded("IDMap,Flat", faiss.METRIC_INNER_PRODUCT, rng)[0]
+    )
     for job in (
         hubplugin_faiss.downgrade,
         hubplugin_faiss.for_gpu,

@@ -18,7 +18,9 @@ faiss.omp_set_num_threads(1)
 KINDS = ("Flat", "IDMap,Flat", "IDMap2,Flat", "IVF1,Flat", "IVF3,Flat", "HNSW8", "SQfp16", "SQ8", "SQ4", "SQ6",
          "IVF3,SQ8", "IVF3,SQ4", "L2norm,Flat", "IVF3,SQfp16")  # fmt: skip
 
-shapes = st.sampled_from(["spread", "constant", "one hub", "all negative", "all positive", "zero"])
+shapes = st.sampled_from(
+    ["spread", "constant", "one hub", "all negative", "all positive", "zero"]
+)
 sizes = st.sampled_from([1e-9, 1e-4, 0.2, 30.0, 1e6])
 
 
@@ -46,7 +48,9 @@ def offsets_of(shape: str, size: float, n: int, rng: np.random.Generator) -> np.
 )
 def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
     rng = np.random.default_rng(seed)
-    vectors, queries = (rng.normal(size=(rows, d)).astype(np.float32) for rows in (n, 4))
+    vectors, queries = (
+        rng.normal(size=(rows, d)).astype(np.float32) for rows in (n, 4)
+    )
     index = faiss.index_factory(d, kind, metric)
     index.train(np.concatenate([vectors, rng.normal(size=(200, d)).astype(np.float32)]))
     ids = rng.permutation(1000)[:n] if "IDMap" in kind else np.arange(n)
@@ -57,40 +61,71 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
     upgraded = hubplugin_faiss.upgrade(index, offsets)
 
     np.testing.assert_array_equal(
-        faiss.serialize_index(hubplugin_faiss.downgrade(upgraded)), faiss.serialize_index(index)
+        faiss.serialize_index(hubplugin_faiss.downgrade(upgraded)),
+        faiss.serialize_index(index),
     )
     handler = handler_for(upgraded)
     order = handler.order()
     stored, decoded = np.empty(n), np.empty((n, d))
-    for held, into in zip(zip(*handler.scan(0, 1000), strict=True), (decoded, stored), strict=True):
+    for held, into in zip(
+        zip(*handler.scan(0, 1000), strict=True), (decoded, stored), strict=True
+    ):
         into[order] = np.concatenate(held)
     spread = max(float(offsets.max()), 0.0) - min(float(offsets.min()), 0.0)
     rounding = {"SQ4": 0.02, "SQ6": 0.005, "SQ8": 0.0005}.get(kind.split(",")[-1], 3e-6)
-    np.testing.assert_allclose(stored, offsets, rtol=0, atol=rounding * 2 * spread + 1e-7)
+    np.testing.assert_allclose(
+        stored, offsets, rtol=0, atol=rounding * 2 * spread + 1e-7
+    )
 
     scores, found = upgraded.search(queries, n)
-    asked = queries / np.linalg.norm(queries, axis=1, keepdims=True) if kind == "L2norm,Flat" else queries
+    asked = (
+        queries / np.linalg.norm(queries, axis=1, keepdims=True)
+        if kind == "L2norm,Flat"
+        else queries
+    )
     truth = cases.similarities(asked, decoded, metric) + stored
-    scale = float(np.abs(cases.similarities(asked, decoded, metric)).max() + np.abs(offsets).max())
+    scale = float(
+        np.abs(cases.similarities(asked, decoded, metric)).max() + np.abs(offsets).max()
+    )
     reached = found >= 0
-    assert reached.all() or kind == "HNSW8"  # a graph need not reach every entry, nor does the raw one
+    assert (
+        reached.all() or kind == "HNSW8"
+    )  # a graph need not reach every entry, nor does the raw one
     for query in range(4):
         labels = found[query][reached[query]]
         assert len(set(labels)) == len(labels) > 0
         rows = np.array([np.flatnonzero(ids == label)[0] for label in labels])
-        apart = cases.as_similarities(scores[query][reached[query]], metric) - truth[query, rows]
-        np.testing.assert_allclose(apart, apart.mean(), rtol=0, atol=1e-5 * scale + 2e-6)
+        apart = (
+            cases.as_similarities(scores[query][reached[query]], metric)
+            - truth[query, rows]
+        )
+        np.testing.assert_allclose(
+            apart, apart.mean(), rtol=0, atol=1e-5 * scale + 2e-6
+        )
         if metric == IP:
             # 16 bits hold huge offsets only in larger units, by whose square all scores are shifted alike.
-            assert abs(apart.mean()) <= 2e-8 * np.abs(offsets).max() ** 2 + 1e-5 * scale + 1e-5
+            assert (
+                abs(apart.mean())
+                <= 2e-8 * np.abs(offsets).max() ** 2 + 1e-5 * scale + 1e-5
+            )
 
 
 def test_a_model_is_never_taken_for_none():
     names = [f"{number:016x}" for number in range(20_000)]
-    like_none = [name for name in names if zlib.crc32(name.encode()) % 2**12 == zlib.crc32(b"") % 2**12]
+    like_none = [
+        name
+        for name in names
+        if zlib.crc32(name.encode()) % 2**12 == zlib.crc32(b"") % 2**12
+    ]
     assert like_none, "one model in 4,096"
     for name in [*like_none, names[0]]:
-        extra = ExtraDimensions(np.zeros(1, np.float32), False).with_fingerprint(name, b"state")
+        extra = ExtraDimensions(np.zeros(1, np.float32), False).with_fingerprint(
+            name, b"state"
+        )
         assert extra.has_fingerprint(name)
         assert not extra.has_fingerprint("")
-    assert ExtraDimensions(np.zeros(1, np.float32), False).with_fingerprint("", b"state").has_fingerprint("")
+    assert (
+        ExtraDimensions(np.zeros(1, np.float32), False)
+        .with_fingerprint("", b"state")
+        .has_fingerprint("")
+    )

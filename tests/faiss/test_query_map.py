@@ -28,9 +28,13 @@ def model_of(vectors: np.ndarray, rng: np.random.Generator) -> hubplugin.OffsetM
     return replace(model, query_map=QueryMap(step, 1.0, 200)).centre_on(vectors)
 
 
-def expected(model: hubplugin.OffsetModel, queries: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+def expected(
+    model: hubplugin.OffsetModel, queries: np.ndarray, vectors: np.ndarray
+) -> np.ndarray:
     q = queries.astype(np.float64)
-    return (q + q @ model.query_map.step.T.astype(np.float64)) @ vectors.T + model.offsets(vectors)
+    return (
+        q + q @ model.query_map.step.T.astype(np.float64)
+    ) @ vectors.T + model.offsets(vectors)
 
 
 @pytest.mark.parametrize("kind", ["Flat", "IDMap2,Flat", "IVF8,Flat"])
@@ -46,15 +50,22 @@ def test_what_is_added_is_not_mapped_and_what_is_removed_is_gone(kind, rng):
     wanted = expected(model, case.queries, everything)
     scores, found = index.search(case.queries, K)
     np.testing.assert_array_equal(found, names[np.argsort(-wanted, axis=1)[:, :K]])
-    np.testing.assert_allclose(scores, -np.sort(-wanted, axis=1)[:, :K], rtol=0, atol=2e-4)
+    np.testing.assert_allclose(
+        scores, -np.sort(-wanted, axis=1)[:, :K], rtol=0, atol=2e-4
+    )
     assert hubplugin_faiss.remove_ids(index, found[:1, 0]) == 1
     assert index.ntotal == 339
     kept = names != found[0, 0]
     left = np.arange(339) if kind == "Flat" else names[kept]  # whose ids close up
-    np.testing.assert_array_equal(index.search(case.queries, K)[1], left[np.argsort(-wanted[:, kept], axis=1)[:, :K]])
+    np.testing.assert_array_equal(
+        index.search(case.queries, K)[1],
+        left[np.argsort(-wanted[:, kept], axis=1)[:, :K]],
+    )
 
 
-def test_what_a_plain_add_puts_through_the_map_is_named_by_inspect_and_comes_last(rng, tmp_path):
+def test_what_a_plain_add_puts_through_the_map_is_named_by_inspect_and_comes_last(
+    rng, tmp_path
+):
     case = cases.made("Flat", IP, n=300)
     file = cases.written(tmp_path / "x.faiss", case.index)
     store = hubplugin.open_store(f"faiss:{file}")
@@ -67,7 +78,11 @@ def test_what_a_plain_add_puts_through_the_map_is_named_by_inspect_and_comes_las
     assert sorted(seen.named) == [300, 301, 302, 303, 304]
     hubplugin.refresh(store)
     smallest = applied.model.gallery.smallest
-    np.testing.assert_allclose(np.concatenate([batch.offsets for batch in store.scan()])[300:], smallest, atol=1e-5)
+    np.testing.assert_allclose(
+        np.concatenate([batch.offsets for batch in store.scan()])[300:],
+        smallest,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("metric", [IP, L2])
@@ -82,11 +97,19 @@ def test_the_norm_bias_of_codes_goes_by_how_near_mapped_queries_come(rng):
     case = cases.made("PQ6x8np", IP)
     model = model_of(case.vectors, rng)
     upgraded = hubplugin_faiss.upgrade(case.index, model, force=True)
-    vectors, stored = (np.concatenate(part) for part in zip(*handler_for(upgraded).scan(0, 100), strict=True))
+    vectors, stored = (
+        np.concatenate(part)
+        for part in zip(*handler_for(upgraded).scan(0, 100), strict=True)
+    )
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
     bank = model.terms[0].bank
-    of_mapped, of_asked = (q @ (vectors / lengths[:, None]).T for q in (model.queries(bank), bank))
-    nearness, other = (round(20 * np.sort(each, axis=1)[:, -10].mean()) / 20 for each in (of_mapped, of_asked))
+    of_mapped, of_asked = (
+        q @ (vectors / lengths[:, None]).T for q in (model.queries(bank), bank)
+    )
+    nearness, other = (
+        round(20 * np.sort(each, axis=1)[:, -10].mean()) / 20
+        for each in (of_mapped, of_asked)
+    )
     assert nearness > other + 0.2
     apart = stored - (lengths * model.offsets(vectors) - nearness * lengths)
     np.testing.assert_allclose(apart, apart.mean(), rtol=0, atol=0.02)
@@ -99,7 +122,9 @@ def test_settings_parameters_and_ranges_reach_the_index_through_the_map(kind, rn
     upgraded = hubplugin_faiss.upgrade(case.index, model)
     wanted = expected(model, case.queries, case.vectors)
     assert upgraded.range_search(case.queries, 1.0)[0][-1] == (wanted >= 1.0).sum()
-    narrow = upgraded.search(case.queries, K, params=faiss.SearchParametersIVF(nprobe=1))[1]
+    narrow = upgraded.search(
+        case.queries, K, params=faiss.SearchParametersIVF(nprobe=1)
+    )[1]
     faiss.extract_index_ivf(upgraded).nprobe = 1
     np.testing.assert_array_equal(upgraded.search(case.queries, K)[1], narrow)
     faiss.ParameterSpace().set_index_parameter(upgraded, "nprobe", 8)
@@ -109,7 +134,9 @@ def test_settings_parameters_and_ranges_reach_the_index_through_the_map(kind, rn
 def test_a_map_within_another_index_is_refused(rng):
     case = cases.made("Flat", IP, n=300)
     upgraded = hubplugin_faiss.upgrade(case.index, model_of(case.vectors, rng))
-    with pytest.raises(StoreError, match="a query map stands within this IndexPreTransform"):
+    with pytest.raises(
+        StoreError, match="a query map stands within this IndexPreTransform"
+    ):
         hubplugin_faiss.Gallery(faiss.IndexPreTransform(upgraded)).array()
 
 
@@ -117,19 +144,31 @@ ROUNDED = {"SQ8": 1e-3, "PQ6x4fs": 0.1}
 """By how much scores differ where Faiss rounds them beyond what it decodes."""
 
 
-def of_what_it_holds(index: faiss.Index, model: hubplugin.OffsetModel, queries: np.ndarray) -> np.ndarray:
+def of_what_it_holds(
+    index: faiss.Index, model: hubplugin.OffsetModel, queries: np.ndarray
+) -> np.ndarray:
     """Scores [m, n] in float64 of mapped queries and what an upgraded index decodes, with the offsets it holds, in the
     order of `handler.labels()`."""
     blocks = list(handler_for(index).scan(0, 100))
     vectors, offsets = (np.concatenate(part) for part in zip(*blocks, strict=True))
     q = queries.astype(np.float64)
-    return cases.similarities(q + q @ model.query_map.step.T, vectors, index.metric_type) + offsets
+    return (
+        cases.similarities(q + q @ model.query_map.step.T, vectors, index.metric_type)
+        + offsets
+    )
 
 
-def assert_found(index: faiss.Index, model: hubplugin.OffsetModel, queries: np.ndarray, kind: str) -> None:
+def assert_found(
+    index: faiss.Index, model: hubplugin.OffsetModel, queries: np.ndarray, kind: str
+) -> None:
     """Plain Faiss ranks as `of_what_it_holds`."""
-    wanted, labels = of_what_it_holds(index, model, queries), handler_for(index).labels()
-    cases.assert_ranked(index.search(queries, K)[1], wanted, labels, ROUNDED.get(kind, 2e-4))
+    wanted, labels = (
+        of_what_it_holds(index, model, queries),
+        handler_for(index).labels(),
+    )
+    cases.assert_ranked(
+        index.search(queries, K)[1], wanted, labels, ROUNDED.get(kind, 2e-4)
+    )
 
 
 def widened(index: faiss.Index) -> faiss.Index:
@@ -142,7 +181,10 @@ def widened(index: faiss.Index) -> faiss.Index:
 
 
 @pytest.mark.parametrize("metric", [IP, L2], ids=["ip", "l2"])
-@pytest.mark.parametrize("kind", cases.slow_but(cases.FEW, [kind for kind in cases.ALL if "L2norm" not in kind]))
+@pytest.mark.parametrize(
+    "kind",
+    cases.slow_but(cases.FEW, [kind for kind in cases.ALL if "L2norm" not in kind]),
+)
 def test_the_map_stands_before_an_index_of_any_type(kind, metric, rng):
     """What lies behind is an upgraded index like any other, which is tested by itself."""
     case = cases.made(kind, metric)
@@ -152,12 +194,18 @@ def test_the_map_stands_before_an_index_of_any_type(kind, metric, rng):
     scores, found = upgraded.search(case.queries, K)
     behind = faiss.downcast_index(upgraded.index)
     wanted, as_found = behind.search(model.queries(case.queries), K)
-    np.testing.assert_allclose(scores, wanted, rtol=0, atol=0.1 if "fs" in kind else 1e-4)
+    np.testing.assert_allclose(
+        scores, wanted, rtol=0, atol=0.1 if "fs" in kind else 1e-4
+    )
     assert (found == as_found).mean() > (0.9 if "fs" in kind else 0.99)
     if kind in cases.FEW:
         assert_found(widened(upgraded), model, case.queries, kind)
-    downgraded = hubplugin_faiss.downgrade(hubplugin_faiss.upgrade(case.index, model, force=True))
-    np.testing.assert_array_equal(faiss.serialize_index(downgraded), faiss.serialize_index(case.index))
+    downgraded = hubplugin_faiss.downgrade(
+        hubplugin_faiss.upgrade(case.index, model, force=True)
+    )
+    np.testing.assert_array_equal(
+        faiss.serialize_index(downgraded), faiss.serialize_index(case.index)
+    )
 
 
 @pytest.mark.parametrize("metric", [IP, pytest.param(L2, marks=pytest.mark.slow)])
@@ -167,12 +215,16 @@ def test_a_file_with_a_map_is_amended_and_rolled_back(kind, metric, rng, tmp_pat
     file = cases.written(tmp_path / "x.faiss", case.index)
     store = hubplugin.open_store(f"faiss:{file}?metric=cosine")
     first = hubplugin.fit(store, case.queries + 0.1, "nnn", k=5)
-    mapped = replace(model_of(case.vectors, rng), bank_fingerprint="mapped").centre_on(store)
+    mapped = replace(model_of(case.vectors, rng), bank_fingerprint="mapped").centre_on(
+        store
+    )
     hubplugin.apply(store, first, force=True)
     hubplugin.apply(store, mapped, force=True)
     index, model = hubplugin_faiss.read_index(file)
     new = cases.unit(rng.normal(size=(30, D)))
-    hubplugin_faiss.add(index, new, model, np.arange(10_000, 10_030) if "IDMap" in kind else None)
+    hubplugin_faiss.add(
+        index, new, model, np.arange(10_000, 10_030) if "IDMap" in kind else None
+    )
     faiss.write_index(index, str(file))
     store = hubplugin.open_store(f"faiss:{file}")
     hubplugin.refresh(store)  # newcomers may change the norm bias of codes by a step
@@ -189,7 +241,9 @@ def test_a_file_with_a_map_is_amended_and_rolled_back(kind, metric, rng, tmp_pat
 def test_an_index_that_normalises_queries_refuses_a_map(way, rng):
     case = cases.made("L2norm,Flat", IP, n=300)
     given = {"targets": case.vectors} if way == "CorrectedSearch" else {}
-    with pytest.raises(InputError, match=r"has a query map .*, which an index that normalises queries"):
+    with pytest.raises(
+        InputError, match=r"has a query map .*, which an index that normalises queries"
+    ):
         getattr(hubplugin_faiss, way)(case.index, model_of(case.vectors, rng), **given)
 
 

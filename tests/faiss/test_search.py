@@ -18,27 +18,46 @@ from tests.faiss.cases import IP, L2
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**31), st.sampled_from([IP, L2]), st.integers(1, 12), st.sampled_from([0.0, 0.01, 0.3, 5.0]))
+@given(
+    st.integers(0, 2**31),
+    st.sampled_from([IP, L2]),
+    st.integers(1, 12),
+    st.sampled_from([0.0, 0.01, 0.3, 5.0]),
+)
 def test_certified_answers_are_the_exact_corrected_ranking(seed, metric, k, spread):
     rng = np.random.default_rng(seed)
-    vectors, queries = cases.unit(rng.normal(size=(200, 9))), cases.unit(rng.normal(size=(8, 9)))
+    vectors, queries = (
+        cases.unit(rng.normal(size=(200, 9))),
+        cases.unit(rng.normal(size=(8, 9))),
+    )
     offsets = (rng.normal(size=200) * spread).astype(np.float32)
-    found = CorrectedSearch(cases.filled("Flat", vectors, metric), offsets, limit=80).search_certified(queries, k)
+    found = CorrectedSearch(
+        cases.filled("Flat", vectors, metric), offsets, limit=80
+    ).search_certified(queries, k)
     truth = cases.similarities(queries, vectors, metric) + offsets
     assert (found.fetched <= 80).all()
     for query in np.flatnonzero(found.certified):
         best = -np.sort(-truth[query])[:k]
         np.testing.assert_allclose(truth[query, found.ids[query]], best, atol=1e-5)
-        np.testing.assert_allclose(cases.as_similarities(found.scores[query], metric), best, atol=1e-5)
+        np.testing.assert_allclose(
+            cases.as_similarities(found.scores[query], metric), best, atol=1e-5
+        )
 
 
 def test_a_model_is_taken_for_its_offsets():
     case = cases.made("Flat", IP)
     model = hubplugin.fit(case.vectors, case.queries, "nnn", k=3)
-    found = CorrectedSearch(case.index, model, targets=case.vectors).search(case.queries, 10)
-    wanted = CorrectedSearch(case.index, model.offsets(case.vectors)).search(case.queries, 10)
+    found = CorrectedSearch(case.index, model, targets=case.vectors).search(
+        case.queries, 10
+    )
+    wanted = CorrectedSearch(case.index, model.offsets(case.vectors)).search(
+        case.queries, 10
+    )
     np.testing.assert_array_equal(found, wanted)
-    with pytest.raises(hubplugin.InputError, match="OffsetModel needs to know the gallery: pass targets="):
+    with pytest.raises(
+        hubplugin.InputError,
+        match="OffsetModel needs to know the gallery: pass targets=",
+    ):
         CorrectedSearch(case.index, model)
 
 
@@ -48,13 +67,19 @@ def test_a_query_map_is_part_of_the_ranking_that_is_certified(metric, dynamic, r
     case = cases.made("Flat", metric)
     step = (0.2 * rng.normal(size=(24, 24))).astype(np.float32)
     plain = hubplugin.fit(case.vectors, case.queries + 0.1, "is")
-    model = replace(plain, query_map=QueryMap(step, 1.0, 200)).centre_on(case.vectors).with_activation(case.vectors)
+    model = (
+        replace(plain, query_map=QueryMap(step, 1.0, 200))
+        .centre_on(case.vectors)
+        .with_activation(case.vectors)
+    )
     q = case.queries.astype(np.float64)
     truth = (q + q @ step.T) @ case.vectors.T
     active = model.is_activated(case.vectors)[truth.argmax(axis=1)]
     assert 0 < active.mean() < 1
     truth += model.offsets(case.vectors) * (active[:, None] if dynamic else 1)
-    search = CorrectedSearch(case.index, Dynamic(model) if dynamic else model, targets=case.vectors)
+    search = CorrectedSearch(
+        case.index, Dynamic(model) if dynamic else model, targets=case.vectors
+    )
     found = search.search_certified(case.queries, 10)
     assert found.certified.all()
     assert (found.fetched < case.index.ntotal).any()
@@ -64,9 +89,17 @@ def test_a_query_map_is_part_of_the_ranking_that_is_certified(metric, dynamic, r
 def test_what_probes_too_little_certifies_nothing():
     case = cases.made("IVF8,Flat", IP)
     case.index.nprobe = 1
-    assert not CorrectedSearch(case.index, case.offsets, limit=600).search_certified(case.queries, 200).certified.any()
+    assert (
+        not CorrectedSearch(case.index, case.offsets, limit=600)
+        .search_certified(case.queries, 200)
+        .certified.any()
+    )
     case.index.nprobe = 8
-    assert CorrectedSearch(case.index, case.offsets, limit=600).search_certified(case.queries, 200).certified.all()
+    assert (
+        CorrectedSearch(case.index, case.offsets, limit=600)
+        .search_certified(case.queries, 200)
+        .certified.all()
+    )
 
 
 def test_what_no_longer_fits_is_refused():
@@ -80,28 +113,43 @@ def test_what_no_longer_fits_is_refused():
         with pytest.raises(hubplugin.InputError, match="expected finite queries"):
             search.search(queries, 5)
     for ids in (np.arange(600.0), np.arange(600).reshape(30, 20), np.arange(600) - 5):
-        with pytest.raises(hubplugin.InputError, match="expected 600 whole numbers from 0 on"):
+        with pytest.raises(
+            hubplugin.InputError, match="expected 600 whole numbers from 0 on"
+        ):
             CorrectedSearch(case.index, case.offsets, ids=ids)
     case.index.remove_ids(np.arange(10))
-    with pytest.raises(hubplugin.InputError, match="the index holds 590 now, and 600 when this was made"):
+    with pytest.raises(
+        hubplugin.InputError,
+        match="the index holds 590 now, and 600 when this was made",
+    ):
         search.search(case.queries, 5)
-    with pytest.raises(hubplugin.InputError, match="has metric 2, neither inner product nor L2"):
+    with pytest.raises(
+        hubplugin.InputError, match="has metric 2, neither inner product nor L2"
+    ):
         CorrectedSearch(faiss.IndexFlat(24, faiss.METRIC_L1), np.zeros(0))
 
 
 def test_an_answer_that_the_limit_cuts_off_is_not_certified():
     case = cases.made("Flat", IP)
-    found = CorrectedSearch(case.index, case.offsets * 20, limit=20).search_certified(case.queries, 10)
+    found = CorrectedSearch(case.index, case.offsets * 20, limit=20).search_certified(
+        case.queries, 10
+    )
     assert not found.certified.any()
 
 
 @pytest.mark.parametrize("method", ["dis", "dualdis", "dsl", "gc"])
 def test_query_dependent_methods_rank_as_over_the_whole_gallery(method, rng):
-    vectors, queries, bank = (cases.unit(rng.normal(size=(rows, 8)) + 0.5) for rows in (300, 20, 60))
+    vectors, queries, bank = (
+        cases.unit(rng.normal(size=(rows, 8)) + 0.5) for rows in (300, 20, 60)
+    )
     second = cases.unit(rng.normal(size=(50, 8))) if method == "dualdis" else None
     handler = fit_rule(vectors, hubplugin.Bank(bank, second), method)
-    found = CorrectedSearch(cases.filled("Flat", vectors), handler, targets=vectors).search_certified(queries, 5)
-    truth = handler.rescore(cases.similarities(queries, vectors, IP), handler.keep(vectors))
+    found = CorrectedSearch(
+        cases.filled("Flat", vectors), handler, targets=vectors
+    ).search_certified(queries, 5)
+    truth = handler.rescore(
+        cases.similarities(queries, vectors, IP), handler.keep(vectors)
+    )
     assert found.certified.all()
     cases.assert_ranked(found.ids, truth, np.arange(300), ties=1e-4)
 
@@ -113,8 +161,14 @@ def test_any_object_with_a_search_and_any_ids_will_do():
         def search(self, x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
             return case.index.search(x, k)
 
-    found = CorrectedSearch(Remote(), case.offsets, ids=case.ids).search(case.queries, 10)[1]
-    cases.assert_ranked(found, cases.similarities(case.queries, case.vectors, IP) + case.offsets, case.ids)
+    found = CorrectedSearch(Remote(), case.offsets, ids=case.ids).search(
+        case.queries, 10
+    )[1]
+    cases.assert_ranked(
+        found,
+        cases.similarities(case.queries, case.vectors, IP) + case.offsets,
+        case.ids,
+    )
 
 
 def test_search_parameters_reach_the_index():
@@ -122,7 +176,9 @@ def test_search_parameters_reach_the_index():
     search = CorrectedSearch(case.index, case.offsets)
     allowed = faiss.SearchParametersIVF(nprobe=8, sel=faiss.IDSelectorRange(0, 200))
     found = search.search_certified(case.queries, 5, params=allowed)
-    truth = cases.similarities(case.queries, case.vectors[:200], IP) + case.offsets[:200]
+    truth = (
+        cases.similarities(case.queries, case.vectors[:200], IP) + case.offsets[:200]
+    )
     assert found.certified.all()
     cases.assert_ranked(found.ids, truth, case.ids[:200])
     one = search.search(case.queries, 5, params=faiss.SearchParametersIVF(nprobe=1))[1]
@@ -133,7 +189,10 @@ def test_search_parameters_reach_the_index():
     ("arguments", "says"),
     [
         ({"correction": np.zeros(5)}, "offsets have shape [5], the index holds 600"),
-        ({"correction": np.zeros(600), "vectors": np.zeros((5, 24))}, "vectors have shape [5, 24]: expected [600, 24]"),
+        (
+            {"correction": np.zeros(600), "vectors": np.zeros((5, 24))},
+            "vectors have shape [5, 24]: expected [600, 24]",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, says):
@@ -152,23 +211,35 @@ REFUSED = (
 
 
 @pytest.mark.parametrize(("kind", "metric"), REFUSED)
-def test_an_index_that_cannot_be_upgraded_says_so_and_finds_the_corrected_ranking(kind, metric, rng, tmp_path):
+def test_an_index_that_cannot_be_upgraded_says_so_and_finds_the_corrected_ranking(
+    kind, metric, rng, tmp_path
+):
     middle = 0.3 * rng.normal(size=24)
-    queries, bank = (cases.unit(rng.normal(size=(rows, 24)) + middle) for rows in (40, 100))
+    queries, bank = (
+        cases.unit(rng.normal(size=(rows, 24)) + middle) for rows in (40, 100)
+    )
     case = cases.made(kind, metric)
     model = hubplugin.fit(case.vectors, bank)
     faiss.write_index(case.index, str(tmp_path / "x.faiss"))
     for way in (
         lambda: hubplugin_faiss.upgrade(case.index, model),
-        lambda: hubplugin.apply(hubplugin.open_store(f"faiss:{tmp_path}/x.faiss"), model),
+        lambda: hubplugin.apply(
+            hubplugin.open_store(f"faiss:{tmp_path}/x.faiss"), model
+        ),
     ):
-        with pytest.raises(hubplugin.StoreError, match=r"^[^\n]*hubplugin_faiss\.CorrectedSearch\([^\n]*$"):
+        with pytest.raises(
+            hubplugin.StoreError,
+            match=r"^[^\n]*hubplugin_faiss\.CorrectedSearch\([^\n]*$",
+        ):
             way()
     own = None if "IDMap" not in kind else case.ids
     search = CorrectedSearch(case.index, model, vectors=case.vectors, ids=own)
-    truth = cases.similarities(queries, case.vectors, metric) + model.offsets(case.vectors)
+    truth = cases.similarities(queries, case.vectors, metric) + model.offsets(
+        case.vectors
+    )
     raw, corrected = (
-        cases.recall(each.search(queries, 10)[1], case.ids[cases.best(truth)]) for each in (case.index, search)
+        cases.recall(each.search(queries, 10)[1], case.ids[cases.best(truth)])
+        for each in (case.index, search)
     )
     assert corrected > raw + 0.1
 
@@ -179,14 +250,22 @@ def test_scores_by_the_originals_are_similarity_plus_offset():
     scores, ids = search.search(case.queries, 5)
     truth = cases.similarities(case.queries, case.vectors, L2) + case.offsets
     np.testing.assert_allclose(
-        cases.as_similarities(scores, L2), np.take_along_axis(truth, ids, axis=1), rtol=0, atol=1e-6
+        cases.as_similarities(scores, L2),
+        np.take_along_axis(truth, ids, axis=1),
+        rtol=0,
+        atol=1e-6,
     )
 
 
 def test_an_index_of_bits_needs_the_originals_and_proves_nothing():
     case = cases.made("LSH", L2)
-    with pytest.raises(hubplugin.InputError, match=r"index of bits \(LSH\) has no similarities.*vectors="):
+    with pytest.raises(
+        hubplugin.InputError,
+        match=r"index of bits \(LSH\) has no similarities.*vectors=",
+    ):
         CorrectedSearch(case.index, case.offsets)
-    found = CorrectedSearch(case.index, case.offsets, vectors=case.vectors, limit=300).search_certified(case.queries, 5)
+    found = CorrectedSearch(
+        case.index, case.offsets, vectors=case.vectors, limit=300
+    ).search_certified(case.queries, 5)
     assert not found.certified.any()
     assert (found.fetched == 300).all()

@@ -10,7 +10,9 @@ from tests.faiss import cases
 
 
 @pytest.mark.parametrize("factory", ["PQ8x4fs,RFlat", "PQ8np,RFlat", "Flat,RFlat"])
-def test_the_first_stage_has_offsets_times_the_square_of_the_slope_of_its_codes(factory):
+def test_the_first_stage_has_offsets_times_the_square_of_the_slope_of_its_codes(
+    factory,
+):
     rng = np.random.default_rng(0)
     vectors = cases.unit(rng.normal(size=(500, 32)))
     offsets = rng.normal(size=500).astype(np.float32) / 10
@@ -19,7 +21,9 @@ def test_the_first_stage_has_offsets_times_the_square_of_the_slope_of_its_codes(
     found = cases.stored(first_stage(upgraded))
     assert np.corrcoef(found, offsets)[0, 1] > 0.9
     # The slope is taken from a part of the entries, and codes round offsets.
-    assert np.polyfit(offsets, found, 1)[0] == pytest.approx(slope_of(raw, vectors) ** 2, rel=0.1)
+    assert np.polyfit(offsets, found, 1)[0] == pytest.approx(
+        slope_of(raw, vectors) ** 2, rel=0.1
+    )
 
 
 def first_stage(index: faiss.Index) -> faiss.Index:
@@ -30,7 +34,10 @@ def first_stage(index: faiss.Index) -> faiss.Index:
 def slope_of(raw: faiss.Index, vectors: np.ndarray) -> float:
     """That of what the codes of the first stage decode to on `vectors`, in float64."""
     coded = first_stage(raw).reconstruct_n(0, len(vectors)).astype(np.float64)
-    true, coded = vectors - vectors.mean(axis=0, dtype=np.float64), coded - coded.mean(axis=0)
+    true, coded = (
+        vectors - vectors.mean(axis=0, dtype=np.float64),
+        coded - coded.mean(axis=0),
+    )
     return (true * coded).sum() / (true * true).sum()
 
 
@@ -41,7 +48,9 @@ def lengths(vectors):
 @pytest.mark.parametrize("metric", [faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2])
 def test_newcomers_have_the_share_of_offsets_of_those_that_were_there(metric):
     rng = np.random.default_rng(0)
-    vectors, bank = (cases.unit(rng.normal(size=(rows, 32)) + 1.5) for rows in (600, 80))
+    vectors, bank = (
+        cases.unit(rng.normal(size=(rows, 32)) + 1.5) for rows in (600, 80)
+    )
     raw = faiss.index_factory(32, "PQ4np,RFlat", metric)
     raw.train(vectors)
     raw.add(vectors[:500])
@@ -54,17 +63,30 @@ def test_newcomers_have_the_share_of_offsets_of_those_that_were_there(metric):
     coded, found = cases.decoded(first_stage(index)), cases.stored(first_stage(index))
     found -= lengths(coded) ** 2 / 2 if metric == faiss.METRIC_L2 else 0
     for part in (slice(0, 500), slice(500, 600)):
-        columns = [model.offsets(vectors[part]), lengths(coded[part]), np.ones(len(found[part]))]
-        (slope, nearness, _), *_ = np.linalg.lstsq(np.stack(columns, axis=1), found[part], rcond=None)
+        columns = [
+            model.offsets(vectors[part]),
+            lengths(coded[part]),
+            np.ones(len(found[part])),
+        ]
+        (slope, nearness, _), *_ = np.linalg.lstsq(
+            np.stack(columns, axis=1), found[part], rcond=None
+        )
         assert slope == pytest.approx(share, rel=0.1)
-        assert -1 < nearness < -0.3  # of two targets in one direction the longer one would score higher by that
+        assert (
+            -1 < nearness < -0.3
+        )  # of two targets in one direction the longer one would score higher by that
 
 
 def test_the_first_stage_has_room_for_a_norm_bias_wider_than_the_offsets():
     case = cases.made("PQ6x8np,RFlat", faiss.METRIC_L2)
     model = hubplugin.fit(case.index, case.queries, metric="cosine")
-    upgraded = hubplugin_faiss.upgrade(case.index, model, force=True)  # which raises where codes have no room
-    vectors, stored = cases.decoded(first_stage(upgraded)), cases.stored(first_stage(upgraded))
+    upgraded = hubplugin_faiss.upgrade(
+        case.index, model, force=True
+    )  # which raises where codes have no room
+    vectors, stored = (
+        cases.decoded(first_stage(upgraded)),
+        cases.stored(first_stage(upgraded)),
+    )
     offsets = model.offsets(case.vectors)
     assert np.ptp(stored) > 1.5 * np.ptp(offsets)
     found = stored - lengths(vectors) ** 2 / 2
@@ -78,14 +100,25 @@ def test_a_first_stage_by_l2_finds_vectors_of_unlike_lengths_as_before(kind, rea
     """What codes shrink they shrink of squares, too: else long vectors sink by what is lost of theirs."""
     rng, vectors = np.random.default_rng(0), real["bank_targets"].astype(np.float32)
     vectors *= rng.uniform(0.7, 1.3, (len(vectors), 1)).astype(np.float32)
-    queries, offsets = real["test_queries"][:300].astype(np.float32), 0.02 * rng.normal(size=len(vectors))
+    queries, offsets = (
+        real["test_queries"][:300].astype(np.float32),
+        0.02 * rng.normal(size=len(vectors)),
+    )
     index = cases.filled(kind, vectors, faiss.METRIC_L2)
     scores = queries @ vectors.T - (vectors**2).sum(axis=1) / 2
 
     def recall(index, scores):
         faiss.ParameterSpace().set_index_parameter(index, "k_factor_rf", 2)
-        nearest, found = np.argsort(-scores, axis=1)[:, :10], index.search(queries, 10)[1]
-        return np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.tolist(), nearest.tolist(), strict=True)])
+        nearest, found = (
+            np.argsort(-scores, axis=1)[:, :10],
+            index.search(queries, 10)[1],
+        )
+        return np.mean(
+            [
+                len(set(a) & set(b)) / 10
+                for a, b in zip(found.tolist(), nearest.tolist(), strict=True)
+            ]
+        )
 
     raw = recall(index, scores)
     upgraded = hubplugin_faiss.upgrade(index, offsets.astype(np.float32))
@@ -100,6 +133,8 @@ def test_offsets_of_a_first_stage_are_the_same_on_average_as_none(metric, real):
     vectors += 3 * vectors.mean(axis=0)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     index = cases.filled("PQ48x4fs,RFlat", vectors, metric)
-    upgraded = hubplugin_faiss.upgrade(index, hubplugin.fit(vectors, real["bank_queries"].astype(np.float32)))
+    upgraded = hubplugin_faiss.upgrade(
+        index, hubplugin.fit(vectors, real["bank_queries"].astype(np.float32))
+    )
     held = cases.stored(faiss.downcast_index(upgraded).base_index)
     assert abs(held.mean()) < held.std()

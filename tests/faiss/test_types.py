@@ -49,13 +49,20 @@ def kinds(*names: str):
 
 def types_in(index: faiss.Index) -> set[str]:
     index = faiss.downcast_index(index)
-    inner = [getattr(index, part) for part in ("index", "base_index") if hasattr(index, part)]
+    inner = [
+        getattr(index, part) for part in ("index", "base_index") if hasattr(index, part)
+    ]
     return {type(index).__name__}.union(*map(types_in, inner))
 
 
 @pytest.mark.slow
 def test_every_type_that_has_a_handler_has_a_case():
-    cased = {name for kind in cases.ALL for metric in (IP, L2) for name in types_in(pair(kind, metric)[0].index)}
+    cased = {
+        name
+        for kind in cases.ALL
+        for metric in (IP, L2)
+        for name in types_in(pair(kind, metric)[0].index)
+    }
     elsewhere = {"IndexFlatIP", "IndexFlatL2"}  # in the tests of stores
     assert {*IndexHandler.registry} - elsewhere == cased
 
@@ -72,19 +79,34 @@ def test_search_is_the_exact_corrected_ranking(kind, metric):
 @both
 def test_offsets_are_read_back_as_they_were_written(kind, metric):
     case, upgraded = pair(kind, metric)
-    np.testing.assert_allclose(stored(upgraded), case.offsets, rtol=0, atol=cases.tolerance(kind))
+    np.testing.assert_allclose(
+        stored(upgraded), case.offsets, rtol=0, atol=cases.tolerance(kind)
+    )
 
 
-@kinds("IVF8(SQ8),SQ8", "IVF8(SQ8),SQ6", "IVF8(SQ8),SQ4", "IVF8(SQ8),PQ6x8np", "IVF8(SQ8),PQ6x4fsr", "IVF8(SQfp16),SQ4")
+@kinds(
+    "IVF8(SQ8),SQ8",
+    "IVF8(SQ8),SQ6",
+    "IVF8(SQ8),SQ4",
+    "IVF8(SQ8),PQ6x8np",
+    "IVF8(SQ8),PQ6x4fsr",
+    "IVF8(SQfp16),SQ4",
+)
 @both
-def test_offsets_that_differ_by_list_survive_a_coarse_quantizer_without_floats(kind, metric):
+def test_offsets_that_differ_by_list_survive_a_coarse_quantizer_without_floats(
+    kind, metric
+):
     rng = np.random.default_rng(4)
     groups, centres = rng.integers(0, 8, 2000), 2 * rng.normal(size=(8, 24))
     vectors = (centres[groups] + rng.normal(size=(2000, 24))).astype(np.float32)
-    offsets = (rng.normal(size=8)[groups] + 0.05 * rng.normal(size=2000)).astype(np.float32)
+    offsets = (rng.normal(size=8)[groups] + 0.05 * rng.normal(size=2000)).astype(
+        np.float32
+    )
     index = cases.filled(kind, vectors, metric)
     upgraded = hubplugin_faiss.upgrade(index, offsets)
-    assert np.abs(stored(upgraded) - offsets).max() < np.ptp(offsets) * (0.02 if "PQ6x8" in kind else 0.01)
+    assert np.abs(stored(upgraded) - offsets).max() < np.ptp(offsets) * (
+        0.02 if "PQ6x8" in kind else 0.01
+    )
 
 
 @kinds("IVF32,Flat", "IVF32,SQ8", "IVF32,PQ8x4fs", "IVF32(SQ8),Flat")
@@ -101,7 +123,10 @@ def test_offsets_that_make_up_for_lengths_leave_a_search_by_l2_what_it_finds(kin
     upgraded = hubplugin_faiss.upgrade(index, model, force=True)
     raw, asked = cases.similarities(queries[200:], vectors, L2), queries[200:]
     before = cases.recall(index.search(asked, 10)[1], cases.best(raw))
-    assert cases.recall(upgraded.search(asked, 10)[1], cases.best(raw + offsets)) > before - 0.05
+    assert (
+        cases.recall(upgraded.search(asked, 10)[1], cases.best(raw + offsets))
+        > before - 0.05
+    )
 
 
 def best_of_lists(vectors, offsets, lists, centres, queries, own, metric):
@@ -111,12 +136,17 @@ def best_of_lists(vectors, offsets, lists, centres, queries, own, metric):
     def similarity(u, t):
         return -((u - t) ** 2).sum() / 2 if metric == L2 else u @ t
 
-    vectors, centres, queries = (each.astype(np.float64) for each in (vectors, centres, queries))
+    vectors, centres, queries = (
+        each.astype(np.float64) for each in (vectors, centres, queries)
+    )
     ranks, sizes = np.zeros(len(centres)), np.bincount(lists, minlength=len(centres))
     for number in np.flatnonzero(sizes):
         ranks[number] = np.mean(
             [
-                max(similarity(u, vectors[row]) + offsets[row] for row in np.flatnonzero(lists == number))
+                max(
+                    similarity(u, vectors[row]) + offsets[row]
+                    for row in np.flatnonzero(lists == number)
+                )
                 - similarity(u, centres[number])
                 for u, lies_in in zip(queries, own, strict=True)
                 if lies_in != number
@@ -128,13 +158,28 @@ def best_of_lists(vectors, offsets, lists, centres, queries, own, metric):
 
 @pytest.mark.parametrize("metric", [IP, L2])
 @pytest.mark.parametrize("within", [False, True])
-def test_the_rank_of_a_list_is_that_of_its_best_entry_above_its_centroid(metric, within, rng):
-    vectors, centres, queries = (rng.normal(size=(rows, 6)).astype(np.float32) for rows in (200, 9, 25))
-    offsets, lists = rng.normal(size=200).astype(np.float32), rng.integers(0, 8, 200)  # the last list is empty
+def test_the_rank_of_a_list_is_that_of_its_best_entry_above_its_centroid(
+    metric, within, rng
+):
+    vectors, centres, queries = (
+        rng.normal(size=(rows, 6)).astype(np.float32) for rows in (200, 9, 25)
+    )
+    offsets, lists = (
+        rng.normal(size=200).astype(np.float32),
+        rng.integers(0, 8, 200),
+    )  # the last list is empty
     own = lists[:25] if within else None
     blocks = [(vectors[part], part) for part in (slice(0, 70), slice(70, 200))]
     found = list_ranks(blocks, offsets, lists, centres, (queries, own), metric == L2)
-    expected = best_of_lists(vectors, offsets, lists, centres, queries, np.full(25, -1) if own is None else own, metric)
+    expected = best_of_lists(
+        vectors,
+        offsets,
+        lists,
+        centres,
+        queries,
+        np.full(25, -1) if own is None else own,
+        metric,
+    )
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert (found < offsets.max()).any()
     assert found[8] == 0
@@ -144,7 +189,9 @@ def test_the_rank_of_a_list_is_that_of_its_best_entry_above_its_centroid(metric,
        "IVF32(SQ8),PQ8x4fs")  # fmt: skip
 def test_lists_are_ranked_by_what_the_bank_finds_in_them_whatever_holds_centroids(kind):
     rng = np.random.default_rng(0)
-    vectors, queries, bank = (rng.normal(size=(rows, 16)).astype(np.float32) for rows in (3000, 100, 60))
+    vectors, queries, bank = (
+        rng.normal(size=(rows, 16)).astype(np.float32) for rows in (3000, 100, 60)
+    )
     index = cases.filled(kind, vectors)
     model = hubplugin.fit(index, bank, "csls", metric="dot")
     upgraded = hubplugin_faiss.upgrade(index, model, force=True)
@@ -153,25 +200,39 @@ def test_lists_are_ranked_by_what_the_bank_finds_in_them_whatever_holds_centroid
     for number in range(32):
         lists[ids_of_list(raw.invlists, number)] = number
     centres = raw.quantizer.reconstruct_n(0, 32)
-    ranks = best_of_lists(decoded(upgraded), stored(upgraded), lists, centres, bank, np.full(60, -1), IP)
+    ranks = best_of_lists(
+        decoded(upgraded), stored(upgraded), lists, centres, bank, np.full(60, -1), IP
+    )
     asked = queries
     for number in range(upgraded.chain.size() if ranked.d > 16 else 0):
         asked = upgraded.chain.at(number).apply(asked)
-    assert cases.recall(ranked.quantizer.search(asked, 5)[1], cases.best(queries @ centres.T + ranks, 5)) > 0.9
+    assert (
+        cases.recall(
+            ranked.quantizer.search(asked, 5)[1],
+            cases.best(queries @ centres.T + ranks, 5),
+        )
+        > 0.9
+    )
 
     back = hubplugin_faiss.downgrade(upgraded)
-    np.testing.assert_array_equal(faiss.serialize_index(back), faiss.serialize_index(index))
+    np.testing.assert_array_equal(
+        faiss.serialize_index(back), faiss.serialize_index(index)
+    )
     hubplugin_faiss.add(upgraded, queries, np.zeros(100))
     index.add(queries)
     back = hubplugin_faiss.downgrade(upgraded)
     raw, ours = (faiss.extract_index_ivf(each).invlists for each in (index, back))
-    assert [raw.list_size(number) for number in range(32)] == [ours.list_size(number) for number in range(32)]
+    assert [raw.list_size(number) for number in range(32)] == [
+        ours.list_size(number) for number in range(32)
+    ]
 
 
 @kinds("PQ6x8np", "PQ6x4np", "PQ6x4fs", "IVF2,PQ6x8np", "IVF2,PQ6x4fs", "IVF2,PQ6x4fsr")
 @pytest.mark.parametrize("n", [2, 5, 50])
 @both
-def test_codebooks_of_few_offsets_have_a_code_for_what_plain_faiss_adds(kind, n, metric):
+def test_codebooks_of_few_offsets_have_a_code_for_what_plain_faiss_adds(
+    kind, n, metric
+):
     rng = np.random.default_rng(5)
     vectors = cases.unit(rng.normal(size=(1000, 24)))
     index = faiss.index_factory(24, kind, metric)
@@ -182,7 +243,9 @@ def test_codebooks_of_few_offsets_have_a_code_for_what_plain_faiss_adds(kind, n,
     np.testing.assert_allclose(stored(upgraded), offsets, atol=0.02)
     upgraded.add(vectors[n : n + 3])
     if metric == IP:
-        np.testing.assert_allclose(stored(upgraded)[n:], 0, atol=1e-4 if "fs" not in kind else 0.02)
+        np.testing.assert_allclose(
+            stored(upgraded)[n:], 0, atol=1e-4 if "fs" not in kind else 0.02
+        )
     else:
         assert (stored(upgraded)[n:] >= offsets.max()).all()
     between = np.linspace(offsets.min(), offsets.max(), 3)
@@ -194,24 +257,41 @@ def test_codebooks_of_few_offsets_have_a_code_for_what_plain_faiss_adds(kind, n,
 @both
 def test_scores_are_similarity_plus_offset(kind, metric):
     case, upgraded = pair(kind, metric)
-    queries = cases.in_bf16(case.queries) if "bf16" in kind else case.queries  # to which some CPUs round them
+    queries = (
+        cases.in_bf16(case.queries) if "bf16" in kind else case.queries
+    )  # to which some CPUs round them
     scores, labels = upgraded.search(queries, 5)
     column = np.argsort(case.ids)[np.searchsorted(np.sort(case.ids), labels)]
     expected = cases.similarities(queries, decoded(upgraded), metric) + stored(upgraded)
-    apart = cases.as_similarities(scores, metric) - np.take_along_axis(expected, column, axis=1)
+    apart = cases.as_similarities(scores, metric) - np.take_along_axis(
+        expected, column, axis=1
+    )
     # Euclidean scores are shifted by one constant, since a distance cannot be negative.
     shift = apart.mean() if metric == L2 else 0.0
     # Fast scanning adds up distances in 8 bits.
-    np.testing.assert_allclose(apart, shift, rtol=0, atol=1e-2 if "fs" in kind and "R" not in kind else 3e-4)
+    np.testing.assert_allclose(
+        apart, shift, rtol=0, atol=1e-2 if "fs" in kind and "R" not in kind else 3e-4
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "metric", "bits"),
-    [("SQ8", IP, 16), ("SQ8", L2, 14), ("SQ6", IP, 11.8), ("SQ6", L2, 9.8), ("SQ4", IP, 11), ("SQ4", L2, 7.9)],
+    [
+        ("SQ8", IP, 16),
+        ("SQ8", L2, 14),
+        ("SQ6", IP, 11.8),
+        ("SQ6", L2, 9.8),
+        ("SQ4", IP, 11),
+        ("SQ4", L2, 7.9),
+    ],
 )
-def test_scalar_quantisers_hold_as_many_bits_of_an_offset_as_documented(kind, metric, bits):
+def test_scalar_quantisers_hold_as_many_bits_of_an_offset_as_documented(
+    kind, metric, bits
+):
     case = cases.made(kind, metric, n=2000, d=64)
-    wrong = np.abs(stored(hubplugin_faiss.upgrade(case.index, case.offsets)) - case.offsets).max()
+    wrong = np.abs(
+        stored(hubplugin_faiss.upgrade(case.index, case.offsets)) - case.offsets
+    ).max()
     assert bits - 0.1 < np.log2(np.ptp(case.offsets) / wrong) < bits + 0.3
 
 
@@ -227,9 +307,13 @@ def test_offsets_in_bf16_survive_kernels_that_round_queries(tmp_path, d):
     """As CPUs with AVX512_SPR have them; Faiss takes them for this one, too, if it is told to."""
     rng = np.random.default_rng(3)
     offsets = rng.uniform(-0.2, 0.2, 600).astype(np.float32)
-    vectors, queries = (cases.in_bf16(cases.unit(rng.normal(size=(rows, d)))) for rows in (600, 40))
+    vectors, queries = (
+        cases.in_bf16(cases.unit(rng.normal(size=(rows, d)))) for rows in (600, 40)
+    )
     for metric in (IP, L2):
-        upgraded = hubplugin_faiss.upgrade(cases.filled("SQbf16", vectors, metric), offsets)
+        upgraded = hubplugin_faiss.upgrade(
+            cases.filled("SQbf16", vectors, metric), offsets
+        )
         cases.written(tmp_path / f"{metric}.faiss", upgraded)
     np.save(tmp_path / "queries.npy", queries)
     program = (
@@ -239,29 +323,51 @@ def test_offsets_in_bf16_survive_kernels_that_round_queries(tmp_path, d):
         "    np.savez(f'{metric}.npz', scores=scores, labels=labels)\n"
     )
     levels = {**os.environ, "FAISS_SIMD_LEVEL": "AVX512_SPR"}
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, env=levels)
+    subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, check=True, env=levels
+    )
     for metric in (IP, L2):
         found = np.load(tmp_path / f"{metric}.npz")
         truth = cases.similarities(queries, vectors, metric) + offsets
-        apart = cases.as_similarities(found["scores"], metric) - np.take_along_axis(truth, found["labels"], axis=1)
+        apart = cases.as_similarities(found["scores"], metric) - np.take_along_axis(
+            truth, found["labels"], axis=1
+        )
         np.testing.assert_allclose(apart, apart.mean(), rtol=0, atol=1e-5)
 
 
-@kinds("SQfp16", "IVF4,SQfp16", "HNSW8,SQfp16", "PQ6x8np,Refine(SQfp16)", "SQfp16,RFlat", "IDMap2,SQfp16,RFlat")
+@kinds(
+    "SQfp16",
+    "IVF4,SQfp16",
+    "HNSW8,SQfp16",
+    "PQ6x8np,Refine(SQfp16)",
+    "SQfp16,RFlat",
+    "IDMap2,SQfp16,RFlat",
+)
 @both
 def test_components_that_16_bits_cannot_hold_are_refused(kind, metric):
     rng = np.random.default_rng(3)
-    vectors, offsets = rng.normal(size=(600, 24)).astype(np.float32), np.zeros(600, np.float32)
-    with pytest.raises(hubplugin.StoreError, match=r"components beyond 65,504 are infinite in codes of 16 bits; scale"):
+    vectors, offsets = (
+        rng.normal(size=(600, 24)).astype(np.float32),
+        np.zeros(600, np.float32),
+    )
+    with pytest.raises(
+        hubplugin.StoreError,
+        match=r"components beyond 65,504 are infinite in codes of 16 bits; scale",
+    ):
         hubplugin_faiss.upgrade(cases.filled(kind, 1e6 * vectors, metric), offsets)
     upgraded = hubplugin_faiss.upgrade(cases.filled(kind, vectors, metric), offsets)
-    before, ids = faiss.serialize_index(upgraded), 600 + np.arange(5) if "IDMap" in kind else None
+    before, ids = (
+        faiss.serialize_index(upgraded),
+        600 + np.arange(5) if "IDMap" in kind else None,
+    )
     with pytest.raises(hubplugin.StoreError, match="components beyond 65,504"):
         hubplugin_faiss.add(upgraded, 1e6 * vectors[:5], offsets[:5], ids)
     np.testing.assert_array_equal(faiss.serialize_index(upgraded), before)
 
 
-@pytest.mark.parametrize("kind", ["PQ4x4np", "PQ4x4fs", "IVF4,PQ4x4np", "PQ4x8np", "SQbf16", "SQfp16"])
+@pytest.mark.parametrize(
+    "kind", ["PQ4x4np", "PQ4x4fs", "IVF4,PQ4x4np", "PQ4x8np", "SQbf16", "SQfp16"]
+)
 @pytest.mark.parametrize("size", [1e5, 1e16])
 def test_offsets_are_held_or_refused_however_large_they_are(kind, size):
     rng = np.random.default_rng(3)
@@ -273,7 +379,9 @@ def test_offsets_are_held_or_refused_however_large_they_are(kind, size):
         with pytest.raises(hubplugin.StoreError, match=says):
             hubplugin_faiss.upgrade(index, offsets)
     else:
-        assert np.abs(stored(hubplugin_faiss.upgrade(index, offsets)) - offsets).max() < 0.02 * np.ptp(offsets)
+        assert np.abs(
+            stored(hubplugin_faiss.upgrade(index, offsets)) - offsets
+        ).max() < 0.02 * np.ptp(offsets)
 
 
 @kinds(*cases.ALL)
@@ -302,8 +410,12 @@ def test_an_interpreter_that_has_only_faiss_gets_the_same_answers(tmp_path, metr
     for number, kind in enumerate(cases.ALL):
         upgraded = faiss.read_index(str(tmp_path / f"{number}.faiss"))
         expected = upgraded.search(case.queries, 7)[1]
-        np.testing.assert_array_equal(np.load(tmp_path / f"{number}.faiss.npy"), expected, err_msg=kind)
-        np.testing.assert_array_equal(expected, pair(kind, metric)[1].search(case.queries, 7)[1], err_msg=kind)
+        np.testing.assert_array_equal(
+            np.load(tmp_path / f"{number}.faiss.npy"), expected, err_msg=kind
+        )
+        np.testing.assert_array_equal(
+            expected, pair(kind, metric)[1].search(case.queries, 7)[1], err_msg=kind
+        )
 
 
 @kinds(*cases.ALL)
@@ -311,18 +423,28 @@ def test_an_interpreter_that_has_only_faiss_gets_the_same_answers(tmp_path, metr
 def test_what_is_added_has_its_offset_and_what_was_there_keeps_its(kind, metric):
     case, upgraded = fresh(kind, metric)
     rng = np.random.default_rng(5)
-    new, offsets = cases.unit(rng.normal(size=(7, 24))), rng.uniform(-0.2, 0.2, 7).astype(np.float32)
+    new, offsets = (
+        cases.unit(rng.normal(size=(7, 24))),
+        rng.uniform(-0.2, 0.2, 7).astype(np.float32),
+    )
     ids = 100_000 + np.arange(7) if "IDMap" in kind else None
     hubplugin_faiss.add(upgraded, new, offsets, ids)
     assert upgraded.ntotal == 607
     np.testing.assert_allclose(
-        stored(upgraded), np.concatenate([case.offsets, offsets]), rtol=0, atol=cases.tolerance(kind)
+        stored(upgraded),
+        np.concatenate([case.offsets, offsets]),
+        rtol=0,
+        atol=cases.tolerance(kind),
     )
     if kind in (*cases.EXACT, "HNSW16,Flat"):
         labels = upgraded.search(new, 3)[1]
         truth = cases.similarities(new, np.concatenate([case.vectors, new]), metric)
         truth += np.concatenate([case.offsets, offsets])
-        cases.assert_ranked(labels, truth, np.concatenate([case.ids, 600 + np.arange(7) if ids is None else ids]))
+        cases.assert_ranked(
+            labels,
+            truth,
+            np.concatenate([case.ids, 600 + np.arange(7) if ids is None else ids]),
+        )
 
 
 def plain_tolerance(kind: str) -> float:
@@ -332,14 +454,18 @@ def plain_tolerance(kind: str) -> float:
 
 @kinds(*cases.ALL)
 @both
-def test_what_plain_faiss_adds_is_neutral_under_inner_product_and_has_the_largest_offset_under_l2(kind, metric):
+def test_what_plain_faiss_adds_is_neutral_under_inner_product_and_has_the_largest_offset_under_l2(
+    kind, metric
+):
     case, upgraded = fresh(kind, metric)
     new = cases.unit(np.random.default_rng(6).normal(size=(3, 24)))
     cases.put(upgraded, new, 100_000 + np.arange(3))
     if metric == IP:
         np.testing.assert_allclose(stored(upgraded)[-3:], 0, atol=plain_tolerance(kind))
     else:
-        assert (stored(upgraded)[-3:] >= case.offsets.max() - plain_tolerance(kind)).all()
+        assert (
+            stored(upgraded)[-3:] >= case.offsets.max() - plain_tolerance(kind)
+        ).all()
 
 
 @kinds(*cases.EXACT, *cases.QUANTISED)
@@ -349,14 +475,23 @@ def test_removing_ids_takes_their_offsets_along(kind, metric):
     assert upgraded.remove_ids(case.ids[::3]) == 200
     assert upgraded.ntotal == 400
     kept = np.delete(case.offsets, np.arange(0, 600, 3))
-    np.testing.assert_allclose(np.sort(handler_offsets(upgraded)), np.sort(kept), rtol=0, atol=cases.tolerance(kind))
+    np.testing.assert_allclose(
+        np.sort(handler_offsets(upgraded)),
+        np.sort(kept),
+        rtol=0,
+        atol=cases.tolerance(kind),
+    )
     if "IVF" in kind or "IDMap" in kind:  # the others number their entries anew
         assert not np.isin(upgraded.search(case.queries, 10)[1], case.ids[::3]).any()
 
 
-@kinds(*cases.REFINED[:3], "IDMap2,SQ8", "IVF8,Flat", "IDMap2,IVF8,Flat", "IDMap,IVF8,SQ8")
+@kinds(
+    *cases.REFINED[:3], "IDMap2,SQ8", "IVF8,Flat", "IDMap2,IVF8,Flat", "IDMap,IVF8,SQ8"
+)
 @both
-def test_both_stages_lose_the_same_entries_and_ids_stay_with_their_vectors(kind, metric):
+def test_both_stages_lose_the_same_entries_and_ids_stay_with_their_vectors(
+    kind, metric
+):
     """Faiss's own remove_ids mixes up ids over inverted lists, which keep the numbers that they had."""
     case, upgraded = fresh(kind, metric)
     gone = np.arange(0, 600, 3)
@@ -370,8 +505,13 @@ def test_both_stages_lose_the_same_entries_and_ids_stay_with_their_vectors(kind,
     else:
         places = np.delete(np.arange(600), gone)[labels]
     assert not np.isin(places, gone).any()
-    truth = cases.similarities(case.queries, decoded(pair(kind, metric)[1]), metric) + case.offsets
-    apart = cases.as_similarities(scores, metric) - np.take_along_axis(truth, places, axis=1)
+    truth = (
+        cases.similarities(case.queries, decoded(pair(kind, metric)[1]), metric)
+        + case.offsets
+    )
+    apart = cases.as_similarities(scores, metric) - np.take_along_axis(
+        truth, places, axis=1
+    )
     np.testing.assert_allclose(apart, apart.mean(), atol=5e-3)
 
 
@@ -382,17 +522,33 @@ SELECTORS = (
 )
 
 
-@kinds("IVF8,Flat", "IVF8,PQ6x4fs", "PCA12,IVF8,SQ8", "IVF8,PQ6x8np,RFlat", "IVF8,PQ6x4fs,RFlat", "IDMap2,IVF8,Flat")
-@pytest.mark.parametrize("direct_map", [faiss.DirectMap.Array, faiss.DirectMap.Hashtable])
+@kinds(
+    "IVF8,Flat",
+    "IVF8,PQ6x4fs",
+    "PCA12,IVF8,SQ8",
+    "IVF8,PQ6x8np,RFlat",
+    "IVF8,PQ6x4fs,RFlat",
+    "IDMap2,IVF8,Flat",
+)
+@pytest.mark.parametrize(
+    "direct_map", [faiss.DirectMap.Array, faiss.DirectMap.Hashtable]
+)
 @pytest.mark.parametrize("ids", SELECTORS, ids=["array", "range", "not"])
-def test_entries_are_removed_by_any_selector_and_a_direct_map_knows_those_that_are_left(kind, direct_map, ids):
+def test_entries_are_removed_by_any_selector_and_a_direct_map_knows_those_that_are_left(
+    kind, direct_map, ids
+):
     case = cases.made(kind, IP)
     faiss.extract_index_ivf(case.index).set_direct_map_type(direct_map)
     upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
-    if direct_map == faiss.DirectMap.Array and "RFlat" not in kind and "IDMap" not in kind:
+    if (
+        direct_map == faiss.DirectMap.Array
+        and "RFlat" not in kind
+        and "IDMap" not in kind
+    ):
         before = faiss.serialize_index(upgraded)
         with pytest.raises(
-            hubplugin.StoreError, match=r"direct map of this IndexIVF\w+ is an array, which can have no"
+            hubplugin.StoreError,
+            match=r"direct map of this IndexIVF\w+ is an array, which can have no",
         ):
             hubplugin_faiss.remove_ids(upgraded, ids)
         np.testing.assert_array_equal(faiss.serialize_index(upgraded), before)
@@ -401,8 +557,12 @@ def test_entries_are_removed_by_any_selector_and_a_direct_map_knows_those_that_a
     gone = np.array([selector.is_member(label) for label in case.ids.tolist()])
     assert hubplugin_faiss.remove_ids(upgraded, ids) == gone.sum()
     closed_up = np.arange((~gone).sum()) if "RFlat" in kind else case.ids[~gone]
-    np.testing.assert_array_equal(np.sort(handler_for(upgraded).labels()), np.sort(closed_up))
-    np.testing.assert_allclose(np.sort(handler_offsets(upgraded)), np.sort(case.offsets[~gone]), atol=1e-2)
+    np.testing.assert_array_equal(
+        np.sort(handler_for(upgraded).labels()), np.sort(closed_up)
+    )
+    np.testing.assert_allclose(
+        np.sort(handler_offsets(upgraded)), np.sort(case.offsets[~gone]), atol=1e-2
+    )
     copy = faiss.deserialize_index(faiss.serialize_index(upgraded))
     ivf = faiss.extract_index_ivf(copy)
     assert ivf.direct_map.type == direct_map
@@ -419,20 +579,31 @@ def test_what_plain_faiss_cannot_remove_from_loses_nothing_of_any_part(kind):
     _, upgraded = fresh(kind, IP)
     before = faiss.serialize_index(upgraded)
     for ids in (np.array([1]), np.array([10**6]), faiss.IDSelectorRange(0, 10)):
-        with pytest.raises(hubplugin.StoreError, match="IndexHNSWFlat cannot remove entries, nor can plain Faiss"):
+        with pytest.raises(
+            hubplugin.StoreError,
+            match="IndexHNSWFlat cannot remove entries, nor can plain Faiss",
+        ):
             hubplugin_faiss.remove_ids(upgraded, ids)
     np.testing.assert_array_equal(faiss.serialize_index(upgraded), before)
 
 
 def test_ids_that_are_no_whole_numbers_are_refused_and_none_removes_nothing():
     _, upgraded = fresh("Flat", IP)
-    with pytest.raises(hubplugin.InputError, match=r"ids are of type float64: expected whole numbers"):
+    with pytest.raises(
+        hubplugin.InputError, match=r"ids are of type float64: expected whole numbers"
+    ):
         hubplugin_faiss.remove_ids(upgraded, np.array([0.5]))
     assert hubplugin_faiss.remove_ids(upgraded, []) == 0
 
 
 # Faiss itself ends the process when it reconstructs from an IVF fast-scan index that was read back.
-@kinds(*[kind for kind in cases.ALL if "IDMap," not in kind and not ("IVF" in kind and "fs" in kind)])
+@kinds(
+    *[
+        kind
+        for kind in cases.ALL
+        if "IDMap," not in kind and not ("IVF" in kind and "fs" in kind)
+    ]
+)
 @both
 def test_reconstruct_gives_the_vector_that_the_raw_index_gives(kind, metric):
     case, upgraded = fresh(kind, metric)
@@ -440,7 +611,9 @@ def test_reconstruct_gives_the_vector_that_the_raw_index_gives(kind, metric):
         if "IVF" in kind and kind not in cases.REFINED:
             faiss.extract_index_ivf(downcast_to_ivf(index)).make_direct_map()
     expected = case.index.reconstruct(int(case.ids[5]))
-    np.testing.assert_allclose(upgraded.reconstruct(int(case.ids[5])), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        upgraded.reconstruct(int(case.ids[5])), expected, rtol=0, atol=1e-6
+    )
 
 
 def downcast_to_ivf(index: faiss.Index) -> faiss.Index:
@@ -448,7 +621,16 @@ def downcast_to_ivf(index: faiss.Index) -> faiss.Index:
     return downcast_to_ivf(index.index) if hasattr(index, "index") else index
 
 
-@kinds("Flat", "IDMap,Flat", "IVF8,Flat", "SQ8", "IVF8,SQ8", "L2norm,Flat", "RR24,IVF8,Flat", "HNSW16,Flat")
+@kinds(
+    "Flat",
+    "IDMap,Flat",
+    "IVF8,Flat",
+    "SQ8",
+    "IVF8,SQ8",
+    "L2norm,Flat",
+    "RR24,IVF8,Flat",
+    "HNSW16,Flat",
+)
 @both
 def test_range_search_returns_what_a_long_search_returns(kind, metric):
     case, upgraded = pair(kind, metric)
@@ -468,13 +650,19 @@ def test_range_search_of_two_stages_returns_all_within_an_unmultiplied_radius(me
     case, upgraded = fresh("PQ6x8np,RFlat", metric)
     scores, labels = upgraded.search(case.queries, 600)
     radius = float(scores[:, 9].mean())
-    parameters = faiss.IndexRefineSearchParameters(k_factor=0 if metric == IP else 4)  # 4 is a second stage's own
+    parameters = faiss.IndexRefineSearchParameters(
+        k_factor=0 if metric == IP else 4
+    )  # 4 is a second stage's own
     limits, _, found = upgraded.range_search(case.queries, radius, params=parameters)
     for query in range(len(case.queries)):
         within = scores[query] > radius if metric == IP else scores[query] < radius
-        assert set(labels[query][within]) == set(found[limits[query] : limits[query + 1]])
+        assert set(labels[query][within]) == set(
+            found[limits[query] : limits[query + 1]]
+        )
     if metric == IP:
-        assert np.diff(upgraded.range_search(case.queries, radius)[0]).sum() < limits[-1]  # see docs/faiss-types.md
+        assert (
+            np.diff(upgraded.range_search(case.queries, radius)[0]).sum() < limits[-1]
+        )  # see docs/faiss-types.md
 
 
 @kinds("Flat", "IDMap2,Flat", "IVF8,Flat", "HNSW16,Flat", "SQ8")
@@ -486,16 +674,29 @@ def test_id_selectors_select_by_the_ids_of_the_user(kind):
         "IVF8,Flat": faiss.SearchParametersIVF(nprobe=8, sel=selector),
         "HNSW16,Flat": faiss.SearchParametersHNSW(efSearch=600, sel=selector),
     }.get(kind, faiss.SearchParameters(sel=selector))
-    assert np.isin(upgraded.search(case.queries, 10, params=parameters)[1], allowed).all()
+    assert np.isin(
+        upgraded.search(case.queries, 10, params=parameters)[1], allowed
+    ).all()
 
 
-@kinds("Flat", "IVF8,SQ8", "IVF8,PQ6x8np", "HNSW16,Flat", "PQ6x4fs", "OPQ6,PQ6x8np", "IVF8,PQ6x8np,RFlat")
+@kinds(
+    "Flat",
+    "IVF8,SQ8",
+    "IVF8,PQ6x8np",
+    "HNSW16,Flat",
+    "PQ6x4fs",
+    "OPQ6,PQ6x8np",
+    "IVF8,PQ6x8np,RFlat",
+)
 @both
 def test_an_upgrade_of_an_upgraded_index_replaces_every_offset(kind, metric):
     case, upgraded = pair(kind, metric)
     other = case.offsets[::-1].copy()
     np.testing.assert_allclose(
-        stored(hubplugin_faiss.upgrade(upgraded, other)), other, rtol=0, atol=cases.tolerance(kind)
+        stored(hubplugin_faiss.upgrade(upgraded, other)),
+        other,
+        rtol=0,
+        atol=cases.tolerance(kind),
     )
 
 
@@ -507,8 +708,12 @@ def test_training_lists_and_search_settings_are_kept(metric):
     raw, new = case.index, downcast_to_ivf(upgraded)
     assert (new.nprobe, new.parallel_mode, new.max_codes) == (3, 1, 77)
     for number in range(8):
-        np.testing.assert_array_equal(ids_of_list(new.invlists, number), ids_of_list(raw.invlists, number))
-    np.testing.assert_array_equal(new.quantizer.reconstruct_n(0, 8)[:, :24], raw.quantizer.reconstruct_n(0, 8))
+        np.testing.assert_array_equal(
+            ids_of_list(new.invlists, number), ids_of_list(raw.invlists, number)
+        )
+    np.testing.assert_array_equal(
+        new.quantizer.reconstruct_n(0, 8)[:, :24], raw.quantizer.reconstruct_n(0, 8)
+    )
 
 
 @kinds("PQ6x4fs", "PQ3x4fs", "IVF8,PQ6x4fs")
@@ -516,7 +721,9 @@ def test_training_lists_and_search_settings_are_kept(metric):
 def test_fast_scan_codes_are_kept(kind, metric):
     case = cases.made(kind, metric)
     upgraded = hubplugin_faiss.upgrade(case.index, np.zeros(600, np.float32))
-    np.testing.assert_array_equal(upgraded.search(case.queries, 5)[1], case.index.search(case.queries, 5)[1])
+    np.testing.assert_array_equal(
+        upgraded.search(case.queries, 5)[1], case.index.search(case.queries, 5)[1]
+    )
     hubplugin_faiss.add(upgraded, case.vectors[:50], np.zeros(50, np.float32))
     case.index.add(case.vectors[:50])
     back = faiss.serialize_index(hubplugin_faiss.downgrade(upgraded))
@@ -532,69 +739,113 @@ def test_vectors_added_to_a_graph_are_linked_as_in_the_raw_graph(metric):
     inner.hnsw.rng = raw.hnsw.rng
     hubplugin_faiss.add(upgraded, new, np.linspace(-0.2, 0.2, 50))
     raw.add(new)
-    ours, theirs = (faiss.vector_to_array(index.hnsw.neighbors) for index in (inner, raw))
+    ours, theirs = (
+        faiss.vector_to_array(index.hnsw.neighbors) for index in (inner, raw)
+    )
     assert len(ours) == len(theirs)
     assert (ours == theirs).mean() > 0.99
 
 
 @kinds("IVF8,Flat", "IVF8,SQ8", "IVF8,PQ6x8np", "IVF8,PQ6x4fs")
-def test_direct_maps_know_what_was_added_and_an_array_refuses_ids_that_it_cannot_hold(kind):
+def test_direct_maps_know_what_was_added_and_an_array_refuses_ids_that_it_cannot_hold(
+    kind,
+):
     case = cases.made(kind, IP)
     case.index.make_direct_map()
     upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
     hubplugin_faiss.add(upgraded, case.vectors[:20], case.offsets[:20])
-    np.testing.assert_allclose(upgraded.reconstruct(603), upgraded.reconstruct(3), atol=1e-6)
+    np.testing.assert_allclose(
+        upgraded.reconstruct(603), upgraded.reconstruct(3), atol=1e-6
+    )
     before = faiss.serialize_index(upgraded)
-    with pytest.raises(hubplugin.StoreError, match=r"holds no ids but 0, 1, 2, .*DirectMap\.Hashtable"):
-        hubplugin_faiss.add(upgraded, case.vectors[:3], case.offsets[:3], ids=np.array([900, 901, 902]))
+    with pytest.raises(
+        hubplugin.StoreError, match=r"holds no ids but 0, 1, 2, .*DirectMap\.Hashtable"
+    ):
+        hubplugin_faiss.add(
+            upgraded, case.vectors[:3], case.offsets[:3], ids=np.array([900, 901, 902])
+        )
     np.testing.assert_array_equal(faiss.serialize_index(upgraded), before)
     faiss.extract_index_ivf(upgraded).set_direct_map_type(faiss.DirectMap.Hashtable)
-    hubplugin_faiss.add(upgraded, case.vectors[:3], case.offsets[:3], ids=np.array([900, 901, 902]))
-    np.testing.assert_allclose(upgraded.reconstruct(902), upgraded.reconstruct(2), atol=1e-6)
+    hubplugin_faiss.add(
+        upgraded, case.vectors[:3], case.offsets[:3], ids=np.array([900, 901, 902])
+    )
+    np.testing.assert_allclose(
+        upgraded.reconstruct(902), upgraded.reconstruct(2), atol=1e-6
+    )
 
 
 @kinds("IVF8,Flat", "IVF8,SQ8", "IVF8,PQ6x8np", "SQ8", "PQ6x8np")
 def test_plain_faiss_refuses_to_merge_codes_that_do_not_mean_the_same(kind):
     case = cases.made(kind, IP)
-    first, second = (hubplugin_faiss.upgrade(case.index, offsets) for offsets in (case.offsets, case.offsets * 0.9))
+    first, second = (
+        hubplugin_faiss.upgrade(case.index, offsets)
+        for offsets in (case.offsets, case.offsets * 0.9)
+    )
     with pytest.raises(RuntimeError):
         first.merge_from(second, 600)
 
 
-def off_centre(kind: str, metric: int) -> tuple[faiss.Index, np.ndarray, np.ndarray, np.ndarray]:
+def off_centre(
+    kind: str, metric: int
+) -> tuple[faiss.Index, np.ndarray, np.ndarray, np.ndarray]:
     """An index, its vectors, queries and a bank, whose mean is not 0."""
     rng = np.random.default_rng(7)
     centre = rng.normal(size=24)
-    vectors, queries, bank = (cases.unit(rng.normal(size=(rows, 24)) + 0.3 * centre) for rows in (600, 40, 100))
+    vectors, queries, bank = (
+        cases.unit(rng.normal(size=(rows, 24)) + 0.3 * centre)
+        for rows in (600, 40, 100)
+    )
     index = cases.filled(kind, vectors, metric)
     cases.look_everywhere(index)
     return index, vectors, queries, bank
 
 
 @pytest.mark.parametrize(
-    ("kind", "metric"), [("PCA12,Flat", IP), ("PCA20,IVF8,Flat", IP), ("PQ6x8np", IP), ("PQ6x8np", L2), ("SQ4", IP)]
+    ("kind", "metric"),
+    [
+        ("PCA12,Flat", IP),
+        ("PCA20,IVF8,Flat", IP),
+        ("PQ6x8np", IP),
+        ("PQ6x8np", L2),
+        ("SQ4", IP),
+    ],
 )
-def test_offsets_of_a_model_are_on_the_scale_of_the_index_without_its_norm_bias(kind, metric):
+def test_offsets_of_a_model_are_on_the_scale_of_the_index_without_its_norm_bias(
+    kind, metric
+):
     """The mean that a PCA takes off, and the length that codes leave: the ranking comes near that by cosine."""
     index, vectors, queries, bank = off_centre(kind, metric)
     model = hubplugin.fit(vectors, bank, "nnn", k=5)
     upgraded = hubplugin_faiss.upgrade(index, model)
     rows = decoded(upgraded).astype(np.float64)
     lengths = np.linalg.norm(rows, axis=1)
-    nearness = round(20 * np.sort(bank @ (rows / lengths[:, None]).T, axis=1)[:, -10].mean()) / 20
+    nearness = (
+        round(20 * np.sort(bank @ (rows / lengths[:, None]).T, axis=1)[:, -10].mean())
+        / 20
+    )
     norm_bias = nearness * lengths - (lengths**2 / 2 if metric == L2 else 0)
     wanted = lengths * model.offsets(rows.astype(np.float32)) - norm_bias
     apart = stored(upgraded) - wanted
     np.testing.assert_allclose(apart, apart.mean(), atol=1e-5 + cases.tolerance(kind))
-    assert abs(stored(upgraded).mean() - model.offsets(rows.astype(np.float32)).mean()) < 0.01
+    assert (
+        abs(stored(upgraded).mean() - model.offsets(rows.astype(np.float32)).mean())
+        < 0.01
+    )
 
-    truth = queries @ (rows / lengths[:, None]).T + model.offsets(rows.astype(np.float32))
+    truth = queries @ (rows / lengths[:, None]).T + model.offsets(
+        rows.astype(np.float32)
+    )
     plain = hubplugin_faiss.upgrade(index, model.offsets(rows.astype(np.float32)))
-    of_model, of_numbers = (cases.recall(each.search(queries, 10)[1], cases.best(truth)) for each in (upgraded, plain))
+    of_model, of_numbers = (
+        cases.recall(each.search(queries, 10)[1], cases.best(truth))
+        for each in (upgraded, plain)
+    )
     assert of_model > of_numbers
 
     hubplugin_faiss.add(upgraded, vectors[:50], model)
-    np.testing.assert_allclose(stored(upgraded)[-50:], stored(upgraded)[:50], atol=1e-3 + cases.tolerance(kind))
+    np.testing.assert_allclose(
+        stored(upgraded)[-50:], stored(upgraded)[:50], atol=1e-3 + cases.tolerance(kind)
+    )
 
 
 @pytest.mark.parametrize("kind", ["PCA12,Flat", "PCA20,IVF8,Flat", "IDMap2,PCA12,SQ8"])
@@ -602,19 +853,32 @@ def test_what_a_pca_adds_to_similarities_is_no_part_of_what_is_corrected(kind):
     """It takes the mean off targets and queries, which adds to the similarity of each target a bias of its own."""
     index, vectors, queries, bank = off_centre(kind, IP)
     model = hubplugin.fit(index, bank, "nnn", k=5, metric="dot")
-    upgraded, offsets = hubplugin_faiss.upgrade(index, model), model.offsets(decoded(index))
-    np.testing.assert_allclose(stored(upgraded), offsets, atol=1e-3 if "SQ8" in kind else 1e-5)
+    upgraded, offsets = (
+        hubplugin_faiss.upgrade(index, model),
+        model.offsets(decoded(index)),
+    )
+    np.testing.assert_allclose(
+        stored(upgraded), offsets, atol=1e-3 if "SQ8" in kind else 1e-5
+    )
     truth = queries @ decoded(upgraded).T + offsets
     as_numbers = hubplugin_faiss.upgrade(index, offsets)
     of_model, of_numbers = (
-        cases.recall(each.search(queries, 10)[1], cases.best(truth)) for each in (upgraded, as_numbers)
+        cases.recall(each.search(queries, 10)[1], cases.best(truth))
+        for each in (upgraded, as_numbers)
     )
     assert of_model > 0.95 > of_numbers + 0.05
-    hubplugin_faiss.add(upgraded, vectors[:50], model, np.arange(600, 650) if "IDMap" in kind else None)
+    hubplugin_faiss.add(
+        upgraded, vectors[:50], model, np.arange(600, 650) if "IDMap" in kind else None
+    )
     np.testing.assert_allclose(stored(upgraded)[-50:], stored(upgraded)[:50], atol=1e-3)
 
 
-@kinds("PQ6x8np,RFlat", "IVF8,PQ6x8np,RFlat", "IVF8,PQ6x8np,Refine(SQfp16)", "PQ6x4fs,RFlat")
+@kinds(
+    "PQ6x8np,RFlat",
+    "IVF8,PQ6x8np,RFlat",
+    "IVF8,PQ6x8np,Refine(SQfp16)",
+    "PQ6x4fs,RFlat",
+)
 @both
 def test_a_model_of_unit_vectors_is_exact_in_a_refined_index(kind, metric):
     """The codes of the first stage change lengths, those of the second do not: each gets offsets of its own."""
@@ -626,11 +890,18 @@ def test_a_model_of_unit_vectors_is_exact_in_a_refined_index(kind, metric):
     cases.look_everywhere(upgraded)
     faiss.ParameterSpace().set_index_parameter(upgraded, "k_factor_rf", 60)
     truth = queries @ case.vectors.T + model.offsets(case.vectors)
-    cases.assert_ranked(upgraded.search(queries, 10)[1], truth, np.arange(600), 2 * cases.tolerance(kind) + 1e-3)
+    cases.assert_ranked(
+        upgraded.search(queries, 10)[1],
+        truth,
+        np.arange(600),
+        2 * cases.tolerance(kind) + 1e-3,
+    )
     hubplugin_faiss.add(upgraded, case.vectors[:50], model)
     np.testing.assert_allclose(stored(upgraded)[-50:], stored(upgraded)[:50], atol=1e-3)
     downgraded = hubplugin_faiss.downgrade(hubplugin_faiss.upgrade(case.index, model))
-    np.testing.assert_array_equal(faiss.serialize_index(downgraded), faiss.serialize_index(case.index))
+    np.testing.assert_array_equal(
+        faiss.serialize_index(downgraded), faiss.serialize_index(case.index)
+    )
 
 
 def test_how_near_queries_come_is_seen_all_over_an_index_of_many_blocks(monkeypatch):
@@ -638,7 +909,10 @@ def test_how_near_queries_come_is_seen_all_over_an_index_of_many_blocks(monkeypa
     rng = np.random.default_rng(0)
     centres = cases.unit(rng.normal(size=(40, 24)))
     vectors, bank = (
-        cases.unit(centres[rng.integers(0, 40, rows)] + 0.1 * rng.normal(size=(rows, 24))) for rows in (4000, 200)
+        cases.unit(
+            centres[rng.integers(0, 40, rows)] + 0.1 * rng.normal(size=(rows, 24))
+        )
+        for rows in (4000, 200)
     )
     index = cases.filled("IVF40,PQ6x4np", vectors)
     monkeypatch.setattr("hubplugin_faiss.handlers.base.BLOCK_BYTES", 4 * 24 * 800)
@@ -666,15 +940,27 @@ def test_answers_of_the_bank_are_known_again_when_an_index_is_refreshed(kind, me
 def test_offsets_that_find_no_room_are_refused(kind):
     case = cases.made(kind, L2)
     upgraded = hubplugin_faiss.upgrade(case.index, case.offsets / 20)
-    with pytest.raises(hubplugin.StoreError, match=r"find no room in the codes of this .*upgrade\(index, model\)"):
+    with pytest.raises(
+        hubplugin.StoreError,
+        match=r"find no room in the codes of this .*upgrade\(index, model\)",
+    ):
         hubplugin_faiss.add(upgraded, case.vectors[:50], case.offsets[:50])
     assert upgraded.ntotal == 600
     hubplugin_faiss.add(upgraded, case.vectors[:50], case.offsets[:50] / 20)
 
 
-@kinds("IVF8,PQ8x8np", "IVF8,PQ8x4np", "IVF8,PQ8x4fsr", "IVF8,SQ8", "IVF8,SQ4", "IVF8,PQ8x8np,RFlat")
+@kinds(
+    "IVF8,PQ8x8np",
+    "IVF8,PQ8x4np",
+    "IVF8,PQ8x4fsr",
+    "IVF8,SQ8",
+    "IVF8,SQ4",
+    "IVF8,PQ8x8np,RFlat",
+)
 @both
-def test_an_offset_that_finds_no_room_in_the_list_of_its_vector_is_refused(kind, metric):
+def test_an_offset_that_finds_no_room_in_the_list_of_its_vector_is_refused(
+    kind, metric
+):
     """Codes of differences from centroids have room for what is usual in a list."""
     rng = np.random.default_rng(0)
     groups, centres = rng.integers(0, 8, 2000), 3 * rng.normal(size=(8, 32))
@@ -697,8 +983,12 @@ def test_an_offset_that_finds_no_room_in_the_list_of_its_vector_is_refused(kind,
             first, wanted = grown, offset
             if "R" in kind:
                 first = faiss.downcast_index(grown).base_index
-            if "R" in kind and metric == L2:  # the first stage makes up for the lengths that it decodes, too
-                wanted = handler_for(faiss.deserialize_index(before))._offsets_of_base(new, offset[None])[0]
+            if (
+                "R" in kind and metric == L2
+            ):  # the first stage makes up for the lengths that it decodes, too
+                wanted = handler_for(faiss.deserialize_index(before))._offsets_of_base(
+                    new, offset[None]
+                )[0]
             assert abs(stored(first)[2000] - wanted) < 0.3
     assert refused < 64 / 3
 
@@ -708,23 +998,37 @@ def test_what_is_added_after_others_were_removed_has_its_own_code_and_offset(kin
     """Faiss itself writes new codes over what is left of old ones."""
     case = cases.made(kind, IP)
     upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
-    vectors, rows = decoded(upgraded), np.concatenate([np.arange(50), np.arange(350, 600), np.arange(50, 250)])
+    vectors, rows = (
+        decoded(upgraded),
+        np.concatenate([np.arange(50), np.arange(350, 600), np.arange(50, 250)]),
+    )
     offsets = stored(upgraded)
-    ids = 10**6 + np.arange(200) if "IDMap" in kind or kind.startswith("IVF8,PQ") else None
+    ids = (
+        10**6 + np.arange(200)
+        if "IDMap" in kind or kind.startswith("IVF8,PQ")
+        else None
+    )
     assert hubplugin_faiss.remove_ids(upgraded, case.ids[50:350]) == 300
     hubplugin_faiss.add(upgraded, case.vectors[50:250], case.offsets[50:250], ids)
-    names = np.arange(500) if ids is None else np.concatenate([case.ids[rows[:300]], ids])
+    names = (
+        np.arange(500) if ids is None else np.concatenate([case.ids[rows[:300]], ids])
+    )
     handler = handler_for(upgraded)
-    found, held = (np.concatenate(parts) for parts in zip(*handler.scan(0, 100), strict=True))
+    found, held = (
+        np.concatenate(parts) for parts in zip(*handler.scan(0, 100), strict=True)
+    )
     order = np.argsort(handler.labels())
     np.testing.assert_array_equal(handler.labels()[order], np.sort(names))
     np.testing.assert_allclose(held[order], offsets[rows][np.argsort(names)], atol=1e-5)
-    np.testing.assert_allclose(found[order], vectors[rows][np.argsort(names)], atol=1e-3)
+    np.testing.assert_allclose(
+        found[order], vectors[rows][np.argsort(names)], atol=1e-3
+    )
     anew = cases.made(kind, IP).index
     anew.reset()
     cases.put(anew, case.vectors[rows], names)
     labels, expected = (
-        each.search(case.queries, 5)[1] for each in (upgraded, hubplugin_faiss.upgrade(anew, case.offsets[rows]))
+        each.search(case.queries, 5)[1]
+        for each in (upgraded, hubplugin_faiss.upgrade(anew, case.offsets[rows]))
     )
     assert cases.recall(labels, expected if "IDMap" in kind else names[expected]) > 0.9
 
@@ -737,4 +1041,6 @@ def test_offsets_that_are_nothing_or_small_find_room(kind, metric, size):
     upgraded = hubplugin_faiss.upgrade(case.index, size * case.offsets)
     hubplugin_faiss.add(upgraded, case.vectors[:50], size * case.offsets[:50])
     expected = size * np.concatenate([case.offsets, case.offsets[:50]])
-    np.testing.assert_allclose(stored(upgraded), expected, rtol=0, atol=size * cases.tolerance(kind) + 1e-6)
+    np.testing.assert_allclose(
+        stored(upgraded), expected, rtol=0, atol=size * cases.tolerance(kind) + 1e-6
+    )

@@ -34,19 +34,32 @@ class Search:
         return [function.question for function in self.functions[:12]]
 
     def offset(self, text: str) -> float:
-        return float(self.model.offsets(np.array(stdlib_search.embed([text]), np.float32))[0])
+        return float(
+            self.model.offsets(np.array(stdlib_search.embed([text]), np.float32))[0]
+        )
 
-    def scores(self, question: str, package: str | None = None, raw: bool = False) -> dict[str, float]:
+    def scores(
+        self, question: str, package: str | None = None, raw: bool = False
+    ) -> dict[str, float]:
         """The score of each name, best first."""
         texts = [function.code for function in self.functions]
         targets = np.array(stdlib_search.embed(texts), np.float64)
         query = np.array(stdlib_search.embed([question]), np.float64)[0]
         query /= np.linalg.norm(query)
         similarities = targets @ query / np.linalg.norm(targets, axis=1)
-        scores = similarities + (0 if raw else self.model.offsets(targets.astype(np.float32)))
-        found = {function.name: float(score) for function, score in zip(self.functions, scores, strict=True)}
-        kept = [name for name in found if package is None or name.startswith(f"{package}.")]
-        return {name: found[name] for name in sorted(kept, key=lambda name: -found[name])}
+        scores = similarities + (
+            0 if raw else self.model.offsets(targets.astype(np.float32))
+        )
+        found = {
+            function.name: float(score)
+            for function, score in zip(self.functions, scores, strict=True)
+        }
+        kept = [
+            name for name in found if package is None or name.startswith(f"{package}.")
+        ]
+        return {
+            name: found[name] for name in sorted(kept, key=lambda name: -found[name])
+        }
 
     def best(self, question: str, **how) -> list[str]:
         return list(self.scores(question, **how))[:5]
@@ -55,14 +68,24 @@ class Search:
 @pytest.fixture(scope="session")
 def functions() -> list[stdlib_search.Function]:
     found = stdlib_search.functions()
-    stdlib_search.embed([text for function in found for text in (function.code, function.question)])
+    stdlib_search.embed(
+        [text for function in found for text in (function.code, function.question)]
+    )
     return found[:64]
 
 
-def corrected(client: QdrantClient, collection: str, using: str, functions: list[stdlib_search.Function]) -> Search:
+def corrected(
+    client: QdrantClient,
+    collection: str,
+    using: str,
+    functions: list[stdlib_search.Function],
+) -> Search:
     """Corrects a collection of `functions`; so few that the guard would want more."""
     hubplugin.apply(
-        hubplugin_qdrant.open_store(client, collection, using), stdlib_search.query_bank(), "is", force=True
+        hubplugin_qdrant.open_store(client, collection, using),
+        stdlib_search.query_bank(),
+        "is",
+        force=True,
     )
     found = hubplugin_qdrant.open_store(client, collection, vector=using).correction()
     assert found is not None

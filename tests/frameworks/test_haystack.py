@@ -34,7 +34,9 @@ def options(tmp_path):
 def search(options, functions):
     """The collection, made by Haystack and corrected."""
     store = QdrantDocumentStore(**options)
-    store.write_documents([example.document(each.code, each.metadata) for each in functions])
+    store.write_documents(
+        [example.document(each.code, each.metadata) for each in functions]
+    )
     store.close()
     plain = QdrantClient(path=options["path"])
     found = corrected(plain, COLLECTION, "text-dense", functions)
@@ -58,7 +60,9 @@ def test_a_search_returns_the_corrected_ranking(store, search):
 def test_an_awaited_search_returns_the_corrected_ranking(options, search):
     async def ask(question: str) -> list[str]:
         store = HubQdrantDocumentStore(**options)
-        found = await QdrantEmbeddingRetriever(store, top_k=5).run_async(embed([question])[0])
+        found = await QdrantEmbeddingRetriever(store, top_k=5).run_async(
+            embed([question])[0]
+        )
         await store.close_async()
         return [document.meta["name"] for document in found["documents"]]
 
@@ -68,18 +72,26 @@ def test_an_awaited_search_returns_the_corrected_ranking(options, search):
 def test_a_filtered_search_returns_the_corrected_ranking_of_what_is_left(store, search):
     email = {"field": "meta.package", "operator": "==", "value": "email"}
     question = search.questions[0]
-    assert example.dense(store, question, filters=email) == search.best(question, package="email")
+    assert example.dense(store, question, filters=email) == search.best(
+        question, package="email"
+    )
 
 
-def test_a_written_document_has_its_offset_and_keeps_it_when_its_metadata_is_updated(store, search):
+def test_a_written_document_has_its_offset_and_keeps_it_when_its_metadata_is_updated(
+    store, search
+):
     shouted = example.document(SHOUT, {"name": "shout"})
     store.write_documents([shouted])
     before = stored_offsets(store._client.raw, COLLECTION)
-    assert before[UUID(convert_id(shouted.id))] == pytest.approx(search.offset(SHOUT), abs=1e-6)
+    assert before[UUID(convert_id(shouted.id))] == pytest.approx(
+        search.offset(SHOUT), abs=1e-6
+    )
     named = {"field": "meta.name", "operator": "==", "value": "shout"}
     assert store.update_by_filter(named, {"volume": "loud"}) == 1
     assert store.filter_documents(named)[0].meta == {"name": "shout", "volume": "loud"}
-    assert stored_offsets(store._client.raw, COLLECTION) == pytest.approx(before, abs=1e-6)
+    assert stored_offsets(store._client.raw, COLLECTION) == pytest.approx(
+        before, abs=1e-6
+    )
 
 
 def test_a_pipeline_comes_back_from_its_yaml_corrected(store, search):
@@ -87,13 +99,19 @@ def test_a_pipeline_comes_back_from_its_yaml_corrected(store, search):
     asked = {
         "dense": {"query_embedding": embed([question])[0]},
         "sparse": {"query_sparse_embedding": example.words(question)},
-        "hybrid": {"query_embedding": embed([question])[0], "query_sparse_embedding": example.words(question)},
+        "hybrid": {
+            "query_embedding": embed([question])[0],
+            "query_sparse_embedding": example.words(question),
+        },
     }
     pipeline = Pipeline()
     for name, kind in zip(asked, RETRIEVERS, strict=True):
         pipeline.add_component(name, kind(store, top_k=5))
     pipeline.add_component("writer", DocumentWriter(store))
-    before, written = pipeline.run(asked | {"writer": {"documents": []}}), pipeline.dumps()
+    before, written = (
+        pipeline.run(asked | {"writer": {"documents": []}}),
+        pipeline.dumps(),
+    )
     store.close()
     again = Pipeline.loads(written, allowed_modules=["hubplugin_qdrant.haystack"])
     for name in asked:
@@ -101,10 +119,16 @@ def test_a_pipeline_comes_back_from_its_yaml_corrected(store, search):
         assert names(retriever.run(**asked[name])) == names(before[name])
         retriever._document_store.close()  # a folder has one client at a time
     assert names(before["dense"]) == search.best(question)
-    assert isinstance(again.get_component("writer").document_store, HubQdrantDocumentStore)
+    assert isinstance(
+        again.get_component("writer").document_store, HubQdrantDocumentStore
+    )
 
 
-RETRIEVERS = (HubQdrantEmbeddingRetriever, HubQdrantSparseEmbeddingRetriever, HubQdrantHybridRetriever)
+RETRIEVERS = (
+    HubQdrantEmbeddingRetriever,
+    HubQdrantSparseEmbeddingRetriever,
+    HubQdrantHybridRetriever,
+)
 
 
 def names(found):

@@ -22,7 +22,10 @@ AGAIN = "00000000-0000-0000-0000-0000000000aa"
 def plain(functions):
     client = QdrantClient(":memory:")
     example.create_collection(client)
-    texts, metadata = [each.code for each in functions], [each.metadata for each in functions]
+    texts, metadata = (
+        [each.code for each in functions],
+        [each.metadata for each in functions],
+    )
     example.store(client, HYBRID).add_texts(texts, metadata)
     return client
 
@@ -38,9 +41,15 @@ def client(plain, search):
 
 
 def test_a_search_returns_the_corrected_ranking(plain, client, search):
-    found = [example.names(example.store(client, DENSE), question) for question in search.questions]
+    found = [
+        example.names(example.store(client, DENSE), question)
+        for question in search.questions
+    ]
     assert found == [search.best(question) for question in search.questions]
-    assert found != [example.names(example.store(plain, DENSE), question) for question in search.questions]
+    assert found != [
+        example.names(example.store(plain, DENSE), question)
+        for question in search.questions
+    ]
 
 
 def test_a_hybrid_search_fuses_the_corrected_ranking(plain, client, search):
@@ -48,16 +57,26 @@ def test_a_hybrid_search_fuses_the_corrected_ranking(plain, client, search):
         words = example.names(example.store(plain, SPARSE), question)
         fused: dict[str, float] = {}
         for ranking in (search.best(question), words):
-            for rank, name in enumerate(ranking):  # Qdrant's reciprocal rank fusion, ranks from 0
+            for rank, name in enumerate(
+                ranking
+            ):  # Qdrant's reciprocal rank fusion, ranks from 0
                 fused[name] = fused.get(name, 0.0) + 1 / (2 + rank)
-        found = example.store(client, HYBRID).similarity_search_with_score(question, k=5)
-        assert [score for _, score in found] == pytest.approx(sorted(fused.values(), reverse=True)[: len(found)])
-        assert {d.metadata["name"]: score for d, score in found}.items() <= fused.items()
+        found = example.store(client, HYBRID).similarity_search_with_score(
+            question, k=5
+        )
+        assert [score for _, score in found] == pytest.approx(
+            sorted(fused.values(), reverse=True)[: len(found)]
+        )
+        assert {
+            d.metadata["name"]: score for d, score in found
+        }.items() <= fused.items()
 
 
 def test_an_added_text_has_its_offset(plain, client, search):
     ids = example.store(client, HYBRID).add_texts([SHOUT], [{"name": "shout"}])
-    assert stored_offsets(plain, COLLECTION)[UUID(ids[0])] == pytest.approx(search.offset(SHOUT), abs=1e-6)
+    assert stored_offsets(plain, COLLECTION)[UUID(ids[0])] == pytest.approx(
+        search.offset(SHOUT), abs=1e-6
+    )
 
 
 def test_documents_read_by_id_show_nothing_of_the_correction(client):
@@ -68,18 +87,31 @@ def test_documents_read_by_id_show_nothing_of_the_correction(client):
     assert set(document.metadata) == {"name", "_id", "_collection_name"}
 
 
-def test_every_way_to_make_a_wrapped_store_gives_a_corrected_one(plain, search, functions, tmp_path):
+def test_every_way_to_make_a_wrapped_store_gives_a_corrected_one(
+    plain, search, functions, tmp_path
+):
     """`from_texts`, `from_documents` and `from_existing_collection` connect by themselves."""
     path = str(tmp_path / "store")
     own = QdrantClient(path=path)
     plain.migrate(own, [COLLECTION, f"{COLLECTION}--hub"])
     own.close()
-    given = {"collection_name": COLLECTION, "path": path, "vector_name": "dense", "retrieval_mode": DENSE}
+    given = {
+        "collection_name": COLLECTION,
+        "path": path,
+        "vector_name": "dense",
+        "retrieval_mode": DENSE,
+    }
     document = Document(page_content=functions[0].code, metadata={"name": "again"})
     for make in (
-        lambda **with_: HubQdrantVectorStore.from_existing_collection(embedding=example.MiniLM(), **with_),
-        lambda **with_: HubQdrantVectorStore.from_texts([functions[0].code], example.MiniLM(), ids=[AGAIN], **with_),
-        lambda **with_: HubQdrantVectorStore.from_documents([document], example.MiniLM(), ids=[AGAIN], **with_),
+        lambda **with_: HubQdrantVectorStore.from_existing_collection(
+            embedding=example.MiniLM(), **with_
+        ),
+        lambda **with_: HubQdrantVectorStore.from_texts(
+            [functions[0].code], example.MiniLM(), ids=[AGAIN], **with_
+        ),
+        lambda **with_: HubQdrantVectorStore.from_documents(
+            [document], example.MiniLM(), ids=[AGAIN], **with_
+        ),
     ):
         store = make(**given)
         assert isinstance(store.client, HubQdrantClient)

@@ -39,7 +39,9 @@ def model(real, vectors):
 
 @pytest.fixture
 def store(vectors, tmp_path):
-    return open_store(flat_index(tmp_path / "photos.faiss", vectors[1], FIRST + np.arange(ROWS)))
+    return open_store(
+        flat_index(tmp_path / "photos.faiss", vectors[1], FIRST + np.arange(ROWS))
+    )
 
 
 TRUE = FIRST + np.arange(QUERIES)
@@ -49,57 +51,100 @@ def test_figures_are_those_of_the_whole_matrix(store, vectors, model):
     write(store, model)
     found = hubplugin.evaluate(store, queries=vectors[0], truth=TRUE)
     queries, targets = (part.astype(np.float64) for part in vectors)
-    for ranking, offsets in ((found.raw, 0.0), (found["corrected"], model.offsets(targets).astype(np.float64))):
+    for ranking, offsets in (
+        (found.raw, 0.0),
+        (found["corrected"], model.offsets(targets).astype(np.float64)),
+    ):
         scores = queries @ targets.T + offsets
-        ranks = (scores > scores[np.arange(QUERIES), np.arange(QUERIES)][:, None]).sum(axis=1) + 1
-        occurrence = np.bincount(np.argsort(-scores, axis=1)[:, :10].ravel(), minlength=ROWS)
+        ranks = (scores > scores[np.arange(QUERIES), np.arange(QUERIES)][:, None]).sum(
+            axis=1
+        ) + 1
+        occurrence = np.bincount(
+            np.argsort(-scores, axis=1)[:, :10].ravel(), minlength=ROWS
+        )
         assert ranking.recall[1].value == pytest.approx((ranks <= 1).mean())
         assert ranking.recall[10].value == pytest.approx((ranks <= 10).mean())
         assert ranking.worst == occurrence.max() / QUERIES
         assert ranking.hubness.anti_hub_share == pytest.approx((occurrence == 0).mean())
         assert ranking.hubness.skewness == pytest.approx(skewness(occurrence))
-        assert ranking.most_found == pytest.approx(np.sort(occurrence)[-4:].sum() / occurrence.sum())
+        assert ranking.most_found == pytest.approx(
+            np.sort(occurrence)[-4:].sum() / occurrence.sum()
+        )
         values, times = np.unique(occurrence, return_counts=True)
-        assert ranking.occurrences == dict(zip(values.tolist(), times.tolist(), strict=True))
+        assert ranking.occurrences == dict(
+            zip(values.tolist(), times.tolist(), strict=True)
+        )
     versus = found["corrected"].versus_raw
     assert versus.won - versus.lost == pytest.approx(QUERIES * versus.difference.value)
     bank = model.terms[0].bank.astype(np.float64)
     first = np.isin(np.arange(QUERIES), (bank @ targets.T).argmax(axis=1))
-    assert (found.found_first.queries, found.not_found_first.queries) == (first.sum(), (~first).sum())
-    assert found.found_first.change.value == pytest.approx(found.found_first.after - found.found_first.before)
+    assert (found.found_first.queries, found.not_found_first.queries) == (
+        first.sum(),
+        (~first).sum(),
+    )
+    assert found.found_first.change.value == pytest.approx(
+        found.found_first.after - found.found_first.before
+    )
     assert (found.queries, found.judged, found.targets) == (QUERIES, QUERIES, ROWS)
 
 
-def test_what_the_bank_finds_first_is_told_by_its_name_and_beyond_chance_alone(store, vectors, model):
+def test_what_the_bank_finds_first_is_told_by_its_name_and_beyond_chance_alone(
+    store, vectors, model
+):
     """A bank query that finds a target first need not have asked for it, so nothing is said of what was asked."""
     write(store, model)
     found = hubplugin.evaluate(store, queries=vectors[0], truth=TRUE)
     assert "asked" not in str(found)
-    noise = Side(0.539, 0.489, 0.03, 141, "others", Figure(value=-0.05, low=-0.11, high=0.01))
+    noise = Side(
+        0.539, 0.489, 0.03, 141, "others", Figure(value=-0.05, low=-0.11, high=0.01)
+    )
     harm = replace(noise, change=Figure(value=-0.05, low=-0.09, high=-0.01))
     said = str(replace(found, found_first=harm, not_found_first=noise))
     assert (
-        "141 queries whose target some bank query finds first changes by -5.0 points (95 % interval -9.0 to -1" in said
+        "141 queries whose target some bank query finds first changes by -5.0 points (95 % interval -9.0 to -1"
+        in said
     )
     assert "no bank query finds first" not in said
-    shown = replace(found, found_first=harm, not_found_first=noise).report().key_figures[-1]
-    assert (shown.title, shown.shown) == ("R@1 of targets that the bank finds first / of others", "-5.0 / same")
+    shown = (
+        replace(found, found_first=harm, not_found_first=noise).report().key_figures[-1]
+    )
+    assert (shown.title, shown.shown) == (
+        "R@1 of targets that the bank finds first / of others",
+        "-5.0 / same",
+    )
     assert shown.direction == "worse"
 
 
-def test_the_verdict_is_that_of_p_and_no_order_of_the_queries_changes_it(store, vectors, model, rng):
+def test_the_verdict_is_that_of_p_and_no_order_of_the_queries_changes_it(
+    store, vectors, model, rng
+):
     write(store, model)
-    told = {"better": "It helps; ", "same": "Neither help nor harm beyond chance; ", "worse": "It does harm; "}
+    told = {
+        "better": "It helps; ",
+        "same": "Neither help nor harm beyond chance; ",
+        "worse": "It does harm; ",
+    }
     for count in (QUERIES, 90, 40):
         lines = []
         for order in (np.arange(count), rng.permutation(count)):
-            found = hubplugin.evaluate(store, queries=vectors[0][order], truth=TRUE[order])
+            found = hubplugin.evaluate(
+                store, queries=vectors[0][order], truth=TRUE[order]
+            )
             versus, told_by = found["corrected"].versus_raw, found.report()
             sign = 0 if versus.p >= 0.05 else np.sign(versus.won - versus.lost)
-            assert (told_by.direction, versus.difference.sign) == (("same", "better", "worse")[sign], sign)
+            assert (told_by.direction, versus.difference.sign) == (
+                ("same", "better", "worse")[sign],
+                sign,
+            )
             assert str(found).startswith(told[told_by.direction])
             assert told_by.key_figures[0].direction == told_by.direction
-            lines.append([line for line in str(found).splitlines() if not line.startswith(("hubs", "never"))])
+            lines.append(
+                [
+                    line
+                    for line in str(found).splitlines()
+                    if not line.startswith(("hubs", "never"))
+                ]
+            )
         assert lines[0] == lines[1]
 
 
@@ -112,13 +157,22 @@ def left_with(store, count):
     return open_store(store.url)
 
 
-def test_an_emptied_store_is_told_in_one_line_whatever_is_asked(store, vectors, model, tmp_path):
+def test_an_emptied_store_is_told_in_one_line_whatever_is_asked(
+    store, vectors, model, tmp_path
+):
     write(store, model)
     url = left_with(store, 0).url
     np.save(tmp_path / "queries.npy", vectors[0])
     np.save(tmp_path / "truth.npy", TRUE)
-    asked, truth = ["--queries", str(tmp_path / "queries.npy")], ["--truth", str(tmp_path / "truth.npy")]
-    for typed in (["evaluate", url, *asked, *truth], ["explain", url], ["refresh", url]):
+    asked, truth = (
+        ["--queries", str(tmp_path / "queries.npy")],
+        ["--truth", str(tmp_path / "truth.npy")],
+    )
+    for typed in (
+        ["evaluate", url, *asked, *truth],
+        ["explain", url],
+        ["refresh", url],
+    ):
         said = CliRunner().invoke(app, typed)
         assert (said.exit_code, said.output.count("\n")) == (1, 1), said.output
         assert "is empty; " in said.output
@@ -127,7 +181,10 @@ def test_an_emptied_store_is_told_in_one_line_whatever_is_asked(store, vectors, 
     assert "attention: no target is left in the store" in inspected.stdout
     CliRunner().invoke(app, ["remove", url])
     gone = CliRunner().invoke(app, ["rollback", url])
-    assert gone.output == f"hubplugin: {url} has no correction, so there is nothing to roll back to\n"
+    assert (
+        gone.output
+        == f"hubplugin: {url} has no correction, so there is nothing to roll back to\n"
+    )
 
 
 def test_a_store_with_one_target_left_is_inspected_and_evaluated(store, vectors, model):
@@ -142,7 +199,11 @@ def test_examples_show_queries_won_and_lost_with_both_answers(store, vectors, mo
     write(store, model)
     called = [f"what is {row}" for row in range(QUERIES)]
     found = hubplugin.evaluate(
-        store, queries=vectors[0], truth=TRUE, query_names=called, names=lambda ids: [f"photo {key}" for key in ids]
+        store,
+        queries=vectors[0],
+        truth=TRUE,
+        query_names=called,
+        names=lambda ids: [f"photo {key}" for key in ids],
     )
     outcomes = [example.outcome for example in found.examples]
     versus = found["corrected"].versus_raw
@@ -164,20 +225,28 @@ def test_a_store_without_a_correction_is_searched_raw(store, vectors):
     assert "No active correction" in str(found)
 
 
-def test_a_filter_is_part_of_the_search_and_what_is_none_is_refused(store, vectors, model):
+def test_a_filter_is_part_of_the_search_and_what_is_none_is_refused(
+    store, vectors, model
+):
     client = QdrantClient(":memory:")
-    client.create_collection("photos", models.VectorParams(size=384, distance=models.Distance.COSINE))
+    client.create_collection(
+        "photos", models.VectorParams(size=384, distance=models.Distance.COSINE)
+    )
     client.upload_points(
         "photos",
         [
-            models.PointStruct(id=row, vector=vector.tolist(), payload={"even": row % 2 == 0})
+            models.PointStruct(
+                id=row, vector=vector.tolist(), payload={"even": row % 2 == 0}
+            )
             for row, vector in enumerate(vectors[1])
         ],
     )
     condition = '{"must": [{"key": "even", "match": {"value": true}}]}'
     truth = [[row] if row % 2 == 0 else [] for row in range(QUERIES)]
     photos = hubplugin_qdrant.open_store(client, "photos")
-    found = hubplugin.evaluate(photos, queries=vectors[0], truth=truth, condition=condition)
+    found = hubplugin.evaluate(
+        photos, queries=vectors[0], truth=truth, condition=condition
+    )
     scores = vectors[0].astype(np.float64) @ vectors[1][::2].astype(np.float64).T
     right = scores[::2].argmax(axis=1) == np.arange(QUERIES // 2)
     assert found.judged == QUERIES // 2
@@ -205,13 +274,20 @@ def test_true_ids_come_as_arrays_lists_and_files(tmp_path):
         ([3], "has 1 rows for 150 queries"),
         ([-1] * QUERIES, "names no true target for any query"),
         ([0.5] * QUERIES, "0.5 is no id"),
-        (range(QUERIES), r"no query finds a true target in faiss:.*find ids such as 1\d\d\d; ground truth names '0'"),
+        (
+            range(QUERIES),
+            r"no query finds a true target in faiss:.*find ids such as 1\d\d\d; ground truth names '0'",
+        ),
         ("nowhere.npy", r"there is no file 'nowhere\.npy'"),
     ],
 )
 def test_truth_that_cannot_be_used_is_told_in_one_line(store, vectors, truth, says):
     with pytest.raises(InputError, match=says):
-        hubplugin.evaluate(store, queries=vectors[0], truth=list(truth) if isinstance(truth, range) else truth)
+        hubplugin.evaluate(
+            store,
+            queries=vectors[0],
+            truth=list(truth) if isinstance(truth, range) else truth,
+        )
 
 
 MODEL = """
@@ -248,7 +324,9 @@ def figures(*typed):
 def test_test_queries_are_texts_where_a_model_is_named(store, texts):
     by_vectors = figures(store.url, "--queries", "queries.npy", "--truth", "truth.npy")
     assert figures(store.url, *texts, "--truth", "truth.npy") == by_vectors
-    np.save("targets.npy", np.load("queries.npy"))  # among files, too, where the bank may be texts as well
+    np.save(
+        "targets.npy", np.load("queries.npy")
+    )  # among files, too, where the bank may be texts as well
     files = ("targets.npy", "--method", "is")
     by_vectors = figures(*files, "--queries", "queries.npy", "--bank", "queries.npy")
     assert figures(*files, *texts, "--bank", "test.jsonl") == by_vectors
@@ -264,16 +342,34 @@ def test_a_test_query_without_a_text_is_told_since_truth_goes_by_rows(store, tex
     assert "queries (test.jsonl): row 7, counted from 0, has no text" in done.output
 
 
-def test_a_store_and_files_are_evaluated_without_the_extra_but_for_plans(store, vectors, model, monkeypatch):
+def test_a_store_and_files_are_evaluated_without_the_extra_but_for_plans(
+    store, vectors, model, monkeypatch
+):
     """So that the commands of the README run in what `make demo` installs."""
     write(store, model)
     for name in [*sys.modules, "scipy", "ot", "matplotlib", "jinja2", "ir_measures"]:
-        if name.partition(".")[0] in ("scipy", "ot", "matplotlib", "jinja2", "ir_measures"):
+        if name.partition(".")[0] in (
+            "scipy",
+            "ot",
+            "matplotlib",
+            "jinja2",
+            "ir_measures",
+        ):
             monkeypatch.setitem(sys.modules, name, None)
     assert hubplugin.evaluate(store, queries=vectors[0], truth=TRUE).shown is not None
-    assert hubplugin.evaluate(vectors[1], queries=vectors[0], truth=TRUE - FIRST).raw.recall[1].value > 0
-    with pytest.raises(InputError, match=r"'hn' needs scipy; in a clone of hubplugin: pip install '\.\[evaluation\]'$"):
-        hubplugin.evaluate(vectors[1], queries=vectors[0], truth=TRUE - FIRST, methods=["hn"])
+    assert (
+        hubplugin.evaluate(vectors[1], queries=vectors[0], truth=TRUE - FIRST)
+        .raw.recall[1]
+        .value
+        > 0
+    )
+    with pytest.raises(
+        InputError,
+        match=r"'hn' needs scipy; in a clone of hubplugin: pip install '\.\[evaluation\]'$",
+    ):
+        hubplugin.evaluate(
+            vectors[1], queries=vectors[0], truth=TRUE - FIRST, methods=["hn"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -283,17 +379,29 @@ def test_a_store_and_files_are_evaluated_without_the_extra_but_for_plans(store, 
             ["STORE", "--truth", "TRUTH", "--bank", "BANK"],
             "--bank is for arrays and files; a store is searched as it is",
         ),
-        (["STORE", "--truth", "TRUTH", "--metric", "dot"], "--metric is for arrays and files"),
+        (
+            ["STORE", "--truth", "TRUTH", "--metric", "dot"],
+            "--metric is for arrays and files",
+        ),
         (["STORE"], "a store needs ids of true targets: pass --truth"),
         ([], "expected a STORE, or a file of vectors"),
-        (["photos.faiss"], "'photos.faiss' is a file, and a store is named by a URL: faiss:photos.faiss"),
+        (
+            ["photos.faiss"],
+            "'photos.faiss' is a file, and a store is named by a URL: faiss:photos.faiss",
+        ),
     ],
 )
-def test_a_store_and_files_are_not_mixed(store, vectors, tmp_path, monkeypatch, options, says):
+def test_a_store_and_files_are_not_mixed(
+    store, vectors, tmp_path, monkeypatch, options, says
+):
     np.save(tmp_path / "queries.npy", vectors[0])
     np.save(tmp_path / "truth.npy", TRUE)
     monkeypatch.chdir(tmp_path)
-    given = {"STORE": store.url, "BANK": str(tmp_path / "queries.npy"), "TRUTH": str(tmp_path / "truth.npy")}
+    given = {
+        "STORE": store.url,
+        "BANK": str(tmp_path / "queries.npy"),
+        "TRUTH": str(tmp_path / "truth.npy"),
+    }
     typed = [given.get(option, option) for option in options]
     done = CliRunner().invoke(app, ["evaluate", *typed, "--queries", given["BANK"]])
     assert (done.exit_code, says in done.output) == (1, True)

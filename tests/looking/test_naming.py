@@ -10,7 +10,11 @@ from hubplugin.jobs.naming import read_names
 
 @pytest.mark.parametrize(
     ("file", "text"),
-    [("names.txt", "sea\nhill\n"), ("names.json", '["sea", "hill"]'), ("ids.json", '{"0": "sea", "1": "hill"}')],
+    [
+        ("names.txt", "sea\nhill\n"),
+        ("names.json", '["sea", "hill"]'),
+        ("ids.json", '{"0": "sea", "1": "hill"}'),
+    ],
 )
 def test_targets_are_called_by_a_file(tmp_path, file, text):
     (tmp_path / file).write_text(text)

@@ -39,14 +39,25 @@ def blocks(page: Path) -> list[Block]:
     for match in FENCE.finditer(text):
         indent = len(match["indent"])
         code = "\n".join(line[indent:] for line in match["code"].split("\n"))
-        found.append(Block(match["language"], code, text.count("\n", 0, match.start("code")) + 1, match["reason"]))
+        found.append(
+            Block(
+                match["language"],
+                code,
+                text.count("\n", 0, match.start("code")) + 1,
+                match["reason"],
+            )
+        )
     return found
 
 
 def commands(page: Path) -> list[list[str]]:
     """Each `hubplugin ...` that a page tells to type, as words: of its blocks, fenced or indented."""
     text = page.read_text(encoding="utf-8")
-    code = [block.code for block in blocks(page) if block.language in ("", "bash", "console")]
+    code = [
+        block.code
+        for block in blocks(page)
+        if block.language in ("", "bash", "console")
+    ]
     code += INDENTED.findall(FENCE.sub("", text))
     lines = "\n".join(code).replace("\\\n", " ").split("\n")
     typed = [re.sub(r"^\$ ", "", line.strip()) for line in lines]

@@ -14,7 +14,10 @@ pytestmark = pytest.mark.slow
 BEFORE = Path(__file__).parent / "before"
 """`before/PAGE.py` makes what the blocks of a how-to page take for granted: a collection, a bank, a model."""
 
-ELSEWHERE = {"README": "tests/whole/test_readme.py", "other-clients": "tests/qdrant/test_other_clients.py"}
+ELSEWHERE = {
+    "README": "tests/whole/test_readme.py",
+    "other-clients": "tests/qdrant/test_other_clients.py",
+}
 """Pages whose blocks have tests of their own."""
 
 
@@ -27,7 +30,9 @@ def script(page: Path) -> str:
             continue
         where = f"# {page.name}, line {block.line}\n"
         if block.language == "bash":
-            parts.append(f"{where}__import__('subprocess').run(['bash', '-euc', {block.code!r}], check=True)\n")
+            parts.append(
+                f"{where}__import__('subprocess').run(['bash', '-euc', {block.code!r}], check=True)\n"
+            )
         else:
             parts.append(where + block.code)
     return "\n".join(parts)
@@ -35,7 +40,12 @@ def script(page: Path) -> str:
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if page.stem not in ELSEWHERE and any(each.language in RUNNABLE for each in blocks(page))],
+    [
+        page
+        for page in PAGES
+        if page.stem not in ELSEWHERE
+        and any(each.language in RUNNABLE for each in blocks(page))
+    ],
     ids=lambda page: page.stem,
 )
 def test_the_blocks_of_a_page_run(page, tmp_path):
@@ -52,5 +62,9 @@ def test_the_blocks_of_a_page_run(page, tmp_path):
     )
     assert run.returncode == 0, run.stderr[-2000:]
     for block in blocks(page):  # what a page says is printed, is printed
-        if block.language == "text" and block.reason is None and page.stem == "tutorial":
+        if (
+            block.language == "text"
+            and block.reason is None
+            and page.stem == "tutorial"
+        ):
             assert block.code in run.stdout

@@ -13,7 +13,9 @@ import hubplugin
 from tests.pages.blocks import ROOT
 
 FILES = {
-    path.relative_to(folder.parent if folder.name == "hubplugin" else folder): ast.parse(path.read_text())
+    path.relative_to(
+        folder.parent if folder.name == "hubplugin" else folder
+    ): ast.parse(path.read_text())
     for folder in (ROOT / "hubplugin", ROOT / "adapters")
     for path in sorted(folder.rglob("*.py"))
 }
@@ -23,7 +25,9 @@ DOCSTRINGS = [
     (path, node.lineno, node.value.value)
     for path, tree in FILES.items()
     for node in ast.walk(tree)
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    if isinstance(node, ast.Expr)
+    and isinstance(node.value, ast.Constant)
+    and isinstance(node.value.value, str)
 ]
 """Those of modules, classes and functions, and what stands behind a constant or a field."""
 
@@ -38,12 +42,37 @@ OTHERS = {
     *("downcast_index", "index_cpu_to_gpu", "metric_type", "reconstruct"),
     *("QueryRequest", "model_copy", "points_selector"),  # qdrant-client, pydantic
     "Model.objects.order_by(...)",  # Django
-    *("auth_flow", "concurrent.futures.Executor", "select(...).order_by(...)", "wrapt"),  # httpx, Python, SQLAlchemy
+    *(
+        "auth_flow",
+        "concurrent.futures.Executor",
+        "select(...).order_by(...)",
+        "wrapt",
+    ),  # httpx, Python, SQLAlchemy
     *("from_documents", "from_existing_collection", "to_dict"),  # LangChain, Haystack
     *("doc_id", "query_id", "relevance"),  # ir-measures
-    *("photos", "photos__hubplugin", "photos__hubplugin_1", "photos__hubplugin_1_model"),  # tables of an example
+    *(
+        "photos",
+        "photos__hubplugin",
+        "photos__hubplugin_1",
+        "photos__hubplugin_1_model",
+    ),  # tables of an example
     "hub_offset",  # a payload key and a column
-    *("with", "is", "sn", "dbsn", "dualis", "nnn", "csls", "dn", "dis", "dualdis", "gc", "otn", "l2n", "hn"),
+    *(
+        "with",
+        "is",
+        "sn",
+        "dbsn",
+        "dualis",
+        "nnn",
+        "csls",
+        "dn",
+        "dis",
+        "dualdis",
+        "gc",
+        "otn",
+        "l2n",
+        "hn",
+    ),
 }
 """Names of other libraries, a word of Python, and what users call the methods."""
 
@@ -58,7 +87,10 @@ def examples():
                 nodes = list(ast.walk(ast.parse(code)))
             except SyntaxError:
                 continue
-            if any(isinstance(node, (ast.Call, ast.Import, ast.ImportFrom)) for node in nodes):
+            if any(
+                isinstance(node, (ast.Call, ast.Import, ast.ImportFrom))
+                for node in nodes
+            ):
                 yield pytest.param(path, code, id=f"{path}:{line}")
 
 
@@ -101,7 +133,9 @@ class Given(dict):
         import chromadb
 
         client = chromadb.EphemeralClient()
-        client.get_or_create_collection("photos").upsert(["a", "b"], embeddings=self["gallery"][:2])
+        client.get_or_create_collection("photos").upsert(
+            ["a", "b"], embeddings=self["gallery"][:2]
+        )
         return client
 
 
@@ -110,7 +144,9 @@ def test_an_example_of_a_docstring_runs(path, code, tmp_path, monkeypatch):
     if str(path) in NEED_A_SERVER:
         pytest.skip(f"needs a server: {NEED_A_SERVER[str(path)]}")
     monkeypatch.chdir(tmp_path)
-    module = importlib.import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
+    module = importlib.import_module(
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+    )
     exec(compile(code, path, "exec"), {**vars(module), "hubplugin": hubplugin}, Given())
 
 
@@ -132,20 +168,33 @@ def lasting_names_in(path, tree):
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.attr
         if isinstance(node, (ast.Module, ast.ClassDef)):
-            bound = [child for child in node.body if isinstance(child, (ast.Assign, ast.AnnAssign))]
-            names = (part for child in bound for part in ast.walk(child) if isinstance(part, ast.Name))
+            bound = [
+                child
+                for child in node.body
+                if isinstance(child, (ast.Assign, ast.AnnAssign))
+            ]
+            names = (
+                part
+                for child in bound
+                for part in ast.walk(child)
+                if isinstance(part, ast.Name)
+            )
             yield from (part.id for part in names if isinstance(part.ctx, ast.Store))
 
 
 def test_a_name_that_a_docstring_mentions_exists():
-    lasting = {name for path, tree in FILES.items() for name in lasting_names_in(path, tree)}
+    lasting = {
+        name for path, tree in FILES.items() for name in lasting_names_in(path, tree)
+    }
     nearby = {path: set(names_in(tree)) for path, tree in FILES.items()}
     lacking = [
         f"{path}:{line}: {name}"
         for path, line, text in DOCSTRINGS
         for name in re.findall(r"(?<!`)`([^`\s]+)`", text)
-        if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(\(.*\))?", name) and name not in OTHERS
-        if not set(name.partition("(")[0].split(".")) <= lasting | nearby[path] | {"faiss"} | OTHERS
+        if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(\(.*\))?", name)
+        and name not in OTHERS
+        if not set(name.partition("(")[0].split("."))
+        <= lasting | nearby[path] | {"faiss"} | OTHERS
     ]
     assert lacking == []
 
@@ -168,10 +217,24 @@ def faults_of(function, public):
     """The entries of `Args` that name no parameter, and the parameters that a public docstring does not tell."""
     text = ast.get_docstring(function) or ""
     parts = function.args
-    listed = [*parts.posonlyargs, *parts.args, parts.vararg, *parts.kwonlyargs, parts.kwarg]
-    names = [part.arg for part in listed if part is not None and part.arg not in ("self", "cls")]
+    listed = [
+        *parts.posonlyargs,
+        *parts.args,
+        parts.vararg,
+        *parts.kwonlyargs,
+        parts.kwarg,
+    ]
+    names = [
+        part.arg
+        for part in listed
+        if part is not None and part.arg not in ("self", "cls")
+    ]
     section = ARGS.search(text)
-    entries = [] if section is None else re.findall(r"^ {4}(\S.*?): ", section[1], re.MULTILINE)
+    entries = (
+        []
+        if section is None
+        else re.findall(r"^ {4}(\S.*?): ", section[1], re.MULTILINE)
+    )
     told = [name.lstrip("*") for entry in entries for name in entry.split(", ")]
     yield from (f"no parameter {name}" for name in told if name not in names)
     if public and text and len(names) > 1:
@@ -194,7 +257,9 @@ def test_a_docstring_tells_the_parameters_that_there_are():
 def on_the_api_page():
     """The functions and methods of docs/reference/api.md that are written where it names them."""
     page = (ROOT / "docs" / "reference" / "api.md").read_text()
-    for name, members in re.findall(r"^::: ([\w.]+)(?:\n    options: \{members: (.*?)\})?", page, re.MULTILINE):
+    for name, members in re.findall(
+        r"^::: ([\w.]+)(?:\n    options: \{members: (.*?)\})?", page, re.MULTILINE
+    ):
         module, _, attribute = name.rpartition(".")
         thing = getattr(importlib.import_module(module), attribute)
         if inspect.isfunction(thing):
@@ -202,7 +267,9 @@ def on_the_api_page():
         elif inspect.isclass(thing) and members != "false":
             for member, value in vars(thing).items():
                 function = getattr(value, "__func__", value)
-                is_shown = not member.startswith("_") and (not members or member in re.findall(r"\w+", members))
+                is_shown = not member.startswith("_") and (
+                    not members or member in re.findall(r"\w+", members)
+                )
                 if is_shown and inspect.isfunction(function):
                     yield f"{name}.{member}", function
 
@@ -212,6 +279,7 @@ def test_functions_of_the_api_page_have_args():
         name
         for name, function in on_the_api_page()
         if inspect.getdoc(function) and "Args:\n" not in str(inspect.getdoc(function))
-        if len(set(inspect.signature(function).parameters) - {"self", "cls"}) > 1 and function.__doc__
+        if len(set(inspect.signature(function).parameters) - {"self", "cls"}) > 1
+        and function.__doc__
     ]
     assert lacking == []

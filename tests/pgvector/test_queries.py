@@ -33,7 +33,9 @@ def store(request, database):
 
 def exact(store, query, keep=slice(None)):
     """The corrected top 10, in float64 from the definition."""
-    scores = similarity([query], VECTORS, store.metric.value)[0] + store.correction().model.offsets(VECTORS)
+    scores = similarity([query], VECTORS, store.metric.value)[
+        0
+    ] + store.correction().model.offsets(VECTORS)
     rows = np.arange(len(VECTORS))[keep]
     return rows[np.argsort(-scores[keep])][:10].tolist()
 
@@ -45,14 +47,27 @@ def test_psycopg(store, database):
 
 
 def test_sqlalchemy(store, database):
-    sqlalchemy = pytest.importorskip("sqlalchemy", reason="needs SQLAlchemy: pip install sqlalchemy")
-    engine = sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(database.address))
-    photos = sqlalchemy.table("photos", sqlalchemy.column("id"), sqlalchemy.column("tenant"))
+    sqlalchemy = pytest.importorskip(
+        "sqlalchemy", reason="needs SQLAlchemy: pip install sqlalchemy"
+    )
+    engine = sqlalchemy.create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(database.address)
+    )
+    photos = sqlalchemy.table(
+        "photos", sqlalchemy.column("id"), sqlalchemy.column("tenant")
+    )
     with engine.connect() as connection:
         for query in QUERIES:
             order = hubplugin_pgvector.order_by(store, query).sqlalchemy()
-            statement = sqlalchemy.select(photos.c.id).where(photos.c.tenant == "b").order_by(order).limit(10)
-            assert list(connection.scalars(statement)) == exact(store, query, slice(1, None, 3))
+            statement = (
+                sqlalchemy.select(photos.c.id)
+                .where(photos.c.tenant == "b")
+                .order_by(order)
+                .limit(10)
+            )
+            assert list(connection.scalars(statement)) == exact(
+                store, query, slice(1, None, 3)
+            )
     engine.dispose()
 
 
@@ -62,7 +77,11 @@ def django_model():
     django = pytest.importorskip("django", reason="needs Django: pip install django")
     from django.conf import settings
 
-    settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", "NAME": "none"}})
+    settings.configure(
+        DATABASES={
+            "default": {"ENGINE": "django.db.backends.postgresql", "NAME": "none"}
+        }
+    )
     django.setup()
     from django.db import models
 
@@ -80,17 +99,25 @@ def test_django(store, database):
     photos = django_model().objects.filter(tenant="c")
     with psycopg.connect(database.address) as connection:
         for query in QUERIES:
-            ordered = photos.order_by(hubplugin_pgvector.order_by(store, query).django()).values_list("id")[:10]
+            ordered = photos.order_by(
+                hubplugin_pgvector.order_by(store, query).django()
+            ).values_list("id")[:10]
             text, parameters = ordered.query.sql_with_params()
-            assert [row[0] for row in connection.execute(text, parameters)] == exact(store, query, slice(2, None, 3))
+            assert [row[0] for row in connection.execute(text, parameters)] == exact(
+                store, query, slice(2, None, 3)
+            )
 
 
 def test_each_form_that_explain_prints_gives_the_corrected_ranking(store, database):
     for query in QUERIES[:5]:
         explained = store.explain(query, 10)
-        forms = [line for line in explained.text.splitlines() if line.startswith("SELECT")]
+        forms = [
+            line for line in explained.text.splitlines() if line.startswith("SELECT")
+        ]
         assert len(forms) == 3
-        for form in forms if store.metric.value == "cosine" else forms[:2]:  # 100 candidates are not all
+        for form in (
+            forms if store.metric.value == "cosine" else forms[:2]
+        ):  # 100 candidates are not all
             assert [row[0] for row in database.run(form)] == exact(store, query)
     assert store.explain(7, 3).request["limit"] == 3
     with pytest.raises(StoreError, match="no target with the id 7000"):
@@ -103,8 +130,18 @@ def test_a_filtered_search_finds_enough_by_the_index(store, database):
     tenant = again.with_filter("tenant LIKE 'b%'")
     found = tenant.search(QUERIES, 10).ids
     expected = [exact(store, query, slice(1, None, 3)) for query in QUERIES]
-    assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, expected, strict=True)]) >= 0.95
-    for wrong in ("tenant ~", "nothing = 1", "true); DROP TABLE photos; --", "pg_terminate_backend(0) = ("):
+    assert (
+        np.mean(
+            [len(set(a) & set(b)) / 10 for a, b in zip(found, expected, strict=True)]
+        )
+        >= 0.95
+    )
+    for wrong in (
+        "tenant ~",
+        "nothing = 1",
+        "true); DROP TABLE photos; --",
+        "pg_terminate_backend(0) = (",
+    ):
         with pytest.raises(InputError, match="a filter is what stands behind WHERE"):
             again.with_filter(wrong)
 
@@ -123,7 +160,9 @@ def test_offsets_go_with_an_insert_and_a_refresh_finds_nothing_to_mend(store, da
 
 
 def test_an_update_of_a_vector_by_others_is_found_as_stale(store, database):
-    database.run("UPDATE photos SET embedding = (SELECT embedding FROM photos WHERE id = 8) WHERE id = 7")
+    database.run(
+        "UPDATE photos SET embedding = (SELECT embedding FROM photos WHERE id = 8) WHERE id = 7"
+    )
     assert hubplugin.inspect(store, queries=0).stale == 1
     assert hubplugin.refresh(store).stale == 1
     assert hubplugin.inspect(store, queries=0).stale == 0
@@ -151,7 +190,11 @@ def test_a_mapped_query_is_mapped_in_every_form(database):
     scores = targets.astype(np.float64) @ (unit + step @ unit) + model.offsets(VECTORS)
     expected = np.argsort(-scores)[:10].tolist()
     assert store.search(QUERIES[:1], 10).ids == [expected]
-    for form in (line for line in store.explain(QUERIES[0], 10).text.splitlines() if line.startswith("SELECT")):
+    for form in (
+        line
+        for line in store.explain(QUERIES[0], 10).text.splitlines()
+        if line.startswith("SELECT")
+    ):
         assert [row[0] for row in database.run(form)] == expected
 
 
@@ -167,10 +210,14 @@ def test_a_query_of_another_shape_and_a_store_without_a_correction_are_refused(s
 
 def test_the_width_that_finds_as_much_as_the_raw_index_is_proposed(database):
     rng = np.random.default_rng(3)
-    vectors = (rng.normal(size=(30, 32))[rng.integers(30, size=4000)] + rng.normal(size=(4000, 32))).astype(np.float32)
+    vectors = (
+        rng.normal(size=(30, 32))[rng.integers(30, size=4000)]
+        + rng.normal(size=(4000, 32))
+    ).astype(np.float32)
     database.create(vectors)
     database.run(
-        "CREATE INDEX ON photos USING hnsw (embedding vector_ip_ops) WITH (m = 4, ef_construction = 16)", "ANALYZE"
+        "CREATE INDEX ON photos USING hnsw (embedding vector_ip_ops) WITH (m = 4, ef_construction = 16)",
+        "ANALYZE",
     )
     store = database.open()
     model = hubplugin.fit(vectors, vectors[:300] + 0.1, "is", metric="dot")

@@ -52,7 +52,9 @@ def apply_during(store, task, act):
         if name == task:
             act(done)
 
-    hubplugin.apply(store, BANK, "is", force=True, compute=hubplugin.Compute(progress=progress))
+    hubplugin.apply(
+        store, BANK, "is", force=True, compute=hubplugin.Compute(progress=progress)
+    )
 
 
 def raises_line(text):
@@ -60,7 +62,9 @@ def raises_line(text):
     return pytest.raises(StoreError, match=rf"^[^\n]*{text}[^\n]*$")
 
 
-def test_a_run_that_is_killed_changes_no_search_and_the_next_one_finishes_it(store, database, tmp_path):
+def test_a_run_that_is_killed_changes_no_search_and_the_next_one_finishes_it(
+    store, database, tmp_path
+):
     """HUBPLUGIN_KILLS says how often; each run has a model of its own and dies at a moment of its own."""
     write(store, model())
     moments, interrupted = random.Random(1), 0
@@ -68,7 +72,13 @@ def test_a_run_that_is_killed_changes_no_search_and_the_next_one_finishes_it(sto
     def command(number):
         bank = np.random.default_rng(number).normal(size=(60, DIM)).astype(np.float32)
         hubplugin.fit(VECTORS, bank, "is", metric="dot").save(tmp_path / "killed.hub")
-        return [sys.executable, "-m", "tests.pgvector.killed", store.url, str(tmp_path / "killed.hub")]
+        return [
+            sys.executable,
+            "-m",
+            "tests.pgvector.killed",
+            store.url,
+            str(tmp_path / "killed.hub"),
+        ]
 
     def started(number):
         run = subprocess.Popen(command(number), stdout=subprocess.PIPE)
@@ -105,9 +115,13 @@ def test_of_two_runs_at_once_the_later_one_wins_and_the_other_stops(store, datab
         batches = list(writing.scan())
         writing.write(batches[0], first.offsets(batches[0].vectors))
         write(database.open(metric="dot"), second)
-        with pytest.raises(StoreError, match="another run has begun since, and this one stops"):
+        with pytest.raises(
+            StoreError, match="another run has begun since, and this one stops"
+        ):
             writing.write(batches[1], first.offsets(batches[1].vectors))
-        with pytest.raises(StoreError, match="another run has begun since, and this one stops"):
+        with pytest.raises(
+            StoreError, match="another run has begun since, and this one stops"
+        ):
             writing.activate()
     assert store.correction().model.fingerprint == second.fingerprint
     assert hubplugin.inspect(store, queries=0).stale == 0
@@ -116,19 +130,28 @@ def test_of_two_runs_at_once_the_later_one_wins_and_the_other_stops(store, datab
 
 def test_two_applies_of_one_model_at_once_leave_one_whole_correction(store, database):
     with ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(lambda: write(database.open(metric="dot"), model())) for _ in range(2)]
+        runs = [
+            pool.submit(lambda: write(database.open(metric="dot"), model()))
+            for _ in range(2)
+        ]
     errors = [run.exception() for run in runs]
     assert None in errors
-    assert all(error is None or "another run has begun" in str(error) for error in errors)
+    assert all(
+        error is None or "another run has begun" in str(error) for error in errors
+    )
     report = hubplugin.inspect(database.open(metric="dot"), queries=0)
     assert (report.missing, report.stale) == (0, 0)
 
 
 @pytest.mark.parametrize("tries", [1, 2])
-def test_a_batch_that_ends_in_a_deadlock_is_written_again(tries, store, database, monkeypatch):
+def test_a_batch_that_ends_in_a_deadlock_is_written_again(
+    tries, store, database, monkeypatch
+):
     """Another transaction has a row of the batch, and wants what the run has: the server ends the run's, once."""
     monkeypatch.setattr(hubplugin_pgvector.database, "WAITS", [0.1] * (tries - 1))
-    its = database.open(metric="dot", options="-c deadlock_timeout=4s")  # the one who looks first is the one who dies
+    its = database.open(
+        metric="dot", options="-c deadlock_timeout=4s"
+    )  # the one who looks first is the one who dies
     fitted = model()
     writing = its.begin(fitted)
     batch = next(iter(writing.scan()))
@@ -141,7 +164,9 @@ def test_a_batch_that_ends_in_a_deadlock_is_written_again(tries, store, database
         ):
             assert not run.done()
             time.sleep(0.01)
-        other.execute("SELECT FROM hubplugin.corrections FOR UPDATE")  # until the run has lost its own
+        other.execute(
+            "SELECT FROM hubplugin.corrections FOR UPDATE"
+        )  # until the run has lost its own
     error = run.exception()
     written = database.run("SELECT count(hub_offset_v1) FROM photos")[0][0]
     if tries == 1:
@@ -161,14 +186,23 @@ def test_rows_that_come_during_an_apply_have_their_offsets_at_the_end(store, dat
         with psycopg.connect(database.address, autocommit=True) as connection:
             while not stop.is_set():
                 vector = str(RNG.normal(size=DIM).tolist())
-                key = 1000 + written if written % 2 else -1000 - written  # behind the scan, and before it
-                connection.execute("INSERT INTO photos VALUES (%s, %s::vector)", (key, vector))
-                connection.execute("UPDATE photos SET embedding = %s::vector WHERE id = %s", (vector, written % 600))
+                key = (
+                    1000 + written if written % 2 else -1000 - written
+                )  # behind the scan, and before it
+                connection.execute(
+                    "INSERT INTO photos VALUES (%s, %s::vector)", (key, vector)
+                )
+                connection.execute(
+                    "UPDATE photos SET embedding = %s::vector WHERE id = %s",
+                    (vector, written % 600),
+                )
                 written += 1
                 time.sleep(0.02)
 
     def stop_inserting(done):
-        while written <= 3 and thread.is_alive():  # so many came, however fast the run was
+        while (
+            written <= 3 and thread.is_alive()
+        ):  # so many came, however fast the run was
             time.sleep(0.01)
         stop.set()
 
@@ -183,14 +217,18 @@ def test_rows_that_come_during_an_apply_have_their_offsets_at_the_end(store, dat
     assert report.missing + report.stale <= 1  # the one that was on its way
 
 
-def test_a_server_that_restarts_in_mid_apply_is_one_line_and_the_next_run_goes_on(store, server, database):
+def test_a_server_that_restarts_in_mid_apply_is_one_line_and_the_next_run_goes_on(
+    store, server, database
+):
     restarted: list[int] = []
 
     def restart(done):
         if done > 250 and not restarted:
             restarted.append(done)
             command = ("-w", "-D", str(server.pgdata), "-m", "immediate", "stop")
-            pgexec.pgexec("pg_ctl", command, bin_path=server.bin_path, user=server.system_user)
+            pgexec.pgexec(
+                "pg_ctl", command, bin_path=server.bin_path, user=server.system_user
+            )
             server.start()
 
     with raises_line("once the server answers, run it again"):
@@ -204,9 +242,16 @@ def test_a_server_that_restarts_in_mid_apply_is_one_line_and_the_next_run_goes_o
 
 OWNS = "ALTER TABLE photos OWNER TO {role}"
 RIGHTS = {
-    "of the table": (["GRANT ALL ON photos TO {role}"], "only the owner of photos may add a column"),
+    "of the table": (
+        ["GRANT ALL ON photos TO {role}"],
+        "only the owner of photos may add a column",
+    ),
     "of its schema": (
-        [OWNS, "REVOKE CREATE ON SCHEMA public FROM PUBLIC", "GRANT CREATE ON DATABASE {db} TO {role}"],
+        [
+            OWNS,
+            "REVOKE CREATE ON SCHEMA public FROM PUBLIC",
+            "GRANT CREATE ON DATABASE {db} TO {role}",
+        ],
         "may not create an index: GRANT CREATE ON SCHEMA public",
     ),
     "of the database": (
@@ -225,9 +270,13 @@ def role(database):
 
 
 @pytest.mark.parametrize("lacking", sorted(RIGHTS))
-def test_a_role_without_a_right_is_told_in_one_line_and_nothing_is_half_done(lacking, store, database, role):
+def test_a_role_without_a_right_is_told_in_one_line_and_nothing_is_half_done(
+    lacking, store, database, role
+):
     statements, line = RIGHTS[lacking]
-    database.run(*[statement.format(role=role, db=database.name) for statement in statements])
+    database.run(
+        *[statement.format(role=role, db=database.name) for statement in statements]
+    )
     before = database.dump()
     its = database.open(user=role, metric="dot")
     with raises_line(line):
@@ -236,7 +285,10 @@ def test_a_role_without_a_right_is_told_in_one_line_and_nothing_is_half_done(lac
     hubplugin.apply(its, BANK, "is", force=True, dry_run=True)
 
 
-HIDE = "ALTER TABLE photos ENABLE ROW LEVEL SECURITY", "ALTER TABLE photos FORCE ROW LEVEL SECURITY"
+HIDE = (
+    "ALTER TABLE photos ENABLE ROW LEVEL SECURITY",
+    "ALTER TABLE photos FORCE ROW LEVEL SECURITY",
+)
 
 
 def give_rights(database, role):
@@ -250,14 +302,21 @@ def give_rights(database, role):
 
 
 @pytest.mark.parametrize("sees", ["tenant = 'mine'", "false", ""])
-def test_a_role_from_which_row_security_hides_rows_is_told_the_policy(sees, store, database, role):
+def test_a_role_from_which_row_security_hides_rows_is_told_the_policy(
+    sees, store, database, role
+):
     database.run("UPDATE photos SET tenant = 'mine' WHERE id < 100")
     its = give_rights(database, role)
     database.run(*HIDE)
     if sees:
         database.run(f"CREATE POLICY own ON photos USING ({sees})")
     before = database.dump()
-    with pytest.raises(StoreError, match=r"row security \(own\) may hide" if sees else "row security without a policy"):
+    with pytest.raises(
+        StoreError,
+        match=r"row security \(own\) may hide"
+        if sees
+        else "row security without a policy",
+    ):
         hubplugin.apply(its, BANK, "is", force=True)
     assert database.dump() == before
 
@@ -265,11 +324,17 @@ def test_a_role_from_which_row_security_hides_rows_is_told_the_policy(sees, stor
 def test_row_security_that_comes_during_an_apply_stops_it(store, database, role):
     its = give_rights(database, role)
     with raises_line("row security without a policy may hide rows of photos"):
-        apply_during(its, "writing offsets", lambda done: database.run(*HIDE) if done == 300 else None)
+        apply_during(
+            its,
+            "writing offsets",
+            lambda done: database.run(*HIDE) if done == 300 else None,
+        )
     assert not store.correction().active
 
 
-def test_an_inspection_by_a_role_that_sees_some_rows_says_that_it_counted_those(store, database, role):
+def test_an_inspection_by_a_role_that_sees_some_rows_says_that_it_counted_those(
+    store, database, role
+):
     write(store, model())
     database.run(
         f"GRANT SELECT ON photos TO {role}",
@@ -280,10 +345,15 @@ def test_an_inspection_by_a_role_that_sees_some_rows_says_that_it_counted_those(
     )
     report = hubplugin.inspect(database.open(user=role, metric="dot"), queries=0)
     assert report.count == 100
-    assert "row security (own) may hide rows from this role: only those it sees are counted" in report.notes
+    assert (
+        "row security (own) may hide rows from this role: only those it sees are counted"
+        in report.notes
+    )
 
 
-def test_a_role_that_owns_the_table_and_may_create_a_schema_needs_no_more(store, database, role):
+def test_a_role_that_owns_the_table_and_may_create_a_schema_needs_no_more(
+    store, database, role
+):
     its = give_rights(database, role)
     hubplugin.apply(its, BANK, "is", force=True)
     hubplugin.remove(its)
@@ -295,7 +365,9 @@ def test_a_lock_of_others_is_waited_for_as_long_as_is_allowed(store, database):
     before = database.dump()
     with psycopg.connect(database.address) as connection:
         connection.execute("SELECT FROM photos")  # a transaction that stays open
-        with pytest.raises(StoreError, match="others are using the table, run it again"):
+        with pytest.raises(
+            StoreError, match="others are using the table, run it again"
+        ):
             write(database.open(metric="dot"), model())
     assert database.dump() == before
     write(database.open(metric="dot"), model())
@@ -310,7 +382,9 @@ LOCKS = {
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_a_wait_is_told_and_ends_in_one_line_and_the_next_run_finishes(lock, store, database, monkeypatch, caplog):
+def test_a_wait_is_told_and_ends_in_one_line_and_the_next_run_finishes(
+    lock, store, database, monkeypatch, caplog
+):
     monkeypatch.setattr(hubplugin_pgvector.database, "WARN_AFTER", 0.2)
     monkeypatch.setattr(hubplugin_pgvector.database, "WAIT", 2)
     isolation, statement = LOCKS[lock]
@@ -322,26 +396,44 @@ def test_a_wait_is_told_and_ends_in_one_line_and_the_next_run_finishes(lock, sto
 
         with raises_line("run it again"):
             apply_during(store, "writing offsets", hold)
-        assert f"waits for process {other.info.backend_pid} (unnamed, idle in transaction)" in caplog.text
+        assert (
+            f"waits for process {other.info.backend_pid} (unnamed, idle in transaction)"
+            in caplog.text
+        )
         other.rollback()
     hubplugin.apply(store, BANK, "is", force=True)
     assert hubplugin.inspect(store, queries=0).stale == 0
     assert database.run("SELECT count(*) FROM pg_index WHERE NOT indisvalid") == [(0,)]
 
 
-def test_what_a_run_that_was_cut_off_left_beside_the_active_offsets_is_told(store, database):
+def test_what_a_run_that_was_cut_off_left_beside_the_active_offsets_is_told(
+    store, database
+):
     write(store, model())
     store.begin(model("nnn")).close()
-    assert any("hub_offset_v2, and its index" in note for note in hubplugin.inspect(store, queries=0).notes)
+    assert any(
+        "hub_offset_v2, and its index" in note
+        for note in hubplugin.inspect(store, queries=0).notes
+    )
     write(store, model("nnn"))
-    assert not any("hub_offset_v" in note.partition(",")[0] for note in hubplugin.inspect(store, queries=0).notes)
+    assert not any(
+        "hub_offset_v" in note.partition(",")[0]
+        for note in hubplugin.inspect(store, queries=0).notes
+    )
 
 
-@pytest.mark.parametrize("emptied", ["TRUNCATE photos", "UPDATE photos SET embedding = NULL"])
-def test_an_emptied_table_is_told_in_one_line_with_live_queries_or_without(emptied, store, database, tmp_path):
+@pytest.mark.parametrize(
+    "emptied", ["TRUNCATE photos", "UPDATE photos SET embedding = NULL"]
+)
+def test_an_emptied_table_is_told_in_one_line_with_live_queries_or_without(
+    emptied, store, database, tmp_path
+):
     write(store, model())
     database.run(emptied)
-    np.save(tmp_path / "live.npy", np.random.default_rng(1).normal(size=(200, DIM)).astype(np.float32))
+    np.save(
+        tmp_path / "live.npy",
+        np.random.default_rng(1).normal(size=(200, DIM)).astype(np.float32),
+    )
     for more in ([], ["--live", str(tmp_path / "live.npy")]):
         run = CliRunner().invoke(app, ["inspect", store.url, *more])
         assert run.exit_code == 4, run.output
@@ -358,7 +450,10 @@ def test_a_server_that_only_reads_is_told_before_anything_is_read(store, databas
     with pytest.raises(StoreError, match="only reads; name one that may write"):
         hubplugin.apply(database.open(metric="dot"), BANK, "is", compute=compute)
     assert tasks == []
-    database.run("SET default_transaction_read_only = off", f"ALTER DATABASE {database.name} RESET ALL")
+    database.run(
+        "SET default_transaction_read_only = off",
+        f"ALTER DATABASE {database.name} RESET ALL",
+    )
 
 
 def test_a_statement_timeout_stops_a_run_which_the_next_one_finishes(store, database):
@@ -382,22 +477,34 @@ def test_an_index_that_somebody_dropped_is_told_and_built_by_a_refresh(store, da
 
 @pytest.mark.parametrize("name", ["versions", "corrections"])
 def test_the_table_of_an_earlier_version_is_refused_in_one_line(name, store, database):
-    database.run("CREATE SCHEMA hubplugin", f"CREATE TABLE hubplugin.{name} (number int)")
+    database.run(
+        "CREATE SCHEMA hubplugin", f"CREATE TABLE hubplugin.{name} (number int)"
+    )
     for job in (store.correction, lambda: write(store, model()), store.remove):
-        with raises_line(rf"hubplugin\.{name} is of an earlier version .*, and apply again"):
+        with raises_line(
+            rf"hubplugin\.{name} is of an earlier version .*, and apply again"
+        ):
             job()
 
 
-def test_a_manifest_that_cannot_be_read_is_refused_in_one_line_and_never_written_over(store, database):
+def test_a_manifest_that_cannot_be_read_is_refused_in_one_line_and_never_written_over(
+    store, database
+):
     write(store, model())
     database.run("UPDATE hubplugin.corrections SET content = '{' WHERE number = 0")
     for job in (store.correction, lambda: write(store, model("nnn")), store.remove):
-        with raises_line(r"hubplugin\.corrections has a manifest that is damaged.*, and apply again"):
+        with raises_line(
+            r"hubplugin\.corrections has a manifest that is damaged.*, and apply again"
+        ):
             job()
-    assert database.run("SELECT content FROM hubplugin.corrections WHERE number = 0") == [(b"{",)]
+    assert database.run(
+        "SELECT content FROM hubplugin.corrections WHERE number = 0"
+    ) == [(b"{",)]
 
 
-def test_a_refit_under_a_view_on_the_offsets_is_refused_and_the_active_ones_stay(store, database):
+def test_a_refit_under_a_view_on_the_offsets_is_refused_and_the_active_ones_stay(
+    store, database
+):
     write(store, model())
     database.run("CREATE VIEW seen AS SELECT id, hub_offset FROM photos")
     before = ranked(store)

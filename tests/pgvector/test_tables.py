@@ -59,7 +59,10 @@ KINDS = {
         '"The Id" int PRIMARY KEY, "Em{bed}ding" vector(8)',
         options={"vector": '"Em{bed}ding"', "key": '"The Id"'},
     ),
-    "halfvec": Kind("id int PRIMARY KEY, embedding halfvec(8)", insert="INSERT INTO {t} SELECT i, {v}::halfvec"),
+    "halfvec": Kind(
+        "id int PRIMARY KEY, embedding halfvec(8)",
+        insert="INSERT INTO {t} SELECT i, {v}::halfvec",
+    ),
     "rounded": Kind(options={"index": "halfvec"}),
     "unindexed": Kind(options={"index": "none"}),
     "partitioned": Kind(
@@ -76,14 +79,20 @@ def kind(request, database):
     """A table of each kind: what the kind is called, the table, and the options of its URL."""
     kind, table = KINDS[request.param], "photos"
     if request.param == "quoted":
-        database.run('CREATE SCHEMA "My Schema"', "CREATE SCHEMA hubplugin")  # which others made, and which stays
+        database.run(
+            'CREATE SCHEMA "My Schema"', "CREATE SCHEMA hubplugin"
+        )  # which others made, and which stays
         table = '"My Schema"."Photos ""1"" of 100%"'
     database.run(f"CREATE TABLE {table} ({kind.columns})", *kind.after)
     vector = "(SELECT array_agg(random() - 0.5 + 0 * i * j)::real[]::vector FROM generate_series(1, 8) j)"
     insert = kind.insert.format(t=table, v=vector)
     database.run("SELECT setseed(0.5)", f"{insert} FROM generate_series(0, 199) i")
     options = {"metric": "cosine", **kind.options}
-    return request.param, table, {name: value for name, value in options.items() if value}
+    return (
+        request.param,
+        table,
+        {name: value for name, value in options.items() if value},
+    )
 
 
 def queries(count=40):
@@ -99,14 +108,19 @@ def exact(store, model):
     return [[ids[row] for row in line] for line in np.argsort(-scores, axis=1)[:, :10]]
 
 
-def test_each_kind_of_table_is_corrected_refreshed_and_left_as_it_was(kind, database, monkeypatch):
+def test_each_kind_of_table_is_corrected_refreshed_and_left_as_it_was(
+    kind, database, monkeypatch
+):
     name, table, options = kind
     monkeypatch.setattr(hubplugin_pgvector.store, "PAGE", 17)
     before = database.lines()
     store = database.open(table, **options)
     assert store.count() == ROWS
     model = hubplugin.apply(store, queries(100), "is", force=True).model
-    report, ids = hubplugin.inspect(store, queries=0), [key for batch in store.scan() for key in batch.ids]
+    report, ids = (
+        hubplugin.inspect(store, queries=0),
+        [key for batch in store.scan() for key in batch.ids],
+    )
     assert len(ids) == len(set(ids)) == ROWS
     assert (report.count, report.missing, report.stale) == (ROWS, 0, 0)
 
@@ -114,10 +128,14 @@ def test_each_kind_of_table_is_corrected_refreshed_and_left_as_it_was(kind, data
     again = database.open(table, **options)
     assert ("uses the index" in "".join(again.notes())) == (name != "unindexed")
     if name == "indexed":  # as the index that is there
-        (built,) = database.run("SELECT indexdef FROM pg_indexes WHERE indexname LIKE 'photos_hub_offset_%'")[0]
+        (built,) = database.run(
+            "SELECT indexdef FROM pg_indexes WHERE indexname LIKE 'photos_hub_offset_%'"
+        )[0]
         assert "(m='8', ef_construction='32')" in built
     found, expected = again.search(queries(), 10).ids, exact(again, model)
-    same = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, expected, strict=True)])
+    same = np.mean(
+        [len(set(a) & set(b)) / 10 for a, b in zip(found, expected, strict=True)]
+    )
     assert same >= (0.95 if name in ("halfvec", "rounded", "indexed") else 0.98)
 
     assert hubplugin.refresh(again).stale == 0
@@ -131,8 +149,12 @@ def test_two_columns_of_one_table_are_corrected_each_on_its_own(database):
     database.create(queries(100), "title vector(8)")
     database.run("UPDATE photos SET title = embedding * embedding")
     for vector in ("embedding", "title"):
-        hubplugin.apply(database.open(vector=vector, metric="dot"), queries(), "is", force=True)
-    one, other = (database.open(vector=vector, metric="dot") for vector in ("embedding", "title"))
+        hubplugin.apply(
+            database.open(vector=vector, metric="dot"), queries(), "is", force=True
+        )
+    one, other = (
+        database.open(vector=vector, metric="dot") for vector in ("embedding", "title")
+    )
     assert one.require_active().column == "hub_offset"
     assert other.require_active().column == "title_hub_offset"
     hubplugin.remove(one)
@@ -141,8 +163,16 @@ def test_two_columns_of_one_table_are_corrected_each_on_its_own(database):
 
 REFUSED = {
     "no table": ("SELECT", {"table": "nothing"}, "there is no table nothing"),
-    "a view": ("CREATE VIEW seen AS SELECT * FROM photos", {"table": "seen"}, "seen is a view"),
-    "a materialised view": ("CREATE MATERIALIZED VIEW seen AS SELECT * FROM photos", {"table": "seen"}, "materialised"),
+    "a view": (
+        "CREATE VIEW seen AS SELECT * FROM photos",
+        {"table": "seen"},
+        "seen is a view",
+    ),
+    "a materialised view": (
+        "CREATE MATERIALIZED VIEW seen AS SELECT * FROM photos",
+        {"table": "seen"},
+        "materialised",
+    ),
     "a foreign table": (
         "CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w;"
         " CREATE FOREIGN TABLE far (id int, embedding vector(8)) SERVER s",
@@ -156,17 +186,53 @@ REFUSED = {
         "p1 is a partition",
     ),
     "a parent": ("CREATE TABLE child () INHERITS (photos)", {}, "by inheritance"),
-    "no key": ("ALTER TABLE photos DROP CONSTRAINT photos_pkey", {}, "has no primary key; name the columns"),
+    "no key": (
+        "ALTER TABLE photos DROP CONSTRAINT photos_pkey",
+        {},
+        "has no primary key; name the columns",
+    ),
     "another key": ("SELECT", {"key": "hits"}, "key=hits is not unique"),
-    "no vector": ("ALTER TABLE photos DROP COLUMN embedding", {}, "0 columns are vectors"),
-    "two vectors": ("ALTER TABLE photos ADD v2 vector(3)", {}, r"name one: vector=embedding\|v2"),
-    "another vector": ("SELECT", {"vector": "hits"}, "no column hits of type vector or halfvec"),
-    "no dimension": ("ALTER TABLE photos ALTER embedding TYPE vector", {}, "no fixed dimension"),
-    "no metric": ("SELECT", {"metric": ""}, "no index says how embedding is compared; add metric=cosine"),
+    "no vector": (
+        "ALTER TABLE photos DROP COLUMN embedding",
+        {},
+        "0 columns are vectors",
+    ),
+    "two vectors": (
+        "ALTER TABLE photos ADD v2 vector(3)",
+        {},
+        r"name one: vector=embedding\|v2",
+    ),
+    "another vector": (
+        "SELECT",
+        {"vector": "hits"},
+        "no column hits of type vector or halfvec",
+    ),
+    "no dimension": (
+        "ALTER TABLE photos ALTER embedding TYPE vector",
+        {},
+        "no fixed dimension",
+    ),
+    "no metric": (
+        "SELECT",
+        {"metric": ""},
+        "no index says how embedding is compared; add metric=cosine",
+    ),
     "an unknown metric": ("SELECT", {"metric": "l1"}, "unknown metric 'l1'"),
-    "2,000 dimensions": ("ALTER TABLE photos ALTER embedding TYPE vector(2000)", {}, "add index=halfvec"),
-    "4,000 dimensions": ("ALTER TABLE photos ALTER embedding TYPE halfvec(4000)", {}, "add index=none"),
-    "another index": ("SELECT", {"index": "ivfflat"}, "expected vector, halfvec or none"),
+    "2,000 dimensions": (
+        "ALTER TABLE photos ALTER embedding TYPE vector(2000)",
+        {},
+        "add index=halfvec",
+    ),
+    "4,000 dimensions": (
+        "ALTER TABLE photos ALTER embedding TYPE halfvec(4000)",
+        {},
+        "add index=none",
+    ),
+    "another index": (
+        "SELECT",
+        {"index": "ivfflat"},
+        "expected vector, halfvec or none",
+    ),
     "no pgvector": ("DROP EXTENSION vector CASCADE", {}, "has no pgvector"),
 }
 
@@ -174,14 +240,21 @@ REFUSED = {
 @pytest.mark.parametrize("what", sorted(REFUSED))
 def test_what_can_carry_no_offsets_is_refused_in_one_line(what, database):
     statements, options, line = REFUSED[what]
-    database.run("CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8), hits int)", *statements.split(";"))
-    options = {name: value for name, value in {"metric": "dot", **options}.items() if value}
+    database.run(
+        "CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8), hits int)",
+        *statements.split(";"),
+    )
+    options = {
+        name: value for name, value in {"metric": "dot", **options}.items() if value
+    }
     with pytest.raises(StoreError, match=line) as caught:
         database.open(**options)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "dim", "index"), [("vector", 2000, "halfvec"), ("halfvec", 4000, "none")])
+@pytest.mark.parametrize(
+    ("kind", "dim", "index"), [("vector", 2000, "halfvec"), ("halfvec", 4000, "none")]
+)
 def test_the_way_out_that_a_refusal_names_is_one(kind, dim, index, database):
     vectors = np.random.default_rng(1).normal(size=(60, dim)).astype(np.float32)
     database.create(vectors, kind=kind)
@@ -193,7 +266,10 @@ def test_the_way_out_that_a_refusal_names_is_one(kind, dim, index, database):
 def test_a_column_of_the_users_own_is_not_written_over(database):
     database.create(queries(), "hub_offset text")
     before, store = database.dump(), database.open(metric="dot")
-    with pytest.raises(StoreError, match="the column hub_offset holds something of yours; rename it, or drop it"):
+    with pytest.raises(
+        StoreError,
+        match="the column hub_offset holds something of yours; rename it, or drop it",
+    ):
         hubplugin.apply(store, queries(), "is", force=True)
     assert database.dump() == before
 
@@ -241,31 +317,48 @@ def test_a_zero_vector_is_counted_and_keeps_the_offset_0(database, rng, kind):
     line = "1 with vectors that the model cannot judge, those of length 0 have the offset 0, others its smallest: 7 ("
     assert (done.model.gallery.count, done.scanned) == (59, 60)
     assert line in str(done)
-    database.run("UPDATE photos SET embedding = array_fill(0, ARRAY[8])::vector WHERE id = 9")
+    database.run(
+        "UPDATE photos SET embedding = array_fill(0, ARRAY[8])::vector WHERE id = 9"
+    )
     done = hubplugin.refresh(store)
-    assert (done.stale, done.invalid_vectors.named) == (1, {7: "length 0", 9: "length 0"})
+    assert (done.stale, done.invalid_vectors.named) == (
+        1,
+        {7: "length 0", 9: "length 0"},
+    )
     seen = hubplugin.inspect(store)
     assert (seen.missing, seen.stale, seen.invalid_vectors.count) == (0, 0, 2)
-    assert database.run("SELECT id, hub_offset FROM photos WHERE id IN (7, 9, 300) ORDER BY id") == [
+    assert database.run(
+        "SELECT id, hub_offset FROM photos WHERE id IN (7, 9, 300) ORDER BY id"
+    ) == [
         (7, 0),
         (9, 0),
         (300, None),
     ]
 
 
-def test_a_model_that_keeps_the_mean_of_its_bank_is_tried_on_vectors_that_have_a_direction(database, rng):
+def test_a_model_that_keeps_the_mean_of_its_bank_is_tried_on_vectors_that_have_a_direction(
+    database, rng
+):
     vectors = rng.normal(size=(60, DIM)).astype(np.float32)
     vectors[0] = 0
     database.create(vectors)
     database.run(INDEX)
-    done = hubplugin.apply(database.open(metric="cosine"), rng.normal(size=(40, DIM)), "dn", force=True)
+    done = hubplugin.apply(
+        database.open(metric="cosine"), rng.normal(size=(40, DIM)), "dn", force=True
+    )
     assert done.invalid_vectors.named == {0: "length 0"}
 
 
 def test_a_column_of_titles_is_read_as_pairs(database):
     database.create(np.eye(5, 8, dtype=np.float32), "title text")
     database.run("UPDATE photos SET title = 'photo ' || id WHERE id <> 3")
-    pairs = hubplugin.Bank.from_field(database.open(metric="cosine"), "title", "model:embed")
-    assert sorted(zip(pairs.answers, pairs.queries, strict=True)) == [(n, f"photo {n}") for n in (0, 1, 2, 4)]
+    pairs = hubplugin.Bank.from_field(
+        database.open(metric="cosine"), "title", "model:embed"
+    )
+    assert sorted(zip(pairs.answers, pairs.queries, strict=True)) == [
+        (n, f"photo {n}") for n in (0, 1, 2, 4)
+    ]
     with pytest.raises(StoreError, match="has no column 'headline'"):
-        hubplugin.Bank.from_field(database.open(metric="cosine"), "headline", "model:embed")
+        hubplugin.Bank.from_field(
+            database.open(metric="cosine"), "headline", "model:embed"
+        )

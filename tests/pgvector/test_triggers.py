@@ -14,7 +14,9 @@ pytestmark = pytest.mark.slow
 RNG = np.random.default_rng(11)
 VECTORS, BANK = (RNG.normal(size=(count, 8)).astype(np.float32) for count in (200, 60))
 ROW = "FOR EACH ROW EXECUTE FUNCTION meddle()"
-PLAIN = "CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8), hits int DEFAULT 0)"
+PLAIN = (
+    "CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8), hits int DEFAULT 0)"
+)
 PARTITIONED = (
     f"{PLAIN} PARTITION BY RANGE (id); CREATE TABLE low PARTITION OF photos FOR VALUES FROM (0) TO (150);"
     "CREATE TABLE high PARTITION OF photos FOR VALUES FROM (150) TO (1000)"
@@ -29,7 +31,12 @@ DEEP = "WHEN (pg_trigger_depth() < 1) EXECUTE FUNCTION meddle()"
 MEDDLING = {
     "empties the vector": (PLAIN, EMPTIES, BEFORE, "50 of 50 rows have another"),
     "lets no update through": (PLAIN, "RETURN NULL;", BEFORE, "50 rows lack"),
-    "changes the offset": (PLAIN, "NEW.hub_offset_v1 = 0; RETURN NEW;", BEFORE, "50 of 50 rows lack their offset"),
+    "changes the offset": (
+        PLAIN,
+        "NEW.hub_offset_v1 = 0; RETURN NEW;",
+        BEFORE,
+        "50 of 50 rows lack their offset",
+    ),
     "empties a vector of a later batch": (
         PLAIN,
         EMPTIES,
@@ -55,9 +62,24 @@ MEDDLING = {
         f"CONSTRAINT TRIGGER t AFTER UPDATE ON photos DEFERRABLE INITIALLY DEFERRED FOR EACH ROW {DEEP}",
         "50 of 50 rows have another vector",
     ),
-    "is on one partition": (PARTITIONED, EMPTIES, BEFORE.replace("photos", "high"), "50 of 50 rows have another"),
-    "raises": (PLAIN, "RAISE 'append only' USING ERRCODE = '55000';", BEFORE, "append only"),
-    "is a rule": (PLAIN, "RETURN NULL;", "RULE t AS ON UPDATE TO photos DO INSTEAD NOTHING", "50 of 50 rows lack"),
+    "is on one partition": (
+        PARTITIONED,
+        EMPTIES,
+        BEFORE.replace("photos", "high"),
+        "50 of 50 rows have another",
+    ),
+    "raises": (
+        PLAIN,
+        "RAISE 'append only' USING ERRCODE = '55000';",
+        BEFORE,
+        "append only",
+    ),
+    "is a rule": (
+        PLAIN,
+        "RETURN NULL;",
+        "RULE t AS ON UPDATE TO photos DO INSTEAD NOTHING",
+        "50 of 50 rows lack",
+    ),
 }
 
 
@@ -69,13 +91,17 @@ def _pages(monkeypatch):
 def fill(database, body, table=PLAIN):
     """A store, and the function of a trigger."""
     database.run(*table.split(";"))
-    database.run(f"CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$")
+    database.run(
+        f"CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$"
+    )
     database.fill(VECTORS)
     return database.open(metric="dot")
 
 
 @pytest.mark.parametrize("what", MEDDLING)
-def test_what_changes_more_than_offsets_is_named_and_leaves_the_table_as_it_was(what, database):
+def test_what_changes_more_than_offsets_is_named_and_leaves_the_table_as_it_was(
+    what, database
+):
     table, body, trigger, line = MEDDLING[what]
     store = fill(database, body, table)
     database.run(f"CREATE {trigger}")
@@ -88,7 +114,9 @@ def test_what_changes_more_than_offsets_is_named_and_leaves_the_table_as_it_was(
 
 
 @pytest.mark.parametrize("job", [hubplugin.refresh, hubplugin.rollback])
-def test_a_trigger_that_came_later_stops_a_refresh_and_a_rollback_and_the_active_offsets_stay(job, database):
+def test_a_trigger_that_came_later_stops_a_refresh_and_a_rollback_and_the_active_offsets_stay(
+    job, database
+):
     store = fill(database, EMPTIES)
     for tau in (0.05, 0.1):
         hubplugin.apply(store, BANK, "is", tau=tau, force=True)
@@ -96,16 +124,23 @@ def test_a_trigger_that_came_later_stops_a_refresh_and_a_rollback_and_the_active
         "INSERT INTO photos SELECT id + 900, embedding FROM photos WHERE id < 3",
         f"CREATE TRIGGER t BEFORE UPDATE ON photos {ROW}",
     )
-    before = database.run("SELECT id, embedding::text, hub_offset FROM photos ORDER BY id")
+    before = database.run(
+        "SELECT id, embedding::text, hub_offset FROM photos ORDER BY id"
+    )
     with pytest.raises(StoreError, match="on an update fires trigger t"):
         job(store)
-    assert database.run("SELECT id, embedding::text, hub_offset FROM photos ORDER BY id") == before
+    assert (
+        database.run("SELECT id, embedding::text, hub_offset FROM photos ORDER BY id")
+        == before
+    )
     database.run("ALTER TABLE photos DISABLE TRIGGER t")
     job(store)
     assert hubplugin.inspect(store, queries=0).missing == 0
 
 
-def test_a_trigger_that_lets_offsets_be_is_named_by_apply_and_every_row_has_its_offset(database, caplog):
+def test_a_trigger_that_lets_offsets_be_is_named_by_apply_and_every_row_has_its_offset(
+    database, caplog
+):
     store = fill(database, "NEW.hits = OLD.hits + 1; RETURN NEW;")
     database.run(
         f"CREATE TRIGGER counts BEFORE UPDATE ON photos {ROW}",
@@ -113,9 +148,14 @@ def test_a_trigger_that_lets_offsets_be_is_named_by_apply_and_every_row_has_its_
     )
     with caplog.at_level(logging.WARNING, "hubplugin"):
         notes = hubplugin.apply(store, BANK, "is", force=True, dry_run=True).notes
-        assert any("these fire on the update of every row: trigger counts" in note for note in notes)
+        assert any(
+            "these fire on the update of every row: trigger counts" in note
+            for note in notes
+        )
         hubplugin.apply(store, BANK, "is", force=True)
     assert "these fire on the update of every row: trigger counts" in caplog.text
     assert "other" not in caplog.text
     assert hubplugin.inspect(store, queries=0).stale == 0
-    assert database.run("SELECT count(*) FROM photos WHERE hub_offset IS NOT NULL AND hits = 1") == [(200,)]
+    assert database.run(
+        "SELECT count(*) FROM photos WHERE hub_offset IS NOT NULL AND hits = 1"
+    ) == [(200,)]

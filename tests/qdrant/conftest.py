@@ -24,7 +24,9 @@ from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
 from hubplugin_qdrant.metadata import CachedManifest
 
 ROWS, DIM = 120, 8
-RED = models.Filter(must=[models.FieldCondition(key="colour", match=models.MatchValue(value="red"))])
+RED = models.Filter(
+    must=[models.FieldCondition(key="colour", match=models.MatchValue(value="red"))]
+)
 RRF = models.FusionQuery(fusion=models.Fusion.RRF)
 
 ONLY_NEWER_LOCAL_MODE = pytest.mark.skipif(
@@ -40,7 +42,10 @@ def ids(response: Any) -> list[Any]:
 
 def contents(client: QdrantClient) -> list[models.Record]:
     """Every point with payload and vectors, in the order of ids."""
-    return sorted(client.scroll("photos", limit=10_000, with_vectors=True)[0], key=lambda point: point.id)
+    return sorted(
+        client.scroll("photos", limit=10_000, with_vectors=True)[0],
+        key=lambda point: point.id,
+    )
 
 
 def names(client: QdrantClient) -> list[str]:
@@ -51,7 +56,9 @@ def names(client: QdrantClient) -> list[str]:
 def clustered(seed: int, count: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     centres = np.random.default_rng(0).normal(size=(6, DIM))
-    return (centres[rng.integers(6, size=count)] + 0.7 * rng.normal(size=(count, DIM))).astype(np.float32)
+    return (
+        centres[rng.integers(6, size=count)] + 0.7 * rng.normal(size=(count, DIM))
+    ).astype(np.float32)
 
 
 def stopped(at: str) -> Compute:
@@ -88,14 +95,23 @@ def apply_to(
 ) -> Any:
     """`hubplugin.apply` of the store that `open_store` gives for a collection."""
     store = hubplugin_qdrant.open_store(
-        client, collection, vector, storage=storage, agreement=agreement, offset_key=offset_key
+        client,
+        collection,
+        vector,
+        storage=storage,
+        agreement=agreement,
+        offset_key=offset_key,
     )
     return hubplugin.apply(store, bank, method, **given)
 
 
-def know(client: HubQdrantClient, collection: str, manifest: QdrantManifest | None) -> None:
+def know(
+    client: HubQdrantClient, collection: str, manifest: QdrantManifest | None
+) -> None:
     """Lets `client` take `manifest` for that of `collection`, without reading it."""
-    client._corrections.manifests[collection] = CachedManifest(collection, manifest, until=1e18)
+    client._corrections.manifests[collection] = CachedManifest(
+        collection, manifest, until=1e18
+    )
 
 
 class Awaited:
@@ -106,7 +122,11 @@ class Awaited:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.client, name)
-        return (lambda *given, **named: self._done(found(*given, **named))) if callable(found) else found
+        return (
+            (lambda *given, **named: self._done(found(*given, **named)))
+            if callable(found)
+            else found
+        )
 
     @staticmethod
     def _done(result: Any) -> Any:
@@ -159,8 +179,13 @@ class Photos:
 
     def __post_init__(self) -> None:
         parameters = models.VectorParams(size=DIM, distance=self.distance)
-        self.plain.create_collection("photos", {self.using: parameters} if self.using else parameters)
-        self.plain.upload_points("photos", [self.point(row, vector) for row, vector in enumerate(self.gallery)])
+        self.plain.create_collection(
+            "photos", {self.using: parameters} if self.using else parameters
+        )
+        self.plain.upload_points(
+            "photos",
+            [self.point(row, vector) for row, vector in enumerate(self.gallery)],
+        )
 
     def struct(self, vector) -> Any:
         """`vector`, or an array of them, as the client takes it."""
@@ -168,13 +193,21 @@ class Photos:
 
     def point(self, key, vector, **payload):
         colour = {"n": key, "colour": ["red", "green", "blue"][key % 3]}
-        return models.PointStruct(id=key, vector=self.struct(vector), payload=colour | payload)
+        return models.PointStruct(
+            id=key, vector=self.struct(vector), payload=colour | payload
+        )
 
     def search(self, client, query, **options) -> Any:
         return client.query_points("photos", query, self.using or None, **options)
 
     def apply(self, **given) -> HubQdrantClient:
-        apply_to(self.plain, "photos", self.bank, vector=self.using, **self.settings() | given)
+        apply_to(
+            self.plain,
+            "photos",
+            self.bank,
+            vector=self.using,
+            **self.settings() | given,
+        )
         return self.wrapped()
 
     def corrected(self) -> Any:
@@ -201,9 +234,14 @@ class Photos:
         """Writes a model with a query map, and returns a corrected client. The map turns and stretches, so that its
         transpose, or a forgotten length, ranks otherwise."""
         step = 0.6 * np.random.default_rng(9).normal(size=(DIM, DIM)).astype(np.float32)
-        metric = {models.Distance.COSINE: "cosine", models.Distance.DOT: "dot"}[self.distance]
+        metric = {models.Distance.COSINE: "cosine", models.Distance.DOT: "dot"}[
+            self.distance
+        ]
         model = hubplugin.fit(self.gallery, self.bank, "is", metric=metric)
-        write(self.store(), replace(model, query_map=QueryMap(step, 1.0, 200)).centre_on(self.gallery))
+        write(
+            self.store(),
+            replace(model, query_map=QueryMap(step, 1.0, 200)).centre_on(self.gallery),
+        )
         return self.wrapped()
 
     def without_map(self) -> OffsetModel:
@@ -211,13 +249,22 @@ class Photos:
         return replace(self.model, query_map=None).centre_on(self.gallery)
 
     def store(self) -> Any:
-        return hubplugin_qdrant.open_store(self.plain, "photos", vector=self.using, storage=self.storage)
+        return hubplugin_qdrant.open_store(
+            self.plain, "photos", vector=self.using, storage=self.storage
+        )
 
     def add_vector(self, name: str, vectors: np.ndarray) -> None:
         """One more vector, `vectors` [n, d] of the first n points."""
-        config = models.DenseVectorConfig(size=vectors.shape[1], distance=models.Distance.DOT)
-        self.plain.create_vector_name("photos", name, models.DenseVectorNameConfig(dense=config))
-        rows = [models.PointVectors(id=row, vector={name: vector.tolist()}) for row, vector in enumerate(vectors)]
+        config = models.DenseVectorConfig(
+            size=vectors.shape[1], distance=models.Distance.DOT
+        )
+        self.plain.create_vector_name(
+            "photos", name, models.DenseVectorNameConfig(dense=config)
+        )
+        rows = [
+            models.PointVectors(id=row, vector={name: vector.tolist()})
+            for row, vector in enumerate(vectors)
+        ]
         self.plain.update_vectors("photos", rows)
 
     def wrong(self) -> tuple[int, int]:
@@ -230,7 +277,9 @@ class Photos:
 
     @property
     def model(self) -> OffsetModel:
-        found = hubplugin_qdrant.open_store(self.plain, "photos", vector=self.using).correction()
+        found = hubplugin_qdrant.open_store(
+            self.plain, "photos", vector=self.using
+        ).correction()
         assert found is not None
         return found.model
 
@@ -244,11 +293,17 @@ class Photos:
         point = self.plain.retrieve("photos", [key], with_vectors=True)[0]
         if self.storage == "payload":
             return (point.payload or {}).get("hub_offset", {})
-        return {name: vector for name, vector in point.vector.items() if name.startswith("hub_")}
+        return {
+            name: vector
+            for name, vector in point.vector.items()
+            if name.startswith("hub_")
+        }
 
     def similarities(self, queries) -> np.ndarray:
         """Corrected similarities of the gallery, in float64 and straight from the definition: [m, n]."""
-        return self.raw(queries, self.model.query_map) + self.model.offsets(self.gallery)
+        return self.raw(queries, self.model.query_map) + self.model.offsets(
+            self.gallery
+        )
 
     def raw(self, queries, query_map: QueryMap | None = None) -> np.ndarray:
         """The same without offsets, and without a map where none is given."""
@@ -264,7 +319,9 @@ class Photos:
     def best(self, query, count=10, rows=None) -> list[int]:
         scores = self.similarities([query])[0]
         keep = np.arange(ROWS) if rows is None else np.asarray(rows)
-        return [int(row) for row in keep[np.argsort(-scores[keep], kind="stable")][:count]]
+        return [
+            int(row) for row in keep[np.argsort(-scores[keep], kind="stable")][:count]
+        ]
 
 
 COLLECTIONS = [
@@ -280,7 +337,9 @@ FEW = COLLECTIONS[:3]
 """Those of `make check`, which have each distance, storage and client among them; `make test` has all."""
 
 
-def _collections(storages: tuple[str, ...], among: list[Any] = COLLECTIONS) -> list[Any]:
+def _collections(
+    storages: tuple[str, ...], among: list[Any] = COLLECTIONS
+) -> list[Any]:
     return [
         pytest.param(
             of,
@@ -304,7 +363,9 @@ def in_payload(request) -> Photos:
     return Photos(QdrantClient(":memory:"), *request.param)
 
 
-@pytest.fixture(params=_collections(("payload", "vector"), [of for of in COLLECTIONS if not of[3:]]))
+@pytest.fixture(
+    params=_collections(("payload", "vector"), [of for of in COLLECTIONS if not of[3:]])
+)
 def by_sync_client(request) -> Photos:
     """Those of `photos` whose client is sync."""
     return Photos(QdrantClient(":memory:"), *request.param)

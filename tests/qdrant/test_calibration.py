@@ -32,38 +32,64 @@ class Index:
     largest_ef = 4096
 
     def __init__(self, needed, raw_recall=1.0, exact_allowed=True):
-        self.needed, self.raw_recall, self.exact_allowed, self.asked = np.asarray(needed), raw_recall, exact_allowed, []
+        self.needed, self.raw_recall, self.exact_allowed, self.asked = (
+            np.asarray(needed),
+            raw_recall,
+            exact_allowed,
+            [],
+        )
 
     def search_raw(self, limit, exact):
         lost = 0 if exact else round(QUERIES * K * (1 - self.raw_recall))
         ids = np.arange(QUERIES * K).reshape(QUERIES, K)
-        return Hits(np.where(ids < lost, -1, ids).tolist(), [list(range(K, 0, -1))] * QUERIES)
+        return Hits(
+            np.where(ids < lost, -1, ids).tolist(), [list(range(K, 0, -1))] * QUERIES
+        )
 
     def search_corrected(self, version, limit, exact):
-        width = version.hnsw_ef or 100 if version.storage == "vector" else version.candidates(K)
+        width = (
+            version.hnsw_ef or 100
+            if version.storage == "vector"
+            else version.candidates(K)
+        )
         self.asked.append(width)
         ids = np.arange(QUERIES * K).reshape(QUERIES, K)
-        found = ids if exact else np.where(self.needed.reshape(QUERIES, K) <= width, ids, -1)
+        found = (
+            ids
+            if exact
+            else np.where(self.needed.reshape(QUERIES, K) <= width, ids, -1)
+        )
         return Hits(found.tolist(), [list(range(K, 0, -1))] * QUERIES)
 
 
 @pytest.mark.parametrize("storage", ["payload", "vector"])
-@pytest.mark.parametrize(("agreement", "raw_recall"), [(0.99, 1.0), (0.95, 1.0), (1.0, 0.9), (0.99, 0.8), (1.0, 1.0)])
-def test_the_width_is_the_least_that_reaches_the_share_of_the_raw_recall(storage, agreement, raw_recall):
+@pytest.mark.parametrize(
+    ("agreement", "raw_recall"),
+    [(0.99, 1.0), (0.95, 1.0), (1.0, 0.9), (0.99, 0.8), (1.0, 1.0)],
+)
+def test_the_width_is_the_least_that_reaches_the_share_of_the_raw_recall(
+    storage, agreement, raw_recall
+):
     needed = np.random.default_rng(0).uniform(100, 1500, size=QUERIES * K)
     index = Index(needed, raw_recall)
     found = calibrate(version(storage, agreement=agreement), POINTS, index)
-    least = np.sort(needed)[int(np.ceil(agreement * raw_recall * QUERIES * K - 1e-9)) - 1]
+    least = np.sort(needed)[
+        int(np.ceil(agreement * raw_recall * QUERIES * K - 1e-9)) - 1
+    ]
     width = found.hnsw_ef if storage == "vector" else found.candidates(K)
     assert least <= width <= 1.25 * least + 1
     assert found.raw_recall == pytest.approx(raw_recall)
     assert found.recall == pytest.approx((needed <= width).mean())
-    assert max(index.asked[1:]) <= 8 * least  # after the exact search, no far wider one than needed
+    assert (
+        max(index.asked[1:]) <= 8 * least
+    )  # after the exact search, no far wider one than needed
 
 
 def test_what_needs_nothing_gets_nothing():
     needs_nothing = np.zeros(QUERIES * K)
-    assert calibrate(version("payload"), POINTS, Index(needs_nothing)).candidates(K) == K
+    assert (
+        calibrate(version("payload"), POINTS, Index(needs_nothing)).candidates(K) == K
+    )
     assert calibrate(version("vector"), POINTS, Index(needs_nothing)).hnsw_ef is None
 
 
@@ -81,7 +107,9 @@ def test_a_limit_on_candidates_is_kept(limit):
     assert max(index.asked) <= limit
 
 
-@pytest.mark.parametrize(("allowed", "chosen"), [(64, None), (100, None), (200, 200), (10_000, 4096)])
+@pytest.mark.parametrize(
+    ("allowed", "chosen"), [(64, None), (100, None), (200, 200), (10_000, 4096)]
+)
 def test_no_graph_is_searched_more_widely_than_strict_mode_allows(allowed, chosen):
     index = Index(np.full(QUERIES * K, np.inf))
     index.largest_ef = min(allowed, index.largest_ef)
@@ -90,7 +118,11 @@ def test_no_graph_is_searched_more_widely_than_strict_mode_allows(allowed, chose
 
 def test_shard_keys_are_searched_as_often_as_they_have_points():
     keys = draw_keys({"small": 10, "empty": 0, 7: 60, "large": 130}, 40)
-    assert {key: keys.count(key) for key in set(keys)} == {"small": 2, 7: 12, "large": 26}
+    assert {key: keys.count(key) for key in set(keys)} == {
+        "small": 2,
+        7: 12,
+        "large": 26,
+    }
     assert draw_keys({}, 40) == draw_keys({"empty": 0}, 40) == []
 
 
@@ -101,14 +133,27 @@ def test_exact_searches_find_everything_however_much_the_index_misses():
         def search_corrected(self, version, limit, exact):
             if exact and limit == K:
                 ids = np.arange(QUERIES * K).reshape(QUERIES, K)
-                return Hits(np.where(self.needed.reshape(QUERIES, K) <= version.candidates(K), ids, -1).tolist(), [])
+                return Hits(
+                    np.where(
+                        self.needed.reshape(QUERIES, K) <= version.candidates(K),
+                        ids,
+                        -1,
+                    ).tolist(),
+                    [],
+                )
             return super().search_corrected(version, limit, exact)
 
     needed = np.random.default_rng(0).uniform(10, 150, size=QUERIES * K)
     found = calibrate(version("payload"), POINTS, Codes(needed, raw_recall=0.1))
     assert found.candidates(K) < 50
-    assert 4 * needed.max() <= found.candidates(K, exact=True) <= 4 * (1.25 * needed.max() + 1)
-    limited = calibrate(version("payload", max_candidates=100), POINTS, Codes(needed, raw_recall=0.1))
+    assert (
+        4 * needed.max()
+        <= found.candidates(K, exact=True)
+        <= 4 * (1.25 * needed.max() + 1)
+    )
+    limited = calibrate(
+        version("payload", max_candidates=100), POINTS, Codes(needed, raw_recall=0.1)
+    )
     assert limited.candidates(K, exact=True) == 100
 
 
@@ -121,10 +166,17 @@ def test_exact_searches_find_everything_however_much_the_index_misses():
     ids=["exact", "without codes"],
 )
 def test_a_search_that_asks_for_exactness_gets_the_candidates_for_it(params):
-    known = QdrantManifest(active={"": version("payload", oversampling=2.0, exact_oversampling=7.0)})
+    known = QdrantManifest(
+        active={"": version("payload", oversampling=2.0, exact_oversampling=7.0)}
+    )
     request = models.QueryRequest(query=[1.0] * 8, limit=K)
     assert rewrite(request, known)[0].prefetch[0].limit == 20
-    assert rewrite(request.model_copy(update={"params": params}), known)[0].prefetch[0].limit == 70
+    assert (
+        rewrite(request.model_copy(update={"params": params}), known)[0]
+        .prefetch[0]
+        .limit
+        == 70
+    )
 
 
 def test_where_exact_searches_are_forbidden_none_is_made():
@@ -137,7 +189,11 @@ def test_where_exact_searches_are_forbidden_none_is_made():
             assert not exact
             return super().search_corrected(version, limit, exact)
 
-    found = calibrate(version("payload"), POINTS, Forbidding(np.full(QUERIES * K, 300.0), exact_allowed=False))
+    found = calibrate(
+        version("payload"),
+        POINTS,
+        Forbidding(np.full(QUERIES * K, 300.0), exact_allowed=False),
+    )
     assert 300 <= found.candidates(K) <= 375
     assert (found.recall, found.raw_recall) == (1.0, None)
 
@@ -148,7 +204,9 @@ def test_results_that_score_the_same_as_the_last_count_as_well():
     assert recall(Hits([[0, 1, 2, 3, 4, 5, 6, 20, 10, 11]], []), exact) == 0.9
 
 
-@pytest.mark.parametrize("missed", [[3, 1, 0], [2, 2, 0], [4, 0, 0], [0, 1, 3], [1, 1, 2]])
+@pytest.mark.parametrize(
+    "missed", [[3, 1, 0], [2, 2, 0], [4, 0, 0], [0, 1, 3], [1, 1, 2]]
+)
 def test_as_many_results_are_as_much_recall_whichever_queries_found_them(missed):
     scores = list(np.linspace(1, 0.5, K))
     found = [[*range(K - each), *range(K, K + each)] for each in missed]
@@ -160,8 +218,15 @@ def test_the_share_that_is_asked_for_is_stored_told_and_kept_by_a_refresh(cosine
     first = cosine.version
     assert (first.agreement, first.raw_recall) == (0.8, 1.0)
     assert first.recall >= 0.8
-    told = str(hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0))
-    assert f"recall {first.recall:.3f} of the exact corrected top 10, where the raw index has 1.000" in told
+    told = str(
+        hubplugin.inspect(
+            hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0
+        )
+    )
+    assert (
+        f"recall {first.recall:.3f} of the exact corrected top 10, where the raw index has 1.000"
+        in told
+    )
     hubplugin.refresh(hubplugin_qdrant.open_store(cosine.plain, "photos"))
     assert cosine.version.agreement == 0.8
     assert cosine.version.oversampling == first.oversampling
@@ -177,7 +242,10 @@ def test_a_share_that_is_none_is_refused(cosine, agreement):
 
 def test_many_candidates_are_told_with_what_needs_none():
     slow = version("payload", oversampling=64.0)
-    assert "64 candidates a result, which is slow; storage='vector' needs none" in slow.where()
+    assert (
+        "64 candidates a result, which is slow; storage='vector' needs none"
+        in slow.where()
+    )
     assert "slow" not in version("payload", oversampling=40.0).where()
 
 
@@ -188,7 +256,9 @@ def test_a_client_searches_as_widely_as_it_is_told(storage, monkeypatch):
     served(photos.plain)
     client, sent = HubQdrantClient.wrap(photos.plain, oversampling=7, hnsw_ef=333), []
     answer = SimpleNamespace(points=[])
-    monkeypatch.setattr(client.raw, "query_points", lambda **given: sent.append(given) or answer)
+    monkeypatch.setattr(
+        client.raw, "query_points", lambda **given: sent.append(given) or answer
+    )
     client.query_points("photos", photos.queries[0], "image")
     mine = models.SearchParams(hnsw_ef=50)
     client.query_points("photos", photos.queries[0], "image", search_params=mine)

@@ -26,48 +26,77 @@ def seldom(monkeypatch):
 
 
 def is_number(key: int) -> models.Filter:
-    return models.Filter(must=[models.FieldCondition(key="n", match=models.MatchValue(value=key))])
+    return models.Filter(
+        must=[models.FieldCondition(key="n", match=models.MatchValue(value=key))]
+    )
 
 
 def in_batch(photos, key):
     vectors = photos.struct(NEW[key])
-    columns = {name: [vector] for name, vector in vectors.items()} if photos.using else [vectors]
+    columns = (
+        {name: [vector] for name, vector in vectors.items()}
+        if photos.using
+        else [vectors]
+    )
     return models.Batch(ids=[key], vectors=columns, payloads=[{"k": 1}])
 
 
 def several(photos, key):
     moved = models.PointVectors(id=key, vector=photos.struct(NEW[key]))
     return [
-        models.UpdateVectorsOperation(update_vectors=models.UpdateVectors(points=[moved])),
+        models.UpdateVectorsOperation(
+            update_vectors=models.UpdateVectors(points=[moved])
+        ),
         models.ClearPayloadOperation(clear_payload=models.PointIdsList(points=[key])),
     ]
 
 
 WRITES: dict[str, Callable[[Any, Photos, int, str], Any]] = {
     "upsert": lambda c, p, key, name: c.upsert(name, [p.point(key, NEW[key])]),
-    "upsert without waiting": lambda c, p, key, name: c.upsert(name, [p.point(key, NEW[key])], wait=False),
+    "upsert without waiting": lambda c, p, key, name: c.upsert(
+        name, [p.point(key, NEW[key])], wait=False
+    ),
     "upsert without payload": lambda c, p, key, name: c.upsert(
         name, [models.PointStruct(id=key, vector=p.struct(NEW[key]))]
     ),
     "upsert a batch": lambda c, p, key, name: c.upsert(name, in_batch(p, key)),
-    "upsert of a length of 0": lambda c, p, key, name: c.upsert(name, [p.point(key, np.zeros(DIM))]),
+    "upsert of a length of 0": lambda c, p, key, name: c.upsert(
+        name, [p.point(key, np.zeros(DIM))]
+    ),
     "update vectors": lambda c, p, key, name: c.update_vectors(
         name, [models.PointVectors(id=key, vector=p.struct(NEW[key]))]
     ),
-    "several operations": lambda c, p, key, name: c.batch_update_points(name, several(p, key)),
-    "upload points": lambda c, p, key, name: c.upload_points(name, [p.point(key, NEW[key])]),
+    "several operations": lambda c, p, key, name: c.batch_update_points(
+        name, several(p, key)
+    ),
+    "upload points": lambda c, p, key, name: c.upload_points(
+        name, [p.point(key, NEW[key])]
+    ),
     "upload a collection": lambda c, p, key, name: c.upload_collection(
-        name, {p.using: NEW[key : key + 1]} if p.using else NEW[key : key + 1], payload=[{"k": 1}], ids=[key]
+        name,
+        {p.using: NEW[key : key + 1]} if p.using else NEW[key : key + 1],
+        payload=[{"k": 1}],
+        ids=[key],
     ),
     "upload without ids": lambda c, p, key, name: c.upload_collection(
         name, {p.using: NEW[key : key + 1]} if p.using else NEW[key : key + 1]
     ),
-    "overwrite": lambda c, p, key, name: c.overwrite_payload(name, {"k": 1}, points=[key]),
-    "overwrite by a filter": lambda c, p, key, name: c.overwrite_payload(name, {"k": 1}, points=is_number(key)),
+    "overwrite": lambda c, p, key, name: c.overwrite_payload(
+        name, {"k": 1}, points=[key]
+    ),
+    "overwrite by a filter": lambda c, p, key, name: c.overwrite_payload(
+        name, {"k": 1}, points=is_number(key)
+    ),
     "clear": lambda c, p, key, name: c.clear_payload(name, points_selector=[key]),
-    "clear by a filter": lambda c, p, key, name: c.clear_payload(name, points_selector=is_number(key)),
-    "delete vectors": lambda c, p, key, name: c.delete_vectors(name, [p.using], points=[key]),
-    "delete vectors by a filter": lambda c, p, key, name: c.delete_vectors(name, [p.using], points=is_number(key)),
+    "clear by a filter": lambda c, p, key, name: c.clear_payload(
+        name, points_selector=is_number(key)
+    ),
+    "delete vectors": lambda c, p, key, name: c.delete_vectors(
+        name, [p.using], points=[key]
+    ),
+    "delete vectors by a filter": lambda c, p, key, name: c.delete_vectors(
+        name, [p.using], points=is_number(key)
+    ),
     "set": lambda c, p, key, name: c.set_payload(name, {"k": 1}, points=[key]),
 }
 
@@ -77,7 +106,9 @@ def clients_that_know(photos, name="photos"):
     clients = {}
     for number, write in enumerate(WRITES):
         clients[write] = photos.wrapped()
-        clients[write].upsert(name, [photos.point(100 + number, photos.gallery[100 + number])])
+        clients[write].upsert(
+            name, [photos.point(100 + number, photos.gallery[100 + number])]
+        )
     return clients
 
 
@@ -90,14 +121,20 @@ def of_ours(plain, name="photos") -> dict[Any, list[str]]:
     """What points hold of ours."""
     found = {}
     for point in plain.scroll(name, limit=1000, with_vectors=True)[0]:
-        held = (point.payload or {}) | (point.vector if isinstance(point.vector, dict) else {})
-        ours = [each for each, value in held.items() if each.startswith("hub_") and value]
+        held = (point.payload or {}) | (
+            point.vector if isinstance(point.vector, dict) else {}
+        )
+        ours = [
+            each for each, value in held.items() if each.startswith("hub_") and value
+        ]
         found |= {point.id: ours} if ours else {}
     return found
 
 
 def wrong(plain, photos, name="photos"):
-    store = hubplugin_qdrant.open_store(plain, name, vector=photos.using, storage=photos.storage)
+    store = hubplugin_qdrant.open_store(
+        plain, name, vector=photos.using, storage=photos.storage
+    )
     found = hubplugin.inspect(store, queries=0)
     return found.missing, found.stale, found.foreign
 
@@ -106,7 +143,11 @@ def without_vector(plain, photos, name="photos") -> dict[Any, list[str]]:
     """What of ours the points hold that have no vector."""
     held = of_ours(plain, name)
     points = plain.scroll(name, limit=1000, with_vectors=True)[0]
-    bare = [each.id for each in points if not (each.vector.get("image") if photos.using else each.vector)]
+    bare = [
+        each.id
+        for each in points
+        if not (each.vector.get("image") if photos.using else each.vector)
+    ]
     return {key: held[key] for key in bare if key in held}
 
 
@@ -132,7 +173,9 @@ def test_what_is_written_after_another_fit_has_its_offsets(photos, times):
 
 
 @pytest.mark.parametrize("job", ["remove", "another fit"])
-def test_what_is_written_where_a_job_stopped_after_its_vector_went_ends_as_it_would_later(in_vector, job, monkeypatch):
+def test_what_is_written_where_a_job_stopped_after_its_vector_went_ends_as_it_would_later(
+    in_vector, job, monkeypatch
+):
     """The manifest still names the version, and its augmented vector is gone."""
     photos = in_vector
     photos.corrected()
@@ -142,7 +185,10 @@ def test_what_is_written_where_a_job_stopped_after_its_vector_went_ends_as_it_wo
         delete(*given)
         raise KeyboardInterrupt
 
-    jobs = {"remove": lambda: hubplugin.remove(photos.store()), "another fit": lambda: photos.apply(method="nnn")}
+    jobs = {
+        "remove": lambda: hubplugin.remove(photos.store()),
+        "another fit": lambda: photos.apply(method="nnn"),
+    }
     monkeypatch.setattr(QdrantStore, "delete_offsets", stopped)
     with pytest.raises(KeyboardInterrupt):
         jobs[job]()
@@ -151,13 +197,17 @@ def test_what_is_written_where_a_job_stopped_after_its_vector_went_ends_as_it_wo
     client.upsert("photos", [photos.point(1, NEW[1])])
     client.overwrite_payload("photos", {"n": 2}, [2])
     client.clear_payload("photos", [3])
-    client.update_vectors("photos", [models.PointVectors(id=4, vector=photos.struct(NEW[4]))])
+    client.update_vectors(
+        "photos", [models.PointVectors(id=4, vector=photos.struct(NEW[4]))]
+    )
     client.delete_vectors("photos", [photos.using], [5])
     hubplugin.remove(photos.store())
     assert of_ours(photos.plain) == {}
 
 
-def test_a_client_that_has_not_seen_a_switch_finds_what_is_written_as_before(photos, monkeypatch):
+def test_a_client_that_has_not_seen_a_switch_finds_what_is_written_as_before(
+    photos, monkeypatch
+):
     """A job deletes the offsets of the version before once all clients have seen the switch."""
     photos.corrected()
     other, writer = photos.wrapped(), photos.wrapped()
@@ -166,7 +216,9 @@ def test_a_client_that_has_not_seen_a_switch_finds_what_is_written_as_before(pho
         client.query_points("photos", query, photos.using or None)
 
     def scores():
-        found = other.query_points("photos", query, photos.using or None, limit=ROWS).points
+        found = other.query_points(
+            "photos", query, photos.using or None, limit=ROWS
+        ).points
         return {point.id: point.score for point in found}
 
     before, switched = scores(), []
@@ -184,16 +236,25 @@ def test_a_client_that_has_not_seen_a_switch_finds_what_is_written_as_before(pho
 
 @pytest.mark.parametrize("to", ["another storage", "the same storage", "no correction"])
 @pytest.mark.parametrize("fits", [1, 2])
-def test_what_is_written_by_a_moved_alias_has_the_offsets_of_where_it_leads(photos, to, fits):
+def test_what_is_written_by_a_moved_alias_has_the_offsets_of_where_it_leads(
+    photos, to, fits
+):
     plain, clients = photos.plain, None
-    other = Photos(QdrantClient(":memory:"), photos.using, photos.distance, photos.storage)
+    other = Photos(
+        QdrantClient(":memory:"), photos.using, photos.distance, photos.storage
+    )
     plain._client.collections["prints"] = other.plain._client.collections["photos"]
     storage = photos.storage
     if to == "another storage":
         storage = "vector" if storage == "payload" and photos.using else "payload"
     if to != "no correction":
         for method in ("csls", "nnn")[:fits]:
-            given = {"vector": photos.using, "method": method, "force": True, "storage": storage}
+            given = {
+                "vector": photos.using,
+                "method": method,
+                "force": True,
+                "storage": storage,
+            }
             apply_to(plain, "prints", -photos.bank, **given)
     photos.corrected()
     moved = models.CreateAlias(collection_name="photos", alias_name="all")
@@ -208,22 +269,34 @@ def test_what_is_written_by_a_moved_alias_has_the_offsets_of_where_it_leads(phot
     else:
         assert wrong(plain, photos, "prints") == (0, 0, 0)
         assert without_vector(plain, photos, "prints") == {}
-        hubplugin.remove(hubplugin_qdrant.open_store(plain, "prints", vector=photos.using, storage=storage))
+        hubplugin.remove(
+            hubplugin_qdrant.open_store(
+                plain, "prints", vector=photos.using, storage=storage
+            )
+        )
         assert of_ours(plain, "prints") == {}
 
 
 @pytest.mark.parametrize("corrected", [True, False])
-def test_what_is_written_to_a_collection_that_was_made_anew_is_right_there(photos, corrected):
+def test_what_is_written_to_a_collection_that_was_made_anew_is_right_there(
+    photos, corrected
+):
     clients = photos.corrected() and clients_that_know(photos)
     photos.wrapped().delete_collection("photos")
     photos.__post_init__()
     if corrected:
         photos.apply(method="nnn")
     write_all(photos, clients)
-    assert wrong(photos.plain, photos) == (0, 0, 0) if corrected else of_ours(photos.plain) == {}
+    assert (
+        wrong(photos.plain, photos) == (0, 0, 0)
+        if corrected
+        else of_ours(photos.plain) == {}
+    )
 
 
-def test_an_alias_in_the_place_of_a_collection_has_the_manifest_of_where_it_leads(cosine):
+def test_an_alias_in_the_place_of_a_collection_has_the_manifest_of_where_it_leads(
+    cosine,
+):
     """Also where a plain client that deleted it left its manifest."""
     plain = cosine.plain
     cosine.apply()
@@ -236,14 +309,19 @@ def test_an_alias_in_the_place_of_a_collection_has_the_manifest_of_where_it_lead
     client = cosine.wrapped()
     client.upsert("photos", [cosine.point(3, NEW[0])])
     assert wrong(plain, cosine, "prints") == (0, 0, 0)
-    by_name, there = (client.query_points(name, cosine.queries[0]).points for name in ("photos", "prints"))
+    by_name, there = (
+        client.query_points(name, cosine.queries[0]).points
+        for name in ("photos", "prints")
+    )
     assert by_name == there
 
 
 @pytest.mark.parametrize("storage", ["payload", "vector"])
 @pytest.mark.parametrize("upload", ["upload_points", "upload_collection"])
 @pytest.mark.parametrize("change", ["remove", "apply"])
-def test_an_upload_during_which_the_state_changes_ends_in_the_new_one(storage, upload, change, monkeypatch):
+def test_an_upload_during_which_the_state_changes_ends_in_the_new_one(
+    storage, upload, change, monkeypatch
+):
     monkeypatch.setattr(writes, "NUMBERS_AT_ONCE", 4 * DIM)
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, storage)
     client = photos.corrected()
@@ -254,12 +332,20 @@ def test_an_upload_during_which_the_state_changes_ends_in_the_new_one(storage, u
                 hubplugin.remove(photos.store())
                 if change == "apply":
                     photos.apply(method="nnn")
-            yield photos.point(500 + row, vector) if upload == "upload_points" else {"image": vector.tolist()}
+            yield (
+                photos.point(500 + row, vector)
+                if upload == "upload_points"
+                else {"image": vector.tolist()}
+            )
 
     ids = {"ids": range(500, 540)} if upload == "upload_collection" else {}
     getattr(client, upload)("photos", rows(), batch_size=2, **ids)
     assert photos.plain.count("photos").count == len(photos.gallery) + len(NEW)
-    assert (wrong(photos.plain, photos) == (0, 0, 0)) if change == "apply" else (of_ours(photos.plain) == {})
+    assert (
+        (wrong(photos.plain, photos) == (0, 0, 0))
+        if change == "apply"
+        else (of_ours(photos.plain) == {})
+    )
 
 
 @pytest.fixture
@@ -267,7 +353,9 @@ def in_vector():
     return Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, "vector")
 
 
-def test_a_search_is_answered_though_another_thread_has_seen_the_change_first(in_vector, monkeypatch):
+def test_a_search_is_answered_though_another_thread_has_seen_the_change_first(
+    in_vector, monkeypatch
+):
     """Which takes what was known away, while the search by it is under way."""
     client = in_vector.corrected()
     plain, query = client.raw.query_points, in_vector.queries[0]
@@ -287,9 +375,15 @@ def test_a_search_is_answered_though_another_thread_has_seen_the_change_first(in
     assert [ids(each) for each in answers] == [in_vector.best(query)] * 2
 
 
-def test_a_search_is_answered_though_the_state_changes_again_and_again(in_vector, monkeypatch):
+def test_a_search_is_answered_though_the_state_changes_again_and_again(
+    in_vector, monkeypatch
+):
     client = in_vector.corrected()
-    plain, query, methods = client.raw.query_points, in_vector.queries[0], ["nnn", "csls", "is", "nnn", "csls"]
+    plain, query, methods = (
+        client.raw.query_points,
+        in_vector.queries[0],
+        ["nnn", "csls", "is", "nnn", "csls"],
+    )
     client.query_points("photos", query, "image")
 
     def meanwhile(**given):
@@ -302,14 +396,21 @@ def test_a_search_is_answered_though_the_state_changes_again_and_again(in_vector
     assert ids(found) == in_vector.best(query)
 
 
-def test_a_search_is_answered_though_an_alias_was_moved_and_back_again_meanwhile(in_vector, monkeypatch):
+def test_a_search_is_answered_though_an_alias_was_moved_and_back_again_meanwhile(
+    in_vector, monkeypatch
+):
     plain, client, query = in_vector.plain, in_vector.corrected(), in_vector.queries[0]
     raw, away = client.raw.query_points, ["prints"]
-    plain.create_collection("prints", {"image": models.VectorParams(size=DIM, distance=models.Distance.COSINE)})
+    plain.create_collection(
+        "prints",
+        {"image": models.VectorParams(size=DIM, distance=models.Distance.COSINE)},
+    )
 
     def lead(name):
         leading = models.CreateAlias(collection_name=name, alias_name="all")
-        plain.update_collection_aliases([models.CreateAliasOperation(create_alias=leading)])
+        plain.update_collection_aliases(
+            [models.CreateAliasOperation(create_alias=leading)]
+        )
 
     def meanwhile(**given):
         lead(away.pop() if away else "photos")
@@ -325,7 +426,9 @@ def test_a_search_is_answered_though_an_alias_was_moved_and_back_again_meanwhile
     assert ids(found) == in_vector.best(query)
 
 
-def test_a_second_vector_that_is_about_to_be_added_is_not_taken_for_lost(in_vector, monkeypatch, recwarn):
+def test_a_second_vector_that_is_about_to_be_added_is_not_taken_for_lost(
+    in_vector, monkeypatch, recwarn
+):
     """A job names a version in the manifest before it adds its vector."""
     in_vector.corrected()
     prepare, query, seen = VectorSchema.prepare, in_vector.queries[0], []
@@ -343,7 +446,9 @@ def test_a_second_vector_that_is_about_to_be_added_is_not_taken_for_lost(in_vect
     in_vector.apply(method="nnn")
     assert seen == [{"hub_v1"}, {"hub_v1"}, True]
     assert in_vector.wrong() == (0, 0)
-    assert not [each for each in recwarn if "lost its augmented vector" in str(each.message)]
+    assert not [
+        each for each in recwarn if "lost its augmented vector" in str(each.message)
+    ]
 
 
 NOT_NEW = models.Filter(must_not=[models.HasIdCondition(has_id=[500, 501])])
@@ -355,7 +460,9 @@ def test_offsets_of_an_unknown_version_are_counted_refreshed_and_removed(storage
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, storage)
     photos.corrected()
     for mend in (hubplugin.refresh, hubplugin.remove):
-        photos.plain.set_payload("photos", {"v7": 0.25}, points=[3, 4], key="hub_offset")
+        photos.plain.set_payload(
+            "photos", {"v7": 0.25}, points=[3, 4], key="hub_offset"
+        )
         assert wrong(photos.plain, photos) == (0, 0, 2)
         mend(photos.store())
         if mend is hubplugin.refresh:
@@ -378,20 +485,35 @@ def test_offsets_of_an_unknown_version_are_counted_refreshed_and_removed(storage
         "several operations",
     ],
 )
-def test_no_point_is_without_its_offset_between_two_operations_of_a_request(write, awaited, monkeypatch):
-    photos, seen = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, "payload", awaited), []
+def test_no_point_is_without_its_offset_between_two_operations_of_a_request(
+    write, awaited, monkeypatch
+):
+    photos, seen = (
+        Photos(
+            QdrantClient(":memory:"),
+            "image",
+            models.Distance.COSINE,
+            "payload",
+            awaited,
+        ),
+        [],
+    )
     client = photos.corrected()
 
     def one_by_one(plain):
         def done(collection, *given, **named):
             found = plain(collection, *given, **named)
-            seen.append([bool(photos.stored(key)) for key in range(len(photos.gallery))])
+            seen.append(
+                [bool(photos.stored(key)) for key in range(len(photos.gallery))]
+            )
             return found
 
         return done
 
     for name in ("overwrite_payload", "clear_payload", "_upsert_point"):
-        monkeypatch.setattr(LocalCollection, name, one_by_one(getattr(LocalCollection, name)))
+        monkeypatch.setattr(
+            LocalCollection, name, one_by_one(getattr(LocalCollection, name))
+        )
     WRITES[write](client, photos, 3, "photos")
     assert seen
     assert all(map(all, seen))

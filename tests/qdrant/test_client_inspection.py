@@ -19,9 +19,13 @@ def test_hubness_is_that_of_the_bank_queries_over_the_points_as_they_are_now(pho
     for scores in (photos.raw(photos.bank), photos.similarities(photos.bank)):
         found = np.argsort(-scores, axis=1)[:, :10]
         expected.append(skew(np.bincount(found.ravel(), minlength=100)))
-    report = hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using))
+    report = hubplugin.inspect(
+        hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using)
+    )
     found = report.hubness
-    assert (found.raw, found.corrected) == pytest.approx(expected, abs=0.06)  # of which the candidates miss a few
+    assert (found.raw, found.corrected) == pytest.approx(
+        expected, abs=0.06
+    )  # of which the candidates miss a few
     assert f"{found.raw:.2f} raw, {found.corrected:.2f} corrected" in str(report)
 
 
@@ -29,11 +33,15 @@ def test_a_search_that_finds_nothing_has_no_skewness():
     assert skewness_of_hits(np.array([], int), 7) == 0
 
 
-@pytest.mark.parametrize("under", ["text", {"v7": 0.1}, {"v1": "text"}, {"v1": 0.1, "else": 0.2}])
+@pytest.mark.parametrize(
+    "under", ["text", {"v7": 0.1}, {"v1": "text"}, {"v1": 0.1, "else": 0.2}]
+)
 def test_points_with_something_in_the_place_of_offsets_are_counted(cosine, under):
     cosine.apply()
     cosine.plain.set_payload("photos", {"hub_offset": under}, points=[3, 4])
-    report = hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0)
+    report = hubplugin.inspect(
+        hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0
+    )
     assert report.foreign == 2
     assert "2 with something in the place of offsets" in str(report)
 
@@ -43,7 +51,12 @@ def test_a_half_written_version_is_not_foreign(cosine):
     with pytest.raises(KeyboardInterrupt):
         cosine.apply(method="nnn", compute=stopped("closing"))
     assert set(cosine.stored(0)) == {"v1", "v2"}
-    assert hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0).foreign == 0
+    assert (
+        hubplugin.inspect(
+            hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0
+        ).foreign
+        == 0
+    )
 
 
 def test_without_a_bank_or_queries_no_search_is_made(cosine, monkeypatch):
@@ -56,26 +69,38 @@ def test_without_a_bank_or_queries_no_search_is_made(cosine, monkeypatch):
 @pytest.mark.parametrize("storage", ["payload", "vector"])
 @pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.DOT])
 @pytest.mark.parametrize("size", [1.0, 30.0])
-def test_what_float32_rounds_is_not_stale_however_long_the_vectors_are(size, distance, storage):
+def test_what_float32_rounds_is_not_stale_however_long_the_vectors_are(
+    size, distance, storage
+):
     photos = Photos(QdrantClient(":memory:"), "image", distance, storage)
     vectors = (size * photos.gallery).tolist()
-    rows = [models.PointVectors(id=row, vector={"image": vector}) for row, vector in enumerate(vectors)]
+    rows = [
+        models.PointVectors(id=row, vector={"image": vector})
+        for row, vector in enumerate(vectors)
+    ]
     photos.plain.update_vectors("photos", rows)
     photos.bank = size * photos.bank
     photos.apply(method="nnn")
     assert photos.wrong() == (0, 0)
     longer = 1.01 * size * photos.gallery[3]
-    photos.plain.update_vectors("photos", [models.PointVectors(id=3, vector={"image": longer})])
+    photos.plain.update_vectors(
+        "photos", [models.PointVectors(id=3, vector={"image": longer})]
+    )
     assert photos.wrong() == (0, 1)
 
 
-@pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.DOT, models.Distance.COSINE])
+@pytest.mark.parametrize(
+    "distance", [models.Distance.EUCLID, models.Distance.DOT, models.Distance.COSINE]
+)
 def test_offsets_that_a_server_keeps_as_float16_are_not_stale(distance):
     photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
     photos.apply(method="nnn")
     kept = np.array([photos.stored(row)["hub_v1"] for row in range(ROWS)])
     kept[[3, 4], -1] *= 1.01  # another offset, by as much as counts
     halves = kept.astype(np.float16).tolist()
-    rows = [models.PointVectors(id=row, vector={"hub_v1": values}) for row, values in enumerate(halves)]
+    rows = [
+        models.PointVectors(id=row, vector={"hub_v1": values})
+        for row, values in enumerate(halves)
+    ]
     photos.plain.update_vectors("photos", rows)
     assert photos.wrong() == (0, 2)

@@ -20,7 +20,8 @@ DISTANCES = {
 def points(ids, vectors, using=""):
     rows = vectors.tolist()
     return [
-        models.PointStruct(id=key, vector={using: row} if using else row) for key, row in zip(ids, rows, strict=True)
+        models.PointStruct(id=key, vector={using: row} if using else row)
+        for key, row in zip(ids, rows, strict=True)
     ]
 
 
@@ -33,12 +34,18 @@ class TestUnnamedCosine(StoreConformance):
     def create(self, ids, vectors):
         self.client = QdrantClient(":memory:")
         parameters = models.VectorParams(size=self.dim, distance=DISTANCES[self.metric])
-        self.client.create_collection("photos", {self.using: parameters} if self.using else parameters)
+        self.client.create_collection(
+            "photos", {self.using: parameters} if self.using else parameters
+        )
         self.client.upsert("photos", points(ids, vectors, self.using))
-        return hubplugin_qdrant.open_store(self.client, "photos", vector=self.using, storage=self.storage)
+        return hubplugin_qdrant.open_store(
+            self.client, "photos", vector=self.using, storage=self.storage
+        )
 
     def reopen(self, store):
-        return hubplugin_qdrant.open_store(self.client, "photos", vector=self.using, storage=self.storage)
+        return hubplugin_qdrant.open_store(
+            self.client, "photos", vector=self.using, storage=self.storage
+        )
 
     def insert_plain(self, store, ids, vectors):
         self.client.upsert("photos", points(ids, vectors, self.using))
@@ -73,7 +80,10 @@ class TestOnDiskByUrl(TestUnnamedCosine):
 
     def create(self, ids, vectors):
         client = QdrantClient(path=str(self.path))
-        client.create_collection("photos", models.VectorParams(size=self.dim, distance=models.Distance.COSINE))
+        client.create_collection(
+            "photos",
+            models.VectorParams(size=self.dim, distance=models.Distance.COSINE),
+        )
         client.upsert("photos", points(ids, vectors))
         client.close()
         return open_store(f"qdrant-local:{self.path}/photos")

@@ -13,7 +13,9 @@ from tests.qdrant.conftest import Photos, ids
 
 def sent(photos, explained):
     """What a plain client finds by the printed body, and nothing but that."""
-    request = models.QueryRequest.model_validate(json.loads(json.dumps(explained.request["body"])))
+    request = models.QueryRequest.model_validate(
+        json.loads(json.dumps(explained.request["body"]))
+    )
     return photos.plain.query_batch_points("photos", [request])[0].points
 
 
@@ -36,7 +38,11 @@ def store(photos):
 def test_the_printed_request_finds_what_the_wrapped_client_finds(photos, store):
     for query in photos.queries[:4]:
         explained = store.explain(query, 5)
-        expected = photos.wrapped(oversampling=None).query_points("photos", query, photos.using or None, limit=5).points
+        expected = (
+            photos.wrapped(oversampling=None)
+            .query_points("photos", query, photos.using or None, limit=5)
+            .points
+        )
         found = sent(photos, explained)
         assert ids(found) == ids(expected)
         assert printed_body(explained.text) == explained.request["body"]
@@ -44,14 +50,19 @@ def test_the_printed_request_finds_what_the_wrapped_client_finds(photos, store):
         if photos.distance is models.Distance.EUCLID:
             assert "sqrt(-2 s)" in explained.text
             distances = np.sqrt(-2 * np.array([point.score for point in found]))
-            np.testing.assert_allclose(distances, [point.score for point in expected], rtol=1e-5)
+            np.testing.assert_allclose(
+                distances, [point.score for point in expected], rtol=1e-5
+            )
 
 
 @pytest.mark.filterwarnings("ignore:.*search_params:UserWarning")
 def test_a_request_for_a_point_leaves_the_point_itself_out(photos, store):
     found = [point.id for point in sent(photos, store.explain(7))]
     wrapped = photos.wrapped(oversampling=None)
-    assert found == [point.id for point in wrapped.query_points("photos", 7, photos.using or None).points]
+    assert found == [
+        point.id
+        for point in wrapped.query_points("photos", 7, photos.using or None).points
+    ]
     assert 7 not in found
 
 
@@ -60,8 +71,13 @@ def test_the_constants_are_those_of_the_manifest(cosine, monkeypatch):
     store = hubplugin_qdrant.open_store(cosine.plain, "photos")
     explained = store.explain(cosine.queries[0], 10)
     body = explained.request["body"]
-    assert explained.text.startswith("curl -X POST http://localhost:6333/collections/photos/points/query")
-    assert body["query"] == {"formula": {"sum": ["$score", "hub_offset.v1"]}, "defaults": {"hub_offset.v1": 0.0}}
+    assert explained.text.startswith(
+        "curl -X POST http://localhost:6333/collections/photos/points/query"
+    )
+    assert body["query"] == {
+        "formula": {"sum": ["$score", "hub_offset.v1"]},
+        "defaults": {"hub_offset.v1": 0.0},
+    }
     (candidates,) = body["prefetch"]
     assert candidates["limit"] == cosine.version.candidates(10)
     assert candidates["query"] == pytest.approx(cosine.queries[0].tolist())
@@ -75,5 +91,7 @@ def test_the_constants_are_those_of_the_manifest(cosine, monkeypatch):
 
 def test_without_a_correction_there_is_no_request_to_explain():
     photos = Photos(QdrantClient(":memory:"), "", models.Distance.COSINE)
-    with pytest.raises(StoreError, match=r"no correction is active; run `hubplugin apply` first"):
+    with pytest.raises(
+        StoreError, match=r"no correction is active; run `hubplugin apply` first"
+    ):
         hubplugin_qdrant.open_store(photos.plain, "photos").explain(photos.queries[0])

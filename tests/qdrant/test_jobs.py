@@ -77,10 +77,16 @@ TOO_LARGE = b'{"status": {"error": "JSON payload (33554433 bytes) is larger than
 
 @pytest.mark.parametrize(
     "error",
-    [refused(400, "Bad Request", TOO_LARGE), refused(413, "Payload Too Large"), refused(408, "Request Timeout")],
+    [
+        refused(400, "Bad Request", TOO_LARGE),
+        refused(413, "Payload Too Large"),
+        refused(408, "Request Timeout"),
+    ],
     ids=lambda error: str(error.status_code),
 )
-def test_a_server_that_takes_only_small_requests_gets_small_ones(cosine, monkeypatch, error):
+def test_a_server_that_takes_only_small_requests_gets_small_ones(
+    cosine, monkeypatch, error
+):
     update = cosine.plain.batch_update_points
 
     def small_only(collection, operations, **named):
@@ -94,7 +100,9 @@ def test_a_server_that_takes_only_small_requests_gets_small_ones(cosine, monkeyp
     assert cosine.wrong() == (0, 0)
 
 
-def test_a_request_that_a_server_takes_in_no_size_ends_the_run_at_once(cosine, monkeypatch):
+def test_a_request_that_a_server_takes_in_no_size_ends_the_run_at_once(
+    cosine, monkeypatch
+):
     def too_large(*given, **named):
         raise refused(413, "Payload Too Large")
 
@@ -113,7 +121,9 @@ def test_a_server_that_limits_the_rate_is_asked_again_when_it_said(cosine, monke
         return count(*given, **named)
 
     monkeypatch.setattr(cosine.plain, "count", limited)
-    monkeypatch.setattr(threading.Event, "wait", lambda event, seconds=None: waits.append(seconds))
+    monkeypatch.setattr(
+        threading.Event, "wait", lambda event, seconds=None: waits.append(seconds)
+    )
     cosine.apply()
     assert waits[0] >= 7
 
@@ -133,7 +143,9 @@ def test_a_request_waits_its_turn_where_others_use_up_the_rate(cosine, monkeypat
     assert next(refusals, None) is None
 
 
-def test_a_calibration_goes_on_with_the_request_that_a_limited_rate_refused(cosine, monkeypatch):
+def test_a_calibration_goes_on_with_the_request_that_a_limited_rate_refused(
+    cosine, monkeypatch
+):
     twin = Photos(QdrantClient(":memory:"), "", models.Distance.COSINE)
     twin.apply()
     search, asked = cosine.plain._client.query_batch_points, []
@@ -148,10 +160,15 @@ def test_a_calibration_goes_on_with_the_request_that_a_limited_rate_refused(cosi
     monkeypatch.setattr("hubplugin_qdrant.transport.LONGEST_WAIT", 0)
     cosine.apply()
     assert asked
-    assert (cosine.version.oversampling, cosine.version.recall) == (twin.version.oversampling, twin.version.recall)
+    assert (cosine.version.oversampling, cosine.version.recall) == (
+        twin.version.oversampling,
+        twin.version.recall,
+    )
 
 
-def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(cosine, monkeypatch):
+def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(
+    cosine, monkeypatch
+):
     served(cosine.plain)  # so that threads write
     tried = threading.Event()
 
@@ -179,7 +196,9 @@ def interruptible():
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupted_reading_does_not_wait_for_a_server_that_is_away(cosine, monkeypatch):
+def test_an_interrupted_reading_does_not_wait_for_a_server_that_is_away(
+    cosine, monkeypatch
+):
     served(cosine.plain)  # so that a thread reads
     tried: list[int] = []
 
@@ -189,7 +208,10 @@ def test_an_interrupted_reading_does_not_wait_for_a_server_that_is_away(cosine, 
             os.kill(os.getpid(), signal.SIGINT)
         raise refused(503, "Unavailable")
 
-    store, before = hubplugin_qdrant.open_store(cosine.plain, "photos"), set(threading.enumerate())
+    store, before = (
+        hubplugin_qdrant.open_store(cosine.plain, "photos"),
+        set(threading.enumerate()),
+    )
     monkeypatch.setattr(cosine.plain, "scroll", away)
     monkeypatch.setattr("hubplugin_qdrant.transport.random.uniform", lambda *_: 600)
     with pytest.raises(KeyboardInterrupt):
@@ -200,7 +222,9 @@ def test_an_interrupted_reading_does_not_wait_for_a_server_that_is_away(cosine, 
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_wait_for_the_server_says_what_for_and_ends_when_it_is_interrupted(cosine, monkeypatch, caplog):
+def test_a_wait_for_the_server_says_what_for_and_ends_when_it_is_interrupted(
+    cosine, monkeypatch, caplog
+):
     monkeypatch.setattr("hubplugin_qdrant.transport.SILENT_SECONDS", 0)
     monkeypatch.setattr("hubplugin_qdrant.transport.POLL_SECONDS", 0.01)
     asked = []
@@ -214,8 +238,15 @@ def test_a_wait_for_the_server_says_what_for_and_ends_when_it_is_interrupted(cos
     monkeypatch.setattr("hubplugin_qdrant.schema.Schema._is_optimised", never)
     with pytest.raises(KeyboardInterrupt):
         cosine.apply()
-    (said,) = [record.getMessage() for record in caplog.records if "interrupted" in record.getMessage()]
-    assert "photos': waiting for the graph, for up to 600.6 s; it may be interrupted, and goes on when" in said
+    (said,) = [
+        record.getMessage()
+        for record in caplog.records
+        if "interrupted" in record.getMessage()
+    ]
+    assert (
+        "photos': waiting for the graph, for up to 600.6 s; it may be interrupted, and goes on when"
+        in said
+    )
     monkeypatch.undo()
     applied = apply_to(cosine.plain, "photos", cosine.bank, **cosine.settings())
     assert (applied.scanned, applied.missing) == (ROWS, 0)
@@ -232,29 +263,45 @@ def test_a_run_that_was_cut_off_writes_only_what_lacks_its_offset(cosine, monkey
         cosine.apply(compute=Compute(progress=stop))
     applied = apply_to(cosine.plain, "photos", cosine.bank, **cosine.settings())
     assert (applied.scanned, applied.missing) == (ROWS, ROWS // 2)
-    found = [record.payload["hub_offset"]["v1"] for record in cosine.plain.scroll("photos", limit=1000)[0]]
-    np.testing.assert_allclose(found, cosine.model.offsets(cosine.gallery), rtol=0, atol=1e-6)
+    found = [
+        record.payload["hub_offset"]["v1"]
+        for record in cosine.plain.scroll("photos", limit=1000)[0]
+    ]
+    np.testing.assert_allclose(
+        found, cosine.model.offsets(cosine.gallery), rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("payload", [None, {}])
-def test_a_point_written_without_payload_keeps_what_a_server_keeps_of_it(cosine, monkeypatch, payload):
+def test_a_point_written_without_payload_keeps_what_a_server_keeps_of_it(
+    cosine, monkeypatch, payload
+):
     """A server 1.14 keeps the payload that was there (by gRPC also if an empty one is given): so the point is written
     as it is given, and its offset afterwards."""
     client, written = cosine.apply(), []
     client._corrections.is_old = True
     upsert = cosine.plain.upsert
     monkeypatch.setattr(
-        client.raw, "upsert", lambda collection_name, points: written.extend(points) or upsert(collection_name, points)
+        client.raw,
+        "upsert",
+        lambda collection_name, points: (
+            written.extend(points) or upsert(collection_name, points)
+        ),
     )
     fresh = clustered(9, 2)
-    points = [models.PointStruct(id=key, vector=fresh[key].tolist(), payload=payload) for key in range(2)]
+    points = [
+        models.PointStruct(id=key, vector=fresh[key].tolist(), payload=payload)
+        for key in range(2)
+    ]
     client.upsert("photos", points)
     assert [point.payload for point in written] == [payload, payload]
     found = [cosine.stored(key)["v1"] for key in range(2)]
     np.testing.assert_allclose(found, cosine.model.offsets(fresh), rtol=0, atol=1e-5)
 
 
-def test_a_metadata_collection_that_is_away_for_a_moment_does_not_stop_a_search(cosine, monkeypatch):
+def test_a_metadata_collection_that_is_away_for_a_moment_does_not_stop_a_search(
+    cosine, monkeypatch
+):
     client = cosine.apply()
     before = client.query_points("photos", cosine.queries[0]).points
 
@@ -265,11 +312,22 @@ def test_a_metadata_collection_that_is_away_for_a_moment_does_not_stop_a_search(
     client._corrections.manifests["photos"].until = 0.0
     assert client.query_points("photos", cosine.queries[0]).points == before
     with pytest.warns(UserWarning, match="cannot be read just now"):
-        raw = HubQdrantClient.wrap(client).query_points("photos", cosine.queries[0], with_payload=False).points
-    assert raw == cosine.plain.query_points("photos", cosine.queries[0], with_payload=False).points
+        raw = (
+            HubQdrantClient.wrap(client)
+            .query_points("photos", cosine.queries[0], with_payload=False)
+            .points
+        )
+    assert (
+        raw
+        == cosine.plain.query_points(
+            "photos", cosine.queries[0], with_payload=False
+        ).points
+    )
 
 
-def test_what_the_collection_allows_now_is_asked_again_by_a_refresh(cosine, monkeypatch):
+def test_what_the_collection_allows_now_is_asked_again_by_a_refresh(
+    cosine, monkeypatch
+):
     cosine.apply()
     opened = QdrantTransport.__init__
 
@@ -285,7 +343,9 @@ def test_what_the_collection_allows_now_is_asked_again_by_a_refresh(cosine, monk
 def test_a_removal_shows_how_far_it_is(cosine):
     cosine.apply()
     said = []
-    hubplugin.remove(cosine.store(), compute=Compute(progress=lambda *told: said.append(told)))
+    hubplugin.remove(
+        cosine.store(), compute=Compute(progress=lambda *told: said.append(told))
+    )
     assert said[-1] == ("removing offsets", ROWS, ROWS)
 
 
@@ -305,7 +365,9 @@ def test_points_that_go_while_offsets_are_removed_do_not_stop_it(cosine):
 
 
 @pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
-def test_whatever_others_write_during_a_run_has_its_offset_afterwards(photos, monkeypatch):
+def test_whatever_others_write_during_a_run_has_its_offset_afterwards(
+    photos, monkeypatch
+):
     client = photos.corrected()
     served(photos.plain)  # as a server, which makes no index
     monkeypatch.setattr("hubplugin_qdrant.transport.SERVER_SECONDS", 0)
@@ -314,15 +376,28 @@ def test_whatever_others_write_during_a_run_has_its_offset_afterwards(photos, mo
     vectors = np.random.default_rng(5).normal(size=(5, DIM)).astype(np.float32)
 
     def others(what, count, total):
-        if what == "closing" and 0 < len(done) < 3:  # twice, so that the second pass finds the same point again
-            plain.update_vectors("photos", [models.PointVectors(id=3, vector=photos.struct(vectors[len(done)]))])
+        if (
+            what == "closing" and 0 < len(done) < 3
+        ):  # twice, so that the second pass finds the same point again
+            plain.update_vectors(
+                "photos",
+                [models.PointVectors(id=3, vector=photos.struct(vectors[len(done)]))],
+            )
             done.append(what)
         if what == "writing offsets" and not done:
             done.append(what)
-            plain.update_vectors("photos", [models.PointVectors(id=60, vector=photos.struct(vectors[0]))])
-            plain.upsert("photos", [photos.point(61, vectors[3]), photos.point(900, vectors[3])])
+            plain.update_vectors(
+                "photos", [models.PointVectors(id=60, vector=photos.struct(vectors[0]))]
+            )
+            plain.upsert(
+                "photos", [photos.point(61, vectors[3]), photos.point(900, vectors[3])]
+            )
             client.upsert("photos", [photos.point(901, vectors[4])])
             plain.delete("photos", [62])
 
     photos.apply(method="nnn", compute=Compute(progress=others))
-    assert (plain.count("photos").count, photos.model.method, photos.wrong()) == (ROWS + 1, "nnn", (0, 0))
+    assert (plain.count("photos").count, photos.model.method, photos.wrong()) == (
+        ROWS + 1,
+        "nnn",
+        (0, 0),
+    )

@@ -37,7 +37,10 @@ class Shops(Photos):
     def alone(self, tenant, method="sn"):
         """The rows of a tenant, and a model fitted on nothing else."""
         rows = np.arange(TENANTS[tenant], 3 * LARGE, 3)
-        metric = {models.Distance.COSINE: "cosine", models.Distance.EUCLID: "euclidean"}.get(self.distance, "dot")
+        metric = {
+            models.Distance.COSINE: "cosine",
+            models.Distance.EUCLID: "euclidean",
+        }.get(self.distance, "dot")
         return rows, hubplugin.fit(self.gallery[rows], self.bank, method, metric=metric)
 
     def assert_alone(self, client, method="sn"):
@@ -46,7 +49,9 @@ class Shops(Photos):
             rows, model = self.alone(tenant, method)
             for query in self.queries[:3]:
                 scores = self.raw([query])[0, rows] + model.offsets(self.gallery[rows])
-                found = client.query_points("photos", query, self.using or None, query_filter=of(tenant)).points
+                found = client.query_points(
+                    "photos", query, self.using or None, query_filter=of(tenant)
+                ).points
                 assert ids(found) == rows[np.argsort(-scores)[:10]].tolist()
 
     def offset(self, key):
@@ -66,7 +71,13 @@ def batch(key, vector, **payload):
 
 
 def of(tenant):
-    return models.Filter(must=[models.FieldCondition(key="shop.tenant", match=models.MatchValue(value=tenant))])
+    return models.Filter(
+        must=[
+            models.FieldCondition(
+                key="shop.tenant", match=models.MatchValue(value=tenant)
+            )
+        ]
+    )
 
 
 @pytest.fixture
@@ -90,7 +101,9 @@ def shops() -> Shops:
         ("image", models.Distance.EUCLID, "vector"),
     ],
 )
-def test_a_search_within_a_tenant_is_that_of_a_fit_on_the_tenant_alone(using, distance, storage, method):
+def test_a_search_within_a_tenant_is_that_of_a_fit_on_the_tenant_alone(
+    using, distance, storage, method
+):
     shops = Shops(QdrantClient(":memory:"), using, distance, storage)
     shops.assert_alone(shops.apply(method=method), method)
 
@@ -109,29 +122,55 @@ def test_what_a_wrapped_client_writes_gets_the_offset_of_its_tenant(shops):
     fresh, acme, brown = clustered(12, 5), {"tenant": "acme"}, {"tenant": "brown"}
     written = [
         (3, "acme", lambda v: client.upsert("photos", [shops.point(3, v)])),
-        (1000, "brown", lambda v: client.upload_points("photos", [shops.point(1000, v, shop=brown)])),
-        (1001, 7, lambda v: client.upload_collection("photos", [v.tolist()], [{"shop": {"tenant": 7}}], ids=[1001])),
-        (4, "brown", lambda v: client.update_vectors("photos", [models.PointVectors(id=4, vector=v.tolist())])),
+        (
+            1000,
+            "brown",
+            lambda v: client.upload_points(
+                "photos", [shops.point(1000, v, shop=brown)]
+            ),
+        ),
+        (
+            1001,
+            7,
+            lambda v: client.upload_collection(
+                "photos", [v.tolist()], [{"shop": {"tenant": 7}}], ids=[1001]
+            ),
+        ),
+        (
+            4,
+            "brown",
+            lambda v: client.update_vectors(
+                "photos", [models.PointVectors(id=4, vector=v.tolist())]
+            ),
+        ),
         (1002, "acme", lambda v: client.upsert("photos", batch(1002, v, shop=acme))),
     ]
     for (key, tenant, write), vector in zip(written, fresh, strict=True):
         write(vector)
         _, model = shops.alone(tenant)
         assert shops.offset(key) == pytest.approx(model.offsets([vector])[0], abs=1e-5)
-    client.upsert("photos", [shops.point(1003, fresh[0], shop={"tenant": "unheard of"})])
+    client.upsert(
+        "photos", [shops.point(1003, fresh[0], shop={"tenant": "unheard of"})]
+    )
     assert shops.offset(1003) == 0
     assert hubplugin.inspect(shops.store()).stale == 0
 
 
-def test_points_that_went_to_another_tenant_get_its_offsets_at_once_or_by_a_refresh(shops):
+def test_points_that_went_to_another_tenant_get_its_offsets_at_once_or_by_a_refresh(
+    shops,
+):
     client = shops.apply()
     _, model = shops.alone("brown")
     client.set_payload("photos", {"shop": {"tenant": "brown"}}, points=[0])
     shops.plain.set_payload("photos", {"shop": {"tenant": "brown"}}, points=[3])
-    assert shops.offset(0) == pytest.approx(model.offsets(shops.gallery[:1])[0], abs=1e-5)
+    assert shops.offset(0) == pytest.approx(
+        model.offsets(shops.gallery[:1])[0], abs=1e-5
+    )
     applied = hubplugin.refresh(shops.store())
     assert (applied.missing, applied.stale) == (0, 1)
-    assert shops.offset(3) == pytest.approx(model.offsets(shops.gallery[3:4])[0], abs=1e-5)
+    assert shops.offset(3) == pytest.approx(
+        model.offsets(shops.gallery[3:4])[0], abs=1e-5
+    )
 
 
 def test_a_run_that_was_cut_off_goes_on_by_the_same_key_and_not_by_another(shops):
@@ -141,15 +180,24 @@ def test_a_run_that_was_cut_off_goes_on_by_the_same_key_and_not_by_another(shops
     assert hubplugin.inspect(shops.store()).missing == len(shops.gallery)
     resumed = apply_to(shops.plain, "photos", shops.bank, **shops.settings())
     assert resumed.model.fingerprint == begun.fingerprint
-    whole = apply_to(shops.plain, "photos", shops.bank, **(shops.settings() | {"group_by": None}))
+    whole = apply_to(
+        shops.plain, "photos", shops.bank, **(shops.settings() | {"group_by": None})
+    )
     assert not isinstance(whole.model, GroupedModel)
 
 
-def test_the_guard_judges_each_tenant_and_a_run_with_none_left_is_refused(shops, monkeypatch):
-    with pytest.raises(CorrectionRefused, match=r"needs 400 distinct queries, the bank has 150"):
+def test_the_guard_judges_each_tenant_and_a_run_with_none_left_is_refused(
+    shops, monkeypatch
+):
+    with pytest.raises(
+        CorrectionRefused, match=r"needs 400 distinct queries, the bank has 150"
+    ):
         shops.apply(force=False)  # which no tenant changes
     monkeypatch.setattr("hubplugin.guard.SMALLEST", 100)
-    with pytest.raises(CorrectionRefused, match=r"no value of 'shop\.tenant' can be corrected .*'acme': the bank"):
+    with pytest.raises(
+        CorrectionRefused,
+        match=r"no value of 'shop\.tenant' can be corrected .*'acme': the bank",
+    ):
         shops.apply(force=False)
     with pytest.raises(CorrectionRefused, match="no target has one"):
         shops.apply(group_by="brand")
@@ -161,7 +209,10 @@ def test_a_refit_stays_within_the_groups_and_the_version_before_is_kept(shops):
     store = shops.store()
     before = store.correction().model
     tried = refit(store, fresh, force=True, dry_run=True)
-    assert (tried.written, store.correction().model.fingerprint) == (False, before.fingerprint)
+    assert (tried.written, store.correction().model.fingerprint) == (
+        False,
+        before.fingerprint,
+    )
     done = refit(store, fresh, force=True)
     assert "kept at offset 0: 'tiny': 2 targets, 100 are needed" in str(done)
     assert done.versus.new.skewness == tried.versus.new.skewness
@@ -171,9 +222,13 @@ def test_a_refit_stays_within_the_groups_and_the_version_before_is_kept(shops):
     assert shops.store().previous().fingerprint == before.fingerprint
 
 
-def test_a_refit_that_is_worse_over_the_groups_is_refused_with_both_figures(shops, monkeypatch):
+def test_a_refit_that_is_worse_over_the_groups_is_refused_with_both_figures(
+    shops, monkeypatch
+):
     monkeypatch.setattr("hubplugin.guard.SMALLEST", 100)
-    monkeypatch.setattr("hubplugin.bank.kinds.OWN_SHARE", 0)  # its queries lie as documents do
+    monkeypatch.setattr(
+        "hubplugin.bank.kinds.OWN_SHARE", 0
+    )  # its queries lie as documents do
     shops.apply()
     store = shops.store()
     before = store.correction().model.fingerprint
@@ -189,20 +244,28 @@ def test_clicks_decide_over_the_groups_together(shops):
     queries = shops.gallery[clicked] + 0.05 * clustered(31, len(clicked))
     store = shops.store()
     bank = hubplugin.Bank(queries, clicked)
-    worse = refit(store, bank, "nnn", k=1, alpha=8.0, force=True, dry_run=True).versus.objection
+    worse = refit(
+        store, bank, "nnn", k=1, alpha=8.0, force=True, dry_run=True
+    ).versus.objection
     assert re.match(r"R@1 of held-out queries goes from \d+\.\d to \d+\.\d", worse)
     done = refit(store, bank, force=True, dry_run=True)
     assert done.versus.raw.recall > 0.9
-    assert done.versus.gain == pytest.approx(done.versus.new.recall - done.versus.old.recall)
+    assert done.versus.gain == pytest.approx(
+        done.versus.new.recall - done.versus.old.recall
+    )
 
 
-def test_the_groups_count_by_their_targets_and_a_neutral_one_as_not_corrected(even_shops, monkeypatch):
+def test_the_groups_count_by_their_targets_and_a_neutral_one_as_not_corrected(
+    even_shops, monkeypatch
+):
     shops, fresh = even_shops, clustered(21, 160)
     shops.apply()
     store = shops.store()
     all_new = refit(store, fresh, force=True, dry_run=True).versus
     monkeypatch.setattr("hubplugin.jobs.results.WORSE", 10.0)
-    monkeypatch.setattr("hubplugin.bank.kinds.OWN_SHARE", 0)  # its queries lie as documents do
+    monkeypatch.setattr(
+        "hubplugin.bank.kinds.OWN_SHARE", 0
+    )  # its queries lie as documents do
     without = refit(store, fresh, dry_run=True)
     assert [*without.neutral] == ["acme", "tiny"]
     (rows, _), metric = shops.alone("acme"), "cosine"
@@ -210,13 +273,19 @@ def test_the_groups_count_by_their_targets_and_a_neutral_one_as_not_corrected(ev
     found = cross_validate([None, METHODS["sn"]()], banks, folds_of(banks)).hits
     raw, new = (skewness(k_occurrence(each, len(rows))) for each in found)
     less = (raw - new) / 3
-    assert without.versus.new.skewness - all_new.new.skewness == pytest.approx(less, abs=1e-6)
+    assert without.versus.new.skewness - all_new.new.skewness == pytest.approx(
+        less, abs=1e-6
+    )
 
 
 def test_a_tenant_that_is_refused_stays_neutral_and_is_named(even_shops, monkeypatch):
     shops = even_shops
-    monkeypatch.setattr("hubplugin.bank.kinds.OWN_SHARE", 0)  # its queries lie as documents do
-    applied = apply_to(shops.plain, "photos", shops.bank, **(shops.settings() | {"force": False}))
+    monkeypatch.setattr(
+        "hubplugin.bank.kinds.OWN_SHARE", 0
+    )  # its queries lie as documents do
+    applied = apply_to(
+        shops.plain, "photos", shops.bank, **(shops.settings() | {"force": False})
+    )
     assert "the bank looks as if it came from elsewhere" in applied.neutral["acme"]
     assert {shops.offset(key) for key in range(0, 3 * LARGE, 3)} == {0}
     assert shops.offset(1) != 0
@@ -229,4 +298,10 @@ def test_a_store_whose_targets_have_no_payload_says_so(tmp_path):
     index.add(clustered(1, 50))
     faiss.write_index(index, str(tmp_path / "a.faiss"))
     with pytest.raises(StoreError, match="vectors alone, without a field"):
-        apply(hubplugin.open_store(f"faiss:{tmp_path}/a.faiss"), clustered(2, 20), "is", group_by="tenant", force=True)
+        apply(
+            hubplugin.open_store(f"faiss:{tmp_path}/a.faiss"),
+            clustered(2, 20),
+            "is",
+            group_by="tenant",
+            force=True,
+        )

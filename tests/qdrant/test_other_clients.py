@@ -16,7 +16,9 @@ ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "other-clients.md").read_text()
 PROGRAMS = sorted((ROOT / "examples" / "other_clients").iterdir())
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-PAYLOAD, VECTOR, MANIFEST = (json.loads(block.split("-d '")[1].rsplit("'", 1)[0]) for block in BLOCKS)
+PAYLOAD, VECTOR, MANIFEST = (
+    json.loads(block.split("-d '")[1].rsplit("'", 1)[0]) for block in BLOCKS
+)
 QUERY = [0.5, 0.5, 0.5, 0.5]
 
 
@@ -28,7 +30,9 @@ def photos(using: str, storage: str, **constants) -> QdrantClient:
     vectors = rng.normal(size=(200, 4))
     client.upload_collection("photos", {using: vectors} if using else vectors)
     bank = rng.normal(size=(120, 4)) + 0.5
-    apply_to(client, "photos", bank, method="is", force=True, storage=storage, vector=using)
+    apply_to(
+        client, "photos", bank, method="is", force=True, storage=storage, vector=using
+    )
     store = hubplugin_qdrant.open_store(client, "photos", vector=using)
     manifest = store.read_manifest()
     version = manifest.active[using].model_copy(update=constants)
@@ -37,12 +41,22 @@ def photos(using: str, storage: str, **constants) -> QdrantClient:
 
 
 def found(client: QdrantClient, body: dict) -> list[int]:
-    return [point.id for point in client.query_batch_points("photos", [models.QueryRequest(**body)])[0].points]
+    return [
+        point.id
+        for point in client.query_batch_points("photos", [models.QueryRequest(**body)])[
+            0
+        ].points
+    ]
 
 
 def test_the_request_over_payloads_is_the_one_that_explain_prints():
     client = photos("", "payload", oversampling=4.0)
-    assert hubplugin_qdrant.open_store(client, "photos").explain(np.float32(QUERY)).request["body"] == PAYLOAD
+    assert (
+        hubplugin_qdrant.open_store(client, "photos")
+        .explain(np.float32(QUERY))
+        .request["body"]
+        == PAYLOAD
+    )
     wrapped = HubQdrantClient.wrap(client).query_points("photos", QUERY).points
     raw = client.query_points("photos", QUERY).points
     assert found(client, PAYLOAD) == ids(wrapped) != ids(raw)
@@ -51,7 +65,12 @@ def test_the_request_over_payloads_is_the_one_that_explain_prints():
 @pytest.mark.filterwarnings("ignore:.*search_params:UserWarning")
 def test_the_request_for_a_second_vector_is_the_one_that_explain_prints():
     client = photos("image", "vector", hnsw_ef=160)
-    expected = [point.id for point in HubQdrantClient.wrap(client).query_points("photos", QUERY, "image").points]
+    expected = [
+        point.id
+        for point in HubQdrantClient.wrap(client)
+        .query_points("photos", QUERY, "image")
+        .points
+    ]
     assert found(client, VECTOR) == expected
     served(client)  # a server has codes to ignore
     store = hubplugin_qdrant.open_store(client, "photos", vector="image")
@@ -62,7 +81,12 @@ def test_the_manifest_has_the_fields_that_the_page_names():
     client = photos("", "payload")
     (manifest,) = client.retrieve("photos--hub", **MANIFEST)
     table = PAGE.split("| field | is |")[1].split("\n\n")[0]
-    names = re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in table.splitlines() if row.count("|") > 2))
+    names = re.findall(
+        r"`(\w+)`",
+        "\n".join(
+            row.split("|")[1] for row in table.splitlines() if row.count("|") > 2
+        ),
+    )
     assert len(names) == 11
     assert set(names) <= set(manifest.payload["active"][""])
 

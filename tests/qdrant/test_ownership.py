@@ -8,23 +8,50 @@ import hubplugin
 import hubplugin_qdrant
 from hubplugin import InputError, StoreError, open_store
 from hubplugin.jobs import correct, write
-from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, clustered, contents, ids, names
+from tests.qdrant.conftest import (
+    DIM,
+    ROWS,
+    Photos,
+    apply_to,
+    clustered,
+    contents,
+    ids,
+    names,
+)
 
 
 def named(storage="payload"):
     return Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, storage)
 
 
-THEIRS = [5, 0, "", "Berlin", None, True, {}, {"city": 3}, {"v1": "one"}, {"v1": 0.5, "city": 3}, [1, 2], [None]]
+THEIRS = [
+    5,
+    0,
+    "",
+    "Berlin",
+    None,
+    True,
+    {},
+    {"city": 3},
+    {"v1": "one"},
+    {"v1": 0.5, "city": 3},
+    [1, 2],
+    [None],
+]
 
 
 @pytest.mark.parametrize("dry_run", [True, False], ids=["dry", "real"])
 @pytest.mark.parametrize("value", THEIRS, ids=repr)
-def test_a_payload_key_that_the_user_has_is_refused_before_anything_is_written(cosine, value, dry_run):
-    cosine.plain.upsert("photos", [cosine.point(17, cosine.gallery[17], hub_offset=value)])
+def test_a_payload_key_that_the_user_has_is_refused_before_anything_is_written(
+    cosine, value, dry_run
+):
+    cosine.plain.upsert(
+        "photos", [cosine.point(17, cosine.gallery[17], hub_offset=value)]
+    )
     before = contents(cosine.plain)
     with pytest.raises(
-        StoreError, match=r"'hub_offset' holds something of yours, in point 17.*offset_key='hub_offset_2'"
+        StoreError,
+        match=r"'hub_offset' holds something of yours, in point 17.*offset_key='hub_offset_2'",
     ):
         cosine.apply(dry_run=dry_run)
     assert contents(cosine.plain) == before
@@ -34,7 +61,9 @@ def test_a_payload_key_that_the_user_has_is_refused_before_anything_is_written(c
 def test_the_gallery_is_not_read_where_the_payload_key_is_taken(cosine, monkeypatch):
     cosine.plain.set_payload("photos", {"hub_offset": 5}, points=[17])
     store = hubplugin_qdrant.open_store(cosine.plain, "photos")
-    monkeypatch.setattr(store, "scan", lambda *given: pytest.fail("the gallery was read"))
+    monkeypatch.setattr(
+        store, "scan", lambda *given: pytest.fail("the gallery was read")
+    )
     with pytest.raises(StoreError, match="something of yours"):
         correct.apply(store, cosine.bank, "is", force=True)
 
@@ -49,15 +78,21 @@ def test_a_model_is_not_written_where_the_payload_key_is_taken(cosine):
 
 def test_another_key_holds_the_offsets_wherever_one_is_read_or_written():
     photos = named()
-    photos.plain.set_payload("photos", {"hub_offset": {"city": 3}}, points=list(range(ROWS)))
+    photos.plain.set_payload(
+        "photos", {"hub_offset": {"city": 3}}, points=list(range(ROWS))
+    )
     before = contents(photos.plain)
     client = photos.apply(offset_key="nudge")
     assert photos.plain.retrieve("photos", [3])[0].payload["nudge"].keys() == {"v1"}
     for query in photos.queries[:5]:
         found = client.query_points("photos", query, "image").points
         assert ids(found) == photos.best(query)
-        assert all(set(point.payload) == {"n", "colour", "hub_offset"} for point in found)
-    client.upsert("photos", [photos.point(3, photos.gallery[4], hub_offset={"city": 4})])
+        assert all(
+            set(point.payload) == {"n", "colour", "hub_offset"} for point in found
+        )
+    client.upsert(
+        "photos", [photos.point(3, photos.gallery[4], hub_offset={"city": 4})]
+    )
     client.overwrite_payload("photos", {"hub_offset": 9}, points=[5])
     client.clear_payload("photos", points_selector=[6])
     with pytest.raises(InputError, match="'nudge' is reserved"):
@@ -65,22 +100,36 @@ def test_another_key_holds_the_offsets_wherever_one_is_read_or_written():
     photos.plain.upsert("photos", [photos.point(8, photos.gallery[9])])
     report = hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos"))
     assert (report.missing, report.stale, report.foreign) == (1, 0, 0)
-    assert hubplugin.refresh(hubplugin_qdrant.open_store(photos.plain, "photos")).missing == 1
-    apply_to(photos.plain, "photos", photos.bank, storage="payload", method="nnn", force=True)
+    assert (
+        hubplugin.refresh(hubplugin_qdrant.open_store(photos.plain, "photos")).missing
+        == 1
+    )
+    apply_to(
+        photos.plain, "photos", photos.bank, storage="payload", method="nnn", force=True
+    )
     assert photos.plain.retrieve("photos", [6])[0].payload.keys() == {"nudge"}
-    asked = hubplugin_qdrant.open_store(photos.plain, "photos").explain(photos.queries[0]).request["body"]
+    asked = (
+        hubplugin_qdrant.open_store(photos.plain, "photos")
+        .explain(photos.queries[0])
+        .request["body"]
+    )
     assert asked["with_payload"] == {"exclude": ["nudge"]}
     assert asked["query"]["formula"]["sum"] == ["$score", "nudge.v2"]
     for key in (3, 5, 6, 8):
         photos.plain.overwrite_payload("photos", before[key].payload, points=[key])
     hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos"))
-    assert [point.payload for point in contents(photos.plain)] == [point.payload for point in before]
+    assert [point.payload for point in contents(photos.plain)] == [
+        point.payload for point in before
+    ]
 
 
 def test_another_key_than_that_of_the_correction_in_place_is_refused(cosine):
     cosine.apply(offset_key="nudge")
     for dry_run in (True, False):
-        with pytest.raises(StoreError, match=r"under the payload key 'nudge'; remove it .*: offset_key='shift'$"):
+        with pytest.raises(
+            StoreError,
+            match=r"under the payload key 'nudge'; remove it .*: offset_key='shift'$",
+        ):
             cosine.apply(method="nnn", offset_key="shift", dry_run=dry_run)
     cosine.apply(method="nnn", offset_key="nudge")
     assert cosine.version.key == "nudge.v2"
@@ -88,12 +137,17 @@ def test_another_key_than_that_of_the_correction_in_place_is_refused(cosine):
 
 @pytest.mark.parametrize("key", ["", "a.b", "a[]", 'a"', "$score", "1", 7])
 def test_what_is_no_name_of_a_payload_key_is_refused(cosine, key):
-    with pytest.raises(InputError, match=r"offset_key=.*: expected a name of letters, digits and _"):
+    with pytest.raises(
+        InputError, match=r"offset_key=.*: expected a name of letters, digits and _"
+    ):
         cosine.apply(offset_key=key)
 
 
 def test_a_key_for_offsets_in_vectors_is_refused():
-    with pytest.raises(InputError, match=r"offset_key='nudge' is for offsets in payloads; storage='vector' has none"):
+    with pytest.raises(
+        InputError,
+        match=r"offset_key='nudge' is for offsets in payloads; storage='vector' has none",
+    ):
         named().apply(storage="vector", offset_key="nudge")
 
 
@@ -104,7 +158,12 @@ def test_a_url_names_the_key(tmp_path):
     store = open_store(f"qdrant-local:{tmp_path}/photos?offset_key=nudge")
     assert "under the payload key 'nudge'" in store.plan()[0]
     correct.apply(store, photos.bank, "is", force=True)
-    assert set(contents(store.client)[1].payload) == {"n", "colour", "hub_offset", "nudge"}
+    assert set(contents(store.client)[1].payload) == {
+        "n",
+        "colour",
+        "hub_offset",
+        "nudge",
+    }
     store.client.close()
 
 
@@ -128,7 +187,9 @@ def test_offsets_whose_manifest_was_lost_are_named_with_what_to_do(storage):
     assert "metadata is not in 'photos--hub': searches are raw" in told
     if storage == "payload":
         hubplugin.remove(store)
-        assert all("hub_offset" not in point.payload for point in contents(photos.plain))
+        assert all(
+            "hub_offset" not in point.payload for point in contents(photos.plain)
+        )
     else:
         photos.plain.delete_vector_name("photos", "hub_v1")
     assert hubplugin.inspect(photos.store()).attention == []
@@ -142,7 +203,9 @@ def test_a_server_that_may_not_look_for_a_payload_key_has_it_found_here(cosine):
     store.require_writable()
     cosine.plain.set_payload("photos", {"hub_offset": {"v1": 0.25}}, points=[1, 2])
     store.require_writable()
-    cosine.plain.upsert("photos", [cosine.point(17, cosine.gallery[17], hub_offset=None)])
+    cosine.plain.upsert(
+        "photos", [cosine.point(17, cosine.gallery[17], hub_offset=None)]
+    )
     with pytest.raises(StoreError, match="something of yours, in point 17"):
         store.require_writable()
 
@@ -152,11 +215,19 @@ def test_a_removal_leaves_what_others_wrote_under_our_key(correction_in):
     photos = named(correction_in)
     photos.apply()
     values = {1: {"v77": "1.5"}, 2: "text", 3: {"city": 1}, 4: [], 5: None}
-    photos.plain.upsert("photos", [photos.point(key, photos.gallery[key], hub_offset=values[key]) for key in values])
+    photos.plain.upsert(
+        "photos",
+        [
+            photos.point(key, photos.gallery[key], hub_offset=values[key])
+            for key in values
+        ],
+    )
     photos.plain.set_payload("photos", {"city": 2}, points=[6], key="hub_offset")
     hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos"))
     found = {point.id: point.payload for point in contents(photos.plain)}
-    assert {key: found[key]["hub_offset"] for key in (*values, 6)} == values | {6: {"city": 2}}
+    assert {key: found[key]["hub_offset"] for key in (*values, 6)} == values | {
+        6: {"city": 2}
+    }
     assert sum("hub_offset" in payload for payload in found.values()) == len(values) + 1
 
 
@@ -167,14 +238,25 @@ def test_a_vector_that_has_the_name_of_ours_stays_the_users(size):
     sparse = {}
     if size is None:
         sparse["hub_v1"] = models.SparseVectorParams()
-        theirs = [models.SparseVector(indices=[1, 5], values=[0.25, row + 0.5]) for row in range(ROWS)]
+        theirs = [
+            models.SparseVector(indices=[1, 5], values=[0.25, row + 0.5])
+            for row in range(ROWS)
+        ]
     else:
-        dense["hub_v1"] = models.VectorParams(size=size, distance=models.Distance.COSINE)
+        dense["hub_v1"] = models.VectorParams(
+            size=size, distance=models.Distance.COSINE
+        )
         theirs = clustered(9, 2 * ROWS).reshape(ROWS, -1)[:, :size].tolist()
     client.create_collection("photos", dense, sparse_vectors_config=sparse)
     points = [
-        models.PointStruct(id=row, vector={"image": image.tolist(), "hub_v1": other}, payload={"n": row})
-        for row, (image, other) in enumerate(zip(clustered(1, ROWS), theirs, strict=True))
+        models.PointStruct(
+            id=row,
+            vector={"image": image.tolist(), "hub_v1": other},
+            payload={"n": row},
+        )
+        for row, (image, other) in enumerate(
+            zip(clustered(1, ROWS), theirs, strict=True)
+        )
     ]
     client.upsert("photos", points)
     before = contents(client)
@@ -184,8 +266,12 @@ def test_a_vector_that_has_the_name_of_ours_stays_the_users(size):
     model = apply_to(client, "photos", clustered(3, 150), **given).model
     assert "hub_v2" in client.get_collection("photos").config.params.vectors
     wrapped = hubplugin_qdrant.HubQdrantClient.wrap(client)
-    scores = clustered(1, ROWS).astype(np.float64) @ clustered(2, 1)[0] + model.offsets(clustered(1, ROWS))
-    found = wrapped.query_points("photos", clustered(2, 1)[0], "image", with_vectors=True).points
+    scores = clustered(1, ROWS).astype(np.float64) @ clustered(2, 1)[0] + model.offsets(
+        clustered(1, ROWS)
+    )
+    found = wrapped.query_points(
+        "photos", clustered(2, 1)[0], "image", with_vectors=True
+    ).points
     assert ids(found) == np.argsort(-scores)[:10].tolist()
     assert set(found[0].vector) == {"image", "hub_v1"}
     hubplugin.remove(hubplugin_qdrant.open_store(client, "photos", vector="image"))
@@ -198,20 +284,32 @@ def test_with_offsets_in_vectors_the_payload_key_stays_the_users():
     client = photos.apply()
     assert client.retrieve("photos", [3])[0].payload["hub_offset"] == 5
     client.set_payload("photos", {"hub_offset": 6}, points=[4])
-    assert hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos")).foreign == 0
+    assert (
+        hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos")).foreign
+        == 0
+    )
     hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos"))
-    assert [photos.plain.retrieve("photos", [key])[0].payload["hub_offset"] for key in (3, 4)] == [5, 6]
+    assert [
+        photos.plain.retrieve("photos", [key])[0].payload["hub_offset"]
+        for key in (3, 4)
+    ] == [5, 6]
 
 
 def test_a_collection_that_has_the_name_of_the_metadata_stays_the_users(cosine):
-    cosine.plain.create_collection("photos--hub", models.VectorParams(size=2, distance=models.Distance.DOT))
-    cosine.plain.upsert("photos--hub", [models.PointStruct(id=7, vector=[1, 2], payload={"mine": True})])
+    cosine.plain.create_collection(
+        "photos--hub", models.VectorParams(size=2, distance=models.Distance.DOT)
+    )
+    cosine.plain.upsert(
+        "photos--hub", [models.PointStruct(id=7, vector=[1, 2], payload={"mine": True})]
+    )
     for call in (
         lambda: cosine.apply(dry_run=True),
         cosine.apply,
         lambda: hubplugin.remove(hubplugin_qdrant.open_store(cosine.plain, "photos")),
     ):
-        with pytest.raises(StoreError, match="'photos--hub' has vectors, so it is yours"):
+        with pytest.raises(
+            StoreError, match="'photos--hub' has vectors, so it is yours"
+        ):
             call()
     cosine.wrapped().delete_collection("photos")
     (left,) = cosine.plain.scroll("photos--hub", with_vectors=True)[0]
@@ -225,7 +323,9 @@ def test_a_collection_that_has_the_name_of_the_metadata_stays_the_users(cosine):
     [(0, {}), (1, {}), (1, {"vector": "image"})],
     ids=["none is left", "another is left", "by name"],
 )
-def test_the_correction_of_a_vector_that_was_deleted_can_be_removed(storage, by, others, given):
+def test_the_correction_of_a_vector_that_was_deleted_can_be_removed(
+    storage, by, others, given
+):
     photos = named(storage)
     if others:
         photos.add_vector("text", photos.gallery[:, :2])
@@ -233,18 +333,35 @@ def test_the_correction_of_a_vector_that_was_deleted_can_be_removed(storage, by,
     (client if by == "wrapped" else photos.plain).delete_vector_name("photos", "image")
     hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos", **given))
     assert names(photos.plain) == ["photos"]
-    assert list(photos.plain.get_collection("photos").config.params.vectors) == ["text"][:others]
-    assert all(set(point.payload) == {"n", "colour"} for point in contents(photos.plain))
+    assert (
+        list(photos.plain.get_collection("photos").config.params.vectors)
+        == ["text"][:others]
+    )
+    assert all(
+        set(point.payload) == {"n", "colour"} for point in contents(photos.plain)
+    )
 
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
 def test_a_client_that_deletes_a_vector_leaves_the_settings_of_the_others(awaited):
-    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, awaited=awaited)
+    photos = Photos(
+        QdrantClient(":memory:"), "image", models.Distance.DOT, awaited=awaited
+    )
     photos.add_vector("text", photos.gallery)
     for using, storage in (("image", "payload"), ("text", "vector")):
-        apply_to(photos.plain, "photos", photos.bank, vector=using, storage=storage, method="is", force=True)
+        apply_to(
+            photos.plain,
+            "photos",
+            photos.bank,
+            vector=using,
+            storage=storage,
+            method="is",
+            force=True,
+        )
     before = photos.plain.retrieve("photos--hub", [0])[0].payload["active"]
     client = photos.wrapped(oversampling=3.25, hnsw_ef=77)
     client.query_points("photos", photos.queries[0], "image")
     client.delete_vector_name("photos", "text")
-    assert photos.plain.retrieve("photos--hub", [0])[0].payload["active"] == {"image": before["image"]}
+    assert photos.plain.retrieve("photos--hub", [0])[0].payload["active"] == {
+        "image": before["image"]
+    }

@@ -19,14 +19,18 @@ from hubplugin_qdrant.transport import Fault, fault_of
 @pytest.mark.parametrize("kind", [QdrantClient, AsyncQdrantClient])
 def test_local_mode_is_told_from_a_server(kind):
     assert plain_client.is_local(kind(":memory:"))
-    assert not plain_client.is_local(kind("http://localhost:1", check_compatibility=False))
+    assert not plain_client.is_local(
+        kind("http://localhost:1", check_compatibility=False)
+    )
 
 
 def test_a_client_over_the_connection_of_another_sees_the_same_collections():
     client = QdrantClient(":memory:")
     other = plain_client.clone_client(client, HubQdrantClient)
     assert isinstance(other, HubQdrantClient)
-    client.create_collection("photos", models.VectorParams(size=2, distance=models.Distance.DOT))
+    client.create_collection(
+        "photos", models.VectorParams(size=2, distance=models.Distance.DOT)
+    )
     assert QdrantClient.collection_exists(other, "photos")
 
 
@@ -44,20 +48,31 @@ def test_a_coroutine_within_a_plain_function_is_taken_for_a_coroutine():
 
 def test_prefetches_of_groups_name_no_points_where_local_mode_would_not_look_them_up():
     client = QdrantClient(":memory:")
-    client.create_collection("photos", {"image": models.VectorParams(size=2, distance=models.Distance.DOT)})
+    client.create_collection(
+        "photos", {"image": models.VectorParams(size=2, distance=models.Distance.DOT)}
+    )
     client.upsert("photos", [models.PointStruct(id=7, vector={"image": [1.0, 2.0]})])
     by_id = models.Prefetch(query=models.NearestQuery(nearest=7), using="image")
     (found,) = plain_client.resolve_prefetches(client, "photos", [by_id])
     assert found.query.nearest == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("given", [models.QueryRequest(limit=3, using="a"), models.Prefetch(), models.SearchParams()])
+@pytest.mark.parametrize(
+    "given",
+    [models.QueryRequest(limit=3, using="a"), models.Prefetch(), models.SearchParams()],
+)
 def test_a_changed_copy_is_that_of_pydantic(given):
-    fields = {"limit": 7, "filter": None} if "limit" in type(given).model_fields else {"exact": True}
+    fields = (
+        {"limit": 7, "filter": None}
+        if "limit" in type(given).model_fields
+        else {"exact": True}
+    )
     before, expected = given.model_dump(), given.model_copy(update=fields)
     made = plain_client.copy_with(given, fields)
     assert made == expected
-    assert made.model_dump_json(exclude_unset=True) == expected.model_dump_json(exclude_unset=True)
+    assert made.model_dump_json(exclude_unset=True) == expected.model_dump_json(
+        exclude_unset=True
+    )
     assert given.model_dump() == before
 
 
@@ -75,7 +90,9 @@ FORMS = {
 CHANGES = {
     "structure": models.PointVectors(id=1, vector=[1.0, 2.0]),
     "namespace": SimpleNamespace(id=1, vector=[1.0, 2.0]),
-    "message": RestToGrpc.convert_point_vectors(models.PointVectors(id=1, vector=[1.0, 2.0])),
+    "message": RestToGrpc.convert_point_vectors(
+        models.PointVectors(id=1, vector=[1.0, 2.0])
+    ),
     "dict": {"id": 1, "vector": [1.0, 2.0]},
     "none": None,
     "no id": models.PointVectors.model_construct(id=None, vector=[1.0, 2.0]),
@@ -92,7 +109,12 @@ OPERATIONS = {
 @pytest.fixture(params=[False, True], ids=["rest", "grpc"])
 def of_a_server(request):
     """Clients of a server that nobody runs; test_refused_writes.py is of local mode."""
-    return QdrantClient("http://127.0.0.1:1", grpc_port=1, prefer_grpc=request.param, check_compatibility=False)
+    return QdrantClient(
+        "http://127.0.0.1:1",
+        grpc_port=1,
+        prefer_grpc=request.param,
+        check_compatibility=False,
+    )
 
 
 def is_taken(call: Callable[[], object]) -> bool:
@@ -117,22 +139,31 @@ def test_points_are_taken_that_the_client_takes(of_a_server, form, container):
 
 
 @pytest.mark.parametrize(
-    "vectors", [np.eye(2), {"image": np.eye(2)}, iter(np.eye(2).tolist())], ids=["array", "by name", "stream"]
+    "vectors",
+    [np.eye(2), {"image": np.eye(2)}, iter(np.eye(2).tolist())],
+    ids=["array", "by name", "stream"],
 )
 def test_columns_of_an_upload_are_taken_as_points_with_ids_of_their_own(vectors):
-    points = list(plain_client.read_rows(vectors, None, ({"n": row} for row in range(9))))
+    points = list(
+        plain_client.read_rows(vectors, None, ({"n": row} for row in range(9)))
+    )
     assert [point.payload for point in points] == [{"n": 0}, {"n": 1}]
     assert len({point.id for point in points}) == 2
     rows = [[1.0, 0.0], [0.0, 1.0]]
     by_name = [{"image": row} for row in rows]
-    assert [point.vector for point in points] == (by_name if isinstance(vectors, dict) else rows)
+    assert [point.vector for point in points] == (
+        by_name if isinstance(vectors, dict) else rows
+    )
 
 
 @pytest.mark.parametrize("container", [list, tuple, deque])
 @pytest.mark.parametrize("form", CHANGES)
 def test_vectors_are_taken_that_the_client_takes(of_a_server, form, container):
     points = container([CHANGES[form]])
-    by_client = is_taken(lambda: of_a_server.update_vectors("photos", points)) and form != "no id"  # for the server
+    by_client = (
+        is_taken(lambda: of_a_server.update_vectors("photos", points))
+        and form != "no id"
+    )  # for the server
     assert is_taken(lambda: plain_client.read_updates(of_a_server, points)) == by_client
     if by_client:
         assert plain_client.read_updates(of_a_server, points) == [CHANGES["structure"]]
@@ -151,5 +182,7 @@ def test_operations_that_the_client_refuses_are_left_as_they_are(of_a_server, fo
 
 
 def test_a_stream_is_taken(of_a_server):
-    assert plain_client.read_updates(of_a_server, iter([CHANGES["structure"]])) == [CHANGES["structure"]]
+    assert plain_client.read_updates(of_a_server, iter([CHANGES["structure"]])) == [
+        CHANGES["structure"]
+    ]
     assert plain_client.read_operations(of_a_server, iter([OPERATION])) == [OPERATION]

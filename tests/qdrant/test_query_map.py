@@ -43,30 +43,47 @@ def as_mapped(photos, query):
 def test_a_search_returns_the_ranking_and_the_scores_of_the_definition(photos):
     client = photos.apply_mapped()
     unmapped = photos.raw(photos.queries[:1])[0] + photos.model.offsets(photos.gallery)
-    assert photos.best(photos.queries[0]) != np.argsort(-unmapped)[:10].tolist(), "else the map would not be seen"
-    for query, expected in zip(3 * photos.queries, photos.similarities(3 * photos.queries), strict=True):
+    assert photos.best(photos.queries[0]) != np.argsort(-unmapped)[:10].tolist(), (
+        "else the map would not be seen"
+    )
+    for query, expected in zip(
+        3 * photos.queries, photos.similarities(3 * photos.queries), strict=True
+    ):
         found = client.query_points("photos", query, photos.using or None).points
         assert ids(found) == photos.best(query)
-        np.testing.assert_allclose([p.score for p in found], np.sort(expected)[::-1][:10], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            [p.score for p in found], np.sort(expected)[::-1][:10], rtol=1e-5, atol=1e-5
+        )
 
 
 def test_a_threshold_and_pages_are_of_the_corrected_scores(photos):
     client = photos.apply_mapped()
     scores, using = photos.similarities(photos.queries[:1])[0], photos.using or None
     limit = float(np.sort(scores)[-30])
-    found = client.query_points("photos", photos.queries[0], using, score_threshold=limit - 1e-4, limit=ROWS).points
+    found = client.query_points(
+        "photos", photos.queries[0], using, score_threshold=limit - 1e-4, limit=ROWS
+    ).points
     assert len(found) == 30
-    second = client.query_points("photos", photos.queries[0], using, limit=10, offset=10).points
+    second = client.query_points(
+        "photos", photos.queries[0], using, limit=10, offset=10
+    ).points
     assert ids(second) == photos.best(photos.queries[0], 20)[10:]
 
 
 def test_batches_groups_and_prefetches_are_mapped(photos):
     client, using = photos.apply_mapped(), photos.using or None
-    requests = [models.QueryRequest(query=query.tolist(), using=using, limit=10) for query in photos.queries]
+    requests = [
+        models.QueryRequest(query=query.tolist(), using=using, limit=10)
+        for query in photos.queries
+    ]
     found = client.query_batch_points("photos", requests)
-    assert [ids(each.points) for each in found] == [photos.best(query) for query in photos.queries]
+    assert [ids(each.points) for each in found] == [
+        photos.best(query) for query in photos.queries
+    ]
     query = photos.queries[0]
-    groups = client.query_points_groups("photos", "n", query, using, limit=5, group_size=1).groups
+    groups = client.query_points_groups(
+        "photos", "n", query, using, limit=5, group_size=1
+    ).groups
     assert [group.id for group in groups] == photos.best(query, 5)
     nested = models.Prefetch(
         prefetch=[models.Prefetch(query=query.tolist(), using=using, limit=4)],
@@ -74,9 +91,9 @@ def test_batches_groups_and_prefetches_are_mapped(photos):
         using=using,
         limit=3,
     )
-    assert ids(client.query_points("photos", RRF, prefetch=[nested]).points) == photos.best(
-        photos.queries[1], 3, rows=photos.best(query, 4)
-    )
+    assert ids(
+        client.query_points("photos", RRF, prefetch=[nested]).points
+    ) == photos.best(photos.queries[1], 3, rows=photos.best(query, 4))
 
 
 def test_vectors_in_other_queries_are_mapped_and_points_are_not(in_payload):
@@ -86,83 +103,142 @@ def test_vectors_in_other_queries_are_mapped_and_points_are_not(in_payload):
     def asked(a, b):
         pair = models.ContextPair(positive=b, negative=5)
         return [
-            models.RecommendQuery(recommend=models.RecommendInput(positive=[a, step], negative=[b])),
             models.RecommendQuery(
-                recommend=models.RecommendInput(positive=[a, b, step], strategy=models.RecommendStrategy.BEST_SCORE)
+                recommend=models.RecommendInput(positive=[a, step], negative=[b])
             ),
-            models.DiscoverQuery(discover=models.DiscoverInput(target=a, context=[pair])),
+            models.RecommendQuery(
+                recommend=models.RecommendInput(
+                    positive=[a, b, step], strategy=models.RecommendStrategy.BEST_SCORE
+                )
+            ),
+            models.DiscoverQuery(
+                discover=models.DiscoverInput(target=a, context=[pair])
+            ),
             models.ContextQuery(context=pair),
-            models.NearestQuery(nearest=a, mmr=models.Mmr(diversity=0.5, candidates_limit=50)),
+            models.NearestQuery(
+                nearest=a, mmr=models.Mmr(diversity=0.5, candidates_limit=50)
+            ),
         ]
 
-    for given, expected in zip(asked(one.tolist(), two.tolist()), asked(mapped_one, mapped_two), strict=True):
+    for given, expected in zip(
+        asked(one.tolist(), two.tolist()), asked(mapped_one, mapped_two), strict=True
+    ):
         plain = in_payload.plain.query_points("photos", expected, "image").points
-        assert ids(client.query_points("photos", given, "image").points) == ids(plain), type(given).__name__
-        together = client.query_points("photos", RRF, prefetch=models.Prefetch(query=given, using="image", limit=10))
+        assert ids(client.query_points("photos", given, "image").points) == ids(
+            plain
+        ), type(given).__name__
+        together = client.query_points(
+            "photos",
+            RRF,
+            prefetch=models.Prefetch(query=given, using="image", limit=10),
+        )
         assert ids(together.points) == ids(plain)
-    by_points = models.RecommendQuery(recommend=models.RecommendInput(positive=[1, 2], negative=[step]))
+    by_points = models.RecommendQuery(
+        recommend=models.RecommendInput(positive=[1, 2], negative=[step])
+    )
     expected = in_payload.plain.query_points("photos", by_points, "image").points
-    assert ids(client.query_points("photos", by_points, "image").points) == ids(expected)
+    assert ids(client.query_points("photos", by_points, "image").points) == ids(
+        expected
+    )
 
 
-@pytest.mark.skipif(not hasattr(models, "RelevanceFeedbackQuery"), reason="qdrant-client 1.18 has none")
+@pytest.mark.skipif(
+    not hasattr(models, "RelevanceFeedbackQuery"), reason="qdrant-client 1.18 has none"
+)
 def test_the_vectors_of_a_relevance_feedback_are_mapped(in_payload):
     in_payload.apply_mapped()
     version = in_payload.version.with_map(in_payload.model)
     one, two = in_payload.queries[:2]
     given = models.RelevanceFeedbackInput(
         target=one.tolist(),
-        feedback=[models.FeedbackItem(example=two.tolist(), score=1.0), models.FeedbackItem(example=3, score=0.1)],
-        strategy=models.NaiveFeedbackStrategy(naive=models.NaiveFeedbackStrategyParams(a=0.1, b=0.2, c=0.3)),
+        feedback=[
+            models.FeedbackItem(example=two.tolist(), score=1.0),
+            models.FeedbackItem(example=3, score=0.1),
+        ],
+        strategy=models.NaiveFeedbackStrategy(
+            naive=models.NaiveFeedbackStrategyParams(a=0.1, b=0.2, c=0.3)
+        ),
     )
     query = models.RelevanceFeedbackQuery(relevance_feedback=given)
     request = models.QueryRequest(query=query, using="image", limit=3)
-    found = rewrite(request, m.QdrantManifest(active={"image": version}))[0].query.relevance_feedback
+    found = rewrite(request, m.QdrantManifest(active={"image": version}))[
+        0
+    ].query.relevance_feedback
     assert found.target == pytest.approx(as_mapped(in_payload, one), rel=1e-5, abs=1e-6)
-    assert found.feedback[0].example == pytest.approx(as_mapped(in_payload, two), rel=1e-5, abs=1e-6)
+    assert found.feedback[0].example == pytest.approx(
+        as_mapped(in_payload, two), rel=1e-5, abs=1e-6
+    )
     assert (found.feedback[1], found.strategy) == (given.feedback[1], given.strategy)
-    assert query.relevance_feedback.target == one.tolist(), "what was asked is not changed"
+    assert query.relevance_feedback.target == one.tolist(), (
+        "what was asked is not changed"
+    )
 
 
 def test_a_point_named_by_its_id_is_a_target_and_is_not_mapped(in_payload):
     client = in_payload.apply_mapped()
-    scores = in_payload.raw(in_payload.gallery[7:8])[0] + in_payload.model.offsets(in_payload.gallery)
+    scores = in_payload.raw(in_payload.gallery[7:8])[0] + in_payload.model.offsets(
+        in_payload.gallery
+    )
     best = [int(row) for row in np.argsort(-scores) if row != 7][:10]
     assert ids(client.query_points("photos", 7, "image").points) == best
 
 
-@pytest.mark.parametrize("query", [models.Document(text="a dog", model="m"), None], ids=["nearest", "recommend"])
+@pytest.mark.parametrize(
+    "query",
+    [models.Document(text="a dog", model="m"), None],
+    ids=["nearest", "recommend"],
+)
 def test_a_document_that_the_server_embeds_is_refused_in_one_line(in_payload, query):
     client = in_payload.apply_mapped()
     client._corrections.raw.client.cloud_inference = True
     document = models.Document(text="a dog", model="m")
-    query = query or models.RecommendQuery(recommend=models.RecommendInput(positive=[document]))
-    with pytest.raises(InputError, match=r"a Document that the server embeds.*query map.*cloud_inference=False"):
+    query = query or models.RecommendQuery(
+        recommend=models.RecommendInput(positive=[document])
+    )
+    with pytest.raises(
+        InputError,
+        match=r"a Document that the server embeds.*query map.*cloud_inference=False",
+    ):
         client.query_points("photos", query, "image")
 
 
 @pytest.mark.parametrize("kind", ["cosine-vector", "dot-vector-async"])
-def test_a_target_that_is_written_again_stays_as_it_was_and_one_that_changes_is_mapped_anew(kind):
+def test_a_target_that_is_written_again_stays_as_it_was_and_one_that_changes_is_mapped_anew(
+    kind,
+):
     photos = Photos(QdrantClient(":memory:"), *KINDS[kind])
     client = photos.apply_mapped()
     before = {key: photos.stored(key)["hub_v1"] for key in range(9)}
-    client.upsert("photos", [photos.point(key, photos.gallery[key]) for key in range(3)])
-    again = [models.PointVectors(id=key, vector={"image": photos.gallery[key].tolist()}) for key in range(3, 6)]
+    client.upsert(
+        "photos", [photos.point(key, photos.gallery[key]) for key in range(3)]
+    )
+    again = [
+        models.PointVectors(id=key, vector={"image": photos.gallery[key].tolist()})
+        for key in range(3, 6)
+    ]
     client.update_vectors("photos", again)
-    client.upload_points("photos", [photos.point(key, photos.gallery[key]) for key in range(6, 9)])
+    client.upload_points(
+        "photos", [photos.point(key, photos.gallery[key]) for key in range(6, 9)]
+    )
     for key, vector in before.items():
-        np.testing.assert_allclose(photos.stored(key)["hub_v1"], vector, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            photos.stored(key)["hub_v1"], vector, rtol=0, atol=1e-5
+        )
     changed = clustered(12, 1)[0]
     client.upsert("photos", [photos.point(0, changed)])
     unit = changed / np.linalg.norm(changed) if photos.distance is COSINE else changed
     wanted = photos.model.query_map.on_targets(unit[None])[0]
-    np.testing.assert_allclose(photos.stored(0)["hub_v1"][:-1], wanted, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        photos.stored(0)["hub_v1"][:-1], wanted, rtol=0, atol=1e-5
+    )
     assert photos.wrong() == (0, 0)
     others = [models.PointVectors(id=3, vector={"image": changed.tolist()})]
     photos.plain.update_vectors("photos", others)
     assert photos.wrong() == (0, 1)
     hubplugin.refresh(photos.store())
-    assert photos.stored(3)["hub_v1"] == pytest.approx(photos.stored(0)["hub_v1"], abs=1e-5)
+    assert photos.stored(3)["hub_v1"] == pytest.approx(
+        photos.stored(0)["hub_v1"], abs=1e-5
+    )
 
 
 def test_a_point_without_its_second_vector_is_found_by_its_raw_score():
@@ -170,8 +246,14 @@ def test_a_point_without_its_second_vector_is_found_by_its_raw_score():
     in_vector.apply_mapped()
     query = in_vector.queries[0]
     in_vector.plain.upsert("photos", [in_vector.point(ROWS, query)])
-    found = in_vector.wrapped().query_points("photos", query, "image", limit=ROWS + 1).points
-    assert {point.id: point.score for point in found}[ROWS] == pytest.approx(1, abs=1e-5)
+    found = (
+        in_vector.wrapped()
+        .query_points("photos", query, "image", limit=ROWS + 1)
+        .points
+    )
+    assert {point.id: point.score for point in found}[ROWS] == pytest.approx(
+        1, abs=1e-5
+    )
     assert [key for key in ids(found) if key != ROWS] == in_vector.best(query, ROWS)
 
 
@@ -179,11 +261,17 @@ def test_a_recorder_keeps_what_was_asked(photos, tmp_path):
     photos.apply_mapped()
     client, using = photos.wrapped(record=tmp_path), photos.using or None
     client.query_points("photos", photos.queries[0], using)
-    client.query_points("photos", RRF, prefetch=models.Prefetch(query=photos.queries[1].tolist(), using=using))
+    client.query_points(
+        "photos",
+        RRF,
+        prefetch=models.Prefetch(query=photos.queries[1].tolist(), using=using),
+    )
     client.close()
     found = read(tmp_path / "photos" / photos.using)
     assert found is not None
-    np.testing.assert_allclose(sorted(found.array().tolist()), sorted(photos.queries[:2].tolist()), rtol=1e-6)
+    np.testing.assert_allclose(
+        sorted(found.array().tolist()), sorted(photos.queries[:2].tolist()), rtol=1e-6
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*search_params:UserWarning")
@@ -191,7 +279,9 @@ def test_a_plain_client_finds_the_same_by_the_printed_request(photos):
     photos.apply_mapped()
     explained = photos.store().explain(photos.queries[0], 10)
     client = photos.wrapped(oversampling=None)
-    expected = client.query_points("photos", photos.queries[0], photos.using or None).points
+    expected = client.query_points(
+        "photos", photos.queries[0], photos.using or None
+    ).points
     assert ids(sent(photos, explained)) == ids(expected)
     if photos.storage == "vector":
         assert "send the query as it is, not mapped" in explained.text
@@ -199,18 +289,30 @@ def test_a_plain_client_finds_the_same_by_the_printed_request(photos):
     assert "is mapped: q + S q" in explained.text
     assert ("multiplies $score" in explained.text) == (photos.distance is COSINE)
     body = json.loads(json.dumps(explained.request["body"]))
-    unit = photos.queries[0] / (np.linalg.norm(photos.queries[0]) if photos.distance is COSINE else 1)
-    np.testing.assert_allclose(body["prefetch"][0]["query"], as_mapped(photos, unit), rtol=1e-4, atol=1e-6)
+    unit = photos.queries[0] / (
+        np.linalg.norm(photos.queries[0]) if photos.distance is COSINE else 1
+    )
+    np.testing.assert_allclose(
+        body["prefetch"][0]["query"], as_mapped(photos, unit), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_a_model_that_is_lost_makes_searches_raw_with_a_warning(in_payload):
     in_payload.apply_mapped()
-    points = [record.id for record in in_payload.plain.scroll("photos--hub")[0] if record.id != 0]
+    points = [
+        record.id
+        for record in in_payload.plain.scroll("photos--hub")[0]
+        if record.id != 0
+    ]
     in_payload.plain.delete("photos--hub", points)
     query = in_payload.queries[0]
-    with pytest.warns(UserWarning, match=r"model of version 1 is incomplete.*searches are raw here"):
+    with pytest.warns(
+        UserWarning, match=r"model of version 1 is incomplete.*searches are raw here"
+    ):
         found = in_payload.wrapped().query_points("photos", query, "image").points
-    assert ids(found) == ids(in_payload.plain.query_points("photos", query, "image").points)
+    assert ids(found) == ids(
+        in_payload.plain.query_points("photos", query, "image").points
+    )
 
 
 def test_the_map_is_read_once_and_again_for_another_model(in_payload, monkeypatch):

@@ -39,17 +39,23 @@ def embed_as(vector, monkeypatch):
 def also_live(photos):
     """`photos`, whose collection has the alias "live" from now on."""
     alias = models.CreateAlias(collection_name="photos", alias_name="live")
-    photos.plain.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+    photos.plain.update_collection_aliases(
+        [models.CreateAliasOperation(create_alias=alias)]
+    )
     return photos
 
 
 def test_the_queries_of_each_search_are_the_bank_of_the_store(photos, folder):
     photos.apply()
-    store = hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using, record=folder)
+    store = hubplugin_qdrant.open_store(
+        photos.plain, "photos", vector=photos.using, record=folder
+    )
     client, (one, two, three, four, *_) = photos.wrapped(record=folder), photos.queries
     using = photos.using or None
     client.query_points("photos", one, using)
-    client.query_batch_points("photos", [models.QueryRequest(query=two.tolist(), using=using)])
+    client.query_batch_points(
+        "photos", [models.QueryRequest(query=two.tolist(), using=using)]
+    )
     client.query_points_groups("photos", "colour", three, using)
     client.query_points("photos", models.NearestQuery(nearest=four.tolist()), using)
     client.close()
@@ -66,7 +72,13 @@ def test_each_collection_and_vector_has_its_own_sample_before_any_correction(fol
     client.create_collection("photos", sizes)
     client.create_collection("a b", sizes["text"])
     client.update_collection_aliases(
-        [models.CreateAliasOperation(create_alias=models.CreateAlias(collection_name="photos", alias_name="live"))]
+        [
+            models.CreateAliasOperation(
+                create_alias=models.CreateAlias(
+                    collection_name="photos", alias_name="live"
+                )
+            )
+        ]
     )
     client.query_points("live", [1.0, 2, 3], "image")
     client.query_points("photos", [1, 2], "text")
@@ -79,9 +91,17 @@ def test_each_collection_and_vector_has_its_own_sample_before_any_correction(fol
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("named", ["photos", "live"])
-def test_only_the_collections_that_a_recorder_names_are_recorded(folder, named, awaited):
-    photos = also_live(Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, awaited=awaited))
-    photos.plain.create_collection("other", models.VectorParams(size=DIM, distance=models.Distance.COSINE))
+def test_only_the_collections_that_a_recorder_names_are_recorded(
+    folder, named, awaited
+):
+    photos = also_live(
+        Photos(
+            QdrantClient(":memory:"), "image", models.Distance.COSINE, awaited=awaited
+        )
+    )
+    photos.plain.create_collection(
+        "other", models.VectorParams(size=DIM, distance=models.Distance.COSINE)
+    )
     client = photos.wrapped(record=Recorder(folder, collections=[named]))
     client.query_points("live", photos.queries[0], "image")
     client.query_points("other", photos.queries[1])
@@ -95,12 +115,23 @@ def test_queries_in_prefetches_are_recorded_and_what_is_no_query_is_not(folder):
     client = photos.apply()
     client = photos.wrapped(record=folder)
     one, two = photos.queries[:2].tolist()
-    fused = [models.Prefetch(query=one, using="image"), models.Prefetch(query=3, using="image")]
-    client.query_points("photos", models.FusionQuery(fusion=models.Fusion.RRF), prefetch=fused)
-    client.query_batch_points("photos", [models.QueryRequest(prefetch=fused[1], query=two, using="image")])
+    fused = [
+        models.Prefetch(query=one, using="image"),
+        models.Prefetch(query=3, using="image"),
+    ]
+    client.query_points(
+        "photos", models.FusionQuery(fusion=models.Fusion.RRF), prefetch=fused
+    )
+    client.query_batch_points(
+        "photos", [models.QueryRequest(prefetch=fused[1], query=two, using="image")]
+    )
     client.query_points("photos", 5, "image")
     client.query_points(
-        "photos", models.RecommendQuery(recommend=models.RecommendInput(positive=[photos.queries[4].tolist()])), "image"
+        "photos",
+        models.RecommendQuery(
+            recommend=models.RecommendInput(positive=[photos.queries[4].tolist()])
+        ),
+        "image",
     )
     client.scroll("photos")
     with pytest.raises(ValueError, match=r"shapes|dimension|broadcast|matmul|size"):
@@ -117,7 +148,9 @@ def test_nothing_is_recorded_unless_a_client_is_told_to(cosine, tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_texts_are_kept_where_the_client_embeds_documents_and_is_asked_for_them(cosine, folder, monkeypatch):
+def test_texts_are_kept_where_the_client_embeds_documents_and_is_asked_for_them(
+    cosine, folder, monkeypatch
+):
     embed_as(cosine.queries[0], monkeypatch)
     client = cosine.wrapped(record=Recorder(folder, texts=True))
     client.query_points("photos", models.Document(text="red shoes", model="some/model"))
@@ -136,14 +169,24 @@ def test_a_folder_that_cannot_be_written_fails_no_search(cosine, tmp_path, caplo
     assert len([each for each in caplog.records if "not recorded" in each.message]) == 1
 
 
-def test_more_collections_than_are_kept_apart_fail_no_search(folder, caplog, monkeypatch):
+def test_more_collections_than_are_kept_apart_fail_no_search(
+    folder, caplog, monkeypatch
+):
     monkeypatch.setattr("hubplugin.recording.MOST_WITHIN", 2)
     client = HubQdrantClient(":memory:", record=folder)
     for number in range(4):
-        client.create_collection(f"tenant-{number}", models.VectorParams(size=2, distance=models.Distance.DOT))
+        client.create_collection(
+            f"tenant-{number}",
+            models.VectorParams(size=2, distance=models.Distance.DOT),
+        )
         client.query_points(f"tenant-{number}", [1, 2])
     client.close()
-    assert [rows(folder / f"tenant-{number}") for number in range(4)] == [{(1, 2)}, {(1, 2)}, set(), set()]
+    assert [rows(folder / f"tenant-{number}") for number in range(4)] == [
+        {(1, 2)},
+        {(1, 2)},
+        set(),
+        set(),
+    ]
     assert len(caplog.records) == 1
     assert "tenant-2" in caplog.text
 
@@ -156,27 +199,47 @@ def test_what_is_no_folder_is_refused(kind, given):
 
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
-def test_clicks_join_the_queries_of_their_collection_and_vector(folder, awaited, monkeypatch):
-    photos = also_live(Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, awaited=awaited))
+def test_clicks_join_the_queries_of_their_collection_and_vector(
+    folder, awaited, monkeypatch
+):
+    photos = also_live(
+        Photos(
+            QdrantClient(":memory:"), "image", models.Distance.COSINE, awaited=awaited
+        )
+    )
     client, elsewhere = photos.wrapped(record=folder), photos.wrapped(record=folder)
     one, two, three = photos.queries[:3].tolist()
     for query in (one, two, three):
         client.query_points("photos", query, "image")
     embed_as(photos.queries[2], monkeypatch)
-    elsewhere.click("live", Recorder.id_of(one), 17, using="image")  # another process, which has searched nothing
+    elsewhere.click(
+        "live", Recorder.id_of(one), 17, using="image"
+    )  # another process, which has searched nothing
     client.click("photos", two, "17", "image")
-    client.click("live", models.Document(text="red shoes", model="some/model"), 18, "image")
-    store = hubplugin_qdrant.open_store(photos.plain, "photos", vector="image", record=folder)
+    client.click(
+        "live", models.Document(text="red shoes", model="some/model"), 18, "image"
+    )
+    store = hubplugin_qdrant.open_store(
+        photos.plain, "photos", vector="image", record=folder
+    )
     for each in (client, elsewhere):
         each.close()
     recorded = read_recorded(store)
-    answers = dict(zip(map(tuple, recorded.array().tolist()), recorded.answers, strict=True))
-    assert [answers[next(iter(asked([query])))] for query in (one, two, three)] == [17, 17, 18]
+    answers = dict(
+        zip(map(tuple, recorded.array().tolist()), recorded.answers, strict=True)
+    )
+    assert [answers[next(iter(asked([query])))] for query in (one, two, three)] == [
+        17,
+        17,
+        18,
+    ]
 
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
 def test_a_click_that_cannot_be_recorded_fails_nothing(folder, awaited, caplog):
-    photos = Photos(QdrantClient(":memory:"), "", models.Distance.COSINE, awaited=awaited)
+    photos = Photos(
+        QdrantClient(":memory:"), "", models.Distance.COSINE, awaited=awaited
+    )
     client = photos.wrapped(record=Recorder(folder, collections=["photos"]))
     client.click("photos", "red shoes", 1)
     client.click("other", photos.queries[0], 1)
@@ -185,5 +248,8 @@ def test_a_click_that_cannot_be_recorded_fails_nothing(folder, awaited, caplog):
     assert "a click is not recorded in" in record.message
     assert "shoes" not in record.message
     assert not folder.exists()
-    with pytest.raises(InputError, match="this client records nothing: name a folder where it is made, record="):
+    with pytest.raises(
+        InputError,
+        match="this client records nothing: name a folder where it is made, record=",
+    ):
         photos.wrapped().click("photos", photos.queries[0], 1)

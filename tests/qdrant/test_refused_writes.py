@@ -29,9 +29,25 @@ from tests.qdrant.conftest import DIM, Awaited, Photos, clustered
 NEW = clustered(9, 6)
 SETTINGS = [
     pytest.param("", models.Distance.COSINE, "payload", False, id="unnamed-payload"),
-    pytest.param("image", models.Distance.EUCLID, "vector", True, id="named-vector-async"),
-    pytest.param("image", models.Distance.DOT, "payload", True, id="named-payload-async", marks=pytest.mark.slow),
-    pytest.param("image", models.Distance.COSINE, "vector", False, id="named-vector", marks=pytest.mark.slow),
+    pytest.param(
+        "image", models.Distance.EUCLID, "vector", True, id="named-vector-async"
+    ),
+    pytest.param(
+        "image",
+        models.Distance.DOT,
+        "payload",
+        True,
+        id="named-payload-async",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "image",
+        models.Distance.COSINE,
+        "vector",
+        False,
+        id="named-vector",
+        marks=pytest.mark.slow,
+    ),
 ]
 
 
@@ -45,12 +61,18 @@ def corrected(using: str, distance: models.Distance, storage: str) -> Photos:
 class Pair:
     """Two copies of a corrected collection: one that the plain client writes to, one that the wrapped client does."""
 
-    def __init__(self, using: str, distance: models.Distance, storage: str, is_async: bool):
+    def __init__(
+        self, using: str, distance: models.Distance, storage: str, is_async: bool
+    ):
         self._photos, self._is_async = corrected(using, distance, storage), is_async
         self.using = using
         # To make a client takes longer than all that an example does with it.
         self.stores = [QdrantClient(":memory:") for _ in range(2)]
-        self._plain: list[Any] = [AsyncQdrantClient(":memory:") for _ in range(2)] if is_async else self.stores
+        self._plain: list[Any] = (
+            [AsyncQdrantClient(":memory:") for _ in range(2)]
+            if is_async
+            else self.stores
+        )
 
     def clients(self) -> list[Any]:
         """A plain and a wrapped client, each on a new copy."""
@@ -63,7 +85,10 @@ class Pair:
         return [Awaited(plain), Awaited(AsyncHubQdrantClient.wrap(other))]
 
     def points(self) -> list[list[models.Record]]:
-        return [store.scroll("photos", limit=1_000, with_vectors=True)[0] for store in self.stores]
+        return [
+            store.scroll("photos", limit=1_000, with_vectors=True)[0]
+            for store in self.stores
+        ]
 
     def contents(self) -> list[list[str]]:
         return [sorted(map(_of_the_user, points)) for points in self.points()]
@@ -72,7 +97,11 @@ class Pair:
         """How many offsets are missing, how many are stale, and which points have one and no vector."""
         store = hubplugin_qdrant.open_store(self.stores[1], "photos", vector=self.using)
         found = hubplugin.inspect(store, queries=0)
-        left = [each.id for each in self.points()[1] if _is_corrected(each) and not _vectors(each).get(self.using)]
+        left = [
+            each.id
+            for each in self.points()[1]
+            if _is_corrected(each) and not _vectors(each).get(self.using)
+        ]
         return found.missing, found.stale, left
 
 
@@ -81,15 +110,31 @@ def _vectors(point: models.Record) -> Any:
 
 
 def _is_corrected(point: models.Record) -> bool:
-    return bool((point.payload or {}).get("hub_offset")) or any(name.startswith("hub_") for name in _vectors(point))
+    return bool((point.payload or {}).get("hub_offset")) or any(
+        name.startswith("hub_") for name in _vectors(point)
+    )
 
 
 def _of_the_user(point: models.Record) -> str:
     """What a point holds that is the user's own; an id that the client made up counts as any."""
     vectors = _vectors(point)
     key = point.id if isinstance(point.id, int) or point.id in KNOWN else "made up"
-    payload = sorted((name, value) for name, value in (point.payload or {}).items() if name != "hub_offset")
-    return repr((key, payload, {name: vectors[name] for name in sorted(vectors) if not name.startswith("hub_")}))
+    payload = sorted(
+        (name, value)
+        for name, value in (point.payload or {}).items()
+        if name != "hub_offset"
+    )
+    return repr(
+        (
+            key,
+            payload,
+            {
+                name: vectors[name]
+                for name in sorted(vectors)
+                if not name.startswith("hub_")
+            },
+        )
+    )
 
 
 @dataclass
@@ -111,8 +156,14 @@ class Write:
 
     def __call__(self, client: Any) -> type[Exception] | None:
         """What it raises."""
-        given = [each.made() if isinstance(each, In) else copy.deepcopy(each) for each in self._arguments]
-        options = {name: each.made() if isinstance(each, In) else each for name, each in self._options.items()}
+        given = [
+            each.made() if isinstance(each, In) else copy.deepcopy(each)
+            for each in self._arguments
+        ]
+        options = {
+            name: each.made() if isinstance(each, In) else each
+            for name, each in self._options.items()
+        }
         try:
             getattr(client, self._method)("photos", *given, **options)
         except Exception as error:
@@ -135,11 +186,15 @@ def check_alike(pair: Pair, write: Write) -> type[Exception] | None:
 KNOWN = [str(uuid.UUID(int=n)) for n in range(3)]
 IDS = st.sampled_from([0, 1, 2, 3, 500, 501, 502, 503, *KNOWN, uuid.UUID(int=1)])
 BAD_IDS = st.sampled_from(["no id", -1, None, 1.5, [1]])
-PAYLOADS = st.sampled_from([None, {}, {"n": 1}, {"n": 3, "colour": "red"}, {"deep": {"n": [1]}}])
+PAYLOADS = st.sampled_from(
+    [None, {}, {"n": 1}, {"n": 3, "colour": "red"}, {"deep": {"n": [1]}}]
+)
 BAD_PAYLOADS = st.sampled_from(["x", 7, [1], {1: 2}])
 
 
-def mostly(good: st.SearchStrategy[Any], bad: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def mostly(
+    good: st.SearchStrategy[Any], bad: st.SearchStrategy[Any]
+) -> st.SearchStrategy[Any]:
     return st.integers(0, 5).flatmap(lambda number: bad if number == 5 else good)
 
 
@@ -147,7 +202,12 @@ def mostly(good: st.SearchStrategy[Any], bad: st.SearchStrategy[Any]) -> st.Sear
 def vectors(draw: st.DrawFn, using: str) -> Any:
     """A vector as users give it, or one of the mistakes that they make."""
     row = draw(st.integers(0, len(NEW) - 1))
-    kind = draw(mostly(st.sampled_from(["list", "array", "tuple", "zeros", "bools", "whole"]), st.just("bad")))
+    kind = draw(
+        mostly(
+            st.sampled_from(["list", "array", "tuple", "zeros", "bools", "whole"]),
+            st.just("bad"),
+        )
+    )
     values: Any = {
         "list": NEW[row].tolist(),
         "array": NEW[row],
@@ -158,8 +218,21 @@ def vectors(draw: st.DrawFn, using: str) -> Any:
         "bad": None,
     }[kind]
     if kind == "bad":
-        bad = [None, [], [1.0], [1.0] * (DIM + 1), ["a"] * DIM, [[1.0] * DIM], [1.0, [2.0]], "text", 7, np.array(1.0)]
-        values = draw(st.sampled_from([*bad, {"other": NEW[row].tolist()}, {}, [None] * DIM]))
+        bad = [
+            None,
+            [],
+            [1.0],
+            [1.0] * (DIM + 1),
+            ["a"] * DIM,
+            [[1.0] * DIM],
+            [1.0, [2.0]],
+            "text",
+            7,
+            np.array(1.0),
+        ]
+        values = draw(
+            st.sampled_from([*bad, {"other": NEW[row].tolist()}, {}, [None] * DIM])
+        )
         if draw(st.booleans()):
             return values
     return {using: values} if using else values
@@ -170,11 +243,18 @@ def points(draw: st.DrawFn, using: str) -> Any:
     """A point in one of the forms that there are; most often a good one."""
     key, payload = draw(mostly(IDS, BAD_IDS)), draw(mostly(PAYLOADS, BAD_PAYLOADS))
     fields = {"id": key, "vector": draw(vectors(using)), "payload": payload}
-    form = draw(mostly(st.just("struct"), st.sampled_from(["record", "dict", "namespace", "message", None])))
+    form = draw(
+        mostly(
+            st.just("struct"),
+            st.sampled_from(["record", "dict", "namespace", "message", None]),
+        )
+    )
     try:
         struct = models.PointStruct(**fields)
     except ValueError:
-        form = draw(st.sampled_from(["dict", None, "namespace" if payload is None else "dict"]))
+        form = draw(
+            st.sampled_from(["dict", None, "namespace" if payload is None else "dict"])
+        )
     if form == "message":
         try:
             return RestToGrpc.convert_point_struct(struct)
@@ -191,14 +271,25 @@ def points(draw: st.DrawFn, using: str) -> Any:
 
 
 CONTAINERS = mostly(st.just(list), st.sampled_from([tuple, iter, deque]))
-NUMBER_3 = {"update_filter": models.Filter(must=[models.FieldCondition(key="n", match=models.MatchValue(value=3))])}
-ONLY = [{"update_mode": models.UpdateMode.INSERT_ONLY}, {"update_mode": models.UpdateMode.UPDATE_ONLY}]
+NUMBER_3 = {
+    "update_filter": models.Filter(
+        must=[models.FieldCondition(key="n", match=models.MatchValue(value=3))]
+    )
+}
+ONLY = [
+    {"update_mode": models.UpdateMode.INSERT_ONLY},
+    {"update_mode": models.UpdateMode.UPDATE_ONLY},
+]
 OPTIONS = st.sampled_from([{}, {}, *ONLY, NUMBER_3, NUMBER_3 | ONLY[1]])
 
 
 @st.composite
 def upserts(draw: st.DrawFn, using: str) -> Write:
-    return Write("upsert", In(draw(CONTAINERS), draw(st.lists(points(using), max_size=4))), **draw(OPTIONS))
+    return Write(
+        "upsert",
+        In(draw(CONTAINERS), draw(st.lists(points(using), max_size=4))),
+        **draw(OPTIONS),
+    )
 
 
 @st.composite
@@ -210,7 +301,9 @@ def batches(draw: st.DrawFn, using: str) -> models.Batch:
     return models.Batch.model_construct(
         ids=[500 + row for row in range(lengths[0])],
         vectors={using: rows} if using else rows,
-        payloads=draw(st.sampled_from([None, [{"n": row} for row in range(lengths[2])]])),
+        payloads=draw(
+            st.sampled_from([None, [{"n": row} for row in range(lengths[2])]])
+        ),
     )
 
 
@@ -221,13 +314,17 @@ def upserts_of_batches(draw: st.DrawFn, using: str) -> Write:
 
 @st.composite
 def uploads_of_points(draw: st.DrawFn, using: str) -> Write:
-    return Write("upload_points", In(draw(CONTAINERS), draw(st.lists(points(using), max_size=4))))
+    return Write(
+        "upload_points", In(draw(CONTAINERS), draw(st.lists(points(using), max_size=4)))
+    )
 
 
 @st.composite
 def uploads_of_collections(draw: st.DrawFn, using: str) -> Write:
     count = draw(st.integers(0, 4))
-    rows, keys, beside = (draw(st.sampled_from([count, count, count, 1, 3, 6])) for _ in range(3))
+    rows, keys, beside = (
+        draw(st.sampled_from([count, count, count, 1, 3, 6])) for _ in range(3)
+    )
     listed = draw(st.lists(vectors(using), min_size=rows, max_size=rows))
     forms: list[Any] = [
         NEW[:rows],
@@ -239,13 +336,20 @@ def uploads_of_collections(draw: st.DrawFn, using: str) -> Write:
         In(list, listed),
         In(iter, listed),
     ]
-    payloads = draw(st.lists(mostly(PAYLOADS, BAD_PAYLOADS), min_size=beside, max_size=beside))
+    payloads = draw(
+        st.lists(mostly(PAYLOADS, BAD_PAYLOADS), min_size=beside, max_size=beside)
+    )
     kinds = st.sampled_from([None, list, iter, tuple])
     ids, payload = (
         kind and In(kind, items)
-        for kind, items in ((draw(kinds), [500 + row for row in range(keys)]), (draw(kinds), payloads))
+        for kind, items in (
+            (draw(kinds), [500 + row for row in range(keys)]),
+            (draw(kinds), payloads),
+        )
     )
-    return Write("upload_collection", draw(st.sampled_from(forms)), payload=payload, ids=ids)
+    return Write(
+        "upload_collection", draw(st.sampled_from(forms)), payload=payload, ids=ids
+    )
 
 
 @st.composite
@@ -253,9 +357,19 @@ def updates(draw: st.DrawFn, using: str) -> list[Any]:
     """Vectors of points, also of such as are not there."""
     listed: list[Any] = []
     for _ in range(draw(st.integers(1, 3))):
-        fields = {"id": draw(mostly(st.integers(0, 9), st.one_of(IDS, BAD_IDS))), "vector": draw(vectors(using))}
+        fields = {
+            "id": draw(mostly(st.integers(0, 9), st.one_of(IDS, BAD_IDS))),
+            "vector": draw(vectors(using)),
+        }
         try:
-            listed.append(draw(mostly(st.just(models.PointVectors(**fields)), st.sampled_from([fields, None]))))
+            listed.append(
+                draw(
+                    mostly(
+                        st.just(models.PointVectors(**fields)),
+                        st.sampled_from([fields, None]),
+                    )
+                )
+            )
         except ValueError:
             listed.append(draw(st.sampled_from([fields, None])))
     return draw(mostly(st.just(listed), st.just([])))
@@ -272,9 +386,13 @@ SELECTORS = [
     [1, 77],
     [],
     ["no id"],
-    models.Filter(must=[models.FieldCondition(key="colour", match=models.MatchValue(value="red"))]),
+    models.Filter(
+        must=[models.FieldCondition(key="colour", match=models.MatchValue(value="red"))]
+    ),
     models.PointIdsList(points=[2, 77]),
-    models.FilterSelector(filter=models.Filter(must=[models.HasIdCondition(has_id=[3])])),
+    models.FilterSelector(
+        filter=models.Filter(must=[models.HasIdCondition(has_id=[3])])
+    ),
     None,
     "1",
     7,
@@ -307,21 +425,41 @@ def operations(draw: st.DrawFn, using: str) -> Write:
         kind = draw(mostly(kinds, st.sampled_from(["dict", None])))
         if kind == "points":
             structs = [
-                each for each in draw(st.lists(points(using), max_size=3)) if isinstance(each, models.PointStruct)
+                each
+                for each in draw(st.lists(points(using), max_size=3))
+                if isinstance(each, models.PointStruct)
             ]
-            listed.append(models.UpsertOperation(upsert=models.PointsList.model_construct(points=structs)))
+            listed.append(
+                models.UpsertOperation(
+                    upsert=models.PointsList.model_construct(points=structs)
+                )
+            )
         elif kind == "batch":
-            listed.append(models.UpsertOperation(upsert=models.PointsBatch.model_construct(batch=draw(batches(using)))))
+            listed.append(
+                models.UpsertOperation(
+                    upsert=models.PointsBatch.model_construct(
+                        batch=draw(batches(using))
+                    )
+                )
+            )
         elif kind == "vectors":
-            structs = [each for each in draw(updates(using)) if isinstance(each, models.PointVectors)]
+            structs = [
+                each
+                for each in draw(updates(using))
+                if isinstance(each, models.PointVectors)
+            ]
             update = models.UpdateVectors.model_construct(points=structs)
-            listed.append(models.UpdateVectorsOperation.model_construct(update_vectors=update))
+            listed.append(
+                models.UpdateVectorsOperation.model_construct(update_vectors=update)
+            )
         elif kind in ("overwrite", "clear"):
             ids = draw(st.sampled_from([[1], [2, 3], [2, 77]]))
             overwritten = models.OverwritePayloadOperation(
                 overwrite_payload=models.SetPayload(payload={"k": 1}, points=ids)
             )
-            cleared = models.ClearPayloadOperation(clear_payload=models.PointIdsList(points=ids))
+            cleared = models.ClearPayloadOperation(
+                clear_payload=models.PointIdsList(points=ids)
+            )
             listed.append(overwritten if kind == "overwrite" else cleared)
         else:
             listed.append({"upsert": {"points": []}} if kind == "dict" else None)
@@ -342,7 +480,9 @@ WRITES = [
 @pytest.mark.parametrize("examples", [15, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("writes", WRITES, ids=lambda writes: writes.__name__)
 @pytest.mark.parametrize(("using", "distance", "storage", "is_async"), SETTINGS)
-def test_a_write_ends_as_it_does_by_the_plain_client(writes, examples, using, distance, storage, is_async):
+def test_a_write_ends_as_it_does_by_the_plain_client(
+    writes, examples, using, distance, storage, is_async
+):
     pair, ends = Pair(using, distance, storage, is_async), set()
 
     @settings(
@@ -366,7 +506,9 @@ def named(using: str, rows: np.ndarray) -> Any:
     return {using: rows} if using else rows
 
 
-def in_batch(using: str, ids: list[int], rows: np.ndarray, payloads: list[Any] | None = None) -> models.Batch:
+def in_batch(
+    using: str, ids: list[int], rows: np.ndarray, payloads: list[Any] | None = None
+) -> models.Batch:
     return models.Batch(ids=ids, vectors=named(using, rows.tolist()), payloads=payloads)
 
 
@@ -376,21 +518,45 @@ def in_operation(batch: models.Batch) -> models.UpdateOperation:
 
 IN_ALL = [500, 501, 502, 503]
 UNEVEN: dict[str, Callable[[str], Write]] = {
-    "fewer ids": lambda using: Write("upload_collection", named(using, NEW[:4]), ids=IN_ALL[:2]),
-    "fewer ids in a stream": lambda using: Write("upload_collection", named(using, NEW[:4]), ids=In(iter, IN_ALL[:2])),
-    "fewer payloads": lambda using: Write("upload_collection", named(using, NEW[:4]), ids=IN_ALL, payload=[{"n": 1}]),
+    "fewer ids": lambda using: Write(
+        "upload_collection", named(using, NEW[:4]), ids=IN_ALL[:2]
+    ),
+    "fewer ids in a stream": lambda using: Write(
+        "upload_collection", named(using, NEW[:4]), ids=In(iter, IN_ALL[:2])
+    ),
+    "fewer payloads": lambda using: Write(
+        "upload_collection", named(using, NEW[:4]), ids=IN_ALL, payload=[{"n": 1}]
+    ),
     "fewer payloads in a stream": lambda using: Write(
-        "upload_collection", named(using, NEW[:4]), ids=IN_ALL, payload=In(iter, [{"n": 1}])
+        "upload_collection",
+        named(using, NEW[:4]),
+        ids=IN_ALL,
+        payload=In(iter, [{"n": 1}]),
     ),
     "fewer payloads than listed vectors": lambda using: Write(
-        "upload_collection", [named(using, row.tolist()) for row in NEW[:4]], ids=IN_ALL, payload=({"n": 1},)
+        "upload_collection",
+        [named(using, row.tolist()) for row in NEW[:4]],
+        ids=IN_ALL,
+        payload=({"n": 1},),
     ),
-    "no payloads": lambda using: Write("upload_collection", named(using, NEW[:4]), ids=IN_ALL, payload=[]),
-    "a shorter column": lambda using: Write("upload_collection", {using: NEW[:4], "other": NEW[:1]}, ids=IN_ALL),
-    "a batch with fewer ids": lambda using: Write("upsert", in_batch(using, IN_ALL[:2], NEW[:4])),
-    "a batch with fewer vectors": lambda using: Write("upsert", in_batch(using, IN_ALL, NEW[:2])),
-    "a batch with fewer payloads": lambda using: Write("upsert", in_batch(using, IN_ALL, NEW[:4], [{"n": 1}])),
-    "a batch with no payloads": lambda using: Write("upsert", in_batch(using, IN_ALL, NEW[:4], [])),
+    "no payloads": lambda using: Write(
+        "upload_collection", named(using, NEW[:4]), ids=IN_ALL, payload=[]
+    ),
+    "a shorter column": lambda using: Write(
+        "upload_collection", {using: NEW[:4], "other": NEW[:1]}, ids=IN_ALL
+    ),
+    "a batch with fewer ids": lambda using: Write(
+        "upsert", in_batch(using, IN_ALL[:2], NEW[:4])
+    ),
+    "a batch with fewer vectors": lambda using: Write(
+        "upsert", in_batch(using, IN_ALL, NEW[:2])
+    ),
+    "a batch with fewer payloads": lambda using: Write(
+        "upsert", in_batch(using, IN_ALL, NEW[:4], [{"n": 1}])
+    ),
+    "a batch with no payloads": lambda using: Write(
+        "upsert", in_batch(using, IN_ALL, NEW[:4], [])
+    ),
     "an operation with fewer ids": lambda using: Write(
         "batch_update_points", [in_operation(in_batch(using, IN_ALL[:2], NEW[:4]))]
     ),
@@ -399,14 +565,17 @@ UNEVEN: dict[str, Callable[[str], Write]] = {
     ),
 }
 refusing = pytest.mark.skipif(
-    not hasattr(plain_module, "require_length"), reason="this qdrant-client itself writes the shorter number in silence"
+    not hasattr(plain_module, "require_length"),
+    reason="this qdrant-client itself writes the shorter number in silence",
 )
 
 
 @refusing
 @pytest.mark.parametrize("write", UNEVEN.values(), ids=UNEVEN.keys())
 @pytest.mark.parametrize(("using", "distance", "storage", "is_async"), SETTINGS)
-def test_parts_of_several_lengths_are_refused_and_nothing_is_written(write, using, distance, storage, is_async):
+def test_parts_of_several_lengths_are_refused_and_nothing_is_written(
+    write, using, distance, storage, is_async
+):
     pair = Pair(using, distance, storage, is_async)
     clients, before = pair.clients(), pair.contents()
     assert [write(using)(client) for client in clients] == [ValueError, ValueError]
@@ -417,17 +586,24 @@ def test_a_stream_of_payloads_is_read_no_further_than_there_are_vectors():
     payloads = ({"n": row} for row in range(1_000))
     client = Pair(*SETTINGS[0].values).clients()[1]
     client.upload_collection("photos", NEW[:2], ids=[500, 501], payload=payloads)
-    assert next(payloads) in ({"n": 2}, {"n": 3}), "qdrant-client itself may look at the next"
+    assert next(payloads) in ({"n": 2}, {"n": 3}), (
+        "qdrant-client itself may look at the next"
+    )
 
 
 BY_PAYLOAD = [each for each in SETTINGS if each.values[2] == "payload"]
 
 
 @pytest.mark.parametrize(("using", "distance", "storage", "is_async"), BY_PAYLOAD)
-def test_an_operation_that_misses_a_point_leaves_the_others_their_offsets(using, distance, storage, is_async):
+def test_an_operation_that_misses_a_point_leaves_the_others_their_offsets(
+    using, distance, storage, is_async
+):
     new = named(using, NEW[0].tolist())
     writes = [
-        Write("update_vectors", [models.PointVectors(id=key, vector=new) for key in (3, 777)]),
+        Write(
+            "update_vectors",
+            [models.PointVectors(id=key, vector=new) for key in (3, 777)],
+        ),
         Write("overwrite_payload", {"k": 1}, [4, 777]),
         Write("clear_payload", [5, 777]),
         Write("delete_vectors", [using], [6, 777]),
@@ -438,14 +614,25 @@ def test_an_operation_that_misses_a_point_leaves_the_others_their_offsets(using,
 
 
 @pytest.mark.parametrize(("using", "distance", "storage", "is_async"), BY_PAYLOAD)
-@pytest.mark.parametrize("ids", [[500, 500], [3, 3], [uuid.UUID(int=7), str(uuid.UUID(int=7))]], ids=str)
-def test_the_offset_of_a_point_that_is_given_twice_is_that_of_the_last(ids, using, distance, storage, is_async):
+@pytest.mark.parametrize(
+    "ids", [[500, 500], [3, 3], [uuid.UUID(int=7), str(uuid.UUID(int=7))]], ids=str
+)
+def test_the_offset_of_a_point_that_is_given_twice_is_that_of_the_last(
+    ids, using, distance, storage, is_async
+):
     for payloads in ([None, {"n": 1}], [{"n": 1}, None], [None, None]):
         points = [
-            models.PointStruct(id=key, vector=named(using, row.tolist()), payload=payload)
+            models.PointStruct(
+                id=key, vector=named(using, row.tolist()), payload=payload
+            )
             for key, row, payload in zip(ids, NEW, payloads, strict=False)
         ]
-        assert check_alike(Pair(using, distance, storage, is_async), Write("upsert", points)) is None
+        assert (
+            check_alike(
+                Pair(using, distance, storage, is_async), Write("upsert", points)
+            )
+            is None
+        )
 
 
 def is_of_the_user(operation: models.UpdateOperation) -> bool:
@@ -453,38 +640,73 @@ def is_of_the_user(operation: models.UpdateOperation) -> bool:
     if isinstance(operation, models.SetPayloadOperation):
         return operation.set_payload.key != "hub_offset"
     if isinstance(operation, models.DeletePayloadOperation):
-        return not all(key.startswith("hub_offset") for key in operation.delete_payload.keys)
+        return not all(
+            key.startswith("hub_offset") for key in operation.delete_payload.keys
+        )
     return not isinstance(operation, models.UpdateVectorsOperation) or any(
-        not name.startswith("hub_") for point in operation.update_vectors.points for name in _vectors(point)
+        not name.startswith("hub_")
+        for point in operation.update_vectors.points
+        for name in _vectors(point)
     )
 
 
 @pytest.mark.parametrize(("using", "distance", "storage", "is_async"), SETTINGS)
-def test_operations_are_done_in_one_request_that_is_refused_as_a_whole(using, distance, storage, is_async, monkeypatch):
+def test_operations_are_done_in_one_request_that_is_refused_as_a_whole(
+    using, distance, storage, is_async, monkeypatch
+):
     def points(rows: np.ndarray) -> models.UpdateOperation:
-        listed = [models.PointStruct(id=500, vector=named(using, row.tolist()), payload={"n": 1}) for row in rows]
+        listed = [
+            models.PointStruct(
+                id=500, vector=named(using, row.tolist()), payload={"n": 1}
+            )
+            for row in rows
+        ]
         return models.UpsertOperation(upsert=models.PointsList(points=listed))
 
     updated = models.PointVectors(id=4, vector=named(using, NEW[1].tolist()))
     operations = [
         points(NEW[:1]),
-        models.UpdateVectorsOperation(update_vectors=models.UpdateVectors(points=[updated])),
-        models.ClearPayloadOperation(clear_payload=models.PointIdsList(points=[500, 3, 4])),
-        models.OverwritePayloadOperation(overwrite_payload=models.SetPayload(payload={"k": 1}, points=[500, 3])),
+        models.UpdateVectorsOperation(
+            update_vectors=models.UpdateVectors(points=[updated])
+        ),
+        models.ClearPayloadOperation(
+            clear_payload=models.PointIdsList(points=[500, 3, 4])
+        ),
+        models.OverwritePayloadOperation(
+            overwrite_payload=models.SetPayload(payload={"k": 1}, points=[500, 3])
+        ),
         models.DeleteOperation(delete=models.PointIdsList(points=[5])),
-        models.SetPayloadOperation(set_payload=models.SetPayload(payload={"k": 2}, points=[500])),
-        models.DeletePayloadOperation(delete_payload=models.DeletePayload(keys=["colour"], points=[6])),
+        models.SetPayloadOperation(
+            set_payload=models.SetPayload(payload={"k": 2}, points=[500])
+        ),
+        models.DeletePayloadOperation(
+            delete_payload=models.DeletePayload(keys=["colour"], points=[6])
+        ),
         in_operation(in_batch(using, [501], NEW[2:3], [{}])),
-        models.DeleteVectorsOperation(delete_vectors=models.DeleteVectors(vector=[using], points=[8])),
+        models.DeleteVectorsOperation(
+            delete_vectors=models.DeleteVectors(vector=[using], points=[8])
+        ),
     ]
     pair, sent = Pair(using, distance, storage, is_async), list[Any]()
     update = LocalCollection.batch_update_points
     monkeypatch.setattr(
-        LocalCollection, "batch_update_points", lambda self, given: sent.append(given) or update(self, given)
+        LocalCollection,
+        "batch_update_points",
+        lambda self, given: sent.append(given) or update(self, given),
     )
     assert check_alike(pair, Write("batch_update_points", operations)) is None
-    assert len([given for given in sent if any(map(is_of_the_user, given))]) == 2, "one request by each client"
-    assert len(pair.clients()[1].batch_update_points("photos", operations)) == len(operations)
+    assert len([given for given in sent if any(map(is_of_the_user, given))]) == 2, (
+        "one request by each client"
+    )
+    assert len(pair.clients()[1].batch_update_points("photos", operations)) == len(
+        operations
+    )
     if hasattr(LocalCollection, "_validate_update_operation"):
         wrong = [*operations, points(NEW[:1, :2])]
-        assert check_alike(Pair(using, distance, storage, is_async), Write("batch_update_points", wrong)) is ValueError
+        assert (
+            check_alike(
+                Pair(using, distance, storage, is_async),
+                Write("batch_update_points", wrong),
+            )
+            is ValueError
+        )

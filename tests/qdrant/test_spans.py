@@ -21,7 +21,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 @pytest.fixture
 def spans() -> Iterator[InMemorySpanExporter]:
-    exporter, provider, instrumentor = InMemorySpanExporter(), TracerProvider(), QdrantInstrumentor()
+    exporter, provider, instrumentor = (
+        InMemorySpanExporter(),
+        TracerProvider(),
+        QdrantInstrumentor(),
+    )
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     instrumentor.instrument(tracer_provider=provider)
     try:
@@ -32,7 +36,9 @@ def spans() -> Iterator[InMemorySpanExporter]:
 
 @pytest.fixture(params=["payload", "vector"])
 def photos(request: pytest.FixtureRequest) -> Photos:
-    return Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, request.param)
+    return Photos(
+        QdrantClient(":memory:"), "image", models.Distance.COSINE, request.param
+    )
 
 
 def told(exporter: InMemorySpanExporter) -> list[str]:
@@ -47,15 +53,28 @@ def test_a_call_of_a_wrapped_client_is_one_span(photos, awaited, spans):
     photos.awaited = awaited
     client = photos.apply(method="nnn", k=8)
     spans.clear()
-    new, request = photos.point(ROWS, np.ones(8)), models.QueryRequest(query=photos.queries[0].tolist(), using="image")
+    new, request = (
+        photos.point(ROWS, np.ones(8)),
+        models.QueryRequest(query=photos.queries[0].tolist(), using="image"),
+    )
     client.upsert("photos", [new])
     client.upload_points("photos", [new])
     client.set_payload("photos", {"colour": "red"}, [ROWS])
-    assert told(spans) == ["qdrant.upsert", "qdrant.upload_points", "qdrant.set_payload"]
+    assert told(spans) == [
+        "qdrant.upsert",
+        "qdrant.upload_points",
+        "qdrant.set_payload",
+    ]
     if awaited:
         return  # of an async client the instrumentation covers the writes alone
-    for searched in (client, client, client.raw):  # with the manifest to be read, without, and the plain client of it
-        searched.query_points("photos", query=photos.queries[0], using="image", limit=10)
+    for searched in (
+        client,
+        client,
+        client.raw,
+    ):  # with the manifest to be read, without, and the plain client of it
+        searched.query_points(
+            "photos", query=photos.queries[0], using="image", limit=10
+        )
         assert told(spans) == ["qdrant.query_points"]
     client.query_batch_points("photos", [request, request])
     assert told(spans) == ["qdrant.query_batch_points"]

@@ -9,14 +9,18 @@ import hubplugin_qdrant
 from hubplugin import InputError, open_store
 from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, served, stopped
 
-CODES = models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8))
+CODES = models.ScalarQuantization(
+    scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8)
+)
 
 
 def filled(using="image", **vector):
     client = QdrantClient(":memory:")
     parameters = models.VectorParams(size=DIM, distance=models.Distance.DOT, **vector)
     client.create_collection("photos", {using: parameters} if using else parameters)
-    client.upload_collection("photos", {using: Photos.gallery} if using else Photos.gallery)
+    client.upload_collection(
+        "photos", {using: Photos.gallery} if using else Photos.gallery
+    )
     return client
 
 
@@ -27,16 +31,38 @@ def apply(client, **given):
 @pytest.mark.parametrize(
     ("using", "vector", "server", "storage", "why"),
     [
-        ("image", {}, "1.18.0", "vector", "as fast as a raw one, and the server adds it in place"),
-        ("image", {}, "1.17.1", "payload", r"this one is 1\.17\) can add vectors to a collection from 1\.18 on"),
-        ("image", {"quantization_config": CODES}, "1.18.0", "payload", "quantised to save memory"),
+        (
+            "image",
+            {},
+            "1.18.0",
+            "vector",
+            "as fast as a raw one, and the server adds it in place",
+        ),
+        (
+            "image",
+            {},
+            "1.17.1",
+            "payload",
+            r"this one is 1\.17\) can add vectors to a collection from 1\.18 on",
+        ),
+        (
+            "image",
+            {"quantization_config": CODES},
+            "1.18.0",
+            "payload",
+            "quantised to save memory",
+        ),
         ("", {}, "1.18.0", "payload", "local mode takes no unnamed vectors"),
     ],
     ids=["named", "older server", "quantised", "unnamed"],
 )
-def test_a_second_vector_is_added_where_nothing_speaks_against_it(using, vector, server, storage, why, monkeypatch):
+def test_a_second_vector_is_added_where_nothing_speaks_against_it(
+    using, vector, server, storage, why, monkeypatch
+):
     client = filled(using, **vector)
-    monkeypatch.setattr(client, "info", lambda: models.VersionInfo(title="", version=server))
+    monkeypatch.setattr(
+        client, "info", lambda: models.VersionInfo(title="", version=server)
+    )
     tried, done = str(apply(client, dry_run=True)), apply(client)
     assert hubplugin_qdrant.open_store(client, "photos").storage == storage
     for told in (tried, str(done)):
@@ -49,24 +75,41 @@ def test_a_second_vector_is_added_where_nothing_speaks_against_it(using, vector,
     [
         ("float32", "vector", 4, 4),
         ("float16", "vector", 2, 2),
-        *(("turbo16", "vector", 2, 2), ("turbo8", "payload", 1, 2), ("turbo4", "payload", 0.5, 2)),
+        *(
+            ("turbo16", "vector", 2, 2),
+            ("turbo8", "payload", 1, 2),
+            ("turbo4", "payload", 0.5, 2),
+        ),
     ],
 )
-def test_a_second_vector_of_more_than_twice_the_room_is_not_added_unasked(datatype, storage, first, second):
+def test_a_second_vector_of_more_than_twice_the_room_is_not_added_unasked(
+    datatype, storage, first, second
+):
     if datatype.upper() not in models.Datatype.__members__:
         pytest.skip("this qdrant-client does not know the datatype")
     client = filled(datatype=models.Datatype(datatype))
     told = str(apply(client))
-    (line,) = [line for line in told.splitlines() if line.startswith(f"storage='{storage}'")]
+    (line,) = [
+        line for line in told.splitlines() if line.startswith(f"storage='{storage}'")
+    ]
     bytes_of = [each * ROWS for each in (first * DIM, second * (DIM + 1))]
-    shown = [f"{each / 1000:.3g} kB" if each >= 1000 else f"{each:.3g} bytes" for each in bytes_of]
-    assert f"the numbers of the vectors take {shown[0]}, those of a second one {shown[1]}" in line
+    shown = [
+        f"{each / 1000:.3g} kB" if each >= 1000 else f"{each:.3g} bytes"
+        for each in bytes_of
+    ]
+    assert (
+        f"the numbers of the vectors take {shown[0]}, those of a second one {shown[1]}"
+        in line
+    )
 
 
 def test_an_unnamed_vector_of_a_server_gets_a_second_one_on_request_only():
     client = served(filled(""))
     told = str(apply(client, dry_run=True))
-    assert "storage='payload': a second vector beside an unnamed one leaves a trace" in told
+    assert (
+        "storage='payload': a second vector beside an unnamed one leaves a trace"
+        in told
+    )
     told = str(apply(client, dry_run=True, storage="vector"))
     assert "a vector 'hub_v1' of 9 dimensions beside the unnamed one" in told
 
@@ -90,20 +133,33 @@ def test_the_storage_of_a_run_that_was_cut_off_stays():
 
 def test_a_url_takes_the_storage_too(tmp_path):
     client = QdrantClient(path=str(tmp_path))
-    client.create_collection("photos", {"image": models.VectorParams(size=DIM, distance=models.Distance.DOT)})
+    client.create_collection(
+        "photos", {"image": models.VectorParams(size=DIM, distance=models.Distance.DOT)}
+    )
     client.close()
-    for options, storage in (("", "vector"), ("?storage=payload", "payload"), ("?storage=auto", "vector")):
+    for options, storage in (
+        ("", "vector"),
+        ("?storage=payload", "payload"),
+        ("?storage=auto", "vector"),
+    ):
         store = open_store(f"qdrant-local:{tmp_path}/photos{options}")
         assert store.storage == storage
         store.client.close()
-    with pytest.raises(InputError, match="storage='both': use 'auto', 'payload' or 'vector'"):
+    with pytest.raises(
+        InputError, match="storage='both': use 'auto', 'payload' or 'vector'"
+    ):
         open_store(f"qdrant-local:{tmp_path}/photos?storage=both")
 
 
-@pytest.mark.parametrize(("storage", "least"), [("vector", ROWS * (DIM + 1) * 4), ("payload", ROWS * 8)])
+@pytest.mark.parametrize(
+    ("storage", "least"), [("vector", ROWS * (DIM + 1) * 4), ("payload", ROWS * 8)]
+)
 def test_the_cost_is_told_before_and_after(storage, least):
     client = filled()
-    for told in (str(apply(client, storage=storage, dry_run=True)), str(apply(client, storage=storage))):
+    for told in (
+        str(apply(client, storage=storage, dry_run=True)),
+        str(apply(client, storage=storage)),
+    ):
         (line,) = [line for line in told.splitlines() if " take about " in line]
         number, unit = line.split(" take about ")[1].split(" of ")[0].split()
         assert float(number) * {"bytes": 1, "kB": 1000}[unit] >= least

@@ -17,42 +17,73 @@ from hubplugin import InputError, StoreError, apply, open_store
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from hubplugin_qdrant.manifest import QdrantManifest
 from hubplugin_qdrant.store import QdrantWriting
-from tests.qdrant.conftest import DIM, Photos, apply_to, clustered, contents, ids, names, once, served, stopped
+from tests.qdrant.conftest import (
+    DIM,
+    Photos,
+    apply_to,
+    clustered,
+    contents,
+    ids,
+    names,
+    once,
+    served,
+    stopped,
+)
 
 
 def test_a_removal_leaves_every_point_as_it_was_and_no_metadata_collection(photos):
     def vectors(points):
-        return [point.vector[photos.using] if photos.using else point.vector for point in points]
+        return [
+            point.vector[photos.using] if photos.using else point.vector
+            for point in points
+        ]
 
-    photos.plain.query_points("photos", photos.queries[0], photos.using or None)  # local mode normalises in its course
+    photos.plain.query_points(
+        "photos", photos.queries[0], photos.using or None
+    )  # local mode normalises in its course
     before = contents(photos.plain)
     photos.apply()
     assert contents(photos.plain) != before
     hubplugin.remove(photos.store())
     after = contents(photos.plain)
-    assert [(point.id, point.payload) for point in after] == [(point.id, point.payload) for point in before]
+    assert [(point.id, point.payload) for point in after] == [
+        (point.id, point.payload) for point in before
+    ]
     np.testing.assert_allclose(vectors(after), vectors(before), rtol=0, atol=1e-6)
     assert names(photos.plain) == ["photos"]
 
 
 def test_two_vectors_of_a_collection_are_corrected_and_removed_one_by_one():
-    photos, query = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT), clustered(5, 1)[0]
+    photos, query = (
+        Photos(QdrantClient(":memory:"), "image", models.Distance.DOT),
+        clustered(5, 1)[0],
+    )
     galleries = {"image": photos.gallery, "text": clustered(2, 100)}
     photos.add_vector("text", galleries["text"])
     client = photos.plain
-    stores = {name: hubplugin_qdrant.open_store(client, "photos", vector=name) for name in ("image", "text")}
+    stores = {
+        name: hubplugin_qdrant.open_store(client, "photos", vector=name)
+        for name in ("image", "text")
+    }
 
     def found(client, name):
         return [point.id for point in client.query_points("photos", query, name).points]
 
     raw = found(client, "image")
     for method, name in (("nnn", "image"), ("is", "image"), ("is", "text")):
-        apply_to(client, "photos", clustered(4, 50), vector=name, method=method, force=True)
+        apply_to(
+            client, "photos", clustered(4, 50), vector=name, method=method, force=True
+        )
     assert stores["image"].previous().method == "nnn"
     for name, store in stores.items():
         vectors = galleries[name]
-        scores = vectors.astype(np.float64) @ query + store.correction().model.offsets(vectors)
-        assert found(HubQdrantClient.wrap(client), name) == np.argsort(-scores)[:10].tolist()
+        scores = vectors.astype(np.float64) @ query + store.correction().model.offsets(
+            vectors
+        )
+        assert (
+            found(HubQdrantClient.wrap(client), name)
+            == np.argsort(-scores)[:10].tolist()
+        )
     hubplugin.remove(stores["image"])
     assert found(HubQdrantClient.wrap(client), "image") == raw
     assert hubplugin.inspect(stores["text"]).missing == 0
@@ -64,7 +95,9 @@ def test_two_vectors_of_a_collection_are_corrected_and_removed_one_by_one():
 def test_the_model_travels_in_parts_and_comes_back_whole(cosine, monkeypatch):
     monkeypatch.setattr("hubplugin.model.offset_model.PART_BYTES", 1000)
     cosine.apply()
-    manifest = QdrantManifest.model_validate(cosine.plain.retrieve("photos--hub", [0])[0].payload)
+    manifest = QdrantManifest.model_validate(
+        cosine.plain.retrieve("photos--hub", [0])[0].payload
+    )
     assert manifest.active[""].parts > 3
     assert cosine.model.fingerprint == manifest.active[""].model
     cosine.plain.delete("photos--hub", [hubplugin_qdrant.metadata.part_id(1, 1)])
@@ -83,20 +116,28 @@ def test_of_the_version_before_the_model_alone_is_left(photos):
     parts = {point.id for point in photos.plain.scroll("photos--hub", limit=100)[0]} - {
         hubplugin_qdrant.metadata.MANIFEST_ID
     }
-    assert len(parts) == 2, "the models of the active version and of the one before, of one part each"
+    assert len(parts) == 2, (
+        "the models of the active version and of the one before, of one part each"
+    )
 
 
-def test_the_offsets_of_the_version_before_stay_until_no_client_searches_by_them(cosine, monkeypatch):
+def test_the_offsets_of_the_version_before_stay_until_no_client_searches_by_them(
+    cosine, monkeypatch
+):
     """A client reads the manifest anew every few seconds. A kill while they are waited for costs nothing."""
     served(cosine.plain)
-    monkeypatch.setattr("hubplugin_qdrant.schema.PayloadSchema._ask_for_index", lambda *_: False)  # local mode has none
+    monkeypatch.setattr(
+        "hubplugin_qdrant.schema.PayloadSchema._ask_for_index", lambda *_: False
+    )  # local mode has none
     monkeypatch.setattr("hubplugin_qdrant.metadata.MANIFEST_SECONDS", 60.0)
     running, query = cosine.apply(), cosine.queries[0]
     old = [point.id for point in running.query_points("photos", query).points]
 
     def killed(what, done, total):
         if what.startswith("waiting for clients"):
-            assert [point.id for point in running.query_points("photos", query).points] == old
+            assert [
+                point.id for point in running.query_points("photos", query).points
+            ] == old
             assert set(cosine.stored(0)) == {"v1", "v2"}
             raise KeyboardInterrupt
 
@@ -113,7 +154,10 @@ def test_an_inspection_says_where_the_offsets_lie_and_how_many_are_wrong(photos)
     photos.plain.delete("photos", [0])
     photos.plain.upsert("photos", [photos.point(500, photos.gallery[0])])
     said = str(hubplugin.inspect(photos.store()))
-    lies = {"vector": "the vector 'hub_v1'", "payload": "the payload key 'hub_offset.v1'; the server adds"}
+    lies = {
+        "vector": "the vector 'hub_v1'",
+        "payload": "the payload key 'hub_offset.v1'; the server adds",
+    }
     assert "1 missing, 0 stale: run refresh" in said
     assert f"offsets in {lies[photos.storage]}" in said
 
@@ -121,17 +165,25 @@ def test_an_inspection_says_where_the_offsets_lie_and_how_many_are_wrong(photos)
 @pytest.mark.parametrize("storage", ["payload", "vector"])
 def test_of_two_runs_at_once_the_later_one_wins_and_the_earlier_one_stops(storage):
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, storage)
-    with pytest.raises(StoreError, match="another run has begun since, and this one stops"):
-        photos.apply(compute=once("writing offsets", lambda: photos.apply(method="nnn")))
+    with pytest.raises(
+        StoreError, match="another run has begun since, and this one stops"
+    ):
+        photos.apply(
+            compute=once("writing offsets", lambda: photos.apply(method="nnn"))
+        )
     assert photos.model.method == "nnn"
     client, query = photos.wrapped(), photos.queries[0]
-    assert [p.id for p in client.query_points("photos", query, "image").points] == photos.best(query)
+    assert [
+        p.id for p in client.query_points("photos", query, "image").points
+    ] == photos.best(query)
     photos.apply(method="csls")
     numbers = {key.removeprefix("hub_") for key in photos.stored(0)}
     assert numbers == {"v3"}, "what the earlier run wrote is gone after the next job"
 
 
-def test_a_run_that_another_begins_during_its_last_step_activates_nothing(cosine, monkeypatch):
+def test_a_run_that_another_begins_during_its_last_step_activates_nothing(
+    cosine, monkeypatch
+):
     activate = QdrantWriting.activate
 
     def overtaken(writing):
@@ -142,15 +194,25 @@ def test_a_run_that_another_begins_during_its_last_step_activates_nothing(cosine
     with pytest.raises(StoreError, match="another run has begun since"):
         cosine.apply()
     assert cosine.store().correction().active is False
-    raw = cosine.plain.query_points("photos", cosine.queries[0], with_payload=["n"]).points
-    assert cosine.wrapped().query_points("photos", cosine.queries[0], with_payload=["n"]).points == raw
+    raw = cosine.plain.query_points(
+        "photos", cosine.queries[0], with_payload=["n"]
+    ).points
+    assert (
+        cosine.wrapped()
+        .query_points("photos", cosine.queries[0], with_payload=["n"])
+        .points
+        == raw
+    )
 
 
 def test_a_refresh_during_which_another_correction_became_active_stops(cosine):
     cosine.apply()
     cosine.plain.upsert("photos", [cosine.point(500, cosine.queries[0])])
     with pytest.raises(StoreError, match="another run has begun since"):
-        hubplugin.refresh(cosine.store(), compute=once("writing offsets", lambda: cosine.apply(method="nnn")))
+        hubplugin.refresh(
+            cosine.store(),
+            compute=once("writing offsets", lambda: cosine.apply(method="nnn")),
+        )
     assert cosine.model.method == "nnn"
 
 
@@ -185,7 +247,9 @@ def test_what_a_run_on_another_vector_has_left_half_written_is_taken_out():
     photos.using = "text"
     photos.apply()
     photos.apply(method="nnn")
-    assert {key for point in contents(photos.plain) for key in point.payload["hub_offset"]} == {"v3"}
+    assert {
+        key for point in contents(photos.plain) for key in point.payload["hub_offset"]
+    } == {"v3"}
 
 
 KILLED = """
@@ -222,10 +286,15 @@ for moment in [*map(int, moments), -1]:
 @pytest.mark.slow
 def test_runs_killed_at_many_moments_end_where_an_uninterrupted_one_does(tmp_path):
     np.save(tmp_path / "bank.npy", Photos.bank)
-    moments = [str(moment) for moment in sorted(random.Random(5).sample(range(2, 60), 6), reverse=True)]
+    moments = [
+        str(moment)
+        for moment in sorted(random.Random(5).sample(range(2, 60), 6), reverse=True)
+    ]
     states = []
     for name, kills in (("whole", []), ("killed", moments)):
-        Photos(QdrantClient(path=str(tmp_path / name)), "", models.Distance.DOT).plain.close()
+        Photos(
+            QdrantClient(path=str(tmp_path / name)), "", models.Distance.DOT
+        ).plain.close()
         url = f"qdrant-local:{tmp_path / name}/photos"
         ran = subprocess.run(
             [sys.executable, "-c", KILLED, url, tmp_path / "bank.npy", *kills],
@@ -238,11 +307,17 @@ def test_runs_killed_at_many_moments_end_where_an_uninterrupted_one_does(tmp_pat
         assert lines.count("killed 0") >= len(kills) / 2
         client = QdrantClient(path=str(tmp_path / name))
         points = client.scroll("photos", limit=1000)[0]
-        manifest = QdrantManifest.model_validate(client.retrieve("photos--hub", [0])[0].payload)
+        manifest = QdrantManifest.model_validate(
+            client.retrieve("photos--hub", [0])[0].payload
+        )
         assert (manifest.writing, manifest.retired) == (None, ())
         version = manifest.active[""]
-        assert all(set(point.payload["hub_offset"]) == {version.field} for point in points)
-        assert [(point.id, point.payload["n"]) for point in points] == [(row, row) for row in range(len(points))]
+        assert all(
+            set(point.payload["hub_offset"]) == {version.field} for point in points
+        )
+        assert [(point.id, point.payload["n"]) for point in points] == [
+            (row, row) for row in range(len(points))
+        ]
         states.append([point.payload["hub_offset"][version.field] for point in points])
         client.close()
     np.testing.assert_allclose(states[0], states[1], rtol=0, atol=1e-5)
@@ -252,29 +327,45 @@ def test_runs_killed_at_many_moments_end_where_an_uninterrupted_one_does(tmp_pat
 def test_pages_that_are_read_ahead_leave_nothing_out(photos, monkeypatch):
     """As with a server: in local mode nothing is read ahead."""
     served(photos.plain)
-    monkeypatch.setattr("hubplugin_qdrant.transport.SERVER_SECONDS", 0)  # local mode makes no index
+    monkeypatch.setattr(
+        "hubplugin_qdrant.transport.SERVER_SECONDS", 0
+    )  # local mode makes no index
     monkeypatch.setattr("hubplugin_qdrant.transport.BATCH", 7)
     client = photos.apply()
-    found = client.query_points("photos", photos.queries[0], photos.using or None).points
+    found = client.query_points(
+        "photos", photos.queries[0], photos.using or None
+    ).points
     assert ids(found) == photos.best(photos.queries[0])
     hubplugin.remove(photos.store())
-    assert all(set(point.payload) == {"n", "colour"} for point in contents(photos.plain))
+    assert all(
+        set(point.payload) == {"n", "colour"} for point in contents(photos.plain)
+    )
 
 
-def test_what_a_server_never_finishes_is_told_while_it_is_waited_for_and_given_up(cosine, monkeypatch, caplog):
+def test_what_a_server_never_finishes_is_told_while_it_is_waited_for_and_given_up(
+    cosine, monkeypatch, caplog
+):
     monkeypatch.setattr("hubplugin_qdrant.transport.SERVER_SECONDS", 0.2)
     monkeypatch.setattr("hubplugin_qdrant.transport.POLL_SECONDS", 0.05)
     transport, told = cosine.store().transport, []
     transport.wait_until(
-        lambda: False, "waiting for the index", "searches are slower", lambda *given: told.append(given)
+        lambda: False,
+        "waiting for the index",
+        "searches are slower",
+        lambda *given: told.append(given),
     )
     assert {what for what, _, _ in told} == {"waiting for the index, in seconds"}
-    assert "waiting for the index: not finished after 0.2 s, going on; searches are slower" in caplog.text
+    assert (
+        "waiting for the index: not finished after 0.2 s, going on; searches are slower"
+        in caplog.text
+    )
 
 
 def test_points_without_the_vector_are_left_alone():
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE)
-    photos.plain.upsert("photos", [models.PointStruct(id=900, vector={}, payload={"n": 900})])
+    photos.plain.upsert(
+        "photos", [models.PointStruct(id=900, vector={}, payload={"n": 900})]
+    )
     photos.apply()
     assert not photos.stored(900)
     assert photos.wrong() == (0, 0)
@@ -290,14 +381,21 @@ def test_a_zero_vector_is_counted_and_keeps_the_offset_0(storage):
     assert told in str(done)
     assert not np.any(next(iter(photos.stored(900).values())))
     assert photos.wrong() == (0, 0)
-    photos.plain.upsert("photos", [photos.point(901, np.zeros(DIM, np.float32))])  # past hubplugin
+    photos.plain.upsert(
+        "photos", [photos.point(901, np.zeros(DIM, np.float32))]
+    )  # past hubplugin
     for job in (hubplugin.refresh, hubplugin.inspect):
-        assert job(photos.store()).invalid_vectors.named == {900: "length 0", 901: "length 0"}
+        assert job(photos.store()).invalid_vectors.named == {
+            900: "length 0",
+            901: "length 0",
+        }
     assert photos.wrong() == (0, 0)
 
 
 def test_a_collection_that_is_not_there_is_named_with_those_that_are(cosine):
-    with pytest.raises(StoreError, match=r"no collection 'pictures'; there are: photos$"):
+    with pytest.raises(
+        StoreError, match=r"no collection 'pictures'; there are: photos$"
+    ):
         apply_to(cosine.plain, "pictures", cosine.bank)
 
 
@@ -322,9 +420,16 @@ def test_a_second_vector_where_none_can_be_added_is_refused(using, monkeypatch):
     photos = Photos(QdrantClient(":memory:"), using, models.Distance.COSINE)
     if using:
         monkeypatch.setattr(photos.plain, "info", of_version("1.17.1"))
-    why = r"this one is 1\.17\).* from 1\.18 on" if using else "local mode takes no unnamed vectors"
+    why = (
+        r"this one is 1\.17\).* from 1\.18 on"
+        if using
+        else "local mode takes no unnamed vectors"
+    )
     for dry_run in (True, False):
-        with pytest.raises(StoreError, match=f"adds a second vector, and .*{why}.*; use storage='payload'$"):
+        with pytest.raises(
+            StoreError,
+            match=f"adds a second vector, and .*{why}.*; use storage='payload'$",
+        ):
             photos.apply(storage="vector", dry_run=dry_run)
     assert names(photos.plain) == ["photos"]
 
@@ -336,27 +441,41 @@ def test_a_second_vector_beside_an_unnamed_one_leaves_the_trace_that_was_stated(
     before, fresh = contents(cosine.plain), clustered(8, 1)[0]
     given = {"storage": "vector", "method": "is", "force": True}
     tried = apply_to(cosine.plain, "photos", cosine.bank, dry_run=True, **given)
-    assert 'after a removal get_collection would show {"": VectorParams(...)}' in str(tried)
+    assert 'after a removal get_collection would show {"": VectorParams(...)}' in str(
+        tried
+    )
     client = cosine.apply(storage="vector")
     for query in cosine.queries[:5]:
-        assert [p.id for p in client.query_points("photos", query).points] == cosine.best(query)
+        assert [
+            p.id for p in client.query_points("photos", query).points
+        ] == cosine.best(query)
     client.upsert("photos", [cosine.point(500, fresh)])
     (found,) = client.retrieve("photos", [500], with_vectors=True)
-    np.testing.assert_allclose(found.vector, fresh / np.linalg.norm(fresh), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        found.vector, fresh / np.linalg.norm(fresh), rtol=0, atol=1e-5
+    )
     assert hubplugin.inspect(cosine.store(), queries=0).missing == 0
     client.delete("photos", [500])
     hubplugin.remove(cosine.store())
     assert list(cosine.plain.get_collection("photos").config.params.vectors) == [""]
-    assert [(p.id, p.payload) for p in contents(cosine.plain)] == [(p.id, p.payload) for p in before]
+    assert [(p.id, p.payload) for p in contents(cosine.plain)] == [
+        (p.id, p.payload) for p in before
+    ]
 
 
 def test_a_server_without_formulas_is_refused_in_one_line(cosine, monkeypatch):
     monkeypatch.setattr(cosine.plain, "info", of_version("1.13.4"))
-    with pytest.raises(StoreError, match=r"Qdrant 1\.13, which has no formulas; upgrade it to 1\.14 or newer$"):
+    with pytest.raises(
+        StoreError,
+        match=r"Qdrant 1\.13, which has no formulas; upgrade it to 1\.14 or newer$",
+    ):
         cosine.apply()
 
 
-COSINE, MANY = models.VectorParams(size=DIM, distance="Cosine"), models.MultiVectorComparator.MAX_SIM
+COSINE, MANY = (
+    models.VectorParams(size=DIM, distance="Cosine"),
+    models.MultiVectorComparator.MAX_SIM,
+)
 
 
 @pytest.mark.parametrize(
@@ -372,9 +491,13 @@ COSINE, MANY = models.VectorParams(size=DIM, distance="Cosine"), models.MultiVec
         (COSINE, None, "empty"),
     ],
 )  # fmt: skip
-def test_a_collection_that_cannot_be_corrected_is_refused_with_the_reason(vectors, using, reason):
+def test_a_collection_that_cannot_be_corrected_is_refused_with_the_reason(
+    vectors, using, reason
+):
     client = QdrantClient(":memory:")
-    client.create_collection("photos", vectors, sparse_vectors_config={"words": models.SparseVectorParams()})
+    client.create_collection(
+        "photos", vectors, sparse_vectors_config={"words": models.SparseVectorParams()}
+    )
     with pytest.raises((StoreError, InputError), match=reason):
         apply_to(client, "photos", clustered(1, 5), vector=using)
     assert len(client.get_collections().collections) == 1
@@ -383,32 +506,48 @@ def test_a_collection_that_cannot_be_corrected_is_refused_with_the_reason(vector
 def test_an_unreachable_server_is_one_line_and_tells_no_secret(monkeypatch):
     monkeypatch.setenv("QDRANT_API_KEY", "s3cr3t")
     monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_SECONDS", 0)
-    with pytest.raises(StoreError, match=r"^qdrant://127\.0\.0\.1:1/photos: .*is the server running") as caught:
+    with pytest.raises(
+        StoreError, match=r"^qdrant://127\.0\.0\.1:1/photos: .*is the server running"
+    ) as caught:
         open_store("qdrant://127.0.0.1:1/photos")
     assert "\n" not in str(caught.value)
     assert "s3cr3t" not in repr(caught.value)
 
 
 def refused(status, reason):
-    return UnexpectedResponse(status, reason, b'{"status": {"error": "s3cr3t is no admin"}}', httpx.Headers())
+    return UnexpectedResponse(
+        status, reason, b'{"status": {"error": "s3cr3t is no admin"}}', httpx.Headers()
+    )
 
 
-def test_a_key_that_may_only_read_is_told_what_is_missing_and_searches_go_on(cosine, monkeypatch):
+def test_a_key_that_may_only_read_is_told_what_is_missing_and_searches_go_on(
+    cosine, monkeypatch
+):
     client = cosine.apply()
     monkeypatch.setattr(cosine.plain, "upsert", _raise(refused(403, "Forbidden")))
-    with pytest.raises(StoreError, match=r"may not do this; .* metadata collection, photos--hub: .*to write both for"):
+    with pytest.raises(
+        StoreError,
+        match=r"may not do this; .* metadata collection, photos--hub: .*to write both for",
+    ):
         cosine.apply(method="nnn")
     found = client.query_points("photos", cosine.queries[0]).points
     assert ids(found) == cosine.best(cosine.queries[0])
 
 
-def test_a_key_that_may_only_read_is_told_before_the_gallery_is_read(cosine, monkeypatch):
+def test_a_key_that_may_only_read_is_told_before_the_gallery_is_read(
+    cosine, monkeypatch
+):
     served(cosine.plain)  # local mode has no keys
     store = cosine.store()
     monkeypatch.setattr(cosine.plain, "delete", _raise(refused(403, "Forbidden")))
     assert not apply(store, cosine.bank, "is", force=True, dry_run=True).written
-    monkeypatch.setattr(store, "scan", lambda *given: pytest.fail("the gallery was read"))
-    with pytest.raises(StoreError, match="asking whether it may be written to: the api key may not do this"):
+    monkeypatch.setattr(
+        store, "scan", lambda *given: pytest.fail("the gallery was read")
+    )
+    with pytest.raises(
+        StoreError,
+        match="asking whether it may be written to: the api key may not do this",
+    ):
         apply(store, cosine.bank, "is", force=True)
 
 
@@ -417,10 +556,15 @@ def test_a_key_that_may_only_read_is_told_before_the_gallery_is_read(cosine, mon
     [(401, b"Invalid API key or JWT"), (401, b""), (403, b"ExpiredSignature")],
     ids=["wrong", "of a proxy", "expired"],
 )
-def test_a_key_that_the_server_does_not_know_is_told_so(cosine, monkeypatch, status, content):
+def test_a_key_that_the_server_does_not_know_is_told_so(
+    cosine, monkeypatch, status, content
+):
     error = UnexpectedResponse(status, "", content, httpx.Headers())
     monkeypatch.setattr(cosine.plain, "get_collection", _raise(error))
-    with pytest.raises(StoreError, match=r"opening: the api key is missing, wrong or expired; it is read from QDRANT"):
+    with pytest.raises(
+        StoreError,
+        match=r"opening: the api key is missing, wrong or expired; it is read from QDRANT",
+    ):
         hubplugin.inspect(cosine.store())
 
 
@@ -433,9 +577,15 @@ def _raise(error):
 
 @pytest.mark.parametrize(
     "error",
-    [refused(503, "Unavailable"), refused(429, "Too Many Requests"), ResponseHandlingException(httpx.ReadTimeout(""))],
+    [
+        refused(503, "Unavailable"),
+        refused(429, "Too Many Requests"),
+        ResponseHandlingException(httpx.ReadTimeout("")),
+    ],
 )
-def test_a_server_that_is_away_for_a_moment_does_not_stop_a_run(cosine, monkeypatch, caplog, error):
+def test_a_server_that_is_away_for_a_moment_does_not_stop_a_run(
+    cosine, monkeypatch, caplog, error
+):
     scroll, failures = cosine.plain.scroll, iter([error, error])
 
     def at_first_away(*given, **named):
@@ -447,7 +597,11 @@ def test_a_server_that_is_away_for_a_moment_does_not_stop_a_run(cosine, monkeypa
     monkeypatch.setattr("hubplugin_qdrant.transport.LONGEST_WAIT", 0)
     cosine.apply()
     assert next(failures, None) is None
-    assert [record.levelname for record in caplog.records if "asked again" in record.getMessage()] == ["WARNING"]
+    assert [
+        record.levelname
+        for record in caplog.records
+        if "asked again" in record.getMessage()
+    ] == ["WARNING"]
     assert hubplugin.inspect(cosine.store()).missing == 0
 
 
@@ -458,10 +612,19 @@ def test_a_server_that_is_away_for_a_moment_does_not_stop_a_run(cosine, monkeypa
         ("qdrant://key@localhost:6333/photos", "expected qdrant"),
         ("qdrant://h/photos?api_key=s3cr3t", "expected qdrant"),
         ("qdrant-local:x", "expected qdrant"),
-        ("qdrant-local:x/photos?grpc=6334", "grpc=6334: it goes with HOST:6333/COLLECTION"),
-        ("qdrant://h/prefix/photos?grpc=6334", "grpc=6334: it goes with HOST:6333/COLLECTION"),
+        (
+            "qdrant-local:x/photos?grpc=6334",
+            "grpc=6334: it goes with HOST:6333/COLLECTION",
+        ),
+        (
+            "qdrant://h/prefix/photos?grpc=6334",
+            "grpc=6334: it goes with HOST:6333/COLLECTION",
+        ),
         *(
-            (f"qdrant://h/photos?grpc={port}", f"^grpc={port}: expected the server's port for gRPC, usually 6334$")
+            (
+                f"qdrant://h/photos?grpc={port}",
+                f"^grpc={port}: expected the server's port for gRPC, usually 6334$",
+            )
             for port in ("yes", "0", "-1", "²", "99999")
         ),
     ],
@@ -473,13 +636,19 @@ def test_a_url_that_cannot_be_meant_says_what_was_expected(url, says):
 
 
 def test_where_none_answers_by_grpc_the_port_is_named():
-    with pytest.raises(StoreError, match="; grpc=2 must be its port for gRPC, usually 6334"):
+    with pytest.raises(
+        StoreError, match="; grpc=2 must be its port for gRPC, usually 6334"
+    ):
         open_store("qdrant://127.0.0.1:1/photos?grpc=2")
 
 
-@pytest.mark.parametrize("url", ["qdrant://h:6333/photos?grpc=6334", "qdrant://h:6334/photos"])
+@pytest.mark.parametrize(
+    "url", ["qdrant://h:6333/photos?grpc=6334", "qdrant://h:6334/photos"]
+)
 def test_a_server_that_answers_has_no_port_named(url, monkeypatch):
-    monkeypatch.setattr("hubplugin_qdrant.places.Place.connect", lambda place: QdrantClient(":memory:"))
+    monkeypatch.setattr(
+        "hubplugin_qdrant.places.Place.connect", lambda place: QdrantClient(":memory:")
+    )
     with pytest.raises(StoreError, match="there is no collection 'photos'") as caught:
         open_store(url)
     assert "usually" not in str(caught.value)
@@ -495,21 +664,42 @@ def test_a_url_with_a_port_for_grpc_connects_by_it(monkeypatch):
     monkeypatch.setattr("hubplugin_qdrant.places.QdrantClient", connect)
     with pytest.raises(StoreError, match="seen"):
         open_store("qdrant://h:7333/photos?using=image&grpc=7334")
-    assert (given["port"], given["grpc_port"], given["prefer_grpc"]) == (7333, 7334, True)
+    assert (given["port"], given["grpc_port"], given["prefer_grpc"]) == (
+        7333,
+        7334,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda sync, other: hubplugin_qdrant.open_store(other, "photos"), "plain or wrapped, not Async"),
-        (lambda sync, other: hubplugin_qdrant.open_store("photos", sync), "plain or wrapped, not str"),
-        (lambda sync, other: hubplugin_qdrant.open_store("http://h:6333", "photos").dim, r"QdrantClient\(...\)"),
+        (
+            lambda sync, other: hubplugin_qdrant.open_store(other, "photos"),
+            "plain or wrapped, not Async",
+        ),
+        (
+            lambda sync, other: hubplugin_qdrant.open_store("photos", sync),
+            "plain or wrapped, not str",
+        ),
+        (
+            lambda sync, other: (
+                hubplugin_qdrant.open_store("http://h:6333", "photos").dim
+            ),
+            r"QdrantClient\(...\)",
+        ),
         (
             lambda sync, other: hubplugin_qdrant.open_store(sync, np.eye(3)),
             "collection must be a name, not ndarray",
         ),
-        (lambda sync, other: HubQdrantClient.wrap(other), "QdrantClient, plain or wrapped, not AsyncQdrantClient"),
-        (lambda sync, other: AsyncHubQdrantClient.wrap(sync), "AsyncQdrantClient, plain or wrapped, not QdrantClient"),
+        (
+            lambda sync, other: HubQdrantClient.wrap(other),
+            "QdrantClient, plain or wrapped, not AsyncQdrantClient",
+        ),
+        (
+            lambda sync, other: AsyncHubQdrantClient.wrap(sync),
+            "AsyncQdrantClient, plain or wrapped, not QdrantClient",
+        ),
     ],
 )
 def test_a_client_of_another_kind_is_refused_at_once(call, says):

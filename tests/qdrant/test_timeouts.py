@@ -32,10 +32,14 @@ CALLS = {
         "photos", [models.QueryRequest(query=QUERY, using="image")]
     ),
     "query_points by id": lambda client: client.query_points("photos", 3, "image"),
-    "query_points_groups": lambda client: client.query_points_groups("photos", "n", QUERY, "image"),
+    "query_points_groups": lambda client: client.query_points_groups(
+        "photos", "n", QUERY, "image"
+    ),
     "scroll": lambda client: client.scroll("photos", with_vectors=True),
     "retrieve": lambda client: client.retrieve("photos", [3]),
-    "upsert": lambda client: client.upsert("photos", [models.PointStruct(id=3, vector={"image": QUERY})]),
+    "upsert": lambda client: client.upsert(
+        "photos", [models.PointStruct(id=3, vector={"image": QUERY})]
+    ),
     "get_collection": lambda client: client.get_collection("photos"),
 }
 
@@ -67,18 +71,29 @@ def errors_of(clients):
     return found
 
 
-@pytest.mark.parametrize("storage", [None, "payload", "vector"], ids=["nothing known", "payload", "vector"])
+@pytest.mark.parametrize(
+    "storage", [None, "payload", "vector"], ids=["nothing known", "payload", "vector"]
+)
 @pytest.mark.parametrize(
     ("awaited", "prefer_grpc"),
     [
         (False, False),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(False, True), (True, False), (True, True)]),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [(False, True), (True, False), (True, True)]
+        ),
     ],
     ids=["sync REST", "sync gRPC", "async REST", "async gRPC"],
 )
 @pytest.mark.filterwarnings("ignore:what is known of 'photos' cannot be read just now")
-def test_a_timeout_is_the_clients_own_error_and_nothing_hangs(port, storage, awaited, prefer_grpc):
-    kind, corrected = (AsyncQdrantClient, AsyncHubQdrantClient) if awaited else (QdrantClient, HubQdrantClient)
+def test_a_timeout_is_the_clients_own_error_and_nothing_hangs(
+    port, storage, awaited, prefer_grpc
+):
+    kind, corrected = (
+        (AsyncQdrantClient, AsyncHubQdrantClient)
+        if awaited
+        else (QdrantClient, HubQdrantClient)
+    )
     manifest = None
     if storage is not None:
         photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, storage)
@@ -86,7 +101,12 @@ def test_a_timeout_is_the_clients_own_error_and_nothing_hangs(port, storage, awa
         manifest, fit = QdrantManifest(active={"image": photos.version}), photos.model
 
     def plain():
-        options = {"port": port, "grpc_port": port, "prefer_grpc": prefer_grpc, "timeout": 1}
+        options = {
+            "port": port,
+            "grpc_port": port,
+            "prefer_grpc": prefer_grpc,
+            "timeout": 1,
+        }
         return kind("127.0.0.1", https=False, check_compatibility=False, **options)
 
     def wrapped():

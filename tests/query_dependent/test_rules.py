@@ -17,7 +17,10 @@ TAU = 0.05
 def sets(rng):
     """bank [60, 12], targets [90, 12], queries [25, 12], target bank [40, 12], about one centre."""
     centre = rng.normal(size=12)
-    return tuple((centre + rng.normal(size=(rows, 12))).astype(np.float32) / 4 for rows in (60, 90, 25, 40))
+    return tuple(
+        (centre + rng.normal(size=(rows, 12))).astype(np.float32) / 4
+        for rows in (60, 90, 25, 40)
+    )
 
 
 def rescored(rule, queries, targets, metric):
@@ -44,7 +47,9 @@ def test_dis_is_equation_2_of_qb_norm(sets, metric, k):
     expected = np.where(corrected[:, None], s + offsets, s)
     assert 0 < corrected.sum() < len(queries) or k > 1
     rule = fit_rule(targets, bank, "dis", metric=metric, tau=TAU, k=k)
-    np.testing.assert_allclose(rescored(rule, queries, targets, metric), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        rescored(rule, queries, targets, metric), expected, rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("metric", ["cosine", "dot"])
@@ -55,10 +60,23 @@ def test_dualdis_is_appendix_a1_of_nnn(sets, metric, rng):
     s = similarity(queries, targets, metric)
     factors, active = [], []
     for members, tau in ((bank, TAU), (target_bank, 0.1)):
-        factors.append(np.exp(s / tau) / np.exp(similarity(members, targets, metric) / tau).sum(axis=0))
+        factors.append(
+            np.exp(s / tau)
+            / np.exp(similarity(members, targets, metric) / tau).sum(axis=0)
+        )
         active.append(active_set(members, targets, metric, 1)[s.argmax(axis=1)])
-    product = np.prod([np.where(a[:, None], f, s) for a, f in zip(active, factors, strict=True)], axis=0)
-    rule = fit_rule(targets, hubplugin.Bank(bank, target_bank), "dualdis", metric=metric, tau_query=TAU, tau_target=0.1)
+    product = np.prod(
+        [np.where(a[:, None], f, s) for a, f in zip(active, factors, strict=True)],
+        axis=0,
+    )
+    rule = fit_rule(
+        targets,
+        hubplugin.Bank(bank, target_bank),
+        "dualdis",
+        metric=metric,
+        tau_query=TAU,
+        tau_target=0.1,
+    )
     ours, seen = rescored(rule, queries, targets, metric), set()
     for row, paper in enumerate(product):
         positive = s[row] > 0
@@ -68,7 +86,9 @@ def test_dualdis_is_appendix_a1_of_nnn(sets, metric, rng):
         if any(state):
             expected = np.log(paper[positive]) * TAU * 0.1 / (TAU + 0.1)
         shift = ours[row, positive] - expected
-        np.testing.assert_allclose(shift, 0 if not any(state) else shift.mean(), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            shift, 0 if not any(state) else shift.mean(), rtol=0, atol=1e-5
+        )
         seen.add(state)
     assert len(seen) == 4
 
@@ -77,10 +97,18 @@ def test_dualdis_leaves_what_has_no_positive_similarity_to_the_other_factor(sets
     bank, targets, queries, target_bank = sets
     s = similarity(queries, targets, "euclidean")
     rule = fit_rule(
-        targets, hubplugin.Bank(bank, target_bank), "dualdis", metric="euclidean", tau_query=TAU, tau_target=0.1
+        targets,
+        hubplugin.Bank(bank, target_bank),
+        "dualdis",
+        metric="euclidean",
+        tau_query=TAU,
+        tau_target=0.1,
     )
     ours, nearest = rescored(rule, queries, targets, "euclidean"), s.argmax(axis=1)
-    own, other = (active_set(members, targets, "euclidean", 1)[nearest] for members in (bank, target_bank))
+    own, other = (
+        active_set(members, targets, "euclidean", 1)[nearest]
+        for members in (bank, target_bank)
+    )
     alone = own & ~other
     assert alone.any()
     expected = s + inverted_softmax(bank, targets, "euclidean", TAU)
@@ -98,7 +126,9 @@ def test_single_query_dsl_needs_one_number_a_target(sets, metric):
     expected = s * np.exp(t * s) / (np.exp(t * s) + from_bank)
     rule = fit_rule(None, bank, "dsl", metric=metric, temperature=t)
     assert rule.keep(targets).shape == (len(targets),)
-    np.testing.assert_allclose(rescored(rule, queries, targets, metric), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        rescored(rule, queries, targets, metric), expected, rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -107,7 +137,9 @@ def test_gc_is_the_similarity_less_its_rank_in_the_bank(sets, metric):
     s, probe = similarity(queries, targets, metric), similarity(bank, targets, metric)
     expected = s - (probe[None, :, :] > s[:, None, :]).sum(axis=1)
     rule = fit_rule(None, bank, "gc", metric=metric)
-    np.testing.assert_allclose(rescored(rule, queries, targets, metric), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        rescored(rule, queries, targets, metric), expected, rtol=0, atol=1e-5
+    )
 
 
 def test_candidates_are_ranked_as_in_the_whole_gallery(sets):
@@ -117,13 +149,19 @@ def test_candidates_are_ranked_as_in_the_whole_gallery(sets):
         kept, s = rule.keep(targets), similarity(queries, targets, "cosine")
         whole = rule.rescore(s, kept)
         names = [f"photo {j}" for j in range(len(targets))]
-        reranker = Reranker(rule, lambda ids, kept=kept: kept[[int(name.split()[1]) for name in ids]])
+        reranker = Reranker(
+            rule, lambda ids, kept=kept: kept[[int(name.split()[1]) for name in ids]]
+        )
         for query, raw, corrected in zip(queries, s, whole, strict=True):
             found = np.argsort(-raw, kind="stable")[:30]
-            order, scores = reranker.rerank(query, [names[j] for j in found], raw[found])
+            order, scores = reranker.rerank(
+                query, [names[j] for j in found], raw[found]
+            )
             expected = sorted(found, key=lambda j: -corrected[j])
             assert [int(found[i]) for i in order] == [int(j) for j in expected], method
-            np.testing.assert_allclose(scores, np.sort(corrected[found])[::-1], rtol=0, atol=1e-6)
+            np.testing.assert_allclose(
+                scores, np.sort(corrected[found])[::-1], rtol=0, atol=1e-6
+            )
 
 
 def test_no_candidates_is_no_ranking(sets):
@@ -132,10 +170,14 @@ def test_no_candidates_is_no_ranking(sets):
     assert len(order) == len(scores) == 0
 
 
-def test_a_later_target_is_in_the_set_exactly_if_a_bank_query_would_rank_it_k_th(sets, rng):
+def test_a_later_target_is_in_the_set_exactly_if_a_bank_query_would_rank_it_k_th(
+    sets, rng
+):
     bank, targets, _, _ = sets
     model = hubplugin.fit(targets, bank, "is").with_activation(targets, k=2)
-    late = (targets[rng.permutation(90)[:30]] + rng.normal(size=(30, 12)) / 10).astype(np.float32)
+    late = (targets[rng.permutation(90)[:30]] + rng.normal(size=(30, 12)) / 10).astype(
+        np.float32
+    )
     kth = np.sort(similarity(bank, targets, "cosine"), axis=1)[:, -2]
     expected = (similarity(bank, late, "cosine") >= kth[:, None]).any(axis=0)
     assert 0 < expected.sum() < 30
@@ -144,19 +186,31 @@ def test_a_later_target_is_in_the_set_exactly_if_a_bank_query_would_rank_it_k_th
 
 def test_the_activation_set_lies_in_the_model_file(sets, tmp_path):
     bank, targets, _, target_bank = sets
-    model = hubplugin.fit(targets, hubplugin.Bank(bank, target_bank), "dualis").with_activation(targets, k=3)
+    model = hubplugin.fit(
+        targets, hubplugin.Bank(bank, target_bank), "dualis"
+    ).with_activation(targets, k=3)
     model.save(tmp_path / "x.hub")
     loaded = hubplugin.load(tmp_path / "x.hub")
     assert loaded.activation.k == 3
-    np.testing.assert_array_equal(loaded.is_activated(targets), model.is_activated(targets))
+    np.testing.assert_array_equal(
+        loaded.is_activated(targets), model.is_activated(targets)
+    )
     assert (
         loaded.fingerprint
         == model.fingerprint
-        != hubplugin.fit(targets, hubplugin.Bank(bank, target_bank), "dualis").fingerprint
+        != hubplugin.fit(
+            targets, hubplugin.Bank(bank, target_bank), "dualis"
+        ).fingerprint
     )
 
 
-@given(m=st.integers(1, 30), n=st.integers(1, 30), d=st.integers(1, 8), k=st.integers(1, 40), seed=st.integers(0, 999))
+@given(
+    m=st.integers(1, 30),
+    n=st.integers(1, 30),
+    d=st.integers(1, 8),
+    k=st.integers(1, 40),
+    seed=st.integers(0, 999),
+)
 @settings(max_examples=60, deadline=None)
 def test_every_bank_query_has_its_k_nearest_in_the_set(m, n, d, k, seed):
     k = min(k, n)
@@ -171,20 +225,42 @@ def test_every_bank_query_has_its_k_nearest_in_the_set(m, n, d, k, seed):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda b, t: fit_rule(t, b, "disco"), "unknown method 'disco': use one of dis, dualdis, dsl, gc"),
+        (
+            lambda b, t: fit_rule(t, b, "disco"),
+            "unknown method 'disco': use one of dis, dualdis, dsl, gc",
+        ),
         (lambda b, t: fit_rule(t, b, "dbsn"), "fit it with hubplugin.fit,"),
-        (lambda b, t: fit_rule(t, b, "dis", k=0), "k=0 is refused: Input should be greater than or equal to 1"),
-        (lambda b, t: fit_rule(t, b, "dis", k=91), "k=91 is not between 1 and the 90 targets"),
+        (
+            lambda b, t: fit_rule(t, b, "dis", k=0),
+            "k=0 is refused: Input should be greater than or equal to 1",
+        ),
+        (
+            lambda b, t: fit_rule(t, b, "dis", k=91),
+            "k=91 is not between 1 and the 90 targets",
+        ),
         (lambda b, t: fit_rule(None, b, "dis"), "pass targets="),
         (lambda b, t: fit_rule(t, b, "dualdis"), "pass answers="),
-        (lambda b, t: fit_rule(t, b, "gc", tau=1), "has no parameter 'tau'; it takes none"),
-        (lambda b, t: hubplugin.fit(t, b, "dn").with_activation(t), "no activation set"),
+        (
+            lambda b, t: fit_rule(t, b, "gc", tau=1),
+            "has no parameter 'tau'; it takes none",
+        ),
+        (
+            lambda b, t: hubplugin.fit(t, b, "dn").with_activation(t),
+            "no activation set",
+        ),
         (lambda b, t: hubplugin.fit(t, b, "is").is_activated(t), "with_activation"),
         (
-            lambda b, t: Reranker(fit_rule(None, b, "dsl"), len).rerank(b[0], [1, 2], [0.5]),
+            lambda b, t: Reranker(fit_rule(None, b, "dsl"), len).rerank(
+                b[0], [1, 2], [0.5]
+            ),
             "2 candidate ids came with 1",
         ),
-        (lambda b, t: Reranker(fit_rule(None, b, "dsl"), len).rerank(b[0][:3], [1], [0.5]), "12 dimensions"),
+        (
+            lambda b, t: Reranker(fit_rule(None, b, "dsl"), len).rerank(
+                b[0][:3], [1], [0.5]
+            ),
+            "12 dimensions",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(sets, call, says):
@@ -198,12 +274,19 @@ def test_dis_does_no_harm_with_an_adversarial_bank_where_is_does(real):
     """QB-Norm table 2: the bank queries that retrieve the fewest distinct targets. It knows a corner of the gallery."""
     queries, targets = real["test_queries"], real["test_targets"]
     nearest = similarity(real["bank_queries"], targets, "cosine").argmax(axis=1)
-    common = np.argsort(-np.bincount(nearest, minlength=len(targets)), kind="stable")[:10]
+    common = np.argsort(-np.bincount(nearest, minlength=len(targets)), kind="stable")[
+        :10
+    ]
     bank = real["bank_queries"][np.isin(nearest, common)]
     s, own = similarity(queries, targets, "cosine"), np.arange(len(queries))
     raw = (s.argmax(axis=1) == own).mean()
     offsets = hubplugin.fit(targets, bank, "is").offsets(targets)
     corrected = ((s + offsets).argmax(axis=1) == own).mean()
-    dynamic = (rescored(fit_rule(targets, bank, "dis"), queries, targets, "cosine").argmax(axis=1) == own).mean()
+    dynamic = (
+        rescored(fit_rule(targets, bank, "dis"), queries, targets, "cosine").argmax(
+            axis=1
+        )
+        == own
+    ).mean()
     assert corrected < raw - 0.02
     assert dynamic >= raw - 0.005

@@ -19,9 +19,14 @@ N, D, CLICKS = 500, 16, 420
 @pytest.fixture
 def asked(rng, tmp_path):
     """The URL of an index, and queries that are recorded beside it with a click each."""
-    targets, answers = unit(rng.normal(size=(N, D))), np.tile(rng.permutation(N)[: CLICKS // 3], 3)
+    targets, answers = (
+        unit(rng.normal(size=(N, D))),
+        np.tile(rng.permutation(N)[: CLICKS // 3], 3),
+    )
     words = 0.8 * rng.normal(size=(N, D)) / D**0.5
-    queries = unit(targets[answers] + words[answers] + 0.4 * rng.normal(size=(CLICKS, D)) / D**0.5)
+    queries = unit(
+        targets[answers] + words[answers] + 0.4 * rng.normal(size=(CLICKS, D)) / D**0.5
+    )
     recorded(tmp_path / "photos.faiss.queries", queries, clicks=answers)
     return flat_index(tmp_path / "photos.faiss", targets), queries
 
@@ -29,10 +34,14 @@ def asked(rng, tmp_path):
 def known(url, queries):
     """Which of `queries` are in the bank of the active model."""
     bank = hubplugin.open_store(url).correction().model.terms[0].bank
-    return [bool((np.abs(bank - query).max(axis=1) < 1e-4).any()) for query in unit(queries)]
+    return [
+        bool((np.abs(bank - query).max(axis=1) < 1e-4).any()) for query in unit(queries)
+    ]
 
 
-def test_a_query_and_its_clicks_are_in_no_record_and_after_a_refit_in_no_correction(asked):
+def test_a_query_and_its_clicks_are_in_no_record_and_after_a_refit_in_no_correction(
+    asked,
+):
     index, queries = asked
     store = hubplugin.open_store(index)
     hubplugin.apply(store, hubplugin.Bank(), force=True)
@@ -43,21 +52,29 @@ def test_a_query_and_its_clicks_are_in_no_record_and_after_a_refit_in_no_correct
     assert left.rows == CLICKS - 5
     assert not set(gone) & set(left.ids)
     assert sum(map(len, left.clicks)) == CLICKS - 5
-    assert known(index, queries[:6]) == [True] * 6, "the docs say so: until the next refit"
+    assert known(index, queries[:6]) == [True] * 6, (
+        "the docs say so: until the next refit"
+    )
     hubplugin.refit(hubplugin.open_store(index), force=True)
     assert known(index, queries[:6]) == [False] * 5 + [True]
     assert recorder.forget(gone) == 0
 
 
-def test_a_query_is_forgotten_in_the_samples_of_all_collections_and_in_memory(folder, queries):
+def test_a_query_is_forgotten_in_the_samples_of_all_collections_and_in_memory(
+    folder, queries
+):
     recorder = Recorder(folder, seconds=1000)
     recorder.within("photos").add(queries[:4])
     recorder.within("photos", "image").add(queries[:1])
-    assert recorder.forget([Recorder.id_of(queries[0])]) == 2, "of what no thread has written yet"
+    assert recorder.forget([Recorder.id_of(queries[0])]) == 2, (
+        "of what no thread has written yet"
+    )
     recorder.close()
     assert read(folder / "photos").rows == 3
     assert read(folder / "photos" / "image") is None
-    assert Recorder(folder).forget([Recorder.id_of(query) for query in queries]) == 3, "after a restart"
+    assert Recorder(folder).forget([Recorder.id_of(query) for query in queries]) == 3, (
+        "after a restart"
+    )
     assert read(folder / "photos") is None
 
 
@@ -68,7 +85,9 @@ def test_a_recorder_that_runs_drops_what_was_forgotten_and_goes_on(folder, queri
     other = recorded(folder, queries[3:4])
     other.add(queries[20])
     assert Recorder(folder).forget([Recorder.id_of(queries[3]), "0" * 16]) == 1
-    assert queries[3].tobytes() not in (folder / "record.sqlite").read_bytes(), "nor is it on the disk"
+    assert queries[3].tobytes() not in (folder / "record.sqlite").read_bytes(), (
+        "nor is it on the disk"
+    )
     other.close()
     running.flush()
     running.add(queries[21])
@@ -82,12 +101,21 @@ def test_a_recorder_that_runs_drops_what_was_forgotten_and_goes_on(folder, queri
 def test_forgetting_twice_at_once_loses_neither(folder, queries):
     recorded(folder, queries)
     with ThreadPoolExecutor(20) as pool:
-        list(pool.map(lambda query: Recorder(folder).forget([Recorder.id_of(query)]), queries[:20]))
+        list(
+            pool.map(
+                lambda query: Recorder(folder).forget([Recorder.id_of(query)]),
+                queries[:20],
+            )
+        )
     assert read(folder).rows == 280
 
 
-@pytest.mark.parametrize("options", [["--forget", "ID"], ["--clear"]], ids=["forget", "clear"])
-def test_the_command_deletes_clicks_whose_query_is_not_recorded(tmp_path, queries, options):
+@pytest.mark.parametrize(
+    "options", [["--forget", "ID"], ["--clear"]], ids=["forget", "clear"]
+)
+def test_the_command_deletes_clicks_whose_query_is_not_recorded(
+    tmp_path, queries, options
+):
     """Another process may have answered the query, or an earlier model embedded it."""
     index = flat_index(tmp_path / "photos.faiss", unit(queries))
     folder, named = tmp_path / "photos.faiss.queries", Recorder.id_of(queries[0])
@@ -104,7 +132,14 @@ def test_the_command_deletes_clicks_whose_query_is_not_recorded(tmp_path, querie
 
 def test_the_command_forgets_and_says_so(asked):
     index, queries = asked
-    named = ["bank", index, "--forget", Recorder.id_of(queries[0]), "--forget", Recorder.id_of(queries[1])]
+    named = [
+        "bank",
+        index,
+        "--forget",
+        Recorder.id_of(queries[0]),
+        "--forget",
+        Recorder.id_of(queries[1]),
+    ]
     said = CliRunner().invoke(app, [*named, "--dry-run"])
     assert f"would keep {CLICKS - 2}" in said.stdout
     assert read(f"{index.partition(':')[2]}.queries").rows == CLICKS

@@ -35,10 +35,24 @@ def test_what_was_asked_is_read_as_a_bank_without_repetitions(folder, queries):
     recorder.close()
     found = read(folder)
     assert rows(found.array()) == rows(queries)
-    assert (found.rows, found.seen, found.different, found.texts) == (300, 350, 300, None)
-    assert started <= found.first <= found.times.min() <= found.times.max() <= found.last <= time.time()
+    assert (found.rows, found.seen, found.different, found.texts) == (
+        300,
+        350,
+        300,
+        None,
+    )
+    assert (
+        started
+        <= found.first
+        <= found.times.min()
+        <= found.times.max()
+        <= found.last
+        <= time.time()
+    )
     assert hubplugin.fit(queries, found, "is").dim == 8
-    modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "record.sqlite")]
+    modes = [
+        stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "record.sqlite")
+    ]
     assert modes == [0o700, 0o600], "readable by their owner only"
 
 
@@ -52,22 +66,37 @@ def test_a_file_that_was_only_made_holds_nothing_and_is_gone_on_with(folder, que
 
 def test_clicks_are_answers_of_the_queries_that_they_belong_to(folder, queries):
     recorder = recorded(folder, queries[:6])
-    given = [(0, 5), (1, "a"), (1, "b"), (1, "b"), (2, "17"), (3, uuid.UUID(int=7)), (4, np.int64(8)), (5, "042")]
+    given = [
+        (0, 5),
+        (1, "a"),
+        (1, "b"),
+        (1, "b"),
+        (2, "17"),
+        (3, uuid.UUID(int=7)),
+        (4, np.int64(8)),
+        (5, "042"),
+    ]
     for row, target in (*given, (9, 1)):
-        recorder.click(queries[row].tolist() if row % 2 else Recorder.id_of(queries[row]), target)
+        recorder.click(
+            queries[row].tolist() if row % 2 else Recorder.id_of(queries[row]), target
+        )
     recorder.close()
     found = read(folder)
     assert found.answers is not None
     answers = dict(zip(map(bytes, found.array()), found.answers.tolist(), strict=True))
     expected = [5, "b", 17, "00000000-0000-0000-0000-000000000007", 8, "042"]
     assert [answers[bytes(query)] for query in queries[:6]] == expected
-    assert sum(sum(counts.values()) for counts in found.clicks) == 8, "one is of a query that nobody asked"
+    assert sum(sum(counts.values()) for counts in found.clicks) == 8, (
+        "one is of a query that nobody asked"
+    )
 
 
 def test_the_id_of_a_query_is_short_and_the_same_for_every_form_of_it(queries):
     (one, two, *_) = queries
     forms = (list, tuple, np.asarray, np.float32)
-    assert {Recorder.id_of(form(one.tolist())) for form in forms} == {Recorder.id_of(one)}
+    assert {Recorder.id_of(form(one.tolist())) for form in forms} == {
+        Recorder.id_of(one)
+    }
     assert Recorder.id_of(two) != Recorder.id_of(one)
     assert re.fullmatch("[0-9a-f]{16}", Recorder.id_of(one))
     with pytest.raises(InputError, match=r"one query \[d\]; got 300"):
@@ -77,13 +106,22 @@ def test_the_id_of_a_query_is_short_and_the_same_for_every_form_of_it(queries):
 @pytest.mark.parametrize(
     ("query", "target", "said"),
     [
-        ("my red shoes", 1, "its id of 16 hexadecimal digits; got a text of 12 characters"),
+        (
+            "my red shoes",
+            1,
+            "its id of 16 hexadecimal digits; got a text of 12 characters",
+        ),
         (np.zeros((2, 2, 2)), 1, "got shape (2, 2, 2)"),
         (None, 1, ""),
-        *(("0" * 16, target, "expected the id of a target") for target in (-1, 1.5, True, None, "", "x" * 201)),
+        *(
+            ("0" * 16, target, "expected the id of a target")
+            for target in (-1, 1.5, True, None, "", "x" * 201)
+        ),
     ],
 )
-def test_what_is_no_click_is_one_line_in_the_log_without_what_was_written(folder, queries, caplog, query, target, said):
+def test_what_is_no_click_is_one_line_in_the_log_without_what_was_written(
+    folder, queries, caplog, query, target, said
+):
     recorder = Recorder(folder)
     for _ in range(3):
         recorder.click(query, target)
@@ -110,10 +148,17 @@ def test_queries_of_another_model_are_kept_apart(folder, queries):
     recorder.close()
     other.close()
     assert (read(folder).dim, read(folder, 8), read(folder, 4).rows) == (3, None, 300)
-    assert recorder.forget([Recorder.id_of(queries[0, :3]), Recorder.id_of(queries[0, :4])]) == 2
+    assert (
+        recorder.forget(
+            [Recorder.id_of(queries[0, :3]), Recorder.id_of(queries[0, :4])]
+        )
+        == 2
+    )
 
 
-def test_a_recorder_that_two_models_take_turns_with_keeps_a_sample_of_each(folder, queries):
+def test_a_recorder_that_two_models_take_turns_with_keeps_a_sample_of_each(
+    folder, queries
+):
     recorder = Recorder(folder, 100)
     for query in queries:
         recorder.add(query)
@@ -121,11 +166,15 @@ def test_a_recorder_that_two_models_take_turns_with_keeps_a_sample_of_each(folde
     recorder.close()
     for dim in (8, 4):
         found = read(folder, dim)
-        assert found.ids == sorted(Recorder.id_of(query[:dim]) for query in queries)[:100]
+        assert (
+            found.ids == sorted(Recorder.id_of(query[:dim]) for query in queries)[:100]
+        )
         assert found.seen == 300
 
 
-def test_a_model_that_left_the_record_and_comes_back_has_a_whole_sample(folder, queries):
+def test_a_model_that_left_the_record_and_comes_back_has_a_whole_sample(
+    folder, queries
+):
     recorder = Recorder(folder, 10)
     for seen in (queries[:, :4], queries[:, :8], queries[:, :5], queries[:10, :4]):
         recorder.add(seen)
@@ -134,7 +183,9 @@ def test_a_model_that_left_the_record_and_comes_back_has_a_whole_sample(folder, 
     assert (found.rows, found.seen) == (10, 10)
 
 
-def test_a_program_that_changes_its_folder_writes_where_it_began(folder, queries, monkeypatch):
+def test_a_program_that_changes_its_folder_writes_where_it_began(
+    folder, queries, monkeypatch
+):
     monkeypatch.chdir(folder.parent)
     recorder = Recorder(folder.name)
     recorder.add(queries)
@@ -167,7 +218,9 @@ def test_only_what_was_asked_lately_is_read_where_that_is_wanted(folder, queries
     assert read(folder, since=time.time() + 1) is None
 
 
-def test_a_folder_that_cannot_be_written_is_one_line_in_the_log(tmp_path, queries, caplog):
+def test_a_folder_that_cannot_be_written_is_one_line_in_the_log(
+    tmp_path, queries, caplog
+):
     (tmp_path / "file").touch()
     recorder = Recorder(tmp_path / "file" / "queries", seconds=0.01)
     recorder.add(queries)
@@ -182,14 +235,19 @@ def test_a_folder_that_cannot_be_written_is_one_line_in_the_log(tmp_path, querie
     assert record.levelno == logging.WARNING
 
 
-def test_a_full_disk_loses_nothing_that_was_there_and_recording_goes_on_after_it(folder, caplog, full_disk):
+def test_a_full_disk_loses_nothing_that_was_there_and_recording_goes_on_after_it(
+    folder, caplog, full_disk
+):
     queries = np.random.default_rng(0).normal(size=(2_000, 64)).astype(np.float32)
     recorder = recorded(folder, queries[:10])
     recorder.add(queries[10:])
     with full_disk():
         recorder.flush()
         assert read(folder).rows == 10
-        assert "record.sqlite cannot be used now (disk I/O error); try again; searches go on" in caplog.text
+        assert (
+            "record.sqlite cannot be used now (disk I/O error); try again; searches go on"
+            in caplog.text
+        )
     recorder.flush()
     assert read(folder).rows == 2_000
     recorder.close()
@@ -200,7 +258,9 @@ NO_DIRECTIONS = [np.full(8, value) for value in (0, np.nan, np.inf)]
 
 
 @pytest.mark.parametrize("given", [*NO_QUERIES, *NO_DIRECTIONS])
-def test_whatever_is_added_nothing_is_raised_and_what_has_no_direction_is_counted(folder, queries, given):
+def test_whatever_is_added_nothing_is_raised_and_what_has_no_direction_is_counted(
+    folder, queries, given
+):
     recorder = Recorder(folder)
     recorder.add(given)
     recorder.add(queries)
@@ -210,7 +270,9 @@ def test_whatever_is_added_nothing_is_raised_and_what_has_no_direction_is_counte
     assert found.seen == 300 + any(given is each for each in NO_DIRECTIONS)
 
 
-def test_texts_are_kept_only_if_asked_for_and_one_that_is_none_keeps_no_other_out(folder, queries, caplog):
+def test_texts_are_kept_only_if_asked_for_and_one_that_is_none_keeps_no_other_out(
+    folder, queries, caplog
+):
     given = ["red shoes", b"red shoes", 7, ["red", "shoes"], "\ud800", "a\0b", "\0"]
     for texts in (False, True):
         recorder = Recorder(folder, texts=texts)
@@ -225,8 +287,15 @@ def test_texts_are_kept_only_if_asked_for_and_one_that_is_none_keeps_no_other_ou
     assert {"red shoes", "after"} < set(found.texts)
     assert found.texts.count(None) == 4
     assert 7 in found.clicks[found.texts.index("red shoes")]
-    (said,) = (record.message for record in caplog.records if "the text of a query" in record.message)
-    assert f"the text of a query is not recorded in {folder}: expected a str, got bytes" in said
+    (said,) = (
+        record.message
+        for record in caplog.records
+        if "the text of a query" in record.message
+    )
+    assert (
+        f"the text of a query is not recorded in {folder}: expected a str, got bytes"
+        in said
+    )
 
 
 def damaged(folder, queries, by):
@@ -240,15 +309,37 @@ def damaged(folder, queries, by):
 
 
 DAMAGES = [
-    *(f"UPDATE samples SET bound = {value}" for value in ("7", "''", "'x'", "x'00'", "1e999")),
-    *(f"UPDATE samples SET seen = {value}" for value in ("-1", "0", "1.5", "1e999", "'many'", "NULL")),
-    *(f"UPDATE samples SET {name} = {to}" for name in ("first", "last") for to in ("1e20", "1e999", "'now'", "x'00'")),
-    *(f"UPDATE queries SET vector = {value}" for value in ("NULL", "1", "'x'", "x'00'", "zeroblob(32)")),
+    *(
+        f"UPDATE samples SET bound = {value}"
+        for value in ("7", "''", "'x'", "x'00'", "1e999")
+    ),
+    *(
+        f"UPDATE samples SET seen = {value}"
+        for value in ("-1", "0", "1.5", "1e999", "'many'", "NULL")
+    ),
+    *(
+        f"UPDATE samples SET {name} = {to}"
+        for name in ("first", "last")
+        for to in ("1e20", "1e999", "'now'", "x'00'")
+    ),
+    *(
+        f"UPDATE queries SET vector = {value}"
+        for value in ("NULL", "1", "'x'", "x'00'", "zeroblob(32)")
+    ),
     "UPDATE queries SET vector = zeroblob(3000000) WHERE rowid = 3",
     *(f"UPDATE queries SET time = {value}" for value in ("1e999", "'now'", "-1e20")),
-    *(f"UPDATE queries SET text = {value}" for value in ("x'00'", "CAST(x'ff' AS TEXT)")),
-    *(f"UPDATE clicks SET count = {value}" for value in ("0", "-1", "1.5", "'one'", "NULL")),
-    *(f"UPDATE clicks SET target = {value}" for value in ("NULL", "''", "x'00'", "printf('%201s', 'x')")),
+    *(
+        f"UPDATE queries SET text = {value}"
+        for value in ("x'00'", "CAST(x'ff' AS TEXT)")
+    ),
+    *(
+        f"UPDATE clicks SET count = {value}"
+        for value in ("0", "-1", "1.5", "'one'", "NULL")
+    ),
+    *(
+        f"UPDATE clicks SET target = {value}"
+        for value in ("NULL", "''", "x'00'", "printf('%201s', 'x')")
+    ),
     "UPDATE queries SET id = '0123456789abcdef' WHERE rowid = 3",
     "DROP TABLE clicks",
     "CREATE TABLE others (id)",
@@ -258,7 +349,9 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("by", DAMAGES)
-def test_a_file_that_makes_no_sense_is_refused_in_one_line_that_says_what_to_do(by, folder, queries):
+def test_a_file_that_makes_no_sense_is_refused_in_one_line_that_says_what_to_do(
+    by, folder, queries
+):
     damaged(folder, queries, by)
     with pytest.raises(StoreError) as raised:
         read(folder)
@@ -267,7 +360,9 @@ def test_a_file_that_makes_no_sense_is_refused_in_one_line_that_says_what_to_do(
     assert "\n" not in str(raised.value)
 
 
-def test_whatever_byte_changes_a_file_is_refused_or_holds_what_was_asked(folder, queries, rng):
+def test_whatever_byte_changes_a_file_is_refused_or_holds_what_was_asked(
+    folder, queries, rng
+):
     recorded(folder, queries[:60])
     path = folder / "record.sqlite"
     whole = path.read_bytes()
@@ -276,7 +371,9 @@ def test_whatever_byte_changes_a_file_is_refused_or_holds_what_was_asked(folder,
         content = bytearray(whole)
         for place in rng.integers(len(whole), size=rng.integers(1, 20)):
             content[place] = rng.integers(256)
-        path.write_bytes(content[: rng.integers(len(whole))] if rng.random() < 0.1 else content)
+        path.write_bytes(
+            content[: rng.integers(len(whole))] if rng.random() < 0.1 else content
+        )
         try:
             found = read(folder)
         except StoreError as error:
@@ -297,8 +394,15 @@ def test_a_file_that_is_damaged_while_it_is_recorded_to_is_one_line_and_anew_onc
         recorder.add(queries[100:])
         recorder.flush()
     (record,) = caplog.records
-    assert "record.sqlite is damaged (file is not a database); delete it" in record.message
-    for refused in (read, clear, lambda folder: thin(folder, 3), lambda folder: Recorder(folder).forget(["0" * 16])):
+    assert (
+        "record.sqlite is damaged (file is not a database); delete it" in record.message
+    )
+    for refused in (
+        read,
+        clear,
+        lambda folder: thin(folder, 3),
+        lambda folder: Recorder(folder).forget(["0" * 16]),
+    ):
         with pytest.raises(StoreError, match="delete it"):
             refused(folder)
     (folder / "record.sqlite").unlink()
@@ -318,7 +422,9 @@ def test_a_file_that_is_damaged_while_it_is_recorded_to_is_one_line_and_anew_onc
         lambda path, record: os.link(record, path),
     ],
 )
-def test_no_link_is_followed_and_what_is_no_file_is_refused(make, folder, queries, tmp_path, caplog):
+def test_no_link_is_followed_and_what_is_no_file_is_refused(
+    make, folder, queries, tmp_path, caplog
+):
     recorded(tmp_path / "other", queries[:3])
     beyond = tmp_path / "other" / "record.sqlite"
     before = beyond.read_bytes()
@@ -335,39 +441,63 @@ def test_no_link_is_followed_and_what_is_no_file_is_refused(make, folder, querie
 
 
 @pytest.mark.parametrize("name", ["journal", "wal", "shm"])
-def test_a_link_in_the_place_of_what_sqlite_keeps_beside_a_record_is_not_followed(name, folder, queries, tmp_path):
+def test_a_link_in_the_place_of_what_sqlite_keeps_beside_a_record_is_not_followed(
+    name, folder, queries, tmp_path
+):
     recorded(folder, queries)
     (tmp_path / "precious").write_text("precious")
     (folder / f"record.sqlite-{name}").symlink_to(tmp_path / "precious")
     for use in (read, clear):
-        with pytest.raises(StoreError, match=f"record.sqlite-{name} is a link, or no file; delete it"):
+        with pytest.raises(
+            StoreError, match=f"record.sqlite-{name} is a link, or no file; delete it"
+        ):
             use(folder)
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-def test_a_journal_that_names_a_file_of_somebody_else_deletes_it_not(folder, queries, tmp_path):
+def test_a_journal_that_names_a_file_of_somebody_else_deletes_it_not(
+    folder, queries, tmp_path
+):
     """SQLite takes it for that of a transaction over several databases, and deletes what it names once it is done."""
     recorded(folder, queries)
     precious, magic = tmp_path / "precious", bytes.fromhex("d9d505f920a163d7")
     precious.write_text("precious")
-    name, pages = str(precious).encode(), (folder / "record.sqlite").stat().st_size // 4096
+    name, pages = (
+        str(precious).encode(),
+        (folder / "record.sqlite").stat().st_size // 4096,
+    )
     head = (magic + struct.pack(">5I", 0, 1, pages, 512, 4096)).ljust(512, b"\0")
-    tail = struct.pack(">I", (1 << 30) // 4096 + 1) + name + struct.pack(">2I", len(name), sum(name)) + magic
+    tail = (
+        struct.pack(">I", (1 << 30) // 4096 + 1)
+        + name
+        + struct.pack(">2I", len(name), sum(name))
+        + magic
+    )
     (folder / "record.sqlite-journal").write_bytes(head + tail)
-    with pytest.raises(StoreError, match=r"record.sqlite-journal names another file, which SQLite would delete"):
+    with pytest.raises(
+        StoreError,
+        match=r"record.sqlite-journal names another file, which SQLite would delete",
+    ):
         read(folder)
     assert precious.read_text() == "precious"
 
 
-def test_a_record_that_others_write_to_for_long_is_left_alone(folder, queries, monkeypatch, caplog):
+def test_a_record_that_others_write_to_for_long_is_left_alone(
+    folder, queries, monkeypatch, caplog
+):
     monkeypatch.setattr("hubplugin.recording.PATIENCE", 0.05)
     recorder = recorded(folder, queries)
     recorder.add(queries[:5] + 1)
     recorder.click(queries[0], 7)
-    with closing(sqlite3.connect(folder / "record.sqlite", isolation_level=None)) as other:
+    with closing(
+        sqlite3.connect(folder / "record.sqlite", isolation_level=None)
+    ) as other:
         other.execute("BEGIN IMMEDIATE")
         recorder.flush()
-        assert "record.sqlite cannot be used now (database is locked); try again; searches go on" in caplog.text
+        assert (
+            "record.sqlite cannot be used now (database is locked); try again; searches go on"
+            in caplog.text
+        )
         with pytest.raises(StoreError, match="database is locked"):
             thin(folder, 20)
         assert read(folder).rows == 300
@@ -447,7 +577,9 @@ def test_several_processes_record_at_the_same_time_and_end_without_a_call(folder
     assert found.seen == 6_000
     assert found.rows == 200
     assert 3_000 < found.different < 5_200, "4,000, since two of them asked the same"
-    assert all(counts in ({7: 1}, {7: 2}) for counts in found.clicks), "each query was clicked as often as it was asked"
+    assert all(counts in ({7: 1}, {7: 2}) for counts in found.clicks), (
+        "each query was clicked as often as it was asked"
+    )
 
 
 def seen_above(folder, seen):
@@ -466,14 +598,20 @@ def test_a_kill_while_it_is_written_leaves_a_sample_that_is_whole(folder):
     seen = 0
     for run in range(8):
         killed = worker(folder, run, 10**9)
-        written = seen_above(folder, seen)  # the next one goes on where the last one stopped
+        written = seen_above(
+            folder, seen
+        )  # the next one goes on where the last one stopped
         time.sleep(0.013 * run)  # it writes without end
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         found = read(folder)
         assert found.rows == 200
-        assert found.clicks.count({7: 1}) >= 199, "but for one that was asked and not clicked yet"
+        assert found.clicks.count({7: 1}) >= 199, (
+            "but for one that was asked and not clicked yet"
+        )
         assert found.seen >= written, "what was written stays"
         seen = found.seen
     recorded(folder, np.ones((1, 64)), 200).close()
-    assert [path.name for path in folder.iterdir()] == ["record.sqlite"], "the journal of a killed process goes"
+    assert [path.name for path in folder.iterdir()] == ["record.sqlite"], (
+        "the journal of a killed process goes"
+    )

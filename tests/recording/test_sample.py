@@ -25,8 +25,13 @@ NUMBERS = st.lists(st.integers(0, 60), max_size=120)
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), NUMBERS), max_size=6), st.integers(1, 20))
-def test_the_smallest_ids_of_all_different_queries_are_kept_whoever_was_asked(turns, size):
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.booleans(), NUMBERS), max_size=6),
+    st.integers(1, 20),
+)
+def test_the_smallest_ids_of_all_different_queries_are_kept_whoever_was_asked(
+    turns, size
+):
     with tempfile.TemporaryDirectory() as folder:
         recorders = [Recorder(folder, size, seconds=1000) for _ in range(3)]
         for each, restarts, numbers in turns:
@@ -35,14 +40,19 @@ def test_the_smallest_ids_of_all_different_queries_are_kept_whoever_was_asked(tu
             for vector in vectors(numbers):
                 recorders[each].add(vector)
             recorders[each].flush()
-        found, asked = read(folder), [number for *_, numbers in turns for number in numbers]
+        found, asked = (
+            read(folder),
+            [number for *_, numbers in turns for number in numbers],
+        )
         kept = ([], 0) if found is None else (found.ids, found.seen)
         assert kept == (ids(asked)[:size] if asked else [], len(asked))
 
 
 @settings(max_examples=30, deadline=None)
 @given(NUMBERS, NUMBERS, st.integers(1, 20), st.integers(1, 20))
-def test_a_thinned_sample_goes_on_as_if_it_had_always_been_thin(before, after, size, fewer):
+def test_a_thinned_sample_goes_on_as_if_it_had_always_been_thin(
+    before, after, size, fewer
+):
     with tempfile.TemporaryDirectory() as folder:
         recorder = recorded(folder, vectors(before), size)
         thin(folder, fewer)
@@ -50,7 +60,9 @@ def test_a_thinned_sample_goes_on_as_if_it_had_always_been_thin(before, after, s
         recorder.flush()
         found, least = read(folder), min(size, fewer)
         bound = ids(before)[least] if len(ids(before)) > least else "g"
-        assert (found.ids if found else []) == [id for id in ids(before + after) if id < bound][:size]
+        assert (found.ids if found else []) == [
+            id for id in ids(before + after) if id < bound
+        ][:size]
 
 
 def test_all_are_kept_with_the_same_probability_however_often_they_are_asked(tmp_path):
@@ -61,7 +73,10 @@ def test_all_are_kept_with_the_same_probability_however_often_they_are_asked(tmp
     for run in range(runs):
         numbers = np.repeat(run * n + np.arange(n), often)
         folder = tmp_path / str(run)
-        for part in (numbers % 3 > 0, (numbers % 3 == 0) | (numbers % 5 == 0)):  # two processes, with some in both
+        for part in (
+            numbers % 3 > 0,
+            (numbers % 3 == 0) | (numbers % 5 == 0),
+        ):  # two processes, with some in both
             recorded(folder, vectors(numbers[part]), k)
         found = read(folder)
         kept[found.array()[:, 0].astype(int) - run * n] += 1
@@ -69,8 +84,12 @@ def test_all_are_kept_with_the_same_probability_however_often_they_are_asked(tmp
     p = k / n
     # The counts add up to runs * k, which takes one degree of freedom and (n - 1)/n of the variance of each.
     statistic = ((kept - runs * p) ** 2 / (runs * p * (1 - p)) * (n - 1) / n).sum()
-    assert abs(statistic - (n - 1)) < 4 * math.sqrt(2 * (n - 1)), "chi-square with n - 1 degrees of freedom"
-    assert abs(np.mean(estimates)) < 4 / math.sqrt(runs * (k - 1)), "the relative error of one is 1/sqrt(k - 1)"
+    assert abs(statistic - (n - 1)) < 4 * math.sqrt(2 * (n - 1)), (
+        "chi-square with n - 1 degrees of freedom"
+    )
+    assert abs(np.mean(estimates)) < 4 / math.sqrt(runs * (k - 1)), (
+        "the relative error of one is 1/sqrt(k - 1)"
+    )
 
 
 def test_a_query_that_is_asked_again_has_its_last_time_and_keeps_its_text(tmp_path):
@@ -86,7 +105,10 @@ def test_a_query_that_is_asked_again_has_its_last_time_and_keeps_its_text(tmp_pa
     assert found.times[0] > before.times[0]
 
 
-EVENTS = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 40), st.integers(0, 3)), max_size=100)
+EVENTS = st.lists(
+    st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 40), st.integers(0, 3)),
+    max_size=100,
+)
 """In which of three processes a query was asked, or else a target of it clicked."""
 
 
@@ -95,7 +117,11 @@ EVENTS = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 40)
 def test_each_query_that_is_kept_has_its_clicks_whoever_heard_of_them_and_when(events):
     """So the clicked ones among the kept are the clicked ones of the smallest ids: a uniform sample of them."""
     with tempfile.TemporaryDirectory() as folder:
-        recorders, asked, clicked = [Recorder(folder, 50) for _ in range(3)], set(), dict[str, dict[int, int]]()
+        recorders, asked, clicked = (
+            [Recorder(folder, 50) for _ in range(3)],
+            set(),
+            dict[str, dict[int, int]](),
+        )
         for process, asks, number, target in events:
             (vector,) = vectors([number])
             id = Recorder.id_of(vector)
@@ -114,10 +140,14 @@ def test_each_query_that_is_kept_has_its_clicks_whoever_heard_of_them_and_when(e
             each.close()
         found = read(folder)
         expected = {id: clicked.get(id, {}) for id in sorted(asked)}
-        assert ({} if found is None else dict(zip(found.ids, found.clicks, strict=True))) == expected
+        assert (
+            {} if found is None else dict(zip(found.ids, found.clicks, strict=True))
+        ) == expected
 
 
-def test_a_query_with_many_targets_keeps_those_that_are_clicked_most_and_the_last(tmp_path):
+def test_a_query_with_many_targets_keeps_those_that_are_clicked_most_and_the_last(
+    tmp_path,
+):
     recorder = Recorder(tmp_path)
     recorder.add([1.0, 2.0])
     for number in range(100):
@@ -144,7 +174,10 @@ def test_made_up_ids_of_queries_push_no_click_of_a_real_one_out(tmp_path):
         recorder.click(id, 7)
     recorder.flush()
     assert read(tmp_path).clicks == [{7: 1}] * 1000
-    assert Recorder(tmp_path).forget([f"{forged:016x}" for forged in range(1, 5001)]) == 1000, "no more are held"
+    assert (
+        Recorder(tmp_path).forget([f"{forged:016x}" for forged in range(1, 5001)])
+        == 1000
+    ), "no more are held"
 
 
 def test_what_is_not_in_the_sample_has_no_clicks_and_takes_none_away(tmp_path):

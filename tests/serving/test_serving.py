@@ -19,7 +19,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     place, rng = tmp_path_factory.mktemp("serving"), np.random.default_rng(0)
     centres = rng.normal(size=(8, 16))
-    gallery, queries = (centres[rng.integers(8, size=n)] + 0.7 * rng.normal(size=(n, 16)) for n in (200, 120))
+    gallery, queries = (
+        centres[rng.integers(8, size=n)] + 0.7 * rng.normal(size=(n, 16))
+        for n in (200, 120)
+    )
     np.save(place / "gallery.npy", gallery.astype(np.float32))
     np.save(place / "queries.npy", queries.astype(np.float32))
     hubplugin.fit(gallery, queries[:100], "nnn", k=8).save(place / "model.hub")
@@ -59,7 +62,17 @@ def test_a_service_does_not_import_torch_where_it_is_installed(beside_torch, nam
 def test_an_import_brings_neither_torch_nor_a_command_line():
     program = "import sys, qdrant_client as _; before = {*sys.modules}; import hubplugin_qdrant; "
     program += "print(*({*sys.modules} - before))"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     brought = {name.partition(".")[0] for name in run.stdout.split()}
     assert {"hubplugin", "hubplugin_qdrant"} <= brought
-    assert not brought & {"torch", "typer", "scipy", "matplotlib", "pyarrow", "safetensors", "faiss"}
+    assert not brought & {
+        "torch",
+        "typer",
+        "scipy",
+        "matplotlib",
+        "pyarrow",
+        "safetensors",
+        "faiss",
+    }

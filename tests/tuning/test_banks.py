@@ -29,7 +29,10 @@ def read(real):
     def counted(name, array):
         return Counted(name, array, array.shape, np.asarray)
 
-    parts = [(name, real[name][:400]) for name in ("bank_queries", "test_targets", "bank_targets")]
+    parts = [
+        (name, real[name][:400])
+        for name in ("bank_queries", "test_targets", "bank_targets")
+    ]
     return [counted(name, array) for name, array in parts], counts
 
 
@@ -53,17 +56,26 @@ QUERIES, GALLERY, ROWS = np.eye(20, 30), np.eye(30), np.arange(20)
 VECTORS = {"answers": GALLERY[:20]}
 
 
-@pytest.mark.parametrize("answers", [ROWS, ROWS.tolist(), torch.from_numpy(ROWS), "ids.npy", "clicks.csv"], ids=repr)
+@pytest.mark.parametrize(
+    "answers",
+    [ROWS, ROWS.tolist(), torch.from_numpy(ROWS), "ids.npy", "clicks.csv"],
+    ids=repr,
+)
 def test_answers_one_for_each_query_are_rows_or_ids(answers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("ids.npy", ROWS)
-    Path("clicks.csv").write_text("query,target\n" + "".join(f"{row},{row}\n" for row in ROWS))
+    Path("clicks.csv").write_text(
+        "query,target\n" + "".join(f"{row},{row}\n" for row in ROWS)
+    )
     prepared = Bank(QUERIES, answers).prepare("cosine", Compute()).against(GALLERY)
     assert prepared.clicks.tolist() == ROWS.tolist()
     assert prepared.target_bank is None
 
 
-@pytest.mark.parametrize("answers", [GALLERY[:20], GALLERY[:20].tolist(), torch.eye(20, 30), list(GALLERY), "few.npy"])
+@pytest.mark.parametrize(
+    "answers",
+    [GALLERY[:20], GALLERY[:20].tolist(), torch.eye(20, 30), list(GALLERY), "few.npy"],
+)
 def test_answers_that_are_vectors_are_a_target_bank(answers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("few.npy", GALLERY[:5])
@@ -78,27 +90,55 @@ def test_answers_that_are_vectors_are_a_target_bank(answers, tmp_path, monkeypat
         ({"answers": ROWS, "pairs": ROWS}, "pairs are of answers that are vectors"),
         ({"answers": object()}, "target bank: object is no matrix"),
         ({"answers": "log.txt"}, "there is no file 'log.txt'"),
-        ({"answers": np.arange(19)}, "one id or row of the gallery for each of the 20 bank queries"),
+        (
+            {"answers": np.arange(19)},
+            "one id or row of the gallery for each of the 20 bank queries",
+        ),
         (
             {"answers": np.full(20, 30)},
             "bank query 0 belongs to row 30, which is outside the gallery of 30 rows",
         ),
         ({"answers": np.full(20, -1)}, "none of what they name is in targets"),
-        ({"answers": np.full(20, 3)}, "answers name 1 targets; holding some of them out needs at least 10"),
+        (
+            {"answers": np.full(20, 3)},
+            "answers name 1 targets; holding some of them out needs at least 10",
+        ),
         ({"answers": ["a"] * 20}, "must be rows of the gallery, which are numbers"),
         ({"queries": None}, "no queries were given"),
-        ({"queries": np.eye(9, 30)}, "9 distinct queries; holding some of them out needs at least 10"),
+        (
+            {"queries": np.eye(9, 30)},
+            "9 distinct queries; holding some of them out needs at least 10",
+        ),
         ({"targets": np.eye(1, 30)}, "has one row; hubness needs at least 2 targets"),
         ({"targets": np.eye(5, 7)}, "has 7"),
         ({"pairs": [0] * 20}, "without answers"),
-        ({"pairs": [0] * 19 + [20], **VECTORS}, "query 19 belongs to row 20, which is outside the target bank of 20"),
-        ({"pairs": [0.5] * 20, **VECTORS}, "one row of the target bank for each of the 20 bank queries"),
-        ({"pairs": [3] * 20, **VECTORS}, "answers name 1 targets; holding some of them out needs at least 10"),
+        (
+            {"pairs": [0] * 19 + [20], **VECTORS},
+            "query 19 belongs to row 20, which is outside the target bank of 20",
+        ),
+        (
+            {"pairs": [0.5] * 20, **VECTORS},
+            "one row of the target bank for each of the 20 bank queries",
+        ),
+        (
+            {"pairs": [3] * 20, **VECTORS},
+            "answers name 1 targets; holding some of them out needs at least 10",
+        ),
         ({"metric": "manhattan"}, "use one of cosine"),
     ],
 )
 def test_a_bank_that_cannot_be_used_is_refused_in_one_line(change, says):
-    given = {"queries": QUERIES, "answers": None, "pairs": None, "targets": GALLERY, "metric": "cosine"} | change
+    given = {
+        "queries": QUERIES,
+        "answers": None,
+        "pairs": None,
+        "targets": GALLERY,
+        "metric": "cosine",
+    } | change
     with pytest.raises(hubplugin.InputError, match=says) as caught:
-        judge(given["targets"], Bank(given["queries"], given["answers"], pairs=given["pairs"]), metric=given["metric"])
+        judge(
+            given["targets"],
+            Bank(given["queries"], given["answers"], pairs=given["pairs"]),
+            metric=given["metric"],
+        )
     assert "\n" not in str(caught.value)

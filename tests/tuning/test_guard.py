@@ -48,9 +48,15 @@ def refused(*given, **options):
         (False, "clean or log", "the bank cannot be told from a log"),
     ],
 )
-@pytest.mark.parametrize("method", ["blend", pytest.param("dbsn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", ["blend", pytest.param("dbsn", marks=pytest.mark.slow)]
+)
 def test_queries_of_the_example_set_pass(real, banks, method, with_pairs, kind, says):
-    judgement = judge(real["test_targets"], hubplugin.Bank(banks[0], banks[1] if with_pairs else None), method)
+    judgement = judge(
+        real["test_targets"],
+        hubplugin.Bank(banks[0], banks[1] if with_pairs else None),
+        method,
+    )
     assert judgement.objections == ()
     assert judgement.bank.kind == kind
     assert (judgement.recall is not None) is with_pairs
@@ -63,36 +69,57 @@ def test_queries_of_the_example_set_pass(real, banks, method, with_pairs, kind, 
 @pytest.mark.parametrize("rows", [30, 100])
 def test_the_default_passes_with_a_few_queries(real, banks, rows):
     """R@1 of the test queries rises with it: by 0.4 points in the mean of many draws."""
-    assert judge(real["test_targets"], banks[0][:rows]).require_passed().bank.distinct == rows
+    assert (
+        judge(real["test_targets"], banks[0][:rows]).require_passed().bank.distinct
+        == rows
+    )
 
 
 def test_a_bank_whose_answers_are_in_the_gallery_looks_like_a_log(real, banks):
     gallery = np.concatenate([real["test_targets"], banks[1][:300]])
     scores = banks[0][:300].astype(np.float32) @ gallery.astype(np.float32).T
-    found = banks[0][:300][scores.argmax(axis=1) == 1_200 + np.arange(300)]  # those that find their answers
+    found = banks[0][:300][
+        scores.argmax(axis=1) == 1_200 + np.arange(300)
+    ]  # those that find their answers
     assert judge(gallery, found).bank.kind == "log"
     assert judge(gallery, banks[0][300:600]).bank.kind == "clean or log"
 
 
 def test_a_log_whose_answers_do_not_stand_out_is_not_called_clean(real):
     """Queries that lie anywhere find no answers, and yet all of theirs are in the gallery."""
-    log, gallery = real["test_queries"].astype(np.float32), real["test_targets"].astype(np.float32)
+    log, gallery = (
+        real["test_queries"].astype(np.float32),
+        real["test_targets"].astype(np.float32),
+    )
     scores = unit(log) @ unit(gallery).T
-    lost = np.flatnonzero(scores.argmax(axis=1) != np.arange(1_200))  # those that do not find their answers
+    lost = np.flatnonzero(
+        scores.argmax(axis=1) != np.arange(1_200)
+    )  # those that do not find their answers
     seen = judge(gallery, log[lost])
     assert seen.bank.kind == "clean or log"
-    assert "the bank cannot be told from a log: no answers stand out in the gallery" in str(seen)
+    assert (
+        "the bank cannot be told from a log: no answers stand out in the gallery"
+        in str(seen)
+    )
     known = judge(gallery, hubplugin.Bank(log[lost], lost))
     assert known.bank.kind == "log"
     assert "the bank is a log: its answers are known, and in the gallery" in str(known)
 
 
-def test_a_small_bank_is_told_what_to_expect_and_that_nothing_can_be_measured(real, banks, store, tmp_path):
+def test_a_small_bank_is_told_what_to_expect_and_that_nothing_can_be_measured(
+    real, banks, store, tmp_path
+):
     seen = judge(real["test_targets"], banks[0][:15])
     assert seen.objections == ()
     assert not seen.measurable
-    assert seen.notes[0] == "the bank has 15 distinct queries: below 100 expect little; collect 300 or more"
-    assert "no effect can be measured: hubness (skewness) goes from 2.89 to" in seen.notes[1]
+    assert (
+        seen.notes[0]
+        == "the bank has 15 distinct queries: below 100 expect little; collect 300 or more"
+    )
+    assert (
+        "no effect can be measured: hubness (skewness) goes from 2.89 to"
+        in seen.notes[1]
+    )
     diagnosed = hubplugin.diagnose(store, banks[0][:15])
     assert not diagnosed.helps
     assert "it would be applied, and no effect can be measured" in str(diagnosed)
@@ -100,8 +127,13 @@ def test_a_small_bank_is_told_what_to_expect_and_that_nothing_can_be_measured(re
     assert "the bank has 15 distinct queries: below 100 expect little" in str(forced)
     np.save(tmp_path / "few.npy", banks[0][:15])
     typed = ["apply", store.url, "--bank", str(tmp_path / "few.npy")]
-    printed = json.loads(CliRunner().invoke(app, [*typed, "--dry-run", "--json"]).stdout)
-    assert (printed["trial"]["measurable"], len(printed["trial"]["notes"])) == (False, 2)
+    printed = json.loads(
+        CliRunner().invoke(app, [*typed, "--dry-run", "--json"]).stdout
+    )
+    assert (printed["trial"]["measurable"], len(printed["trial"]["notes"])) == (
+        False,
+        2,
+    )
     done = CliRunner().invoke(app, typed)
     assert done.exit_code == 0
     assert "note: the bank has 15 distinct queries" in done.output
@@ -114,15 +146,21 @@ def test_the_noise_of_a_change_is_its_spread_over_other_queries(rng):
     changes, noise = [], []
     for _ in range(40):
         before = rng.choice(300, (400, 10), p=popular)
-        after = np.where(rng.random((400, 10)) < 0.3, rng.integers(0, 300, (400, 10)), before)  # three of ten move
+        after = np.where(
+            rng.random((400, 10)) < 0.3, rng.integers(0, 300, (400, 10)), before
+        )  # three of ten move
         raw, corrected = (skewness(k_occurrence(rows, 300)) for rows in (before, after))
         changes.append(corrected - raw)
-        noise.append(Margins(300, 1.0, np.stack([before, after]), np.zeros((2, 400))).noise(0, 1))
+        noise.append(
+            Margins(300, 1.0, np.stack([before, after]), np.zeros((2, 400))).noise(0, 1)
+        )
     assert np.mean(noise) == pytest.approx(np.std(changes), rel=0.4)
 
 
 def test_a_log_is_refused_for_a_method_that_takes_answers_for_hubs(real, banks):
-    gallery = np.concatenate([real["test_targets"], real["test_queries"] + real["test_targets"]])  # 500 easy answers
+    gallery = np.concatenate(
+        [real["test_targets"], real["test_queries"] + real["test_targets"]]
+    )  # 500 easy answers
     log = real["test_queries"][:500]
     said = refused(gallery, log, "dbsn")
     assert "the bank looks like a log: its answers are in the gallery" in said
@@ -130,28 +168,43 @@ def test_a_log_is_refused_for_a_method_that_takes_answers_for_hubs(real, banks):
     assert judge(gallery, log, "dbsn", answers="left out").objections == ()
 
 
-def test_documents_are_refused_as_a_bank_unless_answers_say_that_documents_ask(real, banks):
+def test_documents_are_refused_as_a_bank_unless_answers_say_that_documents_ask(
+    real, banks
+):
     assert changes(real, banks[1]) < -0.5  # points of R@1
     said = refused(real["test_targets"], banks[1])
     assert "looks like documents, not queries: 50% of nearest neighbours" in said
     assert "pass answers= if documents are to be asked by documents" in said
-    known = hubplugin.Bank(banks[1], np.arange(len(banks[1])) % len(real["test_targets"]))
+    known = hubplugin.Bank(
+        banks[1], np.arange(len(banks[1])) % len(real["test_targets"])
+    )
     assert judge(real["test_targets"], known).bank.kind != "documents"
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_documents_on_other_subjects_than_the_gallery_do_not_pass_without_a_word(real, banks, every):
+def test_documents_on_other_subjects_than_the_gallery_do_not_pass_without_a_word(
+    real, banks, every
+):
     """They have neighbours of their own, as queries have, and yet nothing makes them queries."""
     documents, gallery = unit(banks[1]), unit(real["test_targets"])
-    subject = np.linalg.svd(documents - documents.mean(axis=0), full_matrices=False)[2][1]
-    ours, theirs = (part @ subject > np.median(documents @ subject) for part in (gallery, documents))
+    subject = np.linalg.svd(documents - documents.mean(axis=0), full_matrices=False)[2][
+        1
+    ]
+    ours, theirs = (
+        part @ subject > np.median(documents @ subject) for part in (gallery, documents)
+    )
     there = np.concatenate([documents[theirs][:600], documents[~theirs][:180]])[::every]
     judged = judge(np.concatenate([gallery[~ours][:500], gallery[ours][:150]]), there)
     assert judged.bank.own_share > 0.55
-    assert "whether this bank helps or harms is not known without answers" in judged.notes[0]
+    assert (
+        "whether this bank helps or harms is not known without answers"
+        in judged.notes[0]
+    )
 
 
-def test_names_asked_for_by_synonyms_pass_and_are_told_what_fifty_answers_would_show(banks, rng):
+def test_names_asked_for_by_synonyms_pass_and_are_told_what_fifty_answers_would_show(
+    banks, rng
+):
     """They lie as documents do, but nearer to what they ask for than documents lie to each other."""
     names = unit(banks[1])
     first, second = names[rng.integers(1_500, 2_500, (2, 300))]
@@ -159,8 +212,14 @@ def test_names_asked_for_by_synonyms_pass_and_are_told_what_fifty_answers_would_
     assert judged.objections == ()
     assert judged.bank.own_share < 0.53
     assert "pass the answers of fifty queries or more (--answers)" in judged.notes[0]
-    known = judge(names[:1_500], hubplugin.Bank(unit(names[:300] + 0.4 * (first - second)), np.arange(300)))
-    assert not any("whether this bank helps or harms is not known without answers" in note for note in known.notes)
+    known = judge(
+        names[:1_500],
+        hubplugin.Bank(unit(names[:300] + 0.4 * (first - second)), np.arange(300)),
+    )
+    assert not any(
+        "whether this bank helps or harms is not known without answers" in note
+        for note in known.notes
+    )
 
 
 def test_banks_that_are_swapped_are_refused_though_they_are_pairs(real, banks):
@@ -171,26 +230,45 @@ def test_banks_that_are_swapped_are_refused_though_they_are_pairs(real, banks):
 
 def changes(real, bank) -> float:
     """Change of R@1 of the test queries in points."""
-    queries, targets = (real[f"test_{side}"].astype(np.float32) for side in ("queries", "targets"))
-    queries, targets = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (queries, targets))
+    queries, targets = (
+        real[f"test_{side}"].astype(np.float32) for side in ("queries", "targets")
+    )
+    queries, targets = (
+        part / np.linalg.norm(part, axis=1, keepdims=True)
+        for part in (queries, targets)
+    )
     scores, own = queries @ targets.T, np.arange(len(queries))
     offsets = hubplugin.fit(targets, bank).offsets(targets)
-    return 100 * float(((scores + offsets).argmax(axis=1) == own).mean() - (scores.argmax(axis=1) == own).mean())
+    return 100 * float(
+        ((scores + offsets).argmax(axis=1) == own).mean()
+        - (scores.argmax(axis=1) == own).mean()
+    )
 
 
 @pytest.mark.parametrize("rows", [1_200, 300])
-def test_a_gallery_as_its_own_bank_is_refused_though_hubness_falls(real, monkeypatch, rows):
-    monkeypatch.setattr("hubplugin.validation.FIT_ROWS", rows // 2)  # the experiment sees `rows` of the gallery
+def test_a_gallery_as_its_own_bank_is_refused_though_hubness_falls(
+    real, monkeypatch, rows
+):
+    monkeypatch.setattr(
+        "hubplugin.validation.FIT_ROWS", rows // 2
+    )  # the experiment sees `rows` of the gallery
     gallery = real["test_targets"].astype(np.float32)
-    assert "looks like documents, not queries" in refused(gallery, gallery.astype(np.float16))
+    assert "looks like documents, not queries" in refused(
+        gallery, gallery.astype(np.float16)
+    )
 
 
 @pytest.mark.parametrize("rows", [30, 100, 300, 2_500])
 @pytest.mark.parametrize("moved", [0, 2])
 def test_another_models_vectors_are_refused(real, banks, rng, rows, moved):
     """A rotation of the queries stands in for another model of as many dimensions, also with its mean elsewhere."""
-    turn, mean = np.linalg.qr(rng.normal(size=(384, 384)))[0], moved * rng.normal(size=384) / 384**0.5
-    said = refused(real["test_targets"], banks[0][:rows].astype(np.float32) @ turn + mean)
+    turn, mean = (
+        np.linalg.qr(rng.normal(size=(384, 384)))[0],
+        moved * rng.normal(size=384) / 384**0.5,
+    )
+    said = refused(
+        real["test_targets"], banks[0][:rows].astype(np.float32) @ turn + mean
+    )
     assert "the bank looks as if another model had embedded it" in said
     assert "0% is chance (20% is needed)" in said
 
@@ -198,8 +276,14 @@ def test_another_models_vectors_are_refused(real, banks, rng, rows, moved):
 def test_a_space_with_the_same_variance_along_all_axes_is_no_other_model(real, banks):
     """As of embeddings that were whitened: nothing but the answers is nearer than chance."""
     targets = np.concatenate([unit(banks[1]), unit(real["test_targets"])])
-    mean, (_, lengths, axes) = targets.mean(axis=0), np.linalg.svd(targets - targets.mean(axis=0), full_matrices=False)
-    white = [(unit(part) - mean) @ axes.T / lengths for part in (real["test_targets"], real["test_queries"][:300])]
+    mean, (_, lengths, axes) = (
+        targets.mean(axis=0),
+        np.linalg.svd(targets - targets.mean(axis=0), full_matrices=False),
+    )
+    white = [
+        (unit(part) - mean) @ axes.T / lengths
+        for part in (real["test_targets"], real["test_queries"][:300])
+    ]
     assert judge(*white).bank.kind != "another model"
 
 
@@ -207,7 +291,11 @@ def test_a_space_with_the_same_variance_along_all_axes_is_no_other_model(real, b
 def test_queries_mixed_with_documents_of_another_modality_are_refused(real, banks, rng):
     """What is added to the queries and taken from the targets stands in for the gap between two modalities."""
     gap = rng.normal(size=384) / 384**0.5
-    queries, documents, gallery = banks[0] + gap, banks[1] - gap, real["test_targets"] - gap
+    queries, documents, gallery = (
+        banks[0] + gap,
+        banks[1] - gap,
+        real["test_targets"] - gap,
+    )
     assert judge(gallery, queries).objections == ()
     said = refused(gallery, np.concatenate([queries[:1_000], documents[:1_000]]))
     assert "the bank looks like a mixture of two kinds of vectors" in said
@@ -215,7 +303,10 @@ def test_queries_mixed_with_documents_of_another_modality_are_refused(real, bank
 
 def test_a_bank_about_another_subject_is_refused(real, banks):
     """Queries near one target, and a gallery without what is near it."""
-    targets, gallery = banks[1].astype(np.float32), real["test_targets"].astype(np.float32)
+    targets, gallery = (
+        banks[1].astype(np.float32),
+        real["test_targets"].astype(np.float32),
+    )
     corner = np.argsort(-(targets @ targets[7]))[:500]
     far = np.sort(np.argsort(-(gallery @ targets[7]))[300:])
     said = refused(gallery[far], banks[0][corner])
@@ -227,7 +318,11 @@ def test_a_bank_about_another_subject_is_refused(real, banks):
     ("seen", "kind", "doubts"),
     [
         ({"clustered": 0.3, "agreement": 0.4}, "elsewhere", False),
-        ({"clustered": 0.3, "agreement": 0.4, "own_share": 1.0}, "clean or log", True),  # which the gallery cannot tell
+        (
+            {"clustered": 0.3, "agreement": 0.4, "own_share": 1.0},
+            "clean or log",
+            True,
+        ),  # which the gallery cannot tell
         ({"clustered": 0.3, "agreement": 0.6}, "elsewhere", False),
         ({"clustered": 0.3, "agreement": 0.7}, "clean or log", False),
         ({"clustered": 0.1, "agreement": 0.2, "answered": False}, "clean", False),
@@ -250,12 +345,19 @@ def test_more_queries_of_a_bank_do_not_make_what_it_finds_lie_together():
     """By all 2,000 at once it would be 0.23, beside 0.10 by 400."""
     rng = np.random.default_rng(0)
     centres, weights = rng.normal(size=(60, 32)), rng.dirichlet(np.ones(60))
-    gallery, bank = (centres[rng.choice(60, rows, p=weights)] + rng.normal(size=(rows, 32)) for rows in (1500, 2000))
-    few, many = (judge(gallery, bank[:rows] + 0.5, "nnn").bank.clustered for rows in (400, 2000))
+    gallery, bank = (
+        centres[rng.choice(60, rows, p=weights)] + rng.normal(size=(rows, 32))
+        for rows in (1500, 2000)
+    )
+    few, many = (
+        judge(gallery, bank[:rows] + 0.5, "nnn").bank.clustered for rows in (400, 2000)
+    )
     assert many < few + 0.05
 
 
-@pytest.mark.parametrize("method", ["blend", pytest.param("dbsn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", ["blend", pytest.param("dbsn", marks=pytest.mark.slow)]
+)
 def test_a_hub_that_every_query_finds_is_no_objection(real, banks, method):
     """It is what a correction is for."""
     gallery = real["test_targets"].astype(np.float32)
@@ -267,17 +369,35 @@ def test_a_hub_that_every_query_finds_is_no_objection(real, banks, method):
 
 @pytest.mark.slow
 def test_a_bank_is_judged_the_same_on_every_scale_and_by_every_metric(real, banks):
-    scales = ((1, 1, "cosine"), (1, 1, "dot"), (1, 1, "euclidean"), (1, 3, "dot"), (5, 1, "dot"), (5, 3, "cosine"))
+    scales = (
+        (1, 1, "cosine"),
+        (1, 1, "dot"),
+        (1, 1, "euclidean"),
+        (1, 3, "dot"),
+        (5, 1, "dot"),
+        (5, 3, "cosine"),
+    )
     found = []
     for scale, size, metric in scales:
-        judged = judge(size * unit(real["test_targets"]), scale * unit(banks[0][:800]), metric=metric)
+        judged = judge(
+            size * unit(real["test_targets"]),
+            scale * unit(banks[0][:800]),
+            metric=metric,
+        )
         found.append([value for value in astuple(judged.bank) if value is not None])
     np.testing.assert_allclose(found, [found[0]] * len(found), atol=1e-2)
 
 
 @pytest.mark.parametrize("with_pairs", [True, False])
-def test_the_papers_inverted_softmax_at_002_is_refused_on_the_example_set(real, banks, with_pairs):
-    said = refused(real["test_targets"], hubplugin.Bank(banks[0], banks[1] if with_pairs else None), "is", tau=0.02)
+def test_the_papers_inverted_softmax_at_002_is_refused_on_the_example_set(
+    real, banks, with_pairs
+):
+    said = refused(
+        real["test_targets"],
+        hubplugin.Bank(banks[0], banks[1] if with_pairs else None),
+        "is",
+        tau=0.02,
+    )
     assert ("R@1 of held-out" in said) is with_pairs
     assert ("hubness (skewness) goes from" in said) is not with_pairs
     assert "use method='blend', which is made for banks of any kind and size" in said
@@ -285,7 +405,14 @@ def test_the_papers_inverted_softmax_at_002_is_refused_on_the_example_set(real, 
 
 def trial(recall, rank, skewness=1.0, queries=500):
     def side(after):
-        return Side(0.5, after, 0.01, queries, "queries", Figure(after - 0.5, after - 0.52, after - 0.48))
+        return Side(
+            0.5,
+            after,
+            0.01,
+            queries,
+            "queries",
+            Figure(after - 0.5, after - 0.52, after - 0.48),
+        )
 
     raw = Figures(None, queries, 1.0, 0.0, 0.1, 0.1, side(0.5), 4.0)
     given = (None, queries, skewness, 0.0, 0.1, 0.1, side(recall), rank)
@@ -298,7 +425,10 @@ def trial(recall, rank, skewness=1.0, queries=500):
         (trial(0.52, 3.0), None),
         (trial(0.52, 4.5, skewness=3.0), None),  # a rise of R@1 is what counts
         (trial(0.49, 3.9), None),  # within its error, and the mean rank is better
-        (trial(0.495, 4.1), "from 50.00 to 49.50, and the mean rank of their targets from 4.00 to 4.10"),
+        (
+            trial(0.495, 4.1),
+            "from 50.00 to 49.50, and the mean rank of their targets from 4.00 to 4.10",
+        ),
         (trial(0.495, 4.1, queries=30), None),  # so few tell nothing
         (trial(0.47, 3.0), "R@1 of held-out bank queries goes from 50.00 to 47.00"),
     ],
@@ -310,7 +440,9 @@ def test_with_pairs_recall_and_mean_rank_decide(after, says):
 
 def test_a_rise_of_skewness_is_a_note_and_no_objection(real, banks):
     """Queries that find their targets in spite of a hub lose nothing by it."""
-    judgement = judge(real["test_targets"], hubplugin.Bank(banks[0], banks[1]), "nnn", k=1, alpha=1.2)
+    judgement = judge(
+        real["test_targets"], hubplugin.Bank(banks[0], banks[1]), "nnn", k=1, alpha=1.2
+    )
     assert judgement.skewness > judgement.raw.skewness
     assert judgement.notes[0].startswith("hubness (skewness) goes from")
     assert not any("hubness" in objection for objection in judgement.objections)
@@ -318,10 +450,14 @@ def test_a_rise_of_skewness_is_a_note_and_no_objection(real, banks):
 
 @pytest.fixture
 def store(real, tmp_path) -> Store:
-    return open_store(flat_index(tmp_path / "photos.faiss", unit(real["test_targets"][:500])))
+    return open_store(
+        flat_index(tmp_path / "photos.faiss", unit(real["test_targets"][:500]))
+    )
 
 
-def test_a_refused_correction_leaves_the_store_as_it_was_and_force_applies_it(store, banks):
+def test_a_refused_correction_leaves_the_store_as_it_was_and_force_applies_it(
+    store, banks
+):
     path = Path(store.url.removeprefix("faiss:"))
     before = path.read_bytes()
     with pytest.raises(hubplugin.CorrectionRefused):
@@ -340,27 +476,52 @@ def test_a_refused_correction_leaves_the_store_as_it_was_and_force_applies_it(st
         ({"method": "dbsn", "answers": np.eye(3)}, "384 dimensions, target bank has 3"),
         ({"pairs": range(2_500)}, "pass answers="),
         ({"method": "dualis"}, "pass answers="),
-        ({"compute": hubplugin.Compute("abacus")}, "device 'abacus' is not usable here"),
-        ({"vector_name": "x"}, "no parameter 'vector_name'; .*; apply itself takes store, bank, "),
+        (
+            {"compute": hubplugin.Compute("abacus")},
+            "device 'abacus' is not usable here",
+        ),
+        (
+            {"vector_name": "x"},
+            "no parameter 'vector_name'; .*; apply itself takes store, bank, ",
+        ),
         ({"groupby": None}, r"did you mean group_by=\?"),
         ({"method": "sn", "iteration": 3}, r"did you mean iterations=\?"),
         ({"few": 9}, "query bank has 9 distinct queries; .* nothing was changed"),
-        ({"few": 20, "method": "dbsn"}, "'dbsn' needs 400 distinct queries, the bank has 20; .*: use method='blend'"),
-        ({"job": hubplugin.diagnose, "queries": np.eye(9, 384)}, "query bank has 9 distinct queries"),
-        ({"job": hubplugin.diagnose, "queries": np.eye(9, 12)}, "query bank has 12 dimensions, faiss:.* has 384"),
+        (
+            {"few": 20, "method": "dbsn"},
+            "'dbsn' needs 400 distinct queries, the bank has 20; .*: use method='blend'",
+        ),
+        (
+            {"job": hubplugin.diagnose, "queries": np.eye(9, 384)},
+            "query bank has 9 distinct queries",
+        ),
+        (
+            {"job": hubplugin.diagnose, "queries": np.eye(9, 12)},
+            "query bank has 12 dimensions, faiss:.* has 384",
+        ),
         ({"job": hubplugin.diagnose, "pairs": range(2_500)}, "pass answers="),
     ],
 )
-def test_what_cannot_be_used_is_told_before_the_gallery_is_read(store, banks, given, says, monkeypatch):
-    monkeypatch.setattr(type(store), "scan", lambda *_: pytest.fail("the gallery was read"))
+def test_what_cannot_be_used_is_told_before_the_gallery_is_read(
+    store, banks, given, says, monkeypatch
+):
+    monkeypatch.setattr(
+        type(store), "scan", lambda *_: pytest.fail("the gallery was read")
+    )
     error = hubplugin.CorrectionRefused if "few" in given else hubplugin.InputError
-    job, queries = given.pop("job", correct.apply), given.pop("queries", banks[0][: given.pop("few", None)])
+    job, queries = (
+        given.pop("job", correct.apply),
+        given.pop("queries", banks[0][: given.pop("few", None)]),
+    )
     with pytest.raises(error, match=says):
         job(store, bank_of(queries, given), **given)
 
 
 def test_what_is_no_store_is_told_how_to_open_one(banks):
-    with pytest.raises(hubplugin.InputError, match=r"expected a store, got ndarray; open one: hubplugin\.open_store"):
+    with pytest.raises(
+        hubplugin.InputError,
+        match=r"expected a store, got ndarray; open one: hubplugin\.open_store",
+    ):
         correct.apply(banks[1], banks[0])
 
 
@@ -373,12 +534,16 @@ def test_apply_reports_what_was_tried(store, banks):
     assert any(line.strip().startswith("none()") for line in applied.report().details)
 
 
-def test_diagnose_names_the_hubs_of_a_store_and_says_what_a_bank_would_change(store, real, banks):
+def test_diagnose_names_the_hubs_of_a_store_and_says_what_a_bank_would_change(
+    store, real, banks
+):
     queries, targets = banks[0][:600], real["test_targets"][:500]
     nearest = np.argsort(-similarity(queries, targets, "cosine"), axis=1)[:, :10]
     counts = np.bincount(nearest.ravel(), minlength=500)
     found = hubplugin.diagnose(store, hubplugin.Bank(banks[0][:600], banks[1][:600]))
-    assert [hub.found_by["raw"] for hub in found.hubs] == np.sort(counts)[::-1][: len(found.hubs)].tolist()
+    assert [hub.found_by["raw"] for hub in found.hubs] == np.sort(counts)[::-1][
+        : len(found.hubs)
+    ].tolist()
     assert all(counts[hub.id] == hub.found_by["raw"] for hub in found.hubs)
     assert found.hubness.largest == counts.max()
     text = str(found)
@@ -389,13 +554,21 @@ def test_diagnose_names_the_hubs_of_a_store_and_says_what_a_bank_would_change(st
 
 
 @pytest.mark.parametrize("answers", [600, 2_500, None])
-def test_diagnose_says_help_exactly_where_right_answers_gain_beyond_chance(real, banks, answers):
-    bank = banks[0] if answers is None else hubplugin.Bank(banks[0][:answers], banks[1][:answers])
+def test_diagnose_says_help_exactly_where_right_answers_gain_beyond_chance(
+    real, banks, answers
+):
+    bank = (
+        banks[0]
+        if answers is None
+        else hubplugin.Bank(banks[0][:answers], banks[1][:answers])
+    )
     found = hubplugin.diagnose(real["test_targets"], bank)
     change, told = found.trial.change, str(found).splitlines()[-2]
     assert found.helps is (None if change is None else change.low > 0)
     assert told.startswith("it would help, ") == bool(found.helps)
-    assert ("whether it would help is not known without answers" in told) == (answers is None)
+    assert ("whether it would help is not known without answers" in told) == (
+        answers is None
+    )
 
 
 def test_the_command_line_diagnoses_refuses_and_forces(store, banks, tmp_path):
@@ -408,6 +581,7 @@ def test_the_command_line_diagnoses_refuses_and_forces(store, banks, tmp_path):
     assert refused.exit_code == 3
     assert (
         "nothing was changed: collect queries that people ask of this very gallery, pass --answers if documents are "
-        "to be asked by documents, or apply it all the same with --force\n" in refused.output
+        "to be asked by documents, or apply it all the same with --force\n"
+        in refused.output
     )
     assert CliRunner().invoke(app, [*applying, "--force"]).exit_code == 0

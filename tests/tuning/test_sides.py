@@ -34,7 +34,9 @@ def asked_before(wordings, method, metric=Metric.COSINE):
     return try_paraphrases(banks, method.resolve(banks))
 
 
-def test_clicks_say_what_each_query_asks_for_and_all_that_is_asked_again_is_tried(wordings):
+def test_clicks_say_what_each_query_asks_for_and_all_that_is_asked_again_is_tried(
+    wordings,
+):
     queries, targets, clicks = wordings
     right = formulas.similarity(queries, targets, "cosine").argmax(axis=1) == clicks
     asked = asked_before(wordings, configure("is"))
@@ -47,7 +49,9 @@ def test_wordings_are_tried_on_a_fit_without_them_and_with_the_others(wordings):
     raw = formulas.similarity(queries, targets, "cosine")
     fold_of, hits = folds_within(clicks, 5), []
     for fold in range(FOLDS):
-        offsets = formulas.offsets("is", queries[fold_of != fold], targets, "cosine", tau=0.05)
+        offsets = formulas.offsets(
+            "is", queries[fold_of != fold], targets, "cosine", tau=0.05
+        )
         probes = np.flatnonzero(fold_of == fold)
         hits.append((raw[probes] + offsets).argmax(axis=1) == clicks[probes])
     asked = asked_before(wordings, configure("is", tau=0.05))
@@ -56,10 +60,16 @@ def test_wordings_are_tried_on_a_fit_without_them_and_with_the_others(wordings):
 
 def test_with_clicks_a_correction_that_harms_what_was_asked_before_is_refused(wordings):
     queries, targets, clicks = wordings
-    judgement = judge(targets, hubplugin.Bank(queries, clicks), "dbsn", tau=0.02, answers="left out")
+    judgement = judge(
+        targets, hubplugin.Bank(queries, clicks), "dbsn", tau=0.02, answers="left out"
+    )
     assert judgement.recall is not None
     harmful = judge(targets, hubplugin.Bank(queries, clicks), "dbsn", tau=0.02)
-    (objection,) = (each for each in harmful.objections if each.startswith("what was asked before is harmed: R@1 "))
+    (objection,) = (
+        each
+        for each in harmful.objections
+        if each.startswith("what was asked before is harmed: R@1 ")
+    )
     assert ", 300 other wordings)" in objection
     assert "note: asked before: R@1 " in str(harmful)
     assert judge(targets, hubplugin.Bank(queries, clicks)).objections == ()
@@ -69,7 +79,10 @@ def test_a_sample_of_the_gallery_has_the_answers_added(monkeypatch, wordings):
     """Every query is its answer, but for a little: none that is missing could be found."""
     monkeypatch.setattr("hubplugin.validation.FIT_ROWS", 250)
     _, targets, clicks = wordings
-    queries = targets.astype(np.float32)[clicks] + np.random.default_rng(0).normal(size=(400, 384)) * 1e-3
+    queries = (
+        targets.astype(np.float32)[clicks]
+        + np.random.default_rng(0).normal(size=(400, 384)) * 1e-3
+    )
     asked = asked_before((queries, targets, clicks), configure("is"))
     assert (asked.before, asked.queries < 250) == (1, True)
     assert judge(targets, hubplugin.Bank(queries, clicks), "is").raw.recall == 1
@@ -96,14 +109,23 @@ def test_a_change_within_chance_is_not_told(wordings, monkeypatch, high, told):
     asked = Side(0.539, 0.489, 0.03, 300, "other wordings", Figure(-0.05, -0.089, high))
     monkeypatch.setattr("hubplugin.guard.try_paraphrases", lambda *given: asked)
     sentence = "note: asked before: R@1 53.9 -> 48.9 (95 % interval of the change -8.9 to -1.1, 300 other wordings)"
-    assert (sentence in str(judge(targets, hubplugin.Bank(queries, clicks), "is"))) == told
+    assert (
+        sentence in str(judge(targets, hubplugin.Bank(queries, clicks), "is"))
+    ) == told
 
 
 def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
     queries, targets, clicks = wordings
-    store = open_store(flat_index(tmp_path / "photos.faiss", unit(targets), 1_000 + np.arange(len(targets))))
+    store = open_store(
+        flat_index(
+            tmp_path / "photos.faiss", unit(targets), 1_000 + np.arange(len(targets))
+        )
+    )
     by_row = judge(unit(targets), hubplugin.Bank(queries, clicks))
-    assert hubplugin.diagnose(store, hubplugin.Bank(queries, 1_000 + clicks)).trial.raw == by_row.raw
+    assert (
+        hubplugin.diagnose(store, hubplugin.Bank(queries, 1_000 + clicks)).trial.raw
+        == by_row.raw
+    )
     some_gone = np.where(clicks < 190, 1_000 + clicks, 7)
     applied = hubplugin.apply(store, hubplugin.Bank(queries, some_gone))
     assert applied.trial.queries == (clicks < 190).sum()
@@ -114,5 +136,9 @@ def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
 
 def test_digits_that_were_clicked_are_a_text_in_a_store_of_texts():
     wanted = {7, "042", "a", -1, 9}
-    assert places(["7", "042", "a", "b", "-1"], 10, wanted) == {7: 10, "042": 11, "a": 12}
+    assert places(["7", "042", "a", "b", "-1"], 10, wanted) == {
+        7: 10,
+        "042": 11,
+        "a": 12,
+    }
     assert places([7, 42, 9], 0, wanted) == {7: 0, 9: 2}

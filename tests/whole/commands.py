@@ -16,7 +16,9 @@ from tests.galleries import flat_index, unit
 COMMAND = Path(sys.executable).with_name("hubplugin")
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.whole.commands", "torch", "qdrant_client", "hubplugin.jobs.results"])
+PROCESSES.set_forkserver_preload(
+    ["tests.whole.commands", "torch", "qdrant_client", "hubplugin.jobs.results"]
+)
 """Each command has a process of its own, forked from one that has imported what takes a second and computed nothing."""
 
 
@@ -25,13 +27,19 @@ def hubplugin(*arguments: object) -> subprocess.CompletedProcess[str]:
     words = [str(COMMAND), *map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder, name) for name in ("stdout", "stderr")]
-        process = PROCESSES.Process(target=_type, args=(words, os.getcwd(), dict(os.environ), said))
+        process = PROCESSES.Process(
+            target=_type, args=(words, os.getcwd(), dict(os.environ), said)
+        )
         process.start()
         process.join()
-        return subprocess.CompletedProcess(words, process.exitcode or 0, *(path.read_text() for path in said))
+        return subprocess.CompletedProcess(
+            words, process.exitcode or 0, *(path.read_text() for path in said)
+        )
 
 
-def _type(words: list[str], folder: str, environment: dict[str, str], said: list[Path]) -> None:
+def _type(
+    words: list[str], folder: str, environment: dict[str, str], said: list[Path]
+) -> None:
     for number, path in enumerate(said, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     os.environ.clear()

@@ -31,7 +31,16 @@ import hubplugin_faiss
 from hubplugin import apply, inspect, refresh, rollback  # once, and not in each process
 from tests.galleries import unit
 
-KINDS = ("Flat", "IDMap2,Flat", "SQ8", "IVF4,SQ8", "IVF4,PQ4x4fs", "HNSW8", "PCA8,IVF4,Flat", "PQ4x4,RFlat")
+KINDS = (
+    "Flat",
+    "IDMap2,Flat",
+    "SQ8",
+    "IVF4,SQ8",
+    "IVF4,PQ4x4fs",
+    "HNSW8",
+    "PCA8,IVF4,Flat",
+    "PQ4x4,RFlat",
+)
 SECONDS, MEMORY = 30, 4 << 30
 """How long a job may take, and by how much a process may grow."""
 
@@ -46,7 +55,9 @@ def built(folder: Path) -> dict[str, list[Path]]:
     for number, kind in enumerate(KINDS):
         index = faiss.index_factory(16, kind, faiss.METRIC_INNER_PRODUCT)
         index.train(GALLERY)
-        index.add_with_ids(GALLERY, np.arange(300)) if "IDMap" in kind else index.add(GALLERY)
+        index.add_with_ids(GALLERY, np.arange(300)) if "IDMap" in kind else index.add(
+            GALLERY
+        )
         file = folder / str(number) / "x.faiss"
         file.parent.mkdir()
         faiss.write_index(index, str(file))
@@ -56,7 +67,11 @@ def built(folder: Path) -> dict[str, list[Path]]:
             batch = next(iter(writing.scan())).take(np.arange(100))
             writing.write(batch, models[2].offsets(batch.vectors))
     return {
-        "folder": [path for path in (folder / "0/x.faiss.hub").rglob("*") if path.is_file() and path.name != "lock"],
+        "folder": [
+            path
+            for path in (folder / "0/x.faiss.hub").rglob("*")
+            if path.is_file() and path.name != "lock"
+        ],
         "index": [folder / str(number) / "x.faiss" for number in range(len(KINDS))],
     }
 
@@ -91,7 +106,11 @@ def plain(file: Path) -> None:
     """The same in plain Faiss: what this does not survive, no code around it can."""
     index = faiss.read_index(str(file))
     index.search(BANK[:3], 5)
-    inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
+    inner = (
+        faiss.downcast_index(index.index)
+        if isinstance(index, faiss.IndexPreTransform)
+        else index
+    )
     if isinstance(inner, faiss.IndexIVF):
         inner.make_direct_map()
     index.reconstruct_n(0, index.ntotal)
@@ -121,12 +140,30 @@ def damaged(content: bytes, rng: np.random.Generator) -> bytes:
     return bytes(data)
 
 
-VALUES = ["null", "[]", "{}", "-1", "0", "1e308", "99999999999999999999", "true", '"x"', '"\\u0000"', "NaN", "[[[]]]"]
+VALUES = [
+    "null",
+    "[]",
+    "{}",
+    "-1",
+    "0",
+    "1e308",
+    "99999999999999999999",
+    "true",
+    '"x"',
+    '"\\u0000"',
+    "NaN",
+    "[[[]]]",
+]
 
 
 def changed_json(content: bytes, rng: np.random.Generator) -> bytes:
     """JSON with one value replaced by another of any type."""
-    tokens = [found.span() for found in re.finditer(rb'"(?:[^"\\]|\\.)*"|-?[\d.]+|null|true|false', content)]
+    tokens = [
+        found.span()
+        for found in re.finditer(
+            rb'"(?:[^"\\]|\\.)*"|-?[\d.]+|null|true|false', content
+        )
+    ]
     start, end = tokens[rng.integers(len(tokens))] if tokens else (0, len(content))
     return content[:start] + str(rng.choice(VALUES)).encode() + content[end:]
 
@@ -135,7 +172,10 @@ def in_a_child(work: Callable[[], object]) -> int:
     """The signal that ended `work` in a process of its own; 0 for none."""
     child = os.fork()
     if child == 0:
-        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        size = (
+            int(Path("/proc/self/statm").read_text().split()[0])
+            * resource.getpagesize()
+        )
         resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.RLIM_INFINITY))
         signal.alarm(SECONDS)
         with contextlib.suppress(Exception):
@@ -154,13 +194,20 @@ def outcome(job: Callable[[Path], object], file: Path, log: Path) -> tuple[str, 
             try:
                 job(file)
             except hubplugin.HubpluginError as error:
-                how, said = "refused" if "\n" not in str(error) else "several lines", str(error)
+                how, said = (
+                    "refused" if "\n" not in str(error) else "several lines",
+                    str(error),
+                )
             except BaseException:
                 how, said = "raised", traceback.format_exc()
             json.dump([how, said], told)
 
     signalled = in_a_child(tried)
-    return (f"signal {signalled}", log.read_text()) if signalled else tuple(json.loads(log.read_text()))
+    return (
+        (f"signal {signalled}", log.read_text())
+        if signalled
+        else tuple(json.loads(log.read_text()))
+    )
 
 
 def main(count: int, seed: int = 0) -> None:
@@ -168,7 +215,9 @@ def main(count: int, seed: int = 0) -> None:
     logging.disable()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
-    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(
+        collections.Counter
+    )
     bad: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         before, now = Path(folder, "before"), Path(folder, "now")
@@ -177,15 +226,24 @@ def main(count: int, seed: int = 0) -> None:
         for number in range(count):
             rng = np.random.default_rng((seed, number))
             what = ("folder", "index")[number % 2]
-            path, job = places[what][rng.integers(len(places[what]))], JOBS[what][rng.integers(len(JOBS[what]))]
+            path, job = (
+                places[what][rng.integers(len(places[what]))],
+                JOBS[what][rng.integers(len(JOBS[what]))],
+            )
             content = path.read_bytes()
             is_json = content[:1] == b"{" and rng.random() < 0.6
             relative = path.relative_to(before)
             shutil.rmtree(now, ignore_errors=True)
             shutil.copytree(before / relative.parts[0], now)
-            now.joinpath(*relative.parts[1:]).write_bytes((changed_json if is_json else damaged)(content, rng))
+            now.joinpath(*relative.parts[1:]).write_bytes(
+                (changed_json if is_json else damaged)(content, rng)
+            )
             how, said = outcome(job, now / "x.faiss", Path(folder, "log"))
-            if how.startswith("signal") and what == "index" and in_a_child(lambda: plain(now / "x.faiss")):
+            if (
+                how.startswith("signal")
+                and what == "index"
+                and in_a_child(lambda: plain(now / "x.faiss"))
+            ):
                 how = "neither does plain Faiss"
             counts[what][how] += 1
             if how not in ("done", "refused", "neither does plain Faiss"):

@@ -68,14 +68,23 @@ def test_recorded_queries_and_clicks_are_shown_exported_thinned_and_cleared(bank
     assert figures["different"] == pytest.approx(500, abs=100)
     exported = np.load("out.npy")
     assert {row.tobytes() for row in exported} <= {row.tobytes() for row in bank}
-    assert "would keep 100" in typed("bank", "faiss:photos.faiss", "--thin", 100, "--dry-run").stdout
-    assert "would keep 0" in typed("bank", "faiss:photos.faiss", "--clear", "--dry-run").stdout
+    assert (
+        "would keep 100"
+        in typed("bank", "faiss:photos.faiss", "--thin", 100, "--dry-run").stdout
+    )
+    assert (
+        "would keep 0"
+        in typed("bank", "faiss:photos.faiss", "--clear", "--dry-run").stdout
+    )
     tried = asked("bank", "faiss:photos.faiss", "--thin", 100, "--dry-run")
     assert (tried["written"], tried["queries"]) == (False, 400)
     thinned = asked("bank", "faiss:photos.faiss", "--thin", 100)
     assert (thinned["written"], thinned["queries"]) == (True, 100)
     assert "kept: 0" in typed("bank", "faiss:photos.faiss", "--clear").stdout
-    assert "no queries are recorded in photos.faiss.queries" in typed("bank", "faiss:photos.faiss").stdout
+    assert (
+        "no queries are recorded in photos.faiss.queries"
+        in typed("bank", "faiss:photos.faiss").stdout
+    )
     assert asked("bank", "faiss:photos.faiss")["queries"] == 0
     record(bank)
     recorder = hubplugin.Recorder("photos.faiss.queries")
@@ -83,9 +92,17 @@ def test_recorded_queries_and_clicks_are_shown_exported_thinned_and_cleared(bank
         recorder.click(bank[row], target)
     recorder.close()
     shown = typed("bank", "faiss:photos.faiss").stdout
-    assert "; 4 clicks on 3 different pairs of query and target, 2 targets, in photos.faiss.queries" in shown
+    assert (
+        "; 4 clicks on 3 different pairs of query and target, 2 targets, in photos.faiss.queries"
+        in shown
+    )
     figures = asked("bank", "faiss:photos.faiss")
-    assert [figures[name] for name in ("queries", "clicks", "pairs", "targets")] == [500, 4, 3, 2]
+    assert [figures[name] for name in ("queries", "clicks", "pairs", "targets")] == [
+        500,
+        4,
+        3,
+        2,
+    ]
 
 
 @pytest.mark.slow
@@ -106,28 +123,52 @@ def test_what_was_clicked_teaches_a_map_where_that_is_asked_for(bank, real):
     assert sorted(recorded.answers.tolist()) == [-1] * 100 + [*range(600)]
     np.save("same.npy", recorded.array())
     np.save("answers.npy", recorded.answers.astype(np.int64))
-    by_file = ("apply", "faiss:photos.faiss", "--bank", "same.npy", "--dry-run", "--force")
-    assert typed("apply", "faiss:photos.faiss", "--dry-run", "--force").stdout == typed(*by_file).stdout
+    by_file = (
+        "apply",
+        "faiss:photos.faiss",
+        "--bank",
+        "same.npy",
+        "--dry-run",
+        "--force",
+    )
+    assert (
+        typed("apply", "faiss:photos.faiss", "--dry-run", "--force").stdout
+        == typed(*by_file).stdout
+    )
     taught = typed(*by_file, "--answers", "answers.npy", "--learn").stdout
-    assert typed("apply", "faiss:photos.faiss", "--learn", "--dry-run", "--force").stdout == taught
+    assert (
+        typed("apply", "faiss:photos.faiss", "--learn", "--dry-run", "--force").stdout
+        == taught
+    )
     forecast = asked("diagnose", "faiss:photos.faiss", "--learn")["lesson"]
     assert forecast["strength"] > 0
-    assert f"{100 * forecast['other']['before']:.1f} -> {100 * forecast['other']['after']:.1f}" in taught
+    assert (
+        f"{100 * forecast['other']['before']:.1f} -> {100 * forecast['other']['after']:.1f}"
+        in taught
+    )
     typed("apply", "faiss:photos.faiss", "--force")
     assert "map" in typed("refit", "faiss:photos.faiss", "--learn", "--force").stdout
-    assert hubplugin.open_store("faiss:photos.faiss").correction().model.query_map.pairs == 600
+    assert (
+        hubplugin.open_store("faiss:photos.faiss").correction().model.query_map.pairs
+        == 600
+    )
 
 
 def test_without_any_queries_one_line_says_what_can_be_done(bank):
     said = typed("apply", "faiss:photos.faiss", status=1).stderr
     assert said.count("\n") == 1
     assert "no queries are recorded in photos.faiss.queries; pass --bank" in said
-    assert "hubplugin.Recorder('photos.faiss.queries').add(queries) beside each search" in said
+    assert (
+        "hubplugin.Recorder('photos.faiss.queries').add(queries) beside each search"
+        in said
+    )
 
 
 def test_a_folder_of_a_qdrant_client_is_named_behind_the_store(bank, tmp_path):
     client = HubQdrantClient(path=str(tmp_path / "qdrant"), record=tmp_path / "queries")
-    client.create_collection("photos", models.VectorParams(size=384, distance=models.Distance.COSINE))
+    client.create_collection(
+        "photos", models.VectorParams(size=384, distance=models.Distance.COSINE)
+    )
     client.query_points("photos", bank[0])
     client.close()
     store = f"qdrant-local:{tmp_path}/qdrant/photos"
@@ -142,39 +183,77 @@ def test_a_log_of_texts_is_embedded_and_its_clicks_are_used(bank):
     texts = [f"query {number}" for number in range(300)]
     Path("log.csv").write_text("query\n" + "\n".join(texts) + "\n")
     index = faiss.read_index("photos.faiss")
-    nearest = index.search(bank[:300] / np.linalg.norm(bank[:300], axis=1, keepdims=True), 1)[1][:, 0]
+    nearest = index.search(
+        bank[:300] / np.linalg.norm(bank[:300], axis=1, keepdims=True), 1
+    )[1][:, 0]
     rows = [f"{text},{target}" for text, target in zip(texts, nearest, strict=True)]
     Path("clicks.csv").write_text(
-        "query,target\n" + "\n".join([*rows, "query 0,99999", "query 900,3", "query 7,77777"])
+        "query,target\n"
+        + "\n".join([*rows, "query 0,99999", "query 900,3", "query 7,77777"])
     )
     by_texts = ("--bank", "log.csv", "--embed", "bank_model:embed")
     np.save("first.npy", bank[:300])
     without = typed("diagnose", "faiss:photos.faiss", *by_texts).stdout
-    assert without == typed("diagnose", "faiss:photos.faiss", "--bank", "first.npy").stdout
-    clicked = typed("diagnose", "faiss:photos.faiss", *by_texts, "--answers", "clicks.csv")
+    assert (
+        without == typed("diagnose", "faiss:photos.faiss", "--bank", "first.npy").stdout
+    )
+    clicked = typed(
+        "diagnose", "faiss:photos.faiss", *by_texts, "--answers", "clicks.csv"
+    )
     assert "R@1" in clicked.stdout
     np.save("clicks.npy", nearest)
-    by_array = typed("diagnose", "faiss:photos.faiss", "--bank", "first.npy", "--answers", "clicks.npy").stdout
+    by_array = typed(
+        "diagnose",
+        "faiss:photos.faiss",
+        "--bank",
+        "first.npy",
+        "--answers",
+        "clicks.npy",
+    ).stdout
     assert clicked.stdout == by_array
 
 
 def test_clicked_ids_that_the_store_lacks_are_counted_and_named(bank, caplog):
     np.save("first.npy", bank[:300])
-    Path("clicks.csv").write_text("query,target\n" + "\n".join(f"{n},{n if n != 5 else 99999}" for n in range(300)))
-    typed("diagnose", "faiss:photos.faiss", "--bank", "first.npy", "--answers", "clicks.csv")
-    assert "1 of 300 clicked ids are not in the store, and are left out: 99999" in caplog.text
+    Path("clicks.csv").write_text(
+        "query,target\n"
+        + "\n".join(f"{n},{n if n != 5 else 99999}" for n in range(300))
+    )
+    typed(
+        "diagnose",
+        "faiss:photos.faiss",
+        "--bank",
+        "first.npy",
+        "--answers",
+        "clicks.csv",
+    )
+    assert (
+        "1 of 300 clicked ids are not in the store, and are left out: 99999"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--bank", "log.txt"), "name the model that embeds queries: --embed sentence-transformers:NAME"),
-        (("--embed", "bank_model:embed"), "--embed bank_model:embed is for texts; pass them as --bank"),
-        (("--bank", "bank.npy", "--embed", "bank_model:embed"), "texts are read from .txt"),
+        (
+            ("--bank", "log.txt"),
+            "name the model that embeds queries: --embed sentence-transformers:NAME",
+        ),
+        (
+            ("--embed", "bank_model:embed"),
+            "--embed bank_model:embed is for texts; pass them as --bank",
+        ),
+        (
+            ("--bank", "bank.npy", "--embed", "bank_model:embed"),
+            "texts are read from .txt",
+        ),
         (("--bank", "bank.npy", "--answers", "log.txt"), "expected .csv, .tsv or .npy"),
     ],
 )
-def test_what_goes_wrong_is_one_line_in_the_words_that_were_typed(bank, arguments, said):
+def test_what_goes_wrong_is_one_line_in_the_words_that_were_typed(
+    bank, arguments, said
+):
     Path("log.txt").write_text("query 1\nquery 2\n")
     error = typed("apply", "faiss:photos.faiss", *arguments, status=1).stderr
     assert said in error
@@ -188,10 +267,18 @@ def test_a_damaged_record_is_named_by_every_command_in_one_line(bank):
     whole = path.read_bytes()
     assert asked("inspect", "faiss:photos.faiss")["hubness"]["live"]
     path.write_bytes(damaged := whole[:-200] + bytes(100) + whole[-100:])
-    for command in (("bank",), ("inspect",), ("diagnose",), ("refit", "--dry-run"), ("bank", "--clear")):
+    for command in (
+        ("bank",),
+        ("inspect",),
+        ("diagnose",),
+        ("refit", "--dry-run"),
+        ("bank", "--clear"),
+    ):
         said = typed(*command, "faiss:photos.faiss", status=1).stderr
         assert f"{path} is damaged (" in said
         assert said.endswith("delete it: it is only a sample\n")
         assert said.count("\n") == 1
     assert path.read_bytes() == damaged, "it is left as it is"
-    assert asked("diagnose", "faiss:photos.faiss", "--bank", "bank.npy")["queries"] == 500
+    assert (
+        asked("diagnose", "faiss:photos.faiss", "--bank", "bank.npy")["queries"] == 500
+    )

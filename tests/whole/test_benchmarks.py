@@ -26,7 +26,9 @@ def test_a_setting_counts_the_right_answers_of_each_draw(rows):
         queries, truth = setting.tests["not asked"]
         ranked = np.argsort(-(queries @ setting.targets.T), axis=1)
         assert first == pytest.approx(100 * (ranked[:, 0] == truth).mean(), abs=0.01)
-        assert tenth == pytest.approx(100 * (ranked[:, :10] == truth[:, None]).any(axis=1).mean(), abs=0.01)
+        assert tenth == pytest.approx(
+            100 * (ranked[:, :10] == truth[:, None]).any(axis=1).mean(), abs=0.01
+        )
 
 
 def test_the_table_has_the_change_of_every_column_and_hindsight(rows):
@@ -38,10 +40,24 @@ def test_the_table_has_the_change_of_every_column_and_hindsight(rows):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a card is there: the benchmark times it")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="a card is there: the benchmark times it"
+)
 def test_what_a_card_would_wait_for_is_counted_without_one(monkeypatch):
-    monkeypatch.setattr(gpu, "WORKS", [gpu.Work("is", {"tau": 0.05}), gpu.Work("sn", {"tau": 0.05, "iterations": 10})])
-    rows = [[cell.strip() for cell in line.split("|")[2:6]] for line in gpu.count(1_000, 300).splitlines()[-2:]]
-    once, iterated = ((int(waits), int(back.replace(",", ""))) for waits, _, back, _ in rows)
+    monkeypatch.setattr(
+        gpu,
+        "WORKS",
+        [
+            gpu.Work("is", {"tau": 0.05}),
+            gpu.Work("sn", {"tau": 0.05, "iterations": 10}),
+        ],
+    )
+    rows = [
+        [cell.strip() for cell in line.split("|")[2:6]]
+        for line in gpu.count(1_000, 300).splitlines()[-2:]
+    ]
+    once, iterated = (
+        (int(waits), int(back.replace(",", ""))) for waits, _, back, _ in rows
+    )
     assert 4 * 1_000 <= once[1] <= 5 * 1_000  # one float32 a target, and a few flags
     assert once[0] < 10 <= iterated[0]  # an iteration brings its sums back

@@ -43,12 +43,27 @@ def photos(made, tmp_path):
     return Path(shutil.copy(made / "photos.faiss", tmp_path))
 
 
-def test_apply_inspect_refresh_and_remove_tell_what_they_did_and_a_dry_run_what_it_would_write(made, photos):
+def test_apply_inspect_refresh_and_remove_tell_what_they_did_and_a_dry_run_what_it_would_write(
+    made, photos
+):
     store, content = f"faiss:{photos}", photos.read_bytes()
     before = faiss.read_index(str(photos)).reconstruct_n(0, 1200)
-    applying = ("apply", store, "--bank", made / "bank.npy", "--method", "dbsn", "--set", "tau=0.06")
+    applying = (
+        "apply",
+        store,
+        "--bank",
+        made / "bank.npy",
+        "--method",
+        "dbsn",
+        "--set",
+        "tau=0.06",
+    )
     tried = hubplugin(*applying, "--dry-run", "--verbose").stdout
-    for part in ("tried on 2500 held-out bank queries", "dbsn(tau=0.06, iterations=10)", "Nothing was written"):
+    for part in (
+        "tried on 2500 held-out bank queries",
+        "dbsn(tau=0.06, iterations=10)",
+        "Nothing was written",
+    ):
         assert part in tried
     assert "1200 targets, of which 1200 had no offset" in tried
     assert photos.read_bytes() == content
@@ -63,7 +78,9 @@ def test_apply_inspect_refresh_and_remove_tell_what_they_did_and_a_dry_run_what_
     assert "0 had no offset and 0 another one" in refreshed.stdout
     assert "correction removed" in hubplugin("remove", store).stdout
     assert "No correction" in hubplugin("inspect", store).stdout
-    np.testing.assert_array_equal(faiss.read_index(str(photos)).reconstruct_n(0, 1200), before)
+    np.testing.assert_array_equal(
+        faiss.read_index(str(photos)).reconstruct_n(0, 1200), before
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,15 +119,24 @@ def test_a_warning_is_a_line_of_the_product_without_a_path(made, photos, monkeyp
     )
 
 
-@pytest.mark.parametrize("command", [(COMMAND,), (sys.executable, "-m", "hubplugin")], ids=["installed", "python -m"])
+@pytest.mark.parametrize(
+    "command",
+    [(COMMAND,), (sys.executable, "-m", "hubplugin")],
+    ids=["installed", "python -m"],
+)
 def test_the_command_says_which_version_it_is(command):
-    run = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [*command, "--version"], capture_output=True, text=True, check=True
+    )
     assert run.stdout == f"hubplugin {__version__}\n"
 
 
 def filled(words, made, photos):
     paths = {"PHOTOS": str(photos), "BANK": str(made / "bank.npy"), "FOLDER": str(made)}
-    return [functools.reduce(lambda text, path: text.replace(*path), paths.items(), word) for word in words]
+    return [
+        functools.reduce(lambda text, path: text.replace(*path), paths.items(), word)
+        for word in words
+    ]
 
 
 MISSING = [
@@ -118,9 +144,15 @@ MISSING = [
     (("apply", "faiss:nowhere.faiss", "--bank", "BANK"), "nowhere.faiss"),
     (("inspect", "faiss:nowhere.faiss"), "nowhere.faiss"),
     (("refresh", "faiss:nowhere.faiss"), "nowhere.faiss"),
-    (("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--answers", "nowhere.npy"), "nowhere.npy"),
+    (
+        ("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--answers", "nowhere.npy"),
+        "nowhere.npy",
+    ),
     (("evaluate", "nowhere.npy", "--queries", "BANK"), "nowhere.npy"),
-    (("evaluate", "BANK", "--queries", "BANK", "--truth", "nowhere.json"), "nowhere.json"),
+    (
+        ("evaluate", "BANK", "--queries", "BANK", "--truth", "nowhere.json"),
+        "nowhere.json",
+    ),
 ]
 
 TYPED = """
@@ -139,7 +171,11 @@ def test_a_missing_file_is_told_before_torch_is_imported(made, photos):
     """All in one interpreter: once one of them imports torch, the rest have it."""
     given = [filled(words, made, photos) for words, _ in MISSING]
     run = subprocess.run(
-        [sys.executable, "-c", TYPED], input=json.dumps(given), capture_output=True, text=True, check=True
+        [sys.executable, "-c", TYPED],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     ends, said = run.stdout.splitlines(), run.stderr.splitlines()
     assert len(ends) == len(said) == len(MISSING)
@@ -149,7 +185,11 @@ def test_a_missing_file_is_told_before_torch_is_imported(made, photos):
 
 
 STOPPED = {
-    "while the gallery is read": ("apply", "FaissStore.scan_rows", "nothing was changed"),
+    "while the gallery is read": (
+        "apply",
+        "FaissStore.scan_rows",
+        "nothing was changed",
+    ),
     "while offsets are written": (
         "apply",
         "FaissWriting.write",
@@ -160,7 +200,11 @@ STOPPED = {
         "FaissStore.upgrade",
         "searches use the old correction or the new one",
     ),
-    "while it is taken out": ("remove", "FaissStore._replace", "the correction was being taken out"),
+    "while it is taken out": (
+        "remove",
+        "FaissStore._replace",
+        "the correction was being taken out",
+    ),
 }
 
 
@@ -173,7 +217,15 @@ def test_ctrl_c_says_in_one_line_what_was_changed_and_the_same_command_goes_on(
     url = flat_index(tmp_path / "photos.faiss", vectors)
     np.save(tmp_path / "bank.npy", unit(rng.normal(size=(100, 8))))
     commands = {
-        "apply": ["apply", url, "--bank", str(tmp_path / "bank.npy"), "--method", "csls", "--force"],
+        "apply": [
+            "apply",
+            url,
+            "--bank",
+            str(tmp_path / "bank.npy"),
+            "--method",
+            "csls",
+            "--force",
+        ],
         "remove": ["remove", url],
     }
 
@@ -193,7 +245,9 @@ def test_ctrl_c_says_in_one_line_what_was_changed_and_the_same_command_goes_on(
         patched.setattr(f"hubplugin_faiss.store.{stopped}", stop)
         status, said = run(name)
     assert status == 130
-    assert re.match(rf"hubplugin: stopped; ({re.escape(url)}: )?{told}", said.splitlines()[-1])
+    assert re.match(
+        rf"hubplugin: stopped; ({re.escape(url)}: )?{told}", said.splitlines()[-1]
+    )
     assert "Traceback" not in said
     assert (tmp_path / "photos.faiss").read_bytes() == before
     assert run(name)[0] == 0
@@ -226,7 +280,11 @@ def test_ctrl_c_in_a_terminal_is_one_line_and_status_130(tmp_path, rng):
 
 
 def test_a_password_in_a_url_is_never_printed(made):
-    for url in ("redis://user:secret@host/x", "qdrant://user:secret@127.0.0.1:9/x", "qdrant://127.0.0.1:9/x?k=secret"):
+    for url in (
+        "redis://user:secret@host/x",
+        "qdrant://user:secret@127.0.0.1:9/x",
+        "qdrant://127.0.0.1:9/x?k=secret",
+    ):
         said = hubplugin("apply", url, "--bank", made / "bank.npy")
         assert said.returncode == 1
         assert "secret" not in said.stdout + said.stderr
@@ -236,33 +294,71 @@ def test_a_password_in_a_url_is_never_printed(made):
     ("arguments", "says"),
     [
         (("inspect", "qdrant://127.0.0.1:9/photos"), "no answer"),
-        (("inspect", "redis:photos"), "no store URL that an installed adapter knows; known: chroma:..., "),
+        (
+            ("inspect", "redis:photos"),
+            "no store URL that an installed adapter knows; known: chroma:..., ",
+        ),
         (
             ("inspect", "qdrant://127.0.0.1:6334/photos"),
             "6334 is usually the port of gRPC, a URL has that of HTTP, 6333",
         ),
-        (("apply", "faiss:PHOTOS", "--bank", "BANK", "--set", "tau"), "expected NAME=VALUE"),
+        (
+            ("apply", "faiss:PHOTOS", "--bank", "BANK", "--set", "tau"),
+            "expected NAME=VALUE",
+        ),
         (
             ("apply", "faiss:PHOTOS", "--bank", "BANK", "--pairs-from", "title"),
             "texts of 'title' need the model that embeds queries: pass --embed",
         ),
         (("apply", "PHOTOS", "--bank", "BANK"), "a store is named by a URL: faiss:"),
-        (("apply", "faiss:PHOTOS", "--bank", "BANK", "--method", "dualis"), "pass --answers"),
+        (
+            ("apply", "faiss:PHOTOS", "--bank", "BANK", "--method", "dualis"),
+            "pass --answers",
+        ),
         (("refresh", "faiss:PHOTOS"), "no correction"),
-        (("apply", "faiss:PHOTOS", "--bank", "BANK", "--set", "method=is"), "'blend' has no parameter 'method'"),
-        (("evaluate", "BANK", "--queries", "BANK", "--k", "0"), "--k 0 is not between 1 and"),
+        (
+            ("apply", "faiss:PHOTOS", "--bank", "BANK", "--set", "method=is"),
+            "'blend' has no parameter 'method'",
+        ),
+        (
+            ("evaluate", "BANK", "--queries", "BANK", "--k", "0"),
+            "--k 0 is not between 1 and",
+        ),
         (("evaluate", "BANK", "--queries", "BANK", "--method", "dbsn"), "pass --bank"),
-        (("evaluate", "BANK", "--queries", "BANK", "--report", "no/where.html"), "cannot write"),
-        (("diagnose", "faiss:PHOTOS", "--bank", "FOLDER"), "is a folder; expected a file, .npy"),
-        (("diagnose", "faiss:PHOTOS", "--bank", "FOLDER", "--embed", "a:b"), "is a folder; expected a file, .txt"),
-        (("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--answers", "FOLDER"), "is a folder; expected a file"),
-        (("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--report", "FOLDER"), "it is a folder; expected a file"),
-        (("evaluate", "faiss:PHOTOS", "--queries", "BANK", "--truth", "FOLDER"), "is a folder; expected a file"),
+        (
+            ("evaluate", "BANK", "--queries", "BANK", "--report", "no/where.html"),
+            "cannot write",
+        ),
+        (
+            ("diagnose", "faiss:PHOTOS", "--bank", "FOLDER"),
+            "is a folder; expected a file, .npy",
+        ),
+        (
+            ("diagnose", "faiss:PHOTOS", "--bank", "FOLDER", "--embed", "a:b"),
+            "is a folder; expected a file, .txt",
+        ),
+        (
+            ("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--answers", "FOLDER"),
+            "is a folder; expected a file",
+        ),
+        (
+            ("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--report", "FOLDER"),
+            "it is a folder; expected a file",
+        ),
+        (
+            ("evaluate", "faiss:PHOTOS", "--queries", "BANK", "--truth", "FOLDER"),
+            "is a folder; expected a file",
+        ),
         (("inspect", "faiss:FOLDER"), "cannot be read: Is a directory"),
-        (("inspect", "faiss:BANK"), "it is no index, or of a type unknown to this Faiss\n"),
+        (
+            ("inspect", "faiss:BANK"),
+            "it is no index, or of a type unknown to this Faiss\n",
+        ),
     ],
 )
-def test_what_goes_wrong_is_one_line_on_stderr_and_changes_nothing(arguments, says, made, photos):
+def test_what_goes_wrong_is_one_line_on_stderr_and_changes_nothing(
+    arguments, says, made, photos
+):
     before = photos.read_bytes()
     result = hubplugin(*filled(arguments, made, photos))
     assert result.returncode == 1
@@ -278,9 +374,22 @@ def test_threads_are_set_before_anything_computes(made, photos):
         "import torch, faiss; print(torch.get_num_threads(), faiss.omp_get_max_threads())"
     )
     said = subprocess.run(
-        [sys.executable, "-c", program, "inspect", f"faiss:{photos}", "--threads", "1", "--quiet"],
+        [
+            sys.executable,
+            "-c",
+            program,
+            "inspect",
+            f"faiss:{photos}",
+            "--threads",
+            "1",
+            "--quiet",
+        ],
         capture_output=True,
         text=True,
-        env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+        env={
+            name: value
+            for name, value in os.environ.items()
+            if name != "OMP_NUM_THREADS"
+        },
     )
     assert said.stdout == "1 1\n", said.stderr

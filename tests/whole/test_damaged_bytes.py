@@ -9,6 +9,16 @@ import pytest
 
 @pytest.mark.slow
 def test_damaged_bytes_of_what_we_read_end_in_one_line():
-    command = [sys.executable, "-W", "ignore", "-m", "tests.whole.damaged_bytes", "400", "7"]
-    run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tests.whole.damaged_bytes",
+        "400",
+        "7",
+    ]
+    run = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr

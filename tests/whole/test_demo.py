@@ -35,32 +35,57 @@ def test_the_corrected_store_finds_more_and_is_less_hubby(store, shown):
     for k in (1, 10):
         assert (corrected.ranks() <= k).mean() > (raw.ranks() <= k).mean() + 0.01
     n = len(raw.hits)
-    assert skewness(k_occurrence(corrected.hits, n)) < skewness(k_occurrence(raw.hits, n)) / 2
+    assert (
+        skewness(k_occurrence(corrected.hits, n))
+        < skewness(k_occurrence(raw.hits, n)) / 2
+    )
 
 
 def test_both_rankings_of_both_stores_are_the_exact_ones(shown, real):
-    targets, queries = (real[name].astype(np.float64) for name in ("test_targets", "test_queries"))
-    targets, queries = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (targets, queries))
-    model = hubplugin.fit(real["test_targets"], hubplugin.Bank(real["bank_queries"], real["bank_targets"]))
+    targets, queries = (
+        real[name].astype(np.float64) for name in ("test_targets", "test_queries")
+    )
+    targets, queries = (
+        x / np.linalg.norm(x, axis=1, keepdims=True) for x in (targets, queries)
+    )
+    model = hubplugin.fit(
+        real["test_targets"], hubplugin.Bank(real["bank_queries"], real["bank_targets"])
+    )
     for state, offsets in enumerate((0, model.offsets(targets))):
         expected = np.argsort(-(queries @ targets.T + offsets), axis=1)[:, :10]
-        assert (shown[0]["Faiss"][state].hits == expected).mean() > 0.999  # a float32's last bit may swap near-ties
-        assert (shown[0]["Qdrant"][state].hits == expected).mean() > 0.99  # which ranks candidates again
+        assert (
+            shown[0]["Faiss"][state].hits == expected
+        ).mean() > 0.999  # a float32's last bit may swap near-ties
+        assert (
+            shown[0]["Qdrant"][state].hits == expected
+        ).mean() > 0.99  # which ranks candidates again
 
 
 def test_hubs_are_shown_by_name_and_the_table_names_every_measure(shown):
     text = shown[1]
-    for expected in ("worst hubs", "R@1", "R@5", "R@10", "median", "skewness", "largest"):
+    for expected in (
+        "worst hubs",
+        "R@1",
+        "R@5",
+        "R@10",
+        "median",
+        "skewness",
+        "largest",
+    ):
         assert expected in text
 
 
 def test_a_folder_that_no_demo_made_is_left_alone(demo, tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(hubplugin.HubpluginError, match="is not empty and no demo made it"):
+    with pytest.raises(
+        hubplugin.HubpluginError, match="is not empty and no demo made it"
+    ):
         demo.run(tmp_path, Console(file=io.StringIO()))
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
 def test_a_long_name_says_that_it_is_cut_off(demo):
     assert demo.shortened("os.path.join") == "os.path.join"
-    assert demo.shortened("concurrent.futures.thread.Executor", 16) == "…thread.Executor"
+    assert (
+        demo.shortened("concurrent.futures.thread.Executor", 16) == "…thread.Executor"
+    )

@@ -40,7 +40,9 @@ def asked(command: str, *arguments: object) -> dict[str, object]:
     """The figures that a command prints, which are those of docs/reference/json.md, there under its name."""
     run = hubplugin(command, *arguments, "--json")
     assert run.returncode == 0, run.stderr
-    figures = json.loads(run.stdout, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    figures = json.loads(
+        run.stdout, parse_constant=lambda word: pytest.fail(f"{word} is no JSON")
+    )
     assert (figures.pop("command"), figures.pop("version")) == (command, 1)
     schema = closed(schema_of(FIGURES[command]))
     jsonschema.validate(figures, schema)
@@ -58,22 +60,37 @@ def closed(schema: dict[str, object]) -> dict[str, object]:
 def test_a_rollback_writes_the_model_before_and_a_second_one_returns(photos):
     store, before = f"faiss:{photos}", photos.read_bytes()
     tried = asked("rollback", store, "--dry-run")
-    assert (tried["written"], tried["model"]["method"], photos.read_bytes() == before) == (False, "nnn", True)
+    assert (
+        tried["written"],
+        tried["model"]["method"],
+        photos.read_bytes() == before,
+    ) == (False, "nnn", True)
     done = asked("rollback", store)
     assert (done["written"], done["model"]["method"]) == (True, "nnn")
     seen = asked("inspect", store)
-    assert (seen["correction"]["model"]["method"], seen["previous"]["method"]) == ("nnn", "dbsn")
+    assert (seen["correction"]["model"]["method"], seen["previous"]["method"]) == (
+        "nnn",
+        "dbsn",
+    )
     assert "rollback returns to OffsetModel(dbsn" in hubplugin("inspect", store).stdout
     assert asked("rollback", store)["model"]["method"] == "dbsn"
 
 
-def test_a_removal_is_told_before_it_is_done_and_leaves_nothing_beside_the_index(photos):
+def test_a_removal_is_told_before_it_is_done_and_leaves_nothing_beside_the_index(
+    photos,
+):
     store, before = f"faiss:{photos}", photos.read_bytes()
     told = asked("remove", store, "--dry-run")
-    assert (told["correction"]["model"]["method"], told["previous"]["method"]) == ("dbsn", "nnn")
+    assert (told["correction"]["model"]["method"], told["previous"]["method"]) == (
+        "dbsn",
+        "nnn",
+    )
     assert photos.read_bytes() == before
     assert asked("remove", store)["written"] is True
-    assert sorted(path.name for path in photos.parent.iterdir()) == ["bank.npy", "photos.faiss"]
+    assert sorted(path.name for path in photos.parent.iterdir()) == [
+        "bank.npy",
+        "photos.faiss",
+    ]
 
 
 def test_every_command_prints_the_figures_that_its_page_lists(photos):

@@ -25,13 +25,19 @@ def test_the_readme_shows_both_stores_and_the_command_line():
 
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.splitlines()[0])
 def test_a_block_of_the_readme_runs_as_it_stands_and_prints_the_gain(block):
-    run = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr
-    before, after = (float(share) for share in re.findall(r"([\d.]+) ?%", run.stdout)[-2:])
+    before, after = (
+        float(share) for share in re.findall(r"([\d.]+) ?%", run.stdout)[-2:]
+    )
     assert after > before + 1
 
 
-def test_the_commands_of_the_readme_run_one_after_the_other_and_print_the_gain(tmp_path):
+def test_the_commands_of_the_readme_run_one_after_the_other_and_print_the_gain(
+    tmp_path,
+):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     run = subprocess.run(
@@ -42,7 +48,13 @@ def test_the_commands_of_the_readme_run_one_after_the_other_and_print_the_gain(t
         text=True,
     )
     assert run.returncode == 0, run.stderr
-    raw, corrected = re.search(r"^R@1: ([\d.]+) .*-> ([\d.]+)", run.stdout, re.MULTILINE).groups()
+    raw, corrected = re.search(
+        r"^R@1: ([\d.]+) .*-> ([\d.]+)", run.stdout, re.MULTILINE
+    ).groups()
     assert float(corrected) > float(raw) + 0.5
-    told = re.findall(r"^(?:faiss:\S+: )?(it (?:would help|helps))[,;]", run.stdout, re.MULTILINE | re.IGNORECASE)
+    told = re.findall(
+        r"^(?:faiss:\S+: )?(it (?:would help|helps))[,;]",
+        run.stdout,
+        re.MULTILINE | re.IGNORECASE,
+    )
     assert told == ["it would help", "It helps"]

@@ -46,17 +46,25 @@ def test_a_refit_keeps_the_method_and_its_parameters_on_a_new_bank(photos, real)
     done = refit(photos, real["bank_queries"][1::2])
     found = photos.correction().model
     assert (found.method, found.parameters["k"]) == ("nnn", 8)
-    assert found.bank_fingerprint == hubplugin.fit(None, real["bank_queries"][1::2], "nnn").bank_fingerprint
+    assert (
+        found.bank_fingerprint
+        == hubplugin.fit(None, real["bank_queries"][1::2], "nnn").bank_fingerprint
+    )
     assert photos.previous().fingerprint == before.fingerprint
     assert done.versus.new.skewness < done.versus.raw.skewness
-    assert "from the old correction to the new one hubness (skewness) of held-out queries goes from" in str(done)
+    assert (
+        "from the old correction to the new one hubness (skewness) of held-out queries goes from"
+        in str(done)
+    )
     assert done.trial is not None
 
 
 def test_a_dry_run_says_where_the_new_bank_is_smaller_and_writes_nothing(photos, real):
     before = photos.path.read_bytes()
     said = "the new bank has 400 queries, the old one had 1,250"
-    assert said in str(refit(photos, real["bank_queries"][1:800:2], dry_run=True, force=True))
+    assert said in str(
+        refit(photos, real["bank_queries"][1:800:2], dry_run=True, force=True)
+    )
     done = refit(photos, real["bank_queries"], dry_run=True, force=True)
     assert "the new bank has" not in str(done)
     assert (done.written, done.scanned) == (False, 1200)
@@ -66,24 +74,43 @@ def test_a_dry_run_says_where_the_new_bank_is_smaller_and_writes_nothing(photos,
 def test_the_old_model_is_tried_on_held_out_queries_as_it_is(photos, real):
     old, bank = photos.correction().model, real["bank_queries"][1::2]
     beside = refit(photos, bank, dry_run=True).versus
-    targets = faiss.read_index(photos.url.removeprefix("faiss:")).reconstruct_n(0, 1200).astype(np.float64)[:, :384]
+    targets = (
+        faiss.read_index(photos.url.removeprefix("faiss:"))
+        .reconstruct_n(0, 1200)
+        .astype(np.float64)[:, :384]
+    )
     queries = bank / np.linalg.norm(bank, axis=1, keepdims=True)
     assert len(queries) <= 5 * 500, "all of them are held out once"
-    found = np.argsort(-(queries.astype(np.float64) @ targets.T + old.offsets(targets.astype(np.float32))), axis=1)
+    found = np.argsort(
+        -(
+            queries.astype(np.float64) @ targets.T
+            + old.offsets(targets.astype(np.float32))
+        ),
+        axis=1,
+    )
     occurrence = np.bincount(found[:, :10].ravel(), minlength=1200)
     assert beside.old.skewness == pytest.approx(skew(occurrence), rel=0.02)
 
 
-def test_a_worse_correction_is_refused_with_both_figures_and_changes_nothing(photos, real):
+def test_a_worse_correction_is_refused_with_both_figures_and_changes_nothing(
+    photos, real
+):
     before = photos.path.read_bytes()
-    with pytest.raises(hubplugin.CorrectionRefused, match=r"from \d+\.\d+ to \d+\.\d+.*nothing was changed"):
+    with pytest.raises(
+        hubplugin.CorrectionRefused,
+        match=r"from \d+\.\d+ to \d+\.\d+.*nothing was changed",
+    ):
         refit(photos, real["bank_queries"][:500], "nnn", k=1, alpha=4.0)
     assert photos.path.read_bytes() == before
     assert photos.previous() is None
 
 
-def test_a_refit_without_queries_or_without_a_correction_says_what_is_missing(photos, real):
-    with pytest.raises(hubplugin.InputError, match=r"no queries are recorded.*; pass bank="):
+def test_a_refit_without_queries_or_without_a_correction_says_what_is_missing(
+    photos, real
+):
+    with pytest.raises(
+        hubplugin.InputError, match=r"no queries are recorded.*; pass bank="
+    ):
         refit(photos)
     photos.remove()
     with pytest.raises(hubplugin.StoreError, match="no active correction"):
@@ -91,7 +118,11 @@ def test_a_refit_without_queries_or_without_a_correction_says_what_is_missing(ph
 
 
 def candidate(skewness: float, recall: float | None = None) -> Figures:
-    right = None if recall is None else Side(0.5, recall, 0.01, 100, "queries", Figure(0.0, 0.0, 0.0))
+    right = (
+        None
+        if recall is None
+        else Side(0.5, recall, 0.01, 100, "queries", Figure(0.0, 0.0, 0.0))
+    )
     return Figures(None, 100, skewness, 0.1, 0.1, 0.1, right)
 
 
@@ -99,10 +130,30 @@ def candidate(skewness: float, recall: float | None = None) -> Figures:
     ("beside", "worse"),
     [
         (OldVersusNew(candidate(2), candidate(0.5), candidate(0.5), None, None), False),
-        (OldVersusNew(candidate(2), candidate(0.5), candidate(0.5 + 1.9 * WORSE), None, None), False),
-        (OldVersusNew(candidate(2), candidate(0.5), candidate(0.5 + 2.1 * WORSE), None, None), True),
-        (OldVersusNew(candidate(2), candidate(0.5, 0.5), candidate(1.9, 0.49), -0.01, 0.006), False),
-        (OldVersusNew(candidate(2), candidate(0.5, 0.5), candidate(0.1, 0.48), -0.02, 0.006), True),
+        (
+            OldVersusNew(
+                candidate(2), candidate(0.5), candidate(0.5 + 1.9 * WORSE), None, None
+            ),
+            False,
+        ),
+        (
+            OldVersusNew(
+                candidate(2), candidate(0.5), candidate(0.5 + 2.1 * WORSE), None, None
+            ),
+            True,
+        ),
+        (
+            OldVersusNew(
+                candidate(2), candidate(0.5, 0.5), candidate(1.9, 0.49), -0.01, 0.006
+            ),
+            False,
+        ),
+        (
+            OldVersusNew(
+                candidate(2), candidate(0.5, 0.5), candidate(0.1, 0.48), -0.02, 0.006
+            ),
+            True,
+        ),
     ],
 )
 def test_recall_decides_where_it_is_known_and_hubness_elsewhere(beside, worse):
@@ -120,20 +171,30 @@ def test_a_whole_correction_needs_no_attention(photos, real):
     assert 0.4 < seen.drift < DRIFTED
 
 
-def test_queries_of_another_kind_are_drift_and_those_of_the_bank_are_no_live_ones(photos, real, caplog):
-    apart = real["bank_queries"][:300] + 0.1 * np.sign(np.arange(384) % 2 - 0.5).astype(np.float32)
+def test_queries_of_another_kind_are_drift_and_those_of_the_bank_are_no_live_ones(
+    photos, real, caplog
+):
+    apart = real["bank_queries"][:300] + 0.1 * np.sign(np.arange(384) % 2 - 0.5).astype(
+        np.float32
+    )
     seen = hubplugin.inspect(photos, apart)
     assert seen.drift > DRIFTED
     assert any("refit" in each for each in seen.attention)
     assert not caplog.records
     again = hubplugin.inspect(photos, real["bank_queries"][::2])
     assert (again.drift, again.hubness.live) == (None, False)
-    assert "of the live queries 0 are not in the bank, and 100 are needed" in caplog.text
+    assert (
+        "of the live queries 0 are not in the bank, and 100 are needed" in caplog.text
+    )
 
 
 def test_live_queries_need_a_correction_and_no_answers(photos, real):
-    with pytest.raises(hubplugin.InputError, match=r"without answers; evaluate measures R@1"):
-        hubplugin.inspect(photos, hubplugin.Bank(real["test_queries"][:150], np.arange(150)))
+    with pytest.raises(
+        hubplugin.InputError, match=r"without answers; evaluate measures R@1"
+    ):
+        hubplugin.inspect(
+            photos, hubplugin.Bank(real["test_queries"][:150], np.arange(150))
+        )
     photos.remove()
     with pytest.raises(hubplugin.StoreError, match="no active correction"):
         hubplugin.inspect(photos, real["bank_queries"])
@@ -142,8 +203,13 @@ def test_live_queries_need_a_correction_and_no_answers(photos, real):
 
 def test_missing_offsets_of_a_collection_ask_for_a_refresh(real):
     client, vectors = QdrantClient(":memory:"), real["test_targets"][:600]
-    client.create_collection("photos", models.VectorParams(size=384, distance=models.Distance.COSINE))
-    points = [models.PointStruct(id=number, vector=row.tolist()) for number, row in enumerate(vectors)]
+    client.create_collection(
+        "photos", models.VectorParams(size=384, distance=models.Distance.COSINE)
+    )
+    points = [
+        models.PointStruct(id=number, vector=row.tolist())
+        for number, row in enumerate(vectors)
+    ]
     client.upsert("photos", points)
     store = hubplugin_qdrant.open_store(client, "photos")
     write(store, hubplugin.fit(vectors, real["bank_queries"][:300], "nnn"))
@@ -154,19 +220,28 @@ def test_missing_offsets_of_a_collection_ask_for_a_refresh(real):
     assert "50% of the targets lack their offset: run refresh" in seen.attention
 
 
-def test_what_is_found_too_often_is_named_and_hubness_is_told_beside_that_of_the_fit(tmp_path, real):
+def test_what_is_found_too_often_is_named_and_hubness_is_told_beside_that_of_the_fit(
+    tmp_path, real
+):
     targets = write_photos(tmp_path, real)
-    bank = real["bank_queries"] / np.linalg.norm(real["bank_queries"], axis=1, keepdims=True)
+    bank = real["bank_queries"] / np.linalg.norm(
+        real["bank_queries"], axis=1, keepdims=True
+    )
     store = open_store(f"faiss:{tmp_path / 'photos.faiss'}")
     hubplugin.apply(store, bank, "nnn", k=8)
     model = store.correction().model
     asked = bank[np.linspace(0, len(bank) - 1, 200).astype(int)].astype(np.float64)
     scores = asked @ targets.T.astype(np.float64)
-    for expected, offsets in ((model.hubness_at_fit.raw, 0), (model.hubness_at_fit.corrected, model.offsets(targets))):
+    for expected, offsets in (
+        (model.hubness_at_fit.raw, 0),
+        (model.hubness_at_fit.corrected, model.offsets(targets)),
+    ):
         found = np.argsort(-(scores + offsets), axis=1)[:, :10]
         occurrence = np.bincount(found.ravel(), minlength=1200)
         assert expected == pytest.approx(skew(occurrence), rel=0.01)
-    assert model.hubness_at_fit.largest == pytest.approx(occurrence.max() / 200, abs=0.01)
+    assert model.hubness_at_fit.largest == pytest.approx(
+        occurrence.max() / 200, abs=0.01
+    )
     seen = hubplugin.inspect(store)
     assert (seen.attention, seen.hubness.live) == ([], False)
     assert seen.hubness.corrected == pytest.approx(seen.hubness.fit.corrected, rel=0.01)
@@ -176,7 +251,9 @@ def test_what_is_found_too_often_is_named_and_hubness_is_told_beside_that_of_the
     faiss.write_index(index, str(tmp_path / "photos.faiss"))
     seen = hubplugin.inspect(open_store(store.url))
     assert any("hubness has grown since the fit" in each for each in seen.attention)
-    assert any("found too often" in each and ": 1200 " in each for each in seen.attention)
+    assert any(
+        "found too often" in each and ": 1200 " in each for each in seen.attention
+    )
     assert max(seen.hubness.hubs, key=lambda hub: hub.found_by["corrected"]).id == 1200
     assert seen.stale_ids == [1200]
     assert "Top hubs: " in str(seen)
@@ -193,7 +270,10 @@ def test_what_was_counted_at_the_fit_lies_in_the_model_and_makes_no_other(real):
 
 def hubs(*corrected: int) -> list[Hub]:
     """Targets 7, 8 and so on, found by so many queries in a corrected search."""
-    return [Hub(row, str(row), {"raw": 1, "corrected": count}) for row, count in enumerate(corrected, 7)]
+    return [
+        Hub(row, str(row), {"raw": 1, "corrected": count})
+        for row, count in enumerate(corrected, 7)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -204,40 +284,66 @@ def hubs(*corrected: int) -> list[Hub]:
         ({"foreign": 1}, "carry something else"),
         ({"shift": -5.0}, "no longer that of the fit"),
         ({"drift": 1.0}, "no longer like the bank"),
-        ({"hubness": HubnessNow(200, True, 3.0, 3.6, 0.3)}, "hubness is worse than raw"),
+        (
+            {"hubness": HubnessNow(200, True, 3.0, 3.6, 0.3)},
+            "hubness is worse than raw",
+        ),
         ({"hubness": HubnessNow(200, True, 3.0, 3.4, 0.3)}, None),
         ({"hubness": HubnessNow(200, True, 0.5, 0.9, 0.3)}, None),
         ({"hubness": HubnessNow(200, True, 3.0, 1.4, 0.3, FIT)}, None),
-        ({"hubness": HubnessNow(200, True, 3.0, 1.6, 0.3, FIT)}, "grown since the fit (skewness 1.60, 0.50 then)"),
+        (
+            {"hubness": HubnessNow(200, True, 3.0, 1.6, 0.3, FIT)},
+            "grown since the fit (skewness 1.60, 0.50 then)",
+        ),
         ({"hubness": HubnessNow(200, True, 3.0, 1.0, 0.3, FIT, hubs(14, 10))}, None),
         (
             {"hubness": HubnessNow(200, True, 3.0, 1.0, 0.3, FIT, hubs(18, 10))},
             "found too often (2.0% at most at the fit): 7 9.0%",
         ),
         (
-            {"correction": Correction(MODEL, False), "missing": 1000, "shift": math.nan},
+            {
+                "correction": Correction(MODEL, False),
+                "missing": 1000,
+                "shift": math.nan,
+            },
             "the correction is half-written, and searches are raw: run apply again, or remove",
         ),
     ],
 )
 def test_attention_is_asked_for_what_somebody_can_mend(changes, says):
-    fine = Inspection("faiss:x", Metric.COSINE, 3, 1000, Correction(MODEL, True), shift=0.0, spread=1.0)
+    fine = Inspection(
+        "faiss:x",
+        Metric.COSINE,
+        3,
+        1000,
+        Correction(MODEL, True),
+        shift=0.0,
+        spread=1.0,
+    )
     seen = dataclasses.replace(fine, **changes)
     assert [says in each for each in seen.attention] == ([] if says is None else [True])
 
 
-def test_the_commands_end_with_the_exit_status_that_cron_acts_upon(photos, real, tmp_path):
+def test_the_commands_end_with_the_exit_status_that_cron_acts_upon(
+    photos, real, tmp_path
+):
     np.save(tmp_path / "new.npy", real["bank_queries"][1::2])
     np.save(tmp_path / "few.npy", real["bank_queries"][:5])
     store = photos.url
     seen = typed("inspect", store, "--live", tmp_path / "new.npy", "--json")
-    assert (seen.returncode, json.loads(seen.stdout)["attention"]) == (0, []), seen.stderr
+    assert (seen.returncode, json.loads(seen.stdout)["attention"]) == (0, []), (
+        seen.stderr
+    )
     assert typed("refit", store, "--bank", tmp_path / "few.npy").returncode == 3
     assert typed("refit", store).returncode == 1
     assert typed("refit").returncode == 2
-    assert typed("refit", store, "--bank", tmp_path / "new.npy", "--quiet").returncode == 0
+    assert (
+        typed("refit", store, "--bank", tmp_path / "new.npy", "--quiet").returncode == 0
+    )
     index = faiss.read_index(store.removeprefix("faiss:"))
-    index.add(np.ascontiguousarray(np.tile(real["bank_targets"][:300], (1, 1)), np.float32))
+    index.add(
+        np.ascontiguousarray(np.tile(real["bank_targets"][:300], (1, 1)), np.float32)
+    )
     faiss.write_index(index, store.removeprefix("faiss:"))
     seen = typed("inspect", store, "--json")
     found = json.loads(seen.stdout)
@@ -254,18 +360,30 @@ def clicked(real, tmp_path):
     targets = write_photos(tmp_path, real)
     rng = np.random.default_rng(0)
     rows = rng.integers(0, len(targets), 900)
-    queries = real["test_queries"][rows] + 0.02 * rng.normal(size=(900, targets.shape[1]))
-    return open_store(f"faiss:{tmp_path / 'photos.faiss'}"), hubplugin.Bank(queries.astype(np.float32), rows)
+    queries = real["test_queries"][rows] + 0.02 * rng.normal(
+        size=(900, targets.shape[1])
+    )
+    return open_store(f"faiss:{tmp_path / 'photos.faiss'}"), hubplugin.Bank(
+        queries.astype(np.float32), rows
+    )
 
 
 def test_a_log_with_clicks_teaches_a_store_a_map_and_what_it_gains_is_said(clicked):
     store, log = clicked
     said = str(hubplugin.apply(store, log, learn=True))
-    assert re.search(r"mapped at strength 1, as \d+ pairs taught; over the offsets alone, asked before: R@1", said)
-    assert re.search(r"not asked before: R@1 \d+\.\d -> \d+\.\d \(95 % interval of the change .* pairs\)", said)
+    assert re.search(
+        r"mapped at strength 1, as \d+ pairs taught; over the offsets alone, asked before: R@1",
+        said,
+    )
+    assert re.search(
+        r"not asked before: R@1 \d+\.\d -> \d+\.\d \(95 % interval of the change .* pairs\)",
+        said,
+    )
     first = store.correction().model
     assert first.query_map.strength == 1
-    assert refit(store, log).model.query_map.pairs == first.query_map.pairs, "a correction with a map stays one"
+    assert refit(store, log).model.query_map.pairs == first.query_map.pairs, (
+        "a correction with a map stays one"
+    )
     assert refit(store, log, learn=False, force=True).model.query_map is None
     assert refit(store, log, dry_run=True).model.query_map is None
 
@@ -276,15 +394,23 @@ def test_a_refit_compares_maps_on_queries_that_the_old_one_has_not_seen(clicked)
     hubplugin.apply(store, old, learn=True)
     beside = refit(store, log, dry_run=True).versus
     assert beside.new.queries == beside.old.queries == 300
-    assert abs(beside.gain) < 0.1, "the old one would be ahead by 0.3 on what it was taught"
+    assert abs(beside.gain) < 0.1, (
+        "the old one would be ahead by 0.3 on what it was taught"
+    )
     model = store.correction().model
-    asked = log.queries[600:] / np.linalg.norm(log.queries[600:], axis=1, keepdims=True)  # as Faiss has to be asked
+    asked = log.queries[600:] / np.linalg.norm(
+        log.queries[600:], axis=1, keepdims=True
+    )  # as Faiss has to be asked
     found = store.search(asked, 1).ids
     assert beside.old.recall == pytest.approx(
-        np.mean([each == [row] for each, row in zip(found, log.answers[600:], strict=True)])
+        np.mean(
+            [each == [row] for each, row in zip(found, log.answers[600:], strict=True)]
+        )
     )
     assert model.query_map.strength == 1
-    assert refit(store, old, dry_run=True).versus.gain == pytest.approx(0, abs=0.01), "both have seen all of it"
+    assert refit(store, old, dry_run=True).versus.gain == pytest.approx(0, abs=0.01), (
+        "both have seen all of it"
+    )
 
 
 def test_judged_clicks_are_ids_of_the_store(clicked):
@@ -294,11 +420,18 @@ def test_judged_clicks_are_ids_of_the_store(clicked):
     assert done.model.query_map.strength == 1
 
 
-def test_what_cannot_have_a_map_is_refused_before_anything_is_read(clicked, monkeypatch):
+def test_what_cannot_have_a_map_is_refused_before_anything_is_read(
+    clicked, monkeypatch
+):
     store, log = clicked
-    with pytest.raises(hubplugin.InputError, match="learn=True does not go with group_by="):
+    with pytest.raises(
+        hubplugin.InputError, match="learn=True does not go with group_by="
+    ):
         hubplugin.apply(store, log, learn=True, group_by="language")
     monkeypatch.setattr(type(store), "maps_queries", False)
-    with pytest.raises(hubplugin.InputError, match=r"photos.faiss holds no map of queries: leave out learn="):
+    with pytest.raises(
+        hubplugin.InputError,
+        match=r"photos.faiss holds no map of queries: leave out learn=",
+    ):
         hubplugin.apply(store, log, learn=True)
     assert store.correction() is None

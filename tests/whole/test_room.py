@@ -25,23 +25,35 @@ def faiss(folder: Path) -> str:
 
 
 def chroma(folder: Path) -> str:
-    chromadb = pytest.importorskip("chromadb", reason="needs chromadb: pip install '.[chroma]'")
-    made = chromadb.PersistentClient(str(folder)).create_collection("photos", metadata={"hnsw:space": "cosine"})
+    chromadb = pytest.importorskip(
+        "chromadb", reason="needs chromadb: pip install '.[chroma]'"
+    )
+    made = chromadb.PersistentClient(str(folder)).create_collection(
+        "photos", metadata={"hnsw:space": "cosine"}
+    )
     made.add(ids=[str(row) for row in range(len(GALLERY))], embeddings=GALLERY)
     return f"chroma:{folder}/photos"
 
 
 def lancedb(folder: Path) -> str:
-    lance = pytest.importorskip("lancedb", reason="needs lancedb: pip install '.[lancedb]'")
-    rows = [{"id": row, "vector": vector.tolist()} for row, vector in enumerate(GALLERY)]
+    lance = pytest.importorskip(
+        "lancedb", reason="needs lancedb: pip install '.[lancedb]'"
+    )
+    rows = [
+        {"id": row, "vector": vector.tolist()} for row, vector in enumerate(GALLERY)
+    ]
     lance.connect(folder).create_table("photos", rows)
     return f"lancedb:{folder}/photos"
 
 
 def qdrant(folder: Path) -> str:
-    qdrant_client = pytest.importorskip("qdrant_client", reason="needs qdrant-client: pip install '.[qdrant]'")
+    qdrant_client = pytest.importorskip(
+        "qdrant_client", reason="needs qdrant-client: pip install '.[qdrant]'"
+    )
     client, models = qdrant_client.QdrantClient(path=str(folder)), qdrant_client.models
-    client.create_collection("photos", models.VectorParams(size=8, distance=models.Distance.COSINE))
+    client.create_collection(
+        "photos", models.VectorParams(size=8, distance=models.Distance.COSINE)
+    )
     client.upload_collection("photos", GALLERY, ids=range(len(GALLERY)))
     client.close()
     return f"qdrant-local:{folder}/photos"
@@ -51,7 +63,11 @@ STORES = {"faiss": faiss, "chroma": chroma, "lancedb": lancedb, "qdrant": qdrant
 
 
 def lying(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 @pytest.fixture(params=STORES)
@@ -63,11 +79,15 @@ def url(request, tmp_path) -> str:
 def test_a_disk_that_is_too_small_is_told_before_the_gallery_is_read(url, monkeypatch):
     store, full = open_store(url), shutil.disk_usage("/")._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
-    monkeypatch.setattr(type(store), "scan", lambda *_: pytest.fail("the gallery was read"))
+    monkeypatch.setattr(
+        type(store), "scan", lambda *_: pytest.fail("the gallery was read")
+    )
     needed = r"^cannot write in '.*store': No space left on device, [\d,]+ bytes are needed and 100 were free; nothing"
     for method in ("csls", hubplugin.fit(None, BANK, "csls")):
         with pytest.raises(hubplugin.StoreError, match=needed):
-            hubplugin.apply(store, BANK, "csls") if method == "csls" else hubplugin.apply(store, method)
+            hubplugin.apply(
+                store, BANK, "csls"
+            ) if method == "csls" else hubplugin.apply(store, method)
 
 
 def unprivileged(folder: Path) -> list[str]:
@@ -76,23 +96,43 @@ def unprivileged(folder: Path) -> list[str]:
     if os.geteuid():
         return []
     without = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
-    if shutil.which("setpriv") is None or subprocess.run([*without, "true"], capture_output=True).returncode:
-        pytest.skip("needs setpriv, which takes from root the right to write everywhere, or another user than root")
+    if (
+        shutil.which("setpriv") is None
+        or subprocess.run([*without, "true"], capture_output=True).returncode
+    ):
+        pytest.skip(
+            "needs setpriv, which takes from root the right to write everywhere, or another user than root"
+        )
     return without
 
 
 def said_by(command: list[str], *arguments: str) -> str:
-    run = subprocess.run([*command, sys.executable, "-m", "hubplugin", *arguments], capture_output=True, text=True)
+    run = subprocess.run(
+        [*command, sys.executable, "-m", "hubplugin", *arguments],
+        capture_output=True,
+        text=True,
+    )
     assert run.returncode == 1, run.stderr
     return run.stderr
 
 
 @pytest.mark.slow
-def test_a_folder_that_may_not_be_written_is_told_in_one_line_and_before_the_fit(url, tmp_path):
+def test_a_folder_that_may_not_be_written_is_told_in_one_line_and_before_the_fit(
+    url, tmp_path
+):
     np.save(tmp_path / "bank.npy", BANK)
     before = lying(tmp_path)
     command = unprivileged(tmp_path / "store")
-    said = said_by(command, "apply", url, "--bank", str(tmp_path / "bank.npy"), "--method", "csls", "--force")
+    said = said_by(
+        command,
+        "apply",
+        url,
+        "--bank",
+        str(tmp_path / "bank.npy"),
+        "--method",
+        "csls",
+        "--force",
+    )
     assert "Permission denied" in said or "attempt to write a readonly database" in said
     assert said.count("\n") == 1, "the gallery was read"
     assert lying(tmp_path) == before
@@ -105,13 +145,26 @@ def test_a_report_that_may_not_be_written_is_told_before_the_work(tmp_path):
     given = ("diagnose", faiss(tmp_path), "--bank", str(tmp_path / "bank.npy"))
     command = unprivileged(tmp_path / "reports")
     said = said_by(command, *given, "--report", str(tmp_path / "reports/page.html"))
-    assert said == f"hubplugin: cannot write '{tmp_path}/reports/page.html': Permission denied\n"
+    assert (
+        said
+        == f"hubplugin: cannot write '{tmp_path}/reports/page.html': Permission denied\n"
+    )
 
 
 @pytest.mark.slow
 def test_a_recorder_says_at_once_that_its_folder_may_not_be_written(tmp_path):
     (tmp_path / "store").mkdir()
-    program = "import hubplugin, sys; hubplugin.Recorder(sys.argv[1] + '/photos.queries')"
-    command = [*unprivileged(tmp_path / "store"), sys.executable, "-c", program, str(tmp_path / "store")]
+    program = (
+        "import hubplugin, sys; hubplugin.Recorder(sys.argv[1] + '/photos.queries')"
+    )
+    command = [
+        *unprivileged(tmp_path / "store"),
+        sys.executable,
+        "-c",
+        program,
+        str(tmp_path / "store"),
+    ]
     run = subprocess.run(command, capture_output=True, text=True)
-    assert run.stderr.endswith(f"cannot write in '{tmp_path}/store': Permission denied; searches go on\n"), run.stderr
+    assert run.stderr.endswith(
+        f"cannot write in '{tmp_path}/store': Permission denied; searches go on\n"
+    ), run.stderr

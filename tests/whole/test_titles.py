@@ -25,21 +25,30 @@ def embed(texts):
 @pytest.fixture
 def vectors(real):
     """Functions, the docstring of each as its title, and queries: docstrings of other functions."""
-    return tuple(unit(real[name][:COUNT]) for name in ("test_targets", "test_queries", "bank_queries"))
+    return tuple(
+        unit(real[name][:COUNT])
+        for name in ("test_targets", "test_queries", "bank_queries")
+    )
 
 
 def title(row):
     """What stands in the field: every eighth target has a number, an empty text, or nothing."""
-    return {0: {"title": row}, 1: {"title": "  "}, 2: {}}.get(row % 8, {"title": f"title {row}"})
+    return {0: {"title": row}, 1: {"title": "  "}, 2: {}}.get(
+        row % 8, {"title": f"title {row}"}
+    )
 
 
 def in_qdrant(folder, targets):
     with_title = [
-        models.PointStruct(id=row, vector=target.tolist(), payload={"of": title(row)} | title(row))
+        models.PointStruct(
+            id=row, vector=target.tolist(), payload={"of": title(row)} | title(row)
+        )
         for row, target in enumerate(targets)
     ]
     client = QdrantClient(path=str(folder))
-    client.create_collection("a", models.VectorParams(size=DIM, distance=models.Distance.COSINE))
+    client.create_collection(
+        "a", models.VectorParams(size=DIM, distance=models.Distance.COSINE)
+    )
     client.upsert("a", with_title)
     client.close()
     return f"qdrant-local:{folder}/a"
@@ -50,7 +59,9 @@ def in_chroma(folder, targets):
         "photos", configuration={"hnsw": {"space": "cosine"}}, embedding_function=None
     )
     metadatas = [title(row) or None for row in range(COUNT)]
-    collection.add(ids=[f"{row}" for row in range(COUNT)], embeddings=targets, metadatas=metadatas)
+    collection.add(
+        ids=[f"{row}" for row in range(COUNT)], embeddings=targets, metadatas=metadatas
+    )
     return f"chroma:{folder}/photos"
 
 
@@ -66,17 +77,26 @@ def url(request, vectors, tmp_path, monkeypatch):
 
 
 def test_a_field_is_read_as_pairs(url):
-    pairs = hubplugin.Bank.from_field(hubplugin.open_store(url), "title", "titles_model:embed")
+    pairs = hubplugin.Bank.from_field(
+        hubplugin.open_store(url), "title", "titles_model:embed"
+    )
     rows = [row for row in range(COUNT) if row % 8 > 2]
-    expected = [(f"title {row}", row if url.startswith("qdrant") else f"{row}") for row in rows]
+    expected = [
+        (f"title {row}", row if url.startswith("qdrant") else f"{row}") for row in rows
+    ]
     assert sorted(zip(pairs.queries, pairs.answers, strict=True)) == sorted(expected)
 
 
 def test_of_many_titles_some_are_drawn(url, monkeypatch):
     monkeypatch.setattr(banks, "MOST_PAIRS", 30)
-    pairs = hubplugin.Bank.from_field(hubplugin.open_store(url), "title", "titles_model:embed")
+    pairs = hubplugin.Bank.from_field(
+        hubplugin.open_store(url), "title", "titles_model:embed"
+    )
     assert len(set(pairs.queries)) == 30
-    assert all(text == f"title {id}" for text, id in zip(pairs.queries, pairs.answers, strict=True))
+    assert all(
+        text == f"title {id}"
+        for text, id in zip(pairs.queries, pairs.answers, strict=True)
+    )
     rows = np.array([int(text.split()[1]) for text in pairs.queries])
     assert rows.min() < COUNT / 3
     assert rows.max() > COUNT * 2 / 3
@@ -84,7 +104,16 @@ def test_of_many_titles_some_are_drawn(url, monkeypatch):
 
 def test_a_correction_learns_from_them(url, vectors):
     targets, titles, queries = vectors
-    arguments = ["apply", url, "--bank", "log.npy", "--pairs-from", "title", "--embed", "titles_model:embed"]
+    arguments = [
+        "apply",
+        url,
+        "--bank",
+        "log.npy",
+        "--pairs-from",
+        "title",
+        "--embed",
+        "titles_model:embed",
+    ]
     ran = CliRunner().invoke(app, arguments)
     assert ran.exit_code == 0, ran.output
     assert "as 150 pairs taught" in ran.output
@@ -94,36 +123,59 @@ def test_a_correction_learns_from_them(url, vectors):
     model = hubplugin.fit(targets, queries, learn=hubplugin.Bank(titles[rows], rows))
     store = hubplugin.open_store(url)
     written = store.correction().model
-    np.testing.assert_allclose(written.query_map.step, model.query_map.step, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(written.offsets(targets), model.offsets(targets), rtol=0, atol=1e-5)
-    refitted = hubplugin.refit(store, queries, learn=hubplugin.Bank.from_field(store, "title", "titles_model:embed"))
+    np.testing.assert_allclose(
+        written.query_map.step, model.query_map.step, rtol=0, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        written.offsets(targets), model.offsets(targets), rtol=0, atol=1e-5
+    )
+    refitted = hubplugin.refit(
+        store,
+        queries,
+        learn=hubplugin.Bank.from_field(store, "title", "titles_model:embed"),
+    )
     assert refitted.versus.objection is None
 
 
 def test_a_field_that_nothing_has_is_named(url):
     with pytest.raises(InputError, match="no target has a text in 'headline'"):
-        hubplugin.Bank.from_field(hubplugin.open_store(url), "headline", "titles_model:embed")
+        hubplugin.Bank.from_field(
+            hubplugin.open_store(url), "headline", "titles_model:embed"
+        )
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("refit", "--no-learn", "--pairs-from", "title"), "--pairs-from teaches a map, and --no-learn wants none"),
+        (
+            ("refit", "--no-learn", "--pairs-from", "title"),
+            "--pairs-from teaches a map, and --no-learn wants none",
+        ),
         (("apply", "--pairs-from", ""), "expected the name of a field"),
-        (("apply", "--pairs-from", "title", "--answers", "log.npy"), "the bank has vectors as answers"),
+        (
+            ("apply", "--pairs-from", "title", "--answers", "log.npy"),
+            "the bank has vectors as answers",
+        ),
     ],
 )
 def test_what_goes_wrong_is_one_line(url, arguments, said):
     name, *options = arguments
-    ran = CliRunner().invoke(app, [name, url, "--bank", "log.npy", "--embed", "titles_model:embed", *options])
+    ran = CliRunner().invoke(
+        app, [name, url, "--bank", "log.npy", "--embed", "titles_model:embed", *options]
+    )
     assert ran.exit_code == 1, ran.output
     assert said in ran.output
 
 
 def test_what_is_no_store_or_has_no_model_is_refused(url, vectors):
-    with pytest.raises(InputError, match=r"expected a store, got ndarray; open one: hubplugin.open_store\(URL\)"):
+    with pytest.raises(
+        InputError,
+        match=r"expected a store, got ndarray; open one: hubplugin.open_store\(URL\)",
+    ):
         hubplugin.Bank.from_field(vectors[0], "title", "titles_model:embed")
-    with pytest.raises(InputError, match="need the model that embeds queries: pass embed="):
+    with pytest.raises(
+        InputError, match="need the model that embeds queries: pass embed="
+    ):
         hubplugin.Bank.from_field(hubplugin.open_store(url), "title", None)
 
 
@@ -131,14 +183,18 @@ def test_documents_as_a_bank_are_refused_beside_titles_too(url, vectors):
     targets = vectors[0]
     store = hubplugin.open_store(url)
     pairs = hubplugin.Bank.from_field(store, "title", "titles_model:embed")
-    with pytest.raises(hubplugin.CorrectionRefused, match="the bank looks like documents"):
+    with pytest.raises(
+        hubplugin.CorrectionRefused, match="the bank looks like documents"
+    ):
         hubplugin.apply(store, targets, learn=pairs)
     assert store.correction() is None
 
 
 def test_an_index_file_has_no_fields(vectors, tmp_path):
     store = hubplugin.open_store(flat_index(tmp_path / "a.faiss", vectors[0]))
-    with pytest.raises(StoreError, match="its targets are vectors alone, without a field 'title'"):
+    with pytest.raises(
+        StoreError, match="its targets are vectors alone, without a field 'title'"
+    ):
         hubplugin.Bank.from_field(store, "title", "titles_model:embed")
 
 
@@ -148,7 +204,8 @@ def test_what_becomes_of_the_map_is_said(url, vectors):
     pairs = hubplugin.Bank.from_field(store, "title", "titles_model:embed")
     hubplugin.apply(store, queries, learn=pairs)
     with pytest.raises(
-        InputError, match=r"nothing here teaches a new one: pass answers=, the pairs again .* or learn=False"
+        InputError,
+        match=r"nothing here teaches a new one: pass answers=, the pairs again .* or learn=False",
     ):
         hubplugin.refit(store, queries[:200])
     hubplugin.refit(store, queries[:200], learn=False, force=True)

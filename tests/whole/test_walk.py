@@ -13,19 +13,34 @@ ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.slow
 
 
-def test_the_walk_goes_from_recorded_queries_to_a_rollback(tmp_path, monkeypatch, capsys):
+def test_the_walk_goes_from_recorded_queries_to_a_rollback(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.syspath_prepend(ROOT / "examples")
     import walk
 
-    for name, fewer in {"RECORDED": 500, "LATER": 100, "MEASURED": 200, "COMPARED": 20}.items():
+    for name, fewer in {
+        "RECORDED": 500,
+        "LATER": 100,
+        "MEASURED": 200,
+        "COMPARED": 20,
+    }.items():
         monkeypatch.setattr(walk, name, fewer)  # local mode searches in Python
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: hubplugin(*command[command.index("hubplugin") + 1 :]))
+    monkeypatch.setattr(
+        subprocess,
+        "run",
+        lambda command, **_: hubplugin(*command[command.index("hubplugin") + 1 :]),
+    )
     walk.main(["--folder", str(tmp_path)])
     said = capsys.readouterr().out
-    before, after = map(float, re.search(r"^R@1: ([\d.]+) .*-> ([\d.]+)", said, re.MULTILINE).groups())
+    before, after = map(
+        float, re.search(r"^R@1: ([\d.]+) .*-> ([\d.]+)", said, re.MULTILINE).groups()
+    )
     assert after > before
     assert "of the results are the same" in said
-    clicks, pairs = re.search(r"; (\d+) clicks on (\d+) different pairs of query and target", said).groups()
+    clicks, pairs = re.search(
+        r"; (\d+) clicks on (\d+) different pairs of query and target", said
+    ).groups()
     assert 200 < int(pairs) == int(clicks) <= 400
     assert "pairs taught" in said.partition("hubplugin refit")[2]
     monitored = said.partition("hubplugin inspect")[2]

@@ -60,7 +60,10 @@ class ExtraDimensions:
         query = self.query.astype(np.float32)
         query[-1] = query[-1] or PADDING
         bits, size = query[-1:].view(np.uint32), MODEL_BITS + STATE_BITS
-        fingerprint_bits = _model_bits(fingerprint) | (zlib.crc32(state) % (1 << STATE_BITS)) << MODEL_BITS
+        fingerprint_bits = (
+            _model_bits(fingerprint)
+            | (zlib.crc32(state) % (1 << STATE_BITS)) << MODEL_BITS
+        )
         bits[:] = (bits >> size << size) + np.uint32((1 << size) + fingerprint_bits)
         return replace(self, query=query)
 
@@ -72,7 +75,11 @@ class ExtraDimensions:
     def offsets(self, components: np.ndarray) -> np.ndarray:
         """The offsets that the extra `components` [n, w] of targets stand for: float32 [n]."""
         q, t = self.query.astype(np.float64), components.astype(np.float64)
-        values = (q @ q - ((q - t) ** 2).sum(axis=1)) / 2 if self.euclidean else t @ q - q @ q
+        values = (
+            (q @ q - ((q - t) ** 2).sum(axis=1)) / 2
+            if self.euclidean
+            else t @ q - q @ q
+        )
         return values.astype(np.float32)
 
     def components_for(
@@ -97,18 +104,30 @@ class ExtraDimensions:
         """
         q = self.query.astype(np.float64)
         components = np.zeros((len(offsets), self.width), np.float32)
-        rest = q @ q - 2 * offsets.astype(np.float64) if self.euclidean else offsets.astype(np.float64) + q @ q
+        rest = (
+            q @ q - 2 * offsets.astype(np.float64)
+            if self.euclidean
+            else offsets.astype(np.float64) + q @ q
+        )
         for i in dimensions:
             share = rest - q[i + 1 :] @ q[i + 1 :]
-            exact = q[i] + np.sqrt(np.maximum(share, 0)) if self.euclidean else share / q[i]
+            exact = (
+                q[i] + np.sqrt(np.maximum(share, 0)) if self.euclidean else share / q[i]
+            )
             components[:, i] = exact if quantise is None else quantise(i, exact)
-            rest -= (components[:, i] - q[i]) ** 2 if self.euclidean else components[:, i] * q[i]
+            rest -= (
+                (components[:, i] - q[i]) ** 2
+                if self.euclidean
+                else components[:, i] * q[i]
+            )
         return components
 
 
 def _model_bits(fingerprint: str) -> int:
     """What names a model: 0 for none, and for no model 0."""
-    return max(zlib.crc32(fingerprint.encode()) % (1 << MODEL_BITS), int(fingerprint != ""))
+    return max(
+        zlib.crc32(fingerprint.encode()) % (1 << MODEL_BITS), int(fingerprint != "")
+    )
 
 
 @dataclass(frozen=True)
@@ -133,7 +152,9 @@ class UpgradeSpec:
         """The same with room for `offsets` [n], too, and for half their range more on either side."""
         low, high = float(offsets.min()), float(offsets.max())
         room = (high - low) / 2
-        return replace(self, low=min(self.low, low - room), high=max(self.high, high + room))
+        return replace(
+            self, low=min(self.low, low - room), high=max(self.high, high + room)
+        )
 
     @property
     def longest(self) -> float:
@@ -150,7 +171,9 @@ def upgrade_spec(offsets: np.ndarray, model: OffsetModel | None) -> UpgradeSpec:
     queries = None if model is None else bank_queries(model, QUERIES)
     if model is not None and queries is not None:
         queries = model.queries(queries)
-    return UpgradeSpec(0.0, 0.0, "" if model is None else model.fingerprint, queries).cover(np.array([low, high]))
+    return UpgradeSpec(
+        0.0, 0.0, "" if model is None else model.fingerprint, queries
+    ).cover(np.array([low, high]))
 
 
 QUERIES, FEWEST = 200, 20
@@ -165,12 +188,16 @@ def bank_queries(model: OffsetModel, count: int) -> np.ndarray | None:
     if len(bank) < FEWEST:
         return None
     queries = evenly(bank, count)
-    return normalise(queries, "query bank") if model.metric is Metric.COSINE else queries
+    return (
+        normalise(queries, "query bank") if model.metric is Metric.COSINE else queries
+    )
 
 
 def evenly(rows: np.ndarray, count: int) -> np.ndarray:
     """At most `count` of `rows` [n, ...], evenly drawn."""
-    return np.asarray(rows[np.linspace(0, len(rows) - 1, min(len(rows), count)).astype(np.int64)])
+    return np.asarray(
+        rows[np.linspace(0, len(rows) - 1, min(len(rows), count)).astype(np.int64)]
+    )
 
 
 E = 1e-3
@@ -207,16 +234,24 @@ class Coder:
     def code_size(self) -> int:
         return -(-(self.head_bits + self.extra_bits) // 8)
 
-    def components_for(self, offsets: np.ndarray, bases: np.ndarray | None = None) -> np.ndarray:
+    def components_for(
+        self, offsets: np.ndarray, bases: np.ndarray | None = None
+    ) -> np.ndarray:
         """The extra components [n, w] that come closest to `offsets` [n] after coding, where codes hold differences
         from `bases`: the extra components [n, w] of centroids, or None."""
-        about = np.zeros((len(offsets), self.extra.width), np.float32) if bases is None else bases
+        about = (
+            np.zeros((len(offsets), self.extra.width), np.float32)
+            if bases is None
+            else bases
+        )
 
         def quantise(i: int, values: np.ndarray) -> np.ndarray:
             components = np.zeros((len(values), self.extra.width), np.float32)
             components[:, i] = np.clip(values - about[:, i], *self.limits)
             if self.quantiser is not None:
-                components = self.quantiser.decode(self.quantiser.compute_codes(components))
+                components = self.quantiser.decode(
+                    self.quantiser.compute_codes(components)
+                )
             return np.asarray(components[:, i] + about[:, i])
 
         return self.extra.components_for(offsets, self.offset_components, quantise)
@@ -230,12 +265,16 @@ class Coder:
         components = self.extra.components_for(offsets)
         if self.step:
             components[:, 0] = (
-                self.extra.query[0] + np.round((components[:, 0] - self.extra.query[0]) / self.step) * self.step
+                self.extra.query[0]
+                + np.round((components[:, 0] - self.extra.query[0]) / self.step)
+                * self.step
             )
         components[:, 1:] = self.extra.query[1:]
         return components
 
-    def require_holds(self, offsets: np.ndarray, bases: np.ndarray | None, name: str) -> None:
+    def require_holds(
+        self, offsets: np.ndarray, bases: np.ndarray | None, name: str
+    ) -> None:
         """Raises StoreError unless codes hold offsets to within a tenth of their range. Faiss encodes very large
         components wrongly.
 
@@ -244,7 +283,9 @@ class Coder:
             bases: as in `components_for`.
             name: the type of the index, for the error.
         """
-        wrong = np.abs(self.extra.offsets(self.components_for(offsets, bases)) - offsets).max(initial=0)
+        wrong = np.abs(
+            self.extra.offsets(self.components_for(offsets, bases)) - offsets
+        ).max(initial=0)
         if wrong > max(np.ptp(offsets) / 10, np.abs(offsets).max() / 1000, 1e-6):
             raise StoreError(
                 f"offsets from {offsets.min():.4g} to {offsets.max():.4g} do not fit the codes of this {name}; fit the "
@@ -253,15 +294,27 @@ class Coder:
 
     def join(self, heads: np.ndarray, components: np.ndarray) -> np.ndarray:
         """Codes `heads` [n, bytes] with the codes of extra `components` [n, w] appended: uint8 [n, code_size]."""
-        if isinstance(self.quantiser, faiss.ScalarQuantizer) and self.quantiser.qtype == HALF:
+        if (
+            isinstance(self.quantiser, faiss.ScalarQuantizer)
+            and self.quantiser.qtype == HALF
+        ):
             require_finite(heads.view(np.uint16))
         if self.quantiser is None:
-            return np.concatenate([heads, np.ascontiguousarray(components, np.float32).view(np.uint8)], axis=1)
+            return np.concatenate(
+                [heads, np.ascontiguousarray(components, np.float32).view(np.uint8)],
+                axis=1,
+            )
         extra_codes = self.quantiser.compute_codes(components)
         if self.head_bits % 8 == 0:
             return np.concatenate([heads, extra_codes], axis=1)
         return np.packbits(
-            np.concatenate([_bits(heads)[:, : self.head_bits], _bits(extra_codes)[:, : self.extra_bits]], axis=1),
+            np.concatenate(
+                [
+                    _bits(heads)[:, : self.head_bits],
+                    _bits(extra_codes)[:, : self.extra_bits],
+                ],
+                axis=1,
+            ),
             axis=1,
             bitorder="little",
         )
@@ -288,7 +341,9 @@ class Codec(ABC):
         self.index, self.euclidean = index, index.metric_type == faiss.METRIC_L2
 
     @abstractmethod
-    def design(self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
+    def design(
+        self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
+    ) -> Coder:
         """Extra dimensions with room for the offsets of a spec, and their coder.
 
         Args:
@@ -299,7 +354,9 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def coder(self, d: int, extra: ExtraDimensions, tables: np.ndarray | None = None) -> Coder:
+    def coder(
+        self, d: int, extra: ExtraDimensions, tables: np.ndarray | None = None
+    ) -> Coder:
         """The coder of extra dimensions.
 
         Args:
@@ -326,10 +383,14 @@ class Codec(ABC):
     def require_fits(self, vectors: np.ndarray) -> None:  # noqa: B027
         """Raises StoreError if codes cannot hold components as large as those of `vectors` [n, d]."""
 
-    def _extra(self, spec: UpgradeSpec, query: list[float], width: int, state: bytes) -> ExtraDimensions:
+    def _extra(
+        self, spec: UpgradeSpec, query: list[float], width: int, state: bytes
+    ) -> ExtraDimensions:
         padded = np.zeros(width, np.float32)
         padded[: len(query)] = query
-        return ExtraDimensions(padded, self.euclidean).with_fingerprint(spec.fingerprint, state)
+        return ExtraDimensions(padded, self.euclidean).with_fingerprint(
+            spec.fingerprint, state
+        )
 
 
 def require_finite(halves: np.ndarray) -> None:
@@ -352,7 +413,10 @@ class ScalarCodec(Codec):
     offset goes into several of them: the first holds it as far as it can, the next ones what that one loses.
     """
 
-    FLOATS: ClassVar = {faiss.ScalarQuantizer.QT_fp16: 2.0**-10, faiss.ScalarQuantizer.QT_bf16: 2.0**-7}
+    FLOATS: ClassVar = {
+        faiss.ScalarQuantizer.QT_fp16: 2.0**-10,
+        faiss.ScalarQuantizer.QT_bf16: 2.0**-7,
+    }
     LEVELS: ClassVar = {
         faiss.ScalarQuantizer.QT_8bit: 255,
         faiss.ScalarQuantizer.QT_6bit: 63,
@@ -363,24 +427,45 @@ class ScalarCodec(Codec):
         super().__init__(index)
         self.kind, self.lossy = index.sq.qtype, index.sq.qtype not in self.FLOATS
         if self.kind not in {**self.FLOATS, **self.LEVELS}:
-            names = [name for name in dir(faiss.ScalarQuantizer) if name.startswith("QT_") and name != "QT_count"]
-            name = next((name for name in names if getattr(faiss.ScalarQuantizer, name) == self.kind), str(self.kind))
+            names = [
+                name
+                for name in dir(faiss.ScalarQuantizer)
+                if name.startswith("QT_") and name != "QT_count"
+            ]
+            name = next(
+                (
+                    name
+                    for name in names
+                    if getattr(faiss.ScalarQuantizer, name) == self.kind
+                ),
+                str(self.kind),
+            )
             raise StoreError(
                 f"codes of type {name} in this {type(index).__name__} cannot carry offsets; build it with SQ8, or "
                 "leave it as it is and search with hubplugin_faiss.CorrectedSearch(index, offsets)"
             )
 
-    def design(self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
-        state = np.array([spec.low, spec.high]).tobytes() + (b"" if bases is None else bases.tobytes())
+    def design(
+        self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
+    ) -> Coder:
+        state = np.array([spec.low, spec.high]).tobytes() + (
+            b"" if bases is None else bases.tobytes()
+        )
         if self.kind in self.LEVELS:
             return self._levels(spec, state, bases)
-        if self.kind == HALF and (spec.longest if self.euclidean else spec.size / 30_000) > LARGEST / 2.1:
+        if (
+            self.kind == HALF
+            and (spec.longest if self.euclidean else spec.size / 30_000) > LARGEST / 2.1
+        ):
             raise StoreError(
                 f"offsets from {spec.low:.4g} to {spec.high:.4g} do not fit codes of 16 bits; scale the vectors down "
                 "before they are indexed, and fit the model on those"
             )
         if self.euclidean:
-            query = [-np.sqrt(2 * spec.high), -spec.longest * np.sqrt(2 * self.FLOATS[self.kind])]
+            query = [
+                -np.sqrt(2 * spec.high),
+                -spec.longest * np.sqrt(2 * self.FLOATS[self.kind]),
+            ]
         else:
             query = [max(E, spec.size / 30_000)] * 2
         extra = self._extra(spec, [_short(q) for q in query], self._width(2), state)
@@ -389,25 +474,41 @@ class ScalarCodec(Codec):
     def require_fits(self, vectors: np.ndarray) -> None:
         if self.kind == HALF:
             with np.errstate(over="ignore"):
-                require_finite(np.ascontiguousarray(vectors, np.float16).view(np.uint16))
+                require_finite(
+                    np.ascontiguousarray(vectors, np.float16).view(np.uint16)
+                )
 
     def tables(self, quantiser: faiss.ScalarQuantizer | None = None) -> np.ndarray:
         """The smallest value and the range of each component; nothing for floats."""
-        return np.asarray(faiss.vector_to_array((quantiser or self.index.sq).trained).reshape(2, -1).T)
+        return np.asarray(
+            faiss.vector_to_array((quantiser or self.index.sq).trained).reshape(2, -1).T
+        )
 
     def train(self, index: faiss.Index, tables: np.ndarray) -> None:
-        faiss.copy_array_to_vector(np.ascontiguousarray(tables.T).ravel(), index.sq.trained)
+        faiss.copy_array_to_vector(
+            np.ascontiguousarray(tables.T).ravel(), index.sq.trained
+        )
 
-    def coder(self, d: int, extra: ExtraDimensions, tables: np.ndarray | None = None) -> Coder:
+    def coder(
+        self, d: int, extra: ExtraDimensions, tables: np.ndarray | None = None
+    ) -> Coder:
         tables = self.tables()[d:] if tables is None else tables
         quantiser = faiss.ScalarQuantizer(extra.width, self.kind)
-        faiss.copy_array_to_vector(np.ascontiguousarray(tables.T, np.float32).ravel(), quantiser.trained)
+        faiss.copy_array_to_vector(
+            np.ascontiguousarray(tables.T, np.float32).ravel(), quantiser.trained
+        )
         limits = (-LARGEST, LARGEST) if self.kind == HALF else (-np.inf, np.inf)
         # Ranks of lists cannot be rounded to a fifteenth: at equal nprobe that cost 0.006 of recall, and 0.06 by L2.
         fine = self.kind in self.LEVELS and self.kind != faiss.ScalarQuantizer.QT_4bit
         step = float(tables[0, 1]) / self.LEVELS[self.kind] if fine else 0.0
         return Coder(
-            extra, quantiser, range(self._used), quantiser.bits * d, quantiser.bits * extra.width, limits, step
+            extra,
+            quantiser,
+            range(self._used),
+            quantiser.bits * d,
+            quantiser.bits * extra.width,
+            limits,
+            step,
         )
 
     @property
@@ -419,7 +520,9 @@ class ScalarCodec(Codec):
         """The number of extra dimensions, with at least one of padding, which has the fingerprint bits."""
         return used + 1 + -(int(self.index.d) + used + 1) % 16
 
-    def _levels(self, spec: UpgradeSpec, state: bytes, bases: np.ndarray | None) -> Coder:
+    def _levels(
+        self, spec: UpgradeSpec, state: bytes, bases: np.ndarray | None
+    ) -> Coder:
         """A coder whose components have ranges of their own: each spans what the one before may lose.
 
         A level is the middle of its interval. Neutral under inner product, and the largest offset under Euclidean,
@@ -430,16 +533,28 @@ class ScalarCodec(Codec):
         first = -np.sqrt(2 * spec.high) if self.euclidean else max(E, spec.size * 1e-30)
         extra = self._extra(spec, [first], self._width(used), state)
         q = extra.query.astype(np.float64)
-        if self.euclidean:  # component i holds q_i + x_i, less the x of the centroid in the first
-            about = np.zeros(1) if bases is None else np.sqrt(np.maximum(q[0] ** 2 - 2 * spread, 0))
+        if (
+            self.euclidean
+        ):  # component i holds q_i + x_i, less the x of the centroid in the first
+            about = (
+                np.zeros(1)
+                if bases is None
+                else np.sqrt(np.maximum(q[0] ** 2 - 2 * spread, 0))
+            )
             low, high = -about.max(), np.sqrt(q[0] ** 2 - 2 * spec.low) - about.min()
         else:
-            low, high = (spec.low - spread.max()) / q[0], (spec.high - spread.min()) / q[0]
+            low, high = (
+                (spec.low - spread.max()) / q[0],
+                (spec.high - spread.min()) / q[0],
+            )
         ranges = np.zeros((extra.width, 2))
         for i in range(used):
             step = max((high - low) / (count - 2), 1e-12)
             below = np.ceil(-low / step - 1e-6)
-            ranges[i] = (q[i] if bases is None else 0.0) - (below + 0.5) * step, count * step
+            ranges[i] = (
+                (q[i] if bases is None else 0.0) - (below + 0.5) * step,
+                count * step,
+            )
             if i + 1 == used:
                 break
             if self.euclidean:
@@ -448,13 +563,17 @@ class ScalarCodec(Codec):
             else:
                 q[i + 1] = first
                 low, high = np.array([-0.5, 0.5]) * step * q[i] / q[i + 1]
-        return self.coder(self.index.d, replace(extra, query=q.astype(np.float32)), ranges)
+        return self.coder(
+            self.index.d, replace(extra, query=q.astype(np.float32)), ranges
+        )
 
 
 def _short(value: float) -> float:
     """The number next to `value`, not nearer to 0, that 7 bits hold, so that bf16 and fp16 have it exactly."""
     mantissa, exponent = np.frexp(value)
-    return float(np.ldexp(np.copysign(np.ceil(abs(mantissa) * 128) / 128, mantissa), exponent))
+    return float(
+        np.ldexp(np.copysign(np.ceil(abs(mantissa) * 128) / 128, mantissa), exponent)
+    )
 
 
 class ProductCodec(Codec):
@@ -467,7 +586,9 @@ class ProductCodec(Codec):
         super().__init__(index)
         self.part = int(index.pq.dsub)
 
-    def design(self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
+    def design(
+        self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
+    ) -> Coder:
         pq = self.index.pq
         used = 1 if pq.nbits >= 8 else 2
         state = sample.tobytes() + (b"" if bases is None else bases.tobytes())
@@ -478,21 +599,36 @@ class ProductCodec(Codec):
         values = alone.components_for(sample)[:, 0] - about
         low, high = np.sort(alone.components_for(np.array([spec.low, spec.high]))[:, 0])
         codebooks = np.zeros((used, pq.ksub, pq.dsub), np.float32)
-        codebooks[0, :, 0] = levels(values, pq.ksub, extra.query[0] - about, (low - about.max(), high - about.min()))
+        codebooks[0, :, 0] = levels(
+            values,
+            pq.ksub,
+            extra.query[0] - about,
+            (low - about.max(), high - about.min()),
+        )
         if used == 2:
             coded = codebooks[0, _nearest(codebooks[0, :, 0], values), 0] + about
             lost = sample - alone.offsets(coded[:, None])
-            if len(np.unique(values)) < pq.ksub:  # what comes later lies between the levels
-                apart = np.diff(np.sort(alone.offsets(codebooks[0, :, :1] + about.mean())))
-                lost = np.concatenate([lost, np.linspace(-0.5, 0.5, pq.ksub) * apart.max()])
+            if (
+                len(np.unique(values)) < pq.ksub
+            ):  # what comes later lies between the levels
+                apart = np.diff(
+                    np.sort(alone.offsets(codebooks[0, :, :1] + about.mean()))
+                )
+                lost = np.concatenate(
+                    [lost, np.linspace(-0.5, 0.5, pq.ksub) * apart.max()]
+                )
             second = -np.sqrt(2 * np.abs(lost).max()) if self.euclidean else first
             query = np.zeros(extra.width)
             query[0], query[pq.dsub] = extra.query[0], second
             extra = self._extra(spec, query.tolist(), extra.width, state)
             second = extra.query[pq.dsub]
-            values = ExtraDimensions(np.array([second]), self.euclidean).components_for(lost)[:, 0]
+            values = ExtraDimensions(np.array([second]), self.euclidean).components_for(
+                lost
+            )[:, 0]
             base = 0.0 if bases is None else second
-            codebooks[1, :, 0] = levels(values - base, pq.ksub, np.array([second - base]), (0.0, 0.0))
+            codebooks[1, :, 0] = levels(
+                values - base, pq.ksub, np.array([second - base]), (0.0, 0.0)
+            )
         return self.coder(self.index.d, extra, codebooks)
 
     def tables(self, quantiser: faiss.ProductQuantizer | None = None) -> np.ndarray:
@@ -500,20 +636,35 @@ class ProductCodec(Codec):
         return np.asarray(faiss.vector_to_array(pq.centroids).reshape(pq.M, -1))
 
     def train(self, index: faiss.Index, tables: np.ndarray) -> None:
-        faiss.copy_array_to_vector(np.ascontiguousarray(tables).ravel(), index.pq.centroids)
+        faiss.copy_array_to_vector(
+            np.ascontiguousarray(tables).ravel(), index.pq.centroids
+        )
         if self.index.pq.sdc_table.size():
             index.pq.compute_sdc_table()
 
-    def coder(self, d: int, extra: ExtraDimensions, tables: np.ndarray | None = None) -> Coder:
-        tables, pq = self.tables()[d // self.part :] if tables is None else tables, self.index.pq
+    def coder(
+        self, d: int, extra: ExtraDimensions, tables: np.ndarray | None = None
+    ) -> Coder:
+        tables, pq = (
+            self.tables()[d // self.part :] if tables is None else tables,
+            self.index.pq,
+        )
         quantiser = faiss.ProductQuantizer(extra.width, len(tables), pq.nbits)
-        faiss.copy_array_to_vector(np.ascontiguousarray(tables).ravel(), quantiser.centroids)
+        faiss.copy_array_to_vector(
+            np.ascontiguousarray(tables).ravel(), quantiser.centroids
+        )
         return Coder(
-            extra, quantiser, range(0, extra.width, self.part), d // self.part * pq.nbits, len(tables) * pq.nbits
+            extra,
+            quantiser,
+            range(0, extra.width, self.part),
+            d // self.part * pq.nbits,
+            len(tables) * pq.nbits,
         )
 
 
-def levels(values: np.ndarray, count: int, plain: np.ndarray, room: tuple[float, float]) -> np.ndarray:
+def levels(
+    values: np.ndarray, count: int, plain: np.ndarray, room: tuple[float, float]
+) -> np.ndarray:
     """Sorted numbers that quantise values with a small squared error: Lloyd's iteration on a line.
 
     Args:
@@ -530,13 +681,20 @@ def levels(values: np.ndarray, count: int, plain: np.ndarray, room: tuple[float,
     distinct, fixed = np.unique(values), np.unique(plain.astype(np.float32))
     both = np.unique(np.concatenate([distinct, fixed]))
     if len(both) <= count:
-        return np.sort(np.concatenate([both, np.linspace(*room, count - len(both))])).astype(np.float32)
+        return np.sort(
+            np.concatenate([both, np.linspace(*room, count - len(both))])
+        ).astype(np.float32)
     if len(fixed) > count // 8:
         values, fixed = np.concatenate([values, fixed]), fixed[:0]
     # Starting evenly over the range, not over the mass, keeps the rare extremes, which are the hubs.
     (first, last), spare = distinct[[0, -1]], count // 32
-    below, above = np.linspace(room[0], first, spare, endpoint=False), np.linspace(room[1], last, spare, endpoint=False)
-    centres = np.concatenate([fixed, below, np.linspace(first, last, count - len(fixed) - 2 * spare), above])
+    below, above = (
+        np.linspace(room[0], first, spare, endpoint=False),
+        np.linspace(room[1], last, spare, endpoint=False),
+    )
+    centres = np.concatenate(
+        [fixed, below, np.linspace(first, last, count - len(fixed) - 2 * spare), above]
+    )
     for _ in range(20):
         order = np.argsort(centres, kind="stable")
         nearest = order[_nearest(centres[order], values)]
@@ -555,11 +713,15 @@ def _nearest(levels: np.ndarray, values: np.ndarray) -> np.ndarray:
 class FloatCodec(Codec):
     """float32: one extra dimension, exact."""
 
-    def design(self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
+    def design(
+        self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
+    ) -> Coder:
         query = -np.sqrt(2 * spec.high) if self.euclidean else max(E, spec.size * 1e-30)
         return self.coder(self.index.d, self._extra(spec, [query], 1, b""))
 
-    def coder(self, d: int, extra: ExtraDimensions, tables: np.ndarray | None = None) -> Coder:
+    def coder(
+        self, d: int, extra: ExtraDimensions, tables: np.ndarray | None = None
+    ) -> Coder:
         return Coder(extra, None, range(extra.width), 32 * d, 32 * extra.width)
 
 

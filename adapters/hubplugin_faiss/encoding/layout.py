@@ -22,12 +22,19 @@ class CodeArray:
         if stop == 0:
             return np.empty((0, self.size), np.uint8)
         if self.packer is None:
-            return np.asarray(faiss.rev_swig_ptr(self.memory, stop * self.size).reshape(stop, self.size)[start:])
+            return np.asarray(
+                faiss.rev_swig_ptr(self.memory, stop * self.size).reshape(
+                    stop, self.size
+                )[start:]
+            )
         first, place = divmod(start, self.packer.nvec)
         blocks = self._blocks(first, stop)
         codes = np.empty((len(blocks) * self.packer.nvec, self.size), np.uint8)
         for number, block in enumerate(blocks):
-            self.packer.unpack_all(faiss.swig_ptr(block), faiss.swig_ptr(codes[number * self.packer.nvec :]))
+            self.packer.unpack_all(
+                faiss.swig_ptr(block),
+                faiss.swig_ptr(codes[number * self.packer.nvec :]),
+            )
         return codes[place : place + stop - start]
 
     def write(self, start: int, codes: np.ndarray) -> None:
@@ -43,12 +50,17 @@ class CodeArray:
         whole[:place] = self.read(start - place, start)
         whole[place : place + len(codes)] = codes
         for number, block in enumerate(blocks):
-            self.packer.pack_all(faiss.swig_ptr(whole[number * self.packer.nvec :]), faiss.swig_ptr(block))
+            self.packer.pack_all(
+                faiss.swig_ptr(whole[number * self.packer.nvec :]),
+                faiss.swig_ptr(block),
+            )
 
     def _blocks(self, first: int, count: int) -> np.ndarray:
         """The blocks from number `first` on of those that hold `count` codes: uint8 [blocks, bytes]."""
         last, size = -(-count // self.packer.nvec), self.packer.block_size
-        return np.asarray(faiss.rev_swig_ptr(self.memory, last * size).reshape(last, size)[first:])
+        return np.asarray(
+            faiss.rev_swig_ptr(self.memory, last * size).reshape(last, size)[first:]
+        )
 
 
 def codes_of(index: faiss.Index) -> CodeArray:
@@ -58,16 +70,24 @@ def codes_of(index: faiss.Index) -> CodeArray:
 
 
 def codes_of_list(lists: faiss.InvertedLists, number: int) -> CodeArray:
-    return CodeArray(lists.get_codes(number), lists.code_size, getattr(lists, "packer", None))
+    return CodeArray(
+        lists.get_codes(number), lists.code_size, getattr(lists, "packer", None)
+    )
 
 
 def ids_of_list(lists: faiss.InvertedLists, number: int) -> np.ndarray:
     """The ids in the list `number` of inverted `lists`: int64 [size], the memory itself."""
     size = lists.list_size(number)
-    return np.asarray(faiss.rev_swig_ptr(lists.get_ids(number), size)) if size else np.empty(0, np.int64)
+    return (
+        np.asarray(faiss.rev_swig_ptr(lists.get_ids(number), size))
+        if size
+        else np.empty(0, np.int64)
+    )
 
 
-def write_codes(index: faiss.Index, start: int, count: int, blocks: Iterable[np.ndarray]) -> None:
+def write_codes(
+    index: faiss.Index, start: int, count: int, blocks: Iterable[np.ndarray]
+) -> None:
     """Writes codes into `index` from row `start` on, so that it has `count` of them; `blocks` are [b, code_size]."""
     index.ntotal = count
     if isinstance(index, faiss.IndexFastScan):
@@ -83,7 +103,13 @@ def write_codes(index: faiss.Index, start: int, count: int, blocks: Iterable[np.
         start += len(codes)
 
 
-def write_entries(lists: faiss.InvertedLists, number: int, start: int, ids: np.ndarray, codes: np.ndarray) -> None:
+def write_entries(
+    lists: faiss.InvertedLists,
+    number: int,
+    start: int,
+    ids: np.ndarray,
+    codes: np.ndarray,
+) -> None:
     """Writes the last entries of an inverted list.
 
     Args:
@@ -98,7 +124,9 @@ def write_entries(lists: faiss.InvertedLists, number: int, start: int, ids: np.n
 
 
 def fill_lists(
-    new: faiss.IndexIVF, sizes: np.ndarray, blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    new: faiss.IndexIVF,
+    sizes: np.ndarray,
+    blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
 ) -> None:
     """Puts entries into the inverted lists of an index that lacks only these.
 
@@ -107,7 +135,10 @@ def fill_lists(
         sizes: how many entries each list gets [nlist].
         blocks: entries, ordered by list: list numbers [b], ids [b] and codes [b, code_size].
     """
-    lists, filled = faiss.downcast_InvertedLists(new.invlists), np.zeros(new.nlist, np.int64)
+    lists, filled = (
+        faiss.downcast_InvertedLists(new.invlists),
+        np.zeros(new.nlist, np.int64),
+    )
     for number, size in enumerate(sizes.tolist()):
         lists.resize(number, size)  # at once: a list that grows is given room to spare
     for numbers, ids, codes in blocks:
@@ -120,5 +151,7 @@ def fill_lists(
 
 def parts_by_list(numbers: np.ndarray) -> Iterator[tuple[int, slice]]:
     """Each list among the ordered `numbers` [n] of lists, and which entries lie in it."""
-    for first, last in itertools.pairwise(np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()):
+    for first, last in itertools.pairwise(
+        np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
+    ):
         yield int(numbers[first]), slice(first, last)

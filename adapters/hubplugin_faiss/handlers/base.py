@@ -26,8 +26,16 @@ def name_of(index: faiss.Index) -> str:
 def reason(error: RuntimeError | MemoryError) -> str:
     """The message of an error of Faiss, without the signature of the function that raised it, and without the first
     bytes of a file that is no index: it may be any file."""
-    text = " ".join(re.sub(r"^Error in .+? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL).split())
-    return re.sub(r"Index type 0x\w+ \(.*\) not recognized", "it is no index, or of a type unknown to this Faiss", text)
+    text = " ".join(
+        re.sub(
+            r"^Error in .+? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL
+        ).split()
+    )
+    return re.sub(
+        r"Index type 0x\w+ \(.*\) not recognized",
+        "it is no index, or of a type unknown to this Faiss",
+        text,
+    )
 
 
 def block_rows(d: int) -> int:
@@ -35,7 +43,9 @@ def block_rows(d: int) -> int:
     return max(1, BLOCK_BYTES // (4 * int(d)))
 
 
-def pretransform(chain: Sequence[faiss.VectorTransform], index: faiss.Index, *, one: bool = False) -> faiss.Index:
+def pretransform(
+    chain: Sequence[faiss.VectorTransform], index: faiss.Index, *, one: bool = False
+) -> faiss.Index:
     """An IndexPreTransform that takes over what it is made of.
 
     Args:
@@ -67,7 +77,11 @@ def is_mapped(index: faiss.Index) -> bool:
 
 def behind_map(index: faiss.Index) -> faiss.Index:
     """What lies behind the query map of `index`, which owns it; `index` itself where there is none."""
-    return faiss.downcast_index(faiss.downcast_index(index).index) if is_mapped(index) else index
+    return (
+        faiss.downcast_index(faiss.downcast_index(index).index)
+        if is_mapped(index)
+        else index
+    )
 
 
 def with_map(index: faiss.Index, query_map: QueryMap | None) -> faiss.Index:
@@ -91,7 +105,14 @@ def hand_over(part: faiss.Index) -> bool:
 
 def copy_fields(new: faiss.Index, old: faiss.Index, *fields: str) -> None:
     """Copies from `old` to `new` the fields that every index has, and `fields`."""
-    for field in ("ntotal", "verbose", "is_trained", "metric_type", "metric_arg", *fields):
+    for field in (
+        "ntotal",
+        "verbose",
+        "is_trained",
+        "metric_type",
+        "metric_arg",
+        *fields,
+    ):
         setattr(new, field, getattr(old, field))
 
 
@@ -128,7 +149,11 @@ def nearness_of(queries: np.ndarray, vectors: np.ndarray, count: int) -> float:
     """
     rank = min(max(round(RANK * len(vectors) / count), 1), len(vectors))
     lengths = np.maximum(np.linalg.norm(vectors, axis=1), 1e-30)
-    return float(np.partition(queries @ (vectors / lengths[:, None]).T, -rank, axis=1)[:, -rank].mean())
+    return float(
+        np.partition(queries @ (vectors / lengths[:, None]).T, -rank, axis=1)[
+            :, -rank
+        ].mean()
+    )
 
 
 class IndexHandler(ABC):
@@ -151,7 +176,9 @@ class IndexHandler(ABC):
     """Whether codes may change the length of a vector."""
 
     def __init_subclass__(cls) -> None:
-        for name in cls.__dict__.get("names", ()):  # its own: a subclass without names takes over no type
+        for name in cls.__dict__.get(
+            "names", ()
+        ):  # its own: a subclass without names takes over no type
             IndexHandler.registry[name] = cls
 
     def __init__(self, index: faiss.Index):
@@ -169,7 +196,9 @@ class IndexHandler(ABC):
                 "cannot become one more dimension of it"
             )
         if not self.index.is_trained:
-            raise StoreError(f"{name_of(self.index)} is not trained; train it and add vectors, then upgrade it")
+            raise StoreError(
+                f"{name_of(self.index)} is not trained; train it and add vectors, then upgrade it"
+            )
 
     @abstractmethod
     def upgrade(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
@@ -180,7 +209,9 @@ class IndexHandler(ABC):
         raise self._not_upgraded
 
     @abstractmethod
-    def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    def scan(
+        self, start: int, size: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         """Vectors [b, d] from entry `start` on, of which a block has at most `size`, and their offsets [b] if the index
         is upgraded."""
 
@@ -191,7 +222,9 @@ class IndexHandler(ABC):
         for start in range(0, self.count, max(-(-self.count // runs), 1)):
             yield next(self.scan(start, max(most // runs, 1)))
 
-    def plan_append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> Callable[[], None]:
+    def plan_append(
+        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
+    ) -> Callable[[], None]:
         """Plans an addition of entries. Until the result is called nothing is changed.
 
         Args:
@@ -221,7 +254,9 @@ class IndexHandler(ABC):
         """
 
     @abstractmethod
-    def quantise(self, vectors: np.ndarray, *, by_plain_faiss: bool = False) -> np.ndarray:
+    def quantise(
+        self, vectors: np.ndarray, *, by_plain_faiss: bool = False
+    ) -> np.ndarray:
         """`vectors` [n, d] as this index reconstructs them once they are added: float32 [n, d]. If they are added
         `by_plain_faiss`, and not by `plan_append`, they may be in another list."""
 
@@ -229,12 +264,16 @@ class IndexHandler(ABC):
     def _zeros(self) -> np.ndarray:
         """What this index may hold of a zero vector: float32 [2, d]."""
         zero = np.zeros((1, int(self.index.d)), np.float32)
-        return np.concatenate([self.quantise(zero), self.quantise(zero, by_plain_faiss=True)])
+        return np.concatenate(
+            [self.quantise(zero), self.quantise(zero, by_plain_faiss=True)]
+        )
 
     def with_zeros(self, vectors: np.ndarray) -> np.ndarray:
         """`vectors` [b, d] as the index reconstructs them, but zero where it holds what codes make of a zero vector.
         They may give it any direction, which it does not have."""
-        is_zero = np.any([np.abs(vectors - zero).max(axis=1) <= 1e-6 for zero in self._zeros], axis=0)
+        is_zero = np.any(
+            [np.abs(vectors - zero).max(axis=1) <= 1e-6 for zero in self._zeros], axis=0
+        )
         return np.where(is_zero[:, None], np.float32(0), vectors)
 
     @abstractmethod
@@ -249,14 +288,18 @@ class IndexHandler(ABC):
         """
         labels = self.labels()
         if not np.array_equal(np.sort(labels), np.arange(len(labels))):
-            raise InputError(f"the ids of this {name_of(self.index)} are not 0 ... {len(labels) - 1}: pass a model")
+            raise InputError(
+                f"the ids of this {name_of(self.index)} are not 0 ... {len(labels) - 1}: pass a model"
+            )
         return labels
 
     @abstractmethod
     def extra_dimensions(self) -> list[ExtraDimensions]:
         """The extra dimensions of all upgraded base indexes in this index."""
 
-    def round_offsets(self, offsets: np.ndarray, vectors: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+    def round_offsets(
+        self, offsets: np.ndarray, vectors: np.ndarray, rows: np.ndarray | None = None
+    ) -> np.ndarray:
         """What codes of an upgraded index make of offsets.
 
         Args:
@@ -283,14 +326,18 @@ class IndexHandler(ABC):
     def holds_offsets_of(self, fingerprint: str) -> bool:
         """Whether it is upgraded, with offsets of the model of this `fingerprint`, or where that is "" of no model."""
         extra = self.extra_dimensions()
-        return bool(extra) and all(dimensions.has_fingerprint(fingerprint) for dimensions in extra)
+        return bool(extra) and all(
+            dimensions.has_fingerprint(fingerprint) for dimensions in extra
+        )
 
 
 def handler_for(index: faiss.Index) -> IndexHandler:
     """The handler for `index`, or for what lies behind its query map, since targets are not mapped; raises StoreError,
     which names its type, if there is none."""
     if isinstance(index, faiss.IndexBinary):
-        raise StoreError(f"{type(index).__name__} holds bits, and an offset is a real number: it cannot be upgraded")
+        raise StoreError(
+            f"{type(index).__name__} holds bits, and an offset is a real number: it cannot be upgraded"
+        )
     if not isinstance(index, faiss.Index):
         raise StoreError(f"expected a faiss index, got {type(index).__name__}")
     owner, index = index, faiss.downcast_index(behind_map(index))
@@ -305,7 +352,9 @@ def handler_for(index: faiss.Index) -> IndexHandler:
     instead = "leave it as it is and search with hubplugin_faiss.CorrectedSearch(index, model, vectors=vectors)"
     if name not in IndexHandler.registry:
         can = ", ".join(sorted(IndexHandler.registry))
-        raise StoreError(f"{name} cannot carry offsets; {instead}; types that can: {can}")
+        raise StoreError(
+            f"{name} cannot carry offsets; {instead}; types that can: {can}"
+        )
     if getattr(index, "bbs", BLOCK) != BLOCK:
         raise StoreError(
             f"{name} scans blocks of {index.bbs} codes and cannot carry offsets: blocks of {BLOCK}, the default, can; "

@@ -10,7 +10,12 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.encoding.codecs import Coder, ExtraDimensions, UpgradeSpec, codec_of
+from hubplugin_faiss.encoding.codecs import (
+    Coder,
+    ExtraDimensions,
+    UpgradeSpec,
+    codec_of,
+)
 from hubplugin_faiss.encoding.layout import codes_of, write_codes
 from hubplugin_faiss.handlers.base import (
     IndexHandler,
@@ -29,7 +34,9 @@ class BaseIndexHandler(IndexHandler):
     def __init__(self, index: faiss.Index):
         super().__init__(index)
         # What has the codes: the index itself, but of a graph what lies under it.
-        self.storage = faiss.downcast_index(index.storage) if hasattr(index, "storage") else index
+        self.storage = (
+            faiss.downcast_index(index.storage) if hasattr(index, "storage") else index
+        )
         self.codec = codec_of(self.storage)  # which refuses codes without room
         self.lossy = self.codec.lossy
 
@@ -38,18 +45,24 @@ class BaseIndexHandler(IndexHandler):
         d = int(self.index.d)
         remap = faiss.RemapDimensionsTransform(d, d + extra.width, False)
         centring = faiss.CenteringTransform(d + extra.width)
-        faiss.copy_array_to_vector(np.concatenate([np.zeros(d, np.float32), -extra.query]), centring.mean)
+        faiss.copy_array_to_vector(
+            np.concatenate([np.zeros(d, np.float32), -extra.query]), centring.mean
+        )
         centring.is_trained = True
         return pretransform([remap, centring], base_index)
 
-    def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    def scan(
+        self, start: int, size: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         return ((vectors, None) for vectors in self.decode(start, size))
 
     def extra_dimensions(self) -> list[ExtraDimensions]:
         return []
 
     @abstractmethod
-    def widen(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
+    def widen(
+        self, offsets: np.ndarray, spec: UpgradeSpec
+    ) -> tuple[ExtraDimensions, faiss.Index]:
         """Extra dimensions that suit this index and `spec`, and a new index of d + w components that holds `offsets`
         [n] in them."""
 
@@ -61,7 +74,9 @@ class BaseIndexHandler(IndexHandler):
         """The coder that wrote the extra dimensions `extra` into this index."""
         return self.codec.coder(self.index.d - extra.width, extra)
 
-    def bases(self, extra: ExtraDimensions, vectors: np.ndarray, rows: np.ndarray | None) -> np.ndarray | None:
+    def bases(
+        self, extra: ExtraDimensions, vectors: np.ndarray, rows: np.ndarray | None
+    ) -> np.ndarray | None:
         """Extra components of centroids.
 
         Args:
@@ -80,7 +95,11 @@ class BaseIndexHandler(IndexHandler):
 
     @abstractmethod
     def quantise(
-        self, vectors: np.ndarray, *, by_plain_faiss: bool = False, extra: ExtraDimensions | None = None
+        self,
+        vectors: np.ndarray,
+        *,
+        by_plain_faiss: bool = False,
+        extra: ExtraDimensions | None = None,
     ) -> np.ndarray:
         """As of every index, also for `by_plain_faiss`; of an upgraded one `vectors` [n, d + w] have its `extra`
         dimensions."""
@@ -88,11 +107,19 @@ class BaseIndexHandler(IndexHandler):
     def require_takes(self, vectors: np.ndarray, ids: np.ndarray | None) -> None:
         """Raises StoreError if `append` could not add `vectors` [n, d] with these `ids`, whatever their offsets."""
         if ids is not None:
-            raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
+            raise StoreError(
+                f"{name_of(self.index)} numbers its entries itself; add without ids"
+            )
         self.codec.require_fits(vectors)
 
     @abstractmethod
-    def append(self, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
+    def append(
+        self,
+        extra: ExtraDimensions,
+        vectors: np.ndarray,
+        offsets: np.ndarray,
+        ids: np.ndarray | None,
+    ) -> None:
         """Adds entries to this index of d + w components.
 
         Args:
@@ -114,17 +141,27 @@ def base_index_handler(index: faiss.Index) -> BaseIndexHandler:
 def with_query(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
     """`vectors` [n, d] with the extra components `query` [w] behind each: float32 [n, d + w]."""
     components = np.broadcast_to(query, (len(vectors), len(query)))
-    return np.ascontiguousarray(np.concatenate([vectors, components], axis=1), np.float32)
+    return np.ascontiguousarray(
+        np.concatenate([vectors, components], axis=1), np.float32
+    )
 
 
 CODEBOOK = 65_536
 """A codebook for offsets is trained on at most about this many."""
 
 
-def sample_rows(offsets: np.ndarray, starts: Sequence[int] | np.ndarray = ()) -> np.ndarray:
+def sample_rows(
+    offsets: np.ndarray, starts: Sequence[int] | np.ndarray = ()
+) -> np.ndarray:
     """Rows of `offsets` [n] to train a codebook on: evenly spread, with the extremes and all `starts`."""
-    spread = np.linspace(0, len(offsets) - 1, min(len(offsets), CODEBOOK)).astype(np.int64)
-    return np.unique(np.concatenate([spread, starts, [offsets.argmin(), offsets.argmax()]]).astype(np.int64))
+    spread = np.linspace(0, len(offsets) - 1, min(len(offsets), CODEBOOK)).astype(
+        np.int64
+    )
+    return np.unique(
+        np.concatenate([spread, starts, [offsets.argmin(), offsets.argmax()]]).astype(
+            np.int64
+        )
+    )
 
 
 class FlatCodesHandler(BaseIndexHandler):
@@ -141,13 +178,19 @@ class FlatCodesHandler(BaseIndexHandler):
     def order(self) -> np.ndarray | slice:
         return slice(None)
 
-    def widen(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
+    def widen(
+        self, offsets: np.ndarray, spec: UpgradeSpec
+    ) -> tuple[ExtraDimensions, faiss.Index]:
         sample = offsets[sample_rows(offsets)]
         coder = self.codec.design(spec, sample, None)
         coder.require_holds(sample, None, name_of(self.index))
-        return coder.extra, self.widen_by(coder, lambda rows: coder.components_for(offsets[rows]))
+        return coder.extra, self.widen_by(
+            coder, lambda rows: coder.components_for(offsets[rows])
+        )
 
-    def widen_by(self, coder: Coder, components: Callable[[slice], np.ndarray]) -> faiss.Index:
+    def widen_by(
+        self, coder: Coder, components: Callable[[slice], np.ndarray]
+    ) -> faiss.Index:
         """A new index with extra components in its codes by `coder`; `components` gives those of some rows: [b, w]."""
         new = self._empty(self.index.d + coder.extra.width)
         self.codec.widen(new, coder)
@@ -163,13 +206,34 @@ class FlatCodesHandler(BaseIndexHandler):
             yield np.asarray(self.storage.sa_decode(codes))
 
     def quantise(
-        self, vectors: np.ndarray, *, by_plain_faiss: bool = False, extra: ExtraDimensions | None = None
+        self,
+        vectors: np.ndarray,
+        *,
+        by_plain_faiss: bool = False,
+        extra: ExtraDimensions | None = None,
     ) -> np.ndarray:
-        return np.asarray(self.storage.sa_decode(self.storage.sa_encode(np.ascontiguousarray(vectors))))
+        return np.asarray(
+            self.storage.sa_decode(
+                self.storage.sa_encode(np.ascontiguousarray(vectors))
+            )
+        )
 
-    def append(self, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
-        extended = np.concatenate([vectors, self.coder(extra).components_for(offsets)], axis=1)
-        write_codes(self.index, self.count, self.count + len(vectors), [self.index.sa_encode(extended)])
+    def append(
+        self,
+        extra: ExtraDimensions,
+        vectors: np.ndarray,
+        offsets: np.ndarray,
+        ids: np.ndarray | None,
+    ) -> None:
+        extended = np.concatenate(
+            [vectors, self.coder(extra).components_for(offsets)], axis=1
+        )
+        write_codes(
+            self.index,
+            self.count,
+            self.count + len(vectors),
+            [self.index.sa_encode(extended)],
+        )
 
     def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
         if not isinstance(self.index, faiss.IndexFastScan):
@@ -177,21 +241,36 @@ class FlatCodesHandler(BaseIndexHandler):
             return
         # Faiss's own leaves old codes behind the last one, and its `add` does not erase them before it writes.
         rows = np.setdiff1d(np.arange(self.count), ids)
-        write_codes(self.index, 0, len(rows), [codes_of(self.index).read(0, self.count)[rows]])
+        write_codes(
+            self.index, 0, len(rows), [codes_of(self.index).read(0, self.count)[rows]]
+        )
 
     def _empty(self, d: int) -> faiss.Index:
         """An index like that of the codes, of d components and without codes."""
         old, metric = self.storage, self.index.metric_type
         if isinstance(old, faiss.IndexScalarQuantizer):
             new = faiss.IndexScalarQuantizer(d, old.sq.qtype, metric)
-            new.sq.rangestat, new.sq.rangestat_arg = old.sq.rangestat, old.sq.rangestat_arg
+            new.sq.rangestat, new.sq.rangestat_arg = (
+                old.sq.rangestat,
+                old.sq.rangestat_arg,
+            )
         elif isinstance(old, faiss.IndexPQFastScan):
             new = faiss.IndexPQFastScan(d, d // old.pq.dsub, 4, metric)
             copy_fields(new, old, "implem", "skip", "qbs")
         elif isinstance(old, faiss.IndexPQ):
             new = faiss.IndexPQ(d, d // old.pq.dsub, old.pq.nbits, metric)
-            copy_fields(new, old, "do_polysemous_training", "search_type", "encode_signs", "polysemous_ht")
-            if old.search_type in (faiss.IndexPQ.ST_polysemous, faiss.IndexPQ.ST_polysemous_generalize):
+            copy_fields(
+                new,
+                old,
+                "do_polysemous_training",
+                "search_type",
+                "encode_signs",
+                "polysemous_ht",
+            )
+            if old.search_type in (
+                faiss.IndexPQ.ST_polysemous,
+                faiss.IndexPQ.ST_polysemous_generalize,
+            ):
                 # The extra bits say nothing about the nearness of vectors: let through what they may add.
                 new.polysemous_ht += (d // old.pq.dsub - old.pq.M) * old.pq.nbits
         else:
@@ -199,9 +278,16 @@ class FlatCodesHandler(BaseIndexHandler):
         copy_fields(new, old)
         return new
 
-    def _fill(self, new: faiss.Index, code: Callable[[np.ndarray, slice], np.ndarray]) -> faiss.Index:
+    def _fill(
+        self, new: faiss.Index, code: Callable[[np.ndarray, slice], np.ndarray]
+    ) -> faiss.Index:
         """`new` with the entries of this index; `code` makes new codes of old ones [b, code_size] and rows of these."""
-        write_codes(new, 0, self.count, (code(codes, rows) for codes, rows in self._blocks(0, block_rows(new.d))))
+        write_codes(
+            new,
+            0,
+            self.count,
+            (code(codes, rows) for codes, rows in self._blocks(0, block_rows(new.d))),
+        )
         return new
 
     def _blocks(self, start: int, size: int) -> Iterator[tuple[np.ndarray, slice]]:
@@ -223,26 +309,40 @@ class GraphHandler(FlatCodesHandler):
             f"{name_of(self.index)} cannot remove entries, nor can plain Faiss; build it anew of the others"
         )
 
-    def append(self, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
+    def append(
+        self,
+        extra: ExtraDimensions,
+        vectors: np.ndarray,
+        offsets: np.ndarray,
+        ids: np.ndarray | None,
+    ) -> None:
         # Links are drawn by the vectors alone, as in the raw index: meanwhile every offset is neutral.
         coder, old = self.coder(extra), self.count
         first = coder.head_bits // 8
         components = codes_of(self.storage).read(0, old)[:, first:].copy()
         try:
-            self._write_components(coder, 0, np.broadcast_to(extra.query, (old, extra.width)))
+            self._write_components(
+                coder, 0, np.broadcast_to(extra.query, (old, extra.width))
+            )
             self.index.add(with_query(vectors, extra.query))
         finally:
             codes_of(self.storage).read(0, old)[:, first:] = components
         self._write_components(coder, old, coder.components_for(offsets))
 
-    def _write_components(self, coder: Coder, start: int, components: np.ndarray) -> None:
+    def _write_components(
+        self, coder: Coder, start: int, components: np.ndarray
+    ) -> None:
         size = block_rows(self.index.d)
         for first in range(0, len(components), size):
             part = components[first : first + size]
-            codes = codes_of(self.storage).read(start + first, start + first + len(part))
+            codes = codes_of(self.storage).read(
+                start + first, start + first + len(part)
+            )
             codes[:] = coder.join(coder.head(codes), part)
 
-    def _fill(self, new: faiss.Index, code: Callable[[np.ndarray, slice], np.ndarray]) -> faiss.Index:
+    def _fill(
+        self, new: faiss.Index, code: Callable[[np.ndarray, slice], np.ndarray]
+    ) -> faiss.Index:
         storage, graph = super()._fill(new, code), type(self.index)()
         copy_fields(graph, self.index, "init_level0", "keep_max_size_level0")
         graph.d, graph.storage, graph.hnsw = storage.d, storage, self.index.hnsw

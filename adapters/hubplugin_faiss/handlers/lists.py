@@ -21,7 +21,13 @@ from hubplugin_faiss.encoding.codecs import (
     evenly,
     require_finite,
 )
-from hubplugin_faiss.encoding.layout import codes_of_list, fill_lists, ids_of_list, parts_by_list, write_entries
+from hubplugin_faiss.encoding.layout import (
+    codes_of_list,
+    fill_lists,
+    ids_of_list,
+    parts_by_list,
+    write_entries,
+)
 from hubplugin_faiss.handlers.base import (
     block_rows,
     copy_fields,
@@ -76,22 +82,32 @@ def list_ranks(
         order = np.argsort(lists[rows], kind="stable")
         numbers, first = np.unique(lists[rows][order], return_index=True)
         scores = similarities(queries, vectors[order], euclidean) + offsets[rows][order]
-        best[:, numbers] = np.fmax(best[:, numbers], np.fmax.reduceat(scores, first, axis=1))
+        best[:, numbers] = np.fmax(
+            best[:, numbers], np.fmax.reduceat(scores, first, axis=1)
+        )
     best -= similarities(queries, centres, euclidean)
     if home is not None:
         best[np.arange(len(queries)), home] = np.nan
     counts = np.isfinite(best)
-    ranks = np.where(counts, best, 0).sum(axis=0, dtype=np.float64) / np.maximum(counts.sum(axis=0), 1)
+    ranks = np.where(counts, best, 0).sum(axis=0, dtype=np.float64) / np.maximum(
+        counts.sum(axis=0), 1
+    )
     sizes = np.bincount(lists, minlength=len(centres))
     ranks += (offsets.sum(dtype=np.float64) - (ranks * sizes).sum()) / sizes.sum()
-    return np.where(sizes > 0, np.clip(ranks, offsets.min(), offsets.max()), 0).astype(np.float32)
+    return np.where(sizes > 0, np.clip(ranks, offsets.min(), offsets.max()), 0).astype(
+        np.float32
+    )
 
 
-def similarities(queries: np.ndarray, vectors: np.ndarray, euclidean: bool) -> np.ndarray:
+def similarities(
+    queries: np.ndarray, vectors: np.ndarray, euclidean: bool
+) -> np.ndarray:
     """The similarities of `queries` [m, d] and `vectors` [b, d]: float32 [m, b]; where they are `euclidean`, less what
     depends on the query alone."""
     products = queries @ vectors.T
-    return np.asarray(products - (vectors**2).sum(axis=1) / 2 if euclidean else products)
+    return np.asarray(
+        products - (vectors**2).sum(axis=1) / 2 if euclidean else products
+    )
 
 
 FLOATS = ("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexHNSWFlat")
@@ -99,7 +115,11 @@ FLOATS = ("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexHNSWFlat")
 
 
 def widen_quantizer(
-    quantizer: faiss.Index, coder: Coder, ranks: np.ndarray, spec: UpgradeSpec, residual: bool
+    quantizer: faiss.Index,
+    coder: Coder,
+    ranks: np.ndarray,
+    spec: UpgradeSpec,
+    residual: bool,
 ) -> tuple[faiss.Index, np.ndarray]:
     """A coarse quantizer of d + w components whose centroids rank as if each had an offset.
 
@@ -134,7 +154,9 @@ def widen_quantizer(
     return pretransform([drop], inner), np.zeros((len(ranks), width), np.float32)
 
 
-def narrow_quantizer(quantizer: faiss.Index, d: int, extra: ExtraDimensions) -> faiss.Index:
+def narrow_quantizer(
+    quantizer: faiss.Index, d: int, extra: ExtraDimensions
+) -> faiss.Index:
     """The coarse quantizer of `d` components from which `widen_quantizer` made `quantizer`, with the `extra`
     dimensions."""
     quantizer = faiss.downcast_index(quantizer)
@@ -146,14 +168,18 @@ def narrow_quantizer(quantizer: faiss.Index, d: int, extra: ExtraDimensions) -> 
     return faiss.clone_index(quantizer.index)
 
 
-def nearest_lists(quantizer: faiss.Index, vectors: np.ndarray, extra: ExtraDimensions) -> np.ndarray:
+def nearest_lists(
+    quantizer: faiss.Index, vectors: np.ndarray, extra: ExtraDimensions
+) -> np.ndarray:
     """The list that each of `vectors` [n, d] has in the raw index, where lists have no offsets: int64 [n]. The `extra`
     dimensions of `quantizer` are left out."""
     if extra.euclidean or name_of(quantizer) not in FLOATS:
         quantizer = narrow_quantizer(quantizer, vectors.shape[1], extra)
     else:
         vectors = with_query(vectors, np.zeros(extra.width))
-    return np.ascontiguousarray(quantizer.search(np.ascontiguousarray(vectors, np.float32), 1)[1].ravel())
+    return np.ascontiguousarray(
+        quantizer.search(np.ascontiguousarray(vectors, np.float32), 1)[1].ravel()
+    )
 
 
 LOAD_LISTS = (
@@ -177,10 +203,16 @@ class InvertedListsHandler(BaseIndexHandler):
         self._lists = faiss.downcast_InvertedLists(index.invlists)
         if isinstance(self._lists, faiss.OnDiskInvertedLists):
             place = self._lists.filename
-            raise StoreError(f"{name_of(index)} has its inverted lists on disk, in {place!r}; {LOAD_LISTS}")
-        self._residual = bool(index.by_residual) and not isinstance(index, faiss.IndexIVFFlat)
+            raise StoreError(
+                f"{name_of(index)} has its inverted lists on disk, in {place!r}; {LOAD_LISTS}"
+            )
+        self._residual = bool(index.by_residual) and not isinstance(
+            index, faiss.IndexIVFFlat
+        )
 
-    def widen(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
+    def widen(
+        self, offsets: np.ndarray, spec: UpgradeSpec
+    ) -> tuple[ExtraDimensions, faiss.Index]:
         codec, starts = self.codec, self._starts()
         if isinstance(codec, ScalarCodec) and codec.kind == HALF:
             for _, codes, _, _ in self._blocks(0, block_rows(self.index.d)):
@@ -188,17 +220,27 @@ class InvertedListsHandler(BaseIndexHandler):
         rows = sample_rows(offsets, starts[:-1][np.diff(starts) > 0])
         ranks = self._ranks(offsets, spec)
         of_rows = np.searchsorted(starts, rows, "right") - 1
-        based = self._residual and name_of(self.index.quantizer) in FLOATS  # else codes hold all of it
+        based = (
+            self._residual and name_of(self.index.quantizer) in FLOATS
+        )  # else codes hold all of it
         coder = codec.design(spec, offsets[rows], ranks[of_rows] if based else None)
-        quantizer, centres = widen_quantizer(self.index.quantizer, coder, ranks, spec, self._residual)
-        coder.require_holds(offsets[rows], centres[of_rows] if self._residual else None, name_of(self.index))
+        quantizer, centres = widen_quantizer(
+            self.index.quantizer, coder, ranks, spec, self._residual
+        )
+        coder.require_holds(
+            offsets[rows],
+            centres[of_rows] if self._residual else None,
+            name_of(self.index),
+        )
         new = self._empty(self.index.d + coder.extra.width, quantizer)
         codec.widen(new, coder)
 
         def code(numbers: np.ndarray, codes: np.ndarray, rows: slice) -> np.ndarray:
             bases = centres[numbers] if self._residual else None
             components = coder.components_for(offsets[rows], bases)
-            return coder.join(codes, components if bases is None else components - bases)
+            return coder.join(
+                codes, components if bases is None else components - bases
+            )
 
         return coder.extra, self._fill(new, code)
 
@@ -214,32 +256,50 @@ class InvertedListsHandler(BaseIndexHandler):
         pq = self.index.pq
         new = self._empty(parts * pq.dsub, quantizer)
         self.codec.train(new, np.pad(self.codec.tables(), ((0, parts - pq.M), (0, 0))))
-        return self._fill(new, lambda numbers, codes, rows: np.pad(codes, ((0, 0), (0, parts - pq.M))))
+        return self._fill(
+            new, lambda numbers, codes, rows: np.pad(codes, ((0, 0), (0, parts - pq.M)))
+        )
 
-    def bases(self, extra: ExtraDimensions, vectors: np.ndarray, rows: np.ndarray | None) -> np.ndarray | None:
+    def bases(
+        self, extra: ExtraDimensions, vectors: np.ndarray, rows: np.ndarray | None
+    ) -> np.ndarray | None:
         if rows is None:
-            return self._bases_in(nearest_lists(self.index.quantizer, vectors, extra), extra)
+            return self._bases_in(
+                nearest_lists(self.index.quantizer, vectors, extra), extra
+            )
         return self._bases_in(np.searchsorted(self._starts(), rows, "right") - 1, extra)
 
-    def _bases_in(self, numbers: np.ndarray, extra: ExtraDimensions) -> np.ndarray | None:
+    def _bases_in(
+        self, numbers: np.ndarray, extra: ExtraDimensions
+    ) -> np.ndarray | None:
         """`bases` of entries in the lists `numbers` [n]."""
         if not self._residual:
             return None
         distinct, places = np.unique(numbers, return_inverse=True)
-        return np.stack([self.index.quantizer.reconstruct(int(n))[-extra.width :] for n in distinct])[places]
+        return np.stack(
+            [self.index.quantizer.reconstruct(int(n))[-extra.width :] for n in distinct]
+        )[places]
 
     def decode(self, start: int, size: int) -> Iterator[np.ndarray]:
         for numbers, codes, _, _ in self._blocks(start, size):
             yield self._decode(codes, numbers)
 
     def quantise(
-        self, vectors: np.ndarray, *, by_plain_faiss: bool = False, extra: ExtraDimensions | None = None
+        self,
+        vectors: np.ndarray,
+        *,
+        by_plain_faiss: bool = False,
+        extra: ExtraDimensions | None = None,
     ) -> np.ndarray:
         vectors = np.ascontiguousarray(vectors, np.float32)
         if extra is None or by_plain_faiss:
-            nearest = np.ascontiguousarray(self.index.quantizer.search(vectors, 1)[1].ravel())
+            nearest = np.ascontiguousarray(
+                self.index.quantizer.search(vectors, 1)[1].ravel()
+            )
         else:
-            nearest = nearest_lists(self.index.quantizer, vectors[:, : -extra.width], extra)
+            nearest = nearest_lists(
+                self.index.quantizer, vectors[:, : -extra.width], extra
+            )
         return self._decode(self._encode(vectors, nearest), nearest)
 
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
@@ -251,20 +311,46 @@ class InvertedListsHandler(BaseIndexHandler):
         self.codec.require_fits(vectors)
         self._ids_to_add(ids, len(vectors))
 
-    def append(self, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
-        nearest = nearest_lists(self.index.quantizer, vectors, extra)  # those that they have in the raw index
-        components = self.coder(extra).components_for(offsets, self._bases_in(nearest, extra))
+    def append(
+        self,
+        extra: ExtraDimensions,
+        vectors: np.ndarray,
+        offsets: np.ndarray,
+        ids: np.ndarray | None,
+    ) -> None:
+        nearest = nearest_lists(
+            self.index.quantizer, vectors, extra
+        )  # those that they have in the raw index
+        components = self.coder(extra).components_for(
+            offsets, self._bases_in(nearest, extra)
+        )
         extended = np.ascontiguousarray(np.concatenate([vectors, components], axis=1))
         ids = self._ids_to_add(ids, len(vectors))
         if not hasattr(self._lists, "packer"):
-            names = None if self.index.direct_map.type == faiss.DirectMap.Array else faiss.swig_ptr(ids)
-            self.index.add_core(len(extended), faiss.swig_ptr(extended), names, faiss.swig_ptr(nearest))
+            names = (
+                None
+                if self.index.direct_map.type == faiss.DirectMap.Array
+                else faiss.swig_ptr(ids)
+            )
+            self.index.add_core(
+                len(extended), faiss.swig_ptr(extended), names, faiss.swig_ptr(nearest)
+            )
             return
         order = np.argsort(nearest, kind="stable")
-        codes, ids, nearest = self._encode(extended, nearest)[order], ids[order], nearest[order]
+        codes, ids, nearest = (
+            self._encode(extended, nearest)[order],
+            ids[order],
+            nearest[order],
+        )
         with rebuild_map(self.index):
             for number, part in parts_by_list(nearest):
-                write_entries(self._lists, number, self._lists.list_size(number), ids[part], codes[part])
+                write_entries(
+                    self._lists,
+                    number,
+                    self._lists.list_size(number),
+                    ids[part],
+                    codes[part],
+                )
             self.index.ntotal += len(extended)
 
     def require_removes(self, *, renumbered: bool = False) -> None:
@@ -301,7 +387,10 @@ class InvertedListsHandler(BaseIndexHandler):
         numbered = self.count + np.arange(count)
         if ids is None:
             return numbered
-        if self.index.direct_map.type == faiss.DirectMap.Array and (ids != numbered).any():
+        if (
+            self.index.direct_map.type == faiss.DirectMap.Array
+            and (ids != numbered).any()
+        ):
             raise StoreError(
                 f"the direct map of this {name_of(self.index)} is an array, which holds no ids but 0, 1, 2, ...; "
                 "add without ids, or call faiss.extract_index_ivf(index).set_direct_map_type(faiss.DirectMap.Hashtable)"
@@ -310,7 +399,9 @@ class InvertedListsHandler(BaseIndexHandler):
 
     def _starts(self) -> np.ndarray:
         """The first entry of each list, and the count: int64 [nlist + 1]."""
-        return np.cumsum([0, *(self._lists.list_size(number) for number in range(self.index.nlist))])
+        return np.cumsum(
+            [0, *(self._lists.list_size(number) for number in range(self.index.nlist))]
+        )
 
     def _ranks(self, offsets: np.ndarray, spec: UpgradeSpec) -> np.ndarray:
         """`list_ranks` for `offsets` [n] of all entries, by queries of the bank; without one by some entries."""
@@ -322,17 +413,31 @@ class InvertedListsHandler(BaseIndexHandler):
             rows = np.linspace(0, self.count - 1, min(QUERIES, most)).astype(np.int64)
             home = lists[rows]
             places = zip(home.tolist(), (rows - starts[home]).tolist(), strict=True)
-            codes = [codes_of_list(self._lists, number).read(at, at + 1) for number, at in places]
+            codes = [
+                codes_of_list(self._lists, number).read(at, at + 1)
+                for number, at in places
+            ]
             queries = self._decode(np.concatenate(codes), home)
         blocks = self._blocks(0, min(block_rows(self.index.d), READ))
-        entries = ((self._decode(codes, numbers), rows) for numbers, codes, _, rows in blocks)
+        entries = (
+            (self._decode(codes, numbers), rows) for numbers, codes, _, rows in blocks
+        )
         centres = self.index.quantizer.reconstruct_n(0, nlist)
-        return list_ranks(entries, offsets, lists, centres, (evenly(queries, most), home), self.euclidean)
+        return list_ranks(
+            entries,
+            offsets,
+            lists,
+            centres,
+            (evenly(queries, most), home),
+            self.euclidean,
+        )
 
     def _encode(self, vectors: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """The codes [n, code_size] of `vectors` [n, d + w] in the lists `numbers` [n]."""
         codes = np.empty((len(vectors), self.index.code_size), np.uint8)
-        self.index.encode_vectors(len(vectors), *map(faiss.swig_ptr, (vectors, numbers, codes)), False)
+        self.index.encode_vectors(
+            len(vectors), *map(faiss.swig_ptr, (vectors, numbers, codes)), False
+        )
         return codes
 
     def _decode(self, codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
@@ -340,65 +445,119 @@ class InvertedListsHandler(BaseIndexHandler):
         if isinstance(self.index, faiss.IndexIVFPQFastScan):
             # Faiss decodes through a pointer to the quantiser, which is null in an index that was read from a file.
             vectors = self.index.pq.decode(np.ascontiguousarray(codes))
-            return np.asarray(vectors + self._centres[numbers] if self._residual else vectors)
+            return np.asarray(
+                vectors + self._centres[numbers] if self._residual else vectors
+            )
         vectors = np.empty((len(codes), self.index.d), np.float32)
-        self.index.decode_vectors(len(codes), *map(faiss.swig_ptr, (codes, numbers, vectors)))
+        self.index.decode_vectors(
+            len(codes), *map(faiss.swig_ptr, (codes, numbers, vectors))
+        )
         return vectors
 
     @cached_property
     def _centres(self) -> np.ndarray:
         return np.asarray(self.index.quantizer.reconstruct_n(0, self.index.nlist))
 
-    def _blocks(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, slice]]:
+    def _blocks(
+        self, start: int, size: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, slice]]:
         """List numbers [b], codes [b, code_size], ids [b] and rows of the entries from `start` on, b <= size."""
         starts = self._starts()
         for first in range(start, self.count, size):
             last = min(first + size, self.count)
             parts = list(_parts(starts, first, last))
             yield (
-                np.concatenate([np.full(part.stop - part.start, number, np.int64) for number, part in parts]),
                 np.concatenate(
-                    [codes_of_list(self._lists, number).read(part.start, part.stop) for number, part in parts]
+                    [
+                        np.full(part.stop - part.start, number, np.int64)
+                        for number, part in parts
+                    ]
                 ),
-                np.concatenate([ids_of_list(self._lists, number)[part] for number, part in parts]),
+                np.concatenate(
+                    [
+                        codes_of_list(self._lists, number).read(part.start, part.stop)
+                        for number, part in parts
+                    ]
+                ),
+                np.concatenate(
+                    [ids_of_list(self._lists, number)[part] for number, part in parts]
+                ),
                 slice(first, last),
             )
 
     def _empty(self, d: int, quantizer: faiss.Index) -> faiss.Index:
         old, metric = self.index, self.index.metric_type
         if isinstance(old, faiss.IndexIVFScalarQuantizer):
-            new = faiss.IndexIVFScalarQuantizer(quantizer, d, old.nlist, old.sq.qtype, metric, old.by_residual)
-            new.sq.rangestat, new.sq.rangestat_arg = old.sq.rangestat, old.sq.rangestat_arg
+            new = faiss.IndexIVFScalarQuantizer(
+                quantizer, d, old.nlist, old.sq.qtype, metric, old.by_residual
+            )
+            new.sq.rangestat, new.sq.rangestat_arg = (
+                old.sq.rangestat,
+                old.sq.rangestat_arg,
+            )
         elif isinstance(old, faiss.IndexIVFPQFastScan):
-            new = faiss.IndexIVFPQFastScan(quantizer, d, old.nlist, d // old.pq.dsub, 4, metric)
+            new = faiss.IndexIVFPQFastScan(
+                quantizer, d, old.nlist, d // old.pq.dsub, 4, metric
+            )
             copy_fields(new, old, "implem", "skip", "qbs", "qbs2")
         elif isinstance(old, faiss.IndexIVFPQ):
-            new = faiss.IndexIVFPQ(quantizer, d, old.nlist, d // old.pq.dsub, old.pq.nbits, metric)
-            copy_fields(new, old, "do_polysemous_training", "scan_table_threshold", "polysemous_ht")
+            new = faiss.IndexIVFPQ(
+                quantizer, d, old.nlist, d // old.pq.dsub, old.pq.nbits, metric
+            )
+            copy_fields(
+                new,
+                old,
+                "do_polysemous_training",
+                "scan_table_threshold",
+                "polysemous_ht",
+            )
             if new.polysemous_ht:
                 new.polysemous_ht += (d // old.pq.dsub - old.pq.M) * old.pq.nbits
         else:
             new = faiss.IndexIVFFlat(quantizer, d, old.nlist, metric)
         new.own_fields = hand_over(quantizer)
-        copy_fields(new, old, "nprobe", "max_codes", "parallel_mode", "by_residual", "quantizer_trains_alone")
+        copy_fields(
+            new,
+            old,
+            "nprobe",
+            "max_codes",
+            "parallel_mode",
+            "by_residual",
+            "quantizer_trains_alone",
+        )
         if isinstance(new, faiss.IndexIVFPQ):
-            new.use_precomputed_table = min(old.use_precomputed_table, 0)  # -1 forbids them, 0 lets Faiss decide
+            new.use_precomputed_table = min(
+                old.use_precomputed_table, 0
+            )  # -1 forbids them, 0 lets Faiss decide
         return new
 
-    def _fill(self, new: faiss.Index, code: Callable[[np.ndarray, np.ndarray, slice], np.ndarray]) -> faiss.Index:
+    def _fill(
+        self,
+        new: faiss.Index,
+        code: Callable[[np.ndarray, np.ndarray, slice], np.ndarray],
+    ) -> faiss.Index:
         """`new` with the entries of this index. `code` makes codes of list numbers [b], codes and rows of these."""
         new.direct_map = self.index.direct_map
         blocks = self._blocks(0, block_rows(new.d))
-        entries = ((numbers, ids, code(numbers, codes, rows)) for numbers, codes, ids, rows in blocks)
+        entries = (
+            (numbers, ids, code(numbers, codes, rows))
+            for numbers, codes, ids, rows in blocks
+        )
         fill_lists(new, np.diff(self._starts()), entries)
         return new
 
 
 def _parts(starts: np.ndarray, first: int, last: int) -> Iterator[tuple[int, slice]]:
     """Where the entries [first, last) lie: list numbers, and which of the list's entries."""
-    numbers = range(int(np.searchsorted(starts, first, "right") - 1), int(np.searchsorted(starts, last, "left")))
+    numbers = range(
+        int(np.searchsorted(starts, first, "right") - 1),
+        int(np.searchsorted(starts, last, "left")),
+    )
     for number in numbers:
-        part = slice(max(first - int(starts[number]), 0), min(last, int(starts[number + 1])) - int(starts[number]))
+        part = slice(
+            max(first - int(starts[number]), 0),
+            min(last, int(starts[number + 1])) - int(starts[number]),
+        )
         if part.stop > part.start:
             yield number, part
 

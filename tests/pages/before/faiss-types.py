@@ -5,7 +5,8 @@ import hubplugin
 import hubplugin_faiss
 
 gallery, bank, queries = (
-    np.load(f"examples/data/{name}.npy").astype("float32") for name in ("test_targets", "bank_queries", "test_queries")
+    np.load(f"examples/data/{name}.npy").astype("float32")
+    for name in ("test_targets", "bank_queries", "test_queries")
 )
 for each in (gallery, queries):
     faiss.normalize_L2(each)

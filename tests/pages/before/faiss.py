@@ -2,7 +2,8 @@ import faiss
 import numpy as np
 
 gallery, bank, others = (
-    np.load(f"examples/data/{name}.npy").astype("float32") for name in ("test_targets", "bank_queries", "bank_targets")
+    np.load(f"examples/data/{name}.npy").astype("float32")
+    for name in ("test_targets", "bank_queries", "bank_targets")
 )
 for each in (gallery, others):
     faiss.normalize_L2(each)

@@ -2,5 +2,11 @@
 
 import numpy as np
 
-titles, rows_of_titles = np.load("examples/data/test_queries.npy")[:900].astype(np.float32), range(900)
-looked_at, their_rows = np.load("examples/data/test_queries.npy")[900:].astype(np.float32), range(900, 1200)
+titles, rows_of_titles = (
+    np.load("examples/data/test_queries.npy")[:900].astype(np.float32),
+    range(900),
+)
+looked_at, their_rows = (
+    np.load("examples/data/test_queries.npy")[900:].astype(np.float32),
+    range(900, 1200),
+)
