@@ -196,7 +196,8 @@ def hub_table(before: Run, data: ExampleData) -> Table:
     table.add_column("function")
     for row in np.argsort(-occurrence, kind="stable")[:5]:
         table.add_row(str(occurrence[row]), data.names[row])
-    table.caption = f"Were all found alike, each would be found by {K}; {int((occurrence == 0).sum())} are found by none."
+    unfound = int((occurrence == 0).sum())
+    table.caption = f"Were all found alike, each would be found by {K}; {unfound} are found by none."
     return table
 
 

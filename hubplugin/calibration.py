@@ -1,4 +1,4 @@
-"""How widely an index must be searched to find corrected as much as it finds raw: what adapters share."""
+"""Choices that adapters share: how widely an index is searched, and the scale of an offset beside a vector."""
 
 from __future__ import annotations
 
@@ -80,3 +80,22 @@ def first_that(reaches: Callable[[int], bool], count: int) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if reaches(middle) else (middle, high)
     return high
+
+
+def largest_offset(model: OffsetModel) -> float:
+    """Return a bound that no offset of `model` exceeds, as Euclidean distance needs."""
+    return 0.0 if model.gallery is None else model.gallery.cap
+
+
+def query_component(model: OffsetModel) -> float:
+    """Return e, the last component of an augmented query [q, e].
+
+    It is chosen so that offset / e, the last component of the targets, spreads half as
+    far as any other. A graph (HNSW) by inner product misses neighbours where one
+    component outweighs the others, or weighs nothing.
+    """
+    spread = 0.0 if model.gallery is None else model.gallery.deviation
+    if spread <= 0:
+        return 1.0
+    bank = model.terms[0].bank
+    return 2 * spread / float(np.sqrt(np.square(bank, dtype=np.float64).mean()))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hubplugin.calibration import largest_offset, query_component
 from hubplugin.corrections import Manifest, ManifestStore, Version
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric, augment_queries, augment_targets, unit_or_zero
@@ -164,7 +165,10 @@ class CopyStore(ManifestStore[Copy]):
         """Whether a search need not ask if others have changed targets: as long as a store has just looked."""
         return False
 
-    how_to_record = "hubplugin.Recorder(FOLDER).add(queries) beside each search, and ?record=FOLDER behind the URL of the store"
+    how_to_record = (
+        "hubplugin.Recorder(FOLDER).add(queries) beside each search, and "
+        "?record=FOLDER behind the URL of the store"
+    )
 
     @property
     def maps_queries(self) -> bool:  # type: ignore[override]
@@ -257,7 +261,9 @@ class CopyStore(ManifestStore[Copy]):
         model = self.model(copy)
         mapped, augmented = model.queries(queries), self.augment_queries(model, queries)
         constant, scale = (
-            (2 * cap_of(model), 2) if self.metric is Metric.EUCLIDEAN else (0.0, 1)
+            (2 * largest_offset(model), 2)
+            if self.metric is Metric.EUCLIDEAN
+            else (0.0, 1)
         )
         if self.is_fresh(copy):
             copy_hits = self.nearest(copy, augmented, k, among)
@@ -375,7 +381,11 @@ class CopyStore(ManifestStore[Copy]):
         if model.query_map is not None:
             vectors = model.query_map.on_targets(vectors)
         return augment_targets(
-            vectors, offsets, self.metric, e=self._e_of(model), max_offset=cap_of(model)
+            vectors,
+            offsets,
+            self.metric,
+            e=self._e_of(model),
+            max_offset=largest_offset(model),
         )
 
     def augment_queries(self, model: OffsetModel, queries: np.ndarray) -> np.ndarray:
@@ -392,9 +402,9 @@ class CopyStore(ManifestStore[Copy]):
         return augment_queries(plain.queries(queries), self.metric, e=self._e_of(model))
 
     def _e_of(self, model: OffsetModel) -> float:
-        """`e_of`, which reads the whole bank, once a model."""
+        """`query_component`, which reads the whole bank, once a model."""
         if self._e is None or self._e[0] is not model:
-            self._e = model, e_of(model)
+            self._e = model, query_component(model)
         return self._e[1]
 
     def offsets_of(
@@ -412,7 +422,7 @@ class CopyStore(ManifestStore[Copy]):
         """
         extra = stored[:, -1].astype(np.float64)
         offsets = (
-            cap_of(model) - extra**2 / 2
+            largest_offset(model) - extra**2 / 2
             if self.metric is Metric.EUCLIDEAN
             else self._e_of(model) * extra
         )
@@ -441,25 +451,6 @@ class CopyWriting(Writing):
     def activate(self) -> None:
         self._store.switch(self._copy)
         self._store.clear()
-
-
-def cap_of(model: OffsetModel) -> float:
-    """No offset of `model` is larger; what is stored under Euclidean distance needs a bound."""
-    return 0.0 if model.gallery is None else model.gallery.cap
-
-
-def e_of(model: OffsetModel) -> float:
-    """The last component of a query, so that that of the targets, offset / e, spreads half as far as any other.
-
-    A graph (HNSW) by inner product misses neighbours where one component outweighs the others, or weighs nothing.
-    """
-    spread = 0.0 if model.gallery is None else model.gallery.deviation
-    bank = model.terms[0].bank
-    return (
-        2 * spread / float(np.sqrt(np.square(bank, dtype=np.float64).mean()))
-        if spread > 0
-        else 1.0
-    )
 
 
 def _pairs(hits: Hits, row: int) -> Iterator[tuple[float, Id]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hubplugin.copies import cap_of, e_of
+from hubplugin.calibration import largest_offset, query_component
 from hubplugin.metric import Metric, augment_queries
 from hubplugin.model import OffsetModel
 from hubplugin.store import Explanation
@@ -40,13 +40,13 @@ def scale_of(model: OffsetModel, previous: float | None = None) -> float:
     The scale of the `previous` version is kept if it will do, so that SQL outlives a refit.
     """
     if model.metric is Metric.EUCLIDEAN:
-        least = max(cap_of(model), 1e-6)
+        least = max(largest_offset(model), 1e-6)
         return (
             previous
             if previous is not None and previous >= least
             else 2.0 ** math.ceil(math.log2(least))
         )
-    best = e_of(model)
+    best = query_component(model)
     return (
         previous
         if previous is not None and best / 4 <= previous <= best * 4

@@ -83,7 +83,10 @@ class PgvectorStore(DocumentStore):
 
     shared = True
     maps_queries = True
-    how_to_record = "hubplugin.Recorder(FOLDER).add(queries) beside each search, and name it behind the table: &record=FOLDER"
+    how_to_record = (
+        "hubplugin.Recorder(FOLDER).add(queries) beside each search, and name it "
+        "behind the table: &record=FOLDER"
+    )
 
     def __init__(self, url: str):
         conninfo, self.url, options = parse_url(url)

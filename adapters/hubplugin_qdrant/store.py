@@ -66,7 +66,10 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     """The vector `vector` of a collection, with its offsets as `storage`; see `open_store`, which makes it."""
 
     shared = True
-    how_to_record = "search through HubQdrantClient(..., record=FOLDER), and name the folder behind this store: ?record=FOLDER"
+    how_to_record = (
+        "search through HubQdrantClient(..., record=FOLDER), and name the folder "
+        "behind this store: ?record=FOLDER"
+    )
 
     def __init__(
         self,

@@ -104,7 +104,10 @@ class RecordedBank(Result):
         if not self.queries:
             return f"no queries are recorded in {self.folder}; to collect some: {self.how_to_record}"
         about = "" if self.different == self.queries else "about "
-        clicks = f"; {self.clicks:,} clicks on {self.pairs:,} different pairs of query and target, {self.targets:,} targets"
+        clicks = (
+            f"; {self.clicks:,} clicks on {self.pairs:,} different pairs of query and "
+            f"target, {self.targets:,} targets"
+        )
         return (
             f"{self.queries:,} queries of {self.dim} dimensions{', with texts' if self.texts else ''}, of "
             f"{self.seen:,} that were asked from {self.first} to {self.last}, {about}{self.different:,} of them "

@@ -113,7 +113,11 @@ def test_the_source_distribution_has_the_tests_and_nothing_of_a_workplace(wheel)
     }
 
 
-PROGRAM = "import hubplugin, hubplugin_faiss, hubplugin_qdrant, sys; print(hubplugin.__version__, 'torch' in sys.modules)"
+PROGRAM = """
+import sys
+import hubplugin, hubplugin_faiss, hubplugin_qdrant
+print(hubplugin.__version__, 'torch' in sys.modules)
+"""
 
 
 @pytest.mark.network
