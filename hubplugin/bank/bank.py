@@ -16,7 +16,6 @@ from hubplugin.bank.embedding import Embed, embed_texts
 from hubplugin.bank.texts import (
     Texts,
     holds_texts,
-    is_number,
     list_first,
     read_clicks,
     read_texts,
@@ -25,6 +24,7 @@ from hubplugin.compute import Compute, Similarities, dense
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
+from hubplugin.recording import is_number
 from hubplugin.vectors import (
     Directed,
     Progress,

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hubplugin.errors import InputError, install
+from hubplugin.recording import as_target
 from hubplugin.vectors import one_line, require_file
 
 logger = logging.getLogger(__name__)
@@ -183,7 +184,7 @@ def read_clicks(
     clicks = [Counter[int | str]() for _ in range(count)]
     for query, target in pairs:
         for place in places.get(query, ()):
-            clicks[place][int(target) if is_number(target) else target] += 1
+            clicks[place][as_target(target)] += 1
     unknown = [query for query, _ in pairs if query not in places]
     if len(unknown) == len(pairs):
         expected = f"a row from 0 to {count - 1}" + (
@@ -206,14 +207,4 @@ def list_first(items: Collection[object]) -> str:
     distinct = list(dict.fromkeys(items))
     return ", ".join(map(repr, distinct[:NAMED])) + (
         ", ..." if len(distinct) > NAMED else ""
-    )
-
-
-def is_number(text: str) -> bool:
-    """Whether these are the digits of a whole number, and nothing would be lost: 042 is a text, as a barcode is."""
-    return (
-        text.isascii()
-        and text.isdecimal()
-        and len(text) < 40
-        and str(int(text)) == text
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,10 +15,10 @@ import typer
 from hubplugin.cli.application import command, say
 from hubplugin.cli.options import DryRun, StoreUrl, require_writable
 from hubplugin.errors import InputError, Parameter, telling
-from hubplugin.recording import Recorded, Recorder, as_id, clear, thin
+from hubplugin.recording import Recorded, Recorder, as_id, read
 from hubplugin.registry import open_store
 from hubplugin.report import Report, Result, write_file
-from hubplugin.store import Store, read_recorded
+from hubplugin.store import Store
 from hubplugin.vectors import as_vectors
 
 
@@ -117,18 +118,17 @@ class RecordedBank(Result):
 
 @command
 def bank(
-    store: StoreUrl,
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="STORE|FOLDER",
+            help="A store whose queries are recorded, or the folder of a record.",
+        ),
+    ],
     export: Annotated[
         Path | None,
         typer.Option(metavar="FILE.npy", help="Write the recorded queries there."),
     ] = None,
-    keep: Annotated[
-        int | None,
-        typer.Option(
-            "--thin", metavar="N", min=1, help="Keep N of them, drawn at random."
-        ),
-    ] = None,
-    delete: Annotated[bool, typer.Option("--clear", help="Delete them.")] = False,
     forget: Annotated[
         list[str] | None,
         typer.Option(
@@ -138,75 +138,50 @@ def bank(
     ] = None,
     dry_run: DryRun = False,
 ) -> Result:
-    """Show, export, thin, clear or forget the queries and clicks that are recorded of the store."""
+    """Show, export or forget the queries and clicks that are recorded of a store."""
     if export is not None and export.suffix != ".npy":
         raise InputError(
             "a bank is written as .npy; given: ", Parameter("export", str(export))
         )
     require_writable(export)
-    if delete and keep is not None:
+    forgotten = {as_id(query) for query in forget or []}
+    name = place
+    dim = None
+    folder: Path | None = Path(place)
+    how = Store.how_to_record
+    if not os.path.isdir(place):
+        store = open_store(place)
+        name = store.url
+        dim = store.dim
+        folder = store.record
+        how = store.how_to_record
+    if folder is None:
         raise InputError(
-            "--thin keeps some of the queries and --clear none; give one of them"
+            f"{name}: nobody has said where its queries are recorded; {how}"
         )
-    if forget and (delete or keep is not None):
-        raise InputError(
-            "--forget takes out the queries that are named; --thin and --clear go without it"
-        )
-    for query in forget or []:
-        as_id(query)  # which says what is no id, before a dry run says what it would do
-    opened = open_store(store)
-    if opened.record is None:
-        raise InputError(
-            f"{opened.url}: nobody has said where its queries are recorded; {opened.how_to_record}"
-        )
-    recorded, notes = read_recorded(opened), list[str]()
+    recorded = read(folder, dim)
+    notes = list[str]()
     if export is not None:
         if recorded is None:
-            raise InputError(
-                f"{opened.url}: no queries are recorded in {opened.record}; {opened.how_to_record}"
-            )
+            raise InputError(f"no queries are recorded in {folder}; {how}")
         content = io.BytesIO()
         np.save(content, recorded.array())
         write_file(export, content.getvalue())
         notes.append(f"written to {export}")
-    # Clicks may be there without their queries, and queries of a model of other dimensions.
-    changes = opened.record.is_dir() and (delete or keep is not None or bool(forget))
-    if changes and dry_run:
-        ids = [] if recorded is None or delete else recorded.ids
-        planned = (
-            len(set(ids) - set(forget or [])) if keep is None else min(len(ids), keep)
-        )
-        notes.append(f"nothing was changed; would keep {planned}")
-    elif changes:
+    written = bool(forgotten) and not dry_run
+    if written:
         with telling(
-            f"{opened.record}: queries were being deleted; the same command finishes"
+            f"{folder}: queries were being deleted; the same command finishes"
         ):
-            recorded = _change_record(opened, opened.record, keep, delete, forget or [])
+            count = Recorder(folder).forget(forgotten)
+        say(f"{count} recorded queries forgotten, with their clicks")
+        recorded = read(folder, dim)
         notes.append(f"kept: {0 if recorded is None else recorded.rows}")
-    how = opened.how_to_record
-    return RecordedBank(
-        opened.url,
-        str(opened.record),
-        how,
-        changes and not dry_run,
-        notes,
-        **_figures(recorded),
-    )
-
-
-def _change_record(
-    store: Store, record: Path, keep: int | None, delete: bool, ids: list[str]
-) -> Recorded | None:
-    """What is recorded of `store` once it is thinned or cleared, or the queries `ids` are forgotten."""
-    if ids:
-        say(
-            f"{Recorder(record).forget(ids)} recorded queries forgotten, with their clicks"
-        )
-    if delete:
-        clear(record)
-    elif keep is not None:
-        thin(record, keep)
-    return read_recorded(store)
+    elif forgotten:
+        ids = [] if recorded is None else recorded.ids
+        kept = len(set(ids) - forgotten)
+        notes.append(f"nothing was changed; would keep {kept}")
+    return RecordedBank(name, str(folder), how, written, notes, **_figures(recorded))
 
 
 def _figures(recorded: Recorded | None) -> dict[str, Any]:

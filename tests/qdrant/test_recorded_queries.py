@@ -161,8 +161,10 @@ def test_texts_are_kept_where_the_client_embeds_documents_and_is_asked_for_them(
 
 
 def test_a_folder_that_cannot_be_written_fails_no_search(cosine, tmp_path, caplog):
-    (tmp_path / "file").touch()
     client = cosine.wrapped(record=Recorder(tmp_path / "file", seconds=0.001))
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file is a file"):
+        cosine.wrapped(record=tmp_path / "file")
     for query in cosine.queries:
         assert len(client.query_points("photos", query).points) == 10
     client.close()

@@ -57,7 +57,7 @@ def record(queries, **settings):
     recorder.close()
 
 
-def test_recorded_queries_and_clicks_are_shown_exported_thinned_and_cleared(bank):
+def test_recorded_queries_and_clicks_are_shown_and_exported(bank):
     record(np.concatenate([bank, bank[:100]]), size=400)
     shown = typed("bank", "faiss:photos.faiss").stdout
     assert "400 queries of 384 dimensions, of 600 that were asked from 20" in shown
@@ -68,19 +68,7 @@ def test_recorded_queries_and_clicks_are_shown_exported_thinned_and_cleared(bank
     assert figures["different"] == pytest.approx(500, abs=100)
     exported = np.load("out.npy")
     assert {row.tobytes() for row in exported} <= {row.tobytes() for row in bank}
-    assert (
-        "would keep 100"
-        in typed("bank", "faiss:photos.faiss", "--thin", 100, "--dry-run").stdout
-    )
-    assert (
-        "would keep 0"
-        in typed("bank", "faiss:photos.faiss", "--clear", "--dry-run").stdout
-    )
-    tried = asked("bank", "faiss:photos.faiss", "--thin", 100, "--dry-run")
-    assert (tried["written"], tried["queries"]) == (False, 400)
-    thinned = asked("bank", "faiss:photos.faiss", "--thin", 100)
-    assert (thinned["written"], thinned["queries"]) == (True, 100)
-    assert "kept: 0" in typed("bank", "faiss:photos.faiss", "--clear").stdout
+    shutil.rmtree("photos.faiss.queries")
     assert (
         "no queries are recorded in photos.faiss.queries"
         in typed("bank", "faiss:photos.faiss").stdout
@@ -272,10 +260,10 @@ def test_a_damaged_record_is_named_by_every_command_in_one_line(bank):
         ("inspect",),
         ("diagnose",),
         ("refit", "--dry-run"),
-        ("bank", "--clear"),
+        ("bank", "--forget", "0" * 16),
     ):
         said = typed(*command, "faiss:photos.faiss", status=1).stderr
-        assert f"{path} is damaged (" in said
+        assert f"{path} cannot be used (" in said
         assert said.endswith("delete it: it is only a sample\n")
         assert said.count("\n") == 1
     assert path.read_bytes() == damaged, "it is left as it is"
