@@ -65,7 +65,7 @@ class Bank:
     pairs: which row of the answers' vectors belongs to each query, [m]. None looks: banks of equal length are pairs,
         row i to row i, if their own targets are nearer than others'.
     embed: the model that embeds texts, as a function from texts [b] to vectors [b, d], or as its name,
-        sentence-transformers:NAME, fastembed:NAME or module:function.
+        sentence-transformers:NAME or module:function.
     name: what errors call the queries.
 
     Files are read, and texts embedded, where the bank is used; InputError says there what cannot be.
@@ -149,7 +149,7 @@ class Bank:
                 raise InputError(
                     f"{texts_of_file.name} has texts; name the model that embeds queries: ",
                     Parameter("embed", "sentence-transformers:NAME"),
-                    ", fastembed:NAME or module:function",
+                    " or module:function",
                 )
             return texts_of_file
         if self.embed is None:

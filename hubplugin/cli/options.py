@@ -50,7 +50,7 @@ Embed = Annotated[
     str | None,
     typer.Option(
         metavar="SPEC",
-        help="Embeds texts: sentence-transformers:NAME, fastembed:NAME or module:function.",
+        help="Embeds texts: sentence-transformers:NAME or module:function.",
     ),
 ]
 Settings = Annotated[

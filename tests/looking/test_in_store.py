@@ -387,7 +387,7 @@ def test_a_store_and_files_are_evaluated_without_the_extra_but_for_plans(
         ([], "expected a STORE, or a file of vectors"),
         (
             ["photos.faiss"],
-            "'photos.faiss' is a file, and a store is named by a URL: faiss:photos.faiss",
+            "'photos.faiss' is no store URL that an installed adapter knows; known: ",
         ),
     ],
 )
