@@ -19,7 +19,7 @@ from hubplugin.compute import Compute
 from hubplugin.errors import EmptyInput, InputError, ModelFileError, ZeroVector
 from hubplugin.metric import Metric
 from hubplugin.model import file
-from hubplugin.model.file import LARGEST, Header, are_numbers, is_number, require
+from hubplugin.model.file import LARGEST, Header
 from hubplugin.model.query_map import QueryMap
 from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, prepare
 
@@ -174,16 +174,6 @@ class GalleryStatistics:
     smallest: float
     largest: float
     deviation: float
-
-    def require_usable(self, of: str) -> None:
-        """Raises ValueError where these are no statistics `of` offsets."""
-        require(is_number(self.count, least=1, whole=True), f"count of the {of}")
-        numbers = (
-            is_number(self.smallest)
-            and is_number(self.largest)
-            and is_number(self.deviation, least=0)
-        )
-        require(numbers and self.smallest <= self.largest, f"offsets of the {of}")
 
     @property
     def cap(self) -> float:
@@ -618,63 +608,6 @@ class OffsetModel:
             else None,
         }
 
-    def _require_usable(self, dim: int) -> None:
-        """Raises ValueError for what no fit writes: a checksum is right, whoever has made it. dim: of the header."""
-        require(
-            isinstance(self.method, str) and isinstance(self.bank_fingerprint, str),
-            "name",
-        )
-        for key, value in self.parameters.items():
-            require(
-                value is None or isinstance(value, str) or is_number(value),
-                f"parameter {key!r}",
-            )
-        require(self.terms, "list of terms, which is empty,")
-        for number, term in enumerate(self.terms):
-            what, m = f"term {number}", len(term.bank)
-            require(
-                are_numbers(term.bank, 1 if isinstance(term, Dot) else None, dim),
-                f"bank of {what}",
-            )
-            require(
-                self.metric is not Metric.COSINE
-                or np.linalg.norm(term.bank, axis=1).min() > 0,
-                f"bank of {what}",
-            )
-            require(is_number(term.scale), f"scale of {what}")
-            if isinstance(term, LogSumExp):
-                require(is_number(term.tau, least=1e-30), f"tau of {what}")
-                weighted = term.log_weights is None or are_numbers(
-                    term.log_weights, m, infinite=True
-                )
-                require(weighted, f"log_weights of {what}")
-            elif isinstance(term, TopKMean):
-                require(is_number(term.k, least=1, whole=True), f"k of {what}")
-            if not isinstance(term, Dot):
-                require(
-                    term.answers is None or are_numbers(term.answers, m, infinite=True),
-                    f"answers of {what}",
-                )
-        require(is_number(self.centre), "centre")
-        if self.gallery is not None:
-            self.gallery.require_usable("gallery")
-        if self.activation is not None:
-            require(is_number(self.activation.k, least=1, whole=True), "activation")
-            for term, thresholds in zip(
-                self.terms, self.activation.thresholds, strict=True
-            ):
-                require(are_numbers(thresholds, len(term.bank)), "activation")
-        for name, value in (
-            () if self.hubness_at_fit is None else asdict(self.hubness_at_fit).items()
-        ):
-            require(is_number(value, whole=name == "queries"), name)
-        if self.query_map is not None:
-            numbers = is_number(self.query_map.strength) and is_number(
-                self.query_map.pairs, least=0, whole=True
-            )
-            require(numbers and isinstance(self.query_map.whitened, bool), "query map")
-            require(are_numbers(self.query_map.step, dim, dim), "query map")
-
     @property
     def _described(self) -> str:
         values = {
@@ -707,9 +640,7 @@ def cap(offsets: np.ndarray, gallery: GalleryStatistics | None) -> np.ndarray:
 
 def _build(header: Header, tensors: dict[str, np.ndarray]) -> OffsetModel:
     """Return the model whose `_content` was `header` and `tensors`."""
-    model = OffsetModel(**OffsetModel._fields(header, tensors))
-    model._require_usable(header["dim"])
-    return model
+    return OffsetModel(**OffsetModel._fields(header, tensors))
 
 
 def load(path: str | os.PathLike[str]) -> OffsetModel:

@@ -44,7 +44,7 @@ def row(number, value):
 @pytest.mark.parametrize(
     ("shard", "damage", "said"),
     [
-        (2, row(17, np.nan), "row 17 holds a value that is NaN or infinity"),
+        (2, row(17, np.nan), "row 17 holds a value that is NaN, infinity"),
         (
             3,
             lambda file: np.save(file, np.ones((5, 6), np.float32)),
@@ -53,7 +53,7 @@ def row(number, value):
         (
             2,
             lambda file: file.write_bytes(file.read_bytes()[:-100]),
-            "damaged or truncated .npy file",
+            "cannot be read as .npy",
         ),
     ],
 )
@@ -77,7 +77,7 @@ def test_a_shard_that_cannot_be_used_is_named(folder, shard, damage, said):
         (["FOLDER/empty.npy"], "is empty"),
         (
             ["FOLDER/x.parquet"],
-            r"^targets, shard 0 .*damaged or truncated .parquet file",
+            r"^targets, shard 0 .*cannot be read as .parquet",
         ),
         ("s3://bucket/x.npy", "there is no file 's3:...'"),
         (None, "an executor computes on the gallery: pass targets="),

@@ -96,8 +96,8 @@ def test_what_cannot_be_read_is_one_line(name, content, said, tmp_path):
     ("name", "content", "said"),
     [
         ("clicks.csv", b"a,b\n1,2\n", "needs the columns query and target$"),
-        ("clicks.npy", b"a,b\n1,2\n", "is no .npy file"),
-        ("clicks.npy", pickled(), "holds pickled objects, which are never loaded"),
+        ("clicks.npy", b"a,b\n1,2\n", "cannot be read as .npy"),
+        ("clicks.npy", pickled(), "cannot be read as .npy: .*Python objects"),
         ("clicks.xls", b"", r"unknown kind of file '\.xls'; expected one of \.npy"),
         ("clicks.txt", b"red", r"expected \.csv, \.tsv or \.npy"),
     ],
