@@ -49,7 +49,6 @@ OTHERS = {
         "wrapt",
     ),  # httpx, Python, SQLAlchemy
     *("from_documents", "from_existing_collection", "to_dict"),  # LangChain, Haystack
-    *("doc_id", "query_id", "relevance"),  # ir-measures
     *(
         "photos",
         "photos__hubplugin",
