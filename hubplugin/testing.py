@@ -533,25 +533,6 @@ class StoreConformance(ABC):
         assert None not in (first.query_map, second.query_map)
         self._assert_active(store, second)
 
-    def test_what_was_cut_off_is_learned_anew_where_other_answers_are_known(
-        self, store: Store
-    ) -> None:
-        queries, answers = self._pairs(store)
-        fewer = answers.astype(object)
-        fewer[-20:] = -1
-        model = apply(
-            store, Bank(queries, answers), learn=True, force=True, dry_run=True
-        ).model
-        store, _ = self._cut_off("all written", store, model)
-        again = apply(store, Bank(queries, fewer), learn=True, force=True).model
-        pairs = [
-            each.query_map.pairs
-            for each in (model, again)
-            if each.query_map is not None
-        ]
-        assert pairs == [len(answers), len(answers) - 20]
-        self._assert_active(store, again)
-
     def _pairs(self, store: Store) -> tuple[np.ndarray, np.ndarray]:
         """Queries of which a map finds the way to their targets, two for each, and the ids of these."""
         self._models(store, mapped=True)
