@@ -13,10 +13,10 @@ from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.ranked import (
     PLANS,
     Ranked,
-    RankedArrays,
-    RankedStore,
     Ranking,
     Task,
+    rank_arrays,
+    rank_store,
 )
 from hubplugin.evaluation.results import MethodResult, Results, usable_best
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names
@@ -111,17 +111,22 @@ def evaluate(
             raise InputError(
                 "a store needs ids of true targets: pass ", Parameter("truth")
             )
+        ids = cast(TrueIds, truth)
         naming = cast(Naming | None, names)
-        return results_of(
-            RankedStore(task, targets, cast(TrueIds, truth), condition, naming), task
-        )
+        return results_of(rank_store(task, targets, ids, condition, naming), task)
     if condition is not None:
         raise InputError("a filter is for a store; arrays and files are searched whole")
-    metric = Metric.parse(metric or Metric.COSINE)
-    rows = cast(TruthLike, truth), cast(Names, names)
-    return results_of(
-        RankedArrays(task, targets, *rows, metric, bank, methods, models or {}), task
+    ranked = rank_arrays(
+        task,
+        targets,
+        cast(TruthLike, truth),
+        cast(Names, names),
+        Metric.parse(metric or Metric.COSINE),
+        bank,
+        methods,
+        models or {},
     )
+    return results_of(ranked, task)
 
 
 HUBS = 20
@@ -137,7 +142,7 @@ BINS = 40
 def results_of(ranked: Ranked, task: Task) -> Results:
     """All figures of the rankings in `ranked` for the queries of `task`, and by name the targets that are worth looking
     at."""
-    rankings = list(ranked.rankings())
+    rankings = ranked.rankings
     occurrences = [
         hubness.k_occurrence(each.nearest[each.nearest >= 0], len(ranked.ids))
         for each in rankings
@@ -162,7 +167,7 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         if shown.candidate.offsets is not None:
             counts, edges = np.histogram(shown.candidate.offsets, BINS)
             parts["offsets"] = Histogram(shown.label, edges.tolist(), counts.tolist())
-        if (first := ranked.mark_found_by_bank()) is not None:
+        if (first := ranked.found_by_bank) is not None:
             parts["found_first"] = _side(raw, shown, first, "found first by the bank")
             parts["not_found_first"] = _side(raw, shown, ~first, "others")
     return Results(
@@ -187,7 +192,7 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         ],
         anti_hubs=names[len(hubs) :],
         **parts,
-        **ranked.facts(),
+        **ranked.facts,
     )
 
 
@@ -275,7 +280,7 @@ def _examples(
     outcomes = (("won", right_now & ~right), ("lost", right & ~right_now))
     for outcome, happened in outcomes:
         for place in rng.permutation(np.flatnonzero(happened))[:EXAMPLES].tolist():
-            true, answers = ranked.true_targets(place), list[list[Answer]]()
+            true, answers = ranked.true(place), list[list[Answer]]()
             for ranking in (raw, shown):
                 ids = [
                     ranked.ids[row]
