@@ -48,7 +48,7 @@ def embedder_of(spec: str) -> Embedder:
         if str(Path.cwd()) not in sys.path:
             # As `python -m` does, and a command does not.
             sys.path.insert(0, str(Path.cwd()))
-        embedder = attrgetter(name)(importlib.import_module(kind))
+        embedder: Any = attrgetter(name)(importlib.import_module(kind))
     except Exception as error:  # whatever a module or the loading of a model raises
         raise InputError(
             f"{spec!r} cannot be loaded: {type(error).__name__}: {one_line(error)[:300]}"
