@@ -27,7 +27,6 @@ from uuid import UUID
 
 import numpy as np
 
-from hubplugin.atomic import alone
 from hubplugin.errors import InputError, StoreError
 from hubplugin.vectors import Sliceable, one_line
 
@@ -186,11 +185,11 @@ def _transaction(
     StoreError, and OSError for a folder in which no file can be made.
     """
     path = folder / FILE
-    if not alone(path, missing=True):
+    is_new = not os.path.lexists(path)
+    if not is_new and (path.is_symlink() or not path.is_file()):
         raise StoreError(
             f"{path} is a link, or no file; delete it: a record is only a sample"
         )
-    is_new = not path.exists()
     try:
         with closing(sqlite3.connect(path, PATIENCE, isolation_level=None)) as record:
             # What is forgotten is overwritten.

@@ -195,7 +195,7 @@ def rank_store(
         for row, line in enumerate(lists):
             nearest[row, : len(line)] = [places[key] for key in line]
         best = np.full(len(judged), np.inf)
-        for number, row in enumerate(judged):
+        for number, row in enumerate(judged.tolist()):
             is_true = [str(key) in true[row] for key in lists[row]]
             if any(is_true):
                 best[number] = 1 + is_true.index(True)

@@ -247,7 +247,6 @@ def test_a_file_that_is_damaged_while_it_is_recorded_to_is_one_line_and_anew_onc
     [
         lambda path, record: path.symlink_to(record),
         lambda path, record: os.mkfifo(path),
-        lambda path, record: os.link(record, path),
     ],
 )
 def test_no_link_is_followed_and_what_is_no_file_is_refused(
