@@ -209,7 +209,7 @@ class StoreConformance(ABC):
     def _similarities(
         self, model: OffsetModel | None, queries: np.ndarray, vectors: np.ndarray
     ) -> np.ndarray:
-        """In float64, of the queries as the map of `model` has them: [q, t]."""
+        """Return similarities [q, t] in float64, of queries as the map of `model` has them."""
         mapped, targets = queries.astype(np.float64), vectors.astype(np.float64)
         if model is not None and model.query_map is not None:
             mapped = mapped + np.einsum(
@@ -464,20 +464,16 @@ class StoreConformance(ABC):
             rollback(store)
             store = self._assert_active(store, now, previous)
 
-    def test_only_the_model_that_was_active_last_is_kept(self, store: Store) -> None:
-        models = [self._model(method) for method in ("is", "nnn", "csls")]
-        for model in models:
-            write(store, model)
-        self._assert_active(store, models[2], previous=models[1])
-
     @with_and_without_a_map
-    def test_another_kind_of_model_takes_the_place_of_the_first(
+    def test_another_kind_of_model_takes_the_place_of_the_last_which_is_kept(
         self, store: Store, mapped: bool
     ) -> None:
         first, second = self._models(store, mapped)
+        previous = None
         for model in (first, second, self._model("csls"), first):
             write(store, model)
-            store = self._assert_active(store, model)
+            store = self._assert_active(store, model, previous)
+            previous = model
 
     @at_each_moment
     @pytest.mark.parametrize("of", ["the model before", "another model"])

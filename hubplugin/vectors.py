@@ -128,7 +128,9 @@ class Sliceable(Vectors):
 
 
 class Directed(Vectors):
-    """Those rows of `source` that are no zero vectors, which have no direction. numbers: of these rows, ascending."""
+    """The rows of `source` that have a direction; `numbers` are theirs, ascending.
+
+    Zero vectors have none."""
 
     def __init__(self, source: Vectors, numbers: np.ndarray):
         if not len(numbers):
@@ -161,14 +163,14 @@ class Directed(Vectors):
 
     @staticmethod
     def load(bank: Vectors, metric: Metric) -> Vectors:
-        """`of` a `bank` under `metric`, which is read once, into memory; the log has the number of zero vectors."""
+        """Read a `bank` into memory, without zero vectors, which the log counts."""
         if metric is not Metric.COSINE or isinstance(bank, Directed):
             return bank
         return Directed.of(from_array(bank.array(), bank.name), metric, log=True)
 
     @property
     def left_out(self) -> int:
-        """How many zero vectors there are."""
+        """The number of zero vectors."""
         return self._source.rows - self.rows
 
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
@@ -195,7 +197,9 @@ def original_rows(vectors: Vectors) -> np.ndarray:
 
 
 def locate_rows(vectors: Vectors | None, rows: np.ndarray) -> np.ndarray:
-    """Where `rows` of the source are in `vectors`, which may lack zero vectors: int [n], -1 for those and for -1."""
+    """Return the places in `vectors` of `rows` of its source: int [n].
+
+    -1 for zero vectors, which `vectors` may lack, and for -1."""
     if not isinstance(vectors, Directed):
         return rows
     place = np.minimum(np.searchsorted(vectors.numbers, rows), vectors.rows - 1)
@@ -361,7 +365,7 @@ def numpy(tensor: Any) -> np.ndarray:
 
 
 class SupportsArray(Protocol):
-    """What numpy.asarray reads: an array, a memory map, a tensor, a column or a table of Arrow, pandas or polars."""
+    """Anything that numpy.asarray reads: an array, a tensor, a column or a table of Arrow, pandas or polars."""
 
     def __array__(self) -> np.ndarray: ...
 

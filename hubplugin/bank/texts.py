@@ -41,8 +41,9 @@ class Texts:
 
 
 def holds_texts(path: str | Path, embeds: bool = False) -> bool:
-    """Whether the file `path` is of a kind that holds texts. Where a model `embeds`, .parquet, which may hold either,
-    is of texts, else of vectors."""
+    """True if the file `path` is of a kind that holds texts.
+
+    A .parquet file may hold texts or vectors: texts if a model `embeds`."""
     return Path(path).suffix in READABLE and (embeds or Path(path).suffix != ".parquet")
 
 
@@ -87,8 +88,10 @@ def read_texts(path: str | Path, name: str = "query bank") -> Texts:
 
 
 def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[str | None]]:
-    """Those of the columns `names`, in this order, that the table in the file `path` has: the text of each row, None
-    where it has none. Raises InputError where pyarrow is missing, and for a file that it cannot read."""
+    """Read the columns `names` of the table in the file `path`, as far as it has them.
+
+    Each is the text of each row, None for an empty one. Raises InputError if pyarrow is
+    missing, and for a file that it cannot read."""
     try:
         import pyarrow as pa
         from pyarrow import csv, json, parquet

@@ -39,13 +39,13 @@ Precision: TypeAlias = Literal["auto", "float64"]
 
 @cache
 def has_torch() -> bool:
-    """Whether torch is installed; it is not imported."""
+    """Return True if torch is installed; it is not imported."""
     return find_spec("torch") is not None
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Where, within what memory and how precisely to compute. Everything that computes takes it as `compute`.
+    """A device, a bound of memory and a precision. Everything that computes takes it as `compute`.
 
     device: "auto" (cuda, then mps, then cpu), any torch device name, or "numpy". Where torch is not installed, and for
         the offsets of few targets (see `FEW`), "auto" is "numpy".
@@ -307,7 +307,7 @@ def multiply(rows: Array, columns: Array, out: Array | None = None) -> Array:
 
 
 def reduces_precision(factor: torch.Tensor) -> bool:
-    """Whether torch may now multiply such tensors at less than their own precision."""
+    """True if torch may now multiply such tensors at less than their own precision."""
     import torch
 
     if factor.dtype is not torch.float32 or factor.device.type not in ("cpu", "cuda"):

@@ -81,7 +81,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How a candidate ranks targets for all queries.
+    """The targets that a candidate ranks first for each query, and the ranks of the true ones.
 
     nearest [q, k]: the first k of each query, as places in the `ids` of what is ranked; -1 where there are fewer.
     best [j]: the rank of the first true target of each judged query, infinite where it is not among those that were

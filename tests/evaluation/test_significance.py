@@ -94,14 +94,6 @@ def test_no_figure_depends_on_the_order_of_the_queries(right, random):
     )
 
 
-@given(RIGHT)
-def test_the_interval_leaves_out_0_exactly_where_p_is_below_a_twentieth(right):
-    found = measure_change(*np.array(right).T)
-    assert (found.difference.sign != 0) == (found.p < 0.05)
-    assert found.difference.low <= found.difference.value <= found.difference.high
-    assert found.difference.sign in (0, np.sign(found.won - found.lost))
-
-
 @pytest.mark.parametrize("lost", range(30))
 @pytest.mark.parametrize("count", [60, 400])
 def test_interval_and_p_agree_where_one_query_more_or_less_decides(count, lost):
