@@ -272,7 +272,7 @@ def diagnose(
             f": expected True or False, got {got}; apply(..., dry_run=True) tries pairs",
         )
     if learn and isinstance(targets, Store):
-        require_learnable_in(targets, "blend", None, None)
+        require_learnable_in(targets, "blend", None)
     elif learn:
         require_learnable("blend", chosen, targets)
     examples = (
