@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import warnings
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import replace
 from typing import cast
 
-from hubplugin.bank import Bank, BankLike
+from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, ZeroVector
 from hubplugin.executors import GalleryLike, read_by_workers, shards_of
 from hubplugin.learning import (
     NOTHING,
-    Banks,
+    Teachers,
     learn_query_map,
     read_learn,
     require_learnable,
 )
-from hubplugin.methods import METHODS, FitInput, build_method
+from hubplugin.methods import METHODS, build_method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
-from hubplugin.vectors import Directed, VectorLike
+from hubplugin.vectors import VectorLike, as_vectors
 
 
 def fit(
@@ -72,57 +71,42 @@ def fit(
     learn = read_learn(learn)
     if learn is not False:
         require_learnable(method, metric, targets, executor=executor)
-    elif judged is not None:
-        raise InputError(
-            Parameter("judged"),
-            " chooses how strong a map is: pass ",
-            Parameter("learn", True),
-        )
-    configuration = build_method(METHODS, method, parameters, fit)
+    configuration = build_method(METHODS, method, parameters)
+    if learn is not False or judged is not None:
+        teachers = Teachers.read(Bank.of(bank), learn, judged, metric, compute)
+        teachers = teachers.against(cast(VectorLike, targets))
+        _tell_of_zeros(teachers.bank)
+        lesson = learn_query_map(configuration, teachers)
+        if lesson.model.query_map is None:
+            warnings.warn(NOTHING, stacklevel=2)
+        return lesson.model
+    prepared = Bank.of(bank).prepare(metric, compute)
+    configuration.require_banks(prepared)
     if executor is not None:
         if targets is None:
             raise InputError(
                 "an executor computes on the gallery: pass ", Parameter("targets")
             )
-        fit_input = Bank.of(bank).read(metric, compute)
-        fit_input = read_by_workers(
-            fit_input, targets, shards_of(targets, shards), configuration, executor
-        )
-        _tell_of_zeros(fit_input)
-        return configuration.fit(fit_input)
-    if learn is False:
-        fit_input = Bank.of(bank).read(
-            metric, compute, targets=cast("VectorLike | None", targets)
-        )
-        if (
-            not compute.library().is_on_cpu
-        ):  # a card is through before the gallery is looked through for zero vectors
-            with suppress(ZeroVector):
-                return configuration.fit(replace(fit_input, directed=True))
-        _tell_of_zeros(fit_input)
-        return configuration.fit(fit_input)
-    whole = cast(VectorLike, targets)
-    banks = Banks.read(Bank.of(bank), learn, judged, metric, compute).against(whole)
-    _tell_of_zeros(banks.bank)
-    lesson = learn_query_map(configuration, banks)
-    if lesson.model.query_map is None:
-        warnings.warn(NOTHING, stacklevel=2)
-    return lesson.model
+        parts = shards_of(targets, shards)
+        prepared = read_by_workers(prepared, targets, parts, configuration, executor)
+    elif targets is not None:
+        gallery = as_vectors(cast(VectorLike, targets), "targets")
+        if prepared.clicks is None and not compute.library().is_on_cpu:
+            # A card is through before the gallery is looked through for zero vectors.
+            try:
+                return configuration.fit(prepared.against(gallery, trusted=True))
+            except ZeroVector:
+                pass
+        prepared = replace(prepared, clicks=None).against(gallery)
+    _tell_of_zeros(prepared)
+    return configuration.fit(prepared)
 
 
-def _tell_of_zeros(fit_input: FitInput) -> None:
-    gallery = fit_input.gallery
-    zeros = (
-        fit_input.whole.zeros
-        if fit_input.whole
-        else gallery.left_out
-        if isinstance(gallery, Directed)
-        else 0
-    )
-    if zeros:
-        assert gallery is not None
+def _tell_of_zeros(bank: PreparedBank) -> None:
+    if bank.zeros:
+        name = bank.require_targets().name
         warnings.warn(
-            f"{gallery.name}: {zeros} zero vectors are left out, and keep the offset 0",
+            f"{name}: {bank.zeros} zero vectors are left out, and keep the offset 0",
             stacklevel=3,
         )
 

@@ -6,10 +6,9 @@ import base64
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 from pydantic import GetCoreSchemaHandler
@@ -19,7 +18,7 @@ from hubplugin.compute import Compute
 from hubplugin.errors import EmptyInput, InputError, ModelFileError, ZeroVector
 from hubplugin.metric import Metric
 from hubplugin.model import file
-from hubplugin.model.file import LARGEST, Header, are_numbers, is_number, require
+from hubplugin.model.file import LARGEST, Header
 from hubplugin.model.query_map import QueryMap
 from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, prepare
 
@@ -175,16 +174,6 @@ class GalleryStatistics:
     largest: float
     deviation: float
 
-    def require_usable(self, of: str) -> None:
-        """Raises ValueError where these are no statistics `of` offsets."""
-        require(is_number(self.count, least=1, whole=True), f"count of the {of}")
-        numbers = (
-            is_number(self.smallest)
-            and is_number(self.largest)
-            and is_number(self.deviation, least=0)
-        )
-        require(numbers and self.smallest <= self.largest, f"offsets of the {of}")
-
     @property
     def cap(self) -> float:
         """The largest offset that a later target may get: the largest of the gallery as it is stored, a float32."""
@@ -223,7 +212,7 @@ class OffsetModel:
     query_map: what known answers taught, None where nothing was to be learned from them. Banks lie here as they were
     given, and are mapped as all queries are: offsets belong to what is searched with.
     fitted: what `offsets` would give the gallery of the fit, in its order: float32 [n]. None in a model that was read
-    from a file, or fitted without a gallery or by the workers of an executor.
+    from a file, or fitted without a gallery or by the workers of an executor. Whoever replaces terms takes it out.
     """
 
     method: str
@@ -236,10 +225,7 @@ class OffsetModel:
     activation: Activation | None = None
     hubness_at_fit: HubnessAtFit | None = None
     query_map: QueryMap | None = None
-    # Of no other model: `replace` does not carry what is not given, so other terms never have these numbers.
-    fitted: np.ndarray | None = field(
-        default=None, init=False, compare=False, repr=False
-    )
+    fitted: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def __get_pydantic_core_schema__(
@@ -294,30 +280,28 @@ class OffsetModel:
             InputError: The targets cannot be used, or have other dimensions than the bank.
         """
         vectors = as_vectors(targets, "targets")
-        compute = compute.for_products(
-            vectors.rows * sum(term.bank.size for term in self.terms)
-        )
-        if (
-            not compute.library().is_on_cpu
-        ):  # a card is through before they are looked through for zero vectors
-            with suppress(ZeroVector):
-                return cap(
-                    self.raw_offsets(vectors, compute) - self.centre, self.gallery
-                )
-        offsets = np.zeros(vectors.rows, np.float32)
+        products = vectors.rows * sum(term.bank.size for term in self.terms)
+        compute = compute.for_products(products)
+        if not compute.library().is_on_cpu:
+            # A card is through before they are looked through for zero vectors.
+            try:
+                return self._capped(self.raw_offsets(vectors, compute) - self.centre)
+            except ZeroVector:
+                pass
         try:
             directed = Directed.of(vectors, self.metric)
         except EmptyInput:
-            return offsets
-        rows = (
-            directed.numbers
-            if isinstance(directed, Directed) and directed is not vectors
-            else slice(None)
-        )
-        offsets[rows] = cap(
-            self.raw_offsets(directed, compute) - self.centre, self.gallery
-        )
+            return np.zeros(vectors.rows, np.float32)
+        offsets = self._capped(self.raw_offsets(directed, compute) - self.centre)
+        if isinstance(directed, Directed) and directed is not vectors:
+            return directed.of_source(offsets)
         return offsets
+
+    def _capped(self, offsets: np.ndarray) -> np.ndarray:
+        """Return centred `offsets`, none above the cap of the gallery: float32 [n]."""
+        if self.gallery is not None:
+            offsets = np.minimum(offsets, self.gallery.cap)
+        return offsets.astype(np.float32)
 
     def _search_vectors(self, term: Term) -> np.ndarray:
         """What the bank of `term` is searched with: [m, d]."""
@@ -339,13 +323,6 @@ class OffsetModel:
             )
         searched = prepare(vectors, self.metric)
         return searched if self.query_map is None else self.query_map(searched)
-
-    def replace(self, **changes: Any) -> OffsetModel:
-        """This model with another `hubness_at_fit`, on which its raw offsets do not depend; or with a `query_map` and
-        the `terms` that give the same raw offsets with it."""
-        model = replace(self, **changes)
-        object.__setattr__(model, "fitted", self.fitted)
-        return model
 
     def centre_on(
         self, targets: VectorLike, *, compute: Compute = Compute()
@@ -371,19 +348,12 @@ class OffsetModel:
         statistics = GalleryStatistics(
             len(raw), float(centred.min()), float(centred.max()), float(centred.std())
         )
-        centred_model, fitted = (
-            replace(self, centre=centre, gallery=statistics),
-            cap(centred, statistics),
-        )
-        fitted = targets.of_source(fitted) if isinstance(targets, Directed) else fitted
+        model = replace(self, centre=centre, gallery=statistics)
+        fitted = model._capped(centred)
+        if isinstance(targets, Directed):
+            fitted = targets.of_source(fitted)
         fitted.flags.writeable = False
-        object.__setattr__(centred_model, "fitted", fitted)
-        return centred_model
-
-    def of_sample(self, count: int) -> OffsetModel:
-        """This model, which was fitted on a sample of `count` targets: what it was fitted on is not the gallery."""
-        assert self.gallery is not None
-        return replace(self, gallery=replace(self.gallery, count=count))
+        return replace(model, fitted=fitted)
 
     def with_activation(
         self, targets: VectorLike, k: int = 1, *, compute: Compute = Compute()
@@ -590,91 +560,6 @@ class OffsetModel:
             tensors["query_map.step"] = np.ascontiguousarray(self.query_map.step)
         return header, tensors
 
-    @classmethod
-    def _fields(cls, header: Header, tensors: dict[str, np.ndarray]) -> Header:
-        """The fields of the model whose `_content` was `header` and `tensors`."""
-        terms, k, gallery = (
-            unpack(header["terms"], tensors),
-            header["activation"],
-            header["gallery"],
-        )
-        finds, query_map = header.get("finds"), header.get("query_map")
-        return {
-            "method": header["method"],
-            "parameters": header["parameters"],
-            "metric": Metric(header["metric"]),
-            "terms": terms,
-            "bank_fingerprint": header["bank_fingerprint"],
-            "centre": float(header["centre"]),
-            "gallery": GalleryStatistics(**gallery) if gallery else None,
-            "activation": Activation(
-                k, tuple(tensors[f"activation.{i}"] for i in range(len(terms)))
-            )
-            if k
-            else None,
-            "hubness_at_fit": HubnessAtFit(**finds) if finds else None,
-            "query_map": QueryMap(tensors["query_map.step"], **query_map)
-            if query_map
-            else None,
-        }
-
-    def _require_usable(self, dim: int) -> None:
-        """Raises ValueError for what no fit writes: a checksum is right, whoever has made it. dim: of the header."""
-        require(
-            isinstance(self.method, str) and isinstance(self.bank_fingerprint, str),
-            "name",
-        )
-        for key, value in self.parameters.items():
-            require(
-                value is None or isinstance(value, str) or is_number(value),
-                f"parameter {key!r}",
-            )
-        require(self.terms, "list of terms, which is empty,")
-        for number, term in enumerate(self.terms):
-            what, m = f"term {number}", len(term.bank)
-            require(
-                are_numbers(term.bank, 1 if isinstance(term, Dot) else None, dim),
-                f"bank of {what}",
-            )
-            require(
-                self.metric is not Metric.COSINE
-                or np.linalg.norm(term.bank, axis=1).min() > 0,
-                f"bank of {what}",
-            )
-            require(is_number(term.scale), f"scale of {what}")
-            if isinstance(term, LogSumExp):
-                require(is_number(term.tau, least=1e-30), f"tau of {what}")
-                weighted = term.log_weights is None or are_numbers(
-                    term.log_weights, m, infinite=True
-                )
-                require(weighted, f"log_weights of {what}")
-            elif isinstance(term, TopKMean):
-                require(is_number(term.k, least=1, whole=True), f"k of {what}")
-            if not isinstance(term, Dot):
-                require(
-                    term.answers is None or are_numbers(term.answers, m, infinite=True),
-                    f"answers of {what}",
-                )
-        require(is_number(self.centre), "centre")
-        if self.gallery is not None:
-            self.gallery.require_usable("gallery")
-        if self.activation is not None:
-            require(is_number(self.activation.k, least=1, whole=True), "activation")
-            for term, thresholds in zip(
-                self.terms, self.activation.thresholds, strict=True
-            ):
-                require(are_numbers(thresholds, len(term.bank)), "activation")
-        for name, value in (
-            () if self.hubness_at_fit is None else asdict(self.hubness_at_fit).items()
-        ):
-            require(is_number(value, whole=name == "queries"), name)
-        if self.query_map is not None:
-            numbers = is_number(self.query_map.strength) and is_number(
-                self.query_map.pairs, least=0, whole=True
-            )
-            require(numbers and isinstance(self.query_map.whitened, bool), "query map")
-            require(are_numbers(self.query_map.step, dim, dim), "query map")
-
     @property
     def _described(self) -> str:
         values = {
@@ -699,17 +584,29 @@ class OffsetModel:
         return f"OffsetModel({self._described}, {self.metric.value}, {bank}{fitted}{learned})"
 
 
-def cap(offsets: np.ndarray, gallery: GalleryStatistics | None) -> np.ndarray:
-    """Centred `offsets`, none above the cap of `gallery`: float32 [n]."""
-    capped = offsets if gallery is None else np.minimum(offsets, gallery.cap)
-    return capped.astype(np.float32)
-
-
 def _build(header: Header, tensors: dict[str, np.ndarray]) -> OffsetModel:
     """Return the model whose `_content` was `header` and `tensors`."""
-    model = OffsetModel(**OffsetModel._fields(header, tensors))
-    model._require_usable(header["dim"])
-    return model
+    terms = unpack(header["terms"], tensors)
+    k = header["activation"]
+    activation = None
+    if k:
+        thresholds = [tensors[f"activation.{number}"] for number in range(len(terms))]
+        activation = Activation(k, tuple(thresholds))
+    gallery = header["gallery"]
+    finds = header.get("finds")
+    query_map = header.get("query_map")
+    return OffsetModel(
+        header["method"],
+        header["parameters"],
+        Metric(header["metric"]),
+        terms,
+        header["bank_fingerprint"],
+        float(header["centre"]),
+        GalleryStatistics(**gallery) if gallery else None,
+        activation,
+        HubnessAtFit(**finds) if finds else None,
+        QueryMap(tensors["query_map.step"], **query_map) if query_map else None,
+    )
 
 
 def load(path: str | os.PathLike[str]) -> OffsetModel:
