@@ -67,21 +67,21 @@ def fit(
         InputError: For anything that cannot be used as given.
         ClusterError: For workers that are lost.
     """
-    require_executor(executor, shards)
-    learn = read_learn(learn)
-    if learn is not False:
-        require_learnable(method, metric, targets, executor=executor)
+    if executor is not None or shards is not None:
+        require_executor(executor, shards)
     configuration = build_method(METHODS, method, parameters)
     if learn is not False or judged is not None:
+        learn = read_learn(learn)
+        if learn is not False:
+            require_learnable(method, metric, targets, executor=executor)
         teachers = Teachers.read(Bank.of(bank), learn, judged, metric, compute)
         teachers = teachers.against(cast(VectorLike, targets))
-        _tell_of_zeros(teachers.bank)
         lesson = learn_query_map(configuration, teachers)
+        _tell_of_zeros(teachers.bank)
         if lesson.model.query_map is None:
             warnings.warn(NOTHING, stacklevel=2)
         return lesson.model
-    prepared = Bank.of(bank).prepare(metric, compute)
-    configuration.require_banks(prepared)
+    prepared = replace(Bank.of(bank).prepare(metric, compute), clicks=None)
     if executor is not None:
         if targets is None:
             raise InputError(
@@ -91,13 +91,13 @@ def fit(
         prepared = read_by_workers(prepared, targets, parts, configuration, executor)
     elif targets is not None:
         gallery = as_vectors(cast(VectorLike, targets), "targets")
-        if prepared.clicks is None and not compute.library().is_on_cpu:
+        if not compute.library().is_on_cpu:
             # A card is through before the gallery is looked through for zero vectors.
             try:
                 return configuration.fit(prepared.against(gallery, trusted=True))
             except ZeroVector:
                 pass
-        prepared = replace(prepared, clicks=None).against(gallery)
+        prepared = prepared.against(gallery)
     _tell_of_zeros(prepared)
     return configuration.fit(prepared)
 

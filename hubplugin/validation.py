@@ -53,14 +53,14 @@ class Fold(NamedTuple):
 
 
 def make_folds(
-    rows: np.ndarray, fold_of: np.ndarray, limit: int = HELD_OUT
+    rows: np.ndarray, fold_of: np.ndarray, limit: int | None = None
 ) -> list[Fold]:
     """Make folds of the bank queries `rows` [m]. Each is held out in the fold `fold_of` [m]; -1: in none.
 
-    All folds together try at most `limit` queries.
+    All folds together try at most `limit` queries, by default `HELD_OUT`.
     """
     count = int(fold_of.max()) + 1
-    size = limit // max(count, 1)
+    size = (limit or HELD_OUT) // max(count, 1)
     folds = []
     for number in range(count):
         train = np.sort(rows[fold_of != number])

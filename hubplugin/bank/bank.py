@@ -163,14 +163,14 @@ class Bank:
         return Texts(texts, list(range(len(texts))), self.name)
 
     @cached_property
-    def known(self) -> Vectors | np.ndarray | Path | None:
+    def known(self) -> Vectors | np.ndarray | Path:
         """The answers as vectors, as ids, or as a file of clicks."""
-        known = None if self.answers is None else _open_answers(self.answers)
+        if self.answers is None:
+            raise InputError(
+                "pairs were given without answers; pass ", Parameter("answers")
+            )
+        known = _open_answers(self.answers)
         if self.pairs is not None and not isinstance(known, Vectors):
-            if known is None:
-                raise InputError(
-                    "pairs were given without answers; pass ", Parameter("answers")
-                )
             raise InputError(
                 "pairs are of answers that are vectors; ids and rows belong to the queries one by one"
             )
@@ -180,20 +180,18 @@ class Bank:
         """Return this bank if its files are there and of a kind that can be read; nothing is computed."""
         if self.texts is None and self.queries is not None:
             as_vectors(self.queries, self.name)  # type: ignore[arg-type]
-        _ = self.known
+        if self.answers is not None:
+            _ = self.known
         return self
 
-    def clicks(self, count: int) -> np.ndarray | None:
-        """Return the answers where they are ids or rows, one for each of the `count` queries: [m], -1 for none."""
-        if isinstance(self.known, Path):
-            texts = self.texts
-            if texts is not None:
-                return read_clicks(self.known, count, texts.texts, texts.rows)
-            return read_clicks(self.known, count, getattr(self.queries, "texts", None))
-        if isinstance(self.known, np.ndarray):
+    def clicks(self, count: int) -> np.ndarray:
+        """Return answers that are ids or rows, one for each of the `count` queries: [m], -1 for none."""
+        if not isinstance(self.known, Path):
             what = "id or row of the gallery"
             return _one_each(self.known, count, what, "answers", "iuUO")
-        return None
+        if self.texts is not None:
+            return read_clicks(self.known, count, self.texts.texts, self.texts.rows)
+        return read_clicks(self.known, count, getattr(self.queries, "texts", None))
 
     def vectors(
         self, gallery: object = None, progress: Progress | None = None
@@ -243,10 +241,10 @@ class Bank:
         metric = Metric.parse(metric)
         vectors = self.vectors(gallery, compute.progress)
         queries, rows = _read(vectors, metric)
-        clicks = self.clicks(vectors.rows)
-        if clicks is not None:
-            clicks = clicks[rows]
+        if self.answers is None and self.pairs is None:
+            return PreparedBank(queries, metric, compute)
         if not isinstance(self.known, Vectors):
+            clicks = self.clicks(vectors.rows)[rows]
             return PreparedBank(queries, metric, compute, clicks=clicks)
         answers, answer_rows = _read(self.known, metric)
         if vectors.dim != self.known.dim:

@@ -192,7 +192,9 @@ class PreparedBank:
     @property
     def count(self) -> int:
         """The number of targets with a direction in the whole gallery."""
-        return self.require_targets().rows if self.whole is None else self.whole.count
+        if self.whole is not None:
+            return self.whole.count
+        return self.require_targets().rows
 
     @property
     def zeros(self) -> int:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
+from hubplugin.bank import spacing_ratio
 from hubplugin.compute import (
     AnswerMask,
     Compute,
@@ -14,7 +15,6 @@ from hubplugin.compute import (
     reduce,
 )
 from hubplugin.compute.reductions import SMALLEST_LOG
-from hubplugin.methods import spacing_ratio
 from hubplugin.metric import Metric
 from hubplugin.vectors import as_vectors
 from tests.core.formulas import blend, log_of, similarity, without_answers

@@ -1,6 +1,7 @@
 """What known answers teach: the map is that of the formula, chosen by targets that were held out, and never ignored."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,14 +9,21 @@ from hypothesis import given, settings, strategies
 
 import hubplugin
 from hubplugin import learning
+from hubplugin.bank import PreparedBank
 from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError
 from hubplugin.guard import judge_by
 from hubplugin.measures.significance import Side
-from hubplugin.methods import METHODS, FitInput
+from hubplugin.methods import METHODS
 from hubplugin.metric import Metric
 from hubplugin.report import as_text
-from hubplugin.validation import cross_validate, folds_of, sample_of
+from hubplugin.validation import (
+    as_it_is,
+    cross_validate,
+    folds_of,
+    sample_of,
+    uncorrected,
+)
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
 from tests.galleries import flat_index, unit
@@ -133,10 +141,8 @@ def test_a_low_temperature_serves_queries_that_a_map_makes_longer(method, pairs)
     mapped = np.concatenate(
         [3 * targets[:50], queries]
     )  # exponents up to 150, beyond float32
-    fit_input = FitInput(
-        mapped, as_vectors(targets, "targets"), None, Metric.COSINE, Compute()
-    )
-    offsets = METHODS[method](tau=0.02).raw_offsets(fit_input)
+    bank = PreparedBank(mapped, Metric.COSINE, Compute()).against(targets)
+    offsets = METHODS[method](tau=0.02).raw_offsets(bank)
     expected = formulas.offsets(method, mapped, targets, "dot", tau=0.02, iterations=10)
     np.testing.assert_allclose(offsets - offsets.mean(), expected, rtol=0, atol=1e-5)
 
@@ -155,7 +161,9 @@ def test_a_trial_maps_what_it_holds_out_by_what_the_others_teach(pairs):
         sample_of(bank),
     )
     model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
-    _, learned, old = cross_validate([None, map_fit, model], bank, folds).right
+    _, learned, old = cross_validate(
+        [uncorrected, map_fit, as_it_is(model)], bank, folds
+    ).right
     hits: dict[str, list[float]] = {"learned": [], "old": []}
     for fold in folds:
         held, seen = fold.test, fold.train
@@ -194,7 +202,9 @@ def test_margins_of_held_out_pairs_are_those_of_the_formula(pairs, answers_are):
         learning.MapFit(method, 0.0, 0.07, first)
         for first in (None, z.astype(np.float32))
     ]
-    sides = learning.draw_sides(learning.Banks(prepared), learning.find_pairs(prepared))
+    sides = learning.draw_sides(
+        learning.Teachers(prepared), learning.find_pairs(prepared)
+    )
     assert set(sides) == ({"other", "asked"} if answers_are == "rows" else {"other"})
     for side, folds in sides.items():
         margins = cross_validate(
@@ -484,7 +494,7 @@ def test_a_file_has_the_map(pairs, tmp_path):
     )
     assert again.fingerprint == model.fingerprint
     assert f"queries mapped by {PAIRS} pairs" in repr(again)
-    plain = model.replace(query_map=None)
+    plain = replace(model, query_map=None)
     assert plain.fingerprint != model.fingerprint
 
 
@@ -507,7 +517,7 @@ def test_judged_clicks_choose_in_the_place_of_noisy_ones(pairs, rng):
         .against(targets)
         for rows, clicks in ((slice(None), noisy), (slice(100, 200), answers))
     )
-    banks = learning.Banks(prepared, judged)
+    banks = learning.Teachers(prepared, judged)
     both, held = banks.together, banks.find_held_out()
     sides = learning.draw_sides(banks, learning.find_pairs(prepared), held)
     base = learning.MapFit(hubplugin.methods.METHODS["nnn"](k=5, alpha=1e-9), 0.0, 0.07)
@@ -615,9 +625,9 @@ def test_titles_teach_the_map_of_a_log_without_answers(pairs):
 
 
 def banks_of(targets, log, titles, judged=None):
-    banks = learning.Banks.read(log, titles, judged, "cosine", Compute("cpu")).against(
-        targets
-    )
+    banks = learning.Teachers.read(
+        log, titles, judged, "cosine", Compute("cpu")
+    ).against(targets)
     return learning.learn_query_map(METHODS["blend"](), banks)
 
 
@@ -709,7 +719,7 @@ def test_pairs_that_the_bank_has_teach_nothing_that_is_held_out(pairs):
     twice = hubplugin.Bank(
         np.concatenate([queries, queries[:50]]), np.concatenate([answers, answers[:50]])
     )
-    banks = learning.Banks.read(log, twice, None, "cosine", Compute("cpu")).against(
+    banks = learning.Teachers.read(log, twice, None, "cosine", Compute("cpu")).against(
         targets
     )
     assert len(banks.pairs.query_bank) == 0
@@ -720,7 +730,7 @@ def test_pairs_that_the_bank_has_teach_nothing_that_is_held_out(pairs):
         atol=1e-6,
     )
     few = hubplugin.Bank(queries[:300], answers[:300])
-    banks = learning.Banks.read(few, twice, None, "cosine", Compute("cpu")).against(
+    banks = learning.Teachers.read(few, twice, None, "cosine", Compute("cpu")).against(
         targets
     )
     np.testing.assert_allclose(banks.pairs.query_bank, queries[300:], rtol=0, atol=1e-6)

@@ -11,7 +11,7 @@ from hubplugin.measures.significance import Figure, Side
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.registry import open_store
-from hubplugin.validation import FOLDS, folds_within
+from hubplugin.validation import FOLDS, fitted_by, folds_within
 from tests.core import formulas
 from tests.galleries import flat_index, unit
 
@@ -31,7 +31,7 @@ def wordings(real):
 def asked_before(wordings, method, metric=Metric.COSINE):
     queries, targets, rows = wordings
     banks = Bank(queries, rows).prepare(metric, Compute()).against(targets)
-    return try_paraphrases(banks, method.resolve(banks))
+    return try_paraphrases(banks, fitted_by(method.resolve(banks)))
 
 
 def test_clicks_say_what_each_query_asks_for_and_all_that_is_asked_again_is_tried(
