@@ -193,15 +193,23 @@ def require_kind(bank: PreparedBank) -> BankProfile:
     return bank_profile
 
 
-def profile_of(bank: PreparedBank, seed: int = 0) -> BankProfile:
-    """Return what kind of bank it is, by samples drawn with `seed`.
+def profile_of(
+    bank: PreparedBank, seed: int = 0, sample: np.ndarray | None = None
+) -> BankProfile:
+    """Return what kind of bank it is.
 
     Pairs and clicks tell what each query asks for, so documents may ask by them.
+
+    Args:
+        bank: The bank, with its gallery.
+        seed: The seed of the samples.
+        sample: That of the gallery, where it was drawn before.
     """
     require_enough(len(bank.distinct))
     order = np.random.default_rng(seed).permutation(bank.distinct)
     queries = bank.query_bank[order[: 2 * fit_rows(bank)]]
-    sample = sample_of(bank, seed)
+    if sample is None:
+        sample = sample_of(bank, seed)
     return profile(bank, queries, sample, _is_answered(bank, sample), seed)
 
 
@@ -223,9 +231,11 @@ def judge_by(
     """
     # Without answers nothing but its kind speaks against a bank for the default.
     count = FEWER if bank.known_answers is None and isinstance(method, Blend) else FOLDS
+    folds = folds_of(bank, seed, count)
+    sample = sample_of(bank, seed)
     candidates = [uncorrected, learned or fitted_by(method)]
-    margins = cross_validate(candidates, bank, folds_of(bank, seed, count), seed)
-    bank_profile = bank_profile or profile_of(bank, seed)
+    margins = cross_validate(candidates, bank, folds, sample)
+    bank_profile = bank_profile or profile_of(bank, seed, sample)
     trial = Trial.of(
         margins,
         1,
@@ -238,7 +248,7 @@ def judge_by(
     objections = [] if bank_profile.objection is None else [bank_profile.objection]
     objections += objections_to_method(method, trial)
     objections += objections_to_recall(trial)
-    if _is_answered(bank, sample_of(bank, seed)):
+    if _is_answered(bank, sample):
         tried = learned or fitted_by(method.resolve(bank))
         trial = replace(trial, asked=try_paraphrases(bank, tried, seed))
         if trial.asked is not None and trial.asked.change.sign < 0:
@@ -263,7 +273,8 @@ def try_paraphrases(bank: PreparedBank, tried: Candidate, seed: int = 0) -> Side
     folds = paraphrase_folds(bank, seed)
     if sum(len(fold.test) for fold in folds) < FEWEST_PARAPHRASES:
         return None
-    margins = cross_validate([uncorrected, tried], bank, folds, seed)
+    sample = sample_of(bank, seed)
+    margins = cross_validate([uncorrected, tried], bank, folds, sample)
     return change_of(margins, 0, 1, "other wordings")
 
 

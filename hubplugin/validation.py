@@ -304,7 +304,7 @@ def cross_validate(
     candidates: Sequence[Candidate],
     bank: PreparedBank,
     folds: Sequence[Fold],
-    seed: int = 0,
+    sample: np.ndarray | None = None,
 ) -> Margins:
     """Fit each candidate on what each fold leaves, and try it on what the fold holds out.
 
@@ -314,9 +314,10 @@ def cross_validate(
         candidates: What is tried.
         bank: The bank, with its gallery.
         folds: Those of the bank.
-        seed: The seed of the sample of the gallery.
+        sample: Targets that all queries are tried among [s, d]; by default `sample_of` the gallery.
     """
-    sample = sample_of(bank, seed)
+    if sample is None:
+        sample = sample_of(bank)
     total = len(folds) * len(candidates)
     by_fold = list[list[np.ndarray]]()
     gaps = list[float]()

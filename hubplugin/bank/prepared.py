@@ -138,7 +138,7 @@ class PreparedBank:
         whole = as_vectors(targets, "targets")
         if whole.dim != self.query_bank.shape[1]:
             raise InputError(
-                f"query bank has {self.query_bank.shape[1]} dimensions, {whole.name} has {whole.dim}; embed both "
+                f"{whole.name} has {whole.dim} dimensions, the query bank has {self.query_bank.shape[1]}; embed both "
                 "with the same model"
             )
         gallery = whole if trusted else Directed.of(whole, self.metric)

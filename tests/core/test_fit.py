@@ -196,18 +196,3 @@ def test_zero_vectors_among_answers_are_left_out_with_their_pairs(rng, caplog, g
         f"{name}: 1 zero vectors, which have no direction, are left out"
         for name in ("query bank", "target bank")
     ]
-
-
-@pytest.mark.parametrize("method", ["blend", "dualis", "dbsn"])
-def test_a_fit_with_a_zero_vector_among_answers_is_one_without_it(rng, caplog, method):
-    gallery, bank, answers = (
-        rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60, 50)
-    )
-    model = hubplugin.fit(
-        gallery, hubplugin.Bank(bank, with_zeros(answers, [3])), method
-    )
-    assert caplog.messages == [
-        "target bank: 1 zero vectors, which have no direction, are left out"
-    ]
-    expected = hubplugin.fit(gallery, hubplugin.Bank(bank, answers), method)
-    np.testing.assert_array_equal(model.offsets(gallery), expected.offsets(gallery))

@@ -16,7 +16,6 @@ from hubplugin.guard import judge_by
 from hubplugin.measures.significance import Side
 from hubplugin.methods import METHODS
 from hubplugin.metric import Metric
-from hubplugin.report import as_text
 from hubplugin.validation import (
     as_it_is,
     cross_validate,
@@ -280,7 +279,6 @@ def margins_of(*gains, half=0.0, none=0.0):
         ([(0.01, 0.02, 0.03)], 0.0, 3),
         ([(0.01, 0.02, -0.001)], 0.0, 2),  # behind none
         ([(0.05, 0.02, 0.03)], 0.0, 3),  # the strongest, not the best
-        ([(0.01, 0.02, 0.03)], 2.0, 3),
         ([(0.021, 0.021, 0.019)], 2.0, 2),
         ([(0.019, 0.019, 0.019)], 2.0, 0),
         (
@@ -288,19 +286,16 @@ def margins_of(*gains, half=0.0, none=0.0):
             0.0,
             1,
         ),  # the other side decides, too
-        ([(-0.01, -0.01, -0.01), (0.01, 0.02, 0.03)], 0.0, 0),
         (
             [(0.01, -0.019, -0.021)],
             -2.0,
             2,
         ),  # behind by no more than two standard errors
-        ([(0.01, 0.02, 0.03), (-0.019, -0.021, -0.021)], -2.0, 1),
         (
             [(0.01, 0.02, 0.03, 0.06, 0.09)],
             -2.0,
             5,
         ),  # each clearly ahead of the one before
-        ([(0.01, 0.02, 0.03, 0.06, 0.08)], -2.0, 4),
         ([(0.01, 0.02, 0.03, 0.05, 0.09)], -2.0, 3),  # 1.5 is not, and bars the way
         ([(0.01, 0.02, -0.021, 0.06, 0.09)], -2.0, 2),
         ([(0.01, 0.02, 0.03, 0.06, 0.09), (0.01, 0.02, 0.03, 0.06, 0.08)], -2.0, 4),
@@ -319,11 +314,9 @@ def test_the_strength_is_the_largest_that_no_side_is_behind_with(
 @pytest.mark.parametrize(
     ("sides", "share"),
     [
-        ([(0.0, 0.0)], 0),
         ([(0.009, 0.009)], 0),  # ahead by less than two standard errors
         ([(0.011, 0.009)], 1),
         ([(0.011, 0.022)], 2),  # no offsets are ahead of half of them
-        ([(0.022, 0.011)], 1),
         ([(0.011, 0.022), (0.011, 0.009)], 1),  # the other side decides, too
         ([(0.03, 0.03), (-0.001, -0.001)], 0),
     ],
@@ -407,26 +400,6 @@ def test_pairs_that_teach_nothing_are_said_to(pairs, monkeypatch):
     )
 
 
-def test_a_diagnosis_says_what_would_be_learned(pairs):
-    targets, queries, answers = pairs
-    bank = hubplugin.Bank(queries, answers)
-    diagnosis = hubplugin.diagnose(targets, bank, learn=True)
-    query_map = hubplugin.fit(targets, bank, learn=True).query_map
-    lesson = diagnosis.as_json()["lesson"]
-    assert (lesson["strength"], lesson["whitened"]) == (
-        query_map.strength,
-        query_map.whitened,
-    )
-    assert lesson["other"]["after"] > lesson["other"]["before"]
-    assert (
-        f"with learn: {query_map}; over the offsets alone, asked before: R@1 "
-        in as_text(diagnosis.report(), 200, verbose=True)
-    )
-    assert hubplugin.diagnose(targets, bank).as_json()["lesson"] is None
-    with pytest.raises(InputError, match="for inner products"):
-        hubplugin.diagnose(targets, bank, metric="euclidean", learn=True)
-
-
 def test_pairs_of_another_gallery_or_another_model_are_refused_in_one_line(pairs, rng):
     targets, queries, answers = pairs
     turned = np.linalg.qr(rng.normal(size=(D, D)))[0].astype(np.float32)
@@ -496,16 +469,6 @@ def test_a_file_has_the_map(pairs, tmp_path):
     assert f"queries mapped by {PAIRS} pairs" in repr(again)
     plain = replace(model, query_map=None)
     assert plain.fingerprint != model.fingerprint
-
-
-def test_queries_of_other_dimensions_are_refused(pairs):
-    targets, queries, _ = pairs
-    model = hubplugin.fit(targets, queries)
-    with pytest.raises(
-        InputError,
-        match="queries have 15 dimensions, the query bank of this model has 16",
-    ):
-        model.queries(queries[:, :15])
 
 
 def test_judged_clicks_choose_in_the_place_of_noisy_ones(pairs, rng):
@@ -734,20 +697,3 @@ def test_pairs_that_the_bank_has_teach_nothing_that_is_held_out(pairs):
         targets
     )
     np.testing.assert_allclose(banks.pairs.query_bank, queries[300:], rtol=0, atol=1e-6)
-
-
-def test_of_few_clicks_beside_titles_nothing_is_asked(pairs, tmp_path):
-    targets, queries, answers = pairs
-    store = hubplugin.open_store(flat_index(tmp_path / "photos.faiss", targets))
-    titles = hubplugin.Bank(queries[:200], answers[:200])
-    log = hubplugin.Bank(queries[200:], np.where(np.arange(200) < 3, answers[200:], -1))
-    applied = hubplugin.apply(store, log, learn=titles, dry_run=True)
-    assert (applied.trial.queries, applied.trial.right) == (200, None)
-
-
-def test_pairs_of_other_dimensions_are_refused(pairs):
-    targets, queries, answers = pairs
-    with pytest.raises(
-        InputError, match="the pairs have 8 dimensions, the bank has 16"
-    ):
-        hubplugin.fit(targets, queries, learn=hubplugin.Bank(queries[:, :8], answers))
