@@ -111,9 +111,11 @@ def _tell_of_zeros(bank: PreparedBank) -> None:
         )
 
 
-def require_executor(executor: object, shards: int | None) -> bool:
-    """Whether there is an `executor`; raises InputError for `shards` without one, and for a pool that forks: a child of
-    a process that has used torch waits for threads that it does not have."""
+def require_executor(executor: object, shards: int | None) -> None:
+    """Raise InputError for `shards` without an executor, and for a pool that forks.
+
+    A child of a process that has used torch waits for threads that it does not have.
+    """
     if executor is None and shards is not None:
         raise InputError(
             Parameter("shards"),
@@ -121,12 +123,10 @@ def require_executor(executor: object, shards: int | None) -> bool:
             Parameter("executor"),
             ", too",
         )
-    context = getattr(
-        executor, "_mp_context", None
-    )  # of a ProcessPoolExecutor, which has no public name for it
+    # A ProcessPoolExecutor has no public name for it.
+    context = getattr(executor, "_mp_context", None)
     if context is not None and context.get_start_method() == "fork":
         raise InputError(
             "the processes of this executor are forks, which do not survive that torch has been used; make it with "
             'mp_context=multiprocessing.get_context("spawn")'
         )
-    return executor is not None

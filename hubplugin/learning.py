@@ -735,10 +735,9 @@ def read_learn(learn: object) -> bool | Bank:
 
 
 def require_learnable(
-    method: str, metric: Metric | str, targets: object, **others: object
+    method: str, metric: Metric | str, targets: object, executor: object = None
 ) -> None:
-    """Raises InputError for `method`, `metric` and `targets` of a fit under which a map was not measured, or would not
-    be applied, and for `others` that are set."""
+    """Raise InputError for arguments of a fit under which a map was not measured, or would not be applied."""
     if method != "blend":
         raise InputError(
             "learn=True goes with the default method, not with ",
@@ -753,10 +752,9 @@ def require_learnable(
         raise InputError(
             "learn=True is tried on the gallery: pass ", Parameter("targets")
         )
-    for name, value in others.items():
-        if value:
-            raise InputError(
-                "learn=True does not go with ",
-                Parameter(name),
-                ": leave one of the two out",
-            )
+    if executor is not None:
+        raise InputError(
+            "learn=True does not go with ",
+            Parameter("executor"),
+            ": leave one of the two out",
+        )

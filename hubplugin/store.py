@@ -76,7 +76,8 @@ class Correction:
 
 @dataclass(frozen=True)
 class Explanation:
-    """How another client asks what `Store.search` asks: `text` for people, and the `request` as plain JSON."""
+    """How another client asks what `Store.search` asks: `text` for people, and the `request` as plain JSON. A store
+    whose clients speak a language of their own has a method `explain` that returns it."""
 
     text: str
     request: Mapping[str, object] = field(default_factory=dict)
@@ -256,20 +257,6 @@ class Store(ABC):
     @abstractmethod
     def remove(self, progress: Progress | None = None) -> None:
         """Takes the correction out; the store is as if it had never been there. Nothing happens without one."""
-
-    def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
-        """Says how a client that knows nothing of hubplugin asks for the corrected ranking.
-
-        Args:
-            asked: a vector [d], or the id of a target.
-            k: how many results.
-
-        Raises:
-            StoreError: no correction is active.
-        """
-        raise StoreError(
-            f"{self.url} has an adapter that does not say how other clients ask for the corrected ranking"
-        )
 
     def with_filter(self, condition: str) -> Store:
         """This store, whose searches return only targets that meet `condition`, in its own language. Raises InputError

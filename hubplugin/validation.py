@@ -24,7 +24,7 @@ from hubplugin.errors import InputError
 from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.methods import Method
-from hubplugin.model import OffsetModel, QueryMap, Setting
+from hubplugin.model import OffsetModel, QueryMap, Setting, describe_method
 from hubplugin.vectors import as_vectors, draw_sample, take_rows
 
 FOLDS, FEWER = 5, 3
@@ -462,18 +462,16 @@ class Figures:
     @property
     def name(self) -> str:
         """The method with its parameters."""
-        short = {
-            key: f"{value:.3g}" if isinstance(value, float) else value
-            for key, value in self.parameters.items()
-        }
-        return f"{self.method}({', '.join(f'{key}={value}' for key, value in short.items())})"
+        return describe_method(self.method, self.parameters)
 
     def figures(self) -> str:
-        """In one line."""
+        """Return the figures in one line."""
         text = f"{self.name:34s} skewness {self.skewness:6.2f}  cost {self.cost:5.2f}"
-        if self.right is not None:
-            gain, error = 100 * self.right.change.value, 196 * self.right.error
-            text += f"  R@1 {100 * self.right.after:5.1f} ({gain:+.1f} +- {error:.1f})  mean rank {self.rank:.2f}"
+        right = self.right
+        if right is not None:
+            change = f"{100 * right.change.value:+.1f} +- {196 * right.error:.1f}"
+            text += f"  R@1 {100 * right.after:5.1f} ({change})"
+            text += f"  mean rank {self.rank:.2f}"
         return text
 
 

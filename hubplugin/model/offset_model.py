@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
@@ -562,11 +562,7 @@ class OffsetModel:
 
     @property
     def _described(self) -> str:
-        values = {
-            key: f"{value:.4g}" if isinstance(value, float) else value
-            for key, value in self.parameters.items()
-        }
-        return f"{self.method}({', '.join(f'{key}={value}' for key, value in values.items())})"
+        return describe_method(self.method, self.parameters)
 
     def __repr__(self) -> str:
         fitted = f", gallery of {self.gallery.count}" if self.gallery else ""
@@ -607,6 +603,15 @@ def _build(header: Header, tensors: dict[str, np.ndarray]) -> OffsetModel:
         HubnessAtFit(**finds) if finds else None,
         QueryMap(tensors["query_map.step"], **query_map) if query_map else None,
     )
+
+
+def describe_method(method: str, parameters: Mapping[str, Setting]) -> str:
+    """Return a method with its parameters in one line."""
+    settings = []
+    for key, value in parameters.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else value
+        settings.append(f"{key}={shown}")
+    return f"{method}({', '.join(settings)})"
 
 
 def load(path: str | os.PathLike[str]) -> OffsetModel:
