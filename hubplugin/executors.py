@@ -66,7 +66,7 @@ class Shard(ABC):
 
     @abstractmethod
     def vectors(self) -> Vectors | None:
-        """Its vectors as whoever calls this can read them, again and again; None if it has none."""
+        """Return its vectors, to be read again and again where this is called. None if it has none."""
 
 
 @runtime_checkable
@@ -235,7 +235,7 @@ def map_shards(
 
 
 def _call(function: Callable[[], Result], shard: Shard, label: str) -> Result:
-    """What `function` returns; an error of an engine is one line."""
+    """Call `function`, and raise an error of an engine in one line."""
     try:
         return function()
     except BrokenExecutor as error:
@@ -312,7 +312,7 @@ def _join_surveys(parts: Sequence[Survey], starts: np.ndarray) -> Survey:
 
 @dataclass(frozen=True)
 class _Summary:
-    """What a worker saw in one shard.
+    """One shard as a worker saw it.
 
     count: How many vectors have a direction.
     sample: Some of them [s, d].
@@ -329,7 +329,7 @@ class _Summary:
 
 @dataclass(frozen=True)
 class _ReadShard:
-    """What a worker does with a shard in a fit. share: The share of the rows that is drawn for the sample."""
+    """The work on a shard in a fit. share: The share of the rows that is drawn for the sample."""
 
     bank: PreparedBank
     share: float

@@ -83,7 +83,7 @@ class Trial(Figures):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def measurable(self) -> bool:
-        """Whether the correction changes hubness, or R@1 of either kind, by more than chance."""
+        """True if the correction changes hubness, or R@1 of either kind, by more than chance."""
         sides = (self.right, self.asked)
         return bool(self.hubness) or any(
             side is not None and bool(side.change.sign) for side in sides
@@ -106,7 +106,7 @@ class Trial(Figures):
         return None if self.right is None else self.right.change.sign > 0
 
     def outlook(self) -> str:
-        """In words that follow "it would"."""
+        """Return the forecast in words that follow "it would"."""
         if self.objections:
             return f"be refused: {'; '.join(self.objections)}"
         if not self.measurable:
@@ -140,7 +140,7 @@ class Trial(Figures):
         return "\n  ".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def require_passed(self) -> Trial:
-        """This trial; raises CorrectionRefused, with the numbers and what to do, where there is an objection."""
+        """Return this trial. Raises CorrectionRefused, with the numbers and what to do, where there is an objection."""
         if self.objections:
             text = f"{self.name} is refused: {'; '.join(self.objections)}"
             raise CorrectionRefused(text, *_ways_out(_remedy(self.bank, self.method)))
@@ -157,7 +157,7 @@ def judge(
     seed: int = 0,
     **parameters: Setting,
 ) -> Trial:
-    """Tries a correction on held-out bank queries: what it would change, and what speaks against it.
+    """Try a correction on held-out bank queries: what it would change, and what speaks against it.
 
     `Trial.require_passed` raises CorrectionRefused where there is an objection, as `hubplugin.apply` does. There is one
 
@@ -183,8 +183,10 @@ def judge(
 
 
 def require_kind(bank: PreparedBank) -> BankProfile:
-    """What kind of bank it is; raises CorrectionRefused where that speaks against it. It costs a few products of
-    samples, and comes before anything is fitted."""
+    """Return what kind of bank it is. Raises CorrectionRefused where that speaks against it.
+
+    It costs a few products of samples, and comes before anything is fitted.
+    """
     bank_profile = profile_of(bank)
     if bank_profile.objection:
         raise CorrectionRefused(
@@ -289,7 +291,7 @@ def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:
 
 
 def objections_to_recall(trial: Trial) -> list[str]:
-    """With known answers R@1 and the mean rank decide; of a few queries they say nothing."""
+    """Return objections by R@1 and the mean rank, with known answers. A few queries say nothing."""
     right, rank, raw_rank = trial.right, trial.rank, trial.raw.rank
     if right is None or rank is None or raw_rank is None:
         return []
@@ -349,13 +351,13 @@ def _notes(trial: Trial) -> list[str]:
 
 
 def small_bank(distinct: int) -> list[str]:
-    """What to expect of a bank of so few `distinct` queries; nothing of a larger one."""
+    """Say what to expect of a bank of so few `distinct` queries; nothing of a larger one."""
     few = f"the bank has {distinct} distinct queries: below {FEW} expect little; collect 300 or more"
     return [few] if distinct < FEW else []
 
 
 def require_size(bank: PreparedBank, method: Method) -> None:
-    """Raises CorrectionRefused for a `bank` that is too small for `method`, which is seen without the gallery."""
+    """Raise CorrectionRefused for a `bank` that is too small for `method`, which is seen without the gallery."""
     distinct = len(bank.distinct)
     try:
         require_enough(distinct)
@@ -368,7 +370,7 @@ def require_size(bank: PreparedBank, method: Method) -> None:
 
 
 def require_displacement(model: OffsetModel, bank: PreparedBank) -> None:
-    """Raises CorrectionRefused if the offsets of `model` reach too far to be found among the candidates of a search, by
+    """Raise CorrectionRefused if the offsets of `model` reach too far to be found among the candidates of a search, by
     the queries of `bank`."""
     share = displacement(model, bank)
     if share > FARTHEST:
@@ -409,7 +411,7 @@ USE_BLEND: Parts = (
 
 
 def _remedy(bank: BankProfile, method: str = "blend") -> Parts:
-    """What to do about an objection to a fit of `method` on `bank`."""
+    """Say what to do about an objection to a fit of `method` on `bank`."""
     if bank.kind == "documents":
         return (
             *COLLECT,

@@ -102,7 +102,7 @@ def find_different(bank: PreparedBank) -> np.ndarray:
 
 
 def has_enough(bank: PreparedBank, rows: np.ndarray, fewest: int) -> bool:
-    """Whether the `rows` [m] of a `bank` are `fewest` pairs or more, and of enough targets."""
+    """Return True if the `rows` [m] of a `bank` are `fewest` pairs or more, of enough targets."""
     answers = bank.known_answers
     return (
         answers is not None
@@ -114,7 +114,7 @@ def has_enough(bank: PreparedBank, rows: np.ndarray, fewest: int) -> bool:
 def find_pairs(
     bank: PreparedBank, name: str = "the bank", fewest: int = FEWEST_PAIRS
 ) -> np.ndarray:
-    """The rows [m] of the different pairs of a bank.
+    """Return the rows [m] of the different pairs of a bank.
 
     Args:
         bank: A bank with known answers.
@@ -301,7 +301,7 @@ class Teachers:
 
 @dataclass(frozen=True)
 class MapFit:
-    """How offsets and a map are fitted together, and a `Candidate`.
+    """A way to fit offsets and a map together, and a `Candidate`.
 
     method, share: Those of the offsets.
     strength, tau, whitening: Those of the map.
@@ -383,7 +383,7 @@ UNASKED = (
 
 @dataclass(frozen=True)
 class LearnedMap:
-    """What the known answers of a bank taught.
+    """The map that the known answers of a bank taught, and what it gains.
 
     model: has a query map, unless held-out answers gain nothing by it. how: the method, and what was chosen. asked: R@1
     without and with the map, of held-out paraphrases whose target stays asked for; None where there are few. other: R@1
@@ -406,7 +406,7 @@ class LearnedMap:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def whitened(self) -> bool:
-        """Whether queries are whitened before they are mapped."""
+        """True if queries are whitened before they are mapped."""
         return self.how.whitening is not None
 
     @property
@@ -606,7 +606,7 @@ def draw_sides(
 
 
 def choose(sides: list[np.ndarray], tau: float, errors: float) -> tuple[int, int, int]:
-    """Chooses base, strength and share of a map.
+    """Choose base, strength and share of a map.
 
     Base and strength are the last whose soft R@1, with all of the offsets, is ahead of the first base without a map on
     every side. The folds of a log with one wording a target say nothing of queries that are asked again, and there the
@@ -654,14 +654,13 @@ def choose(sides: list[np.ndarray], tau: float, errors: float) -> tuple[int, int
 
 
 def soft_recall(margins: np.ndarray, tau: float) -> np.ndarray:
-    """To which degree probes with these `margins` count as right, by a sigmoid of width `SOFTNESS` times `tau`: from 0
-    to 1."""
+    """Return to which degree probes with these `margins` count as right, 0 to 1: a sigmoid of width `SOFTNESS` tau."""
     right: np.ndarray = 1 / (1 + np.exp(np.clip(-margins / (SOFTNESS * tau), -30, 30)))
     return right
 
 
 def is_ahead(gains: np.ndarray, errors: float) -> bool:
-    """Whether the mean of `gains` [p] is at least `errors` standard errors of it; equal ones are not ahead."""
+    """Return True if the mean of `gains` [p] is at least `errors` standard errors of it; equal ones are not ahead."""
     return bool(gains.mean() >= errors * gains.std() / len(gains) ** 0.5) and (
         errors < 0 or bool(gains.any())
     )
@@ -670,7 +669,7 @@ def is_ahead(gains: np.ndarray, errors: float) -> bool:
 def solve_map(
     queries: np.ndarray, answer: np.ndarray, targets: np.ndarray, tau: float
 ) -> np.ndarray:
-    """W [d, d] of one step of ridge regression from queries to what their cross-entropy asks of them.
+    """Return W [d, d] of one step of ridge regression from queries to what their cross-entropy asks of them.
 
         p = softmax(Q T' / tau),  R = T[answer] - p T,  W = R' Q (Q' Q + r I)^-1,  r the mean eigenvalue of Q' Q
 
@@ -699,7 +698,7 @@ def solve_map(
 
 
 def compute_whitening(bank: np.ndarray, gallery: Vectors, metric: Metric) -> np.ndarray:
-    """Z [d, d], a mild whitening of queries, which needs no answers:
+    """Return Z [d, d], a mild whitening of queries, which needs no answers:
 
         Z = t (k t I + (1 - k) C)^-1,  C the covariance of `bank` [m, d] and `gallery`, each about its own mean
 
@@ -722,7 +721,7 @@ def compute_whitening(bank: np.ndarray, gallery: Vectors, metric: Metric) -> np.
 
 
 def read_learn(learn: object) -> bool | Bank:
-    """`learn` as False, True or a bank of pairs; None is False. Raises InputError for anything else."""
+    """Return `learn` as False, True or a bank of pairs; None is False. Raises InputError for anything else."""
     if learn is None or isinstance(learn, (bool, np.bool_)):
         return bool(learn)
     if isinstance(learn, Bank):

@@ -58,7 +58,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Hits:
-    """For every query its nearest ids, best first, and their scores on the store's own scale."""
+    """The nearest ids of every query, best first, and their scores on the store's own scale."""
 
     ids: list[list[Id]]
     scores: list[list[float]]
@@ -66,7 +66,7 @@ class Hits:
 
 @dataclass(frozen=True)
 class Correction:
-    """What lies in a store: the model, and whether searches use it yet. made: when its writing began, as
+    """The correction that lies in a store: the model, and whether searches use it yet. made: when its writing began, as
     2026-03-01T12:00:00+00:00; None where that is not known."""
 
     model: OffsetModel
@@ -76,8 +76,10 @@ class Correction:
 
 @dataclass(frozen=True)
 class Explanation:
-    """How another client asks what `Store.search` asks: `text` for people, and the `request` as plain JSON. A store
-    whose clients speak a language of their own has a method `explain` that returns it."""
+    """The question that `Store.search` asks, for another client: `text` for people, the `request` as plain JSON.
+
+    A store whose clients speak a language of their own has a method `explain` that returns it.
+    """
 
     text: str
     request: Mapping[str, object] = field(default_factory=dict)
@@ -147,7 +149,7 @@ class Writing(ABC):
         """Waits until all that was written is there."""
 
     def share(self) -> Share:
-        """What lets other machines write: of a store that has `shards`, as `hubplugin.executors.Sharded` does."""
+        """Return what lets other machines write, in a store that is `hubplugin.executors.Sharded`."""
         raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027
@@ -161,7 +163,7 @@ class Writing(ABC):
 
 
 class Store(ABC):
-    """One gallery of vectors in somebody's store, and the offsets that lie with it.
+    """A gallery of vectors in somebody's store, and the offsets that lie with it.
 
     `url` is what errors call it, `metric` and `dim` are those of its vectors. Methods raise StoreError, one line. Only
     `remove` and a `Writing` change anything. The six abstract methods are what a store must have. A store that other
@@ -193,7 +195,7 @@ class Store(ABC):
 
     @abstractmethod
     def count(self) -> int:
-        """How many vectors `scan` yields."""
+        """Return how many vectors `scan` yields."""
 
     @abstractmethod
     def scan(self, field: str | None = None) -> Iterator[Batch]:
@@ -233,15 +235,15 @@ class Store(ABC):
         gallery. dry_run: whoever asks need not have the right to write."""
 
     def notes(self) -> Sequence[str]:
-        """What the store has to add to an inspection, a line each: where and how the correction lies in it."""
+        """Return what the store adds to an inspection, a line each: where and how the correction lies in it."""
         return ()
 
     def attention(self) -> Sequence[str]:
-        """What keeps searches from using a correction that lies in it, and what to do, a line each: `inspect` asks."""
+        """Return what keeps searches from using a correction that lies in it, and what to do, a line each."""
         return ()
 
     def plan(self) -> Sequence[str]:
-        """What writing a correction anew would do to the store, a line each."""
+        """Return what writing a correction anew would do to the store, a line each."""
         return ()
 
     @abstractmethod
@@ -259,8 +261,10 @@ class Store(ABC):
         """Takes the correction out; the store is as if it had never been there. Nothing happens without one."""
 
     def with_filter(self, condition: str) -> Store:
-        """This store, whose searches return only targets that meet `condition`, in its own language. Raises InputError
-        for a condition that it cannot read."""
+        """Return this store with searches that find only targets that meet `condition`, in its own language.
+
+        Raises InputError for a condition that it cannot read.
+        """
         raise StoreError(f"{self.url} searches without filters")
 
 
@@ -270,7 +274,7 @@ class StoreShard(Shard):
 
     @abstractmethod
     def scan(self) -> Iterator[Batch]:
-        """Its targets, as `Store.scan` has them."""
+        """Yield its targets, as `Store.scan` does."""
 
     def vectors(self) -> Vectors | None:
         try:

@@ -74,8 +74,7 @@ def folds_of(
     count: int = FOLDS,
     may_test: np.ndarray | None = None,
 ) -> list[Fold]:
-    """Divides the distinct queries of a bank into folds: of equal ones there is one, or the others would try a fit that
-    saw it.
+    """Split the distinct queries of a bank into folds. Duplicates are dropped, so no fold tries a fit that saw it.
 
     Args:
         bank: its known answers decide which queries are held out together.
@@ -105,8 +104,7 @@ def folds_of(
 
 
 def paraphrase_folds(bank: PreparedBank, seed: int = 0) -> list[Fold]:
-    """Folds of a `bank` with known answers, drawn with `seed`, that hold out single wordings of targets that are asked
-    for in others, too.
+    """Draw folds with `seed` that hold out single wordings of targets that are asked for in others, too.
 
     They are made of as many queries as one fit has, or a fold might not see the other wordings.
     """
@@ -118,8 +116,8 @@ def paraphrase_folds(bank: PreparedBank, seed: int = 0) -> list[Fold]:
 def _by_target(
     bank: PreparedBank, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct queries [m] whose answer is known, by their targets in random order; and the place of each one's
-    target in that order, ascending."""
+    """Return the distinct queries [m] whose answer is known, by their targets in random order, and the place of each
+    one's target in that order, ascending."""
     assert bank.known_answers is not None
     answered = bank.distinct[bank.known_answers[bank.distinct] >= 0]
     numbers, target = np.unique(bank.known_answers[answered], return_inverse=True)
@@ -132,7 +130,8 @@ def _by_target(
 
 
 def folds_within(answer: np.ndarray, count: int) -> np.ndarray:
-    """The fold of each query, one of `count`: -1 where no other query has the same `answer` [m], or the answer is -1.
+    """Return the fold of each query, one of `count`: -1 where no other has the same `answer` [m], or the answer is -1.
+
     The wordings of one target are spread over the folds, so that each fold leaves some of them."""
     order = np.argsort(answer, kind="stable")
     _, first, group, times = np.unique(
@@ -148,7 +147,7 @@ def folds_within(answer: np.ndarray, count: int) -> np.ndarray:
 
 
 def require_enough(distinct: int) -> None:
-    """Raises InputError where of so many bank queries none can be held out."""
+    """Raise InputError where of so many bank queries none can be held out."""
     if distinct < 2 * FOLDS:
         raise InputError(
             f"query bank has {distinct} distinct queries; holding some of them out needs at least {2 * FOLDS}, so that "
@@ -270,7 +269,7 @@ def as_it_is(model: OffsetModel) -> Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Margins:
-    """What each configuration did with each held-out query: [c, q].
+    """The ranks of each held-out query under each candidate: [c, q].
 
     hits [c, q, k]: the first of the `targets` that were sampled. costs: how much nearer the raw first target is than
     the corrected one; gap: of the two nearest, on average. margins: how far a query's own target is ahead of the best
@@ -400,7 +399,7 @@ def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> tuple[np.ndarray, ...
 
 @dataclass(frozen=True)
 class Figures:
-    """One correction on held-out queries.
+    """A correction on held-out queries, in figures.
 
     method, parameters: Those of the correction; "none" is no correction.
     skewness: Of the k-occurrence.
@@ -456,7 +455,7 @@ class Figures:
 
     @property
     def change(self) -> Figure | None:
-        """Of R@1 over no correction, with its interval."""
+        """The change of R@1 over no correction, with its interval."""
         return None if self.right is None else self.right.change
 
     @property

@@ -81,7 +81,7 @@ known: a log whose queries find few of their answers has 1.0, too."""
 
 @dataclass(frozen=True)
 class BankProfile:
-    """What was seen of a bank.
+    """A bank as its samples look.
 
     distinct: bank queries that differ. spacing: `spacing_ratio` in the gallery; 1 where the target
     bank holds the answers. answered: whether the answers are in the gallery, as far as clicks, pairs or the target bank
@@ -133,24 +133,26 @@ class BankProfile:
 
     @property
     def like_documents(self) -> bool:
-        """Whether nothing sets the bank apart from documents of the gallery's kind, whatever their subjects."""
+        """True if nothing sets the bank apart from documents of the gallery's kind, whatever their subjects."""
         return self.one_sided < ONE_SIDED
 
     @property
     def answers_stand_out(self) -> bool:
-        """Whether the nearest targets of the queries look like answers."""
+        """True if the nearest targets of the queries look like answers."""
         return self.spacing > LOG
 
     @property
     def objection(self) -> str | None:
-        """What there is to say against a fit on this bank, if anything."""
+        """The reason against a fit on this bank, if there is one."""
         usable = ("clean", "log", "clean or log", "too small to tell")
         return None if self.kind in usable else str(self)
 
     @property
     def doubt(self) -> str | None:
-        """What the bank alone cannot tell, and what would: whether it is made of queries, and whether it asks about one
-        part of the gallery, to the harm of the rest."""
+        """The question that the bank alone cannot answer, and what would.
+
+        It may not be made of queries, or ask about one part of the gallery, to the harm of the rest.
+        """
         if self.objection or not self.told:
             return None
         if self.like_documents and not self.known:
@@ -334,8 +336,9 @@ def typical_similarity(
     compute: Compute,
     rng: np.random.Generator,
 ) -> float:
-    """How near the nearest targets of queries lie: from 0, as near as those of random directions, to 1, as near as the
-    targets lie to each other.
+    """Return how near the nearest targets of queries lie.
+
+    0 is as near as those of random directions, 1 as near as the targets lie to each other.
 
     Both sides are taken about their means, and copies are left out. 1 where nothing can be told: where the targets lie
     no nearer to each other, or chance comes near in few dimensions.

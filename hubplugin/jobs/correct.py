@@ -71,7 +71,7 @@ def apply(
     shards: int | None = None,
     **parameters: Setting,
 ) -> Applied:
-    """Fits offsets on everything in a store, writes them, and activates them in one step.
+    """Fit offsets on everything in a store, writes them, and activates them in one step.
 
     The guard tries the correction first, on held-out bank queries. A run that was cut off while it wrote goes on where
     it stopped, with its own model, if it is started again with the same bank, method and parameters. `rollback` returns
@@ -153,7 +153,7 @@ def refit(
     compute: Compute = Compute(),
     **parameters: Setting,
 ) -> Refitted:
-    """Fits the active correction of a store anew on a newer bank, and activates it if it is not worse than the old one.
+    """Fit the active correction of a store anew on a newer bank, and activates it if it is not worse than the old one.
 
     The guard tries the new correction as it does in `apply`. Then old and new rank held-out queries of the new bank.
     With known answers the new one is worse if R@1 falls by more than two standard errors, otherwise if hubness rises by
@@ -248,7 +248,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked for. learn: What known answers teach beyond offsets."""
+    """A correction that is asked for. learn: True, or pairs, if known answers teach a map, too."""
 
     store: Store
     configuration: Method
@@ -382,7 +382,7 @@ def _require_device(compute: Compute) -> None:
 
 
 def require_learnable_in(store: Store, method: str, executor: Executor | None) -> None:
-    """Raises InputError where `store` cannot hold a map, or none goes with `method` or `executor`, before anything is
+    """Raise InputError where `store` cannot hold a map, or none goes with `method` or `executor`, before anything is
     read."""
     if not store.maps_queries:
         raise InputError(
@@ -392,7 +392,7 @@ def require_learnable_in(store: Store, method: str, executor: Executor | None) -
 
 
 def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
-    """`bank` as one for `store`, whose recorded queries take the place of none; raises InputError if there are none.
+    """Return `bank` as one for `store`, whose recorded queries take the place of none. Raises InputError without any.
 
     If `learn`, what was recorded of their clicks comes along. Nothing else uses those: people click what a search
     showed them, so they speak for the correction that was active then.

@@ -44,7 +44,7 @@ class Method(BaseModel, ABC):
 
     @property
     def parameters(self) -> dict[str, Setting]:
-        """By name, without those that are not set, and without `answers` where the method is the paper's."""
+        """The parameters that are set, by name, without `answers` where the method is the paper's."""
         return {
             key: value
             for key, value in self.model_dump(exclude_none=True).items()

@@ -120,7 +120,7 @@ class SinkhornNormalisation(Method):
 
 
 class DualBankSinkhorn(SinkhornNormalisation):
-    """As `sn`, with the columns [targets ; target bank]: DBSN algorithm A2.
+    """`sn` with the columns [targets ; target bank]: DBSN algorithm A2.
 
     The target bank narrows the gap between the bank's queries and the gallery (DBSN fig. 7). Without one it
     is `sn`.

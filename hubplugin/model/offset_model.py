@@ -99,7 +99,7 @@ def group_by_bank(terms: Sequence[Term]) -> list[list[Term]]:
 
 
 def reduction_of(term: Term) -> LogSum | MeanOfLargest:
-    """What `compute.reduce` computes for a term; the one vector of a `Dot` has one similarity."""
+    """Return the reduction that computes a term; the one vector of a `Dot` has one similarity."""
     from hubplugin.compute import LogSum, MeanOfLargest
 
     if isinstance(term, LogSumExp):
@@ -192,7 +192,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the JSON of results says of a model: its method, and the fingerprints that name it and its banks."""
+    """A model in the JSON of results: its method, and the fingerprints that name it and its banks."""
 
     method: str
     parameters: dict[str, Setting]
@@ -261,7 +261,7 @@ class OffsetModel:
         *,
         compute: Compute = Compute(),
     ) -> np.ndarray:
-        """Offsets of targets, seen by the fit or not.
+        """Return the offsets of targets, seen by the fit or not.
 
         No offset is above the cap, the largest of the gallery of the fit: a vector that is far from the whole bank
         would otherwise get more than any target has, and rank above them. Targets of the fit keep theirs. A model that
@@ -304,14 +304,15 @@ class OffsetModel:
         return offsets.astype(np.float32)
 
     def _search_vectors(self, term: Term) -> np.ndarray:
-        """What the bank of `term` is searched with: [m, d]."""
+        """Return the bank [m, d] of `term` as it is searched with."""
         return (
             term.bank if self.query_map is None else self.query_map.of_bank(term.bank)
         )
 
     def queries(self, queries: VectorLike) -> np.ndarray:
-        """What is searched with in the place of `queries` [m, d]: float32 [m, d]. The score of the target t is its
-        inner product with that, plus its offset.
+        """Return the vectors to search with in the place of `queries` [m, d]: float32 [m, d].
+
+        The score of the target t is its inner product with them, plus its offset.
 
         Where the metric is cosine, queries come to unit length before the map; what is mapped has its own length. A
         model without a query map returns the queries. Raises InputError where they cannot be used.
@@ -327,7 +328,7 @@ class OffsetModel:
     def centre_on(
         self, targets: VectorLike, *, compute: Compute = Compute()
     ) -> OffsetModel:
-        """This model with offsets of mean 0 over a gallery, and their statistics.
+        """Return this model with offsets of mean 0 over a gallery, and their statistics.
 
         Args:
             targets: The gallery [n, d].
@@ -337,7 +338,7 @@ class OffsetModel:
         return self.centre_by(self.raw_offsets(vectors, compute), vectors)
 
     def centre_by(self, raw: np.ndarray, targets: Vectors) -> OffsetModel:
-        """Does as `centre_on`, for callers who know the offsets before they are centred.
+        """Do as `centre_on`, for callers who know the offsets before they are centred.
 
         Args:
             raw: These offsets, float64 [n].
@@ -358,7 +359,7 @@ class OffsetModel:
     def with_activation(
         self, targets: VectorLike, k: int = 1, *, compute: Compute = Compute()
     ) -> OffsetModel:
-        """This model with the activation set of a gallery: QB-Norm eq. 2.
+        """Return this model with the activation set of a gallery: QB-Norm eq. 2.
 
         Args:
             targets: The gallery [n, d].
@@ -396,7 +397,7 @@ class OffsetModel:
     def is_activated(
         self, targets: VectorLike, *, compute: Compute = Compute()
     ) -> np.ndarray:
-        """Which targets are in the activation set, seen by the fit or not.
+        """Tell which targets are in the activation set, seen by the fit or not.
 
         Args:
             targets: [n, d].
@@ -431,7 +432,7 @@ class OffsetModel:
         return inside
 
     def raw_offsets(self, targets: VectorLike, compute: Compute) -> np.ndarray:
-        """The sum of the terms, not centred, not capped.
+        """Return the sum of the terms, not centred, not capped.
 
         Args:
             targets: Any targets [n, d].
@@ -483,19 +484,19 @@ class OffsetModel:
         return raw
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the model to one safetensors file, whole or not at all.
+        """Write the model to one safetensors file, whole or not at all.
 
         Raises ModelFileError if it cannot; the file that was there before is then untouched.
         """
         file.write(path, self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """The model as the bytes of a model file: safetensors with a JSON header."""
+        """Return the model as the bytes of a model file: safetensors with a JSON header."""
         return file.to_bytes(*self._content())
 
     @staticmethod
     def from_bytes(content: bytes, name: str = "model") -> OffsetModel:
-        """The model in the bytes of a model file.
+        """Return the model in the bytes of a model file.
 
         Args:
             content: What `to_bytes` gave.
@@ -507,7 +508,7 @@ class OffsetModel:
         return file.from_bytes(content, name, _build)
 
     def to_texts(self) -> list[str]:
-        """`to_bytes` in base64, in parts, for a store that holds texts."""
+        """Return `to_bytes` in base64, in parts, for a store that holds texts."""
         content = self.to_bytes()
         parts = range(0, len(content), PART_BYTES)
         return [
@@ -517,7 +518,7 @@ class OffsetModel:
 
     @staticmethod
     def from_texts(texts: Iterable[str], name: str = "model") -> OffsetModel:
-        """The model in the texts that `to_texts` gave.
+        """Return the model in the texts that `to_texts` gave.
 
         Args:
             texts: All of them, in order.
@@ -533,7 +534,7 @@ class OffsetModel:
         return OffsetModel.from_bytes(content, name)
 
     def _content(self) -> tuple[Header, dict[str, np.ndarray]]:
-        """What a model file holds: header and tensors."""
+        """Return header and tensors of the model file."""
         terms, tensors = pack(self.terms)
         if self.activation:
             for number, thresholds in enumerate(self.activation.thresholds):
@@ -615,7 +616,7 @@ def describe_method(method: str, parameters: Mapping[str, Setting]) -> str:
 
 
 def load(path: str | os.PathLike[str]) -> OffsetModel:
-    """The model that `OffsetModel.save` wrote to `path`.
+    """Return the model that `OffsetModel.save` wrote to `path`.
 
     Raises ModelFileError if there is no such file, it is damaged, or another version wrote it.
     """
