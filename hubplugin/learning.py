@@ -503,14 +503,14 @@ def require_unfound(pairs: PreparedBank) -> None:
     """Raise CorrectionRefused where the raw search finds most of the pairs already."""
     assert pairs.clicks is not None
     gallery = pairs.require_targets()
-    order = np.random.default_rng(0).permutation(len(pairs.clicks))
-    looked_at = pairs.take(order[:LOOKED_AT])
+    rows = np.random.default_rng(0).permutation(len(pairs.clicks))[:LOOKED_AT]
+    queries = pairs.query_bank[rows]
     top = TopK(1)
     quiet = pairs.compute.without_progress
-    search(looked_at.query_bank, gallery, pairs.metric, quiet, top)
-    numbers, place = np.unique(looked_at.clicks, return_inverse=True)
+    search(queries, gallery, pairs.metric, quiet, top)
+    numbers, place = np.unique(pairs.clicks[rows], return_inverse=True)
     answers = take_rows(gallery, numbers, pairs.metric)[place.reshape(-1)]
-    own = (looked_at.query_bank * answers).sum(axis=1)
+    own = (queries * answers).sum(axis=1)
     # One of two that are equal is as good.
     found = float((own >= top.scores[0, :, 0] - 1e-5).mean())
     if found >= FOUND:

@@ -242,7 +242,7 @@ def test_every_bank_query_has_its_k_nearest_in_the_set(m, n, d, k, seed):
         (lambda b, t: fit_rule(t, b, "dualdis"), "pass answers="),
         (
             lambda b, t: fit_rule(t, b, "gc", tau=1),
-            "no parameter of method .gc., which takes none",
+            "no parameter of method 'gc', which takes none",
         ),
         (
             lambda b, t: hubplugin.fit(t, b, "dn").with_activation(t),
