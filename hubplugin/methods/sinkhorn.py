@@ -89,7 +89,9 @@ class SinkhornNormalisation(Method):
         similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
         targets = bank.require_targets()
         answers = self.find_answers(bank)
-        column = Columns(targets, bank.count / targets.rows)
+        column = Columns(targets)
+        if bank.whole is not None:
+            column = Columns(targets, bank.whole.count / targets.rows)
         sample = self.sample if isinstance(self.sample, int) else targets.rows
         is_sampled = sample < targets.rows
         if is_sampled:

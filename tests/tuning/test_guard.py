@@ -488,15 +488,6 @@ def test_what_cannot_be_used_is_told_before_the_gallery_is_read(
         job(store, bank_of(queries, given), **given)
 
 
-def test_apply_reports_what_was_tried(store, banks):
-    applied = correct.apply(store, hubplugin.Bank(banks[0][:600], banks[1][:600]))
-    assert applied.model.method == "blend"
-    assert open_store(store.url).correction().active
-    assert applied.trial is not None
-    assert "held-out bank queries the worst hub falls from" in str(applied)
-    assert any(line.strip().startswith("none()") for line in applied.report().details)
-
-
 def test_the_command_line_refuses_and_forces(store, banks, tmp_path):
     np.save(tmp_path / "queries.npy", banks[1][:100])
     given = [store.url, "--bank", str(tmp_path / "queries.npy")]

@@ -94,14 +94,6 @@ def test_of_small_banks_and_of_one_wording_each_nothing_is_said(wordings):
     assert asked_before((queries[one], targets, clicks[one]), configure("is")) is None
 
 
-def test_without_clicks_nothing_is_said_of_what_was_asked(wordings):
-    queries, targets, _ = wordings
-    seen = judge(targets, queries, "dbsn", tau=0.02)
-    assert seen.bank.kind == "log"
-    assert seen.asked is None
-    assert "asked before" not in str(seen)
-
-
 def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
     queries, targets, clicks = wordings
     store = open_store(
