@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hubplugin.bank import Bank, BankLike
+from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.compute import (
     TIE,
     Compute,
@@ -37,7 +37,7 @@ from hubplugin.evaluation.truth import (
 from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.measures.hubness import pick_evenly
 from hubplugin.measures.retrieval import Ranks, Truth, rank_pairs
-from hubplugin.methods import METHODS, FitInput, build_method
+from hubplugin.methods import METHODS, build_method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap, Setting
 from hubplugin.rerank import QUERY_METHODS
@@ -392,7 +392,8 @@ def rank_arrays(
     called = as_names(names, whole.rows, "names")
     prepared = None
     if bank is not None:
-        prepared = Bank.of(bank).read(metric, task.compute, targets=gallery)
+        prepared = Bank.of(bank).prepare(metric, task.compute)
+        prepared = replace(prepared, clicks=None).against(gallery)
     pairs = as_truth(truth, task.queries.rows, whole.rows, task.query_names, called)
     pairs = among(pairs, queries, gallery)
     arrays = Arrays(prepare(queries, metric), gallery, metric, task, pairs, prepared)
@@ -463,7 +464,7 @@ class Arrays:
     metric: Metric
     task: Task
     truth: Truth
-    bank: FitInput | None
+    bank: PreparedBank | None
 
     def by_method(self, method: str) -> Candidate:
         """Return the candidate of a method with its parameters, as 'is tau=0.05'."""
