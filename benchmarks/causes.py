@@ -22,7 +22,7 @@ from benchmarks.bank_settings import further, seventeen
 from benchmarks.tables import EXAMPLES, SHARED, markdown
 from hubplugin.bank import Bank
 from hubplugin.compute import Compute, TopK, search
-from hubplugin.jobs.diagnose import DEEP, find_causes
+from hubplugin.jobs.diagnose import find_causes
 from hubplugin.metric import Metric
 
 CAUSES = ("another model", "prefix or shift", "copies", "collapsed space", "lengths")

@@ -304,7 +304,7 @@ def _fit_and_write(
     else:
         assert gallery is not None
         old = job.old if isinstance(job.old, GroupedModel) else None
-        model, neutral, parts = fit_within(
+        model, _neutral, parts = fit_within(
             bank, job.configuration, job.group_by, gallery.groups(), job.force, old
         )
         versus = (
@@ -333,7 +333,7 @@ def _fit_and_write(
         notes.append(
             "the correction of before had a map of queries, and this one has none: rollback returns to it"
         )
-    return replace(done, neutral=neutral, trial=trial, notes=notes), versus
+    return replace(done, trial=trial, notes=notes), versus
 
 
 def compare_with_old(

@@ -14,7 +14,6 @@ from hubplugin.guard import judge_by
 from hubplugin.measures.significance import Side
 from hubplugin.methods import METHODS, FitInput
 from hubplugin.metric import Metric
-from hubplugin.report import as_text
 from hubplugin.validation import cross_validate, folds_of, sample_of
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
@@ -410,7 +409,7 @@ def test_a_diagnosis_says_what_would_be_learned(pairs):
     assert lesson["other"]["after"] > lesson["other"]["before"]
     assert (
         f"with learn: {query_map}; over the offsets alone, asked before: R@1 "
-        in as_text(diagnosis.report(), 200, verbose=True)
+        in str(diagnosis)
     )
     assert hubplugin.diagnose(targets, bank).as_json()["lesson"] is None
     with pytest.raises(InputError, match="for inner products"):
