@@ -179,7 +179,10 @@ def _align(section: Section) -> Iterator[str]:
         for row in section.rows:
             yield f"  {'  '.join(row.cells)}"
         return
-    table = [section.columns, *(row.cells for row in section.rows)]
+    table = [section.columns]
+    for row in section.rows:
+        empty = [""] * (len(section.columns) - len(row.cells))
+        table.append([*row.cells, *empty, row.direction or ""])
     columns = zip_longest(*table, fillvalue="")
     widths = [max(map(len, column)) for column in columns]
     for cells in table:

@@ -276,7 +276,7 @@ def _fit_and_write(
         banks = banks.against(gallery.vectors, gallery.rows)
     bank = banks.bank
     logger.info("%s: trying %s", store.url, job.configuration.name)
-    trial, lesson, versus, neutral = None, None, None, dict[Value, str]()
+    trial, lesson, versus, _neutral = None, None, None, dict[Value, str]()
     if job.group_by is None:
         profile = None if job.force else require_kind(bank)
         if job.learn is not False:

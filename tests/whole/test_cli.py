@@ -58,26 +58,22 @@ def test_apply_inspect_refresh_and_remove_tell_what_they_did_and_a_dry_run_what_
         "--set",
         "tau=0.06",
     )
-    tried = hubplugin(*applying, "--dry-run", "--verbose").stdout
-    for part in (
-        "tried on 2500 held-out bank queries",
-        "dbsn(tau=0.06, iterations=10)",
-        "Nothing was written",
-    ):
+    tried = hubplugin(*applying, "--dry-run").stdout
+    for part in ("2,500 held-out", "dbsn(tau=0.06, iterations=10)", "Nothing was writ"):
         assert part in tried
-    assert "1200 targets, of which 1200 had no offset" in tried
+    assert "1,200 targets, of which 1,200 had no offset" in tried
     assert photos.read_bytes() == content
     assert [path.name for path in photos.parent.iterdir()] == [photos.name]
     applied = hubplugin(*applying)
     assert applied.returncode == 0, applied.stderr
-    first, second = applied.stdout.splitlines()
+    first = applied.stdout.splitlines()[0]
     assert "Applied; on held-out bank queries the worst hub falls from 97 to" in first
-    assert second == "1200 targets, of which 1200 had no offset and 0 another one"
     assert "active" in hubplugin("inspect", store).stdout
     refreshed = hubplugin("refresh", store)
     assert "0 had no offset and 0 another one" in refreshed.stdout
-    assert "correction removed" in hubplugin("remove", store).stdout
-    assert "No correction" in hubplugin("inspect", store).stdout
+    assert "Correction removed" in hubplugin("remove", store).stdout
+    raw = hubplugin("inspect", store)
+    assert (raw.returncode, raw.stdout.splitlines()[0]) == (4, "No correction.")
     np.testing.assert_array_equal(
         faiss.read_index(str(photos)).reconstruct_n(0, 1200), before
     )
@@ -90,7 +86,6 @@ def test_apply_inspect_refresh_and_remove_tell_what_they_did_and_a_dry_run_what_
         ("apply", Parameter("metric", "dot"), "?metric=dot"),
         ("evaluate", Parameter("metric", "dot"), "--metric dot"),
         ("inspect", Parameter("vector"), "?using=NAME"),
-        ("apply", Parameter("offset_key", "nudge"), "?offset_key=nudge"),
         ("inspect", Parameter("targets"), "targets="),
         ("refit", Parameter("learn", True), "--learn"),
         ("refit", Parameter("learn", False), "--no-learn"),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import re
 
 import faiss
@@ -20,7 +19,7 @@ from hubplugin.measures.significance import Figure, Side
 from hubplugin.metric import Metric
 from hubplugin.model import HubnessAtFit
 from hubplugin.registry import open_store
-from hubplugin.report import Hub
+from hubplugin.results import Hub
 from hubplugin.store import Correction
 from hubplugin.validation import Figures
 from tests.whole.commands import hubplugin as typed
@@ -52,10 +51,7 @@ def test_a_refit_keeps_the_method_and_its_parameters_on_a_new_bank(photos, real)
     )
     assert photos.previous().fingerprint == before.fingerprint
     assert done.versus.new.skewness < done.versus.raw.skewness
-    assert (
-        "from the old correction to the new one hubness (skewness) of held-out queries goes from"
-        in str(done)
-    )
+    assert done.versus.figures in str(done)
     assert done.trial is not None
 
 
@@ -164,8 +160,6 @@ def test_a_whole_correction_needs_no_attention(photos, real):
     seen = hubplugin.inspect(photos, real["bank_queries"][1::2])
     assert seen.attention == []
     assert (seen.missing, seen.stale, seen.foreign) == (0, 0, 0)
-    assert abs(seen.shift) < 0.05
-    assert seen.spread == pytest.approx(1, abs=0.02)
     assert (seen.hubness.live, seen.hubness.queries) == (True, 200)
     assert seen.hubness.corrected < seen.hubness.raw
     assert 0.4 < seen.drift < DRIFTED
@@ -198,7 +192,8 @@ def test_live_queries_need_a_correction_and_no_answers(photos, real):
     photos.remove()
     with pytest.raises(hubplugin.StoreError, match="no active correction"):
         hubplugin.inspect(photos, real["bank_queries"])
-    assert hubplugin.inspect(photos).attention == []
+    (line,) = hubplugin.inspect(photos).attention
+    assert "no correction" in line
 
 
 def test_missing_offsets_of_a_collection_ask_for_a_refresh(real):
@@ -250,14 +245,12 @@ def test_what_is_found_too_often_is_named_and_hubness_is_told_beside_that_of_the
     index.add(planted.astype(np.float32))
     faiss.write_index(index, str(tmp_path / "photos.faiss"))
     seen = hubplugin.inspect(open_store(store.url))
-    assert any("hubness has grown since the fit" in each for each in seen.attention)
     assert any(
         "found too often" in each and ": 1200 " in each for each in seen.attention
     )
     assert max(seen.hubness.hubs, key=lambda hub: hub.found_by["corrected"]).id == 1200
     assert seen.stale_ids == [1200]
-    assert "Top hubs: " in str(seen)
-    assert "stale: 1200" in str(seen)
+    assert "stale, for instance: 1200" in str(seen)
 
 
 def test_what_was_counted_at_the_fit_lies_in_the_model_and_makes_no_other(real):
@@ -282,7 +275,6 @@ def hubs(*corrected: int) -> list[Hub]:
         ({"missing": 49}, None),
         ({"missing": 30, "stale": 21}, "run refresh"),
         ({"foreign": 1}, "carry something else"),
-        ({"shift": -5.0}, "no longer that of the fit"),
         ({"drift": 1.0}, "no longer like the bank"),
         (
             {"hubness": HubnessNow(200, True, 3.0, 3.6, 0.3)},
@@ -291,10 +283,7 @@ def hubs(*corrected: int) -> list[Hub]:
         ({"hubness": HubnessNow(200, True, 3.0, 3.4, 0.3)}, None),
         ({"hubness": HubnessNow(200, True, 0.5, 0.9, 0.3)}, None),
         ({"hubness": HubnessNow(200, True, 3.0, 1.4, 0.3, FIT)}, None),
-        (
-            {"hubness": HubnessNow(200, True, 3.0, 1.6, 0.3, FIT)},
-            "grown since the fit (skewness 1.60, 0.50 then)",
-        ),
+        ({"correction": None}, "no correction"),
         ({"hubness": HubnessNow(200, True, 3.0, 1.0, 0.3, FIT, hubs(14, 10))}, None),
         (
             {"hubness": HubnessNow(200, True, 3.0, 1.0, 0.3, FIT, hubs(18, 10))},
@@ -304,7 +293,6 @@ def hubs(*corrected: int) -> list[Hub]:
             {
                 "correction": Correction(MODEL, False),
                 "missing": 1000,
-                "shift": math.nan,
             },
             "the correction is half-written, and searches are raw: run apply again, or remove",
         ),
@@ -317,8 +305,6 @@ def test_attention_is_asked_for_what_somebody_can_mend(changes, says):
         3,
         1000,
         Correction(MODEL, True),
-        shift=0.0,
-        spread=1.0,
     )
     seen = dataclasses.replace(fine, **changes)
     assert [says in each for each in seen.attention] == ([] if says is None else [True])
@@ -349,7 +335,10 @@ def test_the_commands_end_with_the_exit_status_that_cron_acts_upon(
     found = json.loads(seen.stdout)
     assert seen.returncode == 4
     assert any("run refresh" in each for each in found["attention"])
-    assert not math.isnan(found["shift"])
+    typed("remove", store)
+    assert typed("inspect", store).returncode == 4
+    assert typed("apply", store, "--bank", tmp_path / "new.npy").returncode == 0
+    typed("refit", store, "--bank", tmp_path / "new.npy", "--force")
     quiet = typed("rollback", store, "--quiet")
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
 
@@ -424,10 +413,6 @@ def test_what_cannot_have_a_map_is_refused_before_anything_is_read(
     clicked, monkeypatch
 ):
     store, log = clicked
-    with pytest.raises(
-        hubplugin.InputError, match="learn=True does not go with group_by="
-    ):
-        hubplugin.apply(store, log, learn=True, group_by="language")
     monkeypatch.setattr(type(store), "maps_queries", False)
     with pytest.raises(
         hubplugin.InputError,
