@@ -130,15 +130,13 @@ class OldVersusNew:
     error: float | None
 
     @classmethod
-    def of(
-        cls, parts: Sequence[Margins], old: OffsetModel, new: Method
-    ) -> OldVersusNew:
-        """Compare `old` and `new` by the margins of no correction, the old and the new one."""
-        change = change_of(parts, 1, 2)
+    def of(cls, margins: Margins, old: OffsetModel, new: Method) -> OldVersusNew:
+        """Compare `old` and `new` by the `margins` of no correction, the old and the new one."""
+        change = change_of(margins, 1, 2)
         return cls(
-            Figures.of(parts, 0, None),
-            Figures.of(parts, 1, old),
-            Figures.of(parts, 2, new),
+            Figures.of(margins, 0, None),
+            Figures.of(margins, 1, old),
+            Figures.of(margins, 2, new),
             gain=None if change is None else change.change.value,
             error=None if change is None else change.error,
         )
