@@ -108,15 +108,12 @@ COPIES = 0.05
 """Share of all places that copies take, from which on they are a trouble."""
 
 
-def check_copies(
-    lists: np.ndarray, vectors: np.ndarray, spacing: np.ndarray, spread: float
-) -> Finding:
+def check_copies(lists: np.ndarray, vectors: np.ndarray, spread: float) -> Finding:
     """Checks whether copies of a document take places below it in the same answer.
 
     Args:
         lists: rows of `vectors` that each query finds, best first, [m, k].
         vectors: the documents in these lists, [v, d].
-        spacing: half the squared distance of some documents to their nearest other, [s].
         spread: half the mean squared distance of any two documents.
     """
     same = SAME * float((vectors.astype(np.float64) ** 2).sum(axis=1).mean()) / 2
@@ -127,16 +124,12 @@ def check_copies(
         exact += int((distance <= same).sum())
         close += int((distance <= near).sum())
     places = close / lists.size
-    documents = float((spacing <= near).mean())
+    same_share = exact / lists.size
     says = (
-        f"{percent(places)} of all places are taken by copies of a document higher up ({percent(exact / lists.size)} "
-        f"by exact ones); {percent(documents)} of the documents have a copy"
+        f"{percent(places)} of all places are taken by copies of a document higher up, {percent(same_share)} by exact "
+        "ones"
     )
-    figures = {
-        "places": places,
-        "places_exact": exact / lists.size,
-        "documents": documents,
-    }
+    figures = {"places": places, "places_exact": same_share}
     advice = "keep one of each, or group answers by what they are copies of: no offset can tell copies apart"
     return Finding("copies", places >= COPIES, says, advice, figures)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -164,24 +163,24 @@ def evaluate(
         called = read_names(names, "--names")
     elif names is not None:
         require_file(Path(names))
-    test_queries = _read_queries(source, bank, embed)
+    # Either of the two may be texts and the other vectors.
+    embeds = embed is not None
+    in_bank = bank is not None and holds_texts(bank, embeds)
+    in_queries = isinstance(source, list) or holds_texts(source, embeds)
+    by = embed if in_queries or not in_bank else None
+    test_queries = Bank(source, embed=by, name="queries").look()
     examples = None
     if bank is not None or answers is not None:
-        texts = bank is not None and holds_texts(bank, embed is not None)
-        examples = bank_of(bank, answers, embed if texts else None)
+        examples = bank_of(bank, answers, embed if in_bank else None)
     if targets is not None:
         ranked = open_store(targets) if of_store else as_vectors(targets, "targets")
     with computing() as compute:
-        progress = compute.progress
         if isinstance(ranked, Bank):
-            ranked = ranked.vectors(None, progress)
-        if examples is not None:
-            vectors = examples.vectors(ranked, progress)
-            examples = replace(examples, queries=vectors, embed=None)
+            ranked = ranked.vectors(None, compute.progress)
         results = hubplugin.evaluate(
             ranked,
             examples,
-            queries=_each_row(test_queries, ranked, progress),
+            queries=_each_row(test_queries, ranked, compute.progress),
             truth=truth,
             methods=methods,
             k=k,
@@ -191,15 +190,6 @@ def evaluate(
             compute=compute,
         )
     return write_report(results, report)
-
-
-def _read_queries(source: str | list[str], bank: str | None, embed: str | None) -> Bank:
-    """Return the test queries as they were typed; either they or the bank may be texts and the other vectors."""
-    embeds = embed is not None
-    in_bank = bank is not None and holds_texts(bank, embeds)
-    if in_bank and isinstance(source, str) and not holds_texts(source, embeds):
-        embed = None
-    return Bank(source, embed=embed, name="queries").look()
 
 
 def _each_row(queries: Bank, gallery: object, progress: Progress | None) -> Vectors:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from pydantic import computed_field
@@ -40,7 +40,7 @@ from hubplugin.measures.hubness import (
     share_of_most_found_by_chance,
     skewness_by_chance,
 )
-from hubplugin.methods import FitInput, configure
+from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.results import (
     Hub,
@@ -314,24 +314,11 @@ def find_causes(bank: PreparedBank, nearest: np.ndarray, seed: int) -> list[Find
     queries = bank.query_bank[drawn]
     # Half the mean squared distance of any two.
     variance = float(targets.var(axis=0, dtype=np.float64).sum())
-    some = targets[: len(targets) // 4 + 1]
-    spacing = _spacing(some, replace(bank, compute=compute))
     found = np.linalg.norm(vectors, axis=1)[place.reshape(-1)]
     lengths = np.linalg.norm(targets, axis=1)
     return [
         check_model(queries, targets, bank.metric, compute, rng),
         check_shift(queries, targets),
-        check_copies(place, vectors, spacing, variance),
+        check_copies(place, vectors, variance),
         check_lengths(found, lengths, bank.metric),
     ]
-
-
-def _spacing(targets: np.ndarray, bank: FitInput) -> np.ndarray:
-    """Half the squared distance of each of `targets` [s, d], of the gallery, to its nearest other."""
-    metric = bank.metric if bank.metric is Metric.COSINE else Metric.EUCLIDEAN
-    nearest = TopK(2)
-    search(targets, bank.require_targets("blend"), metric, bank.compute, nearest)
-    scores = nearest.scores[0]
-    distance = (1 - scores if metric is Metric.COSINE else -scores)[:, -1]
-    spacing: np.ndarray = np.maximum(distance, 0.0)
-    return spacing

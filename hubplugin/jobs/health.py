@@ -229,28 +229,19 @@ def with_hubness(model: OffsetModel, bank: FitInput) -> OffsetModel:
     queries = of_bank(model)
     if len(queries) < 2 or targets.rows <= OCCURRENCE:
         return model
-    quiet = bank.compute.without_progress
     offsets = model.fitted
     if offsets is None or len(offsets) != targets.rows:  # which lack zero vectors
-        offsets = model.offsets(targets, compute=quiet)
+        offsets = model.offsets(targets, compute=bank.compute.without_progress)
+    asked = np.concatenate([queries, queries])
+    if model.query_map is not None:
+        asked[len(queries) :] = model.query_map(queries)
     both = np.stack([np.zeros_like(offsets), offsets])
     found = TopK(OCCURRENCE)
+    compute = bank.compute
     label = "counting hubs"
-    search(
-        queries,
-        targets,
-        model.metric,
-        bank.compute,
-        found,
-        offsets=both,
-        label=label,
-    )
-    raw, corrected = found.rows
-    if model.query_map is not None:
-        mapped = TopK(OCCURRENCE)
-        asked = model.query_map(queries)
-        search(asked, targets, model.metric, quiet, mapped, offsets=offsets)
-        corrected = mapped.rows[0]
+    search(asked, targets, model.metric, compute, found, offsets=both, label=label)
+    raw = found.rows[0][: len(queries)]
+    corrected = found.rows[1][len(queries) :]
     occurrence = k_occurrence(corrected, targets.rows)
     return model.replace(
         hubness_at_fit=HubnessAtFit(
