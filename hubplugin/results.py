@@ -213,7 +213,13 @@ def decimal(value: float) -> str:
 def row_of(
     title: str, *values: float | None, form: Callable[[float], str] = percent
 ) -> list[Row]:
-    """Return the row of a measure of several searches, none where it was not measured."""
+    """Return the row of a measure of several searches, none where it was not measured.
+
+    Args:
+        title: of the row.
+        values: of the searches; None where it was not measured.
+        form: makes a text of each.
+    """
     known = [form(value) for value in values if value is not None]
     return [Row((title, *known))] if known else []
 
@@ -237,7 +243,14 @@ def changes_of(sides: Mapping[str, Side | None]) -> list[Row]:
 def list_hubs(
     hubs: Sequence[Hub], searches: Sequence[str], k: int, never: Sequence[str] = ()
 ) -> Section:
-    """Return the section of the targets that come back most by each search, and of some that `never` do."""
+    """Return the section of the targets that come back most.
+
+    Args:
+        hubs: the targets, the most found first.
+        searches: the labels of the searches that are shown.
+        k: how many a query finds.
+        never: some that no query finds.
+    """
     rows = list[Row]()
     for hub in hubs[:NAMED]:
         counts = [hub.found_by.get(search) for search in searches]
@@ -249,7 +262,7 @@ def list_hubs(
 
 
 def chart_occurrences(parts: Mapping[str, Mapping[int, int]], k: int) -> Section:
-    """Return the chart of how many targets have the k-occurrence N, by N, of each search in `parts`."""
+    """Return the chart of how many targets have the `k`-occurrence N, by N, of each search in `parts`."""
     series = {label: {float(n): part[n] for n in part} for label, part in parts.items()}
     chart = Chart(f"queries with a target among their first {k}", series)
     return Section("How often targets are found", chart=chart)
@@ -280,7 +293,7 @@ def describe_changes(
 
 
 def write_file(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file that a user has named, whole or not at all; where it is a link, the file that it leads to.
+    """Write `content` to the file `path` that a user has named, whole or not at all; a link stays one.
 
     Raises:
         InputError: it cannot be written.

@@ -218,10 +218,10 @@ class Results(Result):
             return "the raw search alone: corrections need example queries, a bank", 0
         if self.store is not None:
             sign = self.change.change.sign
-            says = {1: "it helps", 0: "neither help nor harm beyond chance"}
+            outcome = {1: "it helps", 0: "neither help nor harm beyond chance"}
             worst = (self.raw.worst, shown.worst)
             changes = describe_changes(worst, self.queries, self.change)
-            return f"{says.get(sign, 'it does harm')}; {changes}", sign
+            return f"{outcome.get(sign, 'it does harm')}; {changes}", sign
         if self.best is None:
             says = "no usable method puts more true targets first than the raw search"
             return f"no correction; {says} beyond chance", 0

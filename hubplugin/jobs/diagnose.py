@@ -43,6 +43,7 @@ from hubplugin.measures.hubness import (
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.results import (
+    DIRECTIONS,
     Hub,
     Page,
     Result,
@@ -143,7 +144,7 @@ class Diagnosis(Result):
     def page(self) -> Page:
         trial = self.trial
         headline = f"{self.verdict}; the default correction would {trial.outlook()}"
-        direction = "worse" if self.hubby or self.causes else "better"
+        sound = not self.hubby and not self.causes
         notes = [trial.change_of_skewness(), *trial.notes]
         if self.lesson is not None:
             notes += [f"with learn: {note}" for note in self.lesson.notes]
@@ -157,6 +158,7 @@ class Diagnosis(Result):
             chart_occurrences({"raw": self.occurrences}, self.hubness.k),
         ]
         scene = f"{self.targets:,} targets · {self.queries:,} queries"
+        direction = DIRECTIONS[1 if sound else -1]
         return Page(headline, direction, f"{scene} · nothing was changed", sections)
 
     def _seen(self) -> list[str]:
@@ -232,7 +234,7 @@ def diagnose(
             f": expected True or False, got {got}; apply(..., dry_run=True) tries pairs",
         )
     if learn and isinstance(targets, Store):
-        require_learnable_in(targets, "blend", None, None)
+        require_learnable_in(targets, "blend", None)
     elif learn:
         require_learnable("blend", chosen, targets)
     examples = (

@@ -44,7 +44,7 @@ class InvalidVectors:
     def note(
         self, ids: Sequence[int | str], vectors: np.ndarray, rows: np.ndarray
     ) -> None:
-        """Count the targets in `rows` of a batch, and name some."""
+        """Count the targets in `rows` of a batch of `ids` and `vectors`, and name some."""
         self.count += len(rows)
         for row in rows[: NAMED - len(self.named)].tolist():
             length = float(np.linalg.norm(vectors[row].astype(np.float64)))
@@ -61,7 +61,7 @@ class InvalidVectors:
 
 
 def show_trial(trial: Trial, title: str) -> Section:
-    """Return the section of what the guard saw on held-out queries of the bank."""
+    """Return the section, called `title`, of what the guard saw on held-out queries: `trial`."""
     raw = trial.raw
     rows = [
         *changes_of({RECALL: trial.right, "asked before (R@1)": trial.asked}),
