@@ -68,10 +68,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Chart:
-    """A histogram: how many targets have each value on `axis`, by the label of the series."""
+    """A histogram: how many targets have each value, a number on `axis`, by the label of the series."""
 
     axis: str
-    series: Mapping[str, Mapping[float, int]]
+    series: Mapping[str, Mapping[Any, int]]
 
 
 @dataclass(frozen=True)
@@ -263,8 +263,7 @@ def list_hubs(
 
 def chart_occurrences(parts: Mapping[str, Mapping[int, int]], k: int) -> Section:
     """Return the chart of how many targets have the `k`-occurrence N, by N, of each search in `parts`."""
-    series = {label: {float(n): part[n] for n in part} for label, part in parts.items()}
-    chart = Chart(f"queries with a target among their first {k}", series)
+    chart = Chart(f"queries with a target among their first {k}", parts)
     return Section("How often targets are found", chart=chart)
 
 

@@ -113,47 +113,23 @@ def test_a_refit_without_queries_or_without_a_correction_says_what_is_missing(
         refit(photos, real["bank_queries"])
 
 
-def candidate(skewness: float, recall: float | None = None) -> Figures:
-    right = (
-        None
-        if recall is None
-        else Side(0.5, recall, 0.01, 100, "queries", Figure(0.0, 0.0, 0.0))
-    )
+def figures(skewness: float, recall: float | None = None) -> Figures:
+    right = None
+    if recall is not None:
+        right = Side(0.5, recall, 0.01, 100, "queries", Figure(0.0, 0.0, 0.0))
     return Figures(None, 100, skewness, 0.1, 0.1, 0.1, right)
 
 
-@pytest.mark.parametrize(
-    ("beside", "worse"),
-    [
-        (OldVersusNew(candidate(2), candidate(0.5), candidate(0.5), None, None), False),
-        (
-            OldVersusNew(
-                candidate(2), candidate(0.5), candidate(0.5 + 1.9 * WORSE), None, None
-            ),
-            False,
-        ),
-        (
-            OldVersusNew(
-                candidate(2), candidate(0.5), candidate(0.5 + 2.1 * WORSE), None, None
-            ),
-            True,
-        ),
-        (
-            OldVersusNew(
-                candidate(2), candidate(0.5, 0.5), candidate(1.9, 0.49), -0.01, 0.006
-            ),
-            False,
-        ),
-        (
-            OldVersusNew(
-                candidate(2), candidate(0.5, 0.5), candidate(0.1, 0.48), -0.02, 0.006
-            ),
-            True,
-        ),
-    ],
-)
-def test_recall_decides_where_it_is_known_and_hubness_elsewhere(beside, worse):
-    assert (beside.objection is not None) == worse
+def versus(old: Figures, new: Figures, gain=None, error=None) -> OldVersusNew:
+    return OldVersusNew(figures(2), old, new, gain, error)
+
+
+def test_recall_decides_where_it_is_known_and_hubness_elsewhere():
+    known = figures(0.5, 0.5)
+    assert versus(figures(0.5), figures(0.5 + 1.9 * WORSE)).objection is None
+    assert versus(figures(0.5), figures(0.5 + 2.1 * WORSE)).objection
+    assert versus(known, figures(1.9, 0.49), -0.01, 0.006).objection is None
+    assert versus(known, figures(0.1, 0.48), -0.02, 0.006).objection
 
 
 def test_a_whole_correction_needs_no_attention(photos, real):
