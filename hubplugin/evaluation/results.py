@@ -284,7 +284,8 @@ class Results(Result):
             figures = (each.median_rank, each.mean_average_precision, each.ndcg)
             for figure in (*figures, each.skewness):
                 cells.append("" if figure is None else decimal(figure.value))
-            rows.append(Row(cells, DIRECTIONS[each.sign]))
+            direction = None if each is self.raw else DIRECTIONS[each.sign]
+            rows.append(Row(cells, direction))
         ranks = ("median rank", f"mAP@{self.k}", f"nDCG@{self.k}", "skewness")
         columns = ("method", "R@1", "over raw", "p", f"R@{k}", *ranks)
         note = "p: McNemar's exact test against the raw search, for so many methods."

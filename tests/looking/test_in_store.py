@@ -303,7 +303,7 @@ def test_a_store_and_files_are_evaluated_without_the_extra_but_for_plans(
     assert hubplugin.evaluate(store, queries=vectors[0], truth=TRUE).shown is not None
     asked = {"queries": vectors[0], "truth": TRUE - FIRST}
     assert hubplugin.evaluate(vectors[1], **asked).raw.recall[1].value > 0
-    with pytest.raises(InputError, match="'hn' needs scipy; .*evaluation"):
+    with pytest.raises(InputError, match=r"'hn' needs scipy; .*evaluation"):
         hubplugin.evaluate(vectors[1], **asked, methods=["hn"])
 
 
