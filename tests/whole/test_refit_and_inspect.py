@@ -7,11 +7,9 @@ import re
 import faiss
 import numpy as np
 import pytest
-from qdrant_client import QdrantClient, models
 from scipy.stats import skew
 
 import hubplugin
-import hubplugin_qdrant
 from hubplugin.jobs.correct import refit
 from hubplugin.jobs.results import DRIFTED, WORSE, HubnessNow, Inspection, OldVersusNew
 from hubplugin.jobs.write import write
@@ -170,25 +168,6 @@ def test_live_queries_need_a_correction_and_no_answers(photos, real):
         hubplugin.inspect(photos, real["bank_queries"])
     (line,) = hubplugin.inspect(photos).attention
     assert "no correction" in line
-
-
-def test_missing_offsets_of_a_collection_ask_for_a_refresh(real):
-    client, vectors = QdrantClient(":memory:"), real["test_targets"][:600]
-    client.create_collection(
-        "photos", models.VectorParams(size=384, distance=models.Distance.COSINE)
-    )
-    points = [
-        models.PointStruct(id=number, vector=row.tolist())
-        for number, row in enumerate(vectors)
-    ]
-    client.upsert("photos", points)
-    store = hubplugin_qdrant.open_store(client, "photos")
-    write(store, hubplugin.fit(vectors, real["bank_queries"][:300], "nnn"))
-    assert hubplugin.inspect(store).attention == []
-    client.delete_payload("photos", ["hub_offset"], points=list(range(300)))
-    seen = hubplugin.inspect(hubplugin_qdrant.open_store(client, "photos"))
-    assert (seen.missing, seen.missing_ids) == (300, list(range(10)))
-    assert "50% of the targets lack their offset: run refresh" in seen.attention
 
 
 def test_what_is_found_too_often_is_named_and_hubness_is_told_beside_that_of_the_fit(
