@@ -117,11 +117,14 @@ class Result:
         page = self.page()
         lines = [f"{capital(page.headline)}."]
         scene = [part for part in (self.store, page.scene) if part]
-        lines += [" · ".join(scene)] if scene else []
+        if scene:
+            lines.append(" · ".join(scene))
         for section in page.sections:
-            if section.rows and (verbose or not section.detail):
-                lines += ["", section.title, *_align(section)]
-                lines += [f"  {section.note}"] if section.note else []
+            if not section.rows or (section.detail and not verbose):
+                continue
+            lines += ["", section.title, *_align(section)]
+            if section.note:
+                lines.append(f"  {section.note}")
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -278,9 +281,8 @@ def describe_changes(
         right: R@1 before and after.
     """
     before, after = (round(share * queries) for share in worst)
-    went = f"falls from {before:,} to {after:,}"
-    if after >= before:
-        went = went.replace("falls", "rises")
+    verb = "falls" if after < before else "rises"
+    went = f"{verb} from {before:,} to {after:,}"
     if after == before:
         went = f"stays at {before:,}"
     text = f"the worst hub {went} of {queries:,} queries"

@@ -30,9 +30,6 @@ class Explained(Result):
     request: dict[str, Any]
     store: None = None
 
-    def page(self) -> Page:
-        return Page(self.text)
-
     def as_text(self, verbose: bool = False) -> str:
         return self.text
 

@@ -546,9 +546,9 @@ def test_diagnose_names_the_hubs_of_a_store_and_says_what_a_bank_would_change(
     assert all(counts[hub.id] == hub.found_by["raw"] for hub in found.hubs)
     assert found.hubness.largest == counts.max()
     text = str(found)
-    for part in ("hubs: ", "skewness", "R@1", "95 % interval", "the default: blend("):
+    for part in ("Found most often", "skewness", "R@1", "95 % interval", "blend("):
         assert part in text
-    assert "it would neither help nor harm beyond chance, and lower hubness" in text
+    assert "would neither help nor harm beyond chance, and lower hubness" in text
     assert open_store(store.url).correction() is None
 
 
@@ -562,9 +562,9 @@ def test_diagnose_says_help_exactly_where_right_answers_gain_beyond_chance(
         else hubplugin.Bank(banks[0][:answers], banks[1][:answers])
     )
     found = hubplugin.diagnose(real["test_targets"], bank)
-    change, told = found.trial.change, str(found).splitlines()[-2]
+    change, told = found.trial.change, str(found).splitlines()[0]
     assert found.helps is (None if change is None else change.low > 0)
-    assert told.startswith("it would help, ") == bool(found.helps)
+    assert ("would help, " in told) == bool(found.helps)
     assert ("whether it would help is not known without answers" in told) == (
         answers is None
     )
@@ -574,7 +574,7 @@ def test_the_command_line_diagnoses_refuses_and_forces(store, banks, tmp_path):
     np.save(tmp_path / "queries.npy", banks[1][:100])
     given = [store.url, "--bank", str(tmp_path / "queries.npy")]
     diagnosed = CliRunner().invoke(app, ["diagnose", *given])
-    assert "it would be refused: the bank looks like documents" in diagnosed.output
+    assert "would be refused: the bank looks like documents" in diagnosed.output
     applying = ["apply", *given]
     refused = CliRunner().invoke(app, applying)
     assert refused.exit_code == 3
