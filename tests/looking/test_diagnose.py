@@ -22,9 +22,12 @@ def next_steps(diagnosis):
 
 
 def test_without_answers_it_says_what_would_tell(example):
-    first, second = next_steps(hubplugin.diagnose(example[1], example[0]))
+    diagnosis = hubplugin.diagnose(example[1], example[0])
+    first, second = next_steps(diagnosis)
     assert "--answers" in first
     assert "diagnose --learn" in second
+    assert diagnosis.helps is None
+    assert diagnosis.as_json()["lesson"] is None
 
 
 def test_with_answers_it_says_what_was_measured_on_held_out_queries(example):
@@ -39,6 +42,8 @@ def test_with_answers_it_says_what_was_measured_on_held_out_queries(example):
     said = str(diagnosis)
     assert f"{100 * right.before:.1f} %" in said
     assert f"{100 * right.after:.1f} %" in said
+    assert diagnosis.helps == (right.change.low > 0)
+    assert diagnosis.as_json()["lesson"]["other"]["after"] == lesson.after
 
 
 def test_the_headline_says_what_the_default_would_do(real):
