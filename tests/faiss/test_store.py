@@ -223,7 +223,7 @@ def test_what_offsets_gain_for_the_queries_they_were_fitted_on_hides_no_loss(
     content = file.read_bytes()
     monkeypatch.setattr("hubplugin_faiss.index.require_recall", lambda *_: None)
     none = Side(0.3, 0.3, 0.001, 500, "queries", Figure(0.0, -0.002, 0.002))
-    raw = Figures(None, 500, 1.0, 0.0, 0.1, 0.1, none, 1.0)
+    raw = Figures("is", {}, 500, 1.0, 0.0, 0.1, 0.1, none, 1.0)
     unchanged = Trial(**vars(raw), raw=raw, noise=0.1, bank=BankProfile(500))
     monkeypatch.setattr("hubplugin.jobs.correct.check", lambda *_: unchanged)
     says = r"where held-out ones gain 0\.0 by an exact ranking\); nothing was changed"
