@@ -259,14 +259,12 @@ class CachedManifest:
 class CorrectionCache:
     """What a corrected client adds to the plain one: the manifests and models of the collections that it uses.
 
-    raw: the plain client. oversampling, hnsw_ef: take the places of the calibrated ones. recorder: keeps the queries,
-    if they are to be kept. maps: of a collection and a vector, the version that was active when its model was read,
-    with its map. is_old: see `keeps_payloads`.
+    raw: the plain client. recorder: keeps the queries, if they are to be kept. maps: of a
+    collection and a vector, the version that was active when its model was read, with
+    its map. is_old: see `keeps_payloads`.
     """
 
     raw: Any
-    oversampling: float | None = None
-    hnsw_ef: int | None = None
     recorder: Recorder | None = None
     manifests: dict[str, CachedManifest] = field(default_factory=dict)
     fits: dict[str, OffsetModel] = field(default_factory=dict)
@@ -333,25 +331,25 @@ class CorrectionCache:
         return cached
 
     def _read(self, name: str) -> Operation[CachedManifest]:
-        """Reads what is so now of `name`, and warns of what keeps its searches from being corrected."""
-        collection, payload, manifest, doubt = name, None, None, None
+        """Read what is so now of `name`; warn of what keeps its searches raw."""
+        collection = name
+        payload = None
+        manifest = None
         if not name.endswith(m.metadata_collection("")):
             collection = yield from real_name(self.raw, name)
             payload = yield from self._read_payload(collection)
         if payload is not None:
             try:
-                manifest = parse_manifest(payload, collection)
-                active = manifest.active
-                manifest = yield from self._as_used(collection, manifest)
-                if len(manifest.active) < len(active):
-                    doubt = f"collection {name!r} has lost its augmented vector; it is raw here: run refresh"
+                written = parse_manifest(payload, collection)
+                manifest = yield from self._as_used(collection, written)
+                if len(manifest.active) < len(written.active):
+                    self.warn(
+                        f"collection {name!r} has lost its augmented vector; it is raw here: run refresh"
+                    )
             except HubpluginError as error:
-                manifest = None
-                doubt = f"{error}; until then its searches are raw here, and what is written gets no offsets"
-        if doubt is not None:
-            if (yield from self._read_payload(collection)) != payload:
-                return (yield from self._read(name))  # a job is at it
-            self.warn(doubt)
+                self.warn(
+                    f"{error}; until then its searches are raw here, and what is written gets no offsets"
+                )
         cached = CachedManifest(
             collection, manifest, time.monotonic() + MANIFEST_SECONDS, payload
         )
@@ -373,16 +371,14 @@ class CorrectionCache:
     def _as_used(
         self, collection: str, manifest: QdrantManifest
     ) -> Operation[QdrantManifest]:
-        """`manifest` with what this client was told to search with, and what is so for now: the maps by which it maps
-        queries, out of their models; whether a point lacks its augmented vector, and whether there are codes. Without
-        such points no search need look for them, which would take a look at every point. (A count would count vectors
-        of deleted points.)
+        """`manifest` with what is so for now: the maps by which this client maps
+        queries, out of their models; whether a point lacks its augmented vector, and
+        whether there are codes. Without such points no search need look for them, which
+        would take a look at every point. (A count would count vectors of deleted points.)
 
         Versions whose augmented vectors are not there are left out: not yet, where one is being written, or no more, in
         a collection that was made anew. Raises what `read_model` raises. Warns where all offsets in payloads are gone.
         """
-        options = {"oversampling": self.oversampling, "hnsw_ef": self.hnsw_ef}
-        options = {name: value for name, value in options.items() if value is not None}
         active: dict[str, QdrantVersion] = {}
         for name, version in manifest.active.items():
             if (
@@ -393,7 +389,7 @@ class CorrectionCache:
                     model = yield from read_model(self.raw, collection, version)
                     known = self.maps[collection, name] = version.with_map(model)
                 version = version.with_map(known)
-            active[name] = version.replace(**options)
+            active[name] = version
         manifest = manifest.replace(active=active)
         if m.vectors_of(manifest.everything):
             info = yield from _answer(Call(self.raw.get_collection, collection), None)

@@ -418,24 +418,14 @@ class QdrantStore(ManifestStore[QdrantVersion]):
 
     def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
         self.require_active()
-        query = (
-            asked.astype(np.float32).tolist()
-            if isinstance(asked, np.ndarray)
-            else asked
-        )
+        query: Any = asked
+        if isinstance(asked, np.ndarray):
+            query = asked.astype(np.float32).tolist()
         request = models.QueryRequest(
             query=query, using=self.vector or None, limit=k, with_payload=True
         )
         with self.transport.one_line("explaining"):
-            cache = CorrectionCache(self.client)
-            cached = run(cache.lookup(self.collection))
-            ((corrected, _),) = run(searches.rewrite_requests(cache, cached, [request]))
-        version = (cached.manifest or QdrantManifest()).active[self.vector]
-        place, has_key = (
-            plain_client.address(self.client),
-            "QDRANT_API_KEY" in os.environ,
-        )
-        return explanation.explain(version, corrected, self.collection, place, has_key)
+            return explanation.explain(self.client, self.collection, request)
 
     def with_filter(self, condition: str) -> QdrantStore:
         """condition: a filter as Qdrant has it in JSON, {"must": [{"key": ..., "match": ...}]}."""

@@ -28,7 +28,7 @@ from hubplugin_qdrant.metadata import (
 )
 from hubplugin_qdrant.offsets import StoredOffsets, compute_stored
 from hubplugin_qdrant.plain_client import Arguments, PointId, ShardKey
-from hubplugin_qdrant.requests import nothing, selector_fields, to_rest
+from hubplugin_qdrant.requests import nothing, selector_fields
 from hubplugin_qdrant.transport import PASSING, Fault, chunks, fault_of
 
 OFFSETS_AT_ONCE = 256
@@ -202,7 +202,7 @@ def update_vectors(client: Any, arguments: Arguments) -> models.UpdateOperation:
     points = plain_client.read_updates(client, arguments["points"])
     condition = {}
     if arguments.get("update_filter") is not None:
-        condition["update_filter"] = to_rest(arguments["update_filter"])
+        condition["update_filter"] = arguments["update_filter"]
     update = models.UpdateVectors(
         points=[], shard_key=arguments.get("shard_key_selector"), **condition
     )
