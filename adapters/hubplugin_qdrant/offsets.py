@@ -267,225 +267,76 @@ def by_name(vector: AnyVector) -> dict[str, AnyVector]:
     return vector if isinstance(vector, dict) else {"": vector}
 
 
-def require_free(keys: Iterable[str | None], ours: str | None) -> None:
-    """Raises InputError if one of the payload paths `keys` begins with `ours`, our key; None is no key."""
-    for key in keys if ours is not None else ():
-        if (
-            key is not None
-            and str(key).partition(".")[0].partition("[")[0].strip('"') == ours
-        ):
-            raise InputError(
-                f"payload key {key!r}: {ours!r} is reserved for the offsets of hubplugin; use another name"
-            )
-
-
-def require_free_vectors(names: Iterable[str], ours: Collection[str]) -> None:
-    """Raises InputError if one of the vectors called `names` is one of `ours`."""
-    for name in names:
-        if name in ours:
-            raise InputError(
-                f"vector {name!r}: it is reserved for the offsets of hubplugin; use another name"
-            )
-
-
-def require_free_points(points: Iterable[Any], ours: Collection[str]) -> None:
-    """Raises InputError if one of `points`, whose vectors are written, brings one of `ours`."""
-    for point in points if ours else ():
-        if isinstance(point.vector, dict):
-            require_free_vectors(point.vector, ours)
-
-
-def require_free_operation(
-    operation: models.UpdateOperation, key: str | None, ours: Collection[str]
-) -> None:
-    """Raises InputError if `operation`, an update, writes our `key`, or writes or deletes `ours`, the names of our
-    vectors."""
-    require_free_points(points_of(operation) or (), ours)
-    if isinstance(
-        operation, (models.SetPayloadOperation, models.OverwritePayloadOperation)
-    ):
-        payload: models.SetPayload = body_of(operation)
-        require_free([payload.key] if payload.key else payload.payload, key)
-    elif isinstance(operation, models.DeletePayloadOperation):
-        require_free(operation.delete_payload.keys, key)
-    elif isinstance(operation, models.DeleteVectorsOperation):
-        require_free_vectors(operation.delete_vectors.vector, ours)
-
-
-def body_of(operation: models.UpdateOperation) -> Any:
-    """What an update operation says, in its only field; None of what is none, which is the client's to refuse."""
-    fields = getattr(type(operation), "model_fields", ())
-    return getattr(operation, next(iter(fields))) if len(fields) == 1 else None
-
-
-def points_of(operation: models.UpdateOperation) -> list[Any] | None:
-    """The points, with vectors, that an update operation writes one by one; None if it writes none so."""
-    writes_vectors = isinstance(
-        operation, (models.UpsertOperation, models.UpdateVectorsOperation)
-    )
-    return getattr(body_of(operation), "points", None) if writes_vectors else None
-
-
-def wipes_payloads(operation: models.UpdateOperation) -> bool:
-    """Whether an operation takes our payload key with it."""
-    if isinstance(operation, models.OverwritePayloadOperation):
-        return operation.overwrite_payload.key is None
-    return isinstance(operation, models.ClearPayloadOperation)
-
-
-def may_drop_offsets(
-    operation: models.UpdateOperation, versions: Sequence[QdrantVersion]
-) -> bool:
-    """Whether points may not have the offsets of `versions` that are theirs, once `operation` is done: their vectors
-    are others, offsets in payloads are gone, or they have gone to another group."""
-    if isinstance(
-        operation, (models.UpdateVectorsOperation, models.DeleteVectorsOperation)
-    ):
-        return True
-    payloads = (
-        models.SetPayloadOperation,
-        models.OverwritePayloadOperation,
-        models.DeletePayloadOperation,
-    )
-    regroups = isinstance(operation, payloads) and any(
-        version.group_by is not None for version in versions
-    )
-    return regroups or wipes_payloads(operation)
-
-
-def complete(
-    operation: models.UpdateOperation,
-    manifest: QdrantManifest,
-    stored: Sequence[StoredOffsets],
-    numbers: Mapping[PointId, Mapping[str, float]],
-) -> list[models.UpdateOperation]:
-    """Adds to an operation what goes with it in the same step.
-
-    Args:
-        operation: an update.
-        manifest: the manifest of its collection.
-        stored: what the points that it writes store.
-        numbers: the numbers under our key of the points whose payload it wipes, by id. Each of these points gets one
-            payload that holds both, so that no search finds a point without its offset.
-
-    Returns:
-        The operations; the last one is the operation itself.
-    """
-    body = body_of(operation)
-    if (
-        isinstance(operation, models.UpsertOperation)
-        and points_of(operation) is not None
-    ):
-        return [
-            models.UpsertOperation(
-                upsert=body.model_copy(
-                    update={"points": with_stored(body.points, stored)}
-                )
-            )
-        ]
-    if isinstance(operation, models.UpdateVectorsOperation):
-        pairs = zip(body.points, stored, strict=True)
-        points = [
-            point.model_copy(update={"vector": each.beside(point.vector)})
-            for point, each in pairs
-        ]
-        return [
-            models.UpdateVectorsOperation(
-                update_vectors=body.model_copy(update={"points": points})
-            )
-        ]
-    if isinstance(operation, models.DeleteVectorsOperation):
-        ours = vectors_of(
-            version for version in manifest.everything if version.vector in body.vector
+def require_free(payload: object, key: str | None) -> None:
+    """Raise InputError if `payload` has our `key`; None is no key."""
+    if key is not None and isinstance(payload, Mapping) and key in payload:
+        raise InputError(
+            f"payload key {key!r} is reserved for the offsets of hubplugin; "
+            "use another name"
         )
-        delete = body.model_copy(update={"vector": [*body.vector, *ours]})
-        return [models.DeleteVectorsOperation(delete_vectors=delete)]
-    if not wipes_payloads(operation) or not any(numbers.values()):
-        return [operation]
-    payload: Payload = getattr(body, "payload", None) or {}
-
-    def overwrite(points: list[PointId], payload: Payload) -> models.UpdateOperation:
-        fields = models.SetPayload(
-            payload=payload, points=points, shard_key=body.shard_key
-        )
-        return models.OverwritePayloadOperation(overwrite_payload=fields)
-
-    key = str(manifest.offset_key)
-    operations = [
-        overwrite([point], {**payload, key: ours})
-        for point, ours in numbers.items()
-        if ours
-    ]
-    others = [point for point, ours in numbers.items() if not ours]
-    return [*operations, overwrite(others, payload)] if others else operations
 
 
 def mend(
-    record: models.Record,
-    stored: StoredOffsets,
-    keys: Iterable[str],
-    manifest: QdrantManifest,
-    shard_key: ShardKey,
+    record: models.Record, stored: StoredOffsets, manifest: QdrantManifest
 ) -> list[models.UpdateOperation]:
-    """Makes a point hold what it must store, and nothing else of ours but for what is outgoing.
+    """Return what makes a point hold what it must store, and nothing else of ours.
+
+    What is outgoing stays.
 
     Args:
-        record: the point.
-        stored: what it must store.
-        keys: the payload keys that may be ours.
-        manifest: knows the vectors that are ours.
-        shard_key: of the point.
-
-    Returns:
-        The operations that do it.
+        record: The point.
+        stored: What it must store.
+        manifest: Knows which vectors are ours.
     """
-    outgoing = manifest.outgoing()
     operations: list[models.UpdateOperation] = []
-    target: dict[str, Any] = {"points": [record.id], "shard_key": shard_key}
-    for key in keys:
-        under: Any = (record.payload or {}).get(key)
-        offsets = stored.offsets if key == stored.key else {}
-        fields = our_fields(under)
-        is_same = partial(math.isclose, rel_tol=ROUNDING, abs_tol=ROUNDING)
-        if not all(
-            name in fields and is_same(value, under[name])
-            for name, value in offsets.items()
-        ):
-            operations.append(set_offsets(record.id, offsets, key, shard_key))
-        surplus = fields - offsets.keys() - {version.field for version in outgoing}
-        if surplus:
-            is_all = not offsets and len(surplus) == len(under)
-            paths = [key] if is_all else [f"{key}.{name}" for name in sorted(surplus)]
-            delete_payload = models.DeletePayload(keys=paths, **target)
-            operations.append(
-                models.DeletePayloadOperation(delete_payload=delete_payload)
-            )
+    target: dict[str, Any] = {"points": [record.id], "shard_key": record.shard_key}
+    outgoing = manifest.outgoing()
+    under: Any = (record.payload or {}).get(KEY)
+    fields = our_fields(under)
+    held = {name: under[name] for name in fields}
+    if not _are_same(stored.offsets, held):
+        operations.append(set_offsets(record.id, stored.offsets, record.shard_key))
+    surplus = fields - stored.offsets.keys() - {version.field for version in outgoing}
+    if surplus:
+        paths = [f"{KEY}.{name}" for name in sorted(surplus)]
+        if not stored.offsets and len(surplus) == len(under):
+            paths = [KEY]
+        delete_payload = models.DeletePayload(keys=paths, **target)
+        operations.append(models.DeletePayloadOperation(delete_payload=delete_payload))
     vectors = by_name(record.vector)
     lacking: Any = {
         name: vector
         for name, vector in stored.vectors.items()
-        if name not in vectors
-        or not np.allclose(vector, vectors[name], rtol=ROUNDING, atol=ROUNDING)
+        if not _is_same(vector, vectors.get(name))
     }
     if lacking:
         points = [models.PointVectors(id=record.id, vector=lacking)]
-        update = models.UpdateVectors(points=points, shard_key=shard_key)
+        update = models.UpdateVectors(points=points, shard_key=record.shard_key)
         operations.append(models.UpdateVectorsOperation(update_vectors=update))
-    surplus = {*vectors_of(manifest.everything)} & vectors.keys() - {
-        *stored.vectors,
-        *vectors_of(outgoing),
-    }
+    ours = set(vectors_of(manifest.everything)) & vectors.keys()
+    surplus = ours - stored.vectors.keys() - set(vectors_of(outgoing))
     if surplus:
         delete = models.DeleteVectors(vector=sorted(surplus), **target)
         operations.append(models.DeleteVectorsOperation(delete_vectors=delete))
     return operations
 
 
+def _are_same(expected: Mapping[str, float], held: Mapping[str, float]) -> bool:
+    return all(_is_same(value, held.get(name)) for name, value in expected.items())
+
+
+def _is_same(expected: Any, held: Any) -> bool:
+    """Tell whether `held`, a number or a vector, is the one that was written."""
+    if held is None:
+        return False
+    return bool(np.allclose(expected, held, rtol=ROUNDING, atol=ROUNDING))
+
+
 def set_offsets(
-    point: PointId, offsets: dict[str, float], key: str, shard_key: ShardKey
+    point: PointId, offsets: dict[str, float], shard_key: ShardKey
 ) -> models.UpdateOperation:
-    """The operation that puts `offsets` under the payload `key` of the `point` with this `shard_key`."""
+    """Return the operation that puts `offsets` under our key of the `point`."""
     fields = models.SetPayload(
-        payload=offsets, points=[point], key=key, shard_key=shard_key
+        payload=offsets, points=[point], key=KEY, shard_key=shard_key
     )
     return models.SetPayloadOperation(set_payload=fields)
