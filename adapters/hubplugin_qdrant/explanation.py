@@ -107,7 +107,7 @@ def _constants(version: QdrantVersion, collection: str) -> Iterator[str]:
     yield (
         f"these constants are those of version {version.number}; another fit has others. "
         f"GET {place}/{MANIFEST_ID} has the current ones in payload.active[{json.dumps(version.vector)}]: "
-        "number, storage, offset_key, dim, metric, oversampling, hnsw_ef, ceiling, mapped, model, parts"
+        "number, storage, dim, metric, oversampling, hnsw_ef, ceiling, mapped, model, parts"
     )
 
 

@@ -7,10 +7,8 @@ latter, so that no query need be mapped: <q + S q, t> = <q, t + S' t>.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +18,7 @@ from hubplugin.errors import InputError
 from hubplugin.metric import Metric, augment_targets, unit_or_zero
 from hubplugin.model import OffsetModel, Value
 from hubplugin_qdrant.manifest import (
+    KEY,
     Payload,
     QdrantManifest,
     QdrantVersion,
@@ -27,7 +26,6 @@ from hubplugin_qdrant.manifest import (
     vectors_of,
 )
 from hubplugin_qdrant.plain_client import PointId, ShardKey
-from hubplugin_qdrant.requests import EMBEDDED
 
 AnyVector: TypeAlias = Any
 """A vector as a client gives it: a list, an array, a document to embed, a dict of these by name, or None."""
@@ -41,27 +39,14 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class StoredOffsets:
-    """What one point holds for all versions: numbers under our payload `key`, {"v3": 0.0123}, and augmented vectors,
-    {"hub_v3": [..., 0.0123]}. key: None where no version has its offsets in payloads."""
+    """What one point holds for all versions.
 
-    key: str | None = None
+    offsets: numbers under our payload key, {"v3": 0.0123}. vectors: augmented ones,
+    {"hub_v3": [..., 0.0123]}.
+    """
+
     offsets: dict[str, float] = field(default_factory=dict)
     vectors: dict[str, list[float]] = field(default_factory=dict)
-
-    def in_payload(self, payload: Payload | None) -> Payload | None:
-        """`payload` with the offsets. Raises InputError if it has our key."""
-        if payload and not isinstance(payload, Mapping):
-            return payload  # none, for the client to refuse
-        require_free(payload or (), self.key)
-        return (
-            {**(payload or {}), self.key: self.offsets}
-            if self.key and self.offsets
-            else payload
-        )
-
-    def beside(self, vector: AnyVector) -> AnyVector:
-        """`vector`, or the vectors of a point by name, with the augmented ones."""
-        return {**by_name(vector), **self.vectors} if self.vectors else vector
 
 
 def values_of(
@@ -157,7 +142,7 @@ def rounding(
 
 def read_offset(version: QdrantVersion, payload: Payload | None) -> float | None:
     """The offset of `version` in the `payload` of a point, None if there is none."""
-    under = (payload or {}).get(version.offset_key)
+    under = (payload or {}).get(KEY)
     value: Any = under.get(version.field) if isinstance(under, dict) else None
     return float(value) if type(value) in (int, float) else None
 
@@ -173,25 +158,18 @@ def group_of(payload: Payload | None, key: str) -> Value:
 def compute_stored(
     points: Sequence[Any], models: Sequence[tuple[QdrantVersion, OffsetModel]]
 ) -> list[StoredOffsets]:
-    """The offsets that `points`, which have a `vector` and perhaps a `payload`, get by each of `models`. The payload
-    says which group a point is in, where a model has groups.
+    """Return the offsets that `points`, which have a `vector`, get by each of `models`.
 
-    A vector that is absent, not yet embedded or of another dimension has no offset; whether it may be written is the
-    server's to say. A vector of length 0, which has no cosine, has the offset 0, with which it scores 0, as it does
-    raw.
+    A vector that is absent, not yet embedded or of another dimension has no offset;
+    whether it may be written is the server's to say. A vector of length 0, which has no
+    cosine, has the offset 0, with which it scores 0, as it does raw.
     """
-    key = next(
-        (version.offset_key for version, _ in models if version.storage == "payload"),
-        None,
-    )
-    stored = [StoredOffsets(key) for _ in points]
+    stored = [StoredOffsets() for _ in points]
     for version, model in models:
         rows, vectors = usable([point.vector for point in points], version)
-        judged = (
-            vectors.any(axis=1)
-            if version.metric is Metric.COSINE
-            else np.ones(len(rows), bool)
-        )
+        judged = np.ones(len(rows), bool)
+        if version.metric is Metric.COSINE:
+            judged = vectors.any(axis=1)
         offsets = np.zeros(len(rows), np.float32)
         if judged.any():
             offsets[judged] = model.offsets(vectors[judged])
@@ -206,51 +184,40 @@ def compute_stored(
 def usable(
     vectors: Sequence[AnyVector], version: QdrantVersion
 ) -> tuple[list[int], np.ndarray]:
-    """The rows of `vectors` that bring one that `version` can judge, and these vectors [b, dim]."""
+    """Return the rows of `vectors` that `version` can judge, and these [b, dim]."""
     rows, dense = [], []
     for row, vector in enumerate(vectors):
         vector = by_name(vector).get(version.vector)
+        if not isinstance(vector, (list, tuple, np.ndarray)):
+            continue
         try:
-            array = (
-                np.asarray(vector)
-                if isinstance(vector, (list, tuple, np.ndarray))
-                else np.array(None)
-            )
+            array = np.asarray(vector)
         except ValueError:  # lists of several lengths
             continue
-        if (
-            array.dtype.kind in "fiub"
-            and array.shape == (version.dim,)
-            and np.isfinite(array).all()
-        ):
+        is_dense = array.dtype.kind in "fiub" and array.shape == (version.dim,)
+        if is_dense and np.isfinite(array).all():
             rows.append(row)
             dense.append(array)
     return rows, np.array(dense, np.float32).reshape(len(rows), version.dim)
 
 
-def awaits_embedding(points: Sequence[Any], versions: Sequence[QdrantVersion]) -> bool:
-    """Whether a vector of `points` that `versions` correct is a document that only the server will embed."""
-    names = {version.vector for version in versions}
-    return any(
-        isinstance(by_name(point.vector).get(name), EMBEDDED)
-        for point in points
-        for name in names
-    )
-
-
 def with_stored(
     points: Sequence[models.PointStruct], stored: Sequence[StoredOffsets]
 ) -> list[models.PointStruct]:
-    """`points` with the offsets that each has in `stored`. Raises InputError if a payload has our key."""
-    return [
-        point.model_copy(
-            update={
-                "payload": each.in_payload(point.payload),
-                "vector": each.beside(point.vector),
-            }
-        )
-        for point, each in zip(points, stored, strict=True)
-    ]
+    """Return `points` with the offsets that each has in `stored`.
+
+    Raises InputError if a payload has our key.
+    """
+    written = []
+    for point, each in zip(points, stored, strict=True):
+        update: dict[str, Any] = {}
+        if each.offsets:
+            require_free(point.payload, KEY)
+            update["payload"] = {**(point.payload or {}), KEY: each.offsets}
+        if each.vectors:
+            update["vector"] = {**by_name(point.vector), **each.vectors}
+        written.append(point.model_copy(update=update))
+    return written
 
 
 def by_name(vector: AnyVector) -> dict[str, AnyVector]:
@@ -287,7 +254,7 @@ def mend(
     under: Any = (record.payload or {}).get(KEY)
     fields = our_fields(under)
     held = {name: under[name] for name in fields}
-    if not _are_same(stored.offsets, held):
+    if not all(_is_same(x, held.get(name)) for name, x in stored.offsets.items()):
         operations.append(set_offsets(record.id, stored.offsets, record.shard_key))
     surplus = fields - stored.offsets.keys() - {version.field for version in outgoing}
     if surplus:
@@ -312,10 +279,6 @@ def mend(
         delete = models.DeleteVectors(vector=sorted(surplus), **target)
         operations.append(models.DeleteVectorsOperation(delete_vectors=delete))
     return operations
-
-
-def _are_same(expected: Mapping[str, float], held: Mapping[str, float]) -> bool:
-    return all(_is_same(value, held.get(name)) for name, value in expected.items())
 
 
 def _is_same(expected: Any, held: Any) -> bool:

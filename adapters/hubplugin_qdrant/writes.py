@@ -84,10 +84,11 @@ def _is_plain(point: Any, pairs: Models) -> bool:
     if type(point) is not models.PointStruct:
         return False
     vectors = offsets.by_name(point.vector)
+    has_payload = isinstance(point.payload, dict) and len(point.payload) > 0
     for version, _ in pairs:
         if not isinstance(vectors.get(version.vector), list):
             return False
-        if version.storage == "payload" and not point.payload:
+        if version.storage == "payload" and not has_payload:
             return False
     return True
 
