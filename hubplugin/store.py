@@ -190,6 +190,13 @@ class Store(ABC):
     how_to_record: str = "hubplugin.Recorder(FOLDER).add(queries) beside each search"
     """What to do so that there are recorded queries."""
 
+    def for_job(self) -> Store:
+        """Return this store for one job.
+
+        What does not change by itself, such as the manifest, is read once by it.
+        """
+        return self
+
     @abstractmethod
     def count(self) -> int:
         """How many vectors `scan` yields."""

@@ -14,7 +14,7 @@ from hubplugin.metric import Metric
 from hubplugin.store import Explanation
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.manifest import QdrantVersion
-from hubplugin_qdrant.metadata import MANIFEST_ID, part_id
+from hubplugin_qdrant.metadata import MANIFEST_ID, part_ids
 
 
 def explain(
@@ -95,9 +95,7 @@ def _constants(version: QdrantVersion, collection: str) -> Iterator[str]:
             if is_cosine
             else ""
         )
-        parts = ", ".join(
-            part_id(version.number, number) for number in range(version.parts)
-        )
+        parts = ", ".join(part_ids(version))
         yield f"the query in the prefetch is mapped: q + S q, {of}{weight}"
         yield "a search by a point's id is not mapped, and its $score stands alone"
         yield (
