@@ -241,14 +241,12 @@ class CachedManifest:
 class CorrectionCache:
     """What a corrected client knows: the manifests and models of its collections.
 
-    raw: the plain client. oversampling, hnsw_ef: take the places of the calibrated
-    ones. recorder: keeps the queries, if they are to be kept. fits, maps: models for
-    writes and query maps for searches, by the fingerprint of the model.
+    raw: the plain client. recorder: keeps the queries, if they are to be kept. fits,
+    maps: models for writes and query maps for searches, by the fingerprint of the
+    model.
     """
 
     raw: Any
-    oversampling: float | None = None
-    hnsw_ef: int | None = None
     recorder: Recorder | None = None
     manifests: dict[str, CachedManifest] = field(default_factory=dict)
     fits: dict[str, OffsetModel] = field(default_factory=dict)
@@ -351,10 +349,10 @@ class CorrectionCache:
     ) -> Operation[QdrantManifest]:
         """Return `manifest` with what this client searches by.
 
-        That is what the client was told, the maps of queries, and whether a point lacks
-        its augmented vector: without such points no search need look for them. (A count
-        would count vectors of deleted points.) Versions whose augmented vectors are
-        gone are left out. Raises what `read_model` raises.
+        That is the maps of queries, and whether a point lacks its augmented vector:
+        without such points no search need look for them. (A count would count vectors
+        of deleted points.) Versions whose augmented vectors are gone are left out.
+        Raises what `read_model` raises.
         """
         if m.vectors_of(manifest.everything):
             call = Call(self.raw.get_collection, collection)
@@ -363,11 +361,8 @@ class CorrectionCache:
                 manifest = self._without_lost(
                     collection, manifest, info.config.params.vectors or ()
                 )
-        options = {"oversampling": self.oversampling, "hnsw_ef": self.hnsw_ef}
-        options = {name: value for name, value in options.items() if value is not None}
         active: dict[str, QdrantVersion] = {}
         for name, version in manifest.active.items():
-            version = version.replace(**options)
             if version.storage == "vector":
                 condition = lacks_augmented_vector(version)
                 lacking = Call(

@@ -406,22 +406,15 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         )
 
     def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
-        version = self.require_active()
-        query = asked
+        self.require_active()
+        query: Any = asked
         if isinstance(asked, np.ndarray):
             query = asked.astype(np.float32).tolist()
         request = models.QueryRequest(
             query=query, using=self.vector or None, limit=k, with_payload=True
         )
         with self.transport.one_line("explaining"):
-            cache = CorrectionCache(self.client)
-            cached = run(cache.lookup(self.collection))
-            ((corrected, _),) = run(searches.rewrite_requests(cache, cached, [request]))
-        if cached.manifest is not None:
-            version = cached.manifest.active.get(self.vector, version)
-        place = plain_client.address(self.client)
-        has_key = "QDRANT_API_KEY" in os.environ
-        return explanation.explain(version, corrected, self.collection, place, has_key)
+            return explanation.explain(self.client, self.collection, request)
 
     def with_filter(self, condition: str) -> QdrantStore:
         """Return this store, whose searches return what meets `condition`.

@@ -105,6 +105,16 @@ def apply_to(
     return hubplugin.apply(store, bank, method, **given)
 
 
+def widen(store: Any, oversampling: float) -> None:
+    """Lets searches fetch so many candidates a result, whatever was calibrated."""
+    manifest = store.read_manifest()
+    active = {
+        name: version.model_copy(update={"oversampling": oversampling})
+        for name, version in manifest.active.items()
+    }
+    store.write_manifest(manifest.replace(active=active))
+
+
 def know(
     client: HubQdrantClient, collection: str, manifest: QdrantManifest | None
 ) -> None:
@@ -208,6 +218,7 @@ class Photos:
             vector=self.using,
             **self.settings() | given,
         )
+        widen(self.store(), ROWS / 10)  # every point is a candidate
         return self.wrapped()
 
     def corrected(self) -> Any:
@@ -222,7 +233,6 @@ class Photos:
 
     def wrapped(self, **options) -> Any:
         """A corrected client on the collection."""
-        options = {"oversampling": ROWS / 10} | options  # every point is a candidate
         if not self.awaited:
             return HubQdrantClient.wrap(self.plain, **options)
         plain = AsyncQdrantClient(":memory:")
@@ -242,6 +252,7 @@ class Photos:
             self.store(),
             replace(model, query_map=QueryMap(step, 1.0, 200)).centre_on(self.gallery),
         )
+        widen(self.store(), ROWS / 10)
         return self.wrapped()
 
     def without_map(self) -> OffsetModel:
