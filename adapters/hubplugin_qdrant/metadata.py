@@ -25,7 +25,7 @@ from hubplugin_qdrant.calls import Call, Computing, Operation
 from hubplugin_qdrant.manifest import Payload, QdrantManifest, QdrantVersion
 from hubplugin_qdrant.offsets import StoredOffsets, compute_stored, read_offset
 from hubplugin_qdrant.plain_client import Arguments
-from hubplugin_qdrant.requests import has_offset, has_vector, lacks_augmented_vector
+from hubplugin_qdrant.requests import has_offset, lacks_augmented_vector
 from hubplugin_qdrant.transport import PASSING, Fault, fault_of
 
 MANIFEST_ID = 0

@@ -37,7 +37,7 @@ from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import QueryMap
 from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
-from hubplugin_qdrant.plain_client import Arguments, ShardKey, copy_with, resolve
+from hubplugin_qdrant.plain_client import Arguments, copy_with, resolve
 
 EMBEDDED = (models.Document, models.Image, models.InferenceObject)
 """What somebody embeds: the client, before a request is rewritten, or else the server."""

@@ -304,7 +304,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         for page in self.transport.pages(list, with_payload=[KEY]):
             for record in page:
                 payload = record.payload or {}
-                if KEY in payload and not (payload[KEY] and m.holds_offsets(payload[KEY])):
+                if KEY in payload and not (
+                    payload[KEY] and m.holds_offsets(payload[KEY])
+                ):
                     raise StoreError(
                         f"{self.url}: the payload key {KEY!r} holds something of "
                         f"yours, in point {record.id!r}; call it otherwise first: "

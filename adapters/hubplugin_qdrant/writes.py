@@ -63,9 +63,7 @@ def upsert(
     return result
 
 
-def with_offsets(
-    points: list[Any], pairs: Models
-) -> tuple[list[Any], list[PointId]]:
+def with_offsets(points: list[Any], pairs: Models) -> tuple[list[Any], list[PointId]]:
     """Return `points`, plain ones with their offsets, and the ids of the others."""
     plain = [point for point in points if _is_plain(point, pairs)]
     stored = offsets.compute_stored(plain, pairs)
