@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from hubplugin.atomic import lack_of_room
-from hubplugin.errors import EmptyInput, StoreError
+from hubplugin.errors import EmptyInput, InputError, StoreError
 from hubplugin.executors import Shard
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value
@@ -282,6 +282,16 @@ class Store(ABC):
         """This store, whose searches return only targets that meet `condition`, in its own language. Raises InputError
         for a condition that it cannot read."""
         raise StoreError(f"{self.url} searches without filters")
+
+
+def for_job(store: Store) -> Store:
+    """Return `store` as one job asks it. Raises InputError for anything else."""
+    if not isinstance(store, Store):
+        raise InputError(
+            f"expected a store, got {type(store).__name__}; open one: "
+            "hubplugin.open_store(URL)"
+        )
+    return store.for_job()
 
 
 class StoreShard(Shard):
