@@ -112,11 +112,11 @@ def ids_of(points: Any) -> list[PointId]:
     for point in points:
         key = point if isinstance(point, ID_TYPES) else field_of(point, "id")
         if isinstance(key, ID_TYPES):
-            ids.append(int(key) if isinstance(key, np.integer) else key)
+            ids.append(key)
     return ids
 
 
-ID_TYPES = (int, np.integer, str, UUID)
+ID_TYPES = (int, str, UUID)
 
 
 def bodies_of(operations: Any) -> list[Any]:
