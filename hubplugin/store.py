@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from hubplugin.atomic import lack_of_room
-from hubplugin.errors import EmptyInput, StoreError
+from hubplugin.errors import EmptyInput, InputError, StoreError
 from hubplugin.executors import Shard
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value
@@ -31,30 +31,27 @@ class Batch:
     """Some targets of a store: `ids`, `vectors` [b, d] float32, and the `offsets` [b] float32 stored with them
     under the active correction, NaN where there is none, infinite where it is that of another vector. `foreign` of
     them carry something else where offsets lie, which no correction of this store has written. `place` is the store's
-    own, which it wants back with what is written. `groups`: the value by which each target is grouped, None where it
-    has none; see `Store.scan`. `rounding`: how far `offsets` may lie from the right ones [b], a function of these;
-    None where float32 keeps them."""
+    own, which it wants back with what is written. `values`: what each target has in the field that `Store.scan` was
+    asked for, None where it has nothing there. `rounding`: how far `offsets` may lie from the right ones [b], a
+    function of these; None where float32 keeps them."""
 
     ids: Sequence[Id]
     vectors: np.ndarray
     offsets: np.ndarray
     place: Id | None = None
     foreign: int = 0
-    groups: Sequence[Value] | None = None
+    values: Sequence[Value] | None = None
     rounding: Callable[[np.ndarray], np.ndarray] | None = None
 
     def take(self, rows: np.ndarray) -> Batch:
         """The targets of the row numbers `rows`, to be written."""
         ids = [self.ids[row] for row in rows.tolist()]
-        groups = (
-            None if self.groups is None else [self.groups[row] for row in rows.tolist()]
-        )
         return replace(
             self,
             ids=ids,
             vectors=self.vectors[rows],
             offsets=self.offsets[rows],
-            groups=groups,
+            values=None,
             rounding=None,
         )
 
@@ -128,7 +125,7 @@ class Writing(ABC):
     def scan(self) -> Iterator[Batch]:
         """The targets that may lack an offset of this version: all, or those behind which a run was cut off.
 
-        Their offsets are those of this version, NaN where there is none yet. They have `groups` where the model has.
+        Their offsets are those of this version, NaN where there is none yet.
         """
 
     @abstractmethod
@@ -193,16 +190,26 @@ class Store(ABC):
     how_to_record: str = "hubplugin.Recorder(FOLDER).add(queries) beside each search"
     """What to do so that there are recorded queries."""
 
+    def for_job(self) -> Store:
+        """Return this store for one job.
+
+        What does not change by itself, such as the manifest, is read once by it.
+        """
+        return self
+
     @abstractmethod
     def count(self) -> int:
         """How many vectors `scan` yields."""
 
     @abstractmethod
-    def scan(self, group_by: str | None = None) -> Iterator[Batch]:
-        """Every vector once, in batches: the originals [b, d], with the offsets of the active correction.
+    def scan(self, field: str | None = None) -> Iterator[Batch]:
+        """Yield every vector once, in batches: the originals [b, d], with the offsets of the active correction.
 
-        group_by: the key whose values are the `groups` of a batch; without it they are those of the active correction,
-        where that is by groups. A store whose targets have nothing but a vector calls `require_ungrouped`.
+        Args:
+            field: The key of the targets that is read into `Batch.values`, such as that of titles or names.
+
+        Raises:
+            StoreError: The store cannot be read, or its targets have no such field.
         """
 
     @abstractmethod
@@ -275,6 +282,16 @@ class Store(ABC):
         """This store, whose searches return only targets that meet `condition`, in its own language. Raises InputError
         for a condition that it cannot read."""
         raise StoreError(f"{self.url} searches without filters")
+
+
+def for_job(store: Store) -> Store:
+    """Return `store` as one job asks it. Raises InputError for anything else."""
+    if not isinstance(store, Store):
+        raise InputError(
+            f"expected a store, got {type(store).__name__}; open one: "
+            "hubplugin.open_store(URL)"
+        )
+    return store.for_job()
 
 
 class StoreShard(Shard):
@@ -354,15 +371,6 @@ def require_room(folder: Path, needed: int) -> None:
     if lack := lack_of_room(folder, needed):
         raise StoreError(
             f"cannot write in {str(folder)!r}: {lack}; nothing was changed"
-        )
-
-
-def require_ungrouped(store: Store, group_by: str | None) -> None:
-    """Raises StoreError if targets of `store`, which have nothing but a vector, are to be grouped: unless `group_by` is
-    None."""
-    if group_by is not None:
-        raise StoreError(
-            f"{store.url}: its targets are vectors alone, without a field {group_by!r}"
         )
 
 

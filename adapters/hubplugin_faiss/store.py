@@ -41,7 +41,6 @@ from hubplugin.store import (
     Store,
     StoreShard,
     Writing,
-    require_ungrouped,
 )
 from hubplugin.vectors import Progress
 from hubplugin_faiss.calibration import is_exact, parts, require_answers
@@ -390,8 +389,11 @@ class FaissStore(ManifestStore[FaissVersion]):
     def count(self) -> int:
         return self.handler.count
 
-    def scan(self, group_by: str | None = None) -> Iterator[Batch]:
-        require_ungrouped(self, group_by)
+    def scan(self, field: str | None = None) -> Iterator[Batch]:
+        if field is not None:
+            raise StoreError(
+                f"{self.url}: its targets are vectors alone, without a field {field!r}"
+            )
         return self.scan_rows(0, self.count())
 
     @cached_property

@@ -117,14 +117,13 @@ class PgvectorStore(DocumentStore):
         query = f"SELECT count(*) FROM {self.table.identifier} WHERE {self.table.has_vector}"
         return int(self.database.rows(query)[0][0])
 
-    def scan(self, group_by: str | None = None) -> Iterator[Batch]:
+    def scan(self, field: str | None = None) -> Iterator[Batch]:
         active = self.active()
-        group_by = group_by or (active.group_by if active else None)
-        return self.batches(active.column if active else None, group_by)
+        return self.batches(active.column if active else None, field)
 
-    def batches(self, offset: str | None, group_by: str | None) -> Iterator[Batch]:
+    def batches(self, offset: str | None, field: str | None) -> Iterator[Batch]:
         """All targets, in the order of their key, with the offsets in the column `offset` and their values of
-        `group_by`.
+        `field`.
 
         Each batch is a statement of its own, so that a scan of hours keeps no vacuum from its work and no index from
         being built.
@@ -132,11 +131,11 @@ class PgvectorStore(DocumentStore):
         key = self.table.key
         behind = f"({key.names('target')}) > ({key.values('%(id)s::text')})"
         order = f"ORDER BY {key.names('target')} LIMIT {PAGE}"
-        batch = self._read_batch(order, {}, offset, group_by)
+        batch = self._read_batch(order, {}, offset, field)
         while batch.ids:
             yield batch
             batch = self._read_batch(
-                f"AND {behind} {order}", {"id": str(batch.ids[-1])}, offset, group_by
+                f"AND {behind} {order}", {"id": str(batch.ids[-1])}, offset, field
             )
 
     def _read_batch(
@@ -144,23 +143,23 @@ class PgvectorStore(DocumentStore):
         clauses: str,
         parameters: dict[str, str],
         offset: str | None = None,
-        group_by: str | None = None,
+        field: str | None = None,
     ) -> Batch:
         """The targets that a query with the `clauses` behind its WHERE gives."""
-        if group_by is not None and group_by not in self.table.columns:
-            raise StoreError(f"{self.url} has no column {group_by!r}")
+        if field is not None and field not in self.table.columns:
+            raise StoreError(f"{self.url} has no column {field!r}")
         table = self.table
         columns = (
             table.key.id("target"),
             quote_name(table.vector),
             "NULL::real" if offset is None else quote_name(offset),
-            "NULL" if group_by is None else quote_name(group_by),
+            "NULL" if field is None else quote_name(field),
         )
         rows = self.database.rows(
             f"SELECT {', '.join(columns)} FROM {table.identifier} AS target WHERE {table.has_vector} {clauses}",
             parameters,
         )
-        ids, contents, offsets, groups = (
+        ids, contents, offsets, values = (
             zip(*rows, strict=True) if rows else ((), (), (), ())
         )
         kind = Vector if table.type == "vector" else HalfVector
@@ -169,7 +168,7 @@ class PgvectorStore(DocumentStore):
             ids,
             np.array(vectors, np.float32).reshape(-1, self.dim),
             np.array(offsets, np.float32),  # None becomes NaN
-            groups=[_as_value(group) for group in groups],
+            values=[_as_value(value) for value in values],
         )
 
     def require_writable(self, *, dry_run: bool = False) -> None:
@@ -430,7 +429,7 @@ class PgvectorWriting(Writing):
         self._store, self._version, self.found = store, version, found
 
     def scan(self) -> Iterator[Batch]:
-        return self._store.batches(self._version.column, self._version.group_by)
+        return self._store.batches(self._version.column, None)
 
     @retry_deadlocks
     def write(self, batch: Batch, offsets: np.ndarray) -> None:

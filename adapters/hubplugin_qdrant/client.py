@@ -217,7 +217,6 @@ class HubQdrantClient(_Corrected, QdrantClient):
     set_payload = like(QdrantClient.set_payload, writes.set_payload)
     overwrite_payload = like(QdrantClient.overwrite_payload, writes.overwrite_payload)
     clear_payload = like(QdrantClient.clear_payload, writes.clear_payload)
-    delete_payload = like(QdrantClient.delete_payload, writes.delete_payload)
     batch_update_points = like(
         QdrantClient.batch_update_points, writes.batch_update_points
     )
@@ -289,7 +288,6 @@ class AsyncHubQdrantClient(_Corrected, AsyncQdrantClient):
         AsyncQdrantClient.overwrite_payload, writes.overwrite_payload
     )
     clear_payload = like(AsyncQdrantClient.clear_payload, writes.clear_payload)
-    delete_payload = like(AsyncQdrantClient.delete_payload, writes.delete_payload)
     batch_update_points = like(
         AsyncQdrantClient.batch_update_points, writes.batch_update_points
     )

@@ -37,7 +37,7 @@ from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import QueryMap
 from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
-from hubplugin_qdrant.plain_client import Arguments, ShardKey, copy_with, resolve
+from hubplugin_qdrant.plain_client import Arguments, copy_with, resolve
 
 EMBEDDED = (models.Document, models.Image, models.InferenceObject)
 """What somebody embeds: the client, before a request is rewritten, or else the server."""
@@ -214,27 +214,6 @@ def has_offset(version: QdrantVersion) -> models.Filter:
     return models.Filter(
         must_not=models.IsEmptyCondition(is_empty=models.PayloadField(key=version.key))
     )
-
-
-def selector_fields(points: object, shard_key: ShardKey) -> dict[str, Any]:
-    """The fields of an update operation for what the client takes as `points`, and `shard_key`; TypeError for anything
-    else."""
-    if isinstance(points, (models.FilterSelector, models.PointIdsList)):
-        fields = {
-            name: value
-            for name, value in points.__dict__.items()
-            if name in ("filter", "points")
-        }
-        return fields | {
-            "shard_key": shard_key if shard_key is not None else points.shard_key
-        }
-    if isinstance(points, models.Filter):
-        return {"filter": points, "shard_key": shard_key}
-    if not isinstance(points, (list, tuple)):
-        raise TypeError(
-            f"expected ids, a Filter or a PointsSelector, got {type(points).__name__}"
-        )
-    return {"points": list(points), "shard_key": shard_key}
 
 
 UNLISTED = 1e15

@@ -90,7 +90,6 @@ def apply_to(
     vector: str | None = None,
     storage: Any = "auto",
     agreement: float | None = None,
-    offset_key: str | None = None,
     **given: Any,
 ) -> Any:
     """`hubplugin.apply` of the store that `open_store` gives for a collection."""
@@ -100,7 +99,6 @@ def apply_to(
         vector,
         storage=storage,
         agreement=agreement,
-        offset_key=offset_key,
     )
     return hubplugin.apply(store, bank, method, **given)
 
