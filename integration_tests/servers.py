@@ -6,11 +6,10 @@ import shutil
 import socket
 import ssl
 import subprocess
-import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -256,47 +255,6 @@ def container_network() -> Iterator[str]:
         yield name
     finally:
         execute(f"docker network rm {name}")
-
-
-class Stalling:
-    """Ports of this machine that lead to `others`, the ports of a server here, and can be made to pass nothing on."""
-
-    def __init__(self, *others: int):
-        self._passing = threading.Event()
-        self._passing.set()
-        self._listening = [socket.create_server(("127.0.0.1", 0)) for _ in others]
-        self.ports = [listening.getsockname()[1] for listening in self._listening]
-        for listening, other in zip(self._listening, others, strict=True):
-            threading.Thread(
-                target=self._accept, args=(listening, other), daemon=True
-            ).start()
-
-    @contextmanager
-    def stalled(self) -> Iterator[None]:
-        """In here nothing arrives; afterwards it does."""
-        self._passing.clear()
-        try:
-            yield
-        finally:
-            self._passing.set()
-
-    def close(self) -> None:
-        for listening in self._listening:
-            listening.close()
-
-    def _accept(self, listening: socket.socket, other: int) -> None:
-        with suppress(OSError):  # closed
-            while True:
-                client, _ = listening.accept()
-                server = socket.create_connection(("127.0.0.1", other))
-                for ends in ((client, server), (server, client)):
-                    threading.Thread(target=self._pass, args=ends, daemon=True).start()
-
-    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError), source, sink:
-            while content := source.recv(1 << 16):
-                self._passing.wait()
-                sink.sendall(content)
 
 
 def free_ports(count: int) -> list[int]:

@@ -6,13 +6,10 @@ import sys
 
 import numpy as np
 import pytest
-from qdrant_client import QdrantClient
 
 from hubplugin_qdrant import HubQdrantClient
 from integration_tests.backends import Server
-from integration_tests.galleries import AGREED, BANK, TARGETS, K
-from integration_tests.servers import Stalling
-from integration_tests.waiting import wait_until
+from integration_tests.galleries import BANK, K
 
 
 class RunningServer(Server):
@@ -58,47 +55,6 @@ def last_line(run):
     line = run.stderr.strip().splitlines()[-1]
     assert line.startswith("hubplugin: ")
     return line
-
-
-@pytest.mark.needs("grpc")
-def test_a_server_that_stops_answering_is_the_clients_own_error_for_that_time(
-    backend, fill, storage
-):
-    gallery = fill(using="code")
-    model = gallery.correct(storage)
-    between = Stalling(backend.address.http, backend.address.grpc)
-    ports = dict(zip(("port", "grpc_port"), between.ports, strict=True))
-    options = backend.address.options() | {"host": "127.0.0.1", "timeout": 2} | ports
-    plain, hub = QdrantClient(**options), HubQdrantClient(**options)
-
-    def error_of(call):
-        with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
-            call()
-        return type(caught.value)
-
-    assert gallery.agreement(hub, model) >= AGREED
-    with between.stalled():
-        expected = error_of(lambda: gallery.search(plain))
-        assert error_of(lambda: gallery.search(hub)) is expected
-        assert (
-            error_of(
-                lambda: hub.upsert(
-                    gallery.name, [gallery.point(gallery.ids[0], TARGETS[0])]
-                )
-            )
-            is expected
-        )
-    wait_until(lambda: _answers(hub, gallery))
-    assert gallery.agreement(hub, model) >= AGREED
-    assert gallery.health()[1:] == (0, 0)
-    between.close()
-
-
-def _answers(hub, gallery):
-    try:
-        return bool(gallery.search(hub))
-    except Exception:
-        return False
 
 
 @pytest.mark.needs("managed")

@@ -3,21 +3,20 @@
 import threading
 
 import pytest
-from qdrant_client import QdrantClient, models
+from qdrant_client import models
 
 import hubplugin
 import hubplugin_qdrant.transport
 from hubplugin import StoreError
-from hubplugin_qdrant import HubQdrantClient
 from integration_tests.galleries import (
     AGREED,
-    APPLY,
-    BANK,
     OTHER_BANK,
     QUERIES,
     TARGETS,
 )
 from integration_tests.waiting import wait_until
+
+pytestmark = pytest.mark.needs("server")
 
 
 @pytest.mark.parametrize("payload", [None, {}], ids=["none", "empty"])
@@ -63,7 +62,6 @@ def assert_no_offset_is_left(gallery):
     assert not any("hub_offset" in payload for _, payload in gallery.content().values())
 
 
-@pytest.mark.needs("server")
 def test_points_deleted_while_offsets_are_taken_out_do_no_harm(
     backend, gallery, monkeypatch
 ):
@@ -114,7 +112,6 @@ LIMITS = {
 }
 
 
-@pytest.mark.needs("server")
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 def test_each_limit_of_strict_mode_is_kept(backend, fill, storage, limits):
     gallery, client = fill(using="code", graph=True), backend.client()
@@ -151,7 +148,6 @@ def test_each_limit_of_strict_mode_is_kept(backend, fill, storage, limits):
     assert_no_offset_is_left(gallery)
 
 
-@pytest.mark.needs("server")
 @pytest.mark.parametrize("limit", [0, 1])
 def test_a_strict_server_without_room_for_an_index_is_told_before_anything_is_written(
     backend, fill, limit
@@ -174,7 +170,6 @@ def test_a_strict_server_without_room_for_an_index_is_told_before_anything_is_wr
     assert not client.collection_exists(f"{gallery.name}--hub")
 
 
-@pytest.mark.needs("server")
 @pytest.mark.parametrize("kind", ["integer", "keyword", "datetime"])
 def test_a_payload_index_that_hides_offsets_is_named_and_mended_by_a_refresh(
     backend, gallery, kind
@@ -192,7 +187,6 @@ def test_a_payload_index_that_hides_offsets_is_named_and_mended_by_a_refresh(
     assert gallery.agreement(backend.wrapped(), model) >= AGREED
 
 
-@pytest.mark.needs("server")
 def test_rates_that_are_limited_are_waited_for(backend, fill):
     # A minute's worth of either is less than what making the gallery and correcting it takes.
     gallery = fill(
@@ -204,17 +198,3 @@ def test_rates_that_are_limited_are_waited_for(backend, fill):
     )
     assert gallery.health()[1:] == (0, 0)
     assert gallery.agreement(backend.wrapped(), model) >= AGREED
-
-
-@pytest.mark.needs("server")
-def test_a_client_with_the_default_patience_is_enough(backend, gallery):
-    options = {
-        name: value
-        for name, value in backend.address.options().items()
-        if name != "timeout"
-    }
-    model = hubplugin.apply(
-        gallery.store(client=QdrantClient(**options)), BANK, **APPLY
-    ).model
-    assert gallery.agreement(HubQdrantClient(**options), model) >= AGREED
-    hubplugin.remove(gallery.store(client=QdrantClient(**options)))

@@ -8,30 +8,7 @@ import hubplugin
 from integration_tests.galleries import AGREED, LATER, QUERIES, K, assert_same, point_id
 from integration_tests.waiting import wait_until
 
-
-def test_either_storage_corrects_is_maintained_and_is_removed_without_a_trace(
-    backend, fill, storage
-):
-    gallery = fill(using="code")
-    before, ids, vectors = gallery.content(), gallery.ids, gallery.vectors
-    model = gallery.correct(storage)
-    assert gallery.agreement(backend.wrapped(), model) >= AGREED
-
-    fresh = [point_id(len(ids) + row) for row in range(len(LATER))]
-    gallery.insert(fresh, LATER)
-    gallery.ids, gallery.vectors = ids + fresh, np.concatenate([vectors, LATER])
-    assert set(fresh) & {
-        point.id for points in gallery.search(backend.wrapped()) for point in points
-    }
-    assert gallery.health() == (len(gallery.ids), len(LATER), 0)
-    hubplugin.refresh(gallery.store())
-    assert gallery.agreement(backend.wrapped(), model) >= AGREED
-
-    backend.client().delete(gallery.name, fresh, wait=True)
-    gallery.ids, gallery.vectors = ids, vectors
-    hubplugin.remove(gallery.store())
-    assert_same(gallery.content(), before)
-    assert gallery.agreement(backend.wrapped(), None) == 1
+pytestmark = pytest.mark.needs("server")
 
 
 def test_points_that_come_where_others_were_deleted_are_found(backend, fill, storage):
@@ -55,7 +32,6 @@ def test_a_collection_of_float16_is_corrected_and_stays_so(backend, fill, storag
     assert gallery.agreement(backend.wrapped(), model) >= AGREED - 0.01
 
 
-@pytest.mark.needs("server")
 @pytest.mark.parametrize("storage", ["auto", "vector"])
 def test_a_collection_of_four_bits_is_corrected_and_stays_so(backend, fill, storage):
     """In payloads by default; a second vector beside four bits has sixteen."""
@@ -93,9 +69,7 @@ QUANTISED = {
 def test_the_offsets_of_a_quantised_collection_keep_their_weight(
     backend, fill, storage, kind
 ):
-    gallery = fill(
-        using="code", graph="server" in backend.can, quantization_config=QUANTISED[kind]
-    )
+    gallery = fill(using="code", graph=True, quantization_config=QUANTISED[kind])
     model, hub = gallery.correct(storage), backend.wrapped()
     exact = models.SearchParams(exact=True)
     assert (
@@ -105,7 +79,6 @@ def test_the_offsets_of_a_quantised_collection_keep_their_weight(
     assert gallery.agreement(hub, model) >= raw - 0.03  # by the codes and the graph
 
 
-@pytest.mark.needs("server")
 def test_either_storage_reaches_the_recall_of_the_raw_graph(backend, fill, storage):
     gallery = fill(using="code", graph=True)
     model = gallery.correct(storage)
@@ -114,10 +87,9 @@ def test_either_storage_reaches_the_recall_of_the_raw_graph(backend, fill, stora
     assert gallery.agreement(backend.wrapped(), model) >= raw - 0.02
 
 
-@pytest.mark.needs("server")  # local mode takes no unnamed vector beside a named one
 def test_a_second_vector_beside_an_unnamed_one_disturbs_no_plain_client(backend, fill):
     backend.require((1, 18), "a second vector in place")
-    gallery = fill(graph="server" in backend.can)
+    gallery = fill(graph=True)
     client, before = backend.client(), gallery.content()
     model = gallery.correct("vector")
     assert gallery.agreement(backend.wrapped(), model) >= 0.97

@@ -1,14 +1,11 @@
 """One server: by its URL, as an executable, as a container."""
 
-import os
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 from qdrant_client import QdrantClient
 
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
@@ -21,7 +18,6 @@ from integration_tests.servers import (
     free_ports,
     make_certificates,
 )
-from integration_tests.waiting import wait_until
 
 TEST_KEY = "for-tests-only"
 KEYS = {
@@ -33,7 +29,7 @@ KEYS = {
 class Server(Backend):
     """A backend that is a server at `address`."""
 
-    can = frozenset({"processes", "server", "grpc"})
+    can = frozenset({"server"})
     address: Address
 
     def client(self) -> QdrantClient:
@@ -53,36 +49,6 @@ class Server(Backend):
 
     def version(self) -> str:
         return str(self.client().info().version)
-
-
-class Url(Server):
-    name = "url"
-    can = Server.can - {"grpc"}
-
-    @classmethod
-    def missing(cls) -> str | None:
-        return (
-            None
-            if os.environ.get("HUBPLUGIN_QDRANT_URL")
-            else "set HUBPLUGIN_QDRANT_URL, and QDRANT_API_KEY if it asks"
-        )
-
-    @contextmanager
-    def started(self, folder: Path) -> Iterator[None]:
-        url = httpx.URL(os.environ["HUBPLUGIN_QDRANT_URL"])
-        if url.scheme not in ("http", "https"):
-            raise ValueError(
-                "HUBPLUGIN_QDRANT_URL: expected http://HOST:6333 or https://HOST:6333"
-            )
-        self.address = Address(
-            url.host,
-            url.port or 6333,
-            6334,
-            api_key=os.environ.get("QDRANT_API_KEY"),
-            https=url.scheme == "https",
-        )
-        wait_until(self.address.ready)
-        yield
 
 
 class LocalServer(Server):
@@ -133,10 +99,6 @@ class Binary(LocalServer):
         """Returns when it answers again."""
         self._process.start()
 
-    def fresh(self) -> Address:
-        """The address of an empty server, which goes when the session does."""
-        return self._beside("fresh")
-
     def keyed(self) -> Address:
         return self._beside("keyed", KEYS, api_key=TEST_KEY)
 
@@ -155,14 +117,6 @@ class Binary(LocalServer):
             https=True,
             authority=folder / "cacert.pem",
         )
-
-    def restored(self, snapshot: bytes) -> Address:
-        """The address of a server that began with a snapshot of a whole storage."""
-        name = f"restored-{uuid.uuid4().hex[:8]}"
-        file = self._folder / name / "whole.snapshot"
-        file.parent.mkdir()
-        file.write_bytes(snapshot)
-        return self._beside(name, arguments=("--storage-snapshot", str(file)))
 
     def _beside(
         self,
