@@ -223,11 +223,8 @@ class Gallery:
     def drop(self) -> None:
         """Leaves nothing behind."""
         client = self.backend.client()
-        for collection in client.get_collections().collections:  # with its companion
-            if collection.name == self.name or collection.name.startswith(
-                f"{self.name}--"
-            ):
-                client.delete_collection(collection.name)
+        for name in (self.name, f"{self.name}--hub"):
+            client.delete_collection(name)
 
     def search(
         self,

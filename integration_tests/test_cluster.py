@@ -54,32 +54,24 @@ class Placement:
     """Where the shards of a collection lie, and what changes it."""
 
     def __init__(self, backend, collection: str):
-        self._first, *_ = self._nodes = [
-            f"http://{address.host}:{address.http}/collections/{collection}"
-            for address in backend.addresses.values()
-        ]
+        address = backend.address
+        node = f"http://{address.host}:{address.http}"
+        self._url = f"{node}/collections/{collection}/cluster"
 
     def change(self, **operation) -> None:
-        httpx.post(
-            f"{self._first}/cluster", json=operation, timeout=60
-        ).raise_for_status()
+        httpx.post(self._url, json=operation, timeout=60).raise_for_status()
 
-    def read(self, node: str | None = None) -> dict:
-        return (
-            httpx.get(f"{node or self._first}/cluster", timeout=60)
-            .raise_for_status()
-            .json()["result"]
-        )
+    def read(self) -> dict:
+        answer = httpx.get(self._url, timeout=60).raise_for_status()
+        return answer.json()["result"]
 
-    def replicas(self) -> dict[int, tuple[int, str]]:
-        """The node of each shard, of which there is one replica, and its state."""
+    def node_of(self, shard: int) -> int:
+        """Where a shard lies, of which there is one replica."""
         state = self.read()
-        shards = [
-            {"peer_id": state["peer_id"], **shard} for shard in state["local_shards"]
-        ] + state["remote_shards"]
-        return {
-            shard["shard_id"]: (shard["peer_id"], shard["state"]) for shard in shards
-        }
+        for remote in state["remote_shards"]:
+            if remote["shard_id"] == shard:
+                return remote["peer_id"]
+        return state["peer_id"]
 
     def is_at_rest(self) -> bool:
         return not self.read()["shard_transfers"]
@@ -100,23 +92,18 @@ def test_shards_that_move_to_another_node_during_apply_keep_every_offset(
     def move_once(task, done, total):
         if task == "writing offsets" and not moves:
             state = placement.read()
-            (shard, *_), away = (
-                state["local_shards"],
-                state["remote_shards"][0]["peer_id"],
-            )
-            moves.append(
-                {
-                    "shard_id": shard["shard_id"],
-                    "from_peer_id": state["peer_id"],
-                    "to_peer_id": away,
-                }
-            )
-            placement.change(move_shard=moves[0])
+            move = {
+                "shard_id": state["local_shards"][0]["shard_id"],
+                "from_peer_id": state["peer_id"],
+                "to_peer_id": state["remote_shards"][0]["peer_id"],
+            }
+            moves.append(move)
+            placement.change(move_shard=move)
 
     model = gallery.correct(compute=Compute(progress=move_once))
     wait_until(placement.is_at_rest)
     (move,) = moves
-    assert placement.replicas()[move["shard_id"]][0] == move["to_peer_id"]
+    assert placement.node_of(move["shard_id"]) == move["to_peer_id"]
     require_whole(gallery, model)
 
 

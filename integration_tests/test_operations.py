@@ -19,7 +19,6 @@ from integration_tests.galleries import (
     BANK,
     TARGETS,
 )
-from integration_tests.test_connections import RunningServer
 
 pytestmark = pytest.mark.needs("server")
 
@@ -40,12 +39,11 @@ def test_a_collection_under_constant_writes_is_corrected_and_nothing_is_lost(
             others = [
                 gallery.ids[row] for row in rng.integers(len(gallery.ids), size=5)
             ]
-            rows = TARGETS[rng.integers(len(TARGETS), size=10)] + 0.05 * rng.normal(
-                size=(10, TARGETS.shape[1])
-            )
+            rows = TARGETS[rng.integers(len(TARGETS), size=10)]
+            rows = rows + 0.05 * rng.normal(size=rows.shape)
             points = [
                 gallery.point(key, row, {"row": key})
-                for key, row in zip(ids, rows, strict=False)
+                for key, row in zip(ids, rows[:5], strict=True)
             ]
             writer_client.upsert(gallery.name, points, wait=False)
             written.extend(ids)
@@ -71,11 +69,8 @@ def test_a_collection_under_constant_writes_is_corrected_and_nothing_is_lost(
     refreshed = hubplugin.refresh(gallery.store())
     assert refreshed.missing + refreshed.stale == missing + stale
     assert gallery.health()[1:] == (0, 0)
-    assert {
-        payload["row"]
-        for key, (_, payload) in gallery.content().items()
-        if key in set(written)
-    } == set(written)
+    content = gallery.content()
+    assert [content[key][1]["row"] for key in written] == written
 
 
 def token(key, access, **claims):
@@ -94,7 +89,7 @@ def token(key, access, **claims):
 @pytest.mark.needs("managed")
 @pytest.mark.parametrize("using", ["", "code"], ids=["unnamed", "named"])
 def test_keys_of_single_collections_do_what_they_allow(backend, using):
-    there = RunningServer(backend.keyed())
+    there = backend.keyed()
     gallery, options = there.gallery(using=using), there.address.options()
     both = (gallery.name, f"{gallery.name}--hub")
 
@@ -115,25 +110,11 @@ def test_keys_of_single_collections_do_what_they_allow(backend, using):
                 )
         model = gallery.correct()
         # ... but refreshes, who may read both searches corrected, and who may read the points alone is told.
-        assert (
-            hubplugin.refresh(
-                gallery.store(client=client(QdrantClient, both, "rw"))
-            ).stale
-            == 0
-        )
+        both_written = client(QdrantClient, both, "rw")
+        assert hubplugin.refresh(gallery.store(client=both_written)).stale == 0
         assert gallery.agreement(client(HubQdrantClient, both, "r"), model) >= AGREED
+        alone = client(HubQdrantClient, both[:1], "r")
         with pytest.warns(UserWarning, match="the api key may not read"):
-            assert (
-                gallery.agreement(client(HubQdrantClient, both[:1], "r"), None)
-                >= AGREED
-            )
-        expired = options | {
-            "api_key": token(there.address.api_key, "m", exp=1_000_000_000)
-        }
-        with pytest.raises(
-            hubplugin.StoreError,
-            match="opening: the api key is missing, wrong or expired",
-        ):
-            hubplugin.inspect(gallery.store(client=QdrantClient(**expired)))
+            assert gallery.agreement(alone, None) >= AGREED
     finally:
         gallery.drop()

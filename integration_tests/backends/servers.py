@@ -1,10 +1,9 @@
 """One server: by its URL, as an executable, as a container."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from qdrant_client import QdrantClient
 
@@ -16,7 +15,6 @@ from integration_tests.servers import (
     Executable,
     Process,
     free_ports,
-    make_certificates,
 )
 
 TEST_KEY = "for-tests-only"
@@ -68,26 +66,21 @@ class LocalServer(Server):
 class Binary(LocalServer):
     name = "binary"
     own_key: str | None = None
+    _keyed: Server | None = None
     can = Server.can | {"managed"}
 
     @contextmanager
     def started(self, folder: Path) -> Iterator[None]:
         with ExitStack() as self._stack:
-            self._folder, self._others = folder, dict[str, Address]()
+            self._folder = folder
             address = Address("127.0.0.1", *free_ports(2), api_key=self.own_key)
             self._process = self._run("server", address, KEYS if self.own_key else {})
             self.address = address
             yield
 
-    def _run(
-        self,
-        name: str,
-        address: Address,
-        settings: dict[str, str],
-        arguments: Sequence[str] = (),
-    ) -> Process:
+    def _run(self, name: str, address: Address, settings: dict[str, str]) -> Process:
         """A server that goes when the session does."""
-        process = self.process(self._folder / name, address, settings, arguments)
+        process = self.process(self._folder / name, address, settings)
         self._stack.callback(process.remove)
         process.start()
         return process
@@ -99,38 +92,14 @@ class Binary(LocalServer):
         """Returns when it answers again."""
         self._process.start()
 
-    def keyed(self) -> Address:
-        return self._beside("keyed", KEYS, api_key=TEST_KEY)
-
-    def tls(self) -> Address:
-        folder = make_certificates(self._folder / "tls")
-        settings = {
-            "QDRANT__SERVICE__ENABLE_TLS": "true",
-            "QDRANT__TLS__CERT": str(folder / "cert.pem"),
-            "QDRANT__TLS__KEY": str(folder / "key.pem"),
-            "QDRANT__TLS__CA_CERT": str(folder / "cacert.pem"),
-        }
-        return self._beside(
-            "tls",
-            settings,
-            host="localhost",
-            https=True,
-            authority=folder / "cacert.pem",
-        )
-
-    def _beside(
-        self,
-        name: str,
-        settings: dict[str, str] | None = None,
-        arguments: Sequence[str] = (),
-        host: str = "127.0.0.1",
-        **options: Any,
-    ) -> Address:
-        """The address of one more server, of which there is one of each name."""
-        if name not in self._others:
-            self._others[name] = Address(host, *free_ports(2), **options)
-            self._run(name, self._others[name], settings or {}, arguments)
-        return self._others[name]
+    def keyed(self) -> Server:
+        """An empty server that asks for an api key, and goes when the session does."""
+        if self._keyed is None:
+            address = Address("127.0.0.1", *free_ports(2), api_key=TEST_KEY)
+            self._run("keyed", address, KEYS)
+            self._keyed = Server()
+            self._keyed.address = address
+        return self._keyed
 
 
 class BinaryGrpc(Binary):
