@@ -103,14 +103,19 @@ def apply_to(
     return hubplugin.apply(store, bank, method, **given)
 
 
-def widen(store: Any, oversampling: float) -> None:
-    """Lets searches fetch so many candidates a result, whatever was calibrated."""
+def set_constants(store: Any, **constants: Any) -> None:
+    """Lets searches use `constants`, whatever was calibrated."""
     manifest = store.read_manifest()
     active = {
-        name: version.model_copy(update={"oversampling": oversampling})
+        name: version.model_copy(update=constants)
         for name, version in manifest.active.items()
     }
     store.write_manifest(manifest.replace(active=active))
+
+
+def widen(store: Any, oversampling: float) -> None:
+    """Lets searches fetch so many candidates a result."""
+    set_constants(store, oversampling=oversampling)
 
 
 def know(

@@ -205,13 +205,14 @@ def embedding(monkeypatch):
             )
         return value
 
-    def embed(self, raw_models, is_query=False, batch_size=None):
+    def embed(self, raw_models, is_query=False, **options):
         for each in [raw_models] if isinstance(raw_models, BaseModel) else raw_models:
             yield embedded(each, Photos.queries if is_query else Photos.bank)
 
-    monkeypatch.setattr(
-        "qdrant_client.embed.model_embedder.ModelEmbedder.embed_models", embed
-    )
+    for name in ("embed_models", "embed_models_strict"):
+        monkeypatch.setattr(
+            f"qdrant_client.embed.model_embedder.ModelEmbedder.{name}", embed
+        )
 
 
 def test_a_document_that_the_client_embeds_is_corrected(photos, embedding):
