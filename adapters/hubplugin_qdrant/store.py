@@ -15,7 +15,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from hubplugin import corrections
-from hubplugin.calibration import choose_queries
+from hubplugin.calibration import choose_queries, largest_offset
 from hubplugin.corrections import ManifestStore
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
@@ -169,9 +169,13 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         return self._run("looking for the manifest", metadata.exists)
 
     def new_version(self, model: OffsetModel, number: int) -> QdrantVersion:
-        parts = len(model.to_texts())
         return QdrantVersion.of(
-            model, number, self.vector, storage=self.storage, parts=parts
+            model,
+            number,
+            self.vector,
+            storage=self.storage,
+            parts=len(model.to_texts()),
+            ceiling=max(0.0, largest_offset(model)),
         )
 
     def read_model(self, version: QdrantVersion) -> OffsetModel:
