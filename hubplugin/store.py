@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from hubplugin.atomic import lack_of_room
-from hubplugin.errors import EmptyInput, StoreError
+from hubplugin.errors import EmptyInput, InputError, StoreError
 from hubplugin.executors import Shard
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value
@@ -193,6 +193,13 @@ class Store(ABC):
     how_to_record: str = "hubplugin.Recorder(FOLDER).add(queries) beside each search"
     """What to do so that there are recorded queries."""
 
+    def for_job(self) -> Store:
+        """Return this store for one job.
+
+        What does not change by itself, such as the manifest, is read once by it.
+        """
+        return self
+
     @abstractmethod
     def count(self) -> int:
         """Return how many vectors `scan` yields."""
@@ -266,6 +273,16 @@ class Store(ABC):
         Raises InputError for a condition that it cannot read.
         """
         raise StoreError(f"{self.url} searches without filters")
+
+
+def for_job(store: Store) -> Store:
+    """Return `store` as one job asks it. Raises InputError for anything else."""
+    if not isinstance(store, Store):
+        raise InputError(
+            f"expected a store, got {type(store).__name__}; open one: "
+            "hubplugin.open_store(URL)"
+        )
+    return store.for_job()
 
 
 class StoreShard(Shard):

@@ -45,7 +45,7 @@ from hubplugin.learning import (
 )
 from hubplugin.methods import METHODS, Method, build_method
 from hubplugin.model import OffsetModel, Setting
-from hubplugin.store import LabelledQueries, Store, read_recorded
+from hubplugin.store import LabelledQueries, Store, for_job, read_recorded
 from hubplugin.validation import (
     as_it_is,
     cross_validate,
@@ -94,6 +94,7 @@ def apply(
         InputError: for the bank or a parameter, or where the store cannot hold the map.
         StoreError: for the store.
     """
+    store = for_job(store)
     learn = read_learn(learn)
     _require_device(compute)
     if isinstance(bank, OffsetModel):
@@ -174,6 +175,7 @@ def refit(
         InputError: for the bank or a parameter.
         StoreError: for a store without an active correction.
     """
+    store = for_job(store)
     correction = store.correction()
     if correction is None or not correction.active:
         raise StoreError(
@@ -397,10 +399,6 @@ def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
     If `learn`, what was recorded of their clicks comes along. Nothing else uses those: people click what a search
     showed them, so they speak for the correction that was active then.
     """
-    if not isinstance(store, Store):
-        raise InputError(
-            f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store(URL)"
-        )
     bank = Bank.of(bank)
     if bank.queries is not None:
         return bank

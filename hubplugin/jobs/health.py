@@ -26,7 +26,7 @@ from hubplugin.measures.hubness import (
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import HubnessAtFit, OffsetModel
 from hubplugin.report import Histogram, Hub
-from hubplugin.store import Correction, Id, Store, read_recorded
+from hubplugin.store import Correction, Id, Store, for_job, read_recorded
 from hubplugin.validation import OCCURRENCE
 from hubplugin.vectors import Directed, Vectors
 
@@ -67,6 +67,7 @@ def inspect(
         StoreError: for live queries and a store without an active correction.
         InputError: for queries that cannot be used.
     """
+    store = for_job(store)
     correction = store.correction()
     if live is not None and (correction is None or not correction.active):
         raise StoreError(f"{store.url} has no active correction; apply one first")
