@@ -263,10 +263,6 @@ def test_an_inspection_sees_lists_and_refined_indexes_whole_and_what_plain_faiss
     hubplugin.apply(hubplugin_faiss.open_store(file), bank, force=True)
     seen = hubplugin.inspect(hubplugin_faiss.open_store(file), live)
     assert (seen.count, seen.missing, seen.stale, seen.attention) == (2000, 0, 0, [])
-    assert (abs(seen.shift), seen.spread) == (
-        pytest.approx(0, abs=1e-3),
-        pytest.approx(1, abs=1e-2),
-    )
     assert seen.hubness.live
     assert seen.hubness.corrected < 0.8 * seen.hubness.raw
     cases.grow(file, np.ascontiguousarray(live))
