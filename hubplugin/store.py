@@ -231,6 +231,11 @@ class Store(ABC):
         (`require_room`), as far as that can be told without changing anything: `apply` asks before it reads the
         gallery. dry_run: whoever asks need not have the right to write."""
 
+    def takes_metric(self, metric: Metric) -> bool:
+        """Return True if a model for `metric` can be written. A store whose metric
+        nobody has said may take that of the model from then on."""
+        return metric is self.metric
+
     def notes(self) -> Sequence[str]:
         """What the store has to add to an inspection, a line each: where and how the correction lies in it."""
         return ()

@@ -16,7 +16,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, refuse_query_map, warn_if_swapped
 from hubplugin.store import Batch
 from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
-from hubplugin_faiss.calibration import is_exact, parts, require_recall
+from hubplugin_faiss.calibration import parts, require_recall
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexHandler, block_rows, name_of, with_map
@@ -111,8 +111,8 @@ def upgrade_by(
     upgraded = with_map(
         handler.upgrade(offsets, upgrade_spec(offsets, model)), model.query_map
     )
-    if not is_exact(handler):
-        require_recall(handler.index, upgraded, model, scale, force)
+    if handler.lossy or not handler.exhaustive:
+        require_recall(handler, handler_for(upgraded), model, scale, force)
     return upgraded
 
 

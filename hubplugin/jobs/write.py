@@ -491,7 +491,7 @@ def require_match(model: OffsetModel, store: Store) -> None:
         raise InputError(
             f"the model has {model.dim} dimensions, {store.url} has {store.dim}; fit one on its vectors"
         )
-    if model.metric is not store.metric:
+    if not store.takes_metric(model.metric):
         raise InputError(
             f"the model is for {model.metric.value}, {store.url} ranks by {store.metric.value}; fit with ",
             Parameter("metric", store.metric.value),

@@ -11,6 +11,7 @@ from hubplugin_faiss.handlers.base import behind_map
 
 class IndexFile(StoreConformance):
     kind = faiss.IndexFlatIP
+    resumes = False
 
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path):
@@ -20,10 +21,10 @@ class IndexFile(StoreConformance):
         index = self.kind(self.dim)
         index.add(vectors)
         faiss.write_index(index, self.file)
-        return open_store(f"faiss:{self.file}")
+        return self.reopen(None)
 
     def reopen(self, store):
-        return open_store(store.url)
+        return open_store(f"faiss:{self.file}?metric={self.metric.value}")
 
     def insert_plain(self, store, ids, vectors):
         index = faiss.read_index(self.file)
