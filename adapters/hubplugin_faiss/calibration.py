@@ -123,8 +123,9 @@ def exact_rankings(
     )
     raw, corrected = Ranking(), Ranking()
     row = 0
-    for vectors, offsets in upgraded.scan(0, block_rows(upgraded.index.d)):
-        labels = upgraded.labels(row, row + len(vectors))
+    all_labels = upgraded.labels()
+    for vectors, offsets in upgraded.scan(block_rows(upgraded.index.d)):
+        labels = all_labels[row : row + len(vectors)]
         row += len(vectors)
         assert offsets is not None
         if model.metric is Metric.COSINE and upgraded.lossy:

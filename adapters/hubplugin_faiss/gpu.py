@@ -7,7 +7,7 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin_faiss.handlers.base import handler_for, name_of, pretransform
-from hubplugin_faiss.handlers.lists import InvertedListsHandler
+from hubplugin_faiss.handlers.lists import InvertedListsHandler, centroids
 from hubplugin_faiss.handlers.wrappers import copy_chain, id_map_like
 
 PARTS = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96)
@@ -140,9 +140,9 @@ def _pad_quantizer(quantizer: faiss.Index, d: int) -> faiss.Index:
         return pretransform(
             [faiss.RemapDimensionsTransform(d, int(quantizer.d), False)], quantizer
         )
-    centroids = quantizer.reconstruct_n(0, quantizer.ntotal)
+    centres = centroids(quantizer, np.arange(quantizer.ntotal))
     wider = faiss.IndexFlat(d, quantizer.metric_type)
-    wider.add(np.pad(centroids, ((0, 0), (0, d - centroids.shape[1]))))
+    wider.add(np.pad(centres, ((0, 0), (0, d - centres.shape[1]))))
     return wider
 
 

@@ -1,4 +1,5 @@
-"""An index in memory: its vectors and their offsets, what is refused, and the public functions on it."""
+"""An index in memory: its vectors and their offsets, what is refused, and the public
+functions on it."""
 
 from __future__ import annotations
 
@@ -66,27 +67,27 @@ def upgrade(
         CorrectionRefused: the upgraded index would find much less than the raw one does.
     """
     handler = handler_for(index)
-    if was_upgraded := handler.is_upgraded():
-        index = handler.downgrade()
-        handler = handler_for(index)
+    was_upgraded = handler.is_upgraded()
+    if was_upgraded:
+        handler = handler_for(handler.downgrade())
     require_upgradable(handler)
     if not isinstance(model_or_offsets, OffsetModel):
-        offsets = require_offsets(model_or_offsets, handler.count, "the index")[
-            handler.order()
-        ]
+        offsets = require_offsets(model_or_offsets, handler.count, "the index")
+        offsets = offsets[handler.order()]
         return handler.upgrade(offsets, upgrade_spec(offsets, None))
     model = model_or_offsets
     require_suits(model, index)
     if model.query_map is not None and normalises_queries(index):
         raise refuse_query_map("an index that normalises queries (L2norm)")
     warn_if_swapped(model, handler.count)
-    gallery = Gallery(index, unit=model.metric is Metric.COSINE, tolerant=was_upgraded)
+    gallery = Gallery(
+        handler, unit=model.metric is Metric.COSINE, tolerant=was_upgraded
+    )
     if model.gallery is None:
         model = model.centre_on(gallery, compute=compute)
     scale = IndexScale.of(handler, model)
-    return upgrade_by(
-        handler, offsets_by(model, gallery, scale, compute), model, scale, force
-    )
+    offsets = offsets_by(model, gallery, scale, compute)
+    return upgrade_by(handler, offsets, model, scale, force)
 
 
 def upgrade_by(
@@ -108,9 +109,9 @@ def upgrade_by(
     Raises:
         CorrectionRefused: the upgraded index finds too little.
     """
-    upgraded = with_map(
-        handler.upgrade(offsets, upgrade_spec(offsets, model)), model.query_map
-    )
+    upgraded = handler.upgrade(offsets, upgrade_spec(offsets, model))
+    if model.query_map is not None:
+        upgraded = with_map(upgraded, model.query_map)
     if handler.lossy or not handler.exhaustive:
         require_recall(handler, handler_for(upgraded), model, scale, force)
     return upgraded
@@ -170,11 +171,8 @@ def add(
             require_unit(block, added.name)
             quantised = handler.with_zeros(quantised)
         offsets = model.offsets(quantised, compute=compute.without_progress)
-        offsets = (
-            IndexScale.of(handler, model)
-            .to_index(offsets, quantised)
-            .astype(np.float32)
-        )
+        scale = IndexScale.of(handler, model)
+        offsets = scale.to_index(offsets, quantised).astype(np.float32)
     else:
         offsets = require_offsets(model_or_offsets, len(block), "the batch")
     if ids is not None:
@@ -207,7 +205,8 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
     handler = handler_for(index)
     require_upgraded(handler)
     handler.require_removes()
-    count, labels = handler.count, np.unique(handler.labels())
+    count = handler.count
+    labels = np.unique(handler.labels())
     if isinstance(ids, faiss.IDSelector):
         selected = labels[[ids.is_member(label) for label in labels.tolist()]]
     else:
@@ -224,37 +223,43 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
 
 
 class Gallery(Vectors):
-    """The vectors [rows, dim] in an index, as the index itself reconstructs them, upgraded or not.
+    """The vectors [rows, dim] in an index, as the index itself reconstructs them,
+    upgraded or not.
 
     Args:
-        index: a faiss.Index of a type that can be upgraded.
-        name: what errors call it.
-        unit: refuse vectors that cannot be of unit length, as a model for cosine needs them.
+        index: A faiss.Index of a type that can be upgraded, or its handler.
+        name: What errors call it.
+        unit: Refuse vectors that cannot be of unit length, as a model for cosine needs
+            them.
         tolerant: `raw_blocks` refuses none.
 
     Raises:
-        StoreError: the type of the index cannot carry offsets.
-        InputError: while it is read, at the first vector that is not of unit length.
+        StoreError: The type of the index cannot carry offsets.
+        InputError: While it is read, at the first vector that is not of unit length.
     """
 
     def __init__(
         self,
-        index: faiss.Index,
+        index: faiss.Index | IndexHandler,
         name: str = "index",
         *,
         unit: bool = False,
         tolerant: bool = False,
     ):
-        self.handler, self.unit, self.tolerant = handler_for(index), unit, tolerant
-        super().__init__(name, self.handler.count, int(index.d))
+        handler = index if isinstance(index, IndexHandler) else handler_for(index)
+        self.handler = handler
+        self.unit = unit
+        self.tolerant = tolerant
+        super().__init__(name, handler.count, int(handler.index.d))
 
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         row = 0
-        for vectors, _ in self.handler.scan(0, size):
+        lossy = self.handler.lossy
+        for vectors, _ in self.handler.scan(size):
             if self.unit:
                 vectors = self.handler.with_zeros(vectors)
-                if not self.tolerant and (row == 0 or not self.handler.lossy):
-                    require_unit(vectors, self.name, row, lossy=self.handler.lossy)
+                if not self.tolerant and (row == 0 or not lossy):
+                    require_unit(vectors, self.name, row, lossy=lossy)
             yield vectors
             row += len(vectors)
 
@@ -262,47 +267,41 @@ class Gallery(Vectors):
 def offsets_by(
     model: OffsetModel, gallery: Gallery, scale: IndexScale, compute: Compute
 ) -> np.ndarray:
-    """Offsets for the entries of an index.
+    """Return offsets for the entries of an index.
 
-    Entries that the model cannot judge get its smallest offset, or 0 at length 0, and a warning counts them.
+    Entries that the model cannot judge get its smallest offset, or 0 at length 0, and a
+    warning counts them.
 
     Args:
-        model: gives the offsets.
-        gallery: the entries.
-        scale: the scale on which the index holds offsets.
-        compute: device, memory and progress.
+        model: Gives the offsets.
+        gallery: The entries.
+        scale: The scale on which the index holds offsets.
+        compute: Device, memory and progress.
 
     Returns:
         float32 [n], in scan order, on `scale`.
 
     Raises:
-        InputError: the model cannot judge more than half of the entries.
+        InputError: The model cannot judge more than half of the entries.
     """
-    offsets, row, invalid_vectors = (
-        np.empty(gallery.rows, np.float32),
-        0,
-        InvalidVectors(),
-    )
+    offsets = np.empty(gallery.rows, np.float32)
+    invalid = InvalidVectors()
     unit = gallery.unit and not gallery.handler.lossy
-    size = block_rows(gallery.dim)
-    for vectors in (
-        gallery.raw_blocks(size) if gallery.tolerant else gallery.blocks(size)
-    ):
+    labels = gallery.handler.labels()
+    row = 0
+    blocks = gallery.raw_blocks if gallery.tolerant else gallery.blocks
+    for vectors in blocks(block_rows(gallery.dim)):
         rows = slice(row, row + len(vectors))
-        ids = gallery.handler.labels(row, rows.stop).tolist()
-        batch = Batch(ids, vectors, np.full(len(ids), np.nan, np.float32))
-        offsets[rows] = scale.to_index(
-            offsets_of_all(model, batch, invalid_vectors, unit=unit, compute=compute),
-            vectors,
-        )
         row = rows.stop
+        batch = Batch(labels[rows].tolist(), vectors, offsets[rows])
+        given = offsets_of_all(model, batch, invalid, unit=unit, compute=compute)
+        offsets[rows] = scale.to_index(given, vectors)
         compute.report("offsets", row, gallery.rows)
-    text = f"of {gallery.rows} entries {invalid_vectors}"
-    if invalid_vectors.count > gallery.rows / 2:
-        raise InputError(
-            f"the model does not suit this {name_of(gallery.handler.index)}: {text}"
-        )
-    if invalid_vectors.count:
+    text = f"of {gallery.rows} entries {invalid}"
+    if invalid.count > gallery.rows / 2:
+        name = name_of(gallery.handler.index)
+        raise InputError(f"the model does not suit this {name}: {text}")
+    if invalid.count:
         warnings.warn(text, stacklevel=3)
     return offsets
 
@@ -319,22 +318,18 @@ def require_unit(
         lossy: codes have changed lengths, PQ down to a half, so that only what cannot have been unit vectors is
             refused.
     """
+    fault = ""
     rows = np.flatnonzero(vectors.any(axis=1))
     lengths = np.linalg.norm(vectors[rows], axis=1)
     if lossy:
         length = float(np.median(lengths)) if len(rows) else 1.0
-        fault = (
-            ""
-            if 0.3 < length < 1.7
-            else f"its codes stand for vectors of about length {length:.3g}"
-        )
+        if not 0.3 < length < 1.7:
+            fault = f"its codes stand for vectors of about length {length:.3g}"
     else:
         bad = np.flatnonzero(np.abs(lengths - 1) > UNIT)
-        fault = (
-            f"row {first_row + int(rows[bad[0]])} has length {lengths[bad[0]]:.4g}"
-            if bad.size
-            else ""
-        )
+        if bad.size:
+            row = first_row + int(rows[bad[0]])
+            fault = f"row {row} has length {lengths[bad[0]]:.4g}"
     if fault:
         raise InputError(
             f"{name}: the model is for cosine, but {fault} and Faiss does not normalise; take unit vectors "

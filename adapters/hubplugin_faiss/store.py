@@ -404,8 +404,9 @@ class FaissStore(ManifestStore[FaissVersion]):
         scale = None if version is None else self.scale(self.model(version))
         is_cosine = self.metric is Metric.COSINE
         lossy = self.handler.lossy
+        labels = self.handler.labels()
         row = 0
-        for vectors, offsets in self.handler.scan(0, block_rows(self.dim)):
+        for vectors, offsets in self.handler.scan(block_rows(self.dim)):
             if is_cosine:
                 vectors = self.handler.with_zeros(vectors)
                 if offsets is None and (row == 0 or not lossy):
@@ -418,7 +419,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             elif scale is not None:
                 offsets = scale.to_model(offsets, vectors).astype(np.float32)
                 rounding = partial(self._rounding, scale, rows, vectors)
-            ids = self.handler.labels(rows[0], row).tolist()
+            ids = labels[rows].tolist()
             yield Batch(ids, vectors, offsets, rounding=rounding)
 
     def require_writable(self, *, dry_run: bool = False) -> None:

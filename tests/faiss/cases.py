@@ -139,7 +139,7 @@ def decoded(index: faiss.Index) -> np.ndarray:
 
 def _scanned(index: faiss.Index, part: int) -> np.ndarray:
     handler = handler_for(index)
-    found = np.concatenate([block[part] for block in handler.scan(0, 100)])
+    found = np.concatenate([block[part] for block in handler.scan(100)])
     rows = np.empty_like(found)
     rows[handler.order()] = found
     return rows
@@ -219,7 +219,7 @@ def loss_of_recall(
     corrected one, as both are set to search."""
     handler, bank = handler_for(upgraded), model.terms[0].bank
     vectors, offsets = (
-        np.concatenate(part) for part in zip(*handler.scan(0, 1000), strict=True)
+        np.concatenate(part) for part in zip(*handler.scan(1000), strict=True)
     )
     labels, mapped = handler.labels(), model.queries(bank)
     raw, corrected = (

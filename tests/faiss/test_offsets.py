@@ -68,7 +68,7 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
     order = handler.order()
     stored, decoded = np.empty(n), np.empty((n, d))
     for held, into in zip(
-        zip(*handler.scan(0, 1000), strict=True), (decoded, stored), strict=True
+        zip(*handler.scan(1000), strict=True), (decoded, stored), strict=True
     ):
         into[order] = np.concatenate(held)
     spread = max(float(offsets.max()), 0.0) - min(float(offsets.min()), 0.0)

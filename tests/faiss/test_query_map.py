@@ -99,7 +99,7 @@ def test_the_norm_bias_of_codes_goes_by_how_near_mapped_queries_come(rng):
     upgraded = hubplugin_faiss.upgrade(case.index, model, force=True)
     vectors, stored = (
         np.concatenate(part)
-        for part in zip(*handler_for(upgraded).scan(0, 100), strict=True)
+        for part in zip(*handler_for(upgraded).scan(100), strict=True)
     )
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
     bank = model.terms[0].bank
@@ -149,7 +149,7 @@ def of_what_it_holds(
 ) -> np.ndarray:
     """Scores [m, n] in float64 of mapped queries and what an upgraded index decodes, with the offsets it holds, in the
     order of `handler.labels()`."""
-    blocks = list(handler_for(index).scan(0, 100))
+    blocks = list(handler_for(index).scan(100))
     vectors, offsets = (np.concatenate(part) for part in zip(*blocks, strict=True))
     q = queries.astype(np.float64)
     return (

@@ -571,7 +571,7 @@ def test_entries_are_removed_by_any_selector_and_a_direct_map_knows_those_that_a
 
 
 def handler_offsets(index: faiss.Index) -> np.ndarray:
-    return np.concatenate([offsets for _, offsets in handler_for(index).scan(0, 100)])
+    return np.concatenate([offsets for _, offsets in handler_for(index).scan(100)])
 
 
 @kinds("HNSW16,Flat", "HNSW16,RFlat", "IVF8,Flat,Refine(HNSW8)", "IDMap2,HNSW16")
@@ -920,7 +920,7 @@ def test_how_near_queries_come_is_seen_all_over_an_index_of_many_blocks(monkeypa
     rows = cases.unit(decoded(index))
     expected = np.sort(bank @ rows.T, axis=1)[:, -10].mean()
     assert abs(IndexScale.of(handler_for(index), model).nearness - expected) < 0.15
-    first = cases.unit(next(handler_for(index).scan(0, 800))[0])
+    first = cases.unit(next(handler_for(index).scan(800))[0])
     assert np.sort(bank @ first.T, axis=1)[:, -2].mean() < expected - 0.2
 
 
@@ -1015,7 +1015,7 @@ def test_what_is_added_after_others_were_removed_has_its_own_code_and_offset(kin
     )
     handler = handler_for(upgraded)
     found, held = (
-        np.concatenate(parts) for parts in zip(*handler.scan(0, 100), strict=True)
+        np.concatenate(parts) for parts in zip(*handler.scan(100), strict=True)
     )
     order = np.argsort(handler.labels())
     np.testing.assert_array_equal(handler.labels()[order], np.sort(names))
