@@ -118,12 +118,12 @@ def exact_rankings(
     metric = Metric.EUCLIDEAN if upgraded.euclidean else Metric.DOT
     augmented = augment_queries(model.queries(queries), metric)
     highest = max(
-        float(extra.offsets(extra.query[None]).max())
-        for extra in upgraded.extra_dimensions()
+        float(extra.offsets(extra.query[None]).max()) for extra in upgraded.extras
     )
-    raw, corrected = Ranking(), Ranking()
-    row = 0
+    raw: list[tuple[np.ndarray, np.ndarray]] = []
+    corrected: list[tuple[np.ndarray, np.ndarray]] = []
     all_labels = upgraded.labels()
+    row = 0
     for vectors, offsets in upgraded.scan(block_rows(upgraded.index.d)):
         labels = all_labels[row : row + len(vectors)]
         row += len(vectors)
@@ -133,36 +133,20 @@ def exact_rankings(
             offsets = scale.to_model(offsets, vectors)
             vectors = unit_or_zero(vectors)
         extended = augment_targets(vectors, offsets, metric, max_offset=highest)
-        raw.add(queries, vectors, labels, upgraded.euclidean)
-        corrected.add(augmented, extended, labels, upgraded.euclidean)
-    return raw.best(), corrected.best()
+        sides = (raw, queries, vectors), (corrected, augmented, extended)
+        for found, asked, targets in sides:
+            scores, rows = faiss.knn(
+                asked, targets, min(K, len(targets)), metric=upgraded.index.metric_type
+            )
+            found.append((-scores if upgraded.euclidean else scores, labels[rows]))
+    return best_of(raw), best_of(corrected)
 
 
-class Ranking:
-    """The best targets of all blocks that were added."""
-
-    def __init__(self) -> None:
-        self.scores: list[np.ndarray] = []
-        self.ids: list[np.ndarray] = []
-
-    def add(
-        self,
-        queries: np.ndarray,
-        targets: np.ndarray,
-        labels: np.ndarray,
-        euclidean: bool,
-    ) -> None:
-        metric = faiss.METRIC_L2 if euclidean else faiss.METRIC_INNER_PRODUCT
-        count = min(K, len(targets))
-        scores, rows = faiss.knn(queries, targets, count, metric=metric)
-        self.scores.append(-scores if euclidean else scores)
-        self.ids.append(labels[rows])
-
-    def best(self) -> np.ndarray:
-        """Return the ids of the best: int64 [m, K]."""
-        scores = np.concatenate(self.scores, axis=1)
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :K]
-        return np.take_along_axis(np.concatenate(self.ids, axis=1), order, axis=1)
+def best_of(found: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """Return the ids of the best among the scores and ids of all blocks: int64 [m, K]."""
+    scores, ids = (np.concatenate(part, axis=1) for part in zip(*found, strict=True))
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :K]
+    return np.take_along_axis(ids, order, axis=1)
 
 
 def affordable_queries(raw: IndexHandler) -> int:

@@ -42,7 +42,7 @@ def for_gpu(index: faiss.Index) -> faiss.Index:
     Raises:
         StoreError: `index` is not upgraded, or Faiss has nothing like a part of it on GPUs.
     """
-    if not handler_for(index).is_upgraded():
+    if not handler_for(index).extras:
         raise StoreError(
             f"this {name_of(index)} is not upgraded; for a GPU give it to faiss.index_cpu_to_gpu itself"
         )

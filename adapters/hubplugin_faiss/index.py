@@ -67,10 +67,10 @@ def upgrade(
         CorrectionRefused: the upgraded index would find much less than the raw one does.
     """
     handler = handler_for(index)
-    was_upgraded = handler.is_upgraded()
+    was_upgraded = bool(handler.extras)
     if was_upgraded:
         handler = handler_for(handler.downgrade())
-    require_upgradable(handler)
+    handler.check()
     if not isinstance(model_or_offsets, OffsetModel):
         offsets = require_offsets(model_or_offsets, handler.count, "the index")
         offsets = offsets[handler.order()]
@@ -80,13 +80,12 @@ def upgrade(
     if model.query_map is not None and normalises_queries(index):
         raise refuse_query_map("an index that normalises queries (L2norm)")
     warn_if_swapped(model, handler.count)
-    gallery = Gallery(
-        handler, unit=model.metric is Metric.COSINE, tolerant=was_upgraded
-    )
     if model.gallery is None:
+        unit = model.metric is Metric.COSINE
+        gallery = Gallery(handler.index, unit=unit, tolerant=was_upgraded)
         model = model.centre_on(gallery, compute=compute)
     scale = IndexScale.of(handler, model)
-    offsets = offsets_by(model, gallery, scale, compute)
+    offsets = offsets_by(model, handler, scale, compute, tolerant=was_upgraded)
     return upgrade_by(handler, offsets, model, scale, force)
 
 
@@ -182,7 +181,7 @@ def add(
                 f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for each"
             )
     handler.plan_append(block, offsets, ids)()
-    index.ntotal = handler.count
+    index.ntotal = handler.index.ntotal
 
 
 def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
@@ -205,7 +204,6 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
     handler = handler_for(index)
     require_upgraded(handler)
     handler.require_removes()
-    count = handler.count
     labels = np.unique(handler.labels())
     if isinstance(ids, faiss.IDSelector):
         selected = labels[[ids.is_member(label) for label in labels.tolist()]]
@@ -218,8 +216,8 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
         selected = labels[np.isin(labels, numbers.astype(np.int64))]
     if selected.size:
         handler.remove(selected)
-        index.ntotal = handler.count
-    return count - handler.count
+        index.ntotal = handler.index.ntotal
+    return handler.count - int(index.ntotal)
 
 
 class Gallery(Vectors):
@@ -227,7 +225,7 @@ class Gallery(Vectors):
     upgraded or not.
 
     Args:
-        index: A faiss.Index of a type that can be upgraded, or its handler.
+        index: A faiss.Index of a type that can be upgraded.
         name: What errors call it.
         unit: Refuse vectors that cannot be of unit length, as a model for cosine needs
             them.
@@ -240,32 +238,45 @@ class Gallery(Vectors):
 
     def __init__(
         self,
-        index: faiss.Index | IndexHandler,
+        index: faiss.Index,
         name: str = "index",
         *,
         unit: bool = False,
         tolerant: bool = False,
     ):
-        handler = index if isinstance(index, IndexHandler) else handler_for(index)
-        self.handler = handler
+        self.handler = handler_for(index)
         self.unit = unit
         self.tolerant = tolerant
-        super().__init__(name, handler.count, int(handler.index.d))
+        super().__init__(name, self.handler.count, int(index.d))
 
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         row = 0
-        lossy = self.handler.lossy
         for vectors, _ in self.handler.scan(size):
             if self.unit:
-                vectors = self.handler.with_zeros(vectors)
-                if not self.tolerant and (row == 0 or not lossy):
-                    require_unit(vectors, self.name, row, lossy=lossy)
+                vectors = as_unit(vectors, self.handler, row, self.name, self.tolerant)
             yield vectors
             row += len(vectors)
 
 
+def as_unit(
+    vectors: np.ndarray, handler: IndexHandler, row: int, name: str, tolerant: bool
+) -> np.ndarray:
+    """Return `vectors` [b, d], read from entry `row` of `handler` on, with zeros where
+    codes stand for these. Raises InputError, unless `tolerant`, if vectors cannot be of
+    unit length."""
+    vectors = handler.with_zeros(vectors)
+    if not tolerant and (row == 0 or not handler.lossy):
+        require_unit(vectors, name, row, lossy=handler.lossy)
+    return vectors
+
+
 def offsets_by(
-    model: OffsetModel, gallery: Gallery, scale: IndexScale, compute: Compute
+    model: OffsetModel,
+    handler: IndexHandler,
+    scale: IndexScale,
+    compute: Compute,
+    *,
+    tolerant: bool = False,
 ) -> np.ndarray:
     """Return offsets for the entries of an index.
 
@@ -274,34 +285,38 @@ def offsets_by(
 
     Args:
         model: Gives the offsets.
-        gallery: The entries.
+        handler: Of the index.
         scale: The scale on which the index holds offsets.
         compute: Device, memory and progress.
+        tolerant: Do not check that vectors are of unit length for cosine.
 
     Returns:
         float32 [n], in scan order, on `scale`.
 
     Raises:
-        InputError: The model cannot judge more than half of the entries.
+        InputError: The model cannot judge more than half of the entries, or cosine does
+            not suit them.
     """
-    offsets = np.empty(gallery.rows, np.float32)
+    offsets = np.empty(handler.count, np.float32)
     invalid = InvalidVectors()
-    unit = gallery.unit and not gallery.handler.lossy
-    labels = gallery.handler.labels()
+    is_cosine = model.metric is Metric.COSINE
+    unit = is_cosine and not handler.lossy
+    labels = handler.labels()
     row = 0
-    blocks = gallery.raw_blocks if gallery.tolerant else gallery.blocks
-    for vectors in blocks(block_rows(gallery.dim)):
+    for vectors, _ in handler.scan(block_rows(handler.index.d)):
+        if is_cosine:
+            vectors = as_unit(vectors, handler, row, "index", tolerant)
         rows = slice(row, row + len(vectors))
         row = rows.stop
         batch = Batch(labels[rows].tolist(), vectors, offsets[rows])
         given = offsets_of_all(model, batch, invalid, unit=unit, compute=compute)
         offsets[rows] = scale.to_index(given, vectors)
-        compute.report("offsets", row, gallery.rows)
-    text = f"of {gallery.rows} entries {invalid}"
-    if invalid.count > gallery.rows / 2:
-        name = name_of(gallery.handler.index)
-        raise InputError(f"the model does not suit this {name}: {text}")
+        compute.report("offsets", row, handler.count)
     if invalid.count:
+        text = f"of {handler.count} entries {invalid}"
+        if invalid.count > handler.count / 2:
+            name = name_of(handler.index)
+            raise InputError(f"the model does not suit this {name}: {text}")
         warnings.warn(text, stacklevel=3)
     return offsets
 
@@ -339,14 +354,6 @@ def require_unit(
         )
 
 
-def require_upgradable(handler: IndexHandler) -> None:
-    handler.check()
-    if handler.count == 0:
-        raise StoreError(
-            f"{name_of(handler.index)} is empty; add vectors, then upgrade it"
-        )
-
-
 def normalises_queries(index: faiss.Index) -> bool:
     """Whether `index` brings queries to unit length (L2norm): what a query map returns has its own."""
     return any(
@@ -361,7 +368,7 @@ def normalises_queries(index: faiss.Index) -> bool:
 
 
 def require_upgraded(handler: IndexHandler) -> None:
-    if not handler.is_upgraded():
+    if not handler.extras:
         raise StoreError(
             f"this {name_of(handler.index)} is not upgraded; upgrade(index, model) puts offsets into it"
         )

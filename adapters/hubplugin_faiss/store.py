@@ -42,12 +42,7 @@ from hubplugin.store import Batch, Correction, Found, Hits, Writing, require_roo
 from hubplugin.vectors import Progress
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import block_rows, is_mapped, reason
-from hubplugin_faiss.index import (
-    normalises_queries,
-    require_unit,
-    require_upgradable,
-    upgrade_by,
-)
+from hubplugin_faiss.index import as_unit, normalises_queries, upgrade_by
 from hubplugin_faiss.scale import IndexScale
 
 ADD_BEHIND_MAP = (
@@ -163,7 +158,7 @@ class FaissStore(ManifestStore[FaissVersion]):
                 return manifest.activate(writing)
             if writing.stamp != self.seen.content:
                 manifest = manifest.give_up()
-        if not self.handler.is_upgraded() or self.handler.holds_offsets_of(""):
+        if not self.handler.extras or self.handler.holds_offsets_of(""):
             return manifest.withdraw() if manifest.active else manifest
         active = tuple(manifest.active.values())
         if any(self.handler.holds_offsets_of(version.model) for version in active):
@@ -378,7 +373,7 @@ class FaissStore(ManifestStore[FaissVersion]):
     @cached_property
     def raw(self) -> faiss.Index:
         """The index without offsets."""
-        return self.handler.downgrade() if self.handler.is_upgraded() else self.index
+        return self.handler.downgrade() if self.handler.extras else self.index
 
     def correction(self) -> Correction | None:
         self._refresh()
@@ -403,14 +398,12 @@ class FaissStore(ManifestStore[FaissVersion]):
         version = self.active()
         scale = None if version is None else self.scale(self.model(version))
         is_cosine = self.metric is Metric.COSINE
-        lossy = self.handler.lossy
         labels = self.handler.labels()
         row = 0
         for vectors, offsets in self.handler.scan(block_rows(self.dim)):
             if is_cosine:
-                vectors = self.handler.with_zeros(vectors)
-                if offsets is None and (row == 0 or not lossy):
-                    require_unit(vectors, self.url, row, lossy=lossy)
+                tolerant = offsets is not None
+                vectors = as_unit(vectors, self.handler, row, self.url, tolerant)
             rows = np.arange(row, row + len(vectors))
             row += len(vectors)
             rounding = None
@@ -427,8 +420,8 @@ class FaissStore(ManifestStore[FaissVersion]):
         room for another file: asked before a gallery is fitted for an hour."""
         self._refresh()
         self._scanned = None
-        if not self.handler.is_upgraded():
-            require_upgradable(self.handler)
+        if not self.handler.extras:
+            self.handler.check()
         if not dry_run:
             require_room(self.path.parent, self.path.stat().st_size)
 
@@ -525,12 +518,12 @@ class FaissStore(ManifestStore[FaissVersion]):
         """Take the correction out. The model is not needed: it may be missing or
         damaged."""
         self._refresh()
-        if not self.handler.is_upgraded() and not self.hub.is_dir():
+        if not self.handler.extras and not self.hub.is_dir():
             return
         lock = self.acquire()
         try:
             self._require_unchanged()
-            if self.handler.is_upgraded():
+            if self.handler.extras:
                 self.replace(self.raw, None)
             self.delete_manifest()
         finally:

@@ -6,7 +6,7 @@ import pytest
 from hubplugin.metric import Metric
 from hubplugin.registry import open_store
 from hubplugin.testing import StoreConformance
-from hubplugin_faiss.handlers.base import behind_map
+from hubplugin_faiss.handlers import handler_for
 
 
 class IndexFile(StoreConformance):
@@ -28,7 +28,7 @@ class IndexFile(StoreConformance):
 
     def insert_plain(self, store, ids, vectors):
         index = faiss.read_index(self.file)
-        behind = behind_map(index)
+        behind = handler_for(index).index
         behind.add(vectors)
         index.ntotal = behind.ntotal
         faiss.write_index(index, self.file)

@@ -86,7 +86,9 @@ class ExtraDimensions:
         rest = q @ q + (-2 if self.euclidean else 1) * offsets.astype(np.float64)
         for i in dimensions:
             value = rest - q[i + 1 :] @ q[i + 1 :]
-            value = q[i] + np.sqrt(np.maximum(value, 0)) if self.euclidean else value / q[i]
+            value = (
+                q[i] + np.sqrt(np.maximum(value, 0)) if self.euclidean else value / q[i]
+            )
             held = value if quantise is None else quantise(i, value)
             components[:, i] = held
             rest -= (held - q[i]) ** 2 if self.euclidean else held * q[i]
@@ -114,9 +116,12 @@ class UpgradeSpec:
     fingerprint: str
     queries: np.ndarray | None = None
 
-    @property
-    def size(self) -> float:
-        return max(-self.low, self.high)
+    def first_component(self, euclidean: bool, room: float = 1e30) -> float:
+        """Return the query's first extra component, so that no component has to be more
+        than `room` times as large as it is."""
+        if euclidean:
+            return -float(np.sqrt(2 * self.high))
+        return max(E, max(-self.low, self.high) / room)
 
     def cover(self, offsets: np.ndarray) -> UpgradeSpec:
         """Return the same with room for `offsets` [n], too, and for half their range
@@ -355,12 +360,6 @@ class Codec(ABC):
         """Give the index `new` the first `d` components of the quantiser of this one."""
         self.train(new, self.tables()[: d // self.part])
 
-    def first_component(self, spec: UpgradeSpec) -> float:
-        """Return the query's first extra component for exact codes."""
-        if self.euclidean:
-            return -float(np.sqrt(2 * spec.high))
-        return max(E, spec.size * 1e-30)
-
 
 class ScalarCodec(Codec):
     """One number a component, by a scalar quantiser.
@@ -403,16 +402,16 @@ class ScalarCodec(Codec):
             state += bases.tobytes()
         # At least one of padding, which has the fingerprint bits.
         width = self.used + 1 + -(d + self.used + 1) % 16
+        first = spec.first_component(self.euclidean)
         if self.lossy:
-            first = [self.first_component(spec)]
-            extra = spec.extra_dimensions(first, width, self.euclidean, state)
+            extra = spec.extra_dimensions([first], width, self.euclidean, state)
             return self._levels(extra, spec, bases)
         if self.euclidean:
             longest = np.sqrt(2 * (spec.high - spec.low))
             lost = longest * np.sqrt(2 * self.FLOATS[self.kind])
-            query = [self.first_component(spec), -lost]
+            query = [first, -lost]
         else:
-            query = [max(E, spec.size / 30_000)] * 2
+            query = [spec.first_component(False, room=30_000)] * 2
         query = [_short(q) for q in query]
         return self.coder(d, spec.extra_dimensions(query, width, self.euclidean, state))
 
@@ -507,9 +506,9 @@ class ProductCodec(Codec):
 
     lossy = True
 
-    def __init__(self, index: faiss.Index):
-        super().__init__(index)
-        self.part = int(index.pq.dsub)
+    @property
+    def part(self) -> int:  # type: ignore[override]
+        return int(self.index.pq.dsub)
 
     def design(
         self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
@@ -520,7 +519,7 @@ class ProductCodec(Codec):
         if bases is not None:
             state += bases.tobytes()
         query = np.zeros(width)
-        query[0] = self.first_component(spec)
+        query[0] = spec.first_component(self.euclidean)
         extra = spec.extra_dimensions(query, width, self.euclidean, state)
         alone = ExtraDimensions(extra.query[:1], self.euclidean)
         about = np.zeros(1) if bases is None else alone.components_for(bases)[:, 0]
@@ -624,7 +623,7 @@ class FloatCodec(Codec):
     def design(
         self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
     ) -> Coder:
-        query = [self.first_component(spec)]
+        query = [spec.first_component(self.euclidean)]
         return self.coder(self.index.d, spec.extra_dimensions(query, 1, self.euclidean))
 
     def coder(
@@ -632,10 +631,3 @@ class FloatCodec(Codec):
     ) -> Coder:
         width = len(extra.query)
         return Coder(extra, None, range(width), 32 * d, 32 * width)
-
-
-def codec_of(index: faiss.Index) -> Codec:
-    """The codec for the codes of the base index `index`; raises StoreError for a scalar quantiser without room."""
-    if hasattr(index, "sq"):
-        return ScalarCodec(index)
-    return ProductCodec(index) if hasattr(index, "pq") else FloatCodec(index)

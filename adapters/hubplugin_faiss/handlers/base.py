@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import ClassVar
 
 import faiss
@@ -49,19 +48,12 @@ def pretransform(
     """Return `index` behind the transforms of `chain`; both belong to it then."""
     new = faiss.IndexPreTransform(index)
     new.own_fields = hand_over(index)
-    new.ntotal = index.ntotal
-    return prepend(chain, new)
-
-
-def prepend(
-    chain: Sequence[faiss.VectorTransform], index: faiss.IndexPreTransform
-) -> faiss.IndexPreTransform:
-    """Put the transforms of `chain` before those of `index`, and return it."""
     for transform in reversed(chain):
-        index.prepend_transform(transform)
+        new.prepend_transform(transform)
         transform.this.disown()
-    index.is_trained = True
-    return index
+    new.ntotal = index.ntotal
+    new.is_trained = True
+    return new
 
 
 def is_mapped(index: faiss.Index) -> bool:
@@ -75,14 +67,6 @@ def is_mapped(index: faiss.Index) -> bool:
         return False
     bias = faiss.vector_to_array(link.b)
     return bool(not bias.any() and np.signbit(bias).all())
-
-
-def behind_map(index: faiss.Index) -> faiss.Index:
-    """Return what lies behind the query map of `index`, which owns it; `index` itself
-    where there is none."""
-    if not is_mapped(index):
-        return index
-    return faiss.downcast_index(faiss.downcast_index(index).index)
 
 
 def with_map(index: faiss.Index, query_map: QueryMap) -> faiss.Index:
@@ -160,6 +144,9 @@ class IndexHandler:
 
     inner: IndexHandler
 
+    extras: list[ExtraDimensions]
+    """The extra dimensions of all base indexes in this index, if it is upgraded."""
+
     exhaustive = False
     """Whether a search compares the query with every entry."""
 
@@ -172,11 +159,8 @@ class IndexHandler:
 
     def __init__(self, index: faiss.Index):
         self.index = index
+        self.count = int(index.ntotal)
         self.euclidean = bool(index.metric_type == faiss.METRIC_L2)
-
-    @property
-    def count(self) -> int:
-        return int(self.index.ntotal)
 
     def check(self) -> None:
         """Raises StoreError if this index, as it stands, cannot be upgraded."""
@@ -190,6 +174,10 @@ class IndexHandler:
             raise StoreError(
                 f"{name_of(self.index)} is not trained; train it and add vectors, then "
                 "upgrade it"
+            )
+        if not self.count:
+            raise StoreError(
+                f"{name_of(self.index)} is empty; add vectors, then upgrade it"
             )
 
     def upgrade(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
@@ -241,22 +229,21 @@ class IndexHandler:
         are `renumbered`, the ids of inverted lists close up to 0, 1, 2, ..., as those of
         codes in a row do of themselves."""
         self.inner.remove(ids, renumbered=renumbered)
-        self.index.ntotal = self.inner.count
+        self.index.ntotal = self.index.index.ntotal
 
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
         """Return `vectors` [n, d] as this index reconstructs them once they are added by
         `plan_append`: float32 [n, d]."""
         return self.inner.quantise(vectors)
 
-    @cached_property
-    def _zero(self) -> np.ndarray:
-        """What this index holds of a zero vector: float32 [d]."""
-        return self.quantise(np.zeros((1, int(self.index.d)), np.float32))[0]
+    _zero: np.ndarray | None = None
 
     def with_zeros(self, vectors: np.ndarray) -> np.ndarray:
         """Return `vectors` [b, d] as the index reconstructs them, but zero where it holds
         what codes make of a zero vector. They may give it any direction, which it does
         not have."""
+        if self._zero is None:
+            self._zero = self.quantise(np.zeros((1, vectors.shape[1]), np.float32))
         is_zero = np.abs(vectors - self._zero).max(axis=1) <= 1e-6
         return np.where(is_zero[:, None], np.float32(0), vectors)
 
@@ -276,10 +263,6 @@ class IndexHandler:
                 f"{len(labels) - 1}: pass a model"
             )
         return labels
-
-    def extra_dimensions(self) -> list[ExtraDimensions]:
-        """Return the extra dimensions of all upgraded base indexes in this index."""
-        return self.inner.extra_dimensions()
 
     def round_offsets(
         self, offsets: np.ndarray, vectors: np.ndarray, rows: np.ndarray | None = None
@@ -301,14 +284,12 @@ class IndexHandler:
         finite = offsets[np.isfinite(offsets)]
         return max(float(np.ptp(finite)) / 10, 1e-6) if finite.size else 1e-6
 
-    def is_upgraded(self) -> bool:
-        return bool(self.extra_dimensions())
-
     def holds_offsets_of(self, fingerprint: str) -> bool:
         """Return True if it is upgraded, with offsets of the model of this `fingerprint`,
         or where that is "" of no model."""
-        extra = self.extra_dimensions()
-        return bool(extra) and all(each.has_fingerprint(fingerprint) for each in extra)
+        return bool(self.extras) and all(
+            extra.has_fingerprint(fingerprint) for extra in self.extras
+        )
 
 
 def handler_for(index: faiss.Index) -> IndexHandler:
@@ -318,7 +299,9 @@ def handler_for(index: faiss.Index) -> IndexHandler:
         raise StoreError(
             f"expected a faiss.Index of real numbers, got {type(index).__name__}"
         )
-    inner = faiss.downcast_index(behind_map(index))
+    inner = faiss.downcast_index(index)
+    if is_mapped(index):
+        inner = faiss.downcast_index(inner.index)
     name = type(inner).__name__
     kind = IndexHandler.registry.get(name)
     instead = (

@@ -13,10 +13,13 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.codecs import (
+    Codec,
     Coder,
     ExtraDimensions,
+    FloatCodec,
+    ProductCodec,
+    ScalarCodec,
     UpgradeSpec,
-    codec_of,
     into,
 )
 from hubplugin_faiss.encoding.layout import codes_of, write_codes
@@ -38,23 +41,30 @@ class BaseIndexHandler(IndexHandler):
     def __init__(self, index: faiss.Index, extra: ExtraDimensions | None = None):
         super().__init__(index)
         self.extra = extra
+        self.extras = [] if extra is None else [extra]
         self.d = int(index.d) - (0 if extra is None else len(extra.query))
         # What has the codes: the index itself, but of a graph what lies under it.
         self.storage = faiss.downcast_index(getattr(index, "storage", index))
-        self.codec = codec_of(self.storage)  # which refuses codes without room
+        kinds = {"sq": ScalarCodec, "pq": ProductCodec}
+        kind = [kinds[part] for part in kinds if hasattr(self.storage, part)]
+        # A codec refuses codes without room.
+        self.codec: Codec = (kind or [FloatCodec])[0](self.storage)
         self.lossy = self.codec.lossy
 
-    def upgrade(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
+    def upgrade(
+        self,
+        offsets: np.ndarray,
+        spec: UpgradeSpec,
+        chain: Sequence[faiss.VectorTransform] = (),
+    ) -> faiss.Index:
+        """Upgrade the index, and put the transforms of `chain` before it."""
         extra, base_index = self.widen(offsets, spec)
         width = len(extra.query)
         remap = faiss.RemapDimensionsTransform(self.d, self.d + width, False)
         centring = faiss.CenteringTransform(self.d + width)
         into(np.concatenate([np.zeros(self.d), -extra.query]), centring.mean)
         centring.is_trained = True
-        return pretransform([remap, centring], base_index)
-
-    def extra_dimensions(self) -> list[ExtraDimensions]:
-        return [] if self.extra is None else [self.extra]
+        return pretransform([*chain, remap, centring], base_index)
 
     @abstractmethod
     def widen(
@@ -172,20 +182,13 @@ class FlatCodesHandler(BaseIndexHandler):
         sample = offsets[sample_rows(offsets)]
         coder = self.codec.design(spec, sample, None)
         coder.require_holds(sample, None, name_of(self.index))
-        new = self.widen_by(coder, lambda rows: coder.components_for(offsets[rows]))
-        return coder.extra, new
-
-    def widen_by(
-        self, coder: Coder, components: Callable[[slice], np.ndarray]
-    ) -> faiss.Index:
-        """Return a new index with extra components in its codes by `coder`; `components`
-        gives those of some rows: [b, w]."""
         new = self._empty(self.d + len(coder.extra.query))
         self.codec.widen(new, coder)
         blocks = (
-            coder.join(codes, components(rows)) for codes, rows in self._blocks(new)
+            coder.join(codes, coder.components_for(offsets[rows]))
+            for codes, rows in self._blocks(new)
         )
-        return self._fill(new, blocks)
+        return coder.extra, self._fill(new, blocks)
 
     def downgrade(self) -> faiss.Index:
         new = self._empty(self.d)
@@ -295,15 +298,19 @@ class GraphHandler(FlatCodesHandler):
             self.index.add(self.as_added(vectors))
         finally:
             codes_of(self.storage).read(0, old)[:, first:] = kept
-        codes = codes_of(self.storage).read(old, self.count)
+        codes = codes_of(self.storage).read(old, int(self.index.ntotal))
         codes[:] = coder.join(coder.head(codes), coder.components_for(offsets))
 
     def _fill(self, new: faiss.Index, blocks: Iterator[np.ndarray]) -> faiss.Index:
-        storage = super()._fill(new, blocks)
-        graph = type(self.index)()
-        copy_fields(graph, self.index, "init_level0", "keep_max_size_level0")
-        graph.d = storage.d
-        graph.storage = storage
-        graph.hnsw = self.index.hnsw
-        graph.own_fields = hand_over(storage)
-        return graph
+        return graph_over(super()._fill(new, blocks), self.index)
+
+
+def graph_over(storage: faiss.Index, like: faiss.IndexHNSW) -> faiss.Index:
+    """Return a graph with the links of `like` over `storage`, which it takes over."""
+    graph = type(like)()
+    copy_fields(graph, like, "init_level0", "keep_max_size_level0")
+    graph.d = storage.d
+    graph.storage = storage
+    graph.hnsw = like.hnsw
+    graph.own_fields = hand_over(storage)
+    return graph

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import ClassVar
 
 import faiss
@@ -12,7 +11,6 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.codecs import (
-    Coder,
     ExtraDimensions,
     UpgradeSpec,
     evenly,
@@ -33,9 +31,8 @@ from hubplugin_faiss.handlers.base import (
 from hubplugin_faiss.handlers.codes import (
     POLYSEMOUS,
     BaseIndexHandler,
-    FlatCodesHandler,
-    base_index_handler,
     copy_training,
+    graph_over,
     sample_rows,
 )
 
@@ -98,7 +95,7 @@ def similarities(
     return np.asarray(products)
 
 
-FLOATS = ("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexHNSWFlat")
+FLOATS = faiss.IndexFlat | faiss.IndexHNSWFlat
 """The coarse quantizers that hold their centroids as floats. Others stay as they are,
 behind a transform that drops the extra dimensions."""
 
@@ -108,40 +105,35 @@ def centroids(quantizer: faiss.Index, numbers: np.ndarray) -> np.ndarray:
     return np.asarray(quantizer.reconstruct_batch(np.ascontiguousarray(numbers)))
 
 
-def widen_quantizer(
-    quantizer: faiss.Index, coder: Coder, ranks: np.ndarray
-) -> tuple[faiss.Index, np.ndarray]:
-    """Widen a coarse quantizer so that its centroids rank as if each had an offset.
+def quantizer_like(old: faiss.Index, centres: np.ndarray) -> faiss.Index:
+    """Return a coarse quantizer like `old`, one of `FLOATS`, that holds `centres`
+    [nlist, d]."""
+    kinds = {faiss.METRIC_L2: faiss.IndexFlatL2}
+    new = kinds.get(old.metric_type, faiss.IndexFlatIP)(centres.shape[1])
+    new.add(np.ascontiguousarray(centres))
+    copy_fields(new, faiss.downcast_index(getattr(old, "storage", old)))
+    return graph_over(new, old) if isinstance(old, faiss.IndexHNSW) else new
 
-    Args:
-        quantizer: Of d components.
-        coder: Codes the extra components of entries.
-        ranks: The offset of each centroid [nlist].
 
-    Returns:
-        The quantizer of d + w components, and the extra components of its centroids
-        [nlist, w].
-    """
+def widen_quantizer(quantizer: faiss.Index, components: np.ndarray) -> faiss.Index:
+    """Return a coarse quantizer like `quantizer`, of d components, whose centroids have
+    the extra `components` [nlist, w], too, if it holds floats."""
+    nlist, width = components.shape
+    if isinstance(quantizer, FLOATS):
+        centres = centroids(quantizer, np.arange(nlist))
+        return quantizer_like(quantizer, np.concatenate([centres, components], axis=1))
     d = int(quantizer.d)
-    width = len(coder.extra.query)
-    if name_of(quantizer) in FLOATS:
-        handler = base_index_handler(quantizer)
-        assert isinstance(handler, FlatCodesHandler)
-        centres = coder.centres(ranks)
-        floats = handler.codec.coder(d, coder.extra)
-        return handler.widen_by(floats, lambda rows: centres[rows]), centres
     drop = faiss.RemapDimensionsTransform(d + width, d, False)
-    behind = pretransform([drop], faiss.clone_index(quantizer))
-    return behind, np.zeros((len(ranks), width), np.float32)
+    return pretransform([drop], faiss.clone_index(quantizer))
 
 
-def narrow_quantizer(quantizer: faiss.Index, extra: ExtraDimensions) -> faiss.Index:
-    """Return the coarse quantizer from which `widen_quantizer` made `quantizer`, with the
-    `extra` dimensions."""
-    quantizer = faiss.downcast_index(quantizer)
-    if isinstance(quantizer, faiss.IndexPreTransform):
+def narrow_quantizer(quantizer: faiss.Index, d: int) -> faiss.Index:
+    """Return the coarse quantizer of `d` components from which `widen_quantizer` made
+    `quantizer`."""
+    if not isinstance(quantizer, FLOATS):
         return faiss.clone_index(quantizer.index)
-    return base_index_handler(quantizer, extra).downgrade()
+    centres = centroids(quantizer, np.arange(quantizer.ntotal))
+    return quantizer_like(quantizer, centres[:, :d])
 
 
 LOAD_LISTS = (
@@ -170,19 +162,13 @@ class InvertedListsHandler(BaseIndexHandler):
                 f"{name_of(index)} has its inverted lists on disk, in "
                 f"{self._lists.filename!r}; {LOAD_LISTS}"
             )
+        self._quantizer = faiss.downcast_index(index.quantizer)
+        self._ranked = isinstance(self._quantizer, FLOATS)
         is_float = isinstance(index, faiss.IndexIVFFlat)
         self._residual = bool(index.by_residual) and not is_float
-
-    @cached_property
-    def _sizes(self) -> np.ndarray:
-        """How many entries each list has: int64 [nlist]."""
-        sizes = map(self._lists.list_size, range(self.index.nlist))
-        return np.fromiter(sizes, np.int64, self.index.nlist)
-
-    @cached_property
-    def _numbers(self) -> np.ndarray:
-        """The list of each entry: int64 [n]."""
-        return np.repeat(np.arange(self.index.nlist), self._sizes)
+        sizes = map(self._lists.list_size, range(index.nlist))
+        self._sizes = np.fromiter(sizes, np.int64, index.nlist)
+        self._numbers = np.repeat(np.arange(index.nlist), self._sizes)  # of the lists
 
     def labels(self) -> np.ndarray:
         ids = (ids_of_list(self._lists, n) for n in range(self.index.nlist))
@@ -211,7 +197,7 @@ class InvertedListsHandler(BaseIndexHandler):
             # that was read from a file.
             vectors = self.index.pq.decode(np.ascontiguousarray(codes))
             if self._residual:
-                vectors += centroids(self.index.quantizer, numbers)
+                vectors += centroids(self._quantizer, numbers)
             return np.asarray(vectors)
         vectors = np.empty((len(codes), self.index.d), np.float32)
         arrays = map(faiss.swig_ptr, (codes, numbers, vectors))
@@ -234,11 +220,12 @@ class InvertedListsHandler(BaseIndexHandler):
         numbers = self._numbers[rows]
         ranks = self._ranks(offsets, spec.queries)
         bases = None
-        if self._residual and name_of(self.index.quantizer) in FLOATS:
+        if self._residual and self._ranked:
             bases = ranks[numbers]  # else codes hold all of it
         coder = self.codec.design(spec, offsets[rows], bases)
-        quantizer, centres = widen_quantizer(self.index.quantizer, coder, ranks)
-        if not self._residual:
+        centres = coder.centres(ranks)
+        quantizer = widen_quantizer(self._quantizer, centres)
+        if bases is None:
             centres = np.zeros_like(centres)
         name = name_of(self.index)
         coder.require_holds(offsets[rows], centres[numbers], name)
@@ -255,9 +242,7 @@ class InvertedListsHandler(BaseIndexHandler):
         )
 
     def downgrade(self) -> faiss.Index:
-        assert self.extra is not None
-        quantizer = narrow_quantizer(self.index.quantizer, self.extra)
-        new = self._empty(self.d, quantizer)
+        new = self._empty(self.d, narrow_quantizer(self._quantizer, self.d))
         self.codec.narrow(new, self.d)
         return self._fill(
             new, (self.coder.head(codes) for codes, _ in self._blocks(new))
@@ -292,7 +277,7 @@ class InvertedListsHandler(BaseIndexHandler):
             entries,
             offsets,
             self._sizes,
-            centroids(self.index.quantizer, np.arange(nlist)),
+            centroids(self._quantizer, np.arange(nlist)),
             evenly(queries, max(BESTS // nlist, 40)),
             self.euclidean,
         )
@@ -302,17 +287,14 @@ class InvertedListsHandler(BaseIndexHandler):
             return None
         numbers = self._nearest(vectors) if rows is None else self._numbers[rows]
         distinct, places = np.unique(numbers, return_inverse=True)
-        return centroids(self.index.quantizer, distinct)[places, self.d :]
+        return centroids(self._quantizer, distinct)[places, self.d :]
 
     def _nearest(self, vectors: np.ndarray) -> np.ndarray:
         """Return the list that each of `vectors` [n, d] has in the raw index, where lists
         have no offsets: int64 [n]."""
-        quantizer = self.index.quantizer
+        quantizer = self._quantizer
         if self.extra is not None:
-            if self.euclidean or name_of(quantizer) not in FLOATS:
-                quantizer = narrow_quantizer(quantizer, self.extra)
-            else:
-                vectors = np.pad(vectors, ((0, 0), (0, len(self.extra.query))))
+            quantizer = narrow_quantizer(quantizer, self.d)
         vectors = np.ascontiguousarray(vectors, np.float32)
         return np.ascontiguousarray(quantizer.search(vectors, 1)[1].ravel())
 

@@ -23,7 +23,6 @@ from hubplugin_faiss.handlers.base import (
     is_mapped,
     name_of,
     nearness_of,
-    prepend,
     pretransform,
 )
 from hubplugin_faiss.handlers.codes import BaseIndexHandler, base_index_handler
@@ -43,6 +42,7 @@ class WrapperHandler(IndexHandler):
                 )
             inner = handler_for(index.index)
         self.inner = inner
+        self.extras = inner.extras
         self.exhaustive = inner.exhaustive
         self.lossy = inner.lossy
 
@@ -177,10 +177,9 @@ class PreTransformHandler(WrapperHandler):
             offsets = (offsets - bias).astype(np.float32)
             spec = spec.cover(offsets)
         chain = copy_chain(self.index)
-        upgraded = self.inner.upgrade(offsets, spec)
         if isinstance(self.inner, BaseIndexHandler):
-            return prepend(chain, upgraded)
-        return pretransform(chain, upgraded)
+            return self.inner.upgrade(offsets, spec, chain)
+        return pretransform(chain, self.inner.upgrade(offsets, spec))
 
     def downgrade(self) -> faiss.Index:
         chain = copy_chain(self.index)[: len(self._links)]
@@ -191,6 +190,8 @@ class PreTransformHandler(WrapperHandler):
 
     def take(self, rows: np.ndarray) -> Taken:
         inner, offsets = self.inner.take(rows)
+        if not self._links:
+            return inner, offsets
         if offsets is not None:
             offsets = np.float32(offsets + self._norm_bias(inner))
         return self._reverse(inner), offsets
@@ -298,6 +299,7 @@ class RefineHandler(WrapperHandler):
     def __init__(self, index: faiss.IndexRefine):
         super().__init__(index, handler_for(index.refine_index))
         self._base = handler_for(index.base_index)
+        self.extras = self._base.extras + self.inner.extras
         self.exhaustive = False
 
     def check(self) -> None:
@@ -353,10 +355,7 @@ class RefineHandler(WrapperHandler):
         stage finds entries by their row."""
         for stage in (self._base, self.inner):
             stage.remove(ids, renumbered=True)
-        self.index.ntotal = self.inner.count
-
-    def extra_dimensions(self) -> list[ExtraDimensions]:
-        return self._base.extra_dimensions() + self.inner.extra_dimensions()
+        self.index.ntotal = self.index.refine_index.ntotal
 
     def _offsets_of_base(self, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Return the offsets [n] in the base index of `vectors` [n, d] with `offsets`
