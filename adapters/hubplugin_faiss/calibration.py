@@ -59,7 +59,7 @@ def require_recall(
     queries = None if count < QUERIES / 10 else bank_queries(model, count)
     if queries is None or upgraded.count < 10 * K:
         return
-    raw_truth, truth = exact_rankings(upgraded, model, scale, queries)
+    raw_truth, truth = exact_rankings(raw, upgraded, model, scale, queries)
     before = measure_recall(raw.owner, queries, raw_truth)
     after = measure_recall(upgraded.owner, queries, truth)
     lost = float((before - after).mean())
@@ -103,11 +103,16 @@ def measure_recall(
 
 
 def exact_rankings(
-    upgraded: IndexHandler, model: OffsetModel, scale: IndexScale, queries: np.ndarray
+    raw: IndexHandler,
+    upgraded: IndexHandler,
+    model: OffsetModel,
+    scale: IndexScale,
+    queries: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rank all targets exactly, without offsets and with them.
 
     Args:
+        raw: Knows what its codes make of a zero vector.
         upgraded: Reconstructs the targets and their offsets.
         model, scale: The model, and the scale on which `upgraded` holds its offsets.
         queries: [m, d], as users ask them.
@@ -120,7 +125,7 @@ def exact_rankings(
     highest = max(
         float(extra.offsets(extra.query[None]).max()) for extra in upgraded.extras
     )
-    raw: list[tuple[np.ndarray, np.ndarray]] = []
+    plain: list[tuple[np.ndarray, np.ndarray]] = []
     corrected: list[tuple[np.ndarray, np.ndarray]] = []
     all_labels = upgraded.labels()
     row = 0
@@ -129,17 +134,17 @@ def exact_rankings(
         row += len(vectors)
         assert offsets is not None
         if model.metric is Metric.COSINE and upgraded.lossy:
-            vectors = upgraded.with_zeros(vectors)
+            vectors = raw.with_zeros(vectors)
             offsets = scale.to_model(offsets, vectors)
             vectors = unit_or_zero(vectors)
         extended = augment_targets(vectors, offsets, metric, max_offset=highest)
-        sides = (raw, queries, vectors), (corrected, augmented, extended)
+        sides = (plain, queries, vectors), (corrected, augmented, extended)
         for found, asked, targets in sides:
             scores, rows = faiss.knn(
                 asked, targets, min(K, len(targets)), metric=upgraded.index.metric_type
             )
             found.append((-scores if upgraded.euclidean else scores, labels[rows]))
-    return best_of(raw), best_of(corrected)
+    return best_of(plain), best_of(corrected)
 
 
 def best_of(found: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:

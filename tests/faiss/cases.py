@@ -166,13 +166,6 @@ def unit(rows: np.ndarray) -> np.ndarray:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-def in_bf16(rows: np.ndarray) -> np.ndarray:
-    """`rows` with the last 16 bits of each number rounded away."""
-    return (
-        (np.ascontiguousarray(rows, np.float32).view(np.uint32) + 0x8000) & 0xFFFF0000
-    ).view(np.float32)
-
-
 def look_everywhere(index: faiss.Index) -> None:
     index = faiss.downcast_index(index)
     for part in ("index", "base_index"):

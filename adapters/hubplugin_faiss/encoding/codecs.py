@@ -311,10 +311,9 @@ class Codec(ABC):
     lossy = False
     """Whether codes may change the length of a vector by more than a hundredth."""
 
-    part = 1
-
     def __init__(self, index: faiss.Index):
         self.index = index
+        self.part = int(index.pq.dsub) if hasattr(index, "pq") else 1
         self.euclidean = index.metric_type == faiss.METRIC_L2
 
     @abstractmethod
@@ -505,10 +504,6 @@ class ProductCodec(Codec):
     256 levels there are two: the second holds what the first loses."""
 
     lossy = True
-
-    @property
-    def part(self) -> int:  # type: ignore[override]
-        return int(self.index.pq.dsub)
 
     def design(
         self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None

@@ -39,8 +39,11 @@ class CodeArray:
         """Write `codes` [n, size], for which there is room, from `start` on. What lies
         in the same block behind them becomes 0."""
         stop = start + len(codes)
-        if self.packer is None or stop == 0:
-            self.read(start, stop)[:] = codes
+        if stop == 0:
+            return
+        if self.packer is None:
+            whole = faiss.rev_swig_ptr(self.memory, stop * self.size)
+            whole.reshape(stop, self.size)[start:] = codes
             return
         first, place = divmod(start, self.packer.nvec)
         blocks = self._blocks(first, stop)
