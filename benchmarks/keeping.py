@@ -197,7 +197,7 @@ def _rise(bank: np.ndarray, setting: Setting) -> float:
         [None, setting.old, METHODS["blend"]()], banks, folds_of(banks)
     )
     raw, before, after = (
-        Figures.of([margins], number, None).skewness for number in range(3)
+        Figures.of(margins, number, None).skewness for number in range(3)
     )
     return (after - before) / max(raw, 1e-9)
 

@@ -73,13 +73,13 @@ class CopyStore(ManifestStore[Copy]):
 
     @abstractmethod
     def batches(
-        self, copy: Copy | None, group_by: str | None, ids: Sequence[Id] | None = None
+        self, copy: Copy | None, field: str | None, ids: Sequence[Id] | None = None
     ) -> Iterator[Batch]:
         """Scans as `scan` does.
 
         Args:
             copy: the copy whose offsets are read.
-            group_by: as in `scan`.
+            field: as in `scan`.
             ids: reads these targets alone, as far as they are there.
         """
 
@@ -174,9 +174,9 @@ class CopyStore(ManifestStore[Copy]):
     def maps_queries(self) -> bool:  # type: ignore[override]
         return self.metric is not Metric.EUCLIDEAN
 
-    def scan(self, group_by: str | None = None) -> Iterator[Batch]:
+    def scan(self, field: str | None = None) -> Iterator[Batch]:
         copy = self.active(anew=True)
-        return self.batches(copy, group_by or (None if copy is None else copy.group_by))
+        return self.batches(copy, field)
 
     def batch(
         self,
@@ -184,7 +184,7 @@ class CopyStore(ManifestStore[Copy]):
         ids: Sequence[Id],
         vectors: np.ndarray,
         stored: Mapping[Id, Sequence[float]],
-        groups: Sequence[Value] | None = None,
+        values: Sequence[Value] | None = None,
     ) -> Batch:
         """Makes a batch as `batches` has it.
 
@@ -193,14 +193,14 @@ class CopyStore(ManifestStore[Copy]):
             ids: of the targets.
             vectors: of the targets [b, d].
             stored: what `copy` holds of the targets that it has, by id.
-            groups: of the targets.
+            values: of the targets.
         """
         offsets = np.full(len(vectors), np.nan, np.float32)
         rows = [row for row, key in enumerate(ids) if key in stored]
         if copy is not None and rows:
             components = np.asarray([stored[ids[row]] for row in rows], np.float32)
             offsets[rows] = self.offsets_of(self.model(copy), vectors[rows], components)
-        return Batch(ids, vectors, offsets, groups=groups)
+        return Batch(ids, vectors, offsets, values=values)
 
     def search(
         self,
@@ -439,7 +439,7 @@ class CopyWriting(Writing):
         self._store, self._model, self._copy, self.found = store, model, copy, found
 
     def scan(self) -> Iterator[Batch]:
-        return self._store.batches(self._copy, self._copy.group_by)
+        return self._store.batches(self._copy, None)
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         self._store.write_copy(

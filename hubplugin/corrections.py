@@ -31,7 +31,7 @@ from typing_extensions import Self
 from hubplugin._version import __version__
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, group_key
+from hubplugin.model import OffsetModel
 from hubplugin.store import Correction, Found, Store
 from hubplugin.vectors import Progress
 
@@ -71,7 +71,6 @@ class Version(BaseModel):
             metric=model.metric,
             dim=model.dim,
             mapped=model.query_map is not None,
-            group_by=group_key(model),
             made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             **fields,
         )

@@ -235,11 +235,11 @@ def judge_by(
     )
     bank_profile, corrected = (
         bank_profile or profile_of(bank, seed),
-        Figures.of([margins], 1, method),
+        Figures.of(margins, 1, method),
     )
     trial = Trial(
         **vars(corrected),
-        raw=Figures.of([margins], 0, None),
+        raw=Figures.of(margins, 0, None),
         noise=margins.noise(0, 1),
         bank=bank_profile,
     )
@@ -275,7 +275,7 @@ def try_paraphrases(
     if sum(len(fold.test) for fold in folds) < FEWEST_PARAPHRASES:
         return None
     return change_of(
-        [cross_validate([None, tried], bank, folds, seed)], 0, 1, "other wordings"
+        cross_validate([None, tried], bank, folds, seed), 0, 1, "other wordings"
     )
 
 

@@ -492,7 +492,7 @@ def learn_query_map(configuration: Method, banks: Banks) -> LearnedMap:
         )
     )
     changes = {
-        side: widen(change_of([part], 0, number, LABELS[side]))
+        side: widen(change_of(part, 0, number, LABELS[side]))
         for side, part in margins.items()
     }
     how = replace(bases[base], strength=STRENGTHS[strength], share=SHARES[share])

@@ -31,30 +31,27 @@ class Batch:
     """Some targets of a store: `ids`, `vectors` [b, d] float32, and the `offsets` [b] float32 stored with them
     under the active correction, NaN where there is none, infinite where it is that of another vector. `foreign` of
     them carry something else where offsets lie, which no correction of this store has written. `place` is the store's
-    own, which it wants back with what is written. `groups`: the value by which each target is grouped, None where it
-    has none; see `Store.scan`. `rounding`: how far `offsets` may lie from the right ones [b], a function of these;
-    None where float32 keeps them."""
+    own, which it wants back with what is written. `values`: what each target has in the field that `Store.scan` was
+    asked for, None where it has nothing there. `rounding`: how far `offsets` may lie from the right ones [b], a
+    function of these; None where float32 keeps them."""
 
     ids: Sequence[Id]
     vectors: np.ndarray
     offsets: np.ndarray
     place: Id | None = None
     foreign: int = 0
-    groups: Sequence[Value] | None = None
+    values: Sequence[Value] | None = None
     rounding: Callable[[np.ndarray], np.ndarray] | None = None
 
     def take(self, rows: np.ndarray) -> Batch:
         """The targets of the row numbers `rows`, to be written."""
         ids = [self.ids[row] for row in rows.tolist()]
-        groups = (
-            None if self.groups is None else [self.groups[row] for row in rows.tolist()]
-        )
         return replace(
             self,
             ids=ids,
             vectors=self.vectors[rows],
             offsets=self.offsets[rows],
-            groups=groups,
+            values=None,
             rounding=None,
         )
 
@@ -128,7 +125,7 @@ class Writing(ABC):
     def scan(self) -> Iterator[Batch]:
         """The targets that may lack an offset of this version: all, or those behind which a run was cut off.
 
-        Their offsets are those of this version, NaN where there is none yet. They have `groups` where the model has.
+        Their offsets are those of this version, NaN where there is none yet.
         """
 
     @abstractmethod
@@ -198,11 +195,14 @@ class Store(ABC):
         """How many vectors `scan` yields."""
 
     @abstractmethod
-    def scan(self, group_by: str | None = None) -> Iterator[Batch]:
-        """Every vector once, in batches: the originals [b, d], with the offsets of the active correction.
+    def scan(self, field: str | None = None) -> Iterator[Batch]:
+        """Yield every vector once, in batches: the originals [b, d], with the offsets of the active correction.
 
-        group_by: the key whose values are the `groups` of a batch; without it they are those of the active correction,
-        where that is by groups. A store whose targets have nothing but a vector calls `require_ungrouped`.
+        Args:
+            field: The key of the targets that is read into `Batch.values`, such as that of titles or names.
+
+        Raises:
+            StoreError: The store cannot be read, or its targets have no such field.
         """
 
     @abstractmethod
@@ -359,15 +359,6 @@ def require_room(folder: Path, needed: int) -> None:
     if lack := lack_of_room(folder, needed):
         raise StoreError(
             f"cannot write in {str(folder)!r}: {lack}; nothing was changed"
-        )
-
-
-def require_ungrouped(store: Store, group_by: str | None) -> None:
-    """Raises StoreError if targets of `store`, which have nothing but a vector, are to be grouped: unless `group_by` is
-    None."""
-    if group_by is not None:
-        raise StoreError(
-            f"{store.url}: its targets are vectors alone, without a field {group_by!r}"
         )
 
 

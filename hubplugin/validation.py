@@ -311,15 +311,6 @@ class Margins:
     right: np.ndarray | None = None
     ranks: np.ndarray | None = None
 
-    def of(self, numbers: list[int]) -> Margins:
-        """Of these configurations."""
-        arrays = (self.hits, self.costs, self.margins, self.right, self.ranks)
-        return Margins(
-            self.targets,
-            self.gap,
-            *(None if array is None else array[numbers] for array in arrays),
-        )  # type: ignore[arg-type]
-
     def noise(self, before: int, after: int) -> float:
         """The standard error of the change of the skewness from configuration `before` to `after`: a bootstrap of the
         queries, which are the same ones."""
@@ -441,37 +432,25 @@ class Figures:
     @classmethod
     def of(
         cls,
-        parts: Sequence[Margins],
+        margins: Margins,
         number: int,
         configuration: Method | OffsetModel | None,
     ) -> Figures:
-        """The figures of `configuration`, number `number` in the margins of `parts`, against number 0: of one gallery,
-        or of several, whose queries count together, and their hubness on average, by the number of targets."""
-        occurrences = [k_occurrence(part.hits[number], part.targets) for part in parts]
-        costs, sizes = (
-            np.concatenate([part.costs[number] for part in parts]),
-            [part.targets for part in parts],
-        )
-        gap = np.average(
-            [part.gap for part in parts],
-            weights=[part.costs.shape[1] for part in parts],
-        )
-        ranks = [part.ranks[number] for part in parts if part.ranks is not None]
+        """Return the figures of `configuration`, number `number` in `margins`, against number 0."""
+        occurrence = k_occurrence(margins.hits[number], margins.targets)
+        costs = margins.costs[number]
+        rank = None
+        if margins.ranks is not None:
+            rank = float(np.exp(np.log(margins.ranks[number]).mean()))
         return cls(
             configuration,
             len(costs),
-            skewness=float(
-                np.average(
-                    [skewness(occurrence) for occurrence in occurrences], weights=sizes
-                )
-            ),
-            cost=float(costs.mean() / gap),
-            largest=float(
-                max(occurrence.max() for occurrence in occurrences) / len(costs)
-            ),
-            never=float((np.concatenate(occurrences) == 0).mean()),
-            right=change_of(parts, 0, number),
-            rank=float(np.exp(np.log(np.concatenate(ranks)).mean())) if ranks else None,
+            skewness=skewness(occurrence),
+            cost=float(costs.mean() / margins.gap),
+            largest=float(occurrence.max() / len(costs)),
+            never=float((occurrence == 0).mean()),
+            right=change_of(margins, 0, number),
+            rank=rank,
         )
 
     @property
@@ -516,12 +495,9 @@ class Figures:
 
 
 def change_of(
-    parts: Sequence[Margins], first: int, second: int, what: str = "queries"
+    margins: Margins, first: int, second: int, what: str = "queries"
 ) -> Side | None:
-    """R@1 under the configurations number `first` and `second` of all `parts` together, for queries called `what`; None
-    where no answers are known."""
-    measured = [part.right for part in parts if part.right is not None]
-    if not measured:
-        return None
-    right = np.concatenate(measured, axis=1)
-    return Side.of(right[first], right[second], what)
+    """Return R@1 under the configurations number `first` and `second`, for queries called `what`. None without known
+    answers."""
+    right = margins.right
+    return None if right is None else Side.of(right[first], right[second], what)

@@ -96,20 +96,20 @@ class ChromaStore(CopyStore):
         return int(self._targets.count())
 
     def batches(
-        self, copy: Copy | None, group_by: str | None, ids: Sequence[Id] | None = None
+        self, copy: Copy | None, field: str | None, ids: Sequence[Id] | None = None
     ) -> Iterator[Batch]:
-        """As of every `CopyStore`, for `copy`, `group_by` and `ids`. Of a copy that cannot be read there are no
+        """As of every `CopyStore`, for `copy`, `field` and `ids`. Of a copy that cannot be read there are no
         offsets."""
-        include = ["embeddings", *(["metadatas"] if group_by else [])]
+        include = ["embeddings", *(["metadatas"] if field else [])]
         for page in (
             read_pages(self._targets, include)
             if ids is None
             else self._read_visible(include, ids)
         ):
             stored = {} if copy is None else self._read_copy(copy, page["ids"]) or {}
-            groups = (
-                [(metadata or {}).get(group_by) for metadata in page["metadatas"]]
-                if group_by
+            values = (
+                [(metadata or {}).get(field) for metadata in page["metadatas"]]
+                if field
                 else None
             )
             yield self.batch(
@@ -117,7 +117,7 @@ class ChromaStore(CopyStore):
                 page["ids"],
                 np.asarray(page["embeddings"], np.float32),
                 stored,
-                groups,
+                values,
             )
 
     def _read_visible(
@@ -199,7 +199,7 @@ class ChromaStore(CopyStore):
         copy = self.active(anew=True)
         if copy is not None and ids:
             model = self.model(copy)
-            batches = list(self.batches(copy, copy.group_by, ids))
+            batches = list(self.batches(copy, None, ids))
             compared = compare(self, model, batches, Counts(), Compute(), "keeping")
             write_wrong(CopyWriting(self, model, copy, "active"), compared)
             if gone := set(ids).difference(*(batch.ids for batch in batches)):

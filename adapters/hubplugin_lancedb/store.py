@@ -31,7 +31,6 @@ from hubplugin.store import (
     Hits,
     Id,
     as_store_error,
-    require_ungrouped,
 )
 
 BATCH_ROWS = 4096
@@ -94,9 +93,10 @@ class LanceStore(CopyStore):
         return int(self.table.count_rows("vector IS NOT NULL"))
 
     def batches(
-        self, copy: Copy | None, group_by: str | None, ids: Sequence[Id] | None = None
+        self, copy: Copy | None, field: str | None, ids: Sequence[Id] | None = None
     ) -> Iterator[Batch]:
-        require_ungrouped(self, group_by)
+        if field is not None:
+            raise StoreError(f"{self.url}: no field {field!r} is read of its targets")
         table = None if copy is None else self._open_copy(copy)
         copied = {} if table is None else self._row_numbers(table, ids)
         if ids is None:

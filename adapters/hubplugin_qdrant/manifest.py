@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import Field, InstanceOf
 
 from hubplugin import corrections
-from hubplugin.model import GroupedModel, OffsetModel, QueryMap
+from hubplugin.model import OffsetModel, QueryMap
 
 KEY = "hub_offset"
 """The payload key that holds offsets, where nobody has named another."""
@@ -76,12 +76,8 @@ class QdrantVersion(corrections.Version):
     def of(
         cls, model: OffsetModel, number: int, vector: str = "", **fields: Any
     ) -> QdrantVersion:
-        models = [
-            model,
-            *(model.groups.values() if isinstance(model, GroupedModel) else ()),
-        ]
-        caps = [0.0, *(part.gallery.cap for part in models if part.gallery is not None)]
-        return super().of(model, number, vector, ceiling=max(caps), **fields)
+        cap = 0.0 if model.gallery is None else model.gallery.cap
+        return super().of(model, number, vector, ceiling=max(cap, 0.0), **fields)
 
     def with_map(self, model: OffsetModel | QdrantVersion) -> QdrantVersion:
         """This version with the map of its model, or of a version that has it from there."""

@@ -194,14 +194,7 @@ def compute_stored(
         )
         offsets = np.zeros(len(rows), np.float32)
         if judged.any():
-            groups = None
-            if version.group_by is not None:
-                payloads = [
-                    getattr(points[rows[number]], "payload", None)
-                    for number in np.flatnonzero(judged)
-                ]
-                groups = [group_of(payload, version.group_by) for payload in payloads]
-            offsets[judged] = model.offsets(vectors[judged], groups=groups)
+            offsets[judged] = model.offsets(vectors[judged])
         for row, value in zip(rows, values_of(version, vectors, offsets), strict=True):
             if version.storage == "vector":
                 stored[row].vectors[version.augmented_vector] = value

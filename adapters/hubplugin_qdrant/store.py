@@ -213,20 +213,19 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def count(self) -> int:
         return self.transport.count()
 
-    def scan(self, group_by: str | None = None) -> Iterator[Batch]:
+    def scan(self, field: str | None = None) -> Iterator[Batch]:
         """Every point that has the vector; see `QdrantTransport.pages`."""
-        return self.scan_between(None, group_by)
+        return self.scan_between(None, field)
 
     def scan_between(
-        self, between: IdRange | None, group_by: str | None = None
+        self, between: IdRange | None, field: str | None = None
     ) -> Iterator[Batch]:
-        """`scan` of the points `between` two ids, with the same `group_by`."""
+        """`scan` of the points `between` two ids, with the same `field`."""
         manifest = self.read_manifest()
         version = manifest.active.get(self.vector)
         if version is not None and version.mapped:
             version = version.with_map(self.model(version))
-        key = group_by or (version.group_by if version is not None else None)
-        return PointReader(self.schemas["payload"], manifest, version, key).read(
+        return PointReader(self.schemas["payload"], manifest, version, field).read(
             between
         )
 
@@ -524,7 +523,7 @@ class QdrantWriting(Writing):
         """Every point, as it is once all is written that is under way."""
         self._transport.wait()
         self._reader = PointReader(
-            self._schema, self._require_owner(), self.version, self.version.group_by
+            self._schema, self._require_owner(), self.version, None
         )
         yield from self._reader.read(self._between)
 
@@ -598,14 +597,14 @@ class QdrantWriting(Writing):
 class PointReader:
     """Turns records into batches, with the vector of `schema` and the offsets of `version`.
 
-    group_by: the payload key whose values the batches have as groups. `left_over` collects, by shard key and payload
+    field: the payload key that is read as the values of the batches. `left_over` collects, by shard key and payload
     keys, the points that hold offsets of no version of `manifest` there.
     """
 
     schema: Schema
     manifest: QdrantManifest
     version: QdrantVersion | None
-    group_by: str | None
+    field: str | None
     left_over: dict[tuple[Id | None, tuple[str, ...]], list[Id]] = field(
         default_factory=dict
     )
@@ -618,9 +617,7 @@ class PointReader:
                 self.schema.using,
                 *vectors_of([self.version] if self.version is not None else []),
             ]
-        payload = [
-            key for key in (self.manifest.offset_key or KEY, self.group_by) if key
-        ]
+        payload = [key for key in (self.manifest.offset_key or KEY, self.field) if key]
         for batches in self.schema.transport.pages(
             self.batches, vectors, payload, between=between
         ):
@@ -636,7 +633,7 @@ class PointReader:
     def batch(self, records: Sequence[Any], shard_key: Id | None = None) -> Batch:
         """`records` as one batch, all with this `shard_key`."""
         ids: list[Id] = []
-        vectors, groups, payloads, augmented = [], [], [], []
+        vectors, values, payloads, augmented = [], [], [], []
         for record in records:
             keys = self.manifest.unknown_keys(record.payload)
             if keys:
@@ -652,8 +649,8 @@ class PointReader:
                 continue
             ids.append(plain_id(record.id))
             vectors.append(named[self.schema.using])
-            if self.group_by is not None:
-                groups.append(group_of(record.payload, self.group_by))
+            if self.field is not None:
+                values.append(group_of(record.payload, self.field))
             payloads.append(record.payload)
             augmented.append(
                 None
@@ -670,7 +667,7 @@ class PointReader:
             else read_offsets(self.version, matrix, payloads, augmented),
             place=shard_key,
             foreign=sum(self.manifest.is_foreign(record.payload) for record in records),
-            groups=groups if self.group_by is not None else None,
+            values=values if self.field is not None else None,
             rounding=None
             if self.version is None
             else rounding(self.version, augmented),

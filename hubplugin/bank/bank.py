@@ -122,7 +122,7 @@ class Bank:
             )
         rng, pairs, seen = np.random.default_rng(0), list[tuple[str, int | str]](), 0
         for batch in store.scan(field):  # type: ignore[call-arg]
-            for id, text in zip(batch.ids, batch.groups, strict=True):
+            for id, text in zip(batch.ids, batch.values, strict=True):
                 pair = (text.strip() if isinstance(text, str) else "", id)
                 if not pair[0]:
                     continue
@@ -431,17 +431,6 @@ class PreparedBank(FitInput):
         ]
         queries = np.concatenate([self.query_bank, pairs.query_bank])
         return replace(self, query_bank=queries, clicks=np.concatenate(parts))
-
-    def among(self, members: Vectors, numbers: np.ndarray) -> PreparedBank:
-        """This bank with a part of its gallery: `members`, which are the rows `numbers`, ascending."""
-        clicks, gallery = self.clicked_rows, super().against(members).gallery
-        if clicks is not None:
-            place = np.minimum(np.searchsorted(numbers, clicks), len(numbers) - 1)
-            clicks = locate_rows(gallery, np.where(numbers[place] == clicks, place, -1))
-            clicks = (
-                clicks if len(np.unique(clicks)) > FEWEST else None
-            )  # too few to hold any out
-        return replace(self, targets=gallery, clicks=clicks)
 
     @property
     def clicked_rows(self) -> np.ndarray | None:

@@ -1,16 +1,11 @@
 """A correction of a store: read it, fit, try, write, activate. `refit` is `apply` against the correction that is there.
 
-What offsets are is the model's to say, and how they are kept the store's. Within groups: hubs are relative to what a
-search can return, and one that is filtered returns the targets of its group only. Offsets depend on bank and target,
-not on the other targets, but for two things: the centre, which is the group's own, and under `sn` and `dbsn` log alpha.
-So all groups share one bank.
+What offsets are is the model's to say, and how they are kept the store's.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import cast
@@ -32,7 +27,6 @@ from hubplugin.guard import (
 from hubplugin.jobs.health import is_in_bank, with_hubness
 from hubplugin.jobs.results import Applied, OldVersusNew, Refitted
 from hubplugin.jobs.write import (
-    Members,
     ShardedStore,
     SpooledGallery,
     preview,
@@ -48,19 +42,9 @@ from hubplugin.learning import (
     require_learnable,
 )
 from hubplugin.methods import METHODS, FitInput, Method, build_method
-from hubplugin.model import (
-    Dot,
-    GalleryStatistics,
-    Group,
-    GroupedModel,
-    LogSumExp,
-    OffsetModel,
-    Setting,
-    Value,
-    group_key,
-)
+from hubplugin.model import OffsetModel, Setting
 from hubplugin.store import LabelledQueries, Store, read_recorded
-from hubplugin.validation import Configuration, Margins, cross_validate, folds_of
+from hubplugin.validation import Configuration, cross_validate, folds_of
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +54,6 @@ def apply(
     bank: BankLike | OffsetModel,
     method: str = "blend",
     *,
-    group_by: str | None = None,
     learn: bool | Bank = False,
     judged: BankLike | None = None,
     force: bool = False,
@@ -91,11 +74,8 @@ def apply(
         bank: as in `hubplugin.fit`. A `hubplugin.Bank` without queries stands for those that were recorded of the
             store, with learn for their clicks, too. A fitted model is written as it is, and not tried.
         method, judged, **parameters: as in `hubplugin.fit`.
-        group_by: a key of the targets, where searches are filtered by its value. Offsets are fitted, centred and tried
-            within each value's own targets, by one method for all. Where a value is refused, or has too few targets,
-            these keep the offset 0.
-        learn: as in `hubplugin.fit`, but not with group_by; `Bank.from_field` reads pairs of the store itself. The
-            store's own search maps the queries.
+        learn: as in `hubplugin.fit`; `Bank.from_field` reads pairs of the store itself. The store's own search maps
+            the queries.
         force: applies the correction untried.
         dry_run: does all but the writing, and counts what would be written.
         compute: device, memory and progress.
@@ -110,7 +90,6 @@ def apply(
     if isinstance(bank, OffsetModel):
         args = {
             "method": method != "blend",
-            "group_by": group_by,
             "learn": learn,
             "judged": judged,
         }
@@ -126,23 +105,19 @@ def apply(
             return replace(preview(store, bank, compute), notes=store.plan())
         return write(store, bank, force=force, compute=compute)
     if learn is not False:
-        require_learnable_in(store, method, group_by, executor)
+        require_learnable_in(store, method, executor)
     job = Job(
         store,
         build_method(METHODS, method, parameters, apply),
-        group_by,
         learn,
         force,
         dry_run,
     )
     banks = job.read(bank, judged, compute)
     prepared = banks.bank
-    if require_executor(executor, shards) and (
-        group_by is not None or prepared.clicks is not None
-    ):
-        reason = "clicks" if prepared.clicks is not None else "groups"
+    if require_executor(executor, shards) and prepared.clicks is not None:
         raise InputError(
-            f"{reason} need all targets in one process: leave ",
+            "clicks need all targets in one process: leave ",
             Parameter("executor"),
             " out",
         )
@@ -176,9 +151,8 @@ def refit(
     The guard tries the new correction as it does in `apply`. Then old and new rank held-out queries of the new bank.
     With known answers the new one is worse if R@1 falls by more than two standard errors, otherwise if hubness rises by
     more than `WORSE`. The old model may have been fitted on some of these queries, which speaks for it. A query map
-    would speak too loudly: with one, they are compared on queries that the old bank lacks. Offsets within groups stay
-    so: old and new are then compared over all groups, their queries together, and their hubness on average, by the
-    number of targets. `rollback` writes the old model. Searches are unchanged whenever an error is raised.
+    would speak too loudly: with one, they are compared on queries that the old bank lacks. `rollback` writes the old
+    model. Searches are unchanged whenever an error is raised.
 
     Args:
         store: a store with an active correction.
@@ -202,12 +176,12 @@ def refit(
     by_default = learn is None
     learn = old.query_map is not None if learn is None else read_learn(learn)
     if learn is not False:
-        require_learnable_in(store, method or old.method, group_key(old), None)
+        require_learnable_in(store, method or old.method, None)
     if method is None:
         configuration = _configuration_of(old, parameters)
     else:
         configuration = build_method(METHODS, method, parameters, refit)
-    job = Job(store, configuration, group_key(old), learn, force, dry_run, old)
+    job = Job(store, configuration, learn, force, dry_run, old)
     banks = job.read(Bank() if bank is None else bank, judged, compute)
     if by_default and learn and banks.bank.known_answers is None:
         raise InputError(
@@ -231,12 +205,11 @@ def refit(
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked for. group_by: the key within whose values offsets are fitted. learn: what known answers teach
-    beyond offsets. old: the active model that the new one must not be worse than."""
+    """What is asked for. learn: what known answers teach beyond offsets. old: the active model, than which the new one
+    must not be worse."""
 
     store: Store
     configuration: Method
-    group_by: str | None
     learn: bool | Bank
     force: bool
     dry_run: bool
@@ -272,48 +245,30 @@ def _fit_and_write(
     then."""
     store, compute, gallery = job.store, banks.bank.compute, None
     if by_workers is None:
-        gallery = SpooledGallery(store, compute.progress, job.group_by, banks.clicks)
+        gallery = SpooledGallery(store, compute.progress, banks.clicks)
         banks = banks.against(gallery.vectors, gallery.rows)
     bank = banks.bank
     logger.info("%s: trying %s", store.url, job.configuration.name)
-    trial, lesson, versus, neutral = None, None, None, dict[Value, str]()
-    if job.group_by is None:
-        profile = None if job.force else require_kind(bank)
-        if job.learn is not False:
-            lesson = learn_query_map(job.configuration, banks)
-        if profile is not None:  # what would be applied is judged
-            method = (
-                job.configuration.resolve(bank)
-                if lesson is None
-                else lesson.how.offsets
-            )
-            trial = check(bank, method, profile, None if lesson is None else lesson.how)
-        versus = (
-            None if job.old is None else compare_with_old(job, bank, job.old, lesson)
+    trial, lesson = None, None
+    profile = None if job.force else require_kind(bank)
+    if job.learn is not False:
+        lesson = learn_query_map(job.configuration, banks)
+    if profile is not None:  # what would be applied is judged
+        method = (
+            job.configuration.resolve(bank) if lesson is None else lesson.how.offsets
         )
-        logger.info(
-            "%s: fitting %s on %d bank queries",
-            store.url,
-            job.configuration.name,
-            len(bank.query_bank),
-        )
-        model = job.configuration.fit(bank) if lesson is None else lesson.model
-        model = model if gallery is None else with_hubness(model, bank)
-        if not job.force:
-            require_displacement(model, bank)
-    else:
-        assert gallery is not None
-        old = job.old if isinstance(job.old, GroupedModel) else None
-        model, neutral, parts = fit_within(
-            bank, job.configuration, job.group_by, gallery.groups(), job.force, old
-        )
-        versus = (
-            None
-            if old is None
-            else require_not_worse(
-                OldVersusNew.of(parts, old, job.configuration), job.force
-            )
-        )
+        trial = check(bank, method, profile, None if lesson is None else lesson.how)
+    versus = None if job.old is None else compare_with_old(job, bank, job.old, lesson)
+    logger.info(
+        "%s: fitting %s on %d bank queries",
+        store.url,
+        job.configuration.name,
+        len(bank.query_bank),
+    )
+    model = job.configuration.fit(bank) if lesson is None else lesson.model
+    model = model if gallery is None else with_hubness(model, bank)
+    if not job.force:
+        require_displacement(model, bank)
     before = store.correction() if job.old is None and model.query_map is None else None
     if job.dry_run:
         done = replace(preview(store, model, compute), notes=store.plan())
@@ -333,7 +288,7 @@ def _fit_and_write(
         notes.append(
             "the correction of before had a map of queries, and this one has none: rollback returns to it"
         )
-    return replace(done, neutral=neutral, trial=trial, notes=notes), versus
+    return replace(done, trial=trial, notes=notes), versus
 
 
 def compare_with_old(
@@ -368,7 +323,7 @@ def compare_with_old(
         else:
             new = method.fit(bank) if lesson is None else lesson.model
     return require_not_worse(
-        OldVersusNew.of([cross_validate([None, old, new], bank, folds)], old, method),
+        OldVersusNew.of(cross_validate([None, old, new], bank, folds), old, method),
         job.force,
     )
 
@@ -396,16 +351,14 @@ def _usable(compute: Compute) -> Compute:
     return compute
 
 
-def require_learnable_in(
-    store: Store, method: str, group_by: str | None, executor: Executor | None
-) -> None:
-    """Raises InputError where `store` cannot hold a map, or none goes with `method`, `group_by` or `executor`, before
-    anything is read."""
+def require_learnable_in(store: Store, method: str, executor: Executor | None) -> None:
+    """Raises InputError where `store` cannot hold a map, or none goes with `method` or `executor`, before anything is
+    read."""
     if not store.maps_queries:
         raise InputError(
             f"{store.url} holds no map of queries: leave out ", Parameter("learn")
         )
-    require_learnable(method, store.metric, store, group_by=group_by, executor=executor)
+    require_learnable(method, store.metric, store, executor=executor)
 
 
 def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
@@ -443,11 +396,7 @@ def find_cut_off(job: Job, bank: FitInput) -> OffsetModel | None:
     if correction is None or correction.active or job.learn:
         return None
     model = correction.model
-    same = (
-        job.configuration.has_made(model, bank)
-        and group_key(model) == job.group_by
-        and model.query_map is None
-    )
+    same = job.configuration.has_made(model, bank) and model.query_map is None
     return model if same else None
 
 
@@ -473,120 +422,3 @@ def require_not_worse(versus: OldVersusNew, force: bool) -> OldVersusNew:
             Parameter("force", True),
         )
     return versus
-
-
-SMALLEST_GROUP = 100
-"""Targets below which a group has no hubs to speak of: the 10 best of it are a tenth of it."""
-
-
-def fit_within(
-    bank: PreparedBank,
-    configuration: Method,
-    key: str,
-    groups: Sequence[tuple[Value, Members]],
-    force: bool,
-    old: GroupedModel | None = None,
-) -> tuple[GroupedModel, dict[Value, str], list[Margins]]:
-    """Fits on each group that has `SMALLEST_GROUP` targets and that the guard lets pass on its gallery.
-
-    What the method takes from the gallery, such as the temperature of `blend`, it takes from the whole gallery, and has
-    it in common for all groups.
-
-    Args:
-        bank: the bank, with the whole gallery.
-        configuration: the method.
-        key: by whose values the groups are made.
-        groups: the members of each.
-        force: fits without the guard.
-        old: the active model.
-
-    Returns:
-        The model; why the other groups, whose targets stay neutral, have none; and with an old model the margins of no
-        correction, old and new in each group that is large enough. A group that either model leaves neutral is tried
-        without a correction there.
-
-    Raises:
-        CorrectionRefused: no group is left.
-    """
-    method = configuration.resolve(bank)
-    fitted: dict[Value, OffsetModel] = {}
-    neutral: dict[Value, str] = {}
-    margins_of: dict[Value, Margins] = {}
-    for number, (value, members) in enumerate(groups):
-        try:
-            if members.rows < SMALLEST_GROUP:
-                raise CorrectionRefused(
-                    f"{members.rows} targets, {SMALLEST_GROUP} are needed"
-                )
-            group_bank = bank.among(members, members.numbers)
-            if old is not None:
-                old_model = old.within(value) if value in old.groups else None
-                margins_of[value] = cross_validate(
-                    [None, old_model, method], group_bank, folds_of(group_bank)
-                )
-            if not force:
-                check(group_bank, method.resolve(group_bank), require_kind(group_bank))
-            fitted[value] = method.fit(group_bank)
-        except CorrectionRefused as refusal:
-            neutral[value] = str(refusal).partition("; nothing was changed")[
-                0
-            ]  # which holds for all of it or none
-        bank.compute.report(f"fitting within each {key!r}", number + 1, len(groups))
-    if not fitted:
-        first = "; ".join(
-            f"{value!r}: {reason}" for value, reason in list(neutral.items())[:1]
-        )
-        raise CorrectionRefused(
-            f"no value of {key!r} can be corrected by itself ({len(neutral)} tried; {first or 'no target has one'})"
-        )
-    parts = [
-        margins if value in fitted else margins.of([0, 1, 0])
-        for value, margins in margins_of.items()
-    ]
-    return (
-        _merge_models(key, fitted, bank.require_targets(method.name).rows),
-        neutral,
-        parts,
-    )
-
-
-def _merge_models(
-    key: str, models: Mapping[Value, OffsetModel], count: int
-) -> GroupedModel:
-    """One model of those of all groups, which share bank and method, for `count` targets in groups or not."""
-    first = next(iter(models.values()))
-    groups = {value: _group(model) for value, model in models.items()}
-    return GroupedModel(
-        method=first.method,
-        parameters=first.parameters,
-        metric=first.metric,
-        terms=tuple(
-            replace(t, log_weights=None) if isinstance(t, LogSumExp) else t
-            for t in first.terms
-        ),
-        bank_fingerprint=first.bank_fingerprint,
-        gallery=_statistics([group.gallery for group in groups.values()], count),
-        key=key,
-        groups=groups,
-    )
-
-
-def _group(model: OffsetModel) -> Group:
-    assert model.gallery is not None
-    weights = next(
-        (term.log_weights for term in model.terms if isinstance(term, LogSumExp)), None
-    )
-    answers = next(
-        (term.answers for term in model.terms if not isinstance(term, Dot)), None
-    )
-    return Group(model.centre, model.gallery, weights, answers)
-
-
-def _statistics(parts: list[GalleryStatistics], count: int) -> GalleryStatistics:
-    """Of `count` targets, of which those outside of `parts` have the offset 0."""
-    return GalleryStatistics(
-        count,
-        min(0.0, *(part.smallest for part in parts)),
-        max(0.0, *(part.largest for part in parts)),
-        math.sqrt(sum(part.count * part.deviation**2 for part in parts) / count),
-    )

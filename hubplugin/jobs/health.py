@@ -24,7 +24,7 @@ from hubplugin.measures.hubness import (
 )
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric, normalise
-from hubplugin.model import GroupedModel, HubnessAtFit, OffsetModel, group_key
+from hubplugin.model import HubnessAtFit, OffsetModel
 from hubplugin.report import Histogram, Hub
 from hubplugin.store import Correction, Id, Store, read_recorded
 from hubplugin.validation import OCCURRENCE
@@ -111,7 +111,7 @@ def _compare_offsets(
         else np.linspace(gallery.smallest, gallery.largest, BINS + 1)
     )
     histogram = np.zeros(len(edges) - 1, np.int64)
-    batches = store.scan(group_key(model))
+    batches = store.scan()
     for batch, by_model, wrong in compare(
         store, model, batches, counts, compute, "checking offsets"
     ):
@@ -137,12 +137,7 @@ def _compare_offsets(
     count = counts.scanned
     if gallery is not None:
         fields["offsets"] = Histogram("stored", edges.tolist(), histogram.tolist())
-    if (
-        gallery is not None
-        and gallery.deviation > 0
-        and count > 1
-        and not isinstance(model, GroupedModel)
-    ):
+    if gallery is not None and gallery.deviation > 0 and count > 1:
         mean = total / count
         fields["shift"] = mean / gallery.deviation
         fields["spread"] = (

@@ -172,17 +172,14 @@ class OldVersusNew:
     error: float | None
 
     @classmethod
-    def of(
-        cls, parts: Sequence[Margins], old: OffsetModel, new: Method
-    ) -> OldVersusNew:
-        """Compares `old` and `new` by the margins of no correction, the old and the new one, in `parts`: each group or
-        the whole gallery."""
-        change = change_of(parts, 1, 2)
+    def of(cls, margins: Margins, old: OffsetModel, new: Method) -> OldVersusNew:
+        """Compare `old` and `new` by the `margins` of no correction, the old and the new one."""
+        change = change_of(margins, 1, 2)
         gain, error = (
             (None, None) if change is None else (change.change.value, change.error)
         )
         raw, old_figures, new_figures = (
-            Figures.of(parts, number, configuration)
+            Figures.of(margins, number, configuration)
             for number, configuration in enumerate((None, old, new))
         )
         return cls(raw, old_figures, new_figures, gain, error)

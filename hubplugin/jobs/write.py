@@ -9,7 +9,6 @@ import logging
 import pickle
 import tempfile
 import weakref
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -23,15 +22,9 @@ from hubplugin.errors import HubpluginError, InputError, Parameter, StoreError, 
 from hubplugin.executors import Shard, Sharded, map_shards
 from hubplugin.jobs.results import Applied, InvalidVectors, Removed
 from hubplugin.metric import Metric
-from hubplugin.model import (
-    OffsetModel,
-    Value,
-    group_key,
-    refuse_query_map,
-    warn_if_swapped,
-)
+from hubplugin.model import OffsetModel, refuse_query_map, warn_if_swapped
 from hubplugin.store import Batch, LabelledQueries, Share, Store, StoreShard, Writing
-from hubplugin.vectors import Progress, Sliceable, Vectors, cannot_keep, to_tempfile
+from hubplugin.vectors import Progress, Sliceable, cannot_keep, to_tempfile
 
 UNIT = 1e-2
 """How far from 1 the length of a vector may lie that counts as normalised; float16 keeps it within 1e-3."""
@@ -79,9 +72,7 @@ def offsets_of_all(
     if fitted is not None:
         offsets[rows] = fitted[rows]
     elif len(rows):
-        offsets[rows] = model.offsets(
-            part.vectors, groups=part.groups, compute=compute.without_progress
-        )
+        offsets[rows] = model.offsets(part.vectors, compute=compute.without_progress)
     return offsets
 
 
@@ -177,21 +168,6 @@ def write_wrong(
             writing.write(batch.take(np.flatnonzero(wrong)), offsets[wrong])
 
 
-class Members(Vectors):
-    """The targets of one group among those of a gallery: `rows` are their numbers."""
-
-    def __init__(self, name: str, gallery: Sliceable, rows: np.ndarray):
-        super().__init__(name, len(rows), gallery.dim)
-        self._gallery, self.numbers = gallery, rows
-
-    def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
-        for first in range(0, self.rows, size):
-            yield self._gallery.take(self.numbers[first : first + size])
-
-    def select(self, rows: np.ndarray) -> np.ndarray:
-        return self._check(self._gallery.take(self.numbers[rows]), rows)
-
-
 class SpooledGallery:
     """The `vectors` of a store, and, of a shared one, the batches they came in: so a fit reads them as often as it
     needs, and they are written without another scan. rows: of the ids in `clicked`."""
@@ -200,7 +176,6 @@ class SpooledGallery:
         self,
         store: Store,
         progress: Progress | None,
-        group_by: str | None = None,
         clicked: np.ndarray | None = None,
     ):
         self.rows: dict[int | str, int] = {}
@@ -208,17 +183,15 @@ class SpooledGallery:
         self._lists = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with this object
         weakref.finalize(self, self._lists.close)
         self.vectors = to_tempfile(
-            self._read(store, progress, group_by), store.url, store.count()
+            self._read(store, progress), store.url, store.count()
         )
 
-    def _read(
-        self, store: Store, progress: Progress | None, group_by: str | None
-    ) -> Iterator[np.ndarray]:
+    def _read(self, store: Store, progress: Progress | None) -> Iterator[np.ndarray]:
         total, done = store.count(), 0
-        for batch in store.scan(group_by):
-            if store.shared or group_by is not None:
+        for batch in store.scan():
+            if store.shared:
                 try:
-                    pickle.dump((batch.place, batch.ids, batch.groups), self._lists)
+                    pickle.dump((batch.place, batch.ids), self._lists)
                     self._lists.flush()
                 except OSError as error:
                     raise cannot_keep(store.url, error, 4 * store.dim * total) from None
@@ -234,30 +207,15 @@ class SpooledGallery:
         self._lists.seek(0)
         first = 0
         while first < self.vectors.rows:
-            place, ids, groups = pickle.load(self._lists)
+            place, ids = pickle.load(self._lists)
             vectors = self.vectors.take(slice(first, first + len(ids)))
             yield Batch(
                 ids,
                 vectors,
                 np.full(len(ids), np.nan, np.float32),
                 place=place,
-                groups=groups,
             )
             first += len(ids)
-
-    def groups(self) -> list[tuple[Value, Members]]:
-        """The targets of each value, but of none: in the order in which they first came."""
-        rows = defaultdict[Value, list[int]](list)
-        for row, value in enumerate(
-            value for batch in self.batches() for value in batch.groups or ()
-        ):
-            rows[value].append(row)
-        name = self.vectors.name
-        return [
-            (value, Members(f"{name}, {value!r}", self.vectors, np.array(numbers)))
-            for value, numbers in rows.items()
-            if value is not None
-        ]
 
 
 class ShardedStore:
@@ -475,9 +433,7 @@ def write_gallery(
 def preview(store: Store, model: OffsetModel, compute: Compute) -> Applied:
     """`model` compared with what `store` has, under `compute`, and nothing written."""
     counts = Counts()
-    for _ in compare(
-        store, model, store.scan(group_key(model)), counts, compute, "comparing offsets"
-    ):
+    for _ in compare(store, model, store.scan(), counts, compute, "comparing offsets"):
         pass
     return counts.as_applied(store, model, written=False)
 

@@ -1,9 +1,6 @@
-"""What a fit returns: terms over a bank, the model that sums them, its form by groups, and its file."""
+"""Models: terms over a bank, the model that sums them, and its file."""
 
 from hubplugin.model.file import FORMAT as FORMAT
-from hubplugin.model.grouped import Group as Group
-from hubplugin.model.grouped import GroupedModel as GroupedModel
-from hubplugin.model.grouped import group_key as group_key
 from hubplugin.model.offset_model import Dot as Dot
 from hubplugin.model.offset_model import GalleryStatistics as GalleryStatistics
 from hubplugin.model.offset_model import HubnessAtFit as HubnessAtFit

@@ -123,9 +123,7 @@ def are_numbers(array: object, *shape: int | None, infinite: bool = False) -> bo
 
 def _check(header: Header, tensors: dict[str, np.ndarray], name: str) -> None:
     """Raises ModelFileError for another format, a wrong checksum, or a header that could fool a terminal."""
-    if not printable(
-        {**header, "values": None}
-    ):  # values of a group may be any text; they are shown escaped
+    if not printable(header):
         raise ModelFileError(
             f"{name} is damaged: its header holds control characters; fit it again"
         )

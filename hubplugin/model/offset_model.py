@@ -163,7 +163,7 @@ Setting: TypeAlias = int | float | str | None
 """The value of a parameter of a method: a number or a name; None where the fit finds it."""
 
 Value: TypeAlias = str | int | None
-"""What makes a group: the value of a key of the targets, a text, a number or a truth value. None: no group."""
+"""A value in a field of a target: a text, a number or a truth value. None: nothing is there."""
 
 
 @dataclass(frozen=True)
@@ -241,9 +241,6 @@ class OffsetModel:
         default=None, init=False, compare=False, repr=False
     )
 
-    mark: ClassVar[str] = ""
-    """What only the header of this kind of model has; "" for the plain one."""
-
     @classmethod
     def __get_pydantic_core_schema__(
         cls, source: object, handler: GetCoreSchemaHandler
@@ -276,7 +273,6 @@ class OffsetModel:
         self,
         targets: VectorLike,
         *,
-        groups: Sequence[Value] | None = None,
         compute: Compute = Compute(),
     ) -> np.ndarray:
         """Offsets of targets, seen by the fit or not.
@@ -289,7 +285,6 @@ class OffsetModel:
 
         Args:
             targets: [n, d], or a store or a file of them.
-            groups: What a `GroupedModel` must know of each target; others do not look at it.
             compute: Device, memory and progress.
 
         Returns:
@@ -711,10 +706,8 @@ def cap(offsets: np.ndarray, gallery: GalleryStatistics | None) -> np.ndarray:
 
 
 def _build(header: Header, tensors: dict[str, np.ndarray]) -> OffsetModel:
-    """The model whose `_content` was `header` and `tensors`, of the kind whose mark the header has."""
-    marked = [kind for kind in OffsetModel.__subclasses__() if kind.mark in header]
-    kind = marked[0] if marked else OffsetModel
-    model = kind(**kind._fields(header, tensors))
+    """Return the model whose `_content` was `header` and `tensors`."""
+    model = OffsetModel(**OffsetModel._fields(header, tensors))
     model._require_usable(header["dim"])
     return model
 

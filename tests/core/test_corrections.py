@@ -82,7 +82,7 @@ class InMemory(ManifestStore[Version]):
     def count(self):
         return len(self.vectors)
 
-    def scan(self, group_by=None):
+    def scan(self, field=None):
         yield Batch(
             list(self.vectors),
             np.stack(list(self.vectors.values())),

@@ -3,14 +3,13 @@
 import json
 import os
 import struct
-from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
 import hubplugin
-from hubplugin.model import FORMAT, Group, GroupedModel, QueryMap
+from hubplugin.model import FORMAT, QueryMap
 from hubplugin.model.file import digest
 
 METHODS = ["blend", "is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
@@ -218,16 +217,6 @@ HOSTILE = {
         "activation",
         of_tensor("activation.0", lambda levels: levels[1:]),
     ),
-    "groups of one number": (
-        "groups",
-        of_tensor("groups.statistics", lambda numbers: numbers[:, :1]),
-    ),
-    "groups of a row": ("groups", of_tensor("groups.statistics", np.ravel)),
-    "a group without end": (
-        "groups",
-        of_tensor("groups.centres", lambda centres: centres + np.inf),
-    ),
-    "a group of none": ("groups", lambda header, _: header.update(values=[None])),
 }
 """What no fit writes, under a checksum that is right."""
 
@@ -244,15 +233,6 @@ def test_a_file_that_no_fit_writes_is_refused_when_it_is_read_though_its_checksu
         )
     if kind == "activation":
         model = model.with_activation(targets)
-    if kind == "groups":
-        model = GroupedModel(
-            **{
-                field.name: getattr(model, field.name)
-                for field in fields(model)
-                if field.init
-            }
-        )
-        model = replace(model, key="owner", groups={"anna": Group(0.0, model.gallery)})
     path = tmp_path / "m.hub"
     path.write_bytes(sealed(model.to_bytes(), lambda *_: None))
     assert hubplugin.load(path).fingerprint == model.fingerprint

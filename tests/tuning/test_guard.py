@@ -484,7 +484,6 @@ def test_a_refused_correction_leaves_the_store_as_it_was_and_force_applies_it(
             {"vector_name": "x"},
             "no parameter 'vector_name'; .*; apply itself takes store, bank, ",
         ),
-        ({"groupby": None}, r"did you mean group_by=\?"),
         ({"method": "sn", "iteration": 3}, r"did you mean iterations=\?"),
         ({"few": 9}, "query bank has 9 distinct queries; .* nothing was changed"),
         (

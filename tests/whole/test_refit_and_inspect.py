@@ -424,10 +424,6 @@ def test_what_cannot_have_a_map_is_refused_before_anything_is_read(
     clicked, monkeypatch
 ):
     store, log = clicked
-    with pytest.raises(
-        hubplugin.InputError, match="learn=True does not go with group_by="
-    ):
-        hubplugin.apply(store, log, learn=True, group_by="language")
     monkeypatch.setattr(type(store), "maps_queries", False)
     with pytest.raises(
         hubplugin.InputError,
