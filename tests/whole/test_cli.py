@@ -187,7 +187,7 @@ def test_a_missing_file_is_told_before_torch_is_imported(made, photos):
 STOPPED = {
     "while the gallery is read": (
         "apply",
-        "FaissStore.scan_rows",
+        "FaissStore.read_batches",
         "nothing was changed",
     ),
     "while offsets are written": (
@@ -197,12 +197,12 @@ STOPPED = {
     ),
     "while it is activated": (
         "apply",
-        "FaissStore.upgrade",
+        "FaissStore.replace",
         "searches use the old correction or the new one",
     ),
     "while it is taken out": (
         "remove",
-        "FaissStore._replace",
+        "FaissStore.replace",
         "the correction was being taken out",
     ),
 }
