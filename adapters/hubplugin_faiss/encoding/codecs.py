@@ -269,7 +269,7 @@ class Coder:
         held = self.extra.offsets(self.components_for(offsets, bases))
         wrong = np.abs(held - offsets).max(initial=0)
         most = max(np.ptp(offsets) / 10, np.abs(offsets).max() / 1000, 1e-6)
-        if not wrong <= most:  # it may be NaN
+        if wrong > most:
             raise StoreError(
                 f"offsets from {offsets.min():.4g} to {offsets.max():.4g} do not fit the "
                 f"codes of this {name}; fit the model on vectors as long as those in the "
