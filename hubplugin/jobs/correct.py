@@ -45,7 +45,7 @@ from hubplugin.learning import (
 )
 from hubplugin.methods import METHODS, Method, build_method
 from hubplugin.model import OffsetModel, Setting
-from hubplugin.store import LabelledQueries, Store, for_job, read_recorded
+from hubplugin.store import Store, for_job, read_recorded
 from hubplugin.validation import (
     as_it_is,
     cross_validate,
@@ -320,10 +320,7 @@ class Job:
         if self.dry_run:
             done = replace(preview(store, model, bank.compute), notes=store.plan())
         else:
-            labelled = _queries_to_try(bank, fit.trial)
-            done = write_gallery(
-                store, model, gallery, bank.compute, self.force, labelled
-            )
+            done = write_gallery(store, model, gallery, bank.compute, self.force)
         notes = [*done.notes]
         if fit.trial is None:
             # Where nothing was tried, what to expect of the bank is still worth a line.
@@ -363,18 +360,6 @@ def compare_with_old(fit: Fit, bank: PreparedBank, old: OffsetModel) -> OldVersu
             new = as_it_is(fit.model)
     margins = cross_validate([uncorrected, as_it_is(old), new], bank, folds)
     return OldVersusNew.of(margins, old, fit.method)
-
-
-def _queries_to_try(bank: PreparedBank, trial: Trial | None) -> LabelledQueries | None:
-    """Return what a store can try its own searches with. None where clicks are not known."""
-    rows = bank.clicked_rows
-    if rows is None:
-        return None
-    sides = [] if trial is None else [trial.right, trial.asked]
-    gains = [(side.change.value, side.error) for side in sides if side is not None]
-    is_known = rows >= 0
-    queries = bank.query_bank[is_known]
-    return LabelledQueries(queries, rows[is_known], min(gains, default=None))
 
 
 def _require_device(compute: Compute) -> None:

@@ -25,7 +25,6 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, refuse_query_map, warn_if_swapped
 from hubplugin.store import (
     Batch,
-    LabelledQueries,
     Share,
     Store,
     StoreShard,
@@ -399,7 +398,6 @@ def write_gallery(
     gallery: SpooledGallery | ShardedStore | None,
     compute: Compute,
     force: bool = False,
-    labelled: LabelledQueries | None = None,
 ) -> Applied:
     """Do as `write`, with a gallery that was just read.
 
@@ -409,7 +407,7 @@ def write_gallery(
         gallery: What was read of the store, where it was; workers write, where it has
             some.
         compute: Device, memory and progress.
-        force, labelled: As in `Writing`.
+        force: As in `Writing`.
     """
 
     def once(closing: bool) -> Counts:
@@ -439,7 +437,6 @@ def write_gallery(
     )
     with telling(half), store.begin(model, compute.progress) as writing:
         writing.forced = force
-        writing.labelled = labelled
         first = once(closing=False)
         may_change = store.shared and writing.found != "active"
         for _ in range(CLOSING_PASSES if may_change else 0):
@@ -476,7 +473,7 @@ def require_match(model: OffsetModel, store: Store) -> None:
             f"the model has {model.dim} dimensions, {store.url} has {store.dim}; fit "
             "one on its vectors"
         )
-    if model.metric is not store.metric:
+    if not store.takes_metric(model.metric):
         raise InputError(
             f"the model is for {model.metric.value}, {store.url} ranks by "
             f"{store.metric.value}; fit with ",
