@@ -36,7 +36,7 @@ SERVERS = {"http": "qdrant", "https": "qdrant+https"}
 
 
 SHOWN = re.compile(
-    "table|vector|key|metric|index|record|using|storage|offset_key|grpc|tenant|database|host|port|dbname|user"
+    "table|vector|key|metric|index|record|using|storage|grpc|tenant|database|host|port|dbname|user"
 )
 """The options of URLs that messages and pages show."""
 

@@ -27,7 +27,12 @@ from hubplugin.guard import Trial, judge_by
 from hubplugin.jobs.correct import bank_for, require_learnable_in
 from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.jobs.results import show_trial
-from hubplugin.learning import Banks, LearnedMap, learn_query_map, require_learnable
+from hubplugin.learning import (
+    LearnedMap,
+    Teachers,
+    learn_query_map,
+    require_learnable,
+)
 from hubplugin.measures.hubness import (
     Hubness,
     count_targets,
@@ -243,7 +248,7 @@ def diagnose(
     prepared = examples.prepare(chosen, compute, targets)
     require_enough(len(prepared.distinct))  # before the gallery is read
     prepared = prepared.against(targets)
-    gallery = prepared.require_targets("blend")
+    gallery = prepared.require_targets()
     queries = len(prepared.query_bank)
     logger.info("diagnosing %d targets by %d queries", gallery.rows, queries)
     top = TopK(OCCURRENCE)
@@ -253,7 +258,7 @@ def diagnose(
     causes = find_causes(prepared, nearest, seed)
     default = configure("blend")
     trial = judge_by(prepared, default.resolve(prepared), seed)
-    lesson = learn_query_map(default, Banks(prepared)) if learn else None
+    lesson = learn_query_map(default, Teachers(prepared)) if learn else None
     logger.info("diagnosed")
     found = hubs(occurrence, LISTED)
     never = pick_evenly(np.flatnonzero(occurrence == 0), LISTED)
@@ -307,7 +312,7 @@ def find_causes(bank: PreparedBank, nearest: np.ndarray, seed: int) -> list[Find
     """
     rng = np.random.default_rng(seed)
     compute = bank.compute.without_progress
-    gallery = bank.require_targets("blend")
+    gallery = bank.require_targets()
     drawn = np.sort(rng.permutation(len(nearest))[:QUERIES])
     targets = draw_sample(gallery, TARGETS, bank.metric, rng)
     rows, place = np.unique(nearest[drawn], return_inverse=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 
-from hubplugin.bank import SEEN, Bank, BankLike, own_share
+from hubplugin.bank import SEEN, Bank, BankLike, PreparedBank, own_share
 from hubplugin.compute import Compute, TopK, search
 from hubplugin.errors import InputError, StoreError
 from hubplugin.jobs.naming import Naming, display_names
@@ -22,11 +23,10 @@ from hubplugin.measures.hubness import (
     skewness_by_chance,
     skewness_of_hits,
 )
-from hubplugin.methods import FitInput
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import HubnessAtFit, OffsetModel
 from hubplugin.results import NAMED, Hub
-from hubplugin.store import Correction, Id, Store, read_recorded
+from hubplugin.store import Correction, Id, Store, for_job, read_recorded
 from hubplugin.validation import OCCURRENCE
 from hubplugin.vectors import Directed, Vectors
 
@@ -64,6 +64,7 @@ def inspect(
         StoreError: for live queries and a store without an active correction.
         InputError: for queries that cannot be used.
     """
+    store = for_job(store)
     correction = store.correction()
     active = correction is not None and correction.active
     if live is not None and not active:
@@ -223,9 +224,9 @@ def of_bank(model: OffsetModel, count: int = QUERIES) -> np.ndarray:
     return queries
 
 
-def with_hubness(model: OffsetModel, bank: FitInput) -> OffsetModel:
+def with_hubness(model: OffsetModel, bank: PreparedBank) -> OffsetModel:
     """Return `model`, fitted on the banks and targets of `bank`, with what its bank found in them."""
-    targets = bank.require_targets(model.method)
+    targets = bank.require_targets()
     queries = of_bank(model)
     if len(queries) < 2 or targets.rows <= OCCURRENCE:
         return model
@@ -243,12 +244,13 @@ def with_hubness(model: OffsetModel, bank: FitInput) -> OffsetModel:
     raw = found.rows[0][: len(queries)]
     corrected = found.rows[1][len(queries) :]
     occurrence = k_occurrence(corrected, targets.rows)
-    return model.replace(
+    return replace(
+        model,
         hubness_at_fit=HubnessAtFit(
             len(queries),
             skewness(k_occurrence(raw, targets.rows)),
             skewness(occurrence),
             skewness_by_chance(len(queries), OCCURRENCE, targets.rows),
             float(occurrence.max() / len(queries)),
-        )
+        ),
     )

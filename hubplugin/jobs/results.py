@@ -134,9 +134,9 @@ class OldVersusNew:
         """Compare `old` and `new` by the `margins` of no correction, the old and the new one."""
         change = change_of(margins, 1, 2)
         return cls(
-            Figures.of(margins, 0, None),
-            Figures.of(margins, 1, old),
-            Figures.of(margins, 2, new),
+            Figures.of(margins, 0),
+            Figures.of(margins, 1, old.method, old.parameters),
+            Figures.of(margins, 2, new.name, new.parameters),
             gain=None if change is None else change.change.value,
             error=None if change is None else change.error,
         )

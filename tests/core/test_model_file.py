@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -228,8 +229,8 @@ def test_a_file_that_no_fit_writes_is_refused_when_it_is_read_though_its_checksu
     kind, change = HOSTILE[what]
     model, targets = fitted(kind if kind in METHODS else "is")
     if kind == "map":
-        model = model.replace(
-            query_map=QueryMap(np.eye(6, dtype=np.float32) / 10, 0.5, 10)
+        model = replace(
+            model, query_map=QueryMap(np.eye(6, dtype=np.float32) / 10, 0.5, 10)
         )
     if kind == "activation":
         model = model.with_activation(targets)

@@ -115,7 +115,7 @@ def figures(skewness: float, recall: float | None = None) -> Figures:
     right = None
     if recall is not None:
         right = Side(0.5, recall, 0.01, 100, "queries", Figure(0.0, 0.0, 0.0))
-    return Figures(None, 100, skewness, 0.1, 0.1, 0.1, right)
+    return Figures("none", {}, 100, skewness, 0.1, 0.1, 0.1, right)
 
 
 def versus(old: Figures, new: Figures, gain=None, error=None) -> OldVersusNew:
@@ -210,7 +210,7 @@ def test_what_is_found_too_often_is_named_and_hubness_is_told_beside_that_of_the
 
 def test_what_was_counted_at_the_fit_lies_in_the_model_and_makes_no_other(real):
     model = hubplugin.fit(real["test_targets"], real["bank_queries"], "nnn")
-    with_fit = model.replace(hubness_at_fit=FIT)
+    with_fit = dataclasses.replace(model, hubness_at_fit=FIT)
     assert hubplugin.OffsetModel.from_bytes(with_fit.to_bytes()).hubness_at_fit == FIT
     assert hubplugin.OffsetModel.from_bytes(model.to_bytes()).hubness_at_fit is None
     assert with_fit.fingerprint == model.fingerprint
