@@ -29,7 +29,7 @@ def adapters() -> dict[str, EntryPoint]:
 
 
 SHOWN = re.compile(
-    "table|vector|key|metric|index|record|using|storage|offset_key|grpc|tenant|database|host|port|dbname|user"
+    "table|vector|key|metric|index|record|using|storage|grpc|tenant|database|host|port|dbname|user"
 )
 """The options of URLs that messages and pages show."""
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from hubplugin.atomic import lack_of_room
-from hubplugin.errors import EmptyInput, StoreError
+from hubplugin.errors import EmptyInput, InputError, StoreError
 from hubplugin.executors import Shard
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value
@@ -85,19 +85,6 @@ class Explanation:
     request: Mapping[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class LabelledQueries:
-    """Queries of the bank [m, d] whose answers are known, and the rows [m] of these in the order of `Store.scan`.
-
-    held_out: by how much exact rankings change R@1, 0 to 1, of queries that are not fitted on, and the standard error
-    of that; of a log, on the side that gains less. None where it was not tried.
-    """
-
-    queries: np.ndarray
-    rows: np.ndarray
-    held_out: tuple[float, float] | None = None
-
-
 class Writing(ABC):
     """The offsets of one model on their way into a store. `Store.begin` returns it, and a `with` ends it:
 
@@ -114,9 +101,6 @@ class Writing(ABC):
 
     forced: bool = False
     """Whether it is activated even if the store's own searches would lose too much by it."""
-
-    labelled: LabelledQueries | None = None
-    """With which a store whose searches are not exact can try them before it activates."""
 
     takes_all: bool = False
     """Whether `write` is given every target of `scan`, those whose offset is right, too: all are rounded anew."""
@@ -193,6 +177,13 @@ class Store(ABC):
     how_to_record: str = "hubplugin.Recorder(FOLDER).add(queries) beside each search"
     """What to do so that there are recorded queries."""
 
+    def for_job(self) -> Store:
+        """Return this store for one job.
+
+        What does not change by itself, such as the manifest, is read once by it.
+        """
+        return self
+
     @abstractmethod
     def count(self) -> int:
         """Return how many vectors `scan` yields."""
@@ -234,6 +225,11 @@ class Store(ABC):
         (`require_room`), as far as that can be told without changing anything: `apply` asks before it reads the
         gallery. dry_run: whoever asks need not have the right to write."""
 
+    def takes_metric(self, metric: Metric) -> bool:
+        """Return True if a model for `metric` can be written. A store whose metric
+        nobody has said may take that of the model from then on."""
+        return metric is self.metric
+
     def notes(self) -> Sequence[str]:
         """Return what the store adds to an inspection, a line each: where and how the correction lies in it."""
         return ()
@@ -266,6 +262,16 @@ class Store(ABC):
         Raises InputError for a condition that it cannot read.
         """
         raise StoreError(f"{self.url} searches without filters")
+
+
+def for_job(store: Store) -> Store:
+    """Return `store` as one job asks it. Raises InputError for anything else."""
+    if not isinstance(store, Store):
+        raise InputError(
+            f"expected a store, got {type(store).__name__}; open one: "
+            "hubplugin.open_store(URL)"
+        )
+    return store.for_job()
 
 
 class StoreShard(Shard):

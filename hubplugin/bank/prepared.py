@@ -170,13 +170,6 @@ class PreparedBank:
         )
 
     @property
-    def clicked_rows(self) -> np.ndarray | None:
-        """The clicks as rows of the gallery with its zero vectors, which `targets` lack."""
-        if self.clicks is None or not isinstance(self.targets, Directed):
-            return self.clicks
-        return np.where(self.clicks < 0, -1, self.targets.numbers[self.clicks])
-
-    @property
     def known_answers(self) -> np.ndarray | None:
         """The row of target bank or gallery that each query asks for, -1 where nothing is known."""
         return self.clicks if self.pairs is None else self.pairs

@@ -18,7 +18,13 @@ from hubplugin.evaluation.ranked import (
     rank_arrays,
     rank_store,
 )
-from hubplugin.evaluation.results import MethodResult, Results, usable_best
+from hubplugin.evaluation.results import (
+    Answer,
+    Example,
+    MethodResult,
+    Results,
+    usable_best,
+)
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures import hubness
@@ -33,7 +39,7 @@ from hubplugin.measures.significance import (
 )
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.report import Answer, Example, Histogram, Hub
+from hubplugin.results import Histogram, Hub
 from hubplugin.store import Store
 from hubplugin.vectors import VectorLike, as_vectors
 

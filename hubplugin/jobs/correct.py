@@ -45,7 +45,7 @@ from hubplugin.learning import (
 )
 from hubplugin.methods import METHODS, Method, build_method
 from hubplugin.model import OffsetModel, Setting
-from hubplugin.store import LabelledQueries, Store, read_recorded
+from hubplugin.store import Store, for_job, read_recorded
 from hubplugin.validation import (
     as_it_is,
     cross_validate,
@@ -94,6 +94,7 @@ def apply(
         InputError: for the bank or a parameter, or where the store cannot hold the map.
         StoreError: for the store.
     """
+    store = for_job(store)
     learn = read_learn(learn)
     _require_device(compute)
     if isinstance(bank, OffsetModel):
@@ -174,6 +175,7 @@ def refit(
         InputError: for the bank or a parameter.
         StoreError: for a store without an active correction.
     """
+    store = for_job(store)
     correction = store.correction()
     if correction is None or not correction.active:
         raise StoreError(
@@ -318,10 +320,7 @@ class Job:
         if self.dry_run:
             done = replace(preview(store, model, bank.compute), notes=store.plan())
         else:
-            labelled = _queries_to_try(bank, fit.trial)
-            done = write_gallery(
-                store, model, gallery, bank.compute, self.force, labelled
-            )
+            done = write_gallery(store, model, gallery, bank.compute, self.force)
         notes = [*done.notes]
         if fit.trial is None:
             # Where nothing was tried, what to expect of the bank is still worth a line.
@@ -363,18 +362,6 @@ def compare_with_old(fit: Fit, bank: PreparedBank, old: OffsetModel) -> OldVersu
     return OldVersusNew.of(margins, old, fit.method)
 
 
-def _queries_to_try(bank: PreparedBank, trial: Trial | None) -> LabelledQueries | None:
-    """Return what a store can try its own searches with. None where clicks are not known."""
-    rows = bank.clicked_rows
-    if rows is None:
-        return None
-    sides = [] if trial is None else [trial.right, trial.asked]
-    gains = [(side.change.value, side.error) for side in sides if side is not None]
-    is_known = rows >= 0
-    queries = bank.query_bank[is_known]
-    return LabelledQueries(queries, rows[is_known], min(gains, default=None))
-
-
 def _require_device(compute: Compute) -> None:
     """Raise InputError for a device that is not there, before a gallery is read."""
     if compute.device not in ("auto", "numpy"):
@@ -397,10 +384,6 @@ def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
     If `learn`, what was recorded of their clicks comes along. Nothing else uses those: people click what a search
     showed them, so they speak for the correction that was active then.
     """
-    if not isinstance(store, Store):
-        raise InputError(
-            f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store(URL)"
-        )
     bank = Bank.of(bank)
     if bank.queries is not None:
         return bank

@@ -139,7 +139,7 @@ def decoded(index: faiss.Index) -> np.ndarray:
 
 def _scanned(index: faiss.Index, part: int) -> np.ndarray:
     handler = handler_for(index)
-    found = np.concatenate([block[part] for block in handler.scan(0, 100)])
+    found = np.concatenate([block[part] for block in handler.scan(100)])
     rows = np.empty_like(found)
     rows[handler.order()] = found
     return rows
@@ -164,13 +164,6 @@ def recall(found: np.ndarray, expected: np.ndarray) -> float:
 
 def unit(rows: np.ndarray) -> np.ndarray:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-
-
-def in_bf16(rows: np.ndarray) -> np.ndarray:
-    """`rows` with the last 16 bits of each number rounded away."""
-    return (
-        (np.ascontiguousarray(rows, np.float32).view(np.uint32) + 0x8000) & 0xFFFF0000
-    ).view(np.float32)
 
 
 def look_everywhere(index: faiss.Index) -> None:
@@ -219,7 +212,7 @@ def loss_of_recall(
     corrected one, as both are set to search."""
     handler, bank = handler_for(upgraded), model.terms[0].bank
     vectors, offsets = (
-        np.concatenate(part) for part in zip(*handler.scan(0, 1000), strict=True)
+        np.concatenate(part) for part in zip(*handler.scan(1000), strict=True)
     )
     labels, mapped = handler.labels(), model.queries(bank)
     raw, corrected = (

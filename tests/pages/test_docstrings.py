@@ -156,44 +156,16 @@ def names_in(tree):
             yield from str(getattr(node, kind, None) or "").split(".")
 
 
-def lasting_names_in(path, tree):
-    """What a file defines that others can name: itself, its functions, classes, parameters, constants and fields."""
-    yield from path.with_suffix("").parts
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield node.name
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.attr
-        if isinstance(node, (ast.Module, ast.ClassDef)):
-            bound = [
-                child
-                for child in node.body
-                if isinstance(child, (ast.Assign, ast.AnnAssign))
-            ]
-            names = (
-                part
-                for child in bound
-                for part in ast.walk(child)
-                if isinstance(part, ast.Name)
-            )
-            yield from (part.id for part in names if isinstance(part.ctx, ast.Store))
-
-
 def test_a_name_that_a_docstring_mentions_exists():
-    lasting = {
-        name for path, tree in FILES.items() for name in lasting_names_in(path, tree)
-    }
-    nearby = {path: set(names_in(tree)) for path, tree in FILES.items()}
+    known = {name for tree in FILES.values() for name in names_in(tree)}
+    known |= {part for path in FILES for part in path.with_suffix("").parts}
     lacking = [
         f"{path}:{line}: {name}"
         for path, line, text in DOCSTRINGS
         for name in re.findall(r"(?<!`)`([^`\s]+)`", text)
         if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(\(.*\))?", name)
         and name not in OTHERS
-        if not set(name.partition("(")[0].split("."))
-        <= lasting | nearby[path] | {"faiss"} | OTHERS
+        and not {*name.partition("(")[0].split(".")} <= known | OTHERS | {"faiss"}
     ]
     assert lacking == []
 

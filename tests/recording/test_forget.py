@@ -1,5 +1,7 @@
 """Who takes a query back finds it nowhere in the record, and after the next refit in no correction."""
 
+import json
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -109,13 +111,10 @@ def test_the_command_forgets_and_says_so(asked, by, tmp_path):
     if by == "folder":
         (tmp_path / "photos.faiss").unlink()
     named = [Recorder.id_of(query) for query in queries[:2]]
-    typed = ["bank", place, "--forget", named[0], "--forget", named[1]]
-    said = CliRunner().invoke(app, [*typed, "--dry-run"])
-    assert f"would keep {CLICKS - 2}" in said.stdout
-    assert read(folder).rows == CLICKS
-    said = CliRunner().invoke(app, typed)
-    assert f"kept: {CLICKS - 2}" in said.stdout
-    assert "2 recorded queries forgotten, with their clicks" in said.output
+    typed = ["bank", place, "--forget", named[0], "--forget", named[1], "--json"]
+    said = json.loads(CliRunner().invoke(app, typed).stdout)
+    assert (said["forgotten"], said["queries"]) == (2, CLICKS - 2)
+    assert read(folder).rows == CLICKS - 2
     said = CliRunner().invoke(app, ["bank", place, "--forget", "today"])
     assert "16 hexadecimal digits" in said.output
     assert said.exit_code == 1
