@@ -297,7 +297,7 @@ def test_a_gallery_for_which_the_disk_has_no_room_is_refused(monkeypatch):
 
 def test_bank_and_targets_of_different_dimensions_are_both_named():
     with pytest.raises(
-        hubplugin.InputError, match=r"query bank has 3 dimensions, targets has 2"
+        hubplugin.InputError, match=r"targets has 2 dimensions, the query bank has 3"
     ):
         hubplugin.fit(np.ones((5, 2)), X, "is")
     with pytest.raises(
