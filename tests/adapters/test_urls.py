@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import pytest
 
-from hubplugin.cli import options
 from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.registry import open_store
 from tests.galleries import flat_index
@@ -52,29 +51,6 @@ def test_no_error_shows_a_password_however_it_is_spelt(needs, url, tmp_path):
     with pytest.raises(HubpluginError) as caught:
         open_store(url.replace("FOLDER", str(tmp_path)))
     assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("typed", "shown"),
-    [
-        (
-            "postgresql://me:secret@host/db?table=t&PASSWORD=secret",
-            "'postgresql://me@host/db?table=t'",
-        ),
-        (
-            "--store=postgresql://me%3Asecret@host/db?passwrd=secret",
-            "--store=postgresql://me@host/db",
-        ),
-        (
-            "qdrant://host:6333/photos?using=image",
-            "'qdrant://host:6333/photos?using=image'",
-        ),
-        ("qdrant_model:embed", "qdrant_model:embed"),
-    ],
-)
-def test_the_command_on_a_page_shows_no_password(typed, shown, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["hubplugin", "diagnose", typed])
-    assert options.command_line() == f"hubplugin diagnose {shown}"
 
 
 def test_two_slashes_before_a_path_are_read_as_in_other_urls(tmp_path, monkeypatch):

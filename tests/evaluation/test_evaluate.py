@@ -287,7 +287,7 @@ def test_a_store_is_asked_no_zero_vectors(scene, tmp_path, caplog):
     targets = scene["targets"] / np.linalg.norm(scene["targets"], axis=1, keepdims=True)
     index.add(targets.astype(np.float32))
     faiss.write_index(index, str(tmp_path / "x.faiss"))
-    store = hubplugin.open_store(f"faiss:{tmp_path}/x.faiss")
+    store = hubplugin.open_store(f"faiss:{tmp_path}/x.faiss?metric=cosine")
     queries = np.insert(scene["queries"], 4, 0, axis=0)
     truth = np.insert(np.arange(150), 4, 7)
     found = hubplugin.evaluate(store, queries=queries, truth=truth)
