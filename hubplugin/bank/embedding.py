@@ -48,16 +48,17 @@ def embedder_of(spec: str) -> Embedder:
         if str(Path.cwd()) not in sys.path:
             # As `python -m` does, and a command does not.
             sys.path.insert(0, str(Path.cwd()))
-        embedder: Any = attrgetter(name)(importlib.import_module(kind))
+        function: Any = attrgetter(name)(importlib.import_module(kind))
     except Exception as error:  # whatever a module or the loading of a model raises
         raise InputError(
             f"{spec!r} cannot be loaded: {type(error).__name__}: {one_line(error)[:300]}"
         ) from None
-    if not callable(embedder):
+    if not callable(function):
         raise InputError(
-            f"{spec!r} is {type(embedder).__name__} and no function; "
+            f"{spec!r} is {type(function).__name__} and no function; "
             "it is called with a list of texts"
         )
+    embedder: Embedder = function
     return embedder
 
 
