@@ -29,15 +29,17 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
+from urllib.parse import parse_qs
 
 import faiss
 import numpy as np
 
 from hubplugin.atomic import open_own, replacing
 from hubplugin.corrections import Manifest, ManifestStore, Version
-from hubplugin.errors import HubpluginError, ModelFileError, StoreError
+from hubplugin.errors import HubpluginError, InputError, ModelFileError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
+from hubplugin.registry import without_secrets
 from hubplugin.store import Batch, Correction, Found, Hits, Writing, require_room
 from hubplugin.vectors import Progress
 from hubplugin_faiss.handlers import handler_for
@@ -700,8 +702,15 @@ def open_url(url: str) -> FaissStore:
     Raises:
         StoreError: There is no such file, Faiss cannot read it, or its type cannot
             carry offsets.
+        InputError: The metric is none, or there is another option.
     """
-    path, _, metric = url.removeprefix("faiss:").partition("?metric=")
+    path, query = url.removeprefix("faiss:"), ""
+    if not os.path.exists(path):  # a name may have a question mark
+        path, _, query = path.partition("?")
     if path.startswith("//") and not os.path.exists(path):
         path = path[2:]  # faiss://FILE, as other URLs are written
-    return open_store(path, metric=metric or None)
+    options = parse_qs(query)
+    metric = options.pop("metric", [None])[0]
+    if options:
+        raise InputError(f"{without_secrets(url)!r}: the only option is metric")
+    return open_store(path, metric=metric)
