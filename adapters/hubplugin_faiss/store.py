@@ -29,15 +29,17 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
+from urllib.parse import parse_qs
 
 import faiss
 import numpy as np
 
 from hubplugin.atomic import open_own, replacing
 from hubplugin.corrections import Manifest, ManifestStore, Version
-from hubplugin.errors import HubpluginError, ModelFileError, StoreError
+from hubplugin.errors import HubpluginError, InputError, ModelFileError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
+from hubplugin.registry import without_secrets
 from hubplugin.store import Batch, Correction, Found, Hits, Writing, require_room
 from hubplugin.vectors import Progress
 from hubplugin_faiss.handlers import handler_for
@@ -120,7 +122,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         self.index = index
         self.handler = handler_for(index)
         self.dim = int(index.d)
-        self.seen = seen
+        self._seen = seen
         self._of_model: Metric | None = None
         self._scale: tuple[str, IndexScale] | None = None
         self.__dict__.pop("raw", None)  # of the file before
@@ -130,11 +132,11 @@ class FaissStore(ManifestStore[FaissVersion]):
         store is writing it."""
         lock = None if self._lock is None else self._lock()
         is_writing = lock is not None and not lock.closed
-        if not is_writing and look_at(self.path) != self.seen:
+        if not is_writing and look_at(self.path) != self._seen:
             self._read()
 
     def _require_unchanged(self, seen: Seen | None = None) -> None:
-        if look_at(self.path) != (seen or self.seen):
+        if look_at(self.path) != (seen or self._seen):
             raise StoreError(
                 f"{str(self.path)!r} was changed by another program since it was read; "
                 "it stays as that program left it: run this again"
@@ -154,9 +156,9 @@ class FaissStore(ManifestStore[FaissVersion]):
             manifest = Manifest[FaissVersion].read(content, place, mend)
         writing = manifest.writing
         if writing is not None:
-            if writing.index == self.seen.content:
+            if writing.index == self._seen.content:
                 return manifest.activate(writing)
-            if writing.stamp != self.seen.content:
+            if writing.stamp != self._seen.content:
                 manifest = manifest.give_up()
         if not self.handler.extras or self.handler.holds_offsets_of(""):
             return manifest.withdraw() if manifest.active else manifest
@@ -185,7 +187,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._delete_file("manifest.json")
 
     def new_version(self, model: OffsetModel, number: int) -> FaissVersion:
-        return FaissVersion.of(model, number, stamp=self.seen.content)
+        return FaissVersion.of(model, number, stamp=self._seen.content)
 
     def read_model(self, version: FaissVersion) -> OffsetModel:
         name = f"{version.number}.model"
@@ -390,7 +392,7 @@ class FaissStore(ManifestStore[FaissVersion]):
                 f"{self.url}: its targets are vectors alone, without a field {field!r}"
             )
         self._refresh()
-        self._scanned = self.seen
+        self._scanned = self._seen
         return self.read_batches()
 
     def read_batches(self) -> Iterator[Batch]:
@@ -700,8 +702,15 @@ def open_url(url: str) -> FaissStore:
     Raises:
         StoreError: There is no such file, Faiss cannot read it, or its type cannot
             carry offsets.
+        InputError: The metric is none, or there is another option.
     """
-    path, _, metric = url.removeprefix("faiss:").partition("?metric=")
+    path, query = url.removeprefix("faiss:"), ""
+    if not os.path.exists(path):  # a name may have a question mark
+        path, _, query = path.partition("?")
     if path.startswith("//") and not os.path.exists(path):
         path = path[2:]  # faiss://FILE, as other URLs are written
-    return open_store(path, metric=metric or None)
+    options = parse_qs(query)
+    metric = options.pop("metric", [None])[0]
+    if options:
+        raise InputError(f"{without_secrets(url)!r}: the only option is metric")
+    return open_store(path, metric=metric)

@@ -101,25 +101,6 @@ def test_an_index_that_cannot_be_upgraded_says_why_in_one_line(name):
         np.testing.assert_array_equal(faiss.serialize_index(index), before)
 
 
-@pytest.mark.parametrize("kind", ["SQ0", "IVF4,SQ0", "IDMap2,SQ0", "SQ0,RFlat"])
-def test_codes_without_room_are_refused_in_one_line_by_every_way_in(kind, tmp_path):
-    index = cases.filled(kind, X)
-    faiss.write_index(index, str(tmp_path / "x.faiss"))
-    for way in (
-        lambda: hubplugin_faiss.upgrade(index, OFFSETS),
-        lambda: hubplugin_faiss.upgrade(index, fitted("dot")),
-        lambda: hubplugin.apply(
-            hubplugin_faiss.open_store(tmp_path / "x.faiss", metric="dot"),
-            fitted("dot"),
-        ),
-    ):
-        with pytest.raises(
-            hubplugin.StoreError,
-            match=r"codes of type \d+ of faiss.ScalarQuantizer in this Index\w+ cannot carry offsets",
-        ):
-            way()
-
-
 def fitted(metric: str, d: int = 8) -> hubplugin.OffsetModel:
     rng = np.random.default_rng(2)
     return hubplugin.fit(

@@ -78,26 +78,6 @@ WRITERS: dict[str, Callable[[Store], object]] = {
 """Everything that writes beside an index."""
 
 
-def test_a_second_run_on_one_file_is_refused_and_the_first_keeps_its_own_offsets(
-    photos,
-):
-    first, second = fitted(), fitted("dbsn", tau=0.05)
-    one, two = opened(photos), opened(photos)
-    with one.begin(first) as writing:
-        batch = next(iter(writing.scan()))
-        for rows in (np.arange(450), np.arange(450, 900)):
-            part = batch.take(rows)
-            writing.write(part, first.offsets(part.vectors))
-            with pytest.raises(
-                hubplugin.StoreError, match="is being written by another run"
-            ):
-                apply(two, second)
-        writing.activate()
-    np.testing.assert_allclose(stored(photos), first.offsets(GALLERY), atol=1e-5)
-    apply(two, second)
-    np.testing.assert_allclose(stored(photos), second.offsets(GALLERY), atol=1e-5)
-
-
 @pytest.mark.parametrize("what", WRITERS)
 def test_nothing_else_writes_while_a_run_does(corrected, what):
     store = opened(corrected)
@@ -209,20 +189,6 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_index_and_a_rerun_finish
     assert kills == "25" or "'after'" in run.stdout, (
         "no kill came after the new index was in its place"
     )
-
-
-@pytest.mark.filterwarnings("ignore:recall@10")
-def test_a_graph_that_was_corrected_and_refitted_is_the_very_file_after_remove(
-    tmp_path,
-):
-    photos = written(
-        tmp_path / "photos.faiss", filled("HNSW4", GALLERY)
-    )  # whose links lose much by offsets
-    before = photos.read_bytes()
-    for alpha in (2.0, 1.0):
-        apply(opened(photos), BANK, "nnn", k=3, alpha=alpha, force=True)
-    opened(photos).remove()
-    assert photos.read_bytes() == before
 
 
 @pytest.mark.parametrize(

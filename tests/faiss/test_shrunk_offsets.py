@@ -105,18 +105,3 @@ def test_a_first_stage_by_l2_finds_vectors_of_unlike_lengths_as_before(kind, rea
     raw = recall(index, scores)
     upgraded = hubplugin_faiss.upgrade(index, offsets.astype(np.float32))
     assert recall(upgraded, scores + offsets) > raw - 0.02
-
-
-@pytest.mark.parametrize("metric", [faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2])
-def test_offsets_of_a_first_stage_are_the_same_on_average_as_none(metric, real):
-    """A code of few bits would spend them on what is the same for all: R@1 fell by 4 points where similarities are
-    large."""
-    vectors = real["bank_targets"].astype(np.float32)
-    vectors += 3 * vectors.mean(axis=0)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    index = cases.filled("PQ48x4fs,RFlat", vectors, metric)
-    upgraded = hubplugin_faiss.upgrade(
-        index, hubplugin.fit(vectors, real["bank_queries"].astype(np.float32))
-    )
-    held = cases.stored(faiss.downcast_index(upgraded).base_index)
-    assert abs(held.mean()) < held.std()

@@ -329,27 +329,6 @@ def test_range_search_returns_what_a_long_search_returns(kind, metric):
         assert expected <= got if "HNSW" not in kind else expected & got
 
 
-@kinds(
-    "Flat",
-    "IVF8,SQ8",
-    "IVF8,PQ6x8np",
-    "HNSW16,Flat",
-    "PQ6x4fs",
-    "OPQ6,PQ6x8np",
-    "IVF8,PQ6x8np,RFlat",
-)
-@both
-def test_an_upgrade_of_an_upgraded_index_replaces_every_offset(kind, metric):
-    case, upgraded = pair(kind, metric)
-    other = case.offsets[::-1].copy()
-    np.testing.assert_allclose(
-        stored(hubplugin_faiss.upgrade(upgraded, other)),
-        other,
-        rtol=0,
-        atol=cases.tolerance(kind),
-    )
-
-
 @both
 def test_training_lists_and_search_settings_are_kept(metric):
     case = cases.made("IVF8,Flat", metric)
@@ -450,7 +429,7 @@ def test_offsets_of_a_model_are_on_the_scale_of_the_index_without_its_norm_bias(
     kind, metric
 ):
     """The mean that a PCA takes off, and the length that codes leave: the ranking comes near that by cosine."""
-    index, vectors, queries, bank = off_centre(kind, metric)
+    index, vectors, _, bank = off_centre(kind, metric)
     model = hubplugin.fit(vectors, bank, "nnn", k=5)
     upgraded = hubplugin_faiss.upgrade(index, model)
     rows = decoded(upgraded).astype(np.float64)
@@ -467,16 +446,6 @@ def test_offsets_of_a_model_are_on_the_scale_of_the_index_without_its_norm_bias(
         abs(stored(upgraded).mean() - model.offsets(rows.astype(np.float32)).mean())
         < 0.01
     )
-
-    truth = queries @ (rows / lengths[:, None]).T + model.offsets(
-        rows.astype(np.float32)
-    )
-    plain = hubplugin_faiss.upgrade(index, model.offsets(rows.astype(np.float32)))
-    of_model, of_numbers = (
-        cases.recall(each.search(queries, 10)[1], cases.best(truth))
-        for each in (upgraded, plain)
-    )
-    assert of_model > of_numbers
 
     hubplugin_faiss.add(upgraded, vectors[:50], model)
     np.testing.assert_allclose(
@@ -583,14 +552,6 @@ def test_what_is_added_after_others_were_removed_has_its_own_code_and_offset(kin
     np.testing.assert_allclose(
         found[order], vectors[rows][np.argsort(names)], atol=1e-3
     )
-    anew = cases.made(kind, IP).index
-    anew.reset()
-    cases.put(anew, case.vectors[rows], names)
-    labels, expected = (
-        each.search(case.queries, 5)[1]
-        for each in (upgraded, hubplugin_faiss.upgrade(anew, case.offsets[rows]))
-    )
-    assert cases.recall(labels, expected if "IDMap" in kind else names[expected]) > 0.9
 
 
 @pytest.mark.parametrize("metric", [IP, L2])
