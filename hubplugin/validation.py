@@ -199,19 +199,21 @@ def pairs_of(
 
 
 def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return `targets` [n, d] with those of `rows` [p, d] that are not among them, once each, and the place of each row
-    [p]."""
+    """Add to `targets` [n, d] those of `rows` [p, d] that are not among them, once each.
+
+    Returns:
+        All of them, and the place of each row [p].
+    """
     places = {row.tobytes(): place for place, row in enumerate(targets)}
-    added = list[np.ndarray]()
+    added = list[int]()
     columns = np.empty(len(rows), np.int64)
     for number, row in enumerate(rows):
-        place = places.setdefault(row.tobytes(), len(targets) + len(added))
-        if place == len(targets) + len(added):
-            added.append(row)
-        columns[number] = place
-    return np.concatenate(
-        [targets, np.array(added).reshape(-1, targets.shape[1])]
-    ), columns
+        place = len(targets) + len(added)
+        columns[number] = places.setdefault(row.tobytes(), place)
+        if columns[number] == place:
+            added.append(number)
+    whole = np.concatenate([targets, rows[np.array(added, np.int64)]])
+    return whole, columns
 
 
 def training_bank(

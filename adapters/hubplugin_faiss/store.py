@@ -122,7 +122,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         self.index = index
         self.handler = handler_for(index)
         self.dim = int(index.d)
-        self.as_read = seen
+        self._seen = seen
         self._of_model: Metric | None = None
         self._scale: tuple[str, IndexScale] | None = None
         self.__dict__.pop("raw", None)  # of the file before
@@ -132,11 +132,11 @@ class FaissStore(ManifestStore[FaissVersion]):
         store is writing it."""
         lock = None if self._lock is None else self._lock()
         is_writing = lock is not None and not lock.closed
-        if not is_writing and look_at(self.path) != self.as_read:
+        if not is_writing and look_at(self.path) != self._seen:
             self._read()
 
     def _require_unchanged(self, seen: Seen | None = None) -> None:
-        if look_at(self.path) != (seen or self.as_read):
+        if look_at(self.path) != (seen or self._seen):
             raise StoreError(
                 f"{str(self.path)!r} was changed by another program since it was read; "
                 "it stays as that program left it: run this again"
@@ -156,9 +156,9 @@ class FaissStore(ManifestStore[FaissVersion]):
             manifest = Manifest[FaissVersion].read(content, place, mend)
         writing = manifest.writing
         if writing is not None:
-            if writing.index == self.as_read.content:
+            if writing.index == self._seen.content:
                 return manifest.activate(writing)
-            if writing.stamp != self.as_read.content:
+            if writing.stamp != self._seen.content:
                 manifest = manifest.give_up()
         if not self.handler.extras or self.handler.holds_offsets_of(""):
             return manifest.withdraw() if manifest.active else manifest
@@ -187,7 +187,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._delete_file("manifest.json")
 
     def new_version(self, model: OffsetModel, number: int) -> FaissVersion:
-        return FaissVersion.of(model, number, stamp=self.as_read.content)
+        return FaissVersion.of(model, number, stamp=self._seen.content)
 
     def read_model(self, version: FaissVersion) -> OffsetModel:
         name = f"{version.number}.model"
@@ -392,7 +392,7 @@ class FaissStore(ManifestStore[FaissVersion]):
                 f"{self.url}: its targets are vectors alone, without a field {field!r}"
             )
         self._refresh()
-        self._scanned = self.as_read
+        self._scanned = self._seen
         return self.read_batches()
 
     def read_batches(self) -> Iterator[Batch]:
