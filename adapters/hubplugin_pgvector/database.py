@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import logging
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,8 +15,6 @@ from psycopg import errors, sql
 from psycopg.pq import TransactionStatus
 
 from hubplugin.errors import StoreError
-
-logger = logging.getLogger("hubplugin.pgvector")
 
 Parameters: TypeAlias = Sequence[object] | Mapping[str, object]
 
@@ -36,18 +32,15 @@ SHOWN = (
     "options",
 )
 """What a message shows of a URL's options: another name may be a password, misspelt or in capitals."""
-WARN_AFTER, WAIT, WAIT_FOR_TABLE = 5, 20, 5
-"""Seconds after which a line says for whom a statement waits, after which it gives up where no lock_timeout is set, and
-after which a change of the table gives up, since whoever comes behind it waits as long."""
+WAIT = 20
+"""Seconds that a statement waits for a lock before it gives up, if no lock_timeout is set."""
+
+WAIT_FOR_TABLE = 5
+"""The same for a change of the table: whoever comes behind it waits as long."""
 
 LIMIT_WAIT = """
-SELECT pg_backend_pid(), CASE WHEN current_setting('lock_timeout') = '0' THEN set_config('lock_timeout', %s, true) END
-"""
-BLOCKERS = """
-SELECT DISTINCT CASE blocker WHEN 0 THEN 'a prepared transaction' ELSE concat('process ', blocker, ' (',
-    coalesce(nullif(other.application_name, ''), 'unnamed'), ', ', coalesce(other.state, 'unknown'), ')') END
-    FROM pg_stat_activity AS waiting, unnest(pg_blocking_pids(waiting.pid)) AS blocker
-    LEFT JOIN pg_stat_activity AS other ON other.pid = blocker WHERE waiting.wait_event_type = 'Lock' AND {}
+SELECT CASE WHEN current_setting('lock_timeout') = '0'
+    THEN set_config('lock_timeout', %s, %s) END
 """
 
 UNREADABLE = (
@@ -150,30 +143,23 @@ class Database:
             self._connect().execute(cast(Any, statement), parameters)
 
     def run_alone(self, statement: str, task: str) -> None:
-        """Runs a `statement` that no transaction can hold, such as CREATE INDEX CONCURRENTLY, for the `task` that an
-        error names.
+        """Run a statement that no transaction can hold, such as CREATE INDEX CONCURRENTLY.
 
-        A lock_timeout of ours would stay in the session, which may be a pooler's: what waits too long is cancelled.
+        It waits for older transactions as long as `WAIT` says. The session is given
+        back as it was.
+
+        Args:
+            statement: SQL without parameters.
+            task: what an error calls it.
         """
-        is_limited = self.rows(
-            "SELECT reset_val <> '0' FROM pg_settings WHERE name = 'lock_timeout'"
-        )[0][0]
-        watch = self._watch(
-            task,
-            "left(waiting.query, 100) = left(%s, 100)",
-            statement.replace("%%", "%"),
-            limit=None if is_limited else WAIT,
-        )
-        with self._translate_errors(task), watch as blockers:
+        with self._translate_errors(task):
+            connection = self._connect()
+            connection.execute(LIMIT_WAIT, (f"{WAIT}s", False))
             try:
-                self._connect().execute(cast(Any, statement), ())
-            except errors.QueryCanceled:
-                if not blockers:
-                    raise
-                raise Passing(
-                    f"{self.url}: {task}: waited {WAIT} s for {blockers[0]}; run it again when that has ended: what "
-                    "was written stays"
-                ) from None
+                connection.execute(cast(Any, statement), ())
+            finally:
+                with suppress(psycopg.Error):
+                    connection.execute("RESET lock_timeout")
 
     @contextmanager
     def transaction(
@@ -191,16 +177,18 @@ class Database:
             if connection.info.transaction_status != TransactionStatus.IDLE:
                 yield
                 return
+            limit = WAIT if wait is None else wait
             with connection.transaction():
-                row = connection.execute(
-                    LIMIT_WAIT, (f"{WAIT if wait is None else wait}s",)
-                ).fetchone()
-                with self._watch(task, "waiting.pid = %s", row and row[0]):
-                    yield
+                connection.execute(LIMIT_WAIT, (f"{limit}s", True))
+                yield
 
     @contextmanager
     def read_only(self, **settings: str) -> Iterator[None]:
-        """A transaction that can change nothing, with `settings` of the server, such as hnsw__ef_search="100"."""
+        """Open a transaction that can change nothing.
+
+        Args:
+            settings: settings of the server, such as hnsw__ef_search="100".
+        """
         with self.transaction("searching"):
             self.run("SET TRANSACTION READ ONLY")
             for name, value in settings.items():
@@ -208,40 +196,6 @@ class Database:
                     "SELECT set_config(%s, %s, true)", (name.replace("__", "."), value)
                 )
             yield
-
-    @contextmanager
-    def _watch(
-        self, task: str, condition: str, value: object, limit: float | None = None
-    ) -> Iterator[list[str]]:
-        """Says in one line for whom the statement waits that meets the SQL `condition`, and cancels it when it has
-        waited `limit` seconds. The list that it gives then says for whom it waited."""
-        over, cancelled_for = threading.Event(), list[str]()
-
-        def watch() -> None:
-            waited, blockers = WARN_AFTER, ""
-            if over.wait(WARN_AFTER):
-                return
-            # Who may not open a second connection is told nothing.
-            with suppress(psycopg.Error), self._open() as other:
-                while not over.is_set():
-                    rows = other.execute(
-                        cast(Any, BLOCKERS.format(condition)), (value,)
-                    ).fetchall()
-                    waited = waited + 1 if rows else WARN_AFTER
-                    if rows and not blockers:
-                        blockers = ", ".join(row[0] for row in rows)
-                        logger.warning("%s: %s waits for %s", self.url, task, blockers)
-                    if limit is not None and waited > limit and not over.is_set():
-                        cancelled_for.append(blockers)
-                        self._connect().cancel()
-                        return
-                    over.wait(1)
-
-        threading.Thread(target=watch, daemon=True).start()
-        try:
-            yield cancelled_for
-        finally:
-            over.set()
 
     @contextmanager
     def _translate_errors(self, task: str) -> Iterator[None]:
@@ -296,31 +250,26 @@ STOPPED = ("57P01", "57P02", "57P03")
 
 
 def as_store_error(error: psycopg.Error, context: str) -> StoreError:
-    """A StoreError that says what went wrong by `error` and what to do, in one line behind `context`."""
+    """Return a StoreError of one line: `context`, what went wrong, what to do."""
     code = error.sqlstate or ""
-    is_lost = code in STOPPED or (
-        isinstance(error, psycopg.OperationalError) and not code
-    )  # the connection's own
-    message = (
-        error.diag.message_primary
-        or " ".join(str(error).split())
-        or type(error).__name__
-    )
-    detail = (
-        f" ({' '.join(error.diag.message_detail.split())})"
-        if error.diag.message_detail
-        else ""
-    )
-    advice = next(
-        (text for kind, text in ADVICE.items() if isinstance(error, kind)),
-        LOST if is_lost else "",
-    )
-    is_passing = is_lost or code.startswith(PASSING)
-    kind = (
-        Deadlock
-        if isinstance(error, errors.DeadlockDetected)
-        else Passing
-        if is_passing
-        else StoreError
-    )
-    return kind(f"{context}: {message}{detail}{f'; {advice}' if advice else ''}")
+    is_of_connection = isinstance(error, psycopg.OperationalError) and not code
+    is_lost = is_of_connection or code in STOPPED
+    line = f"{context}: {error.diag.message_primary or as_line(error)}"
+    if error.diag.message_detail:
+        line += f" ({as_line(error.diag.message_detail)})"
+    advice = LOST if is_lost else ""
+    for kind, text in ADVICE.items():
+        if isinstance(error, kind):
+            advice = text
+    if advice:
+        line += f"; {advice}"
+    if isinstance(error, errors.DeadlockDetected):
+        return Deadlock(line)
+    if is_lost or code.startswith(PASSING):
+        return Passing(line)
+    return StoreError(line)
+
+
+def as_line(message: object) -> str:
+    """Return the text of `message` without line breaks."""
+    return " ".join(str(message).split()) or type(message).__name__

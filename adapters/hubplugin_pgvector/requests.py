@@ -188,7 +188,7 @@ def order_by(order: RawOrder, query: np.ndarray) -> OrderBy:
 
 
 def explain(
-    order: ExactOrder, query: np.ndarray, k: int, *, is_mapped: bool, width: int | None
+    order: ExactOrder, query: np.ndarray, k: int, *, is_mapped: bool
 ) -> Explanation:
     """How SQL asks for the k nearest of `query` [d]: by the index, exactly, and by the user's own index and offsets.
 
@@ -197,11 +197,10 @@ def explain(
         query: As `order.queries` takes it.
         k: The number of results.
         is_mapped: Whether `query` went through a query map.
-        width: The hnsw.ef_search to propose.
     """
     table, ordered = order.table, order_by(order, query)
     names, exact = (
-        table.key.names(),
+        quote_name(table.key.name),
         ExactOrder(table, offsets=order.offsets).distance(),
     )
     candidates = f"SELECT {names}, {exact} AS corrected FROM {table.identifier} ORDER BY {RawOrder(table).distance()}"
@@ -230,11 +229,6 @@ def explain(
             as_text(query),
         ),
     ]
-    if width:
-        lines.insert(
-            1,
-            f"SET hnsw.ef_search = {width};  -- with which it finds as much as your own index did raw",
-        )
     if is_mapped:
         lines.insert(
             0,

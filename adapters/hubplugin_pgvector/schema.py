@@ -9,7 +9,7 @@ from typing import Literal, cast
 
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
-from hubplugin_pgvector.database import WAIT_FOR_TABLE, Database, quote_name, truncate
+from hubplugin_pgvector.database import Database, quote_name, truncate
 
 OFFSET = "hub_offset"
 MOST_DIMENSIONS = {"vector": 2000, "halfvec": 4000}
@@ -26,20 +26,15 @@ KINDS = {
 }
 
 TABLE = """
-SELECT c.oid::bigint, nspname::text, relname::text, relkind::text, relispartition,
-    EXISTS (SELECT FROM pg_inherits WHERE inhparent = c.oid)
-    FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = to_regclass(%s)
+SELECT c.oid::bigint, nspname::text, relname::text, relkind::text,
+    EXISTS (SELECT FROM pg_inherits WHERE c.oid IN (inhparent, inhrelid))
+    FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
+    WHERE c.oid = to_regclass(%s)
 """
 COLUMNS = """
-SELECT attname::text, typname::text, atttypmod, attnum
-    FROM pg_attribute JOIN pg_type t ON t.oid = atttypid WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
-"""
-TREE = """(SELECT relid, parentrelid, level FROM pg_partition_tree(%(oid)s::oid::regclass)
-    UNION SELECT %(oid)s::oid::regclass, NULL, 0) AS tree (relation, parent, level)"""
-"""A table by its oid, and its partitions."""
-RELATIONS = f"""
-SELECT relation::oid::bigint, parent::oid::bigint, relkind::text, nspname::text, relname::text
-    FROM {TREE} JOIN pg_class c ON c.oid = relation JOIN pg_namespace n ON n.oid = relnamespace ORDER BY level
+SELECT attname::text, typname::text, atttypmod
+    FROM pg_attribute JOIN pg_type t ON t.oid = atttypid
+    WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
 """
 INDEXES = """
 SELECT split_part(opcname, '_', 2), array_to_string(reloptions, ', '), amname::text
@@ -48,25 +43,20 @@ SELECT split_part(opcname, '_', 2), array_to_string(reloptions, ', '), amname::t
     WHERE indrelid = %s AND attname = %s AND amname IN ('hnsw', 'ivfflat') ORDER BY amname = 'hnsw'
 """
 KEYS = """
-SELECT array_agg(attname::text ORDER BY place), array_agg(format_type(atttypid, -1) ORDER BY place), indisprimary,
-    bool_and(attnotnull)
-    FROM pg_index, unnest(indkey::int2[]) WITH ORDINALITY AS keys(number, place)
-    JOIN pg_attribute ON attnum = number
-    WHERE attrelid = indrelid AND indrelid = %s AND indisunique AND place <= indnkeyatts
-    AND indpred IS NULL AND indexprs IS NULL AND indisvalid GROUP BY indexrelid, indisprimary
+SELECT attname::text, format_type(atttypid, -1), indisprimary, indnkeyatts = 1
+    FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0]
+    WHERE indrelid = %s AND indisunique AND indisvalid AND indpred IS NULL
+    AND (indisprimary OR indnkeyatts = 1 AND attnotnull)
 """
-TRIGGERS = f"""
-SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid IN (SELECT relation FROM {TREE}) AND NOT tgisinternal
+TRIGGERS = """
+SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = %(oid)s AND NOT tgisinternal
     AND tgenabled IN ('O', 'A') AND tgtype & 16 > 0 AND tgattr::text = ''
 UNION SELECT 'rule ' || rulename FROM pg_rewrite
     WHERE ev_class = %(oid)s AND ev_type = '2' AND ev_enabled IN ('O', 'A') ORDER BY 1
 """
 POLICIES = """
-SELECT row_security_active(%(oid)s::oid), ARRAY(SELECT polname::text FROM pg_policy WHERE polrelid = %(oid)s ORDER BY 1)
-"""
-CHANGES = f"""
-SELECT coalesce(sum(pg_stat_get_xact_tuples_inserted(relation) + pg_stat_get_xact_tuples_updated(relation)
-    + pg_stat_get_xact_tuples_deleted(relation)), 0)::bigint FROM {TREE}
+SELECT row_security_active(%(oid)s::oid),
+    ARRAY(SELECT polname::text FROM pg_policy WHERE polrelid = %(oid)s ORDER BY 1)
 """
 
 IndexKind = Literal["vector", "halfvec", "none"]
@@ -74,53 +64,39 @@ IndexKind = Literal["vector", "halfvec", "none"]
 
 @dataclass(frozen=True)
 class Key:
-    """The columns that tell one row from another, and the SQL type of each. The id of a row is int where one column of
-    whole numbers tells it, else the text of the column, and of several columns a JSON list of texts."""
+    """The column that tells one row from another.
 
-    columns: Sequence[str]
-    types: Sequence[str]
+    An id is an int where the column has whole numbers, else the text of the column.
+    """
 
-    def names(self, *table: str) -> str:
-        """The columns in SQL, of `table` where others have the same names."""
-        return ", ".join(quote_name(*table, name) for name in self.columns)
+    name: str
+    type: str
 
     def id(self, *table: str) -> str:
-        """The id of a row in SQL."""
-        if len(self.columns) > 1:
-            texts = ", ".join(
-                f"{quote_name(*table, name)}::text" for name in self.columns
-            )
-            return f"json_build_array({texts})::text"
-        return (
-            self.names(*table)
-            if self.types[0] in INTEGERS
-            else f"{self.names(*table)}::text"
-        )
+        """Return the id of a row in SQL, of `table` where others have the same names."""
+        column = quote_name(*table, self.name)
+        if self.type in INTEGERS:
+            return column
+        return f"{column}::text"
 
-    def values(self, id: str) -> str:
-        """The columns of the row whose id is `id` in SQL, a text."""
-        texts = (
-            [f"({id}::json ->> {place})" for place in range(len(self.types))]
-            if len(self.types) > 1
-            else [id]
-        )
-        return ", ".join(
-            f"{text}::{sql_type}"
-            for text, sql_type in zip(texts, self.types, strict=True)
-        )
+    def value(self, id: str) -> str:
+        """Return the value of the column in SQL for `id`, a text in SQL."""
+        return f"{id}::{self.type}"
 
 
 @dataclass(frozen=True)
 class VectorTable:
-    """The column `vector`, of `dim` components and of a `type` of pgvector, in the table `schema`.`name`; oid, number:
-    by which PostgreSQL knows both, whatever their names. index: the type of the index that corrected searches use.
-    options: those of the HNSW index that the user has on the column."""
+    """A vector column of a table.
+
+    oid: what PostgreSQL calls the table. vector: the column, of `dim` components and of
+    a `type` of pgvector. index: the type of the index that corrected searches use.
+    options: those of the HNSW index that the user has on the column.
+    """
 
     oid: int
     schema: str
     name: str
     vector: str
-    number: int
     type: str
     dim: int
     metric: Metric
@@ -155,12 +131,6 @@ def describe_policies(database: Database, oid: int) -> str:
     return security if is_active else ""
 
 
-def count_changes(database: Database, oid: int) -> int:
-    """How often this session of `database` has inserted, updated or deleted a row of the table `oid`, since a moment
-    before."""
-    return int(database.rows(CHANGES, {"oid": oid})[0][0])
-
-
 def read(database: Database, options: Mapping[str, str]) -> VectorTable:
     """Reads which column a URL names.
 
@@ -182,54 +152,37 @@ def read(database: Database, options: Mapping[str, str]) -> VectorTable:
         raise StoreError(
             f'{url}: there is no table {table}; names are as in SQL: Photos is photos, "Photos" is not'
         )
-    oid, schema, name, kind, is_partition, has_children = rows[0]
+    oid, schema, name, kind, is_part = rows[0]
     if kind not in "rp":
         raise StoreError(
             f"{url}: {table} is {KINDS.get(kind, 'no table')}; name the table that has the vectors"
         )
-    if is_partition or (kind == "r" and has_children):
-        part = (
-            "a partition"
-            if is_partition
-            else "a parent by inheritance, without partitions"
+    if kind == "p" or is_part:
+        raise StoreError(
+            f"{url}: {table} is partitioned, a partition, or one of a family by inheritance; "
+            "offsets need one whole table: copy the vectors into one"
         )
-        raise StoreError(f"{url}: {table} is {part}; name a whole table")
-    for *_, relation_kind, _, relation in database.rows(RELATIONS, {"oid": oid}):
-        if relation_kind == "f":
-            raise StoreError(
-                f"{url}: the partition {relation} is a foreign table, which can carry no index"
-            )
     columns = {column: rest for column, *rest in database.rows(COLUMNS, (oid,))}
-    vectors = sorted(
-        column
-        for column, (sql_type, *_) in columns.items()
-        if sql_type in MOST_DIMENSIONS
-    )
-    vector = _choose_vector(url, options, vectors)
-    sql_type, dim, number = columns[vector]
+    vectors = [name for name in columns if columns[name][0] in MOST_DIMENSIONS]
+    vector = _choose_vector(url, options, sorted(vectors))
+    sql_type, dim = columns[vector]
     if dim < 1:
         raise StoreError(
             f"{url}: {vector} has no fixed dimension: ALTER TABLE ... ALTER {vector} TYPE {sql_type}(384)"
         )
     metric, index_options = _read_metric(database, options, oid, vector)
-    index, key = (
-        _choose_index(url, options, sql_type, dim),
-        _read_key(database, options, oid),
-    )
-    names = frozenset(columns)
     return VectorTable(
-        oid,
-        schema,
-        name,
-        vector,
-        number,
-        sql_type,
-        dim,
-        metric,
-        key,
-        index,
-        index_options,
-        names,
+        oid=oid,
+        schema=schema,
+        name=name,
+        vector=vector,
+        type=sql_type,
+        dim=dim,
+        metric=metric,
+        key=_read_key(database, options, oid),
+        index=_choose_index(url, options, sql_type, dim),
+        options=index_options,
+        columns=frozenset(columns),
     )
 
 
@@ -301,104 +254,80 @@ def _choose_index(
 
 
 def _read_key(database: Database, options: Mapping[str, str], oid: int) -> Key:
-    """The primary key, or the unique columns that are named."""
-    names = (
-        sorted(_parse_name(name.strip()) for name in options["key"].split(","))
-        if "key" in options
-        else None
-    )
-    for columns, types, is_primary, is_not_null in database.rows(KEYS, (oid,)):
-        if is_primary if names is None else sorted(columns) == names and is_not_null:
-            return Key(columns, types)
-    lack = (
-        "has no primary key"
-        if names is None
-        else f"key={options['key']} is not unique and NOT NULL"
-    )
+    """Return the primary key, or the unique column that is named."""
+    named = options.get("key")
+    for column, sql_type, is_primary, is_single in database.rows(KEYS, (oid,)):
+        is_meant = is_primary if named is None else column == _parse_name(named)
+        if is_meant and is_single:
+            return Key(column, sql_type)
+    lack = "has no primary key of one column"
+    if named is not None:
+        lack = f"key={named} is not one column that is UNIQUE and NOT NULL"
     raise StoreError(
-        f"{database.url}: {lack}; name the columns that tell one row from another: key=id or key=a,b"
+        f"{database.url}: {lack}; name one that tells one row from another, key=id, or add one: "
+        "ALTER TABLE ... ADD id bigint GENERATED ALWAYS AS IDENTITY UNIQUE"
     )
 
 
-def index_name(relation: str, oid: int, number: int) -> str:
-    """The name of the index of version `number` on the table `relation`; its `oid` keeps two tables apart whose names
-    begin alike."""
-    return f"{truncate(relation, 30)}_hub_offset_{oid}_v{number}"
+def index_name(table: VectorTable, number: int) -> str:
+    """Return the name of the index of version `number`.
+
+    The oid keeps two tables apart whose names begin alike.
+    """
+    return f"{truncate(table.name, 30)}_hub_offset_{table.oid}_v{number}"
 
 
 def build_index(
-    database: Database, table: VectorTable, name: str, number: int, expression: str
+    database: Database, table: VectorTable, name: str, expression: str
 ) -> None:
-    """Builds an index while others read and write; an index that was cut off is built anew.
-
-    An index of a partitioned table can't be built concurrently: those of its partitions are, and then belong to it.
+    """Build an index while others read and write; one that was cut off is built anew.
 
     Args:
         database: the database.
         table: the table.
-        name: of the index.
-        number: of the version.
+        name: the name of the index.
         expression: what is indexed, in SQL.
+
+    Raises:
+        StoreError: an index of another table has that name, or the build fails.
     """
-    if _is_valid(database, quote_name(table.schema, name), table.oid):
-        return
-    shape = f" USING hnsw {expression}" + (
-        f" WITH ({table.options})" if table.options else ""
-    )
-    indexes = dict[int, str]()
-    for oid, parent, kind, schema, relation in database.rows(
-        RELATIONS, {"oid": table.oid}
-    ):
-        part = name if oid == table.oid else index_name(relation, oid, number)
-        indexes[oid], on = (
-            quote_name(schema, part),
-            f"{quote_name(schema, relation)}{shape}",
-        )
-        if kind != "p":
-            _build_concurrently(
-                database, indexes[oid], oid, f"{quote_name(part)} ON {on}"
-            )
-        elif not _is_valid(database, indexes[oid], oid):
-            with database.transaction(wait=WAIT_FOR_TABLE):
-                database.run(
-                    f"CREATE INDEX IF NOT EXISTS {quote_name(part)} ON ONLY {on}"
-                )
-        if parent is not None:
-            with database.transaction(wait=WAIT_FOR_TABLE):
-                database.run(
-                    f"ALTER INDEX {indexes[parent]} ATTACH PARTITION {indexes[oid]}"
-                )
-
-
-def _build_concurrently(
-    database: Database, index: str, oid: int, definition: str
-) -> None:
-    """Builds `index` of the relation `oid`. What was cut off is dropped before, and where this one is cut off, too."""
-    if _is_valid(database, index, oid):
+    index = quote_name(table.schema, name)
+    if _is_valid(database, index, table.oid):
         return
     database.run_alone(
         f"DROP INDEX CONCURRENTLY IF EXISTS {index}",
         "dropping an index that was cut off",
+    )
+    options = f" WITH ({table.options})" if table.options else ""
+    definition = (
+        f"{quote_name(name)} ON {table.identifier} USING hnsw {expression}{options}"
     )
     try:
         database.run_alone(
             f"CREATE INDEX CONCURRENTLY {definition}", "building the index"
         )
     except StoreError:
-        # Every write goes into it, and no search uses it. Where that has to wait, the next run does it.
+        # Every write goes into what is left, and no search uses it. If dropping it has
+        # to wait, the next run does it.
         with suppress(StoreError), database.transaction(wait=1):
-            if not _is_valid(database, index, oid):
-                database.run(f"DROP INDEX IF EXISTS {index}")
+            database.run(f"DROP INDEX IF EXISTS {index}")
         raise
 
 
 def _is_valid(database: Database, index: str, oid: int) -> bool:
-    """Whether `index` can be used. Raises StoreError where it is one of another relation than `oid`."""
+    """Return True if `index` can be used.
+
+    Raises:
+        StoreError: it is an index of another relation than `oid`.
+    """
     name = index.replace("%%", "%")
     query = "SELECT indrelid = %s, indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)"
     rows = database.rows(query, (oid, name))
-    if rows and not rows[0][0]:
+    if not rows:
+        return False
+    is_of_table, is_valid = rows[0]
+    if not is_of_table:
         raise StoreError(
             f"{database.url}: the index {name} is one of another table; rename it, and run it again"
         )
-    return bool(rows) and rows[0][1]
+    return bool(is_valid)

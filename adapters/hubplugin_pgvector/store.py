@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from hubplugin.calibration import FIRST, choose_queries, first_that, ratios, recall
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel, Value
@@ -26,7 +25,7 @@ from hubplugin_pgvector.database import (
     quote_name,
     retry_deadlocks,
 )
-from hubplugin_pgvector.metadata import ColumnVersion, DocumentStore, describe_leftovers
+from hubplugin_pgvector.metadata import ColumnVersion, DocumentStore
 from hubplugin_pgvector.requests import (
     ExactOrder,
     IndexedOrder,
@@ -43,9 +42,8 @@ except ImportError:  # before 0.4, which LangChain's package for PostgreSQL asks
 
 logger = logging.getLogger("hubplugin.pgvector")
 
-INDEXES = """
-SELECT relname::text, pg_relation_size(c.oid), indisvalid FROM pg_class c JOIN pg_index ON indexrelid = c.oid
-    WHERE c.oid IN (SELECT to_regclass(%(name)s) UNION SELECT relid FROM pg_partition_tree(to_regclass(%(name)s)))
+INDEX = """
+SELECT pg_relation_size(indexrelid), indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)
 """
 RIGHTS = """
 SELECT current_setting('transaction_read_only') = 'off', pg_has_role(relowner, 'USAGE'),
@@ -55,8 +53,6 @@ SELECT current_setting('transaction_read_only') = 'off', pg_has_role(relowner, '
 """
 SOUND = 0, 8, 4
 """The first pgvector whose vacuum leaves HNSW indexes whole."""
-DEFAULT_EF, LARGEST_EF = 40, 1000
-"""hnsw.ef_search of a server where it is not set, and the largest that it takes."""
 PAGE = 2048
 """Rows in one statement, of reads and of writes."""
 
@@ -68,7 +64,7 @@ def open_url(url: str) -> PgvectorStore:
 
         table   as in SQL, with its schema where it is not on the search path
         vector  the column, by default the only one of type vector or halfvec
-        key     the columns that tell rows apart, by default the primary key
+        key     the column that tells rows apart, by default the primary key
         metric  cosine, dot or euclidean, by default that of the index on the column
         index   the type of the corrected index, "vector" or "halfvec", by default that of the column; "none": no index
         record  the folder of a `hubplugin.Recorder`
@@ -91,27 +87,31 @@ class PgvectorStore(DocumentStore):
     def __init__(self, url: str):
         conninfo, self.url, options = parse_url(url)
         self.database = Database(conninfo, self.url)
-        rows = self.database.rows(
-            "SELECT extversion FROM pg_extension WHERE extname = 'vector'",
-            task="connecting",
-        )
-        self._pgvector = (
-            tuple(map(int, re.findall(r"\d+", rows[0][0])[:3])) if rows else ()
-        )
-        try:
-            if self._pgvector < (0, 8):
-                has = f"pgvector {rows[0][0]}" if rows else "no pgvector"
-                raise StoreError(
-                    f"{self.url}: the database has {has}, and 0.8 is needed: ALTER EXTENSION vector UPDATE"
-                )
-            self.table = schema.read(self.database, options)
-        except StoreError as error:
-            raise StoreError(
-                f"{error}{describe_leftovers(self.database, options.get('table', ''))}"
-            ) from None
+        self._pgvector = self._read_version()
+        self.table = schema.read(self.database, options)
         self.metric, self.dim = self.table.metric, self.table.dim
         self.record = Path(options["record"]) if options.get("record") else None
         self._condition = self.table.has_vector
+
+    def __repr__(self) -> str:
+        return (
+            f"PgvectorStore({self.url!r}, {self.metric.value}, {self.dim} dimensions)"
+        )
+
+    def _read_version(self) -> tuple[int, ...]:
+        """Return the version of pgvector in the database."""
+        query = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
+        rows = self.database.rows(query, task="connecting")
+        if not rows:
+            raise StoreError(
+                f"{self.url}: the database has no pgvector: CREATE EXTENSION vector"
+            )
+        version = tuple(map(int, re.findall(r"\d+", rows[0][0])[:3]))
+        if version < (0, 8):
+            raise StoreError(
+                f"{self.url}: the database has pgvector {rows[0][0]}, and 0.8 is needed: ALTER EXTENSION vector UPDATE"
+            )
+        return version
 
     def count(self) -> int:
         query = f"SELECT count(*) FROM {self.table.identifier} WHERE {self.table.has_vector}"
@@ -121,22 +121,24 @@ class PgvectorStore(DocumentStore):
         active = self.active()
         return self.batches(active.column if active else None, field)
 
-    def batches(self, offset: str | None, field: str | None) -> Iterator[Batch]:
-        """All targets, in the order of their key, with the offsets in the column `offset` and their values of
-        `field`.
+    def batches(self, offset: str | None, field: str | None = None) -> Iterator[Batch]:
+        """Yield all targets, in the order of their key.
 
-        Each batch is a statement of its own, so that a scan of hours keeps no vacuum from its work and no index from
-        being built.
+        Each batch is a statement of its own, so that a scan of hours keeps no vacuum from
+        its work and no index from being built.
+
+        Args:
+            offset: the column of the offsets.
+            field: the column of the values.
         """
         key = self.table.key
-        behind = f"({key.names('target')}) > ({key.values('%(id)s::text')})"
-        order = f"ORDER BY {key.names('target')} LIMIT {PAGE}"
+        column = quote_name("target", key.name)
+        order = f"ORDER BY {column} LIMIT {PAGE}"
+        behind = f"AND {column} > {key.value('%(id)s::text')} {order}"
         batch = self._read_batch(order, {}, offset, field)
         while batch.ids:
             yield batch
-            batch = self._read_batch(
-                f"AND {behind} {order}", {"id": str(batch.ids[-1])}, offset, field
-            )
+            batch = self._read_batch(behind, {"id": str(batch.ids[-1])}, offset, field)
 
     def _read_batch(
         self,
@@ -145,10 +147,11 @@ class PgvectorStore(DocumentStore):
         offset: str | None = None,
         field: str | None = None,
     ) -> Batch:
-        """The targets that a query with the `clauses` behind its WHERE gives."""
-        if field is not None and field not in self.table.columns:
-            raise StoreError(f"{self.url} has no column {field!r}")
+        """Return the targets that a query with the `clauses` behind its WHERE gives."""
         table = self.table
+        if field is not None and field not in table.columns:
+            columns = ", ".join(sorted(table.columns))
+            raise StoreError(f"{self.url} has no column {field!r}; there are {columns}")
         columns = (
             table.key.id("target"),
             quote_name(table.vector),
@@ -159,16 +162,13 @@ class PgvectorStore(DocumentStore):
             f"SELECT {', '.join(columns)} FROM {table.identifier} AS target WHERE {table.has_vector} {clauses}",
             parameters,
         )
-        ids, contents, offsets, values = (
-            zip(*rows, strict=True) if rows else ((), (), (), ())
-        )
         kind = Vector if table.type == "vector" else HalfVector
-        vectors = [kind.from_binary(content).to_numpy() for content in contents]
+        vectors = [kind.from_binary(row[1]).to_numpy() for row in rows]
         return Batch(
-            ids,
+            [row[0] for row in rows],
             np.array(vectors, np.float32).reshape(-1, self.dim),
-            np.array(offsets, np.float32),  # None becomes NaN
-            values=[_as_value(value) for value in values],
+            np.array([row[2] for row in rows], np.float32),  # None becomes NaN
+            values=None if field is None else [_as_value(row[3]) for row in rows],
         )
 
     def require_writable(self, *, dry_run: bool = False) -> None:
@@ -177,7 +177,8 @@ class PgvectorStore(DocumentStore):
             base = self.base_column()
             if base in self.table.columns:
                 raise StoreError(
-                    f"{self.url}: the column {base} holds something of yours; rename it, or drop it"
+                    f"{self.url}: the column {base} holds something of yours, or offsets whose correction is gone "
+                    "(a restored or renamed table without its row of hubplugin.corrections); rename it, or drop it"
                 )
         if dry_run:
             return
@@ -245,31 +246,19 @@ class PgvectorStore(DocumentStore):
         if self.table.index == "none":
             return "no index, as index=none says"
         name = quote_name(self.table.schema, version.index).replace("%%", "%")
-        indexes = self.database.rows(INDEXES, {"name": name})
-        if not indexes or not all(is_valid for *_, is_valid in indexes):
-            state = "not whole" if indexes else "gone"
+        rows = self.database.rows(INDEX, (name,))
+        if not rows or not rows[0][1]:
+            state = "not whole" if rows else "gone"
             return f"its index {version.index} is {state}, so that searches read all rows: hubplugin refresh"
-        order, query = (
-            self.order(version),
-            np.full(self.dim, self.dim**-0.5, np.float32),
+        query = np.full(self.dim, self.dim**-0.5, np.float32)
+        order = self.order(version)
+        plan = self.database.rows(
+            f"EXPLAIN (FORMAT JSON) {self._select(order, 10)}",
+            order_by(order, query).parameters,
         )
-        statement = f"EXPLAIN (FORMAT JSON) {self._select(order, 10)}"
-        plan = json.dumps(
-            self.database.rows(statement, order_by(order, query).parameters)[0][0]
-        )
-        use = (
-            "uses"
-            if any(json.dumps(name) in plan for name, *_ in indexes)
-            else "sorts all rows rather than use"
-        )
-        size = sum(size for _, size, _ in indexes) / 2**20
-        width = version.ef_search
-        hint = (
-            f"; with hnsw.ef_search = {width} it finds as much as a raw one did"
-            if width
-            else ""
-        )
-        return f"a search {use} the index {version.index} ({size:.1f} MB){hint}"
+        is_used = json.dumps(version.index) in json.dumps(plan[0][0])
+        use = "uses" if is_used else "sorts all rows rather than use"
+        return f"a search {use} the index {version.index} ({rows[0][0] / 2**20:.1f} MB)"
 
     def plan(self) -> Sequence[str]:
         column, triggers = self.base_column(), self.triggers()
@@ -283,64 +272,23 @@ class PgvectorStore(DocumentStore):
         ]
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
-        return self.search_by(None if raw else self.active(), queries, k)
-
-    def search_by(
-        self,
-        version: ColumnVersion | None,
-        queries: np.ndarray,
-        k: int,
-        **settings: str,
-    ) -> Hits:
-        """Searches by a version.
-
-        Args:
-            version: the version, or None for a raw search.
-            queries: [m, d].
-            k: how many results of each.
-            settings: of the server.
-        """
-        order = RawOrder(self.table)
-        if version is not None:
-            order, queries = self.order(version), self.map_queries(queries, version)
-        statement, hits = self._select(order, k), Hits([], [])
-        with self.database.read_only(hnsw__iterative_scan="strict_order", **settings):
+        hits = Hits([], [])
+        with self.database.read_only(hnsw__iterative_scan="strict_order"):
+            # The lock keeps a switch from coming between the manifest and the rows.
+            self.database.run(
+                f"LOCK TABLE {self.table.identifier} IN ACCESS SHARE MODE"
+            )
+            version = None if raw else self.active()
+            order = RawOrder(self.table)
+            if version is not None:
+                order = self.order(version)
+                queries = self.map_queries(queries, version)
+            statement = self._select(order, k)
             for query in order.queries(queries):
                 rows = self.database.rows(statement, (as_text(query),))
                 hits.ids.append([key for _, key in rows])
                 hits.scores.append([order.score(distance) for distance, _ in rows])
         return hits
-
-    def choose_width(self, version: ColumnVersion) -> int | None:
-        """The least hnsw.ef_search with which corrected searches for queries of the bank find as much of the exact
-        results as raw searches do as the server is set. None where the user has no HNSW index to compare with."""
-        indexes = self.database.rows(
-            schema.INDEXES, (self.table.oid, self.table.vector)
-        )
-        if not any(method == "hnsw" for *_, method in indexes):
-            return None
-        queries = choose_queries(self.model(version), self.batches(None, None))
-        exact = {"enable_indexscan": "off"}
-        raw = recall(
-            self.search_by(None, queries, FIRST),
-            self.search_by(None, queries, 2 * FIRST, **exact),
-        )
-        truth = self.search_by(version, queries, 2 * FIRST, **exact)
-        least = int(
-            self.database.rows("SELECT current_setting('hnsw.ef_search', true)")[0][0]
-            or DEFAULT_EF
-        )
-        widths = [
-            round(least * ratio) for ratio in ratios(max(LARGEST_EF / least, 1.0))
-        ]
-
-        def reaches(number: int) -> bool:
-            hits = self.search_by(
-                version, queries, FIRST, hnsw__ef_search=str(widths[number])
-            )
-            return recall(hits, truth) >= raw
-
-        return widths[first_that(reaches, len(widths))]
 
     def _select(self, order: RawOrder, k: int) -> str:
         table = self.table
@@ -378,18 +326,12 @@ class PgvectorStore(DocumentStore):
             asked if isinstance(asked, np.ndarray) else self._read_vector(asked),
             version,
         )
-        return explain(
-            self.order(version),
-            query,
-            k,
-            is_mapped=version.mapped,
-            width=version.ef_search,
-        )
+        return explain(self.order(version), query, k, is_mapped=version.mapped)
 
     def _read_vector(self, id: Id) -> np.ndarray:
         key = self.table.key
         batch = self._read_batch(
-            f"AND ({key.names('target')}) = ({key.values('%(id)s::text')})",
+            f"AND {quote_name('target', key.name)} = {key.value('%(id)s::text')}",
             {"id": str(id)},
         )
         if not batch.ids:
@@ -429,14 +371,19 @@ class PgvectorWriting(Writing):
         self._store, self._version, self.found = store, version, found
 
     def scan(self) -> Iterator[Batch]:
-        return self._store.batches(self._version.column, None)
+        return self._store.batches(self._version.column)
 
     @retry_deadlocks
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        """Writes `offsets` to the rows of `batch`, and checks that they have them then and that nothing else of the
-        table changed.
+        """Write offsets to the rows of a batch.
 
-        Raises StoreError, with all of it undone, where a trigger, a rule or a constraint is in the way.
+        Args:
+            batch: the targets.
+            offsets: theirs [b].
+
+        Raises:
+            StoreError: a trigger, a rule or a constraint did something else with the
+                write. All of it is undone.
         """
         store = self._store
         try:
@@ -447,75 +394,54 @@ class PgvectorWriting(Writing):
                 self._update(batch, offsets)
         except Refused as refused:
             self._withdraw()
-            triggers = store.triggers()
-            way = (
-                f"; on an update fires {triggers}: disable it, run it again, and enable it"
-                if triggers
-                else ""
-            )
+            way = ""
+            if triggers := store.triggers():
+                way = f"; on an update fires {triggers}: disable it, run it again, and enable it"
             raise StoreError(f"{refused}; it was undone{way}") from None
 
     def _update(self, batch: Batch, offsets: np.ndarray) -> None:
-        """Raises Refused where the rows of `batch` are not as they were, but for `offsets`."""
-        database, table, column = (
-            self._store.database,
-            self._store.table,
-            quote_name(self._version.column),
-        )
+        """Raise Refused if the rows of `batch` are not as they were, but for `offsets`."""
+        database = self._store.database
+        table = self._store.table
+        column = quote_name("target", self._version.column)
         target = f"{table.identifier} AS target"
-        same = f"({table.key.names('target')}) = ({table.key.values('new.id')})"
-        news = "unnest(%(ids)s::text[], %(offsets)s::real[], %(digests)s::bytea[]) AS new (id, hub, digest)"
-        digest = f"sha256({table.type}_send(target.{quote_name(table.vector)}))"
-        has_another = f"target.{column} IS DISTINCT FROM new.hub"
-        values = {
-            "ids": list(map(str, batch.ids)),
-            "offsets": offsets.tolist(),
-            "digests": [],
-        }
+        news = "unnest(%(ids)s::text[], %(offsets)s::real[]) AS new (id, hub)"
+        same = f"{quote_name('target', table.key.name)} = {table.key.value('new.id')}"
+        digest = f"sha256({table.type}_send({quote_name('target', table.vector)}))"
+        lacks = f"{column} IS DISTINCT FROM new.hub"
+        values = {"ids": list(map(str, batch.ids)), "offsets": offsets.tolist()}
+        read = f"SELECT new.id, {digest}, {lacks} FROM {target}, {news} WHERE {same}"
 
-        # Of what others delete or change meanwhile nothing is said: the rows are locked from here on.
-        rows = database.rows(
-            f"SELECT new.id, new.hub, {digest}, {has_another} FROM {target}, {news} WHERE {same}"
-            " FOR NO KEY UPDATE OF target",
-            values,
-        )
-        if not rows:
-            return
-        changes = schema.count_changes(database, table.oid)
-        values["ids"], values["offsets"], values["digests"], changing = map(
-            list, zip(*rows, strict=True)
-        )
+        # The rows are locked from here on: what changes now, the update changes.
+        before = database.rows(f"{read} FOR NO KEY UPDATE OF target", values)
         try:
-            # A row that has its offset already is left alone: an update would put it into each index of the table anew.
+            # A row that has its offset is left alone: an update would put it into each
+            # index of the table anew.
             database.run(
-                f"UPDATE {target} SET {column} = new.hub FROM {news} WHERE {same} AND {has_another}",
+                f"UPDATE {target} SET {quote_name(self._version.column)} = new.hub"
+                f" FROM {news} WHERE {same} AND {lacks}",
                 values,
                 "writing offsets",
             )
-            database.run(
-                "SET CONSTRAINTS ALL IMMEDIATE", task="writing offsets"
-            )  # fires what waits for the end
+            # What is deferred to the end of the transaction fires now.
+            database.run("SET CONSTRAINTS ALL IMMEDIATE", task="writing offsets")
         except Passing:
             raise
         except StoreError as error:
             raise Refused(str(error)) from None
-        is_moved = f"{digest} IS DISTINCT FROM new.digest"
-        ((moved, lack),) = database.rows(
-            f"SELECT count(*) FILTER (WHERE {is_moved}), count(*) FILTER (WHERE NOT {is_moved} AND {has_another})"
-            f" FROM {news} LEFT JOIN {target} ON {same}",
-            values,
-        )
-        more = schema.count_changes(database, table.oid) - changes - sum(changing)
-        wrong = (
-            [f"{moved} of {len(rows)} rows have another vector or are gone"]
-            if moved
-            else []
-        )
-        wrong += [f"{lack} of {len(rows)} rows lack their offset"] if lack else []
-        wrong += [f"{more} further changes were made to the table"] if more > 0 else []
-        if wrong:
+        after = {
+            id: (digest, lacking) for id, digest, lacking in database.rows(read, values)
+        }
+        moved = 0
+        lack = 0
+        for id, old_digest, _ in before:
+            new_digest, lacking = after.get(id, (None, False))
+            moved += new_digest != old_digest
+            lack += lacking
+        if moved or lack:
             raise Refused(
-                f"{self._store.url}: after offsets were written, {' and '.join(wrong)}"
+                f"{self._store.url}: after offsets were written, {moved} of {len(before)} rows have "
+                f"another vector or are gone, and {lack} lack their offset"
             )
 
     def _withdraw(self) -> None:
@@ -530,17 +456,13 @@ class PgvectorWriting(Writing):
 
     @retry_deadlocks
     def activate(self) -> None:
-        store, version = self._store, self._version
+        store = self._store
+        version = self._version
         store.require_sight()
         store.require_owner(version)
         order = store.order(version)
         if isinstance(order, IndexedOrder):
-            schema.build_index(
-                store.database, store.table, version.index, version.number, order.index
-            )
-            self._version = version = version.replace(
-                ef_search=store.choose_width(version)
-            )
+            schema.build_index(store.database, store.table, version.index, order.index)
         store.switch(version)
 
 

@@ -1,5 +1,6 @@
 """Asking for the corrected ranking: by psycopg, SQLAlchemy and Django, and by the SQL that `explain` prints."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import numpy as np
@@ -8,9 +9,7 @@ import pytest
 
 import hubplugin
 import hubplugin_pgvector
-from hubplugin.calibration import choose_queries, recall
 from hubplugin.errors import InputError, StoreError
-from hubplugin.jobs.write import write
 from hubplugin.model import QueryMap
 from tests.core.formulas import similarity
 
@@ -208,31 +207,29 @@ def test_a_query_of_another_shape_and_a_store_without_a_correction_are_refused(s
         hubplugin_pgvector.offsets(store, VECTORS)
 
 
-def test_the_width_that_finds_as_much_as_the_raw_index_is_proposed(database):
-    rng = np.random.default_rng(3)
-    vectors = (
-        rng.normal(size=(30, 32))[rng.integers(30, size=4000)]
-        + rng.normal(size=(4000, 32))
-    ).astype(np.float32)
-    database.create(vectors)
-    database.run(
-        "CREATE INDEX ON photos USING hnsw (embedding vector_ip_ops) WITH (m = 4, ef_construction = 16)",
-        "ANALYZE",
-    )
-    store = database.open()
-    model = hubplugin.fit(vectors, vectors[:300] + 0.1, "is", metric="dot")
-    write(store, model)
-    version = store.require_active()
-    width = version.ef_search
-    queries = choose_queries(model, store.scan())
+def test_a_search_beside_a_switch_is_of_one_correction(database):
+    """Offsets a million apart: a mixture of two corrections would score far off."""
+    database.create(VECTORS)
+    models = []
+    for scale in (1.0, 1e3):
+        plain = hubplugin.fit(VECTORS, BANK, "is", metric="dot")
+        step = scale * np.eye(DIM, dtype=np.float32)
+        models.append(plain.replace(query_map=QueryMap(step, 1.0, 200)))
+    hubplugin.apply(database.open(metric="dot"), models[0])
 
-    def share(version, **settings):
-        exact = store.search_by(version, queries, 20, enable_indexscan="off")
-        return recall(store.search_by(version, queries, 10, **settings), exact)
+    def switch():
+        for _ in range(4):
+            for model in reversed(models):
+                hubplugin.apply(database.open(metric="dot"), model)
 
-    raw = share(None)
-    assert raw < 1
-    assert share(version, hnsw__ef_search=str(width)) >= raw
-    assert width == 40 or share(version, hnsw__ef_search="40") < raw
-    assert f"SET hnsw.ef_search = {width};" in store.explain(queries[0]).text
-    assert f"hnsw.ef_search = {width}" in store.notes()[0]
+    expected = []
+    for model in models:
+        scores = model.queries(QUERIES[:1]) @ VECTORS.T + model.offsets(VECTORS)
+        expected.append(float(scores.max()))
+    store = database.open(metric="dot")
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(switch)
+        while not run.done():
+            score = store.search(QUERIES[:1], 1).scores[0][0]
+            assert min(abs(score - value) for value in expected) < 1e-2
+        run.result()

@@ -17,25 +17,17 @@ ROW = "FOR EACH ROW EXECUTE FUNCTION meddle()"
 PLAIN = (
     "CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8), hits int DEFAULT 0)"
 )
-PARTITIONED = (
-    f"{PLAIN} PARTITION BY RANGE (id); CREATE TABLE low PARTITION OF photos FOR VALUES FROM (0) TO (150);"
-    "CREATE TABLE high PARTITION OF photos FOR VALUES FROM (150) TO (1000)"
-)
-HISTORY = "INSERT INTO photos VALUES (OLD.id + 500, OLD.embedding); RETURN NEW;"
-EMPTIES, ELSEWHERE = (
-    "NEW.embedding = NULL; RETURN NEW;",
-    "UPDATE photos SET embedding = NULL WHERE id = 199; RETURN NULL;",
-)
+EMPTIES = "NEW.embedding = NULL; RETURN NEW;"
 BEFORE = f"TRIGGER t BEFORE UPDATE ON photos {ROW}"
 DEEP = "WHEN (pg_trigger_depth() < 1) EXECUTE FUNCTION meddle()"
 MEDDLING = {
     "empties the vector": (PLAIN, EMPTIES, BEFORE, "50 of 50 rows have another"),
-    "lets no update through": (PLAIN, "RETURN NULL;", BEFORE, "50 rows lack"),
+    "lets no update through": (PLAIN, "RETURN NULL;", BEFORE, "50 lack their offset"),
     "changes the offset": (
         PLAIN,
         "NEW.hub_offset_v1 = 0; RETURN NEW;",
         BEFORE,
-        "50 of 50 rows lack their offset",
+        "50 lack their offset",
     ),
     "empties a vector of a later batch": (
         PLAIN,
@@ -43,13 +35,6 @@ MEDDLING = {
         "TRIGGER t BEFORE UPDATE ON photos FOR EACH ROW WHEN (OLD.id = 120) EXECUTE FUNCTION meddle()",
         "1 of 50 rows have another vector",
     ),
-    "empties a vector of another batch, once a statement": (
-        PLAIN,
-        ELSEWHERE,
-        f"TRIGGER t AFTER UPDATE ON photos {DEEP}",
-        "1 further changes",
-    ),
-    "keeps a history in the table": (PLAIN, HISTORY, BEFORE, "50 further changes"),
     "moves rows to another table": (
         f"{PLAIN}; CREATE TABLE old (LIKE photos)",
         "DELETE FROM photos WHERE id = NEW.id; RETURN NULL;",
@@ -62,12 +47,6 @@ MEDDLING = {
         f"CONSTRAINT TRIGGER t AFTER UPDATE ON photos DEFERRABLE INITIALLY DEFERRED FOR EACH ROW {DEEP}",
         "50 of 50 rows have another vector",
     ),
-    "is on one partition": (
-        PARTITIONED,
-        EMPTIES,
-        BEFORE.replace("photos", "high"),
-        "50 of 50 rows have another",
-    ),
     "raises": (
         PLAIN,
         "RAISE 'append only' USING ERRCODE = '55000';",
@@ -78,7 +57,7 @@ MEDDLING = {
         PLAIN,
         "RETURN NULL;",
         "RULE t AS ON UPDATE TO photos DO INSTEAD NOTHING",
-        "50 of 50 rows lack",
+        "50 lack their offset",
     ),
 }
 
