@@ -39,7 +39,7 @@ def told(queries: np.ndarray, targets: np.ndarray, metric: str = "cosine") -> li
     """The figures of each cause, with a mark where it is found or in doubt."""
     banks = Bank(queries).prepare(metric, Compute()).against(targets)
     nearest = TopK(DEEP)
-    gallery = banks.require_targets("blend")
+    gallery = banks.require_targets()
     search(banks.query_bank, gallery, Metric(metric), banks.compute, nearest)
     seen = {
         each.cause: each

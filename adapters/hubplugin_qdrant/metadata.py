@@ -25,7 +25,7 @@ from hubplugin_qdrant.calls import Call, Computing, Operation
 from hubplugin_qdrant.manifest import Payload, QdrantManifest, QdrantVersion
 from hubplugin_qdrant.offsets import StoredOffsets, compute_stored, read_offset
 from hubplugin_qdrant.plain_client import Arguments
-from hubplugin_qdrant.requests import has_offset, lacks_augmented_vector
+from hubplugin_qdrant.requests import has_offset, has_vector, lacks_augmented_vector
 from hubplugin_qdrant.transport import PASSING, Fault, fault_of
 
 MANIFEST_ID = 0
@@ -403,16 +403,15 @@ class CorrectionCache:
     def _warn_if_lost(self, collection: str, version: QdrantVersion) -> Operation[None]:
         """Warn if points have the vector of `version`, and none has its offset."""
         one = Call(self.raw.scroll, collection, limit=1)
-        vectors = [version.vector] if version.vector else True
-        call = Call(one, with_payload=[m.KEY], with_vectors=vectors)
-        first, _ = yield from _answer(call, ((), None))
-        if not first or not first[0].vector:
-            return
-        if read_offset(version, first[0].payload) is not None:
+        first, _ = yield from _answer(Call(one, with_payload=[m.KEY]), ((), None))
+        if not first or read_offset(version, first[0].payload) is not None:
             return  # at once, as nearly always
         call = Call(one, scroll_filter=has_offset(version), with_payload=False)
         with_offset, _ = yield from _answer(call, (True, None))
-        if with_offset:
+        condition = models.Filter(must=has_vector(version.vector))
+        call = Call(one, scroll_filter=condition, with_payload=False)
+        with_vector, _ = yield from _answer(call, ((), None))
+        if with_offset or not with_vector:
             return
         self.warn(
             f"no point of {collection!r} has an offset of version {version.number}, "

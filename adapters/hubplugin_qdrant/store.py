@@ -215,10 +215,10 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         return self.transport.count()
 
     def scan(self, field: str | None = None) -> Iterator[Batch]:
-        return self.scan_between(None, field)
+        return self.scan_between(EVERY_ID, field)
 
     def scan_between(
-        self, between: IdRange | None, field: str | None = None
+        self, between: IdRange, field: str | None = None
     ) -> Iterator[Batch]:
         """Yield the points `between` two ids as `scan` yields all."""
         manifest = self.seen()
@@ -236,8 +236,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
                 "hubplugin.open_store('qdrant://...')"
             )
         pages = self.transport.pages(
-            lambda records: [plain_id(record.id) for record in records],
-            between=EVERY_ID,
+            lambda records: [plain_id(record.id) for record in records]
         )
         return divide(self.url, chain.from_iterable(pages), self.count(), count)
 
@@ -499,7 +498,7 @@ class QdrantWriting(Writing):
         found: Found,
         model: OffsetModel,
         progress: Progress | None = None,
-        between: IdRange | None = None,
+        between: IdRange = EVERY_ID,
     ):
         self.store = store
         self.found = found
@@ -603,7 +602,7 @@ class PointReader:
         default_factory=dict
     )
 
-    def read(self, between: IdRange | None = None) -> Iterator[Batch]:
+    def read(self, between: IdRange = EVERY_ID) -> Iterator[Batch]:
         """Yield every point that has the vector, or those `between` two ids."""
         vectors: list[str] | bool = True  # of an unnamed one, all are read
         if self.schema.using:

@@ -180,24 +180,6 @@ Page = TypeVar("Page")
 Item = TypeVar("Item")
 
 
-def read_ahead(*streams: Iterator[Page], is_over: threading.Event) -> Iterator[Page]:
-    """The pages of all `streams` in turn; the next one of each is made in a thread while others are worked on.
-
-    `is_over` is set when nobody waits for a page any more, as after an interrupt, so that the threads may end.
-    """
-    pool = ThreadPoolExecutor(len(streams))
-    try:
-        ahead = deque((stream, pool.submit(next, stream, None)) for stream in streams)
-        while ahead:
-            stream, future = ahead.popleft()
-            if (page := future.result()) is not None:
-                ahead.append((stream, pool.submit(next, stream, None)))
-                yield page
-    finally:
-        is_over.set()
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
 BATCH = 2000
 """Points read and written at a time, at most, where their vectors are not too large for it."""
 
@@ -206,16 +188,10 @@ FEWER = "set hubplugin_qdrant.transport.BATCH, points a request, to fewer"
 BATCH_NUMBERS = 1_000_000
 """Numbers read at a time: some 10 MB of JSON, where a server by default accepts 32."""
 
-SLICES = (1, 19)
-"""The first version of the server that tells slices of the ids apart."""
-
-READERS = 4
-"""Slices that are read at a time."""
-
 WRITERS = 4
 """Writing requests under way at a time: enough that the server never waits for us."""
 
-QUERIES_AT_ONCE = 32
+QUERIES_AT_ONCE = 64
 
 RETRY_SECONDS, LIMITED_SECONDS = 60.0, 600.0
 """For how long a request is repeated while the server does not answer, as during a restart, and while it limits the
@@ -337,14 +313,13 @@ class QdrantTransport:
         self,
         call: Callable[..., Answer],
         *args: object,
-        given_up: threading.Event | None = None,
         **kwargs: object,
     ) -> Answer:
         """Return the answer to a request that does no harm if it is made twice.
 
-        It is repeated while the server is away, until somebody sets `given_up`.
+        It is repeated while the server is away, until `give_up`.
         """
-        given_up = given_up or self._given_up
+        given_up = self._given_up
         since = time.monotonic()
         for attempt in itertools.count(1):
             try:
@@ -445,58 +420,34 @@ class QdrantTransport:
         convert: Callable[[list[models.Record]], Page],
         with_vectors: list[str] | bool = False,
         with_payload: list[str] | bool = False,
-        between: IdRange | None = None,
+        between: IdRange = EVERY_ID,
     ) -> Iterator[Page]:
-        """All points, page by page, in the order of ids; all of a server that has slices of the ids, in turn of each.
+        """Yield all points, page by page, in the order of ids.
 
         Args:
-            convert: makes a page of records.
-            with_vectors, with_payload: what is read, as `scroll` has it.
-            between: the range of ids; by default all.
+            convert: Makes a page of records.
+            with_vectors, with_payload: What is read, as `scroll` has it.
+            between: The range of ids; by default all.
         """
-        (first, last), is_over = between or EVERY_ID, threading.Event()
-        options = {
-            "limit": self.page,
-            "with_vectors": with_vectors,
-            "with_payload": with_payload,
-        }
-
-        def read(part: models.Filter | None) -> Iterator[list[models.Record]]:
-            offset, more = first, True
-            while more:
-                # Servers compress what they answer, which takes longer than to send vectors as they are.
-                with self.one_line("reading"), headers({"accept-encoding": "identity"}):
-                    records, offset = self.retry(
-                        self.client.scroll,
-                        self.collection,
-                        part,
-                        offset=offset,
-                        given_up=is_over,
-                        **options,
-                    )
-                more = offset is not None
-                if last is not None and records and rank(records[-1].id) >= rank(last):
-                    records, more = (
-                        [record for record in records if rank(record.id) < rank(last)],
-                        False,
-                    )
-                yield records
-
-        if self.is_local:
-            return map(convert, read(None))
-        parts: list[models.Filter | None] = [None]
-        if (
-            between is None
-            and self.server >= SLICES
-            and hasattr(models, "SliceCondition")
-        ):
-            slices = [
-                models.Slice(total=READERS, index=index) for index in range(READERS)
-            ]
-            parts = [
-                models.Filter(must=models.SliceCondition(slice=part)) for part in slices
-            ]
-        return map(convert, read_ahead(*map(read, parts), is_over=is_over))
+        offset, last = between
+        more = True
+        while more:
+            # Servers compress what they answer, which takes longer than to send vectors
+            # as they are.
+            with self.one_line("reading"), headers({"accept-encoding": "identity"}):
+                records, offset = self.retry(
+                    self.client.scroll,
+                    self.collection,
+                    offset=offset,
+                    limit=self.page,
+                    with_vectors=with_vectors,
+                    with_payload=with_payload,
+                )
+            more = offset is not None
+            if last is not None and records and rank(records[-1].id) >= rank(last):
+                records = [each for each in records if rank(each.id) < rank(last)]
+                more = False
+            yield convert(records)
 
     @property
     def page(self) -> int:

@@ -28,7 +28,6 @@ from hubplugin.report import Result, as_text
 
 OF_A_URL = {
     "metric": "metric",
-    "offset_key": "offset_key",
     "storage": "storage",
     "vector": "using",
 }
@@ -98,8 +97,7 @@ STORE = (
     "postgresql://USER@HOST/DB?table=TABLE, chroma:PATH/COLLECTION, lancedb:PATH/TABLE. Options "
     "follow behind a ?, in quotes. 'faiss:FILE?metric=dot' (or cosine) where the metric "
     "is detected wrongly. 'qdrant://...?using=VECTOR&storage=payload': which vector, and where offsets lie "
-    "(payload or vector). '...?offset_key=KEY': under which payload key, where hub_offset is one of yours. "
-    "'...?grpc=6334': the port for gRPC, which is faster. '...?record=FOLDER': where a client records queries."
+    "(payload or vector). '...?grpc=6334': the port for gRPC, which is faster. '...?record=FOLDER': where a client records queries."
 )
 
 app = typer.Typer(

@@ -7,7 +7,7 @@ beforehand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 from itertools import chain
@@ -370,11 +370,10 @@ class RankedArrays:
             )
         self._task, self._targets, self._metric = task, gallery, metric
         self._names = as_names(names, whole.rows, "names")
-        self._bank = (
-            None
-            if bank is None
-            else Bank.of(bank).read(metric, task.compute, targets=gallery)
-        )
+        self._bank = None
+        if bank is not None:
+            prepared = Bank.of(bank).prepare(metric, task.compute)
+            self._bank = replace(prepared, clicks=None).against(gallery)
         pairs = as_truth(truth, queries.rows, whole.rows, task.query_names, self._names)
         self._truth = among(pairs, test_queries, gallery)
         self._queries = prepare(test_queries, metric)

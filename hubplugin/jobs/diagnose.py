@@ -36,8 +36,8 @@ from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.jobs.results import key_figures_of
 from hubplugin.learning import (
     FEWEST_PAIRS,
-    Banks,
     LearnedMap,
+    Teachers,
     learn_query_map,
     require_learnable,
 )
@@ -53,7 +53,7 @@ from hubplugin.measures.hubness import (
     share_of_most_found_by_chance,
     skewness_by_chance,
 )
-from hubplugin.methods import FitInput, configure
+from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.report import Hub, Plot, Report, Result, percent, plots, points
 from hubplugin.store import Id, Store
@@ -272,7 +272,7 @@ def diagnose(
             f": expected True or False, got {got}; apply(..., dry_run=True) tries pairs",
         )
     if learn and isinstance(targets, Store):
-        require_learnable_in(targets, "blend", None, None)
+        require_learnable_in(targets, "blend", None)
     elif learn:
         require_learnable("blend", chosen, targets)
     examples = (
@@ -281,7 +281,7 @@ def diagnose(
     prepared = examples.prepare(chosen, compute, targets)
     require_enough(len(prepared.distinct))  # before the gallery is read
     prepared = prepared.against(targets)
-    gallery = prepared.require_targets("blend")
+    gallery = prepared.require_targets()
     logger.info(
         "diagnosing %d targets by %d queries", gallery.rows, len(prepared.query_bank)
     )
@@ -296,7 +296,7 @@ def diagnose(
     causes = find_causes(prepared, nearest, texts, ids_of, seed)
     default = configure("blend")
     trial = judge_by(prepared, default.resolve(prepared), seed)
-    lesson = learn_query_map(default, Banks(prepared)) if learn else None
+    lesson = learn_query_map(default, Teachers(prepared)) if learn else None
     pairs = (
         0
         if prepared.known_answers is None
@@ -380,7 +380,7 @@ def find_causes(
         seed: of the samples.
     """
     rng, compute = np.random.default_rng(seed), bank.compute.without_progress
-    gallery = bank.require_targets("blend")
+    gallery = bank.require_targets()
     drawn = np.sort(rng.permutation(len(nearest))[:QUERIES])
     targets = draw_sample(gallery, TARGETS, bank.metric, rng)
     lists = nearest[drawn, :OCCURRENCE]
@@ -415,11 +415,11 @@ def find_causes(
     ]
 
 
-def _spacing(targets: np.ndarray, bank: FitInput) -> np.ndarray:
+def _spacing(targets: np.ndarray, bank: PreparedBank) -> np.ndarray:
     """Half the squared distance of each of `targets` [s, d], of the gallery, to its nearest other."""
     metric = bank.metric if bank.metric is Metric.COSINE else Metric.EUCLIDEAN
     nearest = TopK(2)
-    search(targets, bank.require_targets("blend"), metric, bank.compute, nearest)
+    search(targets, bank.require_targets(), metric, bank.compute, nearest)
     scores = nearest.scores[0]
     distance = (1 - scores if metric is Metric.COSINE else -scores)[:, -1]
     spacing: np.ndarray = np.maximum(distance, 0.0)

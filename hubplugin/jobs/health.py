@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 
-from hubplugin.bank import SEEN, Bank, BankLike, own_share
+from hubplugin.bank import SEEN, Bank, BankLike, PreparedBank, own_share
 from hubplugin.compute import Compute, TopK, search
 from hubplugin.errors import InputError, StoreError
 from hubplugin.jobs.naming import Naming, display_names
@@ -22,7 +23,6 @@ from hubplugin.measures.hubness import (
     skewness_by_chance,
     skewness_of_hits,
 )
-from hubplugin.methods import FitInput
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import HubnessAtFit, OffsetModel
 from hubplugin.report import Histogram, Hub
@@ -258,9 +258,9 @@ def of_bank(model: OffsetModel, count: int = QUERIES) -> np.ndarray:
     return queries
 
 
-def with_hubness(model: OffsetModel, bank: FitInput) -> OffsetModel:
+def with_hubness(model: OffsetModel, bank: PreparedBank) -> OffsetModel:
     """`model`, fitted on the banks and targets of `bank`, with what its bank found in them."""
-    targets, queries = bank.require_targets(model.method), of_bank(model)
+    targets, queries = bank.require_targets(), of_bank(model)
     if len(queries) < 2 or targets.rows <= OCCURRENCE:
         return model
     quiet = bank.compute.without_progress
@@ -295,8 +295,9 @@ def with_hubness(model: OffsetModel, bank: FitInput) -> OffsetModel:
     raw, corrected = (k_occurrence(rows, targets.rows) for rows in rows)
     chance = skewness_by_chance(len(queries), OCCURRENCE, targets.rows)
     largest = float(corrected.max() / len(queries))
-    return model.replace(
+    return replace(
+        model,
         hubness_at_fit=HubnessAtFit(
             len(queries), skewness(raw), skewness(corrected), chance, largest
-        )
+        ),
     )

@@ -178,11 +178,10 @@ class OldVersusNew:
         gain, error = (
             (None, None) if change is None else (change.change.value, change.error)
         )
-        raw, old_figures, new_figures = (
-            Figures.of(margins, number, configuration)
-            for number, configuration in enumerate((None, old, new))
-        )
-        return cls(raw, old_figures, new_figures, gain, error)
+        raw = Figures.of(margins, 0)
+        before = Figures.of(margins, 1, old.method, old.parameters)
+        after = Figures.of(margins, 2, new.name, new.parameters)
+        return cls(raw, before, after, gain, error)
 
     @property
     def objection(self) -> str | None:

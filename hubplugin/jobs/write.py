@@ -153,8 +153,11 @@ def compare(
     for batch in batches:
         rows = slice(counts.scanned, counts.scanned + len(batch.ids))
         fitted = None
-        was_fitted = gallery is not None and model.fitted is not None
-        if was_fitted and np.array_equal(gallery.take(rows), batch.vectors):
+        if (
+            gallery is not None
+            and model.fitted is not None
+            and np.array_equal(gallery.take(rows), batch.vectors)
+        ):
             fitted = model.fitted[rows]
         offsets = offsets_of_all(
             model,

@@ -229,7 +229,7 @@ def test_every_bank_query_has_its_k_nearest_in_the_set(m, n, d, k, seed):
             lambda b, t: fit_rule(t, b, "disco"),
             "unknown method 'disco': use one of dis, dualdis, dsl, gc",
         ),
-        (lambda b, t: fit_rule(t, b, "dbsn"), "fit it with hubplugin.fit,"),
+        (lambda b, t: fit_rule(t, b, "dbsn"), "hubplugin.fit fits it"),
         (
             lambda b, t: fit_rule(t, b, "dis", k=0),
             "k=0 is refused: Input should be greater than or equal to 1",
@@ -242,7 +242,7 @@ def test_every_bank_query_has_its_k_nearest_in_the_set(m, n, d, k, seed):
         (lambda b, t: fit_rule(t, b, "dualdis"), "pass answers="),
         (
             lambda b, t: fit_rule(t, b, "gc", tau=1),
-            "has no parameter 'tau'; it takes none",
+            "no parameter of method 'gc', which takes none",
         ),
         (
             lambda b, t: hubplugin.fit(t, b, "dn").with_activation(t),

@@ -7,8 +7,7 @@ from scipy import stats
 import hubplugin
 from hubplugin.compute import Compute
 from hubplugin.guard import judge
-from hubplugin.methods import FitInput, configure
-from hubplugin.metric import Metric
+from hubplugin.methods import configure
 from hubplugin.validation import FOLDS
 from tests.core import formulas
 
@@ -25,14 +24,8 @@ def small(real):
 
 
 def given(small):
-    compute = Compute()
-    return FitInput.read(
-        small["query_bank"],
-        small["targets"],
-        small["target_bank"],
-        Metric.COSINE,
-        compute,
-    )
+    bank = hubplugin.Bank(small["query_bank"], small["target_bank"])
+    return bank.prepare("cosine", Compute()).against(small["targets"])
 
 
 def folds_of(rows, seed=0):

@@ -90,7 +90,6 @@ def test_apply_inspect_refresh_and_remove_tell_what_they_did_and_a_dry_run_what_
         ("apply", Parameter("metric", "dot"), "?metric=dot"),
         ("evaluate", Parameter("metric", "dot"), "--metric dot"),
         ("inspect", Parameter("vector"), "?using=NAME"),
-        ("apply", Parameter("offset_key", "nudge"), "?offset_key=nudge"),
         ("inspect", Parameter("targets"), "targets="),
         ("refit", Parameter("learn", True), "--learn"),
         ("refit", Parameter("learn", False), "--no-learn"),
