@@ -78,13 +78,6 @@ class QdrantVersion(corrections.Version):
     codes: bool = Field(default=True, exclude=True)
     query_map: InstanceOf[QueryMap] | None = Field(default=None, exclude=True)
 
-    @classmethod
-    def of(
-        cls, model: OffsetModel, number: int, vector: str = "", **fields: Any
-    ) -> QdrantVersion:
-        cap = 0.0 if model.gallery is None else model.gallery.cap
-        return super().of(model, number, vector, ceiling=max(cap, 0.0), **fields)
-
     def with_map(self, model: OffsetModel | QdrantVersion) -> QdrantVersion:
         """This version with the map of its model, or of a version that has it from there."""
         return self.replace(query_map=model.query_map)

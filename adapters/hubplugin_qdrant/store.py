@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, cast
 
@@ -15,7 +15,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from hubplugin import corrections
-from hubplugin.calibration import choose_queries
+from hubplugin.calibration import choose_queries, largest_offset
 from hubplugin.corrections import ManifestStore
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
@@ -169,9 +169,13 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         return self._run("looking for the manifest", metadata.exists)
 
     def new_version(self, model: OffsetModel, number: int) -> QdrantVersion:
-        parts = len(model.to_texts())
         return QdrantVersion.of(
-            model, number, self.vector, storage=self.storage, parts=parts
+            model,
+            number,
+            self.vector,
+            storage=self.storage,
+            parts=len(model.to_texts()),
+            ceiling=max(0.0, largest_offset(model)),
         )
 
     def read_model(self, version: QdrantVersion) -> OffsetModel:
@@ -585,7 +589,7 @@ class QdrantWriting(Writing):
             self._transport.give_up()
 
 
-@dataclass
+@dataclasses.dataclass
 class PointReader:
     """Turns records into batches, with the vector of `schema` and the offsets of `version`.
 
@@ -598,7 +602,7 @@ class PointReader:
     manifest: QdrantManifest
     version: QdrantVersion | None
     field: str | None
-    left_over: dict[tuple[Id | None, tuple[str, ...]], list[Id]] = field(
+    left_over: dict[tuple[Id | None, tuple[str, ...]], list[Id]] = dataclasses.field(
         default_factory=dict
     )
 
