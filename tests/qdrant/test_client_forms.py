@@ -1,5 +1,6 @@
 """Queries in every form that a client takes, and what becomes of those that cannot be corrected."""
 
+import inspect
 import warnings
 
 import numpy as np
@@ -10,7 +11,7 @@ from qdrant_client.conversions.conversion import RestToGrpc
 
 import hubplugin
 from hubplugin import InputError
-from hubplugin_qdrant import HubQdrantClient
+from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from tests.qdrant.conftest import DIM, RED, ROWS, RRF, Photos, ids
 
 DOCUMENT = models.Document(text="3", model="a model")
@@ -160,6 +161,14 @@ def test_what_cannot_be_searched_is_the_clients_own_error(photos, wrong, says):
     with pytest.raises(type(plain.value)) as wrapped:
         client.query_points(**asked)
     assert str(wrapped.value) == str(plain.value)
+
+
+@pytest.mark.parametrize("kind", [HubQdrantClient, AsyncHubQdrantClient])
+def test_a_method_has_the_signature_of_the_plain_one(kind):
+    for name in ("query_points", "upsert", "upload_points"):
+        ours, plain = getattr(kind, name), getattr(kind._plain, name)
+        assert inspect.signature(ours) == inspect.signature(plain)
+        assert inspect.iscoroutinefunction(ours) == inspect.iscoroutinefunction(plain)
 
 
 def test_a_missing_argument_is_a_type_error(photos):
