@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hubplugin import InputError
-from hubplugin.evaluation.truth import as_truth
+from hubplugin.evaluation.truth import as_truth, read_truth
 
 
 def pairs(truth):
@@ -66,16 +66,14 @@ def test_a_name_that_is_there_twice_names_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (7, "no list with a row number"),
-        ([[[1], [2, 3]], [0]], "row 0 is no list of row numbers: "),
-        ({"a": 1, "b": 2}, "no list with a row number"),
+        (7, "no list with an id"),
+        ([[[1], [2, 3]], [0]], r"\[1\] is no id"),
         ("missing.json", "there is no file 'missing.json'"),
-        ([0, 9], "target 9, but there are 5; expected rows 0 to 4"),
-        ([0, -1], "target -1"),
+        ([0, 9], "target 9, but there are 5: expected rows 0 to 4"),
+        ([0, -2], "target -2"),
         ([0], "1 rows for 2 queries"),
         ([[], []], "no true target"),
-        ([0.5, 1.0], "no list of row numbers"),
-        ([[0, 0], [1]], "target 0 twice for query 0"),
+        ([0.5, 1.0], "0.5 is no id"),
         (None, "do not pair up"),
     ],
 )
@@ -87,10 +85,23 @@ def test_what_is_no_ground_truth_is_refused_in_one_line(source, said):
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [("q1 0 owl 1", "'owl' is not among the 2 known"), ("q1 owl", "qrels file")],
+    [("q1 0 owl 1", "names target 'owl', but there are 2"), ("q1 owl", "qrels file")],
 )
 def test_a_qrels_file_that_does_not_fit_is_refused(tmp_path, line, said):
     file = tmp_path / "photos.qrels"
     file.write_text(line + "\n")
     with pytest.raises(InputError, match=said):
         as_truth(file, 1, 2, query_names=["q1"], names=["cat", "dog"])
+
+
+def test_true_ids_of_a_store_come_as_arrays_lists_and_files(tmp_path):
+    np.save(tmp_path / "ids.npy", np.array([7, -1]))
+    (tmp_path / "ids.json").write_text('[["a", "b"], []]')
+    (tmp_path / "ids.qrels").write_text("q2 0 a 1\nq2 0 b 0\n")
+    for source, expected in (
+        (tmp_path / "ids.npy", [{7: 1}, {}]),
+        (tmp_path / "ids.json", [{"a": 1, "b": 1}, {}]),
+        (tmp_path / "ids.qrels", [{}, {"a": 1}]),
+        (["a", np.int64(3)], [{"a": 1}, {3: 1}]),
+    ):
+        assert read_truth(source, 2, ["q1", "q2"]) == expected

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 from importlib import invalidate_caches
 from pathlib import Path
 
@@ -16,10 +15,8 @@ import hubplugin
 import hubplugin_qdrant
 from hubplugin import InputError, StoreError
 from hubplugin.cli import app
-from hubplugin.evaluation.truth import as_true_ids
 from hubplugin.jobs.write import write
 from hubplugin.measures.hubness import skewness
-from hubplugin.measures.significance import Figure, Side
 from hubplugin.registry import open_store
 from tests.galleries import flat_index, unit
 
@@ -76,33 +73,7 @@ def test_figures_are_those_of_the_whole_matrix(store, vectors, model):
         )
     versus = found["corrected"].versus_raw
     assert versus.won - versus.lost == pytest.approx(QUERIES * versus.difference.value)
-    bank = model.terms[0].bank.astype(np.float64)
-    first = np.isin(np.arange(QUERIES), (bank @ targets.T).argmax(axis=1))
-    assert (found.found_first.queries, found.not_found_first.queries) == (
-        first.sum(),
-        (~first).sum(),
-    )
-    assert found.found_first.change.value == pytest.approx(
-        found.found_first.after - found.found_first.before
-    )
     assert (found.queries, found.judged, found.targets) == (QUERIES, QUERIES, ROWS)
-
-
-def lines_with(result, part):
-    return [line for line in str(result).splitlines() if part in line]
-
-
-def test_what_the_bank_finds_first_is_told_by_its_name_and_its_direction(
-    store, vectors, model
-):
-    """A bank query that finds a target first need not have asked for it, so nothing is said of what was asked."""
-    write(store, model)
-    found = hubplugin.evaluate(store, queries=vectors[0], truth=TRUE)
-    assert "asked" not in str(found)
-    harm = Side(0.539, 0.489, 0.03, 141, "others", Figure(-0.05, -0.09, -0.01))
-    (line,) = lines_with(replace(found, found_first=harm), "the bank finds first")
-    assert "-5.0 points (95 % interval -9.0 to -1.0)" in line
-    assert line.endswith("worse")
 
 
 def test_the_verdict_is_that_of_p_and_no_order_of_the_queries_changes_it(
@@ -213,22 +184,12 @@ def test_a_filter_is_part_of_the_search_and_what_is_none_is_refused(
         store.with_filter(condition)
 
 
-def test_true_ids_come_as_arrays_lists_and_files(tmp_path):
-    np.save(tmp_path / "ids.npy", np.array([7, -1]))
-    (tmp_path / "ids.json").write_text('[["a", "b"], []]')
-    (tmp_path / "ids.qrels").write_text("q2 0 a 1\nq2 0 b 0\n")
-    assert as_true_ids(tmp_path / "ids.npy", 2) == [{"7"}, set()]
-    assert as_true_ids(tmp_path / "ids.json", 2) == [{"a", "b"}, set()]
-    assert as_true_ids(tmp_path / "ids.qrels", 2, ["q1", "q2"]) == [set(), {"a"}]
-    assert as_true_ids(["a", 3], 2) == [{"a"}, {"3"}]
-
-
 @pytest.mark.parametrize(
     ("truth", "says"),
     [
         ([3], "has 1 rows for 150 queries"),
         ([0.5] * QUERIES, "0.5 is no id"),
-        ([*range(QUERIES)], r"find ids such as 1\d\d\d; ground truth names '0'"),
+        ([*range(QUERIES)], r"find ids such as 1\d\d\d; ground truth names 0"),
         ("nowhere.npy", r"there is no file 'nowhere\.npy'"),
     ],
 )
