@@ -355,8 +355,6 @@ class Recorder:
             text: The text of one query.
         """
         try:
-            if not isinstance(text, (str, type(None))):
-                raise InputError(f"expected a text, got {type(text).__name__}")
             kept = None
             if self.texts and text is not None:
                 kept = text.encode(errors="replace").decode()

@@ -184,7 +184,7 @@ def _measure_methods(
     raw, *others = ranked.rankings
     versus = [compare(raw.best, other.best) for other in others]
     adjusted = adjust([comparison.p for comparison in versus])
-    recall_at = sorted({1, task.k, *ranked.recall_at})
+    recall_at = [k for k in (1, 5, 10) if k < task.k] + [task.k]
     results = []
     for number, ranking in enumerate(ranked.rankings):
         candidate = ranking.candidate
@@ -210,7 +210,7 @@ def _measure_methods(
             figures["adjusted_p"] = adjusted[number - 1]
         results.append(
             MethodResult(
-                label=ranking.label,
+                label=candidate.label,
                 method=candidate.method,
                 parameters=candidate.parameters,
                 recall=recall,

@@ -91,10 +91,6 @@ class Ranking:
     best: np.ndarray
     ranks: Ranks | None = None
 
-    @property
-    def label(self) -> str:
-        return self.candidate.label
-
 
 @dataclass(frozen=True)
 class Ranked:
@@ -110,7 +106,6 @@ class Ranked:
         true: The ids of the true targets of each judged query [j].
         names: What targets are called, by their ids.
         facts: The fields of `Results` that follow from what is ranked.
-        recall_at: The k of R@k, beside 1 and the cut-off.
     """
 
     rankings: list[Ranking]
@@ -121,7 +116,6 @@ class Ranked:
     true: list[list[Id]]
     names: Callable[[Sequence[Id]], list[str]]
     facts: dict[str, Any]
-    recall_at: tuple[int, ...] = ()
 
 
 CORRECTED = "corrected"
@@ -401,7 +395,6 @@ def rank_arrays(
         true,
         name_all,
         facts,
-        recall_at=(1, 5, 10),
     )
 
 

@@ -73,13 +73,14 @@ class Example:
 class MethodResult:
     """One way to rank on all queries: the raw search, a method, or the correction in a store. Shares are 0 to 1.
 
-    label: as it was asked for, "corrected" of a store. parameters: all of them, defaults included. recall: R@k by k.
-    worst: share of the queries that find the worst hub. most_found: share of all places that the most found 1 % of the
-    targets take. occurrences: how many targets have the k-occurrence N, by N. storable: whether one offset a target
-    expresses it. transductive: whether it needs every query beforehand, so that no search can use it. versus_raw:
-    against the raw search, on the same queries; None for itself. adjusted_p: its p, corrected for the number of methods
-    tried (Benjamini & Hochberg 1995). median_rank to skewness: None of a store, which ranks no more than it is asked
-    for. hubness, most_found: None under a filter, since a store does not say how many targets it lets through.
+    label: as it was asked for, "corrected" of a store. parameters: all of them, defaults included. recall: R@k by
+    k: 1, 5 and 10 below the cut-off, and this. worst: share of the queries that find the worst hub. most_found:
+    share of all places that the most found 1 % of the targets take. occurrences: how many targets have the
+    k-occurrence N, by N. storable: whether one offset a target expresses it. transductive: whether it needs every
+    query beforehand, so that no search can use it. versus_raw: against the raw search, on the same queries; None
+    for itself. adjusted_p: its p, corrected for the number of methods tried (Benjamini & Hochberg 1995).
+    median_rank to skewness: None of a store, which ranks no more than it is asked for. hubness, most_found: None
+    under a filter, since a store does not say how many targets it lets through.
     """
 
     label: str

@@ -95,16 +95,16 @@ def read_truth(
         InputError: The source cannot be used, or judges no query.
     """
     true: list[dict[Id, float]] = [{} for _ in range(queries)]
-    suffix = None
+    path = None
     if isinstance(source, (str, os.PathLike)):
-        source = Path(source)
-        suffix = source.suffix
-    if suffix in (None, ".npy", ".json"):
-        for row, keys in enumerate(_lists(source, queries)):
+        path = Path(source)
+    if path is None or path.suffix in (".npy", ".json"):
+        value = source if path is None else _read(path)
+        for row, keys in enumerate(_lists(value, queries)):
             true[row] = {_as_id(key): 1.0 for key in keys}
             true[row].pop(-1, None)
     else:
-        qrels = read_qrels(Path(source))
+        qrels = read_qrels(path)
         names = [query for query, _, _ in qrels]
         rows = _locate(names, query_names, queries, "query_names")
         for row, (_, target, grade) in zip(rows, qrels, strict=True):
@@ -117,9 +117,7 @@ def read_truth(
 
 
 def _lists(source: Any, queries: int) -> list[list[Any]]:
-    """Return what is true for each query, from a value or a file."""
-    if isinstance(source, Path):
-        source = _read(source)
+    """Return what is true for each query."""
     rows = source if isinstance(source, (list, tuple)) else np.asarray(source).tolist()
     if not isinstance(rows, (list, tuple)):
         raise InputError(
