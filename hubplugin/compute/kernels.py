@@ -26,10 +26,18 @@ LOWEST = tl.constexpr(-1e30)
 ROWS, DEPTH = 128, 32
 """The targets and components of a program's tile."""
 
-COLUMNS = {9: 256}
-"""Bank rows of its tile, by compute capability; 128 elsewhere, and where answers are
-masked. With 256 a prototype took a quarter of a float32 product on an H200. On 8.x they
-spill registers, and 10.x has half the tensor memory that they take (compiled for each)."""
+NARROW, WIDE = 128, 256
+"""Bank rows of its tile: see `columns_of`."""
+
+
+def columns_of(capability: int, masked: bool) -> int:
+    """Return how many bank rows a program's tile has on cards of this capability.
+
+    On 9.x a prototype with 256 took a quarter of a float32 product (H200). On 8.x so many
+    spill registers, as they do where answers are masked; 10.x has half of the tensor
+    memory that they take. All of it was compiled for each card, and runs in the tests.
+    """
+    return WIDE if capability == 9 and not masked else NARROW
 
 
 @triton.jit
@@ -160,9 +168,10 @@ def log_sum_exp(
     device = targets[0].device
     out = torch.empty(n, device=device)
     log2e = math.log2(math.e)
-    columns = 128
-    if thresholds is None and device.type == "cuda":
-        columns = COLUMNS.get(torch.cuda.get_device_capability(device)[0], 128)
+    columns = NARROW
+    if device.type == "cuda":
+        capability, _ = torch.cuda.get_device_capability(device)
+        columns = columns_of(capability, thresholds is not None)
     _tell_of_compiling()
     run: Any = _log_sum_exp[(triton.cdiv(n, ROWS),)]
     # Triton launches on the current card, wherever the tensors lie.

@@ -41,7 +41,7 @@ TILE_SHARE = 0.2
 """Of the memory of a card, for a tile and what is made of it: the rest is for what a
 Sinkhorn fit keeps."""
 
-TILE_COPIES = 4
+TILE_COPIES = 6
 """Arrays of the size of a tile in float32 that a card holds at once: peaks counted by
 `python -m benchmarks.gpu`."""
 

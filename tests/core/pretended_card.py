@@ -215,7 +215,7 @@ class Card:
                 self.wait("to host")
                 if self.values:
                     return source.inner.to(dtype).clone()
-                return torch.ones(source.shape, dtype=dtype)
+                return _made_up(source)
             return None
         target, source = args[:2]
         if isinstance(target, OnCard) and isinstance(source, OnCard):
@@ -228,11 +228,13 @@ class Card:
             return target
         self.down += source.nbytes
         self.wait("copy_ to host")
-        target.copy_(source.inner if self.values else torch.ones(source.shape))
+        target.copy_(source.inner if self.values else _made_up(source))
         return target
 
     def _stored(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone() if self.values else torch.empty_like(tensor, device="meta")
+        return (
+            tensor.clone() if self.values else torch.empty_like(tensor, device="meta")
+        )
 
     def _index(self, indices: Any) -> None:
         for number in indices:
@@ -362,6 +364,12 @@ def _lift(value: Any, known: dict, index: int) -> Any:
     if id(value) in known:
         return known[id(value)]
     return OnCard(value, index)
+
+
+def _made_up(source: OnCard) -> torch.Tensor:
+    """Return what comes back of a tensor without values: nothing is wrong with it."""
+    made = torch.zeros if source.dtype is torch.bool else torch.ones
+    return made(source.shape, dtype=source.dtype)
 
 
 def _bytes_of(tensor: torch.Tensor) -> int:
