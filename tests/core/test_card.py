@@ -92,7 +92,7 @@ def test_what_a_fit_holds_beside_its_bank_stays_within_the_memory(
 def test_a_bank_of_100_000_leaves_room_on_a_card_of_24_gigabytes(rng):
     bank, targets, second = banks(rng, 100_000, 2_000)
     with Card(total=24e9, values=False) as card:
-        fit(targets, bank, second, "blend", hubplugin.Compute("cuda"))
+        fit(targets, bank, second, "dbsn", hubplugin.Compute("cuda"))
     assert card.peak < 24e9 - card.taken
 
 
