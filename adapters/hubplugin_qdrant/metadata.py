@@ -24,7 +24,7 @@ from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.calls import Call, Computing, Operation
 from hubplugin_qdrant.manifest import Payload, QdrantManifest, QdrantVersion
 from hubplugin_qdrant.offsets import StoredOffsets, compute_stored, read_offset
-from hubplugin_qdrant.plain_client import Arguments
+from hubplugin_qdrant.plain_client import Arguments, PointId
 from hubplugin_qdrant.requests import has_offset, has_vector, lacks_augmented_vector
 from hubplugin_qdrant.transport import PASSING, Fault, fault_of
 
@@ -88,7 +88,7 @@ def write_manifest(
 
 
 def _write(
-    raw: Any, collection: str, point: int | str, payload: Payload
+    raw: Any, collection: str, point: PointId, payload: Payload
 ) -> Operation[None]:
     points = [models.PointStruct(id=point, vector={}, payload=payload)]
     yield Call(raw.upsert, m.metadata_collection(collection), points, wait=True)
@@ -135,7 +135,7 @@ def create(
             raise
 
 
-def part_ids(version: QdrantVersion) -> list[str]:
+def part_ids(version: QdrantVersion) -> list[PointId]:
     """Return the ids of the points that hold the model of `version`, in order."""
     name = f"hubplugin/{version.number}/{version.word}"
     return [

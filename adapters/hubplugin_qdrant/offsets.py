@@ -167,7 +167,7 @@ def compute_stored(
     stored = [StoredOffsets() for _ in points]
     for version, model in models:
         rows, vectors = usable([point.vector for point in points], version)
-        judged = np.ones(len(rows), bool)
+        judged: np.ndarray = np.ones(len(rows), bool)
         if version.metric is Metric.COSINE:
             judged = vectors.any(axis=1)
         offsets = np.zeros(len(rows), np.float32)

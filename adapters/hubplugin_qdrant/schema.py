@@ -22,7 +22,7 @@ from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.calibration import Searches, calibrate
 from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
 from hubplugin_qdrant.offsets import set_offsets
-from hubplugin_qdrant.plain_client import ShardKey
+from hubplugin_qdrant.plain_client import PointId, ShardKey
 from hubplugin_qdrant.transport import Items, QdrantTransport, by_shard, plain_id
 
 VECTORS_IN_PLACE = (1, 18)
@@ -132,7 +132,7 @@ class Schema(ABC):
         client, collection = self.transport.client, self.transport.collection
 
         def request(items: Items) -> None:
-            ids = [point for point, _ in items]
+            ids: list[PointId] = [point for point, _ in items]
             selector = models.PointIdsList(points=ids, shard_key=shard_key)
             client.delete_payload(collection, list(keys), selector, wait=True)
 

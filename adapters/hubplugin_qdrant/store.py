@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, cast
 
@@ -589,7 +589,7 @@ class QdrantWriting(Writing):
             self._transport.give_up()
 
 
-@dataclass
+@dataclasses.dataclass
 class PointReader:
     """Turns records into batches, with the vector of `schema` and the offsets of `version`.
 
@@ -602,7 +602,7 @@ class PointReader:
     manifest: QdrantManifest
     version: QdrantVersion | None
     field: str | None
-    left_over: dict[tuple[Id | None, tuple[str, ...]], list[Id]] = field(
+    left_over: dict[tuple[Id | None, tuple[str, ...]], list[Id]] = dataclasses.field(
         default_factory=dict
     )
 

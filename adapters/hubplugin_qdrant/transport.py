@@ -275,10 +275,10 @@ class QdrantTransport:
     def _read(self, info: models.CollectionInfo) -> None:
         """Take in how the server describes the collection."""
         self.opened: models.CollectionInfo = info
-        strict = info.config.strict_mode_config
+        strict: Any = info.config.strict_mode_config
         if strict is None or not strict.enabled:
             strict = models.StrictModeConfig()
-        self.strict = strict
+        self.strict: models.StrictModeConfig = strict
         self._counted: int | None = None
         self._is_for_job = False
 

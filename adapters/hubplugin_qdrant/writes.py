@@ -95,7 +95,7 @@ def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation[Non
     yield from _upload(cache, arguments, arguments["points"])
 
 
-def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[None]:
+def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     cached = yield from cache.lookup(arguments["collection_name"])
     rest = dict(arguments)
     columns = {name: rest.pop(name, None) for name in ("vectors", "ids", "payload")}
@@ -110,10 +110,10 @@ def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation
 
 def _upload(
     cache: CorrectionCache, arguments: Arguments, points: Iterable[Any]
-) -> Operation[None]:
+) -> Operation[Any]:
     cached = yield from cache.lookup(arguments["collection_name"])
     if cached.manifest is None:
-        return (yield Call(cache.raw.upload_points, **arguments, points=points))
+        return (yield Call(cache.raw.upload_points, **arguments | {"points": points}))
     for part in chunks(points, PART):
         yield from _upload_part(cache, arguments | {"points": part})
 

@@ -221,15 +221,6 @@ def test_a_share_that_is_none_is_refused(cosine, agreement):
         hubplugin_qdrant.open_store(cosine.plain, "photos", agreement=agreement)
 
 
-def test_many_candidates_are_told_with_what_needs_none():
-    slow = version("payload", oversampling=64.0)
-    assert (
-        "64 candidates a result, which is slow; storage='vector' needs none"
-        in slow.where()
-    )
-    assert "slow" not in version("payload", oversampling=40.0).where()
-
-
 def test_the_share_that_is_asked_for_is_stored_told_and_kept_by_a_refresh():
     rng = np.random.default_rng(1)
     client, bank = QdrantClient(":memory:"), rng.normal(size=(100, 8))

@@ -7,7 +7,6 @@ from qdrant_client import QdrantClient, models
 import hubplugin
 import hubplugin_qdrant
 from hubplugin import StoreError
-from hubplugin.jobs import correct
 from tests.qdrant.conftest import (
     DIM,
     ROWS,
@@ -43,16 +42,6 @@ def test_a_payload_key_that_the_user_has_is_refused_before_anything_is_written(
         cosine.apply(dry_run=dry_run)
     assert contents(cosine.plain) == before
     assert names(cosine.plain) == ["photos"]
-
-
-def test_the_gallery_is_not_read_where_the_payload_key_is_taken(cosine, monkeypatch):
-    cosine.plain.set_payload("photos", {"hub_offset": 5}, points=[17])
-    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
-    monkeypatch.setattr(
-        store, "scan", lambda *given: pytest.fail("the gallery was read")
-    )
-    with pytest.raises(StoreError, match="something of yours"):
-        correct.apply(store, cosine.bank, "is", force=True)
 
 
 def test_offsets_whose_manifest_was_lost_are_not_taken_for_the_users(cosine):
@@ -213,3 +202,20 @@ def test_the_correction_of_a_vector_that_was_deleted_can_be_removed(
     assert all(
         set(point.payload) == {"n", "colour"} for point in contents(photos.plain)
     )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("oversampling", 1e308), ("max_candidates", -5), ("hnsw_ef", 0), ("parts", 2**40)],
+)
+def test_a_number_in_the_manifest_that_no_job_writes_is_damage(cosine, field, value):
+    client = cosine.apply()
+    payload = cosine.plain.retrieve("photos--hub", [0])[0].payload
+    payload["active"][""][field] = value
+    damaged = models.PointStruct(id=0, vector={}, payload=payload)
+    cosine.plain.upsert("photos--hub", [damaged])
+    with pytest.raises(StoreError, match=f"damaged at .*{field}"):
+        cosine.store()
+    with pytest.warns(UserWarning, match="searches are raw here"):
+        cosine.wrapped().query_points("photos", cosine.queries[0])
+    assert client.query_points("photos", cosine.queries[0])  # which has not looked

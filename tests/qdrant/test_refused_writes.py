@@ -17,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
-from qdrant_client.conversions.conversion import RestToGrpc
 
 import hubplugin
 import hubplugin_qdrant
@@ -244,7 +243,7 @@ def points(draw: st.DrawFn, using: str) -> Any:
     form = draw(
         mostly(
             st.just("struct"),
-            st.sampled_from(["record", "dict", "namespace", "message", None]),
+            st.sampled_from(["record", "dict", "namespace", None]),
         )
     )
     try:
@@ -253,11 +252,6 @@ def points(draw: st.DrawFn, using: str) -> Any:
         form = draw(
             st.sampled_from(["dict", None, "namespace" if payload is None else "dict"])
         )
-    if form == "message":
-        try:
-            return RestToGrpc.convert_point_struct(struct)
-        except (ValueError, TypeError):
-            return struct
     forms = {
         "struct": lambda: struct,
         "record": lambda: models.Record(**fields),

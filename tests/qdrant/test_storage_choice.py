@@ -7,7 +7,7 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import InputError, open_store
-from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, served, stopped
+from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, served
 
 CODES = models.ScalarQuantization(
     scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8)
@@ -75,11 +75,7 @@ def test_a_second_vector_is_added_where_nothing_speaks_against_it(
     [
         ("float32", "vector", 4, 4),
         ("float16", "vector", 2, 2),
-        *(
-            ("turbo16", "vector", 2, 2),
-            ("turbo8", "payload", 1, 2),
-            ("turbo4", "payload", 0.5, 2),
-        ),
+        ("turbo8", "payload", 1, 2),
     ],
 )
 def test_a_second_vector_of_more_than_twice_the_room_is_not_added_unasked(
@@ -118,15 +114,6 @@ def test_the_storage_of_the_correction_that_is_there_stays():
     apply_to(client, "photos", Photos.bank, method="nnn", force=True)
     assert hubplugin_qdrant.open_store(client, "photos").storage == "payload"
     assert client.get_collection("photos").config.params.vectors.keys() == {"image"}
-
-
-def test_the_storage_of_a_run_that_was_cut_off_stays():
-    client = filled()
-    with pytest.raises(KeyboardInterrupt):
-        apply(client, storage="payload", compute=stopped("writing offsets"))
-    apply(client)
-    assert hubplugin_qdrant.open_store(client, "photos").storage == "payload"
-    assert "hub_v1" not in str(client.get_collection("photos"))
 
 
 def test_a_url_takes_the_storage_too(tmp_path):

@@ -26,7 +26,6 @@ from tests.qdrant.conftest import (
     names,
     once,
     served,
-    stopped,
 )
 
 
@@ -165,19 +164,6 @@ def test_a_run_whose_collection_is_cleared_meanwhile_leaves_nothing(storage):
     assert not photos.stored(7)
 
 
-def test_what_a_run_on_another_vector_has_left_half_written_is_taken_out():
-    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT)
-    photos.add_vector("text", photos.gallery)
-    with pytest.raises(KeyboardInterrupt):
-        photos.apply(compute=stopped("writing offsets"))
-    photos.using = "text"
-    photos.apply()
-    photos.apply(method="nnn")
-    assert {
-        key for point in contents(photos.plain) for key in point.payload["hub_offset"]
-    } == {"v3"}
-
-
 KILLED = """
 import os, signal, sys
 import hubplugin_qdrant.transport, torch
@@ -249,25 +235,6 @@ def test_runs_killed_at_many_moments_end_where_an_uninterrupted_one_does(tmp_pat
     np.testing.assert_allclose(states[0], states[1], rtol=0, atol=1e-5)
 
 
-def test_what_a_server_never_finishes_is_told_while_it_is_waited_for_and_given_up(
-    cosine, monkeypatch, caplog
-):
-    monkeypatch.setattr("hubplugin_qdrant.transport.SERVER_SECONDS", 0.2)
-    monkeypatch.setattr("hubplugin_qdrant.transport.POLL_SECONDS", 0.05)
-    transport, told = cosine.store().transport, []
-    transport.wait_until(
-        lambda: False,
-        "waiting for the index",
-        "searches are slower",
-        lambda *given: told.append(given),
-    )
-    assert {what for what, _, _ in told} == {"waiting for the index, in seconds"}
-    assert (
-        "waiting for the index: not finished after 0.2 s, going on; searches are slower"
-        in caplog.text
-    )
-
-
 def test_points_without_the_vector_are_left_alone():
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE)
     photos.plain.upsert(
@@ -297,13 +264,6 @@ def test_a_zero_vector_is_counted_and_keeps_the_offset_0(storage):
             901: "length 0",
         }
     assert photos.wrong() == (0, 0)
-
-
-def test_a_collection_that_is_not_there_is_named_with_those_that_are(cosine):
-    with pytest.raises(
-        StoreError, match=r"no collection 'pictures'; there are: photos$"
-    ):
-        apply_to(cosine.plain, "pictures", cosine.bank)
 
 
 def test_storage_changes_from_one_to_the_other_in_one_step():
@@ -495,23 +455,6 @@ def test_a_server_that_is_away_for_a_moment_does_not_stop_a_run(
     assert hubplugin.inspect(cosine.store()).missing == 0
 
 
-def test_a_url_with_a_port_for_grpc_connects_by_it(monkeypatch):
-    given = {}
-
-    def connect(**named):
-        given.update(named)
-        raise StoreError("seen")
-
-    monkeypatch.setattr("hubplugin_qdrant.places.QdrantClient", connect)
-    with pytest.raises(StoreError, match="seen"):
-        open_store("qdrant://h:7333/photos?using=image&grpc=7334")
-    assert (given["port"], given["grpc_port"], given["prefer_grpc"]) == (
-        7333,
-        7334,
-        True,
-    )
-
-
 def test_a_folder_that_is_not_there_is_not_made(tmp_path):
     with pytest.raises(StoreError, match="no such folder"):
         open_store(f"qdrant-local:{tmp_path}/nowhere/photos")
@@ -640,3 +583,20 @@ def test_two_runs_that_begin_at_once_choose_one_number_and_delete_no_model_but_t
         first.begin(models_of["csls"])
     found = cosine.store().correction()
     assert found.model.fingerprint == models_of["nnn"].fingerprint
+
+
+def test_a_url_with_a_port_for_grpc_connects_by_it(monkeypatch):
+    given = {}
+
+    def connect(**named):
+        given.update(named)
+        raise StoreError("seen")
+
+    monkeypatch.setattr("hubplugin_qdrant.places.QdrantClient", connect)
+    with pytest.raises(StoreError, match="seen"):
+        open_store("qdrant://h:7333/photos?using=image&grpc=7334")
+    assert (given["port"], given["grpc_port"], given["prefer_grpc"]) == (
+        7333,
+        7334,
+        True,
+    )

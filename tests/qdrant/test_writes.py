@@ -275,3 +275,16 @@ def test_what_is_written_to_our_vector_is_mended_at_once(write):
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, "vector")
     write(photos.corrected())
     assert photos.wrong() == (0, 0)
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_what_is_written_without_a_correction_is_as_the_plain_client_writes_it(
+    cosine, write
+):
+    points = [
+        cosine.point(key, vector, k=1)
+        for key, vector in zip((3, 500, 501), NEW, strict=True)
+    ]
+    write(cosine.wrapped(), cosine, points)
+    found = cosine.plain.retrieve("photos", [3, 500, 501])
+    assert [point.payload for point in found] == [point.payload for point in points]
