@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -398,7 +399,7 @@ class CopyStore(ManifestStore[Copy]):
         Returns:
             float32 [m, d + 1].
         """
-        plain = model if model.query_map is None else model.replace(query_map=None)
+        plain = model if model.query_map is None else replace(model, query_map=None)
         return augment_queries(plain.queries(queries), self.metric, e=self._e_of(model))
 
     def _e_of(self, model: OffsetModel) -> float:
