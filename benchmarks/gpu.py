@@ -15,7 +15,7 @@ import importlib.util
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -206,6 +206,8 @@ def count() -> str:
         n = SAMPLE if work.targets == MANY else FEW
         targets = rng.normal(size=(n, DIM)).astype(np.float32)
         bank = rng.normal(size=(BANK, DIM)).astype(np.float32)
+        if work.method == "blend":  # whose tau comes of values that are not there
+            work = replace(work, parameters={"tau": TAU, **work.parameters})
         with Card(values=False) as card:
             work.fit(targets, bank, hubplugin.Compute("cuda"))
         scale = work.targets / n
