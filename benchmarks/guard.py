@@ -38,9 +38,8 @@ from benchmarks.bank_settings import files, further, seventeen
 from benchmarks.banks import Case, cases
 from benchmarks.tables import EXAMPLES, RESULTS, SHARED, machine, markdown, write_table
 from hubplugin.bank import Bank, PreparedBank
-from hubplugin.bank.kinds import displacement
 from hubplugin.compute import Compute
-from hubplugin.guard import judge_by, profile_of
+from hubplugin.guard import displacement, judge_by, profile_of
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.vectors import as_vectors
@@ -53,7 +52,7 @@ REACHING = [("blend", {}), ("dbsn", {"tau": 0.05}), ("is", {"tau": 0.02}), ("nnn
 
 def change(case: Case, given: PreparedBank) -> float:
     """Of R@1 in points, fitted on the whole bank; of several tests the worst."""
-    offsets = DEFAULT.fit(given).offsets(given.require_targets(DEFAULT.name))
+    offsets = DEFAULT.fit(given).offsets(given.require_targets())
     changes = []
     for queries, rows in case.tests.values():
         scores = queries @ case.gallery.T
@@ -291,8 +290,9 @@ def reach(data: Path) -> str:
             (turned(setting.bank), "dbsn", {"tau": 0.05}),
         ]:
             model = hubplugin.fit(setting.targets, bank, name, **parameters)
-            both = (as_vectors(bank, "bank"), as_vectors(setting.targets, "gallery"))
-            cells.append(f"{displacement(model, *both, Compute()):.4f}")
+            given = Bank(bank).prepare(Metric.COSINE, Compute())
+            reach = displacement(model, given.against(setting.targets))
+            cells.append(f"{reach:.4f}")
         lines.append([family.name, str(len(setting.targets)), *cells])
         print(lines[-1], file=sys.stderr, flush=True)
     head = [

@@ -34,7 +34,14 @@ from hubplugin.measures.hubness import k_occurrence, skewness, skewness_by_chanc
 from hubplugin.methods import METHODS
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.validation import Figures, cross_validate, folds_of
+from hubplugin.validation import (
+    Figures,
+    as_it_is,
+    cross_validate,
+    fitted_by,
+    folds_of,
+    uncorrected,
+)
 
 TARGETS, PROBES, K = 1_000, 200, 10
 COLUMNS = ("rise", "drift", "left", "shift", "grown", "worst", "R@1")
@@ -193,12 +200,9 @@ def _corner(vectors: np.ndarray) -> np.ndarray:
 
 def _rise(bank: np.ndarray, setting: Setting) -> float:
     banks = Bank(bank).prepare(Metric.COSINE, Compute("cpu")).against(setting.gallery)
-    margins = cross_validate(
-        [None, setting.old, METHODS["blend"]()], banks, folds_of(banks)
-    )
-    raw, before, after = (
-        Figures.of(margins, number, None).skewness for number in range(3)
-    )
+    tried = [uncorrected, as_it_is(setting.old), fitted_by(METHODS["blend"]())]
+    margins = cross_validate(tried, banks, folds_of(banks))
+    raw, before, after = (Figures.of(margins, number).skewness for number in range(3))
     return (after - before) / max(raw, 1e-9)
 
 

@@ -126,7 +126,7 @@ def fit_all(
     else:
         bank = hubplugin.Bank(setting.bank, setting.clicks)
     prepared = bank.prepare("cosine", hubplugin.Compute()).against(targets)
-    learned = learning.learn_query_map(METHODS["blend"](), learning.Banks(prepared))
+    learned = learning.learn_query_map(METHODS["blend"](), learning.Teachers(prepared))
     ranks = {
         "raw": lambda queries: queries @ targets.T,
         "default": ranker(fit_quietly(targets, bank, learn=False), targets),

@@ -26,7 +26,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import QueryMap
 from hubplugin_qdrant.manifest import QdrantVersion
 from hubplugin_qdrant.metadata import CachedManifest
-from hubplugin_qdrant.requests import as_float32, map_query
+from hubplugin_qdrant.requests import as_unit, map_query
 
 DIM, TURNS, CALLS = 384, 60, 50
 """CALLS: searches of a turn, one by one or all at once."""
@@ -187,10 +187,11 @@ def print_parts_of_map(rng: np.random.Generator) -> None:
 
 
 PARTS: dict[str, Callable[[list[float], np.ndarray, QueryMap], object]] = {
-    "list to float32": lambda row, array, query_map: as_float32(row),
+    "unit length": lambda row, array, query_map: as_unit(row),
+    "list to float32": lambda row, array, query_map: np.array(row, np.float32),
     "product": lambda row, array, query_map: query_map(array),
     "float32 to list": lambda row, array, query_map: array.tolist(),
-    "two lengths": lambda row, array, query_map: (array @ array, array @ array),
+    "length": lambda row, array, query_map: np.linalg.norm(array),
 }
 
 

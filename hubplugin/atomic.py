@@ -44,27 +44,6 @@ _NO_LINK = (
 
 
 NOT_REGULAR = "it is no regular file"
-ODD = "a pipe or a device"
-
-
-def kind_of(path: str | os.PathLike[str]) -> str:
-    """What has the name `path`: "a link", "a folder", "a file" or `ODD`; "" where nothing has."""
-    if not os.path.lexists(path):
-        return ""
-    kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFREG: "a file"}
-    return kinds.get(stat.S_IFMT(os.lstat(path).st_mode), ODD)
-
-
-def alone(path: str | os.PathLike[str], missing: bool = False) -> bool:
-    """Whether `path` is a regular file that has no other name: a write to it changes nothing else. `missing` is the
-    answer where there is no file, which one look tells: another process may delete it meanwhile."""
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        return missing
-    except OSError:
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
 
 
 def lack_of_room(folder: str | os.PathLike[str], needed: int = 0) -> str:
@@ -98,7 +77,7 @@ def replacing(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[Binar
         OSError: as where a device or a pipe has the name.
         ValueError: the path has a null byte.
     """
-    if os.path.lexists(path) and kind_of(path) == ODD:
+    if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, NOT_REGULAR)
     temporary = Path(f"{os.fspath(path)}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
     file = open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115

@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timezone
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
 from hubplugin._version import __version__
@@ -42,20 +42,22 @@ FORMAT = 7
 class Version(BaseModel):
     """One model for one vector of a store. An adapter adds fields of its own.
 
-    number: no other version of the store has it, so that what belongs to a version can be named after it. vector: ""
-    in a store with one. model: its fingerprint. metric, dim, mapped, group_by: of the model, whether it has a query map
-    and the key within whose values it has offsets. made: when its writing began. owner: the run that writes it.
+    number: what lies in the targets is named after it. word: random, so that two runs
+    that begin at once and choose the same number do not share a name; what is deleted
+    by one of them is named after it. vector: "" in a store with one. model: its
+    fingerprint. metric, dim, mapped: of the model, and whether it has a query map.
+    made: when its writing began. owner: the run that writes it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    number: int
+    number: int = Field(ge=1, le=2**31 - 1)
+    word: str = Field(default="", max_length=32, pattern="^[0-9a-f]*$")
     vector: str = ""
     model: str
     metric: Metric
-    dim: int
+    dim: int = Field(ge=1, le=2**20)
     mapped: bool = False
-    group_by: str | None = None
     made: str | None = None
     owner: str = ""
 
@@ -63,9 +65,10 @@ class Version(BaseModel):
     def of(
         cls, model: OffsetModel, number: int, vector: str = "", **fields: Any
     ) -> Self:
-        """Version `number` of `vector`, by `model`, whose writing begins now, with the `fields` of a subclass."""
+        """Return version `number` of `vector`, by `model`, whose writing begins now."""
         return cls(
             number=number,
+            word=uuid.uuid4().hex,
             vector=vector,
             model=model.fingerprint,
             metric=model.metric,
@@ -99,38 +102,27 @@ class Manifest(BaseModel, Generic[V]):
     def read(
         cls, content: str | bytes | Mapping[str, Any], place: str, mend: str
     ) -> Self:
-        """Reads a manifest. What is refused is never written over by a job.
+        """Read a manifest. What is refused is never written over by a job.
 
         Args:
             content: JSON.
-            place: where it lies, for errors.
-            mend: says how its user does without it.
+            place: Where it lies, for errors.
+            mend: What its user does without it.
 
         Raises:
-            StoreError: one line, where another version of hubplugin wrote it, or it is damaged.
+            StoreError: Another version of hubplugin wrote it, or it is damaged.
         """
+        damaged = f"{place} has a manifest that is damaged"
         try:
             values = content if isinstance(content, Mapping) else json.loads(content)
-            written = values.get("format") if isinstance(values, Mapping) else None
-            if (
-                isinstance(written, int)
-                and not isinstance(written, bool)
-                and written != FORMAT
-            ):
-                raise StoreError(
-                    f"{place} has a manifest in format {written} of hubplugin {values.get('hubplugin')}; this version "
-                    f"({__version__}) reads format {FORMAT}: {'upgrade hubplugin' if written > FORMAT else mend}"
-                )
+            if isinstance(values, Mapping):
+                _require_format(values, place, mend)
             return cls.model_validate(values).replace(hubplugin=__version__)
         except ValidationError as error:
             at = ".".join(map(str, error.errors()[0]["loc"])) or "its beginning"
-            raise StoreError(
-                f"{place} has a manifest that is damaged at {at!r}; {mend}"
-            ) from None
+            raise StoreError(f"{damaged} at {at!r}; {mend}") from None
         except (ValueError, RecursionError):
-            raise StoreError(
-                f"{place} has a manifest that is damaged: it is no JSON; {mend}"
-            ) from None
+            raise StoreError(f"{damaged}: it is no JSON; {mend}") from None
 
     def replace(self, **fields: Any) -> Self:
         return self.model_copy(update=fields)
@@ -153,87 +145,95 @@ class Manifest(BaseModel, Generic[V]):
         return (*self.maintained, *self.retired)
 
     def find(self, vector: str, model: str, **fields: object) -> tuple[V | None, Found]:
-        """The version of `vector` that has this `model`, a fingerprint, and these `fields`, and what it is: the active
-        one, which is amended, or a half-written one, with which a run goes on."""
+        """Return the version of `vector` that has this `model` and these `fields`.
+
+        The active one is amended; with a half-written one a run goes on.
+        """
         required = {"vector": vector, "model": model, **fields}
-        states: list[tuple[V | None, Found]] = [
-            (self.active.get(vector), "active"),
-            (self.writing, "half-written"),
-        ]
-        for version, state in states:
-            if version is not None and all(
+
+        def fits(version: V | None) -> bool:
+            return version is not None and all(
                 getattr(version, name) == value for name, value in required.items()
-            ):
-                return version, state
+            )
+
+        if fits(self.active.get(vector)):
+            return self.active[vector], "active"
+        if fits(self.writing):
+            return self.writing, "half-written"
         return None, "nothing"
 
     def give_up(self) -> Self:
-        """Returns the manifest whose half-written version is retired."""
-        return self.replace(
-            writing=None,
-            retired=(*self.retired, *((self.writing,) if self.writing else ())),
-        )
+        """Return the manifest whose half-written version is retired."""
+        if self.writing is None:
+            return self
+        return self.replace(writing=None, retired=(*self.retired, self.writing))
 
     def begin(self, version: V) -> Self:
-        """Returns the manifest while `version` is written, as a new one or by another run than before."""
+        """Return the manifest while `version` is written, by whichever run."""
         goes_on = self.writing is not None and self.writing.number == version.number
         manifest = self if goes_on else self.give_up()
-        return manifest.replace(
-            writing=version, last_number=max(self.last_number, version.number)
-        )
+        last = max(self.last_number, version.number)
+        return manifest.replace(writing=version, last_number=last)
 
     def activate(self, version: V) -> Self:
-        """Returns the manifest by which searches use `version`. The version that they used becomes the previous one,
-        whose offsets are retired; so is the one before it, for its model. An active version is only replaced by what is
-        known of it now."""
-        vector, replaced = version.vector, self.active.get(version.vector)
+        """Return the manifest by which searches use `version`.
+
+        The version that they used becomes the previous one, whose offsets are retired;
+        so is the one before it, for its model. An active version is only replaced by
+        what is known of it now.
+        """
+        vector = version.vector
+        replaced = self.active.get(vector)
         active = self.active | {vector: version}
-        if replaced is not None and replaced.number == version.number:
-            return self.replace(active=active)
         if replaced is None:
             return self.replace(active=active, writing=None)
-        gone = (
-            (self.previous[vector], replaced)
-            if vector in self.previous
-            else (replaced,)
-        )
-        previous = self.previous | {vector: replaced}
+        if replaced.number == version.number:
+            return self.replace(active=active)
+        gone = [replaced]
+        if vector in self.previous:
+            gone.insert(0, self.previous[vector])
         return self.replace(
             active=active,
-            previous=previous,
+            previous=self.previous | {vector: replaced},
             writing=None,
             retired=(*self.retired, *gone),
         )
 
     def withdraw(self, vector: str = "", *, only: V | None = None) -> Self:
-        """Returns the manifest without the correction of `vector`, active, previous and half-written, which is retired;
-        or without `only` one version of it."""
-        stored = (*self.maintained, *self.previous.values())
+        """Return the manifest without the correction of `vector`, which is retired.
+
+        That is the active, the previous and the half-written version, or `only` one.
+        """
         gone = [
             version
-            for version in stored
+            for version in (*self.maintained, *self.previous.values())
             if version.vector == vector and only in (None, version)
         ]
-        active, previous = (
-            {name: version for name, version in versions.items() if version not in gone}
-            for versions in (self.active, self.previous)
-        )
-        writing = None if self.writing in gone else self.writing
         return self.replace(
-            active=active,
-            previous=previous,
-            writing=writing,
+            active={n: v for n, v in self.active.items() if v not in gone},
+            previous={n: v for n, v in self.previous.items() if v not in gone},
+            writing=None if self.writing in gone else self.writing,
             retired=(*self.retired, *gone),
         )
 
     def clear(self, gone: Sequence[V]) -> Self:
-        """Returns the manifest once the versions `gone`, which were retired, have been deleted."""
+        """Return the manifest once the versions `gone`, which were retired, are deleted."""
         numbers = {version.number for version in gone}
-        return self.replace(
-            retired=tuple(
-                version for version in self.retired if version.number not in numbers
-            )
-        )
+        left = tuple(v for v in self.retired if v.number not in numbers)
+        return self.replace(retired=left)
+
+
+def _require_format(values: Mapping[str, Any], place: str, mend: str) -> None:
+    """Raise StoreError if a manifest of these `values` is of another format."""
+    written = values.get("format")
+    if type(written) is not int or written == FORMAT:
+        return
+    advice = "upgrade hubplugin" if written > FORMAT else mend
+    raise StoreError(
+        f"{place} has a manifest in format {written} of hubplugin "
+        f"{values.get('hubplugin')}; this version ({__version__}) reads format "
+        f"{FORMAT}: {advice}"
+    )
 
 
 class ManifestStore(Store, Generic[V]):
@@ -301,24 +301,26 @@ class ManifestStore(Store, Generic[V]):
         """Whether all that lies of `version` can be read. What a kill has damaged is written anew, as another one."""
         return True
 
+    def seen(self) -> Manifest[V]:
+        """Return the manifest for what changes nothing, as a job has read it last."""
+        return self.read_manifest()
+
     def correction(self) -> Correction | None:
-        version, is_active = self.read_manifest().find_current(self.vector)
-        return (
-            None
-            if version is None
-            else Correction(self.model(version), is_active, version.made)
-        )
+        version, is_active = self.seen().find_current(self.vector)
+        if version is None:
+            return None
+        return Correction(self.model(version), is_active, version.made)
 
     def previous(self) -> OffsetModel | None:
-        version = self.read_manifest().previous.get(self.vector)
+        version = self.seen().previous.get(self.vector)
         return None if version is None else self.read_model(version)
 
     def active(self) -> V | None:
-        """The version by which searches rank, None where they are raw."""
-        return self.read_manifest().active.get(self.vector)
+        """Return the version by which searches rank, None where they are raw."""
+        return self.seen().active.get(self.vector)
 
     def require_active(self) -> V:
-        """Raises StoreError where no correction is active."""
+        """Raise StoreError where no correction is active."""
         version = self.active()
         if version is None:
             raise StoreError(
@@ -327,80 +329,91 @@ class ManifestStore(Store, Generic[V]):
         return version
 
     def model(self, version: V) -> OffsetModel:
-        """`read_model`, of the version that was read last without reading it again."""
-        if self._known is None or self._known.fingerprint != version.model:
-            self._known = self.read_model(version)
-        return self._known
+        """Return `read_model`; the model that was read last is not read again."""
+        known = self._known
+        if known is None or known.fingerprint != version.model:
+            known = self.read_model(version)
+            self._known = known
+        return known
 
     def start_version(
         self, model: OffsetModel, progress: Progress | None = None
     ) -> tuple[V, Found]:
-        """The version by which `begin` writes `model`, and what of it was found; `progress` is told of deletions.
+        """Return the version by which `begin` writes `model`, and what of it was found.
 
-        An active version stays as it is. A half-written version goes to this run, and the run that had it stops.
-        Otherwise a new one is begun; another that was half-written is deleted before, so that it needs no room beside
-        this one.
+        An active version stays as it is. A half-written version goes to this run, and
+        the run that had it stops. Otherwise a new one is begun; another that was
+        half-written is deleted before, so that it needs no room beside this one.
         """
         with self.changing():
             manifest = self.read_manifest()
             version, found = self.find(manifest, model)
             if version is not None and not self.is_readable(version):
-                manifest, version, found = (
-                    manifest.withdraw(version.vector, only=version),
-                    None,
-                    "nothing",
-                )
+                manifest = manifest.withdraw(version.vector, only=version)
+                version, found = None, "nothing"
             if version is None:
                 if manifest.writing is not None or manifest.retired:
                     self.write_manifest(manifest.give_up())
                     manifest = self.clear(progress)
-                version = self.new_version(model, self.next_number(manifest))
-                named = manifest.replace(last_number=version.number, retired=(version,))
-                self.write_manifest(named)  # before it is made
-                self.write_model(version, model)
-                manifest = self.read_manifest()
-                if (version.number, version.model) not in [
-                    (other.number, other.model) for other in manifest.retired
-                ]:
-                    self.delete_model(version)  # no manifest names it any more
-                    raise self._overtaken()
-                manifest = manifest.clear([version])
+                manifest, version = self._name(manifest, model)
             if found != "active":
                 version = version.replace(owner=uuid.uuid4().hex)
                 self.write_manifest(manifest.begin(version))
             self.make_room(version)
         return version, found
 
-    def require_owner(self, version: V) -> Manifest[V]:
-        """The manifest as it is now. Raises StoreError if it no longer names `version` as written by this run."""
+    def _name(self, manifest: Manifest[V], model: OffsetModel) -> tuple[Manifest[V], V]:
+        """Keep `model` as a new version, which the manifest names before it is made."""
+        version = self.new_version(model, self.next_number(manifest))
+        named = manifest.replace(last_number=version.number, retired=(version,))
+        self.write_manifest(named)
+        self.write_model(version, model)
         manifest = self.read_manifest()
-        if (version.number, version.owner) not in [
-            (other.number, other.owner) for other in manifest.maintained
-        ]:
+        if version.word not in {other.word for other in manifest.retired}:
+            self.delete_model(version)  # no manifest names it any more
+            raise self._overtaken()
+        return manifest.clear([version]), version
+
+    def require_owner(self, version: V) -> Manifest[V]:
+        """Return the manifest as it is now.
+
+        Raises StoreError if it no longer names `version` as written by this run.
+        """
+        manifest = self.read_manifest()
+        owners = {(other.number, other.owner) for other in manifest.maintained}
+        if (version.number, version.owner) not in owners:
             raise self._overtaken()
         return manifest
 
     def _overtaken(self) -> StoreError:
         return StoreError(
-            f"{self.url}: another run has begun since, and this one stops; searches use nothing that it wrote"
+            f"{self.url}: another run has begun since, and this one stops; searches "
+            "use nothing that it wrote"
         )
 
     def switch(self, version: V) -> None:
-        """Searches use `version`, which this run has written, from now on. `clear` deletes what it replaces."""
+        """Let searches use `version`, which this run has written, from now on.
+
+        `clear` deletes what it replaces.
+        """
         with self.changing():
             self.write_manifest(self.require_owner(version).activate(version))
 
     def clear(self, progress: Progress | None = None) -> Manifest[V]:
-        """Deletes what is retired, and returns the manifest as it is then: another run may have begun meanwhile."""
+        """Delete what is retired. Return the manifest as it is then.
+
+        Another run may have begun meanwhile.
+        """
         with self.changing():
-            gone = self.read_manifest().retired
+            manifest = self.read_manifest()
+            gone = manifest.retired
             if not gone:
-                return self.read_manifest()
+                return manifest
             self.delete_offsets(gone, progress)
             manifest = self.read_manifest()
-            previous = {version.number for version in manifest.previous.values()}
+            kept = {version.word for version in manifest.previous.values()}
             for version in gone:
-                if version.number not in previous:
+                if version.word not in kept:
                     self.delete_model(version)
             manifest = manifest.clear(gone)
             self.write_manifest(manifest)

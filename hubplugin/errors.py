@@ -22,7 +22,7 @@ class Parameter:
 
 
 def install(extra: str) -> str:
-    """What to do where the packages of an `extra` are missing. hubplugin is on no package index: `pip install
+    """Say what to do where the packages of an `extra` are missing. hubplugin is on no package index: `pip install
     'hubplugin[extra]'` would find nothing, or something else of that name."""
     return f"in a clone of hubplugin: pip install '.[{extra}]'"
 

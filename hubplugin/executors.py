@@ -20,14 +20,13 @@ from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
+from hubplugin.bank import SPACINGS, PreparedBank, Survey, Whole
 from hubplugin.compute import (
     SMALLEST_LOG,
     Answers,
     Compute,
     Similarities,
-    TopK,
     nearest_targets,
-    search,
 )
 from hubplugin.errors import (
     ClusterError,
@@ -36,10 +35,8 @@ from hubplugin.errors import (
     InputError,
     Parameter,
 )
-from hubplugin.methods import SPACINGS, FitInput, Method, Whole
-from hubplugin.metric import Metric
+from hubplugin.methods import Method
 from hubplugin.vectors import (
-    Directed,
     Sliceable,
     VectorLike,
     Vectors,
@@ -69,7 +66,7 @@ class Shard(ABC):
 
     @abstractmethod
     def vectors(self) -> Vectors | None:
-        """Its vectors as whoever calls this can read them, again and again; None if it has none."""
+        """Return its vectors, to be read again and again where this is called. None if it has none."""
 
 
 @runtime_checkable
@@ -188,11 +185,8 @@ def _divide(path: str, count: int | None) -> list[Shard]:
 def even_ranges(rows: int, count: int | None) -> list[tuple[int, int]]:
     """First and last of `rows` rows in each of `count` shards, none of them empty; by default of as many as have
     `SHARD_ROWS`."""
-    ends = (
-        np.linspace(0, rows, min(count or -(-rows // SHARD_ROWS), rows) + 1)
-        .astype(int)
-        .tolist()
-    )
+    parts = min(count or -(-rows // SHARD_ROWS), rows)
+    ends = np.linspace(0, rows, parts + 1).astype(int).tolist()
     return list(itertools.pairwise(ends))
 
 
@@ -241,7 +235,7 @@ def map_shards(
 
 
 def _call(function: Callable[[], Result], shard: Shard, label: str) -> Result:
-    """What `function` returns; an error of an engine is one line."""
+    """Call `function`, and raise an error of an engine in one line."""
     try:
         return function()
     except BrokenExecutor as error:
@@ -258,165 +252,129 @@ def _call(function: Callable[[], Result], shard: Shard, label: str) -> Result:
         ) from None
 
 
-Input = TypeVar("Input", bound=FitInput)
-
-
 def read_by_workers(
-    fit_input: Input,
+    bank: PreparedBank,
     source: GalleryLike,
     shards: Sequence[Shard],
     method: Method,
     executor: Executor,
-) -> Input:
-    """Reads a gallery by workers.
+) -> PreparedBank:
+    """Read a gallery by workers.
 
     Args:
-        fit_input: its banks are kept.
-        source: what the shards are of.
-        shards: the shards.
-        method: says whether answers are looked for.
-        executor: its workers read.
+        bank: The bank.
+        source: What the shards are of.
+        shards: The shards.
+        method: Says whether answers are looked for.
+        executor: Its workers read.
 
     Returns:
-        `fit_input` against a sample of the gallery, drawn with a fixed seed, and what workers found in the whole of it.
-        The sample is all targets, where they are at most `SAMPLE`.
+        `bank` against a sample of the gallery, drawn with a fixed seed, and what workers found in the whole of it. The
+        sample is all targets, where they are at most `SAMPLE`.
     """
-    total = (
-        source.count()
-        if isinstance(source, Sharded)
-        else sum(shard.rows for shard in shards)
-    )
-    share, quiet = SAMPLE / max(total, SAMPLE), fit_input.compute.without_progress
-    read = _ReadShard(
-        fit_input.query_bank,
-        fit_input.surveyed,
-        fit_input.metric,
-        quiet,
-        share,
-        method.answers != "kept",
-    )
-    summaries = map_shards(
-        executor, read, shards, fit_input.compute, "reading the gallery"
-    )
-    parts = [summary for summary in summaries if summary.count]
+    total = sum(shard.rows for shard in shards)
+    if isinstance(source, Sharded):
+        total = source.count()
+    quiet = bank.compute.without_progress
+    queries = PreparedBank(bank.query_bank, bank.metric, quiet)
+    share = SAMPLE / max(total, SAMPLE)
+    read = _ReadShard(queries, share, method.answers != "kept")
+    found = map_shards(executor, read, shards, bank.compute, "reading the gallery")
+    parts = [summary for summary, _ in found if summary is not None]
     name = shards[0].name.partition(", shard")[0] if shards else "targets"
     if not parts:
         raise EmptyInput(
             f"{name} is empty: no shard has a vector with a direction; at least one is needed"
         )
     sample = as_vectors(np.concatenate([part.sample for part in parts]), name)
-    ends = np.cumsum([part.count for part in parts])
-    rows = np.concatenate(
-        [part.rows + end - part.count for part, end in zip(parts, ends, strict=True)],
-        axis=1,
-    )
-    scores = np.concatenate([part.scores for part in parts], axis=1)
-    order = np.argsort(-scores, axis=1, kind="stable")[:, : SPACINGS + 1]
-    scores, nearest = (
-        np.take_along_axis(scores, order, axis=1),
-        np.take_along_axis(rows, order[:, :1], axis=1)[:, 0],
-    )
-    count = int(ends[-1])
-    answers = _find_answers(fit_input, parts) if read.finds_answers else None
+    starts = np.cumsum([0, *(part.count for part in parts)])
     whole = Whole(
-        count, sum(summary.zeros for summary in summaries), scores, nearest, answers
+        int(starts[-1]),
+        sum(zeros for _, zeros in found),
+        _join_surveys([part.survey for part in parts], starts),
+        _find_answers(bank, parts) if read.finds_answers else None,
     )
-    if sample.rows < count:
-        logger.warning(
-            "the correction is fitted on a sample of %d of %d targets",
-            sample.rows,
-            count,
-        )
-    return replace(fit_input, targets=sample, whole=whole)
+    if sample.rows < whole.count:
+        message = "the correction is fitted on a sample of %d of %d targets"
+        logger.warning(message, sample.rows, whole.count)
+    return replace(bank, targets=sample, whole=whole)
+
+
+def _join_surveys(parts: Sequence[Survey], starts: np.ndarray) -> Survey:
+    """Join the surveys of shards, whose first rows are `starts`."""
+    largest = np.concatenate([part.largest for part in parts], axis=1)
+    largest = -np.sort(-largest, axis=1)[:, : SPACINGS + 1]
+    best = np.stack([part.largest[:, 0] for part in parts]).argmax(axis=0)
+    nearest = np.stack([part.nearest for part in parts])
+    nearest += starts[: len(parts), None]
+    return Survey(largest, nearest[best, np.arange(len(best))])
 
 
 @dataclass(frozen=True)
 class _Summary:
-    """What a worker saw in one shard.
+    """One shard as a worker saw it.
 
-    count, zeros: vectors with a direction, and without. sample: some of them, [s, d]. scores, rows: the largest
-    similarities of some bank queries, and their rows, [q, <= SPACINGS + 1]. similarity, nearest: of every bank query's
-    nearest target, and its row; empty where answers are not looked for."""
+    count: How many vectors have a direction.
+    sample: Some of them [s, d].
+    survey: As in `PreparedBank`.
+    similarity, nearest: Those of every bank query's nearest target; empty where answers are not looked for.
+    """
 
     count: int
-    zeros: int
     sample: np.ndarray
-    scores: np.ndarray
-    rows: np.ndarray
+    survey: Survey
     similarity: np.ndarray
     nearest: np.ndarray
 
 
 @dataclass(frozen=True)
 class _ReadShard:
-    """What a worker does with a shard in a fit. share: of the rows, for the sample."""
+    """The work on a shard in a fit. share: The share of the rows that is drawn for the sample."""
 
-    bank: np.ndarray
-    surveyed: np.ndarray
-    metric: Metric
-    compute: Compute
+    bank: PreparedBank
     share: float
     finds_answers: bool
 
-    def __call__(self, number: int, shard: Shard) -> _Summary:
-        dim, none = self.bank.shape[1], np.empty(0)
-        whole = vectors = None
+    def __call__(self, number: int, shard: Shard) -> tuple[_Summary | None, int]:
+        """Return what was seen of the vectors with a direction, if any, and the number of the others."""
+        vectors = None
         try:
-            whole = shard.vectors()
-            vectors = None if whole is None else Directed.of(whole, self.metric)
+            vectors = shard.vectors()
+            if vectors is None:
+                return None, 0
+            bank = self.bank.against(vectors)
         except EmptyInput:
-            pass
+            return None, 0 if vectors is None else vectors.rows
         except OSError as error:
             raise InputError(
                 f"{shard.name} cannot be read: {error.strerror or error}"
             ) from None
-        if vectors is None:
-            zeros = 0 if whole is None else whole.rows
-            return _Summary(
-                0, zeros, np.empty((0, dim), np.float32), none, none, none, none
-            )
-        if vectors.dim != dim:
-            raise InputError(
-                f"{vectors.name} has {vectors.dim} dimensions, the bank has {dim}; embed both with one model"
-            )
-        drawn = np.flatnonzero(
-            np.random.default_rng([0, number]).random(vectors.rows) < self.share
-        )
-        top, nearest = TopK(SPACINGS + 1), (none, none)
-        search(self.surveyed, vectors, self.metric, self.compute, top)
+        targets = bank.require_targets()
+        is_drawn = np.random.default_rng([0, number]).random(targets.rows) < self.share
+        similarity = nearest = np.empty(0)
         if self.finds_answers:
-            nearest = nearest_targets(
-                Similarities(self.bank, self.metric, self.compute), [vectors]
-            )
-        zeros = vectors.left_out if isinstance(vectors, Directed) else 0
-        return _Summary(
-            vectors.rows,
-            zeros,
-            vectors.select(drawn),
-            top.scores[0],
-            top.rows[0],
-            *nearest,
-        )
+            similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
+            similarity, nearest = nearest_targets(similarities, [targets])
+        sample = targets.select(np.flatnonzero(is_drawn))
+        seen = _Summary(targets.rows, sample, bank.survey, similarity, nearest)
+        return seen, bank.zeros
 
 
-def _find_answers(fit_input: FitInput, parts: Sequence[_Summary]) -> Answers | None:
-    """Of the nearest targets of all shards, and of the target bank."""
-    if min(len(fit_input.query_bank), sum(part.count for part in parts)) < SMALLEST_LOG:
+def _find_answers(bank: PreparedBank, parts: Sequence[_Summary]) -> Answers | None:
+    """Find the answers among the nearest targets of all shards, and of the target bank."""
+    if min(len(bank.query_bank), sum(part.count for part in parts)) < SMALLEST_LOG:
         return None
-    similarities = Similarities(
-        fit_input.query_bank, fit_input.metric, fit_input.compute
-    )
-    nearest_of, first = (
-        [(part.similarity, part.nearest, part.count) for part in parts],
-        0,
-    )
-    if fit_input.target_bank is not None:
-        similarity, nearest = nearest_targets(
-            similarities, [fit_input.target_bank_vectors]
-        )
-        nearest_of.append((similarity, nearest, len(fit_input.target_bank)))
-    levels, rows = np.full(similarities.m, -np.inf), np.zeros(similarities.m, np.int64)
-    for similarity, nearest, count in nearest_of:
-        rows = np.where(similarities.lower(similarity) > levels, nearest + first, rows)
-        levels, first = np.maximum(levels, similarity), first + count
+    similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
+    found = [(part.similarity, part.nearest, part.count) for part in parts]
+    if bank.target_bank is not None:
+        nearest = nearest_targets(similarities, [bank.answer_vectors])
+        found.append((*nearest, len(bank.target_bank)))
+    levels = np.full(similarities.m, -np.inf)
+    rows = np.zeros(similarities.m, np.int64)
+    first = 0
+    for similarity, nearest_rows, count in found:
+        is_nearer = similarities.lower(similarity) > levels
+        rows = np.where(is_nearer, nearest_rows + first, rows)
+        levels = np.maximum(levels, similarity)
+        first += count
     return Answers.of(levels, rows)

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import warnings
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import replace
 from typing import cast
 
-from hubplugin.bank import Bank, BankLike
+from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, ZeroVector
 from hubplugin.executors import GalleryLike, read_by_workers, shards_of
 from hubplugin.learning import (
     NOTHING,
-    Banks,
+    Teachers,
     learn_query_map,
     read_learn,
     require_learnable,
 )
-from hubplugin.methods import METHODS, FitInput, build_method
+from hubplugin.methods import METHODS, build_method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
-from hubplugin.vectors import Directed, VectorLike
+from hubplugin.vectors import VectorLike, as_vectors
 
 
 def fit(
@@ -68,68 +67,55 @@ def fit(
         InputError: For anything that cannot be used as given.
         ClusterError: For workers that are lost.
     """
-    require_executor(executor, shards)
-    learn = read_learn(learn)
-    if learn is not False:
-        require_learnable(method, metric, targets, executor=executor)
-    elif judged is not None:
-        raise InputError(
-            Parameter("judged"),
-            " chooses how strong a map is: pass ",
-            Parameter("learn", True),
-        )
-    configuration = build_method(METHODS, method, parameters, fit)
+    if executor is not None or shards is not None:
+        require_executor(executor, shards)
+    configuration = build_method(METHODS, method, parameters)
+    if learn is not False or judged is not None:
+        learn = read_learn(learn)
+        if learn is not False:
+            require_learnable(method, metric, targets, executor=executor)
+        teachers = Teachers.read(Bank.of(bank), learn, judged, metric, compute)
+        teachers = teachers.against(cast(VectorLike, targets))
+        lesson = learn_query_map(configuration, teachers)
+        _tell_of_zeros(teachers.bank)
+        if lesson.model.query_map is None:
+            warnings.warn(NOTHING, stacklevel=2)
+        return lesson.model
+    prepared = replace(Bank.of(bank).prepare(metric, compute), clicks=None)
     if executor is not None:
         if targets is None:
             raise InputError(
                 "an executor computes on the gallery: pass ", Parameter("targets")
             )
-        fit_input = Bank.of(bank).read(metric, compute)
-        fit_input = read_by_workers(
-            fit_input, targets, shards_of(targets, shards), configuration, executor
-        )
-        _tell_of_zeros(fit_input)
-        return configuration.fit(fit_input)
-    if learn is False:
-        fit_input = Bank.of(bank).read(
-            metric, compute, targets=cast("VectorLike | None", targets)
-        )
-        if (
-            not compute.library().is_on_cpu
-        ):  # a card is through before the gallery is looked through for zero vectors
-            with suppress(ZeroVector):
-                return configuration.fit(replace(fit_input, directed=True))
-        _tell_of_zeros(fit_input)
-        return configuration.fit(fit_input)
-    whole = cast(VectorLike, targets)
-    banks = Banks.read(Bank.of(bank), learn, judged, metric, compute).against(whole)
-    _tell_of_zeros(banks.bank)
-    lesson = learn_query_map(configuration, banks)
-    if lesson.model.query_map is None:
-        warnings.warn(NOTHING, stacklevel=2)
-    return lesson.model
+        parts = shards_of(targets, shards)
+        prepared = read_by_workers(prepared, targets, parts, configuration, executor)
+    elif targets is not None:
+        gallery = as_vectors(cast(VectorLike, targets), "targets")
+        if not compute.library().is_on_cpu:
+            # A card is through before the gallery is looked through for zero vectors.
+            try:
+                return configuration.fit(prepared.against(gallery, trusted=True))
+            except ZeroVector:
+                pass
+        prepared = prepared.against(gallery)
+    _tell_of_zeros(prepared)
+    return configuration.fit(prepared)
 
 
-def _tell_of_zeros(fit_input: FitInput) -> None:
-    gallery = fit_input.gallery
-    zeros = (
-        fit_input.whole.zeros
-        if fit_input.whole
-        else gallery.left_out
-        if isinstance(gallery, Directed)
-        else 0
-    )
-    if zeros:
-        assert gallery is not None
+def _tell_of_zeros(bank: PreparedBank) -> None:
+    if bank.zeros:
+        name = bank.require_targets().name
         warnings.warn(
-            f"{gallery.name}: {zeros} zero vectors are left out, and keep the offset 0",
+            f"{name}: {bank.zeros} zero vectors are left out, and keep the offset 0",
             stacklevel=3,
         )
 
 
-def require_executor(executor: object, shards: int | None) -> bool:
-    """Whether there is an `executor`; raises InputError for `shards` without one, and for a pool that forks: a child of
-    a process that has used torch waits for threads that it does not have."""
+def require_executor(executor: object, shards: int | None) -> None:
+    """Raise InputError for `shards` without an executor, and for a pool that forks.
+
+    A child of a process that has used torch waits for threads that it does not have.
+    """
     if executor is None and shards is not None:
         raise InputError(
             Parameter("shards"),
@@ -137,12 +123,10 @@ def require_executor(executor: object, shards: int | None) -> bool:
             Parameter("executor"),
             ", too",
         )
-    context = getattr(
-        executor, "_mp_context", None
-    )  # of a ProcessPoolExecutor, which has no public name for it
+    # A ProcessPoolExecutor has no public name for it.
+    context = getattr(executor, "_mp_context", None)
     if context is not None and context.get_start_method() == "fork":
         raise InputError(
             "the processes of this executor are forks, which do not survive that torch has been used; make it with "
             'mp_context=multiprocessing.get_context("spawn")'
         )
-    return executor is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated
@@ -15,18 +15,20 @@ from hubplugin.compute import Compute, TopK, search
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
 from hubplugin.guard import FEWEST_PARAPHRASES
 from hubplugin.measures.significance import Figure, Side
-from hubplugin.methods import FitInput, Method
+from hubplugin.methods import Method
+from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap
 from hubplugin.validation import (
+    Candidate,
     Fold,
     Margins,
     OffsetsAndMap,
-    Training,
     change_of,
     cross_validate,
     folds_within,
     make_folds,
+    pairs_of,
 )
 from hubplugin.vectors import (
     Scannable,
@@ -90,19 +92,17 @@ PRODUCTS = 1 << 22
 
 
 def find_different(bank: PreparedBank) -> np.ndarray:
-    """The rows [m] of the pairs of query and answer in `bank` that differ, the first of equal ones."""
+    """Return the rows [m] of the pairs of query and answer in `bank` that differ, the first of equal ones."""
     answers = bank.known_answers
     if answers is None:
         return np.empty(0, np.int64)
-    first = {
-        (bank.query_bank[row].tobytes(), answers[row]): row
-        for row in np.flatnonzero(answers >= 0)[::-1].tolist()
-    }
-    return np.sort(np.fromiter(first.values(), np.int64, len(first)))
+    known = np.flatnonzero(answers >= 0)
+    pairs = np.stack([bank.same[known], answers[known]], axis=1)
+    return np.sort(known[np.unique(pairs, axis=0, return_index=True)[1]])
 
 
 def has_enough(bank: PreparedBank, rows: np.ndarray, fewest: int) -> bool:
-    """Whether the `rows` [m] of a `bank` are `fewest` pairs or more, and of enough targets."""
+    """Return True if the `rows` [m] of a `bank` are `fewest` pairs or more, of enough targets."""
     answers = bank.known_answers
     return (
         answers is not None
@@ -114,7 +114,7 @@ def has_enough(bank: PreparedBank, rows: np.ndarray, fewest: int) -> bool:
 def find_pairs(
     bank: PreparedBank, name: str = "the bank", fewest: int = FEWEST_PAIRS
 ) -> np.ndarray:
-    """The rows [m] of the different pairs of a bank.
+    """Return the rows [m] of the different pairs of a bank.
 
     Args:
         bank: A bank with known answers.
@@ -133,7 +133,7 @@ def find_pairs(
             ", or pairs such as titles (docs/titles.md)",
         )
     rows = find_different(bank)
-    queries, answer, targets = Training(bank, bank, rows).pairs
+    queries, answer, targets = pairs_of(bank, rows)
     if not has_enough(bank, rows, fewest):
         raise InputError(
             f"{name} has {len(rows)} different pairs of {len(targets)} targets; learn=True needs {fewest} pairs of "
@@ -141,13 +141,11 @@ def find_pairs(
             Parameter("learn"),
             " out",
         )
-    other = (
-        answer + np.random.default_rng(0).integers(1, len(targets), len(answer))
-    ) % len(targets)
+    shift = np.random.default_rng(0).integers(1, len(targets), len(answer))
+    other = (answer + shift) % len(targets)
     ahead = (queries * (targets[answer] - targets[other])).sum(axis=1)
-    nearer = float(
-        np.heaviside(ahead, 0.5).mean()
-    )  # where two targets are equal, neither is nearer
+    # Where two targets are equal, neither is nearer.
+    nearer = float(np.heaviside(ahead, 0.5).mean())
     if nearer < NEARER:
         raise CorrectionRefused(
             f"the answers of {name} do not belong to its queries: {nearer:.0%} of these are nearer to their own than "
@@ -158,11 +156,12 @@ def find_pairs(
 
 
 @dataclass(frozen=True)
-class Banks:
-    """What a correction and its map are learned from.
+class Teachers:
+    """The banks from which a correction and its map are learned.
 
-    bank: offsets are fitted on it, and its answers teach. pairs: teach, too, such as titles and the rows of their
-    documents. judged: clicks that somebody has looked at.
+    bank: Offsets are fitted on it, and its answers teach.
+    judged: Clicks that somebody has looked at.
+    pairs: They teach, too, such as titles and the rows of their documents.
     """
 
     bank: PreparedBank
@@ -178,8 +177,8 @@ class Banks:
         metric: Metric | str,
         compute: Compute,
         gallery: object = None,
-    ) -> Banks:
-        """The banks before they know their gallery.
+    ) -> Teachers:
+        """Read the banks before they know their gallery.
 
         Args:
             bank, judged, metric, compute: As in `hubplugin.fit`.
@@ -196,16 +195,14 @@ class Banks:
                 Parameter("learn", True),
             )
         prepared = bank.prepare(metric, compute, gallery)
-        looked_at = (
-            None
-            if judged is None
-            else Bank.of(judged).prepare(metric, compute, gallery)
-        )
+        looked_at = None
+        if judged is not None:
+            looked_at = Bank.of(judged).prepare(metric, compute, gallery)
         if not isinstance(learn, Bank):
             return cls(prepared, looked_at)
-        pairs = (
-            replace(learn, name="pairs") if learn.name == Bank.name else learn
-        ).prepare(metric, compute, gallery)
+        if learn.name == Bank.name:
+            learn = replace(learn, name="pairs")
+        pairs = learn.prepare(metric, compute, gallery)
         if pairs.clicks is None:
             raise InputError(
                 Parameter("learn"),
@@ -225,104 +222,93 @@ class Banks:
         return cls(prepared, looked_at, pairs)
 
     @cached_property
-    def teachers(self) -> PreparedBank:
-        """All that teaches: the pairs stand behind the bank."""
-        return self.bank if self.pairs is None else self.bank.with_pairs(self.pairs)
-
-    @cached_property
     def together(self) -> PreparedBank:
-        """All of them: what is judged stands behind all that teaches."""
-        return (
-            self.teachers
-            if self.judged is None
-            else self.teachers.with_pairs(self.judged)
-        )
+        """All queries in one bank: first the bank, then the pairs, then what is judged."""
+        bank = self.bank
+        for part in (self.pairs, self.judged):
+            if part is not None:
+                bank = bank.with_pairs(part)
+        return bank
 
     def find_teaching(self) -> np.ndarray:
-        """The rows of `teachers` that teach; raises what `find_pairs` does, of the bank and of the pairs."""
+        """Return the rows of `together` that teach. Raises what `find_pairs` does, of the bank and of the pairs."""
+        rows = find_different(self.bank)
         if self.pairs is None or self.bank.clicks is not None:
             find_pairs(self.bank)
-        if (
-            self.pairs is not None
-        ):  # of which few may be left beside a bank that has them
-            rows = find_different(self.pairs)
-            if self.bank.clicks is None or has_enough(self.pairs, rows, FEWEST_PAIRS):
-                find_pairs(self.pairs, "the bank of pairs")
-        return find_different(self.teachers)
+        if self.pairs is None:
+            return rows
+        own = find_different(self.pairs)
+        # Beside a bank that has answers few may be left.
+        if self.bank.clicks is None or has_enough(self.pairs, own, FEWEST_PAIRS):
+            find_pairs(self.pairs, "the bank of pairs")
+        return np.concatenate([rows, len(self.bank.query_bank) + own])
 
     def find_held_out(self) -> np.ndarray | None:
-        """The rows of `together` that choose how strong a map is: those judged, or, beside pairs, the answers of the
-        bank. None for all that teaches. Raises InputError where what is judged cannot choose."""
+        """Return the rows of `together` that choose how strong a map is. None for all that teaches.
+
+        They are those judged, or, beside pairs, the answers of the bank. Raises InputError where what is judged cannot
+        choose.
+        """
         if self.judged is not None:
             if self.bank.pairs is not None or self.judged.clicks is None:
                 raise InputError(
                     Parameter("judged"),
                     " is for logs: pass ids or rows as answers, in both banks",
                 )
-            return len(self.teachers.query_bank) + find_pairs(
-                self.judged, "the judged bank", FEWEST_JUDGED
-            )
-        return (
-            None
-            if self.pairs is None or self.bank.clicks is None
-            else find_different(self.bank)
-        )
+            first = len(self.together.query_bank) - len(self.judged.query_bank)
+            return first + find_pairs(self.judged, "the judged bank", FEWEST_JUDGED)
+        if self.pairs is None or self.bank.clicks is None:
+            return None
+        return find_different(self.bank)
 
     @property
     def clicks(self) -> np.ndarray | None:
         """The ids of all that was clicked, before they are rows; None where there are none."""
-        parts = [
-            part.clicks
-            for part in (self.bank, self.judged, self.pairs)
-            if part is not None
-        ]
-        known = [clicks.astype(object) for clicks in parts if clicks is not None]
+        known = list[np.ndarray]()
+        for part in (self.bank, self.judged, self.pairs):
+            if part is not None and part.clicks is not None:
+                known.append(part.clicks.astype(object))
         return np.concatenate(known) if known else None
 
     def against(
         self, targets: VectorLike, ids: Mapping[int | str, int] | None = None
-    ) -> Banks:
-        """The same with the gallery `targets`, and `ids` as in `PreparedBank.against`.
+    ) -> Teachers:
+        """Return the same with the gallery `targets`, and `ids` as in `PreparedBank.against`.
 
         Beside pairs, fewer answers of the bank than teach by themselves are left out. So are pairs that stand there
         twice, or in the bank: they would teach what is held out.
         """
-        if ids is None and isinstance(targets, Scannable) and self.clicks is not None:
-            targets, ids = read_store(targets, self.clicks)
-        parts = (self.bank, self.judged, self.pairs)
-        bank, judged, pairs = (
-            None if part is None else part.against(targets, ids) for part in parts
-        )
-        assert bank is not None
-        if pairs is None:
-            return Banks(bank, judged)
+        clicks = self.clicks
+        if ids is None and isinstance(targets, Scannable) and clicks is not None:
+            targets, ids = read_store(targets, clicks)
+        bank = self.bank.against(targets, ids)
+        judged = None if self.judged is None else self.judged.against(targets, ids)
+        if self.pairs is None:
+            return Teachers(bank, judged)
+        pairs = self.pairs.against(targets, ids)
         own = find_different(bank)
         if not has_enough(bank, own, FEWEST_PAIRS):
-            bank, own = replace(bank, clicks=None), own[:0]
+            bank = replace(bank, clicks=None)
+            own = own[:0]
         known = {bank.query_bank[row].tobytes() for row in own}
         rows = [
             row
-            for row in find_different(pairs)
+            for row in find_different(pairs).tolist()
             if pairs.query_bank[row].tobytes() not in known
         ]
-        assert pairs.clicks is not None
-        return Banks(
-            bank,
-            judged,
-            replace(
-                pairs, query_bank=pairs.query_bank[rows], clicks=pairs.clicks[rows]
-            ),
-        )
+        return Teachers(bank, judged, pairs.take(np.array(rows, np.int64)))
 
 
 @dataclass(frozen=True)
 class MapFit:
-    """How offsets and a map are fitted together.
+    """A way to fit offsets and a map together, and a `Candidate`.
 
-    method, share: of the offsets. strength, tau, whitening: of the map. pairs: teach beside those of a fold.
+    method, share: Those of the offsets.
+    strength, tau, whitening: Those of the map.
+    pairs: They teach beside those of a fold.
     """
 
-    method: Method
+    method: Blend
     strength: float
     tau: float
     whitening: np.ndarray | None = None
@@ -333,7 +319,7 @@ class MapFit:
         return queries if self.whitening is None else queries @ self.whitening.T
 
     def compose_map(self, w: np.ndarray, pairs: int) -> QueryMap | None:
-        """(I + s W) Z, with W = `w` [d, d] of `pairs` pairs and Z the whitening; None for I."""
+        """Return (I + s W) Z, with W = `w` [d, d] of `pairs` pairs and Z the whitening. None for I."""
         if not self.strength and self.whitening is None:
             return None
         eye = np.eye(len(w), dtype=np.float32)
@@ -344,53 +330,48 @@ class MapFit:
     def learn(
         self, queries: np.ndarray, answer: np.ndarray, targets: np.ndarray
     ) -> QueryMap | None:
-        """The map that pairs teach, from `queries`, `answer` and `targets` as in `solve_map`."""
-        if not self.strength:
-            return self.compose_map(
-                np.zeros((queries.shape[1],) * 2, np.float32), len(queries)
-            )
-        return self.compose_map(
-            solve_map(self.whiten(queries), answer, targets, self.tau), len(queries)
-        )
+        """Return the map that pairs teach, from `queries`, `answer` and `targets` as in `solve_map`."""
+        dim = queries.shape[1]
+        w = np.zeros((dim, dim), np.float32)
+        if self.strength:
+            w = solve_map(self.whiten(queries), answer, targets, self.tau)
+        return self.compose_map(w, len(queries))
 
     @property
     def offsets(self) -> Method:
         """The method with the share of its offsets."""
-        return self.method.model_copy(
-            update={
-                "strength": self.share * float(str(self.method.parameters["strength"]))
-            }
-        )
+        assert self.method.strength is not None, "it is resolved"
+        strength = self.share * self.method.strength
+        return self.method.model_copy(update={"strength": strength})
 
-    def fit(self, fit_input: FitInput, query_map: QueryMap | None) -> OffsetModel:
-        """The method fitted on the bank of `fit_input` behind `query_map`. The model holds the bank as it was before
-        the map."""
+    def fit(self, bank: PreparedBank, query_map: QueryMap | None) -> OffsetModel:
+        """Fit the method behind `query_map`. The model holds the bank as it was before the map."""
         if query_map is None:
-            return self.offsets.fit(fit_input)
-        mapped = query_map.of_bank(fit_input.query_bank)
-        model = self.offsets.fit(replace(fit_input, query_bank=mapped))
-        terms = tuple(
-            replace(term, bank=fit_input.query_bank) if term.bank is mapped else term
+            return self.offsets.fit(bank)
+        mapped = query_map.of_bank(bank.query_bank)
+        model = self.offsets.fit(replace(bank, query_bank=mapped))
+        terms = [
+            replace(term, bank=bank.query_bank) if term.bank is mapped else term
             for term in model.terms
-        )
-        return model.replace(
-            terms=terms, query_map=query_map, bank_fingerprint=fit_input.fingerprint
+        ]
+        return replace(
+            model,
+            terms=tuple(terms),
+            query_map=query_map,
+            bank_fingerprint=bank.fingerprint,
         )
 
-    def __call__(self, training: Training) -> list[OffsetsAndMap]:
-        """The map that the pairs of a fold teach, and the offsets of its mapped bank."""
-        taught = training if self.pairs is None else training.with_pairs(self.pairs)
-        query_map = self.learn(*taught.pairs)
-        model = self.fit(training.fit_input, query_map)
-        return [
-            (
-                model.raw_offsets(
-                    training.fit_input.require_targets("learn"),
-                    training.fit_input.compute,
-                ),
-                query_map,
-            )
-        ]
+    def __call__(
+        self, train: PreparedBank, bank: PreparedBank, teach: np.ndarray
+    ) -> list[OffsetsAndMap]:
+        """Return the map that the pairs of a fold teach, and the offsets of its mapped bank."""
+        if self.pairs is not None:
+            added = len(bank.query_bank) + np.arange(len(self.pairs.query_bank))
+            bank = bank.with_pairs(self.pairs)
+            teach = np.concatenate([teach, added])
+        query_map = self.learn(*pairs_of(bank, teach))
+        model = self.fit(train, query_map)
+        return [(model.raw_offsets(train.require_targets(), train.compute), query_map)]
 
 
 NOTHING = "the pairs taught nothing beyond the offsets: queries are not mapped"
@@ -402,7 +383,7 @@ UNASKED = (
 
 @dataclass(frozen=True)
 class LearnedMap:
-    """What the known answers of a bank taught.
+    """The map that the known answers of a bank taught, and what it gains.
 
     model: has a query map, unless held-out answers gain nothing by it. how: the method, and what was chosen. asked: R@1
     without and with the map, of held-out paraphrases whose target stays asked for; None where there are few. other: R@1
@@ -425,30 +406,28 @@ class LearnedMap:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def whitened(self) -> bool:
-        """Whether queries are whitened before they are mapped."""
+        """True if queries are whitened before they are mapped."""
         return self.how.whitening is not None
 
     @property
     def notes(self) -> list[str]:
         if self.model.query_map is None:
             return [NOTHING]
-        sides = [("asked before", self.asked), ("not asked before", self.other)]
-        changes = "; ".join(
-            f"{name}: {side}" for name, side in sides if side is not None
-        )
-        offsets = {1.0: "", 0.0: ", without offsets"}.get(
-            self.how.share, f", with {self.how.share:g} of the offsets"
-        )
+        changes = f"not asked before: {self.other}"
+        if self.asked is not None:
+            changes = f"asked before: {self.asked}; {changes}"
+        share = f", with {self.how.share:g} of the offsets"
+        offsets = {1.0: "", 0.0: ", without offsets"}.get(self.how.share, share)
         notes = [f"{self.model.query_map}{offsets}; over the offsets alone, {changes}"]
-        return [*notes, *([UNASKED] if self.unasked else [])]
+        return [*notes, UNASKED] if self.unasked else notes
 
 
-def learn_query_map(configuration: Method, banks: Banks) -> LearnedMap:
-    """Fits `configuration` on a bank, with the query map that known answers teach.
+def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
+    """Fit `configuration` on a bank, with the query map that known answers teach.
 
     Args:
-        configuration: The method of the offsets.
-        banks: With their gallery. What is judged chooses strength and whitening. Otherwise the answers of the bank
+        configuration: The method of the offsets, `blend`.
+        teachers: With their gallery. What is judged chooses strength and whitening. Otherwise the answers of the bank
             choose: all of them where they alone teach, or, beside pairs, if there are 50. Otherwise the pairs choose.
 
     Raises:
@@ -456,57 +435,48 @@ def learn_query_map(configuration: Method, banks: Banks) -> LearnedMap:
         CorrectionRefused: The answers do not belong to the queries, or pairs that must choose are unlike the queries or
             found already.
     """
-    bank, rows, held = banks.bank, banks.find_teaching(), banks.find_held_out()
-    unasked = banks.pairs is not None and held is None
-    if unasked:
-        require_like(banks)
-        require_unfound(banks)
-    rng, gallery = np.random.default_rng(0), bank.require_targets("learn")
+    assert isinstance(configuration, Blend), "`require_learnable` has looked"
+    bank, pairs = teachers.bank, teachers.pairs
+    rows = teachers.find_teaching()
+    held = teachers.find_held_out()
+    unasked = pairs is not None and held is None
+    if pairs is not None and unasked:
+        require_like(bank, pairs)
+        require_unfound(pairs)
+    rng = np.random.default_rng(0)
+    gallery = bank.require_targets()
     subset = draw_sample(gallery, len(bank.query_bank), bank.metric, rng)
     apart = own_share(bank.query_bank, subset, bank.compute, rng) >= APART
     bases = []
     for z in (None, compute_whitening(bank.query_bank, gallery, bank.metric)):
-        whitened = (
-            bank if z is None else replace(bank, query_bank=bank.query_bank @ z.T)
-        )
+        whitened = bank
+        if z is not None:
+            whitened = replace(bank, query_bank=bank.query_bank @ z.T)
         method = configuration.resolve(whitened)
-        bases.append(
-            MapFit(
-                method, 0.0, float(str(method.parameters["tau"])), z, pairs=banks.pairs
-            )
-        )
-    sides, fits = (
-        draw_sides(banks, rows, held),
-        [fit_all_strengths(base) for base in bases],
-    )
+        assert method.tau is not None
+        bases.append(MapFit(method, 0.0, method.tau, z, pairs=pairs))
     margins = {
-        side: cross_validate(fits, banks.together, folds)
-        for side, folds in sides.items()
+        side: cross_validate(
+            [fit_all_strengths(base) for base in bases], teachers.together, folds
+        )
+        for side, folds in draw_sides(teachers, rows, held).items()
     }
     by_base = [split_by_base(part) for part in margins.values()]
     base, strength, share = choose(by_base, bases[0].tau, ERRORS if apart else -ERRORS)
-    share = 0 if unasked else share  # titles cannot tell of hubs among the queries
-    number = int(
-        np.ravel_multi_index(
-            (base, strength, share), (len(bases), len(STRENGTHS), len(SHARES))
-        )
-    )
+    if unasked:  # titles cannot tell of hubs among the queries
+        share = 0
+    number = (base * len(STRENGTHS) + strength) * len(SHARES) + share
     changes = {
         side: widen(change_of(part, 0, number, LABELS[side]))
         for side, part in margins.items()
     }
     how = replace(bases[base], strength=STRENGTHS[strength], share=SHARES[share])
-    query_map = how.learn(*Training(banks.teachers, banks.teachers, rows).pairs)
+    query_map = how.learn(*pairs_of(teachers.together, rows))
     if query_map is not None:
-        how = replace(
-            how,
-            method=configuration.resolve(
-                replace(bank, query_bank=query_map.of_bank(bank.query_bank))
-            ),
-        )
-    return LearnedMap(
-        how.fit(bank, query_map), how, changes.get("asked"), changes["other"], unasked
-    )
+        mapped = replace(bank, query_bank=query_map.of_bank(bank.query_bank))
+        how = replace(how, method=configuration.resolve(mapped))
+    model = how.fit(bank, query_map)
+    return LearnedMap(model, how, changes.get("asked"), changes["other"], unasked)
 
 
 INSTEAD = (
@@ -517,11 +487,10 @@ INSTEAD = (
 """What to do about pairs that cannot choose."""
 
 
-def require_like(banks: Banks) -> None:
-    """Raises CorrectionRefused where the pairs of `banks` lie as far from the bank's queries as other languages do."""
-    assert banks.pairs is not None
-    queries, titles = banks.bank.query_bank, banks.pairs.query_bank
-    apart = own_share(queries, titles, banks.bank.compute, np.random.default_rng(0))
+def require_like(bank: PreparedBank, pairs: PreparedBank) -> None:
+    """Raise CorrectionRefused where `pairs` lie as far from the queries of `bank` as other languages do."""
+    rng = np.random.default_rng(0)
+    apart = own_share(bank.query_bank, pairs.query_bank, bank.compute, rng)
     if apart >= APART:
         raise CorrectionRefused(
             f"the pairs are unlike the queries of the bank: {apart:.0%} of nearest neighbours come from the own set "
@@ -530,21 +499,20 @@ def require_like(banks: Banks) -> None:
         )
 
 
-def require_unfound(banks: Banks) -> None:
-    """Raises CorrectionRefused where the raw search finds most of the pairs of `banks` already."""
-    pairs, gallery = banks.pairs, banks.bank.require_targets("learn")
-    assert pairs is not None
+def require_unfound(pairs: PreparedBank) -> None:
+    """Raise CorrectionRefused where the raw search finds most of the pairs already."""
     assert pairs.clicks is not None
+    gallery = pairs.require_targets()
     rows = np.random.default_rng(0).permutation(len(pairs.clicks))[:LOOKED_AT]
-    queries, top = pairs.query_bank[rows], TopK(1)
-    search(queries, gallery, pairs.metric, pairs.compute.without_progress, top)
+    queries = pairs.query_bank[rows]
+    top = TopK(1)
+    quiet = pairs.compute.without_progress
+    search(queries, gallery, pairs.metric, quiet, top)
     numbers, place = np.unique(pairs.clicks[rows], return_inverse=True)
-    own = (queries * take_rows(gallery, numbers, pairs.metric)[place.reshape(-1)]).sum(
-        axis=1
-    )
-    found = float(
-        (own >= top.scores[0, :, 0] - 1e-5).mean()
-    )  # one of two that are equal is as good
+    answers = take_rows(gallery, numbers, pairs.metric)[place.reshape(-1)]
+    own = (queries * answers).sum(axis=1)
+    # One of two that are equal is as good.
+    found = float((own >= top.scores[0, :, 0] - 1e-5).mean())
     if found >= FOUND:
         raise CorrectionRefused(
             f"the raw search finds {found:.0%} of the pairs ({FOUND:.0%} is too much), so they cannot tell what a map "
@@ -554,15 +522,12 @@ def require_unfound(banks: Banks) -> None:
 
 
 def widen(side: Side | None) -> Side:
-    """`side` with `WIDER` the interval of its change."""
+    """Return `side` with `WIDER` the interval of its change."""
     assert side is not None, "answers are known"
-    value, low, high = side.change.value, side.change.low, side.change.high
-    return replace(
-        side,
-        change=Figure(
-            value, value - WIDER * (value - low), value + WIDER * (high - value)
-        ),
-    )
+    change = side.change
+    low = change.value - WIDER * (change.value - change.low)
+    high = change.value + WIDER * (change.high - change.value)
+    return replace(side, change=Figure(change.value, low, high))
 
 
 LABELS = {"asked": "other wordings", "other": "pairs"}
@@ -570,89 +535,78 @@ LABELS = {"asked": "other wordings", "other": "pairs"}
 
 
 def split_by_base(margins: Margins) -> np.ndarray:
-    """[bases, strengths, shares, probes]."""
+    """Return the margins as [bases, strengths, shares, probes]."""
     assert margins.margins is not None
-    return margins.margins.reshape(
-        -1, len(STRENGTHS), len(SHARES), margins.margins.shape[1]
-    )
+    probes = margins.margins.shape[1]
+    return margins.margins.reshape(-1, len(STRENGTHS), len(SHARES), probes)
 
 
-def fit_all_strengths(base: MapFit) -> Callable[[Training], list[OffsetsAndMap]]:
-    """All strengths of a map, each with all shares of the offsets that the bank has without a strength."""
+def fit_all_strengths(base: MapFit) -> Candidate:
+    """Return all strengths of a map, each with all shares of the offsets that the bank has without a strength."""
 
-    def fit(training: Training) -> list[OffsetsAndMap]:
-        queries, answer, targets = training.pairs
-        offsets = base.method.raw_offsets(
-            replace(
-                training.fit_input,
-                query_bank=base.whiten(training.fit_input.query_bank),
-            )
-        )
+    def fit(
+        train: PreparedBank, bank: PreparedBank, teach: np.ndarray
+    ) -> list[OffsetsAndMap]:
+        queries, answer, targets = pairs_of(bank, teach)
+        whitened = replace(train, query_bank=base.whiten(train.query_bank))
+        offsets = base.method.raw_offsets(whitened)
         w = solve_map(base.whiten(queries), answer, targets, base.tau)
-        maps = [
-            replace(base, strength=strength).compose_map(w, len(queries))
-            for strength in STRENGTHS
-        ]
-        return [(share * offsets, query_map) for query_map in maps for share in SHARES]
+        tried = list[OffsetsAndMap]()
+        for strength in STRENGTHS:
+            query_map = replace(base, strength=strength).compose_map(w, len(queries))
+            tried += [(share * offsets, query_map) for share in SHARES]
+        return tried
 
     return fit
 
 
 def draw_sides(
-    banks: Banks, rows: np.ndarray, held: np.ndarray | None = None
+    teachers: Teachers, rows: np.ndarray, held: np.ndarray | None = None
 ) -> dict[str, list[Fold]]:
-    """The folds of `banks.together` by side.
+    """Return the folds of `teachers.together` by side.
 
     In "other" the target of a held-out query was never among the learned. In "asked", which is there if it has enough
     queries, held-out queries are paraphrases: their target stays asked for.
 
     Args:
-        banks: With known answers.
+        teachers: With known answers.
         rows: The pairs that teach. Offsets are fitted on what a fold leaves of the bank.
         held: The pairs that are held out; by default those that teach.
     """
-    bank, size = banks.together, len(banks.bank.query_bank)
-    rng, answers = np.random.default_rng(0), bank.known_answers
+    bank = teachers.together
+    answers = bank.known_answers
     assert answers is not None
+    rng = np.random.default_rng(0)
     order = rng.permutation(rows if held is None else held)
     numbers, target = np.unique(answers, return_inverse=True)
     fold_of = (rng.permutation(len(numbers)) % FOLDS)[target.reshape(-1)]
-    parts = [
-        order[fold_of[order] == number][: PROBES // FOLDS] for number in range(FOLDS)
-    ]
-    other = [
-        Fold(rows[fold_of[rows] != number], part) for number, part in enumerate(parts)
-    ]
+    own = np.arange(len(teachers.bank.query_bank))
+    unanswered = own[answers[own] < 0]
+
+    def fold(taught: np.ndarray, tested: np.ndarray) -> Fold:
+        fitted = np.union1d(taught[taught < len(own)], unanswered)
+        return Fold(fitted, tested, taught)
+
+    other = []
+    for number in range(FOLDS):
+        tested = order[fold_of[order] == number][: PROBES // FOLDS]
+        other.append(fold(rows[fold_of[rows] != number], tested))
+    asked = []
     if held is None:
-        again = make_folds(order, folds_within(answers[order], FOLDS), PROBES)
+        wordings = make_folds(order, folds_within(answers[order], FOLDS), PROBES)
+        asked = [fold(each.train, each.test) for each in wordings]
     else:
-        again = []
-        for part in np.array_split(
-            order[:PROBES], FOLDS if banks.judged is None else 1
-        ):
-            tried = {query.tobytes() for query in bank.query_bank[part]}
-            seen = rows[
-                [query.tobytes() not in tried for query in bank.query_bank[rows]]
-            ]
-            again.append(Fold(seen, part[np.isin(answers[part], answers[seen])]))
-    unanswered = np.flatnonzero(answers[:size] < 0)
-    other, again = (
-        [
-            Fold(
-                np.union1d(fold.train[fold.train < size], unanswered),
-                fold.test,
-                fold.train,
-            )
-            for fold in side
-        ]
-        for side in (other, again)
-    )
-    enough = sum(len(fold.test) for fold in again) >= FEWEST_PARAPHRASES
-    return {"other": other, "asked": again} if enough else {"other": other}
+        count = FOLDS if teachers.judged is None else 1
+        for tested in np.array_split(order[:PROBES], count):
+            taught = rows[~np.isin(bank.same[rows], bank.same[tested])]
+            still_asked = np.isin(answers[tested], answers[taught])
+            asked.append(fold(taught, tested[still_asked]))
+    enough = sum(len(each.test) for each in asked) >= FEWEST_PARAPHRASES
+    return {"other": other, "asked": asked} if enough else {"other": other}
 
 
 def choose(sides: list[np.ndarray], tau: float, errors: float) -> tuple[int, int, int]:
-    """Chooses base, strength and share of a map.
+    """Choose base, strength and share of a map.
 
     Base and strength are the last whose soft R@1, with all of the offsets, is ahead of the first base without a map on
     every side. The folds of a log with one wording a target say nothing of queries that are asked again, and there the
@@ -677,41 +631,36 @@ def choose(sides: list[np.ndarray], tau: float, errors: float) -> tuple[int, int
 
     first = (0, 0, 0)
     to_whiten = max(errors, 1.0) if soft[0].shape[-1] < FEW_PROBES else errors
-    base = max(
-        (
-            number
-            for number in range(1, len(soft[0]))
-            if ahead((number, 0, 0), first, to_whiten)
-        ),
-        default=0,
-    )
+    base = 0
+    for number in range(1, len(soft[0])):
+        if ahead((number, 0, 0), first, to_whiten):
+            base = number
     full = STRENGTHS.index(1.0)
-    strength = max(
-        (s for s in range(1, full + 1) if ahead((base, s, 0), first, errors)), default=0
-    )
-    for stronger in range(full + 1, len(STRENGTHS)):
-        if strength == stronger - 1 and ahead(
-            (base, stronger, 0), (base, strength, 0), ERRORS
-        ):
-            strength = stronger
-    best = 0
-    for share in (
-        range(1, len(SHARES)) if base or strength else ()
-    ):  # without a map there is nothing beside them
-        if ahead((base, strength, share), (base, strength, best), ERRORS):
-            best = share
-    return base, strength, best
+    strength = 0
+    for number in range(1, full + 1):
+        if ahead((base, number, 0), first, errors):
+            strength = number
+    for number in range(full + 1, len(STRENGTHS)):
+        before = (base, number - 1, 0)
+        if strength == number - 1 and ahead((base, number, 0), before, ERRORS):
+            strength = number
+    share = 0
+    if base or strength:  # without a map there is nothing beside the offsets
+        for number in range(1, len(SHARES)):
+            before = (base, strength, share)
+            if ahead((base, strength, number), before, ERRORS):
+                share = number
+    return base, strength, share
 
 
 def soft_recall(margins: np.ndarray, tau: float) -> np.ndarray:
-    """To which degree probes with these `margins` count as right, by a sigmoid of width `SOFTNESS` times `tau`: from 0
-    to 1."""
+    """Return to which degree probes with these `margins` count as right, 0 to 1: a sigmoid of width `SOFTNESS` tau."""
     right: np.ndarray = 1 / (1 + np.exp(np.clip(-margins / (SOFTNESS * tau), -30, 30)))
     return right
 
 
 def is_ahead(gains: np.ndarray, errors: float) -> bool:
-    """Whether the mean of `gains` [p] is at least `errors` standard errors of it; equal ones are not ahead."""
+    """Return True if the mean of `gains` [p] is at least `errors` standard errors of it; equal ones are not ahead."""
     return bool(gains.mean() >= errors * gains.std() / len(gains) ** 0.5) and (
         errors < 0 or bool(gains.any())
     )
@@ -720,7 +669,7 @@ def is_ahead(gains: np.ndarray, errors: float) -> bool:
 def solve_map(
     queries: np.ndarray, answer: np.ndarray, targets: np.ndarray, tau: float
 ) -> np.ndarray:
-    """W [d, d] of one step of ridge regression from queries to what their cross-entropy asks of them.
+    """Return W [d, d] of one step of ridge regression from queries to what their cross-entropy asks of them.
 
         p = softmax(Q T' / tau),  R = T[answer] - p T,  W = R' Q (Q' Q + r I)^-1,  r the mean eigenvalue of Q' Q
 
@@ -740,9 +689,8 @@ def solve_map(
         p = (queries[rows] / np.float32(tau)) @ targets.T
         p -= p.max(axis=1, keepdims=True)
         np.exp(p, out=p)
-        residual[rows] = targets[answer[rows]] - (p @ targets) / p.sum(
-            axis=1, keepdims=True
-        )
+        expected = (p @ targets) / p.sum(axis=1, keepdims=True)
+        residual[rows] = targets[answer[rows]] - expected
     gram = (queries.T @ queries).astype(np.float64)
     ridge = np.trace(gram) / len(gram) * np.eye(len(gram))
     solution = np.linalg.solve(gram + ridge, (queries.T @ residual).astype(np.float64))
@@ -750,13 +698,15 @@ def solve_map(
 
 
 def compute_whitening(bank: np.ndarray, gallery: Vectors, metric: Metric) -> np.ndarray:
-    """Z [d, d], a mild whitening of queries, which needs no answers:
+    """Return Z [d, d], a mild whitening of queries, which needs no answers:
 
         Z = t (k t I + (1 - k) C)^-1,  C the covariance of `bank` [m, d] and `gallery`, each about its own mean
 
     t is the mean of the diagonal of C, and k is `KEPT`. The gallery is prepared for `metric`.
     """
-    dim, count, total = bank.shape[1], 0, np.zeros(bank.shape[1])
+    dim = bank.shape[1]
+    count = 0
+    total = np.zeros(dim)
     products = np.zeros((dim, dim))
     for block in prepare_blocks(gallery, metric):
         products += block.T @ block
@@ -771,7 +721,7 @@ def compute_whitening(bank: np.ndarray, gallery: Vectors, metric: Metric) -> np.
 
 
 def read_learn(learn: object) -> bool | Bank:
-    """`learn` as False, True or a bank of pairs; None is False. Raises InputError for anything else."""
+    """Return `learn` as False, True or a bank of pairs; None is False. Raises InputError for anything else."""
     if learn is None or isinstance(learn, (bool, np.bool_)):
         return bool(learn)
     if isinstance(learn, Bank):
@@ -784,10 +734,9 @@ def read_learn(learn: object) -> bool | Bank:
 
 
 def require_learnable(
-    method: str, metric: Metric | str, targets: object, **others: object
+    method: str, metric: Metric | str, targets: object, executor: object = None
 ) -> None:
-    """Raises InputError for `method`, `metric` and `targets` of a fit under which a map was not measured, or would not
-    be applied, and for `others` that are set."""
+    """Raise InputError for arguments of a fit under which a map was not measured, or would not be applied."""
     if method != "blend":
         raise InputError(
             "learn=True goes with the default method, not with ",
@@ -802,10 +751,9 @@ def require_learnable(
         raise InputError(
             "learn=True is tried on the gallery: pass ", Parameter("targets")
         )
-    for name, value in others.items():
-        if value:
-            raise InputError(
-                "learn=True does not go with ",
-                Parameter(name),
-                ": leave one of the two out",
-            )
+    if executor is not None:
+        raise InputError(
+            "learn=True does not go with ",
+            Parameter("executor"),
+            ": leave one of the two out",
+        )

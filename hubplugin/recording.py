@@ -1,11 +1,9 @@
-"""Queries recorded as they are asked, for a query bank: a sample that is bounded, uniform, and free of repetitions.
+"""Queries and clicks recorded as they come, for a query bank: a bounded, uniform sample without repetitions.
 
-It lies in a SQLite file, which any number of processes read and write. Each query has an id: a hash of its vector, as
-evenly spread as a random number. The file keeps the queries of the smallest ids. So a query that is asked a thousand
-times counts once. Any two different queries are equally likely to be kept, whenever and by whichever process they were
-asked. It is the bottom-k sketch of Cohen and Kaplan (PODC 2007).
-
-A click names its query by the id, and is kept by the same rule. So it may come before the query does.
+The sample is one SQLite file that any number of processes read and write. A query's id is a hash of its vector, as
+evenly spread as a random number, and the file keeps the queries of the smallest ids. So a query that is asked a
+thousand times counts once, and any two different queries are equally likely to be kept, whichever process heard them:
+the bottom-k sketch of Cohen and Kaplan (PODC 2007). A click names its query by the id and is kept by the same rule.
 """
 
 from __future__ import annotations
@@ -13,16 +11,14 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import random
 import sqlite3
 import struct
 import threading
 import time
-import weakref
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +27,6 @@ from uuid import UUID
 
 import numpy as np
 
-from hubplugin.atomic import alone, lack_of_room
 from hubplugin.errors import InputError, StoreError
 from hubplugin.vectors import Sliceable, one_line
 
@@ -39,58 +34,67 @@ if TYPE_CHECKING:
     from hubplugin.vectors import VectorLike
 
 FILE = "record.sqlite"
-MOST_WITHIN = 64  # recorders within one: each has a thread and a sample, and tenants with a collection each may be many
-MOST_CLICKS = 100_000  # in memory between two writings; further ones are dropped
+MOST_WITHIN = 64  # recorders within one: each has a thread and a sample
+MOST_CLICKS = 100_000  # in memory between two writes; further ones are dropped
 LONGEST = 200  # characters of the id of a target: what is longer is a text
-PATIENCE = (
-    5.0  # seconds to wait for others who write, which takes them some milliseconds
-)
-JOURNAL_OF_SEVERAL = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"  # ends a journal of several databases, and names one more
+PATIENCE = 5.0  # seconds to wait for other writers, who need some milliseconds
 ALL = "g"  # a bound above every id
-MOMENT = "BETWEEN -62135596800 AND 253402300799"  # the years 1 to 9999 in Unix seconds
-SCHEMA = [  # A file with other tables is of another version. user_version: another after each `clear` and `forget`.
-    # All queries of `dim` dimensions that were seen, and whose id is below `bound`, are there.
-    "CREATE TABLE samples (dim INTEGER PRIMARY KEY CHECK (dim > 0), bound TEXT NOT NULL CHECK (bound = 'g' OR "
-    "length(bound) = 16 AND bound NOT GLOB '*[^0-9a-f]*'), seen INTEGER CHECK (typeof(seen) = 'integer' AND seen > 0), "
-    f"first REAL NOT NULL CHECK (first {MOMENT}), last REAL NOT NULL CHECK (last {MOMENT}))",
-    "CREATE TABLE queries (dim INTEGER, id TEXT, vector BLOB CHECK (typeof(vector) = 'blob' AND length(vector) = "
-    f"4 * dim), time REAL NOT NULL CHECK (time {MOMENT}), text TEXT CHECK (typeof(text) IN ('text', 'null')), "
-    "PRIMARY KEY (dim, id))",
-    "CREATE TABLE clicks (id TEXT, target TEXT CHECK (typeof(target) = 'text'), count INTEGER CHECK (typeof(count) = "
-    f"'integer' AND count > 0), time REAL NOT NULL CHECK (time {MOMENT}), PRIMARY KEY (id, target))",
+QUERIES = "queries are"  # of what fails, with its verb
+SCHEMA = [
+    # The queries of `dim` dimensions whose ids are below `bound` are all there.
+    "CREATE TABLE IF NOT EXISTS samples (dim INTEGER PRIMARY KEY, bound TEXT, "
+    "seen INTEGER, first REAL, last REAL)",
+    "CREATE TABLE IF NOT EXISTS queries (dim INTEGER, id TEXT, vector BLOB, "
+    "time REAL, text TEXT, PRIMARY KEY (dim, id))",
+    "CREATE TABLE IF NOT EXISTS clicks (id TEXT, target TEXT, count INTEGER, "
+    "time REAL, PRIMARY KEY (id, target))",
 ]
-ADD = {
-    "samples": "INSERT INTO samples VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET bound = min(bound, "
-    "excluded.bound), seen = seen + excluded.seen, first = min(first, excluded.first), last = max(last, excluded.last)",
-    "queries": "INSERT INTO queries VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-    "time = max(time, excluded.time), text = ifnull(excluded.text, text)",
-    "clicks": "INSERT INTO clicks VALUES (?, ?, 1, ?) ON CONFLICT DO UPDATE SET "
-    "count = count + 1, time = max(time, excluded.time)",
-}
+ADD_SAMPLE = (
+    f"INSERT INTO samples VALUES (?, '{ALL}', ?, ?, ?) ON CONFLICT DO UPDATE SET "
+    "seen = seen + excluded.seen, first = min(first, excluded.first), "
+    "last = max(last, excluded.last)"
+)
+ADD_QUERY = (
+    "INSERT INTO queries VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+    "time = max(time, excluded.time), text = ifnull(excluded.text, text)"
+)
+ADD_CLICK = (
+    "INSERT INTO clicks VALUES (?, ?, 1, ?) ON CONFLICT DO UPDATE SET "
+    "count = count + 1, time = max(time, excluded.time)"
+)
 KEEP = [
-    # Two models may take turns; what an earlier one has embedded goes.
-    "DELETE FROM samples WHERE dim NOT IN (SELECT dim FROM samples ORDER BY last DESC LIMIT 2)",
-    "UPDATE samples SET bound = ifnull((SELECT id FROM queries WHERE dim = samples.dim AND id < bound "
-    "ORDER BY id LIMIT 1 OFFSET :size), bound)",
-    "DELETE FROM queries WHERE NOT EXISTS (SELECT 1 FROM samples WHERE dim = queries.dim AND bound > queries.id)",
-    # Anybody can make up the id of a query, and a small one. So clicks alone take no room from clicks of queries.
-    "DELETE FROM clicks WHERE id NOT IN (SELECT id FROM queries) AND (id >= (SELECT max(bound) FROM samples) OR id NOT "
-    "IN (SELECT DISTINCT id FROM clicks WHERE id NOT IN (SELECT id FROM queries) ORDER BY id LIMIT :size))",
-    # 8 targets of a query: the last, which may become one of the others, and those that were clicked most.
-    "DELETE FROM clicks WHERE rowid IN (SELECT rowid FROM (SELECT rowid, row_number() OVER (PARTITION BY id ORDER BY "
-    "time = (SELECT max(time) FROM clicks AS each WHERE each.id = clicks.id) DESC, count DESC, time DESC) AS place "
-    "FROM clicks) WHERE place > 8)",
+    "UPDATE samples SET bound = ifnull((SELECT id FROM queries WHERE dim = samples.dim "
+    "AND id < bound ORDER BY id LIMIT 1 OFFSET :size), bound)",
+    "DELETE FROM queries WHERE id >= "
+    "(SELECT bound FROM samples WHERE samples.dim = queries.dim)",
+    # A click may come before its query. Ids are easily made up, so such clicks have
+    # room of their own.
+    "DELETE FROM clicks WHERE id NOT IN (SELECT id FROM queries) AND ("
+    "id >= (SELECT max(bound) FROM samples) OR rowid NOT IN ("
+    "SELECT rowid FROM clicks WHERE id NOT IN (SELECT id FROM queries) "
+    "ORDER BY time DESC LIMIT :size))",
+    # Keep 8 targets of a query: those that were clicked most, and of these the latest.
+    "DELETE FROM clicks WHERE rowid IN (SELECT rowid FROM (SELECT rowid, row_number() "
+    "OVER (PARTITION BY id ORDER BY count DESC, time DESC) AS place FROM clicks) "
+    "WHERE place > 8)",
 ]
 
 
 class Recorded(Sliceable):
     """Recorded queries as a query bank: float32 [rows, dim], all different.
 
-    times: when each was asked last, Unix seconds [rows]. texts: theirs [rows], None for those that came without; None
-    if all did. seen: how many queries were asked in all; different: how many of them differ, an estimate once there
-    are more than are kept. first, last: when, Unix seconds. clicks: how often each target was clicked, by query [rows].
-    answers: the id of each query's most frequent one, of equally frequent ones the first, object [rows], -1 for none;
-    None if nothing was clicked. `hubplugin.Bank(recorded, recorded.answers)` is a bank that knows them.
+    `hubplugin.Bank(recorded, recorded.answers)` is a bank that knows what was clicked.
+
+    Attributes:
+        ids: The id of each query [rows].
+        times: When each was asked last, Unix seconds [rows].
+        texts: Their texts [rows], None for a query without; None if no query has one.
+        seen: How many queries were asked in all.
+        different: How many of these differ: an estimate if not all are kept.
+        first, last: When the first and the last query was asked, Unix seconds.
+        clicks: How often each target was clicked, by query [rows].
+        answers: The most frequently clicked target of each query, object [rows], -1
+            for none; None if nothing was clicked.
     """
 
     def __init__(
@@ -101,190 +105,121 @@ class Recorded(Sliceable):
         clicks: dict[str, dict[int | str, int]],
     ):
         dim, bound, self.seen, self.first, self.last = sample
-        ids, contents, times, texts = (
-            list(column) for column in zip(*rows, strict=True)
-        )
-        vectors = np.frombuffer(b"".join(contents), np.float32).reshape(len(rows), dim)
+        self.ids, contents, times, texts = map(list, zip(*rows, strict=True))
+        vectors = np.frombuffer(b"".join(contents), np.float32).reshape(-1, dim)
+        if [_id(vector) for vector in contents] != self.ids:
+            raise ValueError("a vector is not the one that was written")
         super().__init__(name, vectors, vectors.shape, np.asarray)
-        self.ids, self.times = ids, np.array(times)
+        self.times = np.array(times)
         self.texts = texts if any(text is not None for text in texts) else None
-        self.different = (
-            len(rows)
-            if bound == ALL
-            else round(len(rows) * 2**64 / (int(bound, 16) or 1))
-        )
-        self.clicks = [clicks.get(id, {}) for id in ids]
-        most = [
-            max(counts, key=lambda target: counts[target], default=-1)
-            for counts in self.clicks
-        ]
-        self.answers = np.array(most, object) if any(self.clicks) else None
+        self.different = len(rows)
+        if bound != ALL:
+            self.different = round(len(rows) * 2**64 / int(bound, 16))
+        self.clicks = [clicks.get(id, {}) for id in self.ids]
+        self.answers = None
+        if any(self.clicks):
+            most = [max(each, key=each.__getitem__, default=-1) for each in self.clicks]
+            self.answers = np.array(most, object)
 
 
 def folder_within(folder: str | os.PathLike[str], *names: str) -> Path:
-    """The folder for the queries to what is called `names`, inside of `folder`; an empty name adds nothing."""
-    quoted = (quote(name, safe="") for name in names if name)
-    return Path(
-        folder, *(f"%2E{name[1:]}" if name.startswith(".") else name for name in quoted)
-    )
+    """Return the folder inside `folder` for the queries to what is called `names`.
+
+    Empty names add nothing.
+    """
+    path = Path(folder)
+    for name in filter(None, names):
+        quoted = quote(name, safe="")
+        path /= f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
+    return path
 
 
 def read(
     folder: str | os.PathLike[str], dim: int | None = None, since: float | None = None
 ) -> Recorded | None:
-    """Reads what was recorded in a folder, by whichever processes, as one uniform sample; None if that is nothing.
+    """Read what was recorded in a folder as one uniform sample.
 
     Args:
-        folder: the folder of a `Recorder`.
-        dim: leaves out queries of other dimensions, which an earlier model has embedded. By default the dimension that
-            was asked last is read.
-        since: leaves out what was not asked after that moment (Unix seconds).
+        folder: The folder of a `Recorder`.
+        dim: Leaves out queries of other dimensions, which another model has embedded.
+            By default the dimension that was asked last is read.
+        since: Leaves out what was not asked after that moment (Unix seconds).
+
+    Returns:
+        The sample, None if it is empty.
 
     Raises:
-        StoreError: the file is damaged, or cannot be read.
+        StoreError: The file is damaged, or cannot be read.
     """
+    if not os.path.lexists(Path(folder, FILE)):
+        return None
     with _transaction(Path(folder), "BEGIN") as record:
-        latest = "SELECT * FROM samples WHERE dim = ifnull(?, dim) ORDER BY last DESC LIMIT 1"
-        sample = None if record is None else record.execute(latest, (dim,)).fetchone()
-        if record is None or sample is None:
+        sample = record.execute(
+            "SELECT * FROM samples WHERE dim = ifnull(?, dim) ORDER BY last DESC",
+            (dim,),
+        ).fetchone()
+        if sample is None:
             return None
-        (check,) = record.execute(
-            "PRAGMA quick_check(1)"
-        ).fetchone()  # which looks at each CHECK of the tables, too
-        if check != "ok":
-            raise ValueError(check)
-        queries = "SELECT id, vector, time, text FROM queries WHERE dim = ? AND time >= ifnull(?, time) ORDER BY id"
-        rows = record.execute(queries, (sample[0], since)).fetchall()
-        if any(_id(vector) != id for id, vector, *_ in rows):
-            raise ValueError("a vector is not the one that was written")
+        rows = record.execute(
+            "SELECT id, vector, time, text FROM queries "
+            "WHERE dim = ? AND time >= ifnull(?, time) ORDER BY id",
+            (sample[0], since),
+        ).fetchall()
+        if not rows:
+            return None
         clicks = defaultdict[str, dict[int | str, int]](dict)
         for id, target, count in record.execute(
             "SELECT id, target, count FROM clicks ORDER BY rowid"
         ):
             clicks[id][as_target(target)] = count
-        return (
-            Recorded(f"recorded queries ({folder})", sample, rows, clicks)
-            if rows
-            else None
-        )
-
-
-def clear(folder: str | os.PathLike[str]) -> None:
-    """Deletes what is recorded in `folder`. Recorders that are running notice, and begin anew."""
-    with _transaction(Path(folder)) as record:
-        if record is not None:
-            for table in ADD:
-                record.execute(f"DELETE FROM {table}")
-            _begin_anew(record)
-
-
-def thin(folder: str | os.PathLike[str], size: int) -> None:
-    """Keeps `size` of the queries recorded in `folder`, drawn at random, and no more of those to come than belong to
-    as thin a sample."""
-    if size < 1:
-        raise InputError(f"cannot keep {size} queries; at least 1 is needed")
-    with _transaction(Path(folder)) as record:
-        if record is not None:
-            _keep(record, size)
-
-
-def _keep(record: sqlite3.Connection, size: int) -> None:
-    for statement in KEEP:
-        record.execute(statement, {"size": size})
-
-
-def _begin_anew(record: sqlite3.Connection) -> None:
-    record.execute(f"PRAGMA user_version = {random.randrange(1, 2**31)}")
+        return Recorded(f"recorded queries ({folder})", sample, rows, clicks)
 
 
 @contextmanager
 def _transaction(
-    folder: Path, begin: str = "BEGIN IMMEDIATE", create: bool = False
-) -> Iterator[sqlite3.Connection | None]:
-    """The record in `folder`, in one transaction; None where there is none, unless it is to be made.
+    folder: Path, begin: str = "BEGIN IMMEDIATE"
+) -> Iterator[sqlite3.Connection]:
+    """Open the record in `folder` for one transaction; a file is made where none is.
 
-    No connection outlives its transaction, so that none is carried over a fork. There is no WAL, which needs memory
-    that all writers share. Raises StoreError, and OSError where no file can be made.
+    There is no write-ahead log, which needs memory that all writers share. Raises
+    StoreError, and OSError for a folder in which no file can be made.
     """
     path = folder / FILE
-    with _creating:
-        if create:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with suppress(FileExistsError):
-                path.touch(0o600, exist_ok=False)  # which follows no link
-    if not os.path.lexists(path):
-        yield None
-        return
-    _require_own(path)
-    try:
-        url = f"{path.absolute().as_uri()}?mode=rw"
-        with closing(
-            sqlite3.connect(url, PATIENCE, isolation_level=None, uri=True)
-        ) as record:
-            record.text_factory = bytes.decode  # whose error tells of damage
-            record.execute("PRAGMA trusted_schema = OFF")
-            record.execute(
-                "PRAGMA secure_delete = ON"
-            )  # what is forgotten is overwritten
-            record.execute(begin)
-            tables = [
-                sql
-                for (sql,) in record.execute(
-                    "SELECT sql FROM sqlite_master WHERE sql NOT NULL"
-                )
-            ]
-            if create and not tables:
-                for table in SCHEMA:
-                    record.execute(table)
-                _begin_anew(record)
-            elif tables and tables != SCHEMA:
-                raise ValueError("its tables are not those of this version")
-            yield record if tables or create else None
-            record.execute("COMMIT")
-    except sqlite3.OperationalError as error:
-        raise StoreError(f"{path} cannot be used now ({error}); try again") from None
-    except (sqlite3.Error, ValueError) as error:
+    is_new = not os.path.lexists(path)
+    if not is_new and (path.is_symlink() or not path.is_file()):
         raise StoreError(
-            f"{path} is damaged ({one_line(error)}); delete it: it is only a sample"
+            f"{path} is a link, or no file; delete it: a record is only a sample"
+        )
+    try:
+        with closing(sqlite3.connect(path, PATIENCE, isolation_level=None)) as record:
+            # What is forgotten is overwritten.
+            record.execute("PRAGMA secure_delete = ON")
+            record.execute(begin)
+            for table in SCHEMA:
+                record.execute(table)
+            if is_new:
+                path.chmod(0o600)
+            yield record
+            record.execute("COMMIT")
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        raise StoreError(
+            f"{path} cannot be used ({one_line(error)}); try again, or delete it: "
+            "it is only a sample"
         ) from None
 
 
-def _require_own(path: Path) -> None:
-    """Raises StoreError for what is somebody else's: SQLite would write to it, give it away, or delete it."""
-    journal = path.with_name(f"{FILE}-journal")
-    for file in (
-        path,
-        path.with_name(f"{FILE}-wal"),
-        path.with_name(f"{FILE}-shm"),
-        journal,
-    ):
-        if not alone(file, missing=True):
-            raise StoreError(
-                f"{file} is a link, or no file; delete it: a record is only a sample"
-            )
-    with suppress(FileNotFoundError):  # another process may have finished with it
-        if journal.read_bytes().endswith(JOURNAL_OF_SEVERAL):
-            raise StoreError(
-                f"{journal} names another file, which SQLite would delete; delete the journal"
-            )
-
-
 def _has_direction(vector: bytes) -> bool:
-    """Whether its numbers are finite, and one is not 0: else it is no example of any query."""
+    """True for finite numbers that are not all 0: others are no example of a query."""
     values = np.frombuffer(vector, np.float32)
     return bool(np.isfinite(values).all() and values.any())
 
 
 def _vectors(queries: Any) -> list[bytes]:
-    """The vectors of one query [d] or several [m, d], as bytes of float32."""
-    if (
-        isinstance(queries, (list, tuple))
-        and queries
-        and isinstance(queries[0], (float, int))
-    ):
-        return [
-            struct.pack(f"={len(queries)}f", *queries)
-        ]  # four times as fast as numpy
+    """Return one query [d] or several [m, d] as bytes of float32, a query each."""
+    is_list = isinstance(queries, (list, tuple))
+    if is_list and queries and isinstance(queries[0], (float, int)):
+        # Four times as fast as numpy.
+        return [struct.pack(f"={len(queries)}f", *queries)]
     values = np.asarray(queries, np.float32)
     if values.ndim not in (1, 2) or not values.size:
         raise InputError(
@@ -298,7 +233,10 @@ def _id(vector: bytes) -> str:
 
 
 def as_id(search: str) -> str:
-    """The id of a search, as it was given; raises InputError for other texts, without repeating them."""
+    """Return the id of a query as it was given.
+
+    Raises InputError for other texts, without repeating what somebody may have written.
+    """
     if len(search) != 16 or not set(search) <= set("0123456789abcdef"):
         expected = "a query's vector, or its id of 16 hexadecimal digits"
         raise InputError(f"expected {expected}; got a text of {len(search)} characters")
@@ -306,34 +244,41 @@ def as_id(search: str) -> str:
 
 
 def as_target(target: object) -> int | str:
-    """The id of a target as it is kept: digits are a number, as in a file of clicks, but for those that begin with 0
-    and would lose it. Raises InputError for what is no id, without repeating it: it may be what somebody wrote."""
-    text = (
-        str(target)
-        if isinstance(target, (int, np.integer, str, UUID))
-        and not isinstance(target, bool)
-        else ""
-    )
-    if not 0 < len(text) <= LONGEST or (text[0] == "-" and not isinstance(target, str)):
-        kind = type(target).__name__
+    """Return the id of a target as it is kept: digits are a number, as in a file of clicks.
+
+    Digits that begin with 0 stay a text. Raises InputError for what is no id, without
+    repeating it: it may be what somebody wrote.
+    """
+    text = ""
+    if isinstance(target, (str, UUID)):
+        text = str(target)
+    elif isinstance(target, (int, np.integer)) and target >= 0:
+        text = str(int(target))
+    if not 0 < len(text) <= LONGEST or isinstance(target, bool):
         raise InputError(
-            f"expected the id of a target, 0 or more or up to {LONGEST} characters; got {kind}"
+            "expected the id of a target, 0 or more or up to "
+            f"{LONGEST} characters; got {type(target).__name__}"
         )
-    is_number = (
+    return int(text) if is_number(text) else text
+
+
+def is_number(text: str) -> bool:
+    """True for digits that stay the same as a number: 042, a barcode, does not."""
+    return (
         text.isascii()
         and text.isdecimal()
+        and len(text) < 40
         and str(int(text)) == text
-        and int(text) < 2**64
     )
-    return int(text) if is_number else text
 
 
 @dataclass
-class Unwritten:
-    """Queries of one dimension that a recorder has not written: how many were `seen`, from `first` to `last`, and those
-    whose ids are below `bound`, as rows of the table by their ids."""
+class _Heard:
+    """Queries of one dimension that are not on disk yet.
 
-    bound: str = ALL
+    `seen` were asked from `first` to `last`; `rows` are those that may be kept, by id.
+    """
+
     seen: int = 0
     first: float = 0.0
     last: float = 0.0
@@ -349,14 +294,15 @@ class Recorder:
         recorder.add(queries)                         # beside each index.search(queries, k)
         recorder.click(query, 4711)                   # where somebody clicked what the search found
 
-    Nothing that goes wrong while recording is raised: a folder that cannot be written is one line in the log.
+    Nothing that goes wrong while recording is raised: a folder that cannot be written is one line in the log, and what
+    was asked meanwhile is dropped.
 
     Args:
         folder: where the sample lies, on a disk of this machine: the locks of network disks cannot be trusted. Any
             number of processes may record to it at the same time, and go on after a restart. `hubplugin.apply` and
             `hubplugin bank` read it.
         size: how many different queries are kept, drawn at random from all that were ever asked, each counted once;
-            10,000 take 15 MB at 384 dimensions.
+            10,000 take 15 MB at 384 dimensions. Vectors of each dimension have a sample of their own.
         texts: whether the texts that come with queries are kept, too. By default they are not, since people write
             private things.
         seconds: between one writing to the disk and the next, which a thread of its own does.
@@ -364,7 +310,7 @@ class Recorder:
             default.
 
     Raises:
-        InputError: `size` or `seconds` is not above 0, or `collections` is one text.
+        InputError: `size` or `seconds` is not above 0, `collections` is one text, or the place of `folder` is a file.
     """
 
     def __init__(
@@ -378,36 +324,39 @@ class Recorder:
     ):
         if isinstance(collections, str):
             raise InputError(
-                f"collections={collections!r}: expected a list of names, such as [{collections!r}]"
+                f"collections={collections!r}: expected a list of names, such as "
+                f"[{collections!r}]"
             )
         if size < 1 or seconds <= 0:
             raise InputError(
-                f"a recorder needs a size and seconds above 0; given: size={size!r}, seconds={seconds!r}"
+                "a recorder needs a size and seconds above 0; "
+                f"given: size={size!r}, seconds={seconds!r}"
             )
-        self.folder = Path(
-            folder
-        ).absolute()  # a program may change its folder before it ends
-        self.size, self.texts, self.seconds = size, texts, seconds
+        # Absolute, since a program may change its folder before it ends.
+        self.folder = Path(folder).absolute()
+        for path in (self.folder, *self.folder.parents):
+            if os.path.isfile(path):
+                raise InputError(
+                    f"{path} is a file; queries are recorded in a folder: name another"
+                )
+        self.size = size
+        self.texts = texts
+        self.seconds = seconds
         self.collections = None if collections is None else frozenset(collections)
         self._within: dict[tuple[str, ...], Recorder] = {}
+        self._failed = set[str]()
         self._begin()
-        _ALL.add(self)
-        there = next(
-            path for path in (self.folder, *self.folder.parents) if path.is_dir()
-        )
-        if lack := lack_of_room(there):
-            self.fail(StoreError(f"cannot write in {str(there)!r}: {lack}"))
+        atexit.register(self.flush)
 
     def _begin(self) -> None:
-        """Nothing is heard yet: in a new process, or in the child of a fork."""
-        self._adding, self._writing = threading.Lock(), threading.Lock()
+        """Start with nothing heard, in a new process or in a forked one."""
+        self._process = os.getpid()
+        self._adding = threading.Lock()
+        self._writing = threading.Lock()
         self._timer: threading.Timer | None = None
-        self._failed = set[str]()
-        self._epoch: int | None = (
-            None  # the user_version of the record that it goes on with
-        )
-        self._unwritten = defaultdict[int, Unwritten](Unwritten)  # by dimension
-        self._clicks = list[tuple[str, str, float]]()
+        self._heard = defaultdict[int, _Heard](_Heard)
+        self._bounds: dict[int, str] = {}
+        self._clicks: list[tuple[str, str, float]] = []
 
     def add(self, queries: VectorLike, text: str | None = None) -> None:
         """Takes note of queries that were asked. Never raises.
@@ -419,42 +368,40 @@ class Recorder:
             text: The text of one query.
         """
         try:
-            if self.texts and not isinstance(text, (str, type(None))):
-                self.fail(
-                    InputError(f"expected a str, got {type(text).__name__}"),
-                    "the text of a query is",
-                )
-            text = (
-                text.encode(errors="replace").decode()
-                if self.texts and isinstance(text, str)
-                else None
-            )
+            if not isinstance(text, (str, type(None))):
+                raise InputError(f"expected a text, got {type(text).__name__}")
+            kept = None
+            if self.texts and text is not None:
+                kept = text.encode(errors="replace").decode()
             for vector in _vectors(queries):
-                self._add(vector, text)
+                self._add(vector, kept)
         except Exception as error:
             self.fail(error)
 
     def _add(self, vector: bytes, text: str | None) -> None:
-        id, dim, now = _id(vector), len(vector) // 4, time.time()
+        id = _id(vector)
+        dim = len(vector) // 4
+        now = time.time()
+        self._require_process()
         with self._adding:
-            part = self._unwritten[dim]
-            part.seen, part.first, part.last = part.seen + 1, part.first or now, now
-            if id < part.bound and _has_direction(vector):
-                previous = part.rows.get(id)
-                part.rows[id] = (
-                    dim,
-                    id,
-                    vector,
-                    now,
-                    previous[4] if previous and text is None else text,
-                )
-                if len(part.rows) > 2 * self.size:
-                    ids = sorted(part.rows)
-                    part.bound, part.rows = (
-                        ids[self.size],
-                        {id: part.rows[id] for id in ids[: self.size]},
-                    )
+            heard = self._heard[dim]
+            heard.seen += 1
+            heard.first = heard.first or now
+            heard.last = now
+            if id < self._bounds.get(dim, ALL) and _has_direction(vector):
+                if text is None and id in heard.rows:
+                    text = heard.rows[id][-1]
+                heard.rows[id] = (dim, id, vector, now, text)
+                if len(heard.rows) > 2 * self.size:
+                    ids = sorted(heard.rows)[: self.size + 1]
+                    heard.rows = {id: heard.rows[id] for id in ids}
+                    self._bounds[dim] = ids[-1]
             self._write_later()
+
+    def _require_process(self) -> None:
+        """Begin anew in a forked process, whose locks nobody may release."""
+        if self._process != os.getpid():
+            self._begin()
 
     def _write_later(self) -> None:
         if self._timer is None:
@@ -485,11 +432,10 @@ class Recorder:
         process may be told of a click, whichever answered the query.
         """
         try:
-            id, clicked = (
-                as_id(query if isinstance(query, str) else self.id_of(query)),
-                str(as_target(target)),
-            )
-            clicked.encode()  # what no database takes would keep all other clicks out
+            id = as_id(query) if isinstance(query, str) else self.id_of(query)
+            clicked = str(as_target(target))
+            clicked.encode()  # a lone surrogate would keep all other clicks out
+            self._require_process()
             with self._adding:
                 if len(self._clicks) < MOST_CLICKS:
                     self._clicks.append((id, clicked, time.time()))
@@ -501,30 +447,21 @@ class Recorder:
         """Deletes the queries of these ids, which `id_of` gives, with their clicks: from the folder and the folders in
         it, by whichever process they were recorded. Returns how many there were.
 
-        Recorders that run in other processes drop what came since they wrote last. A correction that was fitted on
-        these queries keeps them until the next `hubplugin.refit`.
+        What another process was asked within its last minute (`seconds`) it writes later: forget it again then. A
+        correction that was fitted on these queries keeps them until the next `hubplugin.refit`.
 
-        Raises InputError for what is no id, StoreError where a file cannot be read or written, which is then left as
-        it is, and OSError where none can be made.
+        Raises InputError for what is no id, and StoreError for a file that cannot be read or written, which is then
+        left as it is.
         """
-        forgotten, count = {as_id(id) for id in ids}, 0
-        for recorder in (self, *self._within.values()):
-            recorder._write()  # or what is in memory would be written after it was forgotten
-        for folder in sorted(
-            {self.folder, *(path.parent for path in self.folder.rglob(FILE))}
-        ):
-            with _transaction(folder) as record:
-                if record is not None:
-                    _begin_anew(record)
-                    for id in forgotten:
-                        rows = record.execute(
-                            "DELETE FROM queries WHERE id = ?", (id,)
-                        ).rowcount
-                        clicks = record.execute(
-                            "DELETE FROM clicks WHERE id = ?", (id,)
-                        ).rowcount
-                        count += rows + clicks > 0
-        self.flush()
+        forgotten = {as_id(id) for id in ids}
+        self.flush()  # or what is in memory would be written after it was forgotten
+        count = 0
+        for path in sorted(self.folder.rglob(FILE)):
+            with _transaction(path.parent) as record:
+                for id in forgotten:
+                    queries = record.execute("DELETE FROM queries WHERE id = ?", (id,))
+                    clicks = record.execute("DELETE FROM clicks WHERE id = ?", (id,))
+                    count += queries.rowcount + clicks.rowcount > 0
         return count
 
     def flush(self) -> None:
@@ -532,66 +469,42 @@ class Recorder:
         for recorder in (self, *list(self._within.values())):
             try:
                 recorder._write()
-                recorder._failed.clear()
             except Exception as error:
                 recorder.fail(error)
 
     def _write(self) -> None:
+        self._require_process()
         with self._writing:
             with self._adding:
                 if self._timer is not None:
                     self._timer.cancel()
-                    self._timer = None
-                parts = {
-                    dim: replace(part, rows=dict(part.rows))
-                    for dim, part in self._unwritten.items()
-                    if part.seen
-                }
-                clicks = list(self._clicks)
-            if self._epoch is None and not (parts or clicks):
-                return  # no folder is made for nothing
-            with _transaction(self.folder, create=True) as record:
-                assert record is not None
-                (epoch,) = record.execute("PRAGMA user_version").fetchone()
-                cleared = self._epoch not in (
-                    None,
-                    epoch,
-                )  # by others, or a query was forgotten
-                if not cleared and (parts or clicks):
-                    for dim, part in parts.items():
-                        record.execute(
-                            ADD["samples"],
-                            (dim, part.bound, part.seen, part.first, part.last),
-                        )
-                        record.executemany(ADD["queries"], part.rows.values())
-                    record.executemany(ADD["clicks"], clicks)
-                    _keep(record, self.size)
+                self._timer = None
+                heard = self._heard
+                clicks = self._clicks
+                self._heard = defaultdict[int, _Heard](_Heard)
+                self._clicks = []
+            if not heard and not clicks:
+                return
+            if not heard and not os.path.lexists(self.folder / FILE):
+                # No folder is made for a click in a misspelt collection.
+                self.fail(InputError("no query was recorded there"), "a click is")
+                return
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _transaction(self.folder) as record:
+                for dim, part in heard.items():
+                    sample = (dim, part.seen, part.first, part.last)
+                    record.execute(ADD_SAMPLE, sample)
+                    record.executemany(ADD_QUERY, part.rows.values())
+                record.executemany(ADD_CLICK, clicks)
+                for statement in KEEP:
+                    record.execute(statement, {"size": self.size})
                 bounds = dict(record.execute("SELECT dim, bound FROM samples"))
-            with self._adding:
-                self._epoch = epoch
-                if cleared:
-                    self._unwritten.clear()
-                    self._clicks.clear()
-                else:  # what was heard meanwhile is written the next time, and all of it where this fails
-                    del self._clicks[: len(clicks)]
-                    for dim, written in parts.items():
-                        part = self._unwritten[dim]
-                        part.seen -= written.seen
-                        part.rows = {
-                            id: row
-                            for id, row in part.rows.items()
-                            if written.rows.get(id) is not row
-                        }
-                # Of a model that has left the record nothing stays, or its sample would be as thin when it comes back.
-                heard = {
-                    dim: part for dim, part in self._unwritten.items() if part.seen
-                }
-                self._unwritten = defaultdict[int, Unwritten](Unwritten, heard)
-                for dim, bound in bounds.items():
-                    self._unwritten[dim].bound = min(self._unwritten[dim].bound, bound)
+        with self._adding:
+            self._bounds = bounds
+        self._failed.discard(QUERIES)
 
-    def fail(self, error: Exception, what: str = "queries are") -> None:
-        """Says in the log, once until it goes well again, that something is not recorded.
+    def fail(self, error: Exception, what: str = QUERIES) -> None:
+        """Say in the log that something is not recorded: once, until it is written again.
 
         Args:
             error: Why.
@@ -599,9 +512,8 @@ class Recorder:
         """
         if what not in self._failed:
             self._failed.add(what)
-            reason = getattr(error, "strerror", None) or error
             logging.getLogger(__name__).warning(
-                "%s not recorded in %s: %s; searches go on", what, self.folder, reason
+                "%s not recorded in %s: %s; searches go on", what, self.folder, error
             )
 
     def close(self) -> None:
@@ -614,7 +526,8 @@ class Recorder:
         if names not in self._within:
             if len(self._within) >= MOST_WITHIN:
                 raise InputError(
-                    f"{MOST_WITHIN} samples are kept in it already; {'/'.join(names)} is left out"
+                    f"{MOST_WITHIN} samples are kept in it already; "
+                    f"{'/'.join(names)} is left out"
                 )
             folder = folder_within(self.folder, *names)
             self._within.setdefault(
@@ -622,26 +535,3 @@ class Recorder:
                 Recorder(folder, self.size, texts=self.texts, seconds=self.seconds),
             )
         return self._within[names]
-
-
-_ALL: weakref.WeakSet[Recorder] = weakref.WeakSet()
-_creating = (
-    threading.Lock()
-)  # closing a file drops the locks that other threads have on it, those of SQLite too
-
-
-def _flush_all() -> None:
-    for recorder in list(_ALL):
-        recorder.flush()
-
-
-def _begin_all() -> None:
-    global _creating
-    _creating = threading.Lock()
-    for recorder in list(_ALL):
-        recorder._begin()
-
-
-atexit.register(_flush_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_all)

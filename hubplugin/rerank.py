@@ -21,11 +21,11 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from hubplugin.bank import Bank, BankLike
+from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.compute import Compute, LogSum, Similarities, reduce
 from hubplugin.compute.device import to_host
 from hubplugin.errors import InputError
-from hubplugin.methods import FitInput, build_method
+from hubplugin.methods import build_method
 from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
 from hubplugin.metric import Metric
 from hubplugin.model import LogSumExp, OffsetModel, Setting
@@ -243,7 +243,7 @@ class QueryMethod(BaseModel, ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def rule(self, fit_input: FitInput) -> Rule:
+    def rule(self, bank: PreparedBank) -> Rule:
         """The fitted rule."""
 
 
@@ -258,14 +258,14 @@ class DynamicInvertedSoftmax(QueryMethod):
     tau: float = Field(0.05, gt=0)
     k: int = Field(1, ge=1)
 
-    def rule(self, fit_input: FitInput) -> Rule:
+    def rule(self, bank: PreparedBank) -> Rule:
         model, targets = (
-            InvertedSoftmax(tau=self.tau).fit(fit_input),
-            fit_input.require_targets(self.name),
+            InvertedSoftmax(tau=self.tau).fit(bank),
+            bank.require_targets(),
         )
         return Dynamic(
             model.with_activation(
-                targets, self.k, compute=fit_input.compute.without_progress
+                targets, self.k, compute=bank.compute.without_progress
             )
         )
 
@@ -282,16 +282,16 @@ class DualDynamicInvertedSoftmax(QueryMethod):
     tau_target: float = Field(0.5, gt=0)
     k: int = Field(1, ge=1)
 
-    def rule(self, fit_input: FitInput) -> Rule:
+    def rule(self, bank: PreparedBank) -> Rule:
         targets, quiet = (
-            fit_input.require_targets(self.name),
-            fit_input.compute.without_progress,
+            bank.require_targets(),
+            bank.compute.without_progress,
         )
         model = DualInvertedSoftmax(
             tau_query=self.tau_query, tau_target=self.tau_target
-        ).model(fit_input)
+        ).model(bank)
         factors = [
-            replace(model, terms=(term,)).centre_on(targets, compute=quiet)
+            replace(model, terms=(term,), fitted=None).centre_on(targets, compute=quiet)
             for term in model.terms
         ]
         return DualDynamic(
@@ -308,9 +308,9 @@ class SingleQueryDualSoftmax(QueryMethod):
     name: ClassVar[str] = "dsl"
     temperature: float = Field(20.0, gt=0)
 
-    def rule(self, fit_input: FitInput) -> Rule:
+    def rule(self, bank: PreparedBank) -> Rule:
         return DualSoftmax(
-            Similarities(fit_input.query_bank, fit_input.metric, fit_input.compute),
+            Similarities(bank.query_bank, bank.metric, bank.compute),
             self.temperature,
         )
 
@@ -320,9 +320,9 @@ class GlobalCorrection(QueryMethod):
 
     name: ClassVar[str] = "gc"
 
-    def rule(self, fit_input: FitInput) -> Rule:
+    def rule(self, bank: PreparedBank) -> Rule:
         return GloballyCorrected(
-            Similarities(fit_input.query_bank, fit_input.metric, fit_input.compute)
+            Similarities(bank.query_bank, bank.metric, bank.compute)
         )
 
 
@@ -358,5 +358,8 @@ def fit_rule(
     Raises:
         InputError: one line, for anything that cannot be used as given.
     """
-    configuration = build_method(QUERY_METHODS, method, parameters, fit_rule)
-    return configuration.rule(Bank.of(bank).read(metric, compute, targets=targets))
+    configuration = build_method(QUERY_METHODS, method, parameters)
+    prepared = replace(Bank.of(bank).prepare(metric, compute), clicks=None)
+    if targets is not None:
+        prepared = prepared.against(targets)
+    return configuration.rule(prepared)

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from hubplugin.atomic import lack_of_room
-from hubplugin.errors import EmptyInput, StoreError
+from hubplugin.errors import EmptyInput, InputError, StoreError
 from hubplugin.executors import Shard
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value
@@ -58,7 +58,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Hits:
-    """For every query its nearest ids, best first, and their scores on the store's own scale."""
+    """The nearest ids of every query, best first, and their scores on the store's own scale."""
 
     ids: list[list[Id]]
     scores: list[list[float]]
@@ -66,7 +66,7 @@ class Hits:
 
 @dataclass(frozen=True)
 class Correction:
-    """What lies in a store: the model, and whether searches use it yet. made: when its writing began, as
+    """The correction that lies in a store: the model, and whether searches use it yet. made: when its writing began, as
     2026-03-01T12:00:00+00:00; None where that is not known."""
 
     model: OffsetModel
@@ -76,23 +76,13 @@ class Correction:
 
 @dataclass(frozen=True)
 class Explanation:
-    """How another client asks what `Store.search` asks: `text` for people, and the `request` as plain JSON."""
+    """The question that `Store.search` asks, for another client: `text` for people, the `request` as plain JSON.
+
+    A store whose clients speak a language of their own has a method `explain` that returns it.
+    """
 
     text: str
     request: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class LabelledQueries:
-    """Queries of the bank [m, d] whose answers are known, and the rows [m] of these in the order of `Store.scan`.
-
-    held_out: by how much exact rankings change R@1, 0 to 1, of queries that are not fitted on, and the standard error
-    of that; of a log, on the side that gains less. None where it was not tried.
-    """
-
-    queries: np.ndarray
-    rows: np.ndarray
-    held_out: tuple[float, float] | None = None
 
 
 class Writing(ABC):
@@ -111,9 +101,6 @@ class Writing(ABC):
 
     forced: bool = False
     """Whether it is activated even if the store's own searches would lose too much by it."""
-
-    labelled: LabelledQueries | None = None
-    """With which a store whose searches are not exact can try them before it activates."""
 
     takes_all: bool = False
     """Whether `write` is given every target of `scan`, those whose offset is right, too: all are rounded anew."""
@@ -146,7 +133,7 @@ class Writing(ABC):
         """Waits until all that was written is there."""
 
     def share(self) -> Share:
-        """What lets other machines write: of a store that has `shards`, as `hubplugin.executors.Sharded` does."""
+        """Return what lets other machines write, in a store that is `hubplugin.executors.Sharded`."""
         raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027
@@ -160,7 +147,7 @@ class Writing(ABC):
 
 
 class Store(ABC):
-    """One gallery of vectors in somebody's store, and the offsets that lie with it.
+    """A gallery of vectors in somebody's store, and the offsets that lie with it.
 
     `url` is what errors call it, `metric` and `dim` are those of its vectors. Methods raise StoreError, one line. Only
     `remove` and a `Writing` change anything. The six abstract methods are what a store must have. A store that other
@@ -190,9 +177,16 @@ class Store(ABC):
     how_to_record: str = "hubplugin.Recorder(FOLDER).add(queries) beside each search"
     """What to do so that there are recorded queries."""
 
+    def for_job(self) -> Store:
+        """Return this store for one job.
+
+        What does not change by itself, such as the manifest, is read once by it.
+        """
+        return self
+
     @abstractmethod
     def count(self) -> int:
-        """How many vectors `scan` yields."""
+        """Return how many vectors `scan` yields."""
 
     @abstractmethod
     def scan(self, field: str | None = None) -> Iterator[Batch]:
@@ -231,16 +225,21 @@ class Store(ABC):
         (`require_room`), as far as that can be told without changing anything: `apply` asks before it reads the
         gallery. dry_run: whoever asks need not have the right to write."""
 
+    def takes_metric(self, metric: Metric) -> bool:
+        """Return True if a model for `metric` can be written. A store whose metric
+        nobody has said may take that of the model from then on."""
+        return metric is self.metric
+
     def notes(self) -> Sequence[str]:
-        """What the store has to add to an inspection, a line each: where and how the correction lies in it."""
+        """Return what the store adds to an inspection, a line each: where and how the correction lies in it."""
         return ()
 
     def attention(self) -> Sequence[str]:
-        """What keeps searches from using a correction that lies in it, and what to do, a line each: `inspect` asks."""
+        """Return what keeps searches from using a correction that lies in it, and what to do, a line each."""
         return ()
 
     def plan(self) -> Sequence[str]:
-        """What writing a correction anew would do to the store, a line each."""
+        """Return what writing a correction anew would do to the store, a line each."""
         return ()
 
     @abstractmethod
@@ -257,24 +256,22 @@ class Store(ABC):
     def remove(self, progress: Progress | None = None) -> None:
         """Takes the correction out; the store is as if it had never been there. Nothing happens without one."""
 
-    def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
-        """Says how a client that knows nothing of hubplugin asks for the corrected ranking.
-
-        Args:
-            asked: a vector [d], or the id of a target.
-            k: how many results.
-
-        Raises:
-            StoreError: no correction is active.
-        """
-        raise StoreError(
-            f"{self.url} has an adapter that does not say how other clients ask for the corrected ranking"
-        )
-
     def with_filter(self, condition: str) -> Store:
-        """This store, whose searches return only targets that meet `condition`, in its own language. Raises InputError
-        for a condition that it cannot read."""
+        """Return this store with searches that find only targets that meet `condition`, in its own language.
+
+        Raises InputError for a condition that it cannot read.
+        """
         raise StoreError(f"{self.url} searches without filters")
+
+
+def for_job(store: Store) -> Store:
+    """Return `store` as one job asks it. Raises InputError for anything else."""
+    if not isinstance(store, Store):
+        raise InputError(
+            f"expected a store, got {type(store).__name__}; open one: "
+            "hubplugin.open_store(URL)"
+        )
+    return store.for_job()
 
 
 class StoreShard(Shard):
@@ -283,7 +280,7 @@ class StoreShard(Shard):
 
     @abstractmethod
     def scan(self) -> Iterator[Batch]:
-        """Its targets, as `Store.scan` has them."""
+        """Yield its targets, as `Store.scan` does."""
 
     def vectors(self) -> Vectors | None:
         try:

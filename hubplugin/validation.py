@@ -11,21 +11,20 @@ drawn at random: it costs the same whatever the size of the gallery.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Annotated, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from pydantic import Field, computed_field
+from typing_extensions import Self
 
 from hubplugin.bank import PreparedBank
 from hubplugin.compute import Similarities, dense, topk
 from hubplugin.errors import InputError
 from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.measures.significance import Figure, Side
-from hubplugin.methods import FitInput, Method
-from hubplugin.model import OffsetModel, QueryMap, Setting
+from hubplugin.methods import Method
+from hubplugin.model import OffsetModel, QueryMap, Setting, describe_method
 from hubplugin.vectors import as_vectors, draw_sample, take_rows
 
 FOLDS, FEWER = 5, 3
@@ -45,27 +44,28 @@ RESAMPLES = 100
 """Of the bootstrap of a skewness: its standard error comes out to 7 %."""
 
 
-@dataclass(frozen=True)
-class Fold:
-    """Rows of a bank: `train` [s] may be fitted on, `test` [h] are tried, and `teach` [p] teach a map; by default those
-    of `train`."""
+class Fold(NamedTuple):
+    """Rows of a bank: `train` [s] may be fitted on, `test` [h] are tried, and `teach` [p] teach a map."""
 
     train: np.ndarray
     test: np.ndarray
-    teach: np.ndarray | None = None
+    teach: np.ndarray
 
 
 def make_folds(
     rows: np.ndarray, fold_of: np.ndarray, limit: int | None = None
 ) -> list[Fold]:
-    """The folds of the bank queries `rows` [m], each of which is held out in the fold `fold_of` [m]; -1: in none. Of
-    all of them at most `limit` are tried, by default `HELD_OUT`."""
+    """Make folds of the bank queries `rows` [m]. Each is held out in the fold `fold_of` [m]; -1: in none.
+
+    All folds together try at most `limit` queries, by default `HELD_OUT`.
+    """
     count = int(fold_of.max()) + 1
     size = (limit or HELD_OUT) // max(count, 1)
-    return [
-        Fold(np.sort(rows[fold_of != fold]), rows[fold_of == fold][:size])
-        for fold in range(count)
-    ]
+    folds = []
+    for number in range(count):
+        train = np.sort(rows[fold_of != number])
+        folds.append(Fold(train, rows[fold_of == number][:size], train))
+    return folds
 
 
 def folds_of(
@@ -74,8 +74,7 @@ def folds_of(
     count: int = FOLDS,
     may_test: np.ndarray | None = None,
 ) -> list[Fold]:
-    """Divides the distinct queries of a bank into folds: of equal ones there is one, or the others would try a fit that
-    saw it.
+    """Split the distinct queries of a bank into folds. Duplicates are dropped, so no fold tries a fit that saw it.
 
     Args:
         bank: its known answers decide which queries are held out together.
@@ -89,14 +88,14 @@ def folds_of(
         InputError: no query can be held out.
     """
     require_enough(len(bank.distinct))
-    rng, answers = np.random.default_rng(seed), bank.known_answers
+    rng = np.random.default_rng(seed)
+    answers = bank.known_answers
     if answers is not None and may_test is None:
         rows, place = _by_target(bank, rng)
         others = np.setdiff1d(bank.distinct, rows)
-        return make_folds(
-            np.concatenate([rows, others]),
-            np.concatenate([place % count, np.full(len(others), -1)]),
-        )
+        never = np.full(len(others), -1)
+        fold_of = np.concatenate([place % count, never])
+        return make_folds(np.concatenate([rows, others]), fold_of)
     rows = rng.permutation(bank.distinct)
     is_tested = np.ones(len(rows), bool)
     if answers is not None and may_test is not None:
@@ -105,8 +104,7 @@ def folds_of(
 
 
 def paraphrase_folds(bank: PreparedBank, seed: int = 0) -> list[Fold]:
-    """Folds of a `bank` with known answers, drawn with `seed`, that hold out single wordings of targets that are asked
-    for in others, too.
+    """Draw folds with `seed` that hold out single wordings of targets that are asked for in others, too.
 
     They are made of as many queries as one fit has, or a fold might not see the other wordings.
     """
@@ -118,8 +116,8 @@ def paraphrase_folds(bank: PreparedBank, seed: int = 0) -> list[Fold]:
 def _by_target(
     bank: PreparedBank, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct queries [m] whose answer is known, by their targets in random order; and the place of each one's
-    target in that order, ascending."""
+    """Return the distinct queries [m] whose answer is known, by their targets in random order, and the place of each
+    one's target in that order, ascending."""
     assert bank.known_answers is not None
     answered = bank.distinct[bank.known_answers[bank.distinct] >= 0]
     numbers, target = np.unique(bank.known_answers[answered], return_inverse=True)
@@ -132,7 +130,8 @@ def _by_target(
 
 
 def folds_within(answer: np.ndarray, count: int) -> np.ndarray:
-    """The fold of each query, one of `count`: -1 where no other query has the same `answer` [m], or the answer is -1.
+    """Return the fold of each query, one of `count`: -1 where no other has the same `answer` [m], or the answer is -1.
+
     The wordings of one target are spread over the folds, so that each fold leaves some of them."""
     order = np.argsort(answer, kind="stable")
     _, first, group, times = np.unique(
@@ -148,7 +147,7 @@ def folds_within(answer: np.ndarray, count: int) -> np.ndarray:
 
 
 def require_enough(distinct: int) -> None:
-    """Raises InputError where of so many bank queries none can be held out."""
+    """Raise InputError where of so many bank queries none can be held out."""
     if distinct < 2 * FOLDS:
         raise InputError(
             f"query bank has {distinct} distinct queries; holding some of them out needs at least {2 * FOLDS}, so that "
@@ -156,146 +155,123 @@ def require_enough(distinct: int) -> None:
         )
 
 
-def fit_rows(bank: FitInput) -> int:
-    """`FIT_ROWS`, or as many as memory allows: a fit holds rows x (targets + target bank), target bank x targets, and
-    a Sinkhorn fit its exponentials."""
+def fit_rows(bank: PreparedBank) -> int:
+    """Return `FIT_ROWS`, or as many rows as memory allows.
+
+    A fit holds rows x (targets + target bank), target bank x targets, and a Sinkhorn fit its exponentials.
+    """
     return min(FIT_ROWS, max(math.isqrt(bank.compute.bytes() // 32), 2 * FOLDS))
 
 
 def sample_of(bank: PreparedBank, seed: int = 0) -> np.ndarray:
-    """Targets of the gallery of `bank` [n, d], drawn at random with `seed`."""
-    gallery = bank.targets or bank.require_targets(
-        "blend"
-    )  # of which the sample alone is read
+    """Draw targets of the gallery of `bank` [n, d] at random with `seed`."""
+    gallery = bank.require_targets()
     if gallery.rows < 2:
         raise InputError(
             f"{gallery.name} has one row; hubness needs at least 2 targets"
         )
-    return draw_sample(
-        gallery, 2 * fit_rows(bank), bank.metric, np.random.default_rng([seed, 1])
-    )
+    rng = np.random.default_rng([seed, 1])
+    return draw_sample(gallery, 2 * fit_rows(bank), bank.metric, rng)
 
 
 def answers_of(bank: PreparedBank, numbers: np.ndarray) -> np.ndarray:
-    """The targets of `bank` that `PreparedBank.known_answers` calls `numbers` [p]: rows of the target bank or of the
-    gallery, [p, d]."""
-    if bank.pairs is not None:
-        gold: np.ndarray = bank.require_target_bank("blend")[numbers]
+    """Return the targets that `PreparedBank.known_answers` calls `numbers` [p]: [p, d]."""
+    if bank.pairs is not None and bank.target_bank is not None:
+        gold: np.ndarray = bank.target_bank[numbers]
         return gold
     clicked, place = np.unique(numbers, return_inverse=True)
-    return take_rows(bank.require_targets("blend"), clicked, bank.metric)[
-        place.reshape(-1)
-    ]
+    rows = take_rows(bank.require_targets(), clicked, bank.metric)
+    return rows[place.reshape(-1)]
+
+
+def pairs_of(
+    bank: PreparedBank, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the pairs in the `rows` of a bank with known answers.
+
+    Returns:
+        Queries [p, d], the place of each one's target [p] among those asked for, and these [c, d].
+    """
+    assert bank.known_answers is not None
+    rows = rows[bank.known_answers[rows] >= 0]
+    numbers, place = np.unique(bank.known_answers[rows], return_inverse=True)
+    return bank.query_bank[rows], place.reshape(-1), answers_of(bank, numbers)
 
 
 def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`targets` [n, d] with those of `rows` [p, d] that are not among them, once each; and the place of each: [p]."""
+    """Add to `targets` [n, d] those of `rows` [p, d] that are not among them, once each.
+
+    Returns:
+        All of them, and the place of each row [p].
+    """
     places = {row.tobytes(): place for place, row in enumerate(targets)}
-    distinct = len(places)
-    columns = np.array(
-        [
-            places.setdefault(row.tobytes(), len(targets) + len(places) - distinct)
-            for row in rows
-        ]
-    )
-    numbers, first = np.unique(columns, return_index=True)
-    return np.concatenate([targets, rows[first[numbers >= len(targets)]]]), columns
+    added = list[int]()
+    columns = np.empty(len(rows), np.int64)
+    for number, row in enumerate(rows):
+        place = len(targets) + len(added)
+        columns[number] = places.setdefault(row.tobytes(), place)
+        if columns[number] == place:
+            added.append(number)
+    whole = np.concatenate([targets, rows[np.array(added, np.int64)]])
+    return whole, columns
 
 
-@dataclass(frozen=True, eq=False)
-class Training:
-    """What a fold trains on: `fit_input`, `FIT_ROWS` of its queries with the targets that they are tried among; and the
-    `rows` of the bank whose pairs teach."""
-
-    fit_input: FitInput
-    bank: PreparedBank
-    rows: np.ndarray
-
-    @cached_property
-    def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Queries [p, d], the place of each one's target [p] among those asked for, and these [c, d]."""
-        assert self.bank.known_answers is not None
-        rows = self.rows[self.bank.known_answers[self.rows] >= 0]
-        numbers, gold = np.unique(self.bank.known_answers[rows], return_inverse=True)
-        return (
-            self.bank.query_bank[rows],
-            gold.reshape(-1),
-            answers_of(self.bank, numbers),
-        )
-
-    def with_pairs(self, pairs: PreparedBank) -> Training:
-        """The same, where `pairs` teach, too."""
-        added = len(self.bank.query_bank) + np.arange(len(pairs.query_bank))
-        return Training(
-            self.fit_input,
-            self.bank.with_pairs(pairs),
-            np.concatenate([self.rows, added]),
-        )
-
-
-def _train(
-    bank: PreparedBank, fold: Fold, number: int, sample: np.ndarray
-) -> tuple[Training, np.ndarray | None]:
-    """What a fold trains on, and the column of each held-out query's answer: [h], None without answers."""
-    targets, target_bank, gold, limit = sample, bank.target_bank, None, fit_rows(bank)
-    if (
-        bank.known_answers is not None
-    ):  # the gallery holds what held-out queries ask for
-        targets, gold = with_rows(
-            sample, answers_of(bank, bank.known_answers[fold.test])
-        )
-    seen = np.sort(
-        fold.train[np.random.default_rng(number).permutation(len(fold.train))[:limit]]
-    )
-    if target_bank is not None:
-        subset = np.random.default_rng(number).permutation(len(target_bank))[:limit]
-        target_bank = target_bank[
-            subset if bank.pairs is None else np.unique(bank.pairs[seen])
-        ]
+def training_bank(
+    bank: PreparedBank, rows: np.ndarray, targets: np.ndarray, seed: int
+) -> PreparedBank:
+    """Return `FIT_ROWS` of the `rows` of a bank, with as much of the target bank, against `targets` [n, d]."""
+    limit = fit_rows(bank)
+    seen = np.sort(rows[np.random.default_rng(seed).permutation(len(rows))[:limit]])
+    target_bank = bank.target_bank
+    if target_bank is not None and bank.pairs is not None:
+        target_bank = target_bank[np.unique(bank.pairs[seen])]
+    elif target_bank is not None:
+        order = np.random.default_rng(seed).permutation(len(target_bank))
+        target_bank = target_bank[order[:limit]]
+    quiet = bank.compute.without_progress
     vectors = as_vectors(targets, "targets")
-    fit_input = FitInput(
-        bank.query_bank[seen],
-        vectors,
-        target_bank,
-        bank.metric,
-        bank.compute.without_progress,
+    return PreparedBank(
+        bank.query_bank[seen], bank.metric, quiet, target_bank, targets=vectors
     )
-    return Training(
-        fit_input, bank, fold.train if fold.teach is None else fold.teach
-    ), gold
 
 
 OffsetsAndMap: TypeAlias = tuple[np.ndarray | float, QueryMap | None]
 """The offsets of the targets that queries are tried among, [n], and what maps the queries."""
 
-Configuration: TypeAlias = (
-    Method | OffsetModel | Callable[[Training], list[OffsetsAndMap]] | None
-)
-"""What is tried: a method, fitted on what a fold leaves; a model as it is; several corrections at once; None is no
-correction."""
+Candidate: TypeAlias = Callable[
+    [PreparedBank, PreparedBank, np.ndarray], Sequence[OffsetsAndMap]
+]
+"""What is tried: one correction, or several. It gets the bank that it is fitted on, against the targets that are tried,
+the whole bank, and the rows of the whole bank that teach."""
 
 
-def _corrections(
-    configuration: Configuration, training: Training
+def uncorrected(
+    train: PreparedBank, bank: PreparedBank, teach: np.ndarray
 ) -> list[OffsetsAndMap]:
-    if configuration is None:
-        return [(0.0, None)]
-    if isinstance(configuration, Method):
-        return [(configuration.raw_offsets(training.fit_input), None)]
-    if isinstance(configuration, OffsetModel):
-        targets = training.fit_input.require_targets(configuration.method)
-        return [
-            (
-                configuration.raw_offsets(targets, training.fit_input.compute),
-                configuration.query_map,
-            )
-        ]
-    return configuration(training)
+    """A `Candidate`: no correction."""
+    return [(0.0, None)]
+
+
+def fitted_by(method: Method) -> Candidate:
+    """Return the candidate that fits a method on what each fold leaves."""
+    return lambda train, bank, teach: [(method.raw_offsets(train), None)]
+
+
+def as_it_is(model: OffsetModel) -> Candidate:
+    """Return the candidate that is a model, whatever the fold."""
+
+    def candidate(
+        train: PreparedBank, bank: PreparedBank, teach: np.ndarray
+    ) -> list[OffsetsAndMap]:
+        offsets = model.raw_offsets(train.require_targets(), train.compute)
+        return [(offsets, model.query_map)]
+
+    return candidate
 
 
 @dataclass(frozen=True, eq=False)
 class Margins:
-    """What each configuration did with each held-out query: [c, q].
+    """The ranks of each held-out query under each candidate: [c, q].
 
     hits [c, q, k]: the first of the `targets` that were sampled. costs: how much nearer the raw first target is than
     the corrected one; gap: of the two nearest, on average. margins: how far a query's own target is ahead of the best
@@ -312,115 +288,132 @@ class Margins:
     ranks: np.ndarray | None = None
 
     def noise(self, before: int, after: int) -> float:
-        """The standard error of the change of the skewness from configuration `before` to `after`: a bootstrap of the
-        queries, which are the same ones."""
-        rng, count, changes = (
-            np.random.default_rng(0),
-            self.hits.shape[1],
-            list[float](),
-        )
+        """Return the standard error of the change of the skewness from configuration `before` to `after`: a bootstrap
+        of the queries, which are the same ones."""
+        rng = np.random.default_rng(0)
+        count = self.hits.shape[1]
+        changes = []
         for _ in range(RESAMPLES):
             rows = rng.integers(0, count, count)
-            first, second = (
-                skewness(k_occurrence(hits[rows], self.targets))
-                for hits in self.hits[[before, after]]
-            )
-            changes.append(second - first)
+            first = k_occurrence(self.hits[before, rows], self.targets)
+            second = k_occurrence(self.hits[after, rows], self.targets)
+            changes.append(skewness(second) - skewness(first))
         return float(np.std(changes))
 
 
 def cross_validate(
-    configurations: Sequence[Configuration],
+    candidates: Sequence[Candidate],
     bank: PreparedBank,
     folds: Sequence[Fold],
-    seed: int = 0,
+    sample: np.ndarray | None = None,
 ) -> Margins:
-    """Fits each configuration on what each fold leaves, and tries it on what the fold holds out.
+    """Fit each candidate on what each fold leaves, and try it on what the fold holds out.
 
     The folds are the outer loop, so that each is multiplied once.
 
     Args:
-        configurations: None is no correction.
-        bank: the bank, with its gallery.
-        folds: of the bank.
-        seed: of the sample of the gallery.
+        candidates: What is tried.
+        bank: The bank, with its gallery.
+        folds: Those of the bank.
+        sample: Targets that all queries are tried among [s, d]; by default `sample_of` the gallery.
     """
-    sample, total = sample_of(bank, seed), len(folds) * len(configurations)
-    n, gaps = len(sample), list[float]()
-    parts: list[list[tuple[np.ndarray, ...]]] = []
+    if sample is None:
+        sample = sample_of(bank)
+    total = len(folds) * len(candidates)
+    by_fold = list[list[np.ndarray]]()
+    gaps = list[float]()
     for number, fold in enumerate(folds):
-        training, gold = _train(bank, fold, number, sample)
-        targets, compute = (
-            training.fit_input.require_targets("blend"),
-            training.fit_input.compute,
-        )
-        queries = bank.query_bank[fold.test]
-        similarities = dense(Similarities(queries, bank.metric, compute), targets)
-        nearest = topk(similarities[:, :n], min(2, n))[0]
-        gaps.append(float((nearest[:, 0] - nearest[:, -1]).mean()))
-        parts.append([])
-        for place, configuration in enumerate(configurations):
-            mapped, by_map = similarities, None
-            for offsets, query_map in _corrections(configuration, training):
-                if query_map is not by_map:  # several offsets beside one map
-                    mapped_queries = (
-                        queries if query_map is None else query_map(queries)
-                    )
-                    mapped, by_map = (
-                        dense(
-                            Similarities(mapped_queries, bank.metric, compute), targets
-                        ),
-                        query_map,
-                    )
-                scores = mapped + offsets
-                hits = topk(scores[:, :n], min(OCCURRENCE, max(n // 4, 1)))[1]
-                costs = (
-                    nearest[:, 0]
-                    - np.take_along_axis(similarities, hits[:, :1], axis=1)[:, 0]
-                )
-                parts[-1].append(
-                    (
-                        hits,
-                        costs,
-                        *([] if gold is None else _measure_gold(scores, gold)),
-                    )
-                )
-            bank.compute.report(
-                "trying candidates", number * len(configurations) + place + 1, total
-            )
-    by_fold = [
-        [np.stack(arrays) for arrays in zip(*part, strict=True)] for part in parts
-    ]
-    arrays = (
-        np.concatenate(folds_of_array, axis=1)
-        for folds_of_array in zip(*by_fold, strict=True)
-    )
-    return Margins(n, max(float(np.mean(gaps)), 1e-12), *arrays)
+        targets, gold = sample, None
+        if bank.known_answers is not None:
+            # The gallery holds what held-out queries ask for.
+            own = answers_of(bank, bank.known_answers[fold.test])
+            targets, gold = with_rows(sample, own)
+        train = training_bank(bank, fold.train, targets, number)
+        trial = _FoldTrial(train, bank.query_bank[fold.test], len(sample), gold)
+        gaps.append(float((trial.nearest[:, 0] - trial.nearest[:, -1]).mean()))
+        tried = list[tuple[np.ndarray, ...]]()
+        for place, candidate in enumerate(candidates):
+            tried += trial.measure(candidate(train, bank, fold.teach))
+            done = number * len(candidates) + place + 1
+            bank.compute.report("trying candidates", done, total)
+        by_fold.append([np.stack(arrays) for arrays in zip(*tried, strict=True)])
+    joined = [np.concatenate(arrays, axis=1) for arrays in zip(*by_fold, strict=True)]
+    return Margins(len(sample), max(float(np.mean(gaps)), 1e-12), *joined)
+
+
+class _FoldTrial:
+    """The held-out `queries` [h, d] of one fold among the targets of `train`, of which the first `sampled` were drawn.
+
+    gold: The column of each query's answer [h], None without answers.
+    """
+
+    def __init__(
+        self,
+        train: PreparedBank,
+        queries: np.ndarray,
+        sampled: int,
+        gold: np.ndarray | None,
+    ):
+        self._train = train
+        self._queries = queries
+        self._sampled = sampled
+        self._gold = gold
+        self._similarities = self._multiply(queries)
+        few = min(2, sampled)
+        self.nearest = topk(self._similarities[:, :sampled], few)[0]
+
+    def _multiply(self, queries: np.ndarray) -> np.ndarray:
+        similarities = Similarities(queries, self._train.metric, self._train.compute)
+        return dense(similarities, self._train.require_targets())
+
+    def measure(
+        self, corrections: Sequence[OffsetsAndMap]
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        """Yield hits and costs under each correction and, with known answers, margin, right and rank."""
+        mapped = self._similarities
+        last = None
+        for offsets, query_map in corrections:
+            if query_map is not last:  # several offsets share one map
+                last = query_map
+                mapped = self._similarities
+                if query_map is not None:
+                    mapped = self._multiply(query_map(self._queries))
+            scores = mapped + offsets
+            count = min(OCCURRENCE, max(self._sampled // 4, 1))
+            hits = topk(scores[:, : self._sampled], count)[1]
+            first = np.take_along_axis(self._similarities, hits[:, :1], axis=1)[:, 0]
+            costs = self.nearest[:, 0] - first
+            if self._gold is None:
+                yield hits, costs
+            else:
+                yield hits, costs, *_measure_gold(scores, self._gold)
 
 
 def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Margin, right and rank of the targets in the columns `gold` [p]; `scores` [p, n] are overwritten."""
+    """Return margin, right and rank of the targets in the columns `gold` [p]; `scores` [p, n] are overwritten."""
     rows = np.arange(len(gold))
     score = scores[rows, gold]
-    greater, equal = (
-        (scores > score[:, None]).sum(axis=1),
-        (scores == score[:, None]).sum(axis=1),
-    )
+    greater = (scores > score[:, None]).sum(axis=1)
+    equal = (scores == score[:, None]).sum(axis=1)
     scores[rows, gold] = -np.inf
     return score - scores.max(axis=1), (greater == 0) / equal, greater + (equal + 1) / 2
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One configuration on held-out queries; None is no correction.
+    """A correction on held-out queries, in figures.
 
-    skewness: of the k-occurrence. cost: mean fall of the similarity of the first target, as a share of the mean
-    distance between the two nearest. largest, never: of the queries, the share that finds the worst hub, and of the
-    targets tried, the share that none finds. right: R@1 of no correction and of this; rank: geometric mean rank of the
-    queries' own targets; both None without known answers.
+    method, parameters: Those of the correction; "none" is no correction.
+    skewness: Of the k-occurrence.
+    cost: Mean fall of the similarity of the first target, as a share of the mean distance between the two nearest.
+    largest: The share of the queries that finds the worst hub.
+    never: The share of the targets tried that no query finds.
+    right: R@1 of no correction and of this; None without known answers.
+    rank: Geometric mean rank of the queries' own targets; None without known answers.
     """
 
-    configuration: Annotated[Method | OffsetModel | None, Field(exclude=True)]
+    method: str
+    parameters: Mapping[str, Setting]
     queries: int
     skewness: float
     cost: float
@@ -434,23 +427,27 @@ class Figures:
         cls,
         margins: Margins,
         number: int,
-        configuration: Method | OffsetModel | None,
-    ) -> Figures:
-        """Return the figures of `configuration`, number `number` in `margins`, against number 0."""
+        method: str = "none",
+        parameters: Mapping[str, Setting] | None = None,
+        **fields: Any,
+    ) -> Self:
+        """Return the figures of candidate `number` in `margins` against number 0, with the `fields` of a subclass."""
         occurrence = k_occurrence(margins.hits[number], margins.targets)
         costs = margins.costs[number]
         rank = None
         if margins.ranks is not None:
             rank = float(np.exp(np.log(margins.ranks[number]).mean()))
         return cls(
-            configuration,
-            len(costs),
+            method=method,
+            parameters=parameters or {},
+            queries=len(costs),
             skewness=skewness(occurrence),
             cost=float(costs.mean() / margins.gap),
             largest=float(occurrence.max() / len(costs)),
             never=float((occurrence == 0).mean()),
             right=change_of(margins, 0, number),
             rank=rank,
+            **fields,
         )
 
     @property
@@ -460,37 +457,22 @@ class Figures:
 
     @property
     def change(self) -> Figure | None:
-        """Of R@1 over no correction, with its interval."""
+        """The change of R@1 over no correction, with its interval."""
         return None if self.right is None else self.right.change
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def method(self) -> str:
-        configuration = self.configuration
-        if isinstance(configuration, Method):
-            return configuration.name
-        return "none" if configuration is None else configuration.method
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def parameters(self) -> dict[str, Setting]:
-        return {} if self.configuration is None else self.configuration.parameters
 
     @property
     def name(self) -> str:
         """The method with its parameters."""
-        short = {
-            key: f"{value:.3g}" if isinstance(value, float) else value
-            for key, value in self.parameters.items()
-        }
-        return f"{self.method}({', '.join(f'{key}={value}' for key, value in short.items())})"
+        return describe_method(self.method, self.parameters)
 
     def figures(self) -> str:
-        """In one line."""
+        """Return the figures in one line."""
         text = f"{self.name:34s} skewness {self.skewness:6.2f}  cost {self.cost:5.2f}"
-        if self.right is not None:
-            gain, error = 100 * self.right.change.value, 196 * self.right.error
-            text += f"  R@1 {100 * self.right.after:5.1f} ({gain:+.1f} +- {error:.1f})  mean rank {self.rank:.2f}"
+        right = self.right
+        if right is not None:
+            change = f"{100 * right.change.value:+.1f} +- {196 * right.error:.1f}"
+            text += f"  R@1 {100 * right.after:5.1f} ({change})"
+            text += f"  mean rank {self.rank:.2f}"
         return text
 
 

@@ -1,21 +1,15 @@
-"""Every scenario on every backend that is there, and at the end a table that says what was seen working where."""
+"""Every scenario on every backend that is there; a skipped one says what is missing."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from rich.console import Console
-from rich.table import Table
 
 from integration_tests.backends import ABILITIES, BACKENDS, Backend
 from integration_tests.galleries import Gallery
 
-NO_BACKEND = "here"
-"""The column of scenarios that need no Qdrant."""
-
 _missing: dict[str, str] = {}
-_cells: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+"""Why backends are not there, by name."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,11 +45,10 @@ def pytest_configure(config: pytest.Config) -> None:
     servers_left_out = "not server" in config.getoption("markexpr")
     for name, backend in BACKENDS.items():
         # Where servers are left out nothing asks for Docker, which may be slow to say that it lacks an image.
-        reason = (
-            "make integration runs it"
-            if servers_left_out and "server" in backend.can
-            else backend.missing()
-        )
+        if servers_left_out and "server" in backend.can:
+            _missing[name] = "make integration runs it"
+            continue
+        reason = backend.missing()
         if reason is None and name in required:
             reason = backend.unobtainable()
         if reason is not None:
@@ -72,41 +65,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     marker = metafunc.definition.get_closest_marker("needs")
     needed = set(marker.args if marker else ())
-    able = [name for name, backend in BACKENDS.items() if needed <= backend.can]
-    there = [name for name in able if name not in _missing]
-    scenario = _scenario(metafunc.definition)
-    for name in BACKENDS:
-        if name not in able:
-            _cells[scenario][name] = [
-                next(
-                    text
-                    for need, text in ABILITIES.items()
-                    if need in needed - BACKENDS[name].can
-                )
-            ]
-        elif name in _missing:
-            _cells[scenario][name] = [_missing[name]]
-    absent = "; or ".join(
-        f"{name}: {_missing[name]}" for name in able if name in _missing
-    )
-    nowhere = pytest.param(
-        None,
-        id="nowhere",
-        marks=pytest.mark.skip(reason=f"no backend can run it; {absent}"),
-    )
-    metafunc.parametrize("backend", there or [nowhere], indirect=True, scope="session")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if isinstance(item, pytest.Function) and item.module.__name__.startswith(
-            "integration_tests."
-        ):
-            item.add_marker("slow")
-            chosen = getattr(item, "callspec", None)
-            backend = BACKENDS.get(chosen.params.get("backend", "")) if chosen else None
-            if backend is not None and "server" in backend.can:
-                item.add_marker("server")
+    assert needed <= ABILITIES.keys()
+    chosen = []
+    for name, backend in BACKENDS.items():
+        if not needed <= backend.can:
+            continue
+        marks = [pytest.mark.slow]
+        if "server" in backend.can:
+            marks.append(pytest.mark.server)
+        if name in _missing:
+            marks.append(pytest.mark.skip(reason=f"{name}: {_missing[name]}"))
+        chosen.append(pytest.param(name, marks=marks))
+    metafunc.parametrize("backend", chosen, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
@@ -157,64 +127,3 @@ def storage(request: pytest.FixtureRequest, backend: Backend) -> str:
     if request.param == "vector":
         backend.require((1, 18), "a second vector in place")
     return str(request.param)
-
-
-def _scenario(item: pytest.Item) -> str:
-    return (
-        getattr(item, "originalname", item.name).removeprefix("test_").replace("_", " ")
-    )
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[None]:
-    report: Any = yield  # type: ignore[misc]
-    if item.path.is_relative_to(__file__.removesuffix("conftest.py")):
-        chosen = getattr(item, "callspec", None)
-        where = chosen.params.get("backend", NO_BACKEND) if chosen else NO_BACKEND
-        if report.failed:
-            _cells[_scenario(item)][where].append("failed")
-        elif report.skipped and where is not None:
-            _cells[_scenario(item)][where].append(
-                report.longrepr[2].removeprefix("Skipped: ")
-            )
-        elif report.when == "call":
-            _cells[_scenario(item)][where].append("passed")
-    return report
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    ran = {
-        report.nodeid
-        for kind in ("passed", "failed", "skipped")
-        for report in terminalreporter.getreports(kind)
-    }
-    if not _cells or not any(name.startswith("integration_tests/") for name in ran):
-        return
-    columns = [NO_BACKEND, *BACKENDS]
-    table = Table(title="What was seen working where", title_justify="left")
-    table.add_column("scenario", max_width=60)
-    for column in columns:
-        table.add_column(column)
-    notes: dict[str, int] = {}
-    for scenario, row in _cells.items():
-        table.add_row(scenario, *(_cell(row[column], notes) for column in columns))
-    console = Console(width=150, file=terminalreporter._tw._file)
-    console.print(table)
-    for note, number in notes.items():
-        console.print(
-            f"  {number}  not run: {note}",
-            soft_wrap=True,
-            markup=False,
-            highlight=False,
-        )
-
-
-def _cell(outcomes: list[str], notes: dict[str, int]) -> str:
-    """`passed`, `failed`, or the number of the note that says why it, or a part of it, was not run."""
-    if "failed" in outcomes:
-        return "[red]failed[/]"
-    reasons = dict.fromkeys(outcome for outcome in outcomes if outcome != "passed")
-    numbers = [str(notes.setdefault(reason, len(notes) + 1)) for reason in reasons]
-    return ", ".join((["[green]passed[/]"] if "passed" in outcomes else []) + numbers)

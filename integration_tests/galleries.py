@@ -118,18 +118,14 @@ class Gallery:
         using: str = "",
         rows: int = len(TARGETS),
         graph: bool = False,
-        sparse: bool = False,
         vector: dict[str, Any] | None = None,
         **options: Any,
     ):
-        self.backend, self.name, self.using, self.sparse = backend, name, using, sparse
+        self.backend, self.name, self.using = backend, name, using
         self.ids, self.vectors = [point_id(row) for row in range(rows)], TARGETS[:rows]
-        self.client, self.url = backend.client(), name
-        if "processes" in backend.can:
-            url = backend.url(name)
-            self.url = (
-                f"{url}{'&' if '?' in url else '?'}using={using}" if using else url
-            )
+        self.client, self.url = backend.client(), backend.url(name)
+        if using:
+            self.url += f"{'&' if '?' in self.url else '?'}using={using}"
         parameters = models.VectorParams(
             size=TARGETS.shape[1], distance=models.Distance.COSINE, **(vector or {})
         )
@@ -140,8 +136,6 @@ class Gallery:
                 ),
                 "optimizers_config": models.OptimizersConfigDiff(indexing_threshold=10),
             }
-        if sparse:
-            options |= {"sparse_vectors_config": {"words": models.SparseVectorParams()}}
         self.client.create_collection(
             name, {using: parameters} if using else parameters, **options
         )
@@ -159,18 +153,9 @@ class Gallery:
         return models.PointStruct(id=key, vector=self.vector(vector), payload=payload)
 
     def vector(self, vector: np.ndarray) -> Any:
-        """`vector` [d] as requests have it, with the sparse one where there is one."""
+        """`vector` [d] as requests have it."""
         dense = vector.tolist()
-        if not self.sparse:
-            return {self.using: dense} if self.using else dense
-        largest = np.sort(np.argsort(-np.abs(vector))[:8])
-        values = np.abs(
-            vector[largest]
-        ).tolist()  # so that no two targets score the same
-        return {
-            self.using: dense,
-            "words": models.SparseVector(indices=largest.tolist(), values=values),
-        }
+        return {self.using: dense} if self.using else dense
 
     def is_indexed(self) -> bool:
         """Whether the server is done with its graphs. It makes none for a handful of points that lie by themselves."""
@@ -196,13 +181,10 @@ class Gallery:
         self,
         storage: Any = "auto",
         bank: Any = BANK,
-        offset_key: str | None = None,
         **options: Any,
     ) -> OffsetModel:
         """The model of a correction that is applied to it, with `options` of `apply`."""
-        return apply(
-            self.store(storage, offset_key=offset_key), bank, **(APPLY | options)
-        ).model
+        return apply(self.store(storage), bank, **(APPLY | options)).model
 
     def insert(self, ids: list[int | str], vectors: np.ndarray) -> None:
         """Adds or replaces targets as another program would, past hubplugin."""
@@ -241,11 +223,8 @@ class Gallery:
     def drop(self) -> None:
         """Leaves nothing behind."""
         client = self.backend.client()
-        for collection in client.get_collections().collections:  # with its companion
-            if collection.name == self.name or collection.name.startswith(
-                f"{self.name}--"
-            ):
-                client.delete_collection(collection.name)
+        for name in (self.name, f"{self.name}--hub"):
+            client.delete_collection(name)
 
     def search(
         self,

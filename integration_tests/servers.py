@@ -4,19 +4,16 @@ import os
 import shlex
 import shutil
 import socket
-import ssl
 import subprocess
-import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import httpx
-import trustme
 from pytest_docker.plugin import DockerComposeExecutor, execute
 from qdrant_client import QdrantClient
 
@@ -28,19 +25,15 @@ COMPOSE_FILE = Path(__file__).with_name("docker-compose.yml")
 
 @dataclass(frozen=True)
 class Address:
-    """Where one server answers, and how it wants to be spoken to. `authority` is the certificate to trust, where it
-    is none that the system trusts."""
+    """Where one server answers, and how it wants to be spoken to."""
 
     host: str
     http: int
     grpc: int
     api_key: str | None = None
-    https: bool = False
-    authority: Path | None = None
     prefer_grpc: bool = False
 
     def options(self) -> dict:
-        trust = {"verify": self._trusting()} if self.authority else {}
         return {
             "host": self.host,
             "port": self.http,
@@ -49,32 +42,21 @@ class Address:
             "prefer_grpc": self.prefer_grpc,
             "timeout": 60,
             "check_compatibility": False,  # the matrix holds servers older than the client on purpose
-            "https": self.https,
-            **trust,
+            "https": False,
         }
-
-    def _trusting(self) -> ssl.SSLContext | bool:
-        return (
-            ssl.create_default_context(cafile=self.authority)
-            if self.authority
-            else True
-        )
 
     def client(self) -> QdrantClient:
         return QdrantClient(**self.options())
 
     def ready(self) -> bool:
-        scheme = "https" if self.https else "http"
         try:
-            return httpx.get(
-                f"{scheme}://{self.host}:{self.http}/readyz", verify=self._trusting()
-            ).is_success
+            return httpx.get(f"http://{self.host}:{self.http}/readyz").is_success
         except httpx.TransportError:
             return False
 
     def url(self, collection: str) -> str:
         by_grpc = f"?grpc={self.grpc}" if self.prefer_grpc else ""
-        return f"qdrant{'+https' if self.https else ''}://{self.host}:{self.http}/{collection}{by_grpc}"
+        return f"qdrant://{self.host}:{self.http}/{collection}{by_grpc}"
 
 
 class Process(ABC):
@@ -195,17 +177,12 @@ class Container(Process):
     def missing() -> str | None:
         if shutil.which("docker") is None:
             return "install Docker with its compose plugin"
-        for command, reason in (
-            ("compose version", "install Docker's compose plugin"),
-            ("info", "start the Docker engine, which does not answer"),
-        ):
-            try:
-                if subprocess.run(
-                    ["docker", *command.split()], capture_output=True, timeout=60
-                ).returncode:
-                    return reason
-            except subprocess.TimeoutExpired:
-                return reason
+        for command in ("compose version", "info"):
+            run = subprocess.run(["docker", *command.split()], capture_output=True)
+            if run.returncode:
+                return (
+                    f"docker {command} fails: start the engine, with its compose plugin"
+                )
         return None
 
     @staticmethod
@@ -258,47 +235,6 @@ def container_network() -> Iterator[str]:
         execute(f"docker network rm {name}")
 
 
-class Stalling:
-    """Ports of this machine that lead to `others`, the ports of a server here, and can be made to pass nothing on."""
-
-    def __init__(self, *others: int):
-        self._passing = threading.Event()
-        self._passing.set()
-        self._listening = [socket.create_server(("127.0.0.1", 0)) for _ in others]
-        self.ports = [listening.getsockname()[1] for listening in self._listening]
-        for listening, other in zip(self._listening, others, strict=True):
-            threading.Thread(
-                target=self._accept, args=(listening, other), daemon=True
-            ).start()
-
-    @contextmanager
-    def stalled(self) -> Iterator[None]:
-        """In here nothing arrives; afterwards it does."""
-        self._passing.clear()
-        try:
-            yield
-        finally:
-            self._passing.set()
-
-    def close(self) -> None:
-        for listening in self._listening:
-            listening.close()
-
-    def _accept(self, listening: socket.socket, other: int) -> None:
-        with suppress(OSError):  # closed
-            while True:
-                client, _ = listening.accept()
-                server = socket.create_connection(("127.0.0.1", other))
-                for ends in ((client, server), (server, client)):
-                    threading.Thread(target=self._pass, args=ends, daemon=True).start()
-
-    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError), source, sink:
-            while content := source.recv(1 << 16):
-                self._passing.wait()
-                sink.sendall(content)
-
-
 def free_ports(count: int) -> list[int]:
     """Ports that the system has free. All are held until all are known, so that no two are the same."""
     with ExitStack() as stack:
@@ -306,14 +242,3 @@ def free_ports(count: int) -> list[int]:
         for free in sockets:
             free.bind(("127.0.0.1", 0))
         return [free.getsockname()[1] for free in sockets]
-
-
-def make_certificates(folder: Path) -> Path:
-    """A folder with a fresh authority (cacert.pem) and a server's certificate by it (cert.pem, key.pem)."""
-    folder.mkdir(parents=True)
-    authority = trustme.CA()
-    certificate = authority.issue_cert("localhost", "127.0.0.1")
-    authority.cert_pem.write_to_path(str(folder / "cacert.pem"))
-    certificate.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
-    certificate.private_key_pem.write_to_path(str(folder / "key.pem"))
-    return folder

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
-from tests.qdrant.conftest import apply_to
+import hubplugin_qdrant
+from tests.qdrant.conftest import apply_to, set_constants
 from tests.qdrant.test_other_clients import BLOCKS, QUERY
 
 pytestmark = pytest.mark.needs("server")
@@ -26,14 +27,13 @@ def test_the_curl_blocks_of_the_page_find_what_the_wrapped_client_finds(
         apply_to(
             client, name, bank, method="is", force=True, storage=storage, vector="image"
         )
+        set_constants(
+            hubplugin_qdrant.open_store(client, name), oversampling=4.0, hnsw_ef=160
+        )
         block = BLOCKS[storage == "vector"].replace(
             '"limit": 40', '"limit": 40, "using": "image"'
         )
-        wrapped = (
-            backend.wrapped(oversampling=4.0, hnsw_ef=160)
-            .query_points(name, QUERY, "image")
-            .points
-        )
+        wrapped = backend.wrapped().query_points(name, QUERY, "image").points
         assert [point["id"] for point in curl(block, backend, name)["points"]] == [
             point.id for point in wrapped
         ]

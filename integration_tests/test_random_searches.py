@@ -6,7 +6,6 @@ import pytest
 
 from tests.qdrant.test_random_searches import (
     DISTANCES,
-    MODES,
     Disturbed,
     World,
     check_random_searches,
@@ -15,17 +14,16 @@ from tests.qdrant.test_random_searches import (
 pytestmark = pytest.mark.needs("server")
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("distance", DISTANCES, ids=lambda distance: distance.value)
 def test_random_requests_find_what_the_definition_says_while_others_write(
-    backend, storage, distance, mode
+    backend, storage, distance
 ):
     backend.require((1, 17), "a score threshold in a prefetch over a formula")
     name = f"hubplugin-test-{uuid.uuid4().hex[:12]}"
     client = Disturbed(**backend.address.options())
     try:
         check_random_searches(
-            World(client, distance, storage, MODES[mode], name=name, by_server=True)
+            World(client, distance, storage, name=name, by_server=True)
         )
     finally:
         for collection in (name, f"{name}--hub"):

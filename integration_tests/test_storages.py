@@ -6,32 +6,8 @@ from qdrant_client import models
 
 import hubplugin
 from integration_tests.galleries import AGREED, LATER, QUERIES, K, assert_same, point_id
-from integration_tests.waiting import wait_until
 
-
-def test_either_storage_corrects_is_maintained_and_is_removed_without_a_trace(
-    backend, fill, storage
-):
-    gallery = fill(using="code")
-    before, ids, vectors = gallery.content(), gallery.ids, gallery.vectors
-    model = gallery.correct(storage)
-    assert gallery.agreement(backend.wrapped(), model) >= AGREED
-
-    fresh = [point_id(len(ids) + row) for row in range(len(LATER))]
-    gallery.insert(fresh, LATER)
-    gallery.ids, gallery.vectors = ids + fresh, np.concatenate([vectors, LATER])
-    assert set(fresh) & {
-        point.id for points in gallery.search(backend.wrapped()) for point in points
-    }
-    assert gallery.health() == (len(gallery.ids), len(LATER), 0)
-    hubplugin.refresh(gallery.store())
-    assert gallery.agreement(backend.wrapped(), model) >= AGREED
-
-    backend.client().delete(gallery.name, fresh, wait=True)
-    gallery.ids, gallery.vectors = ids, vectors
-    hubplugin.remove(gallery.store())
-    assert_same(gallery.content(), before)
-    assert gallery.agreement(backend.wrapped(), None) == 1
+pytestmark = pytest.mark.needs("server")
 
 
 def test_points_that_come_where_others_were_deleted_are_found(backend, fill, storage):
@@ -48,25 +24,18 @@ def test_points_that_come_where_others_were_deleted_are_found(backend, fill, sto
         assert key in [point.id for point in points]
 
 
-def test_a_collection_of_float16_is_corrected_and_stays_so(backend, fill, storage):
-    gallery = fill(using="code", vector={"datatype": models.Datatype.FLOAT16})
-    model = gallery.correct(storage)
-    assert gallery.health()[1:] == (0, 0)
-    assert gallery.agreement(backend.wrapped(), model) >= AGREED - 0.01
-
-
-@pytest.mark.needs("server")
-@pytest.mark.parametrize("storage", ["auto", "vector"])
-def test_a_collection_of_four_bits_is_corrected_and_stays_so(backend, fill, storage):
-    """In payloads by default; a second vector beside four bits has sixteen."""
-    backend.require((1, 19), "vectors of 4 bits")
-    gallery = fill(using="code", vector={"datatype": models.Datatype("turbo4")})
+@pytest.mark.parametrize("datatype", ["float16", "turbo4"])
+def test_a_collection_of_few_bits_is_corrected_and_stays_so(
+    backend, fill, storage, datatype
+):
+    """A second vector has sixteen bits a number."""
+    if datatype == "turbo4":
+        backend.require((1, 19), "vectors of 4 bits")
+    gallery = fill(using="code", vector={"datatype": models.Datatype(datatype)})
     before = gallery.content()
-    gallery.vectors = np.array(
-        [before[key][0]["code"] for key in gallery.ids], np.float32
-    )  # as they are stored
+    stored = [before[key][0]["code"] for key in gallery.ids]
+    gallery.vectors = np.array(stored, np.float32)
     model = gallery.correct(storage)
-    assert gallery.store().storage == ("payload" if storage == "auto" else "vector")
     if storage == "vector":
         vectors = backend.client().get_collection(gallery.name).config.params.vectors
         assert vectors["hub_v1"].datatype == models.Datatype.FLOAT16
@@ -77,6 +46,7 @@ def test_a_collection_of_four_bits_is_corrected_and_stays_so(backend, fill, stor
 
 
 QUANTISED = {
+    "none": None,
     "scalar": models.ScalarQuantization(
         scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8)
     ),
@@ -90,12 +60,10 @@ QUANTISED = {
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
-def test_the_offsets_of_a_quantised_collection_keep_their_weight(
+def test_a_graph_with_or_without_codes_finds_as_much_as_raw(
     backend, fill, storage, kind
 ):
-    gallery = fill(
-        using="code", graph="server" in backend.can, quantization_config=QUANTISED[kind]
-    )
+    gallery = fill(using="code", graph=True, quantization_config=QUANTISED[kind])
     model, hub = gallery.correct(storage), backend.wrapped()
     exact = models.SearchParams(exact=True)
     assert (
@@ -105,19 +73,9 @@ def test_the_offsets_of_a_quantised_collection_keep_their_weight(
     assert gallery.agreement(hub, model) >= raw - 0.03  # by the codes and the graph
 
 
-@pytest.mark.needs("server")
-def test_either_storage_reaches_the_recall_of_the_raw_graph(backend, fill, storage):
-    gallery = fill(using="code", graph=True)
-    model = gallery.correct(storage)
-    wait_until(gallery.is_indexed)
-    raw = gallery.agreement(gallery.store().search(QUERIES, K, raw=True).ids, None)
-    assert gallery.agreement(backend.wrapped(), model) >= raw - 0.02
-
-
-@pytest.mark.needs("server")  # local mode takes no unnamed vector beside a named one
 def test_a_second_vector_beside_an_unnamed_one_disturbs_no_plain_client(backend, fill):
     backend.require((1, 18), "a second vector in place")
-    gallery = fill(graph="server" in backend.can)
+    gallery = fill(graph=True)
     client, before = backend.client(), gallery.content()
     model = gallery.correct("vector")
     assert gallery.agreement(backend.wrapped(), model) >= 0.97

@@ -23,6 +23,8 @@ from integration_tests.galleries import (
     payload,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_wrapping_an_existing_qdrant_collection(backend, gallery):
     # There is a collection, and an application that searches it.

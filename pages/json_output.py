@@ -13,7 +13,7 @@ from hubplugin.cli.manage import Explained, RecordedBank
 from hubplugin.evaluation.results import Results
 from hubplugin.jobs.diagnose import Diagnosis
 from hubplugin.jobs.results import Applied, Inspection, Refitted, Removed
-from hubplugin.report import Result
+from hubplugin.results import Result
 
 START = """# JSON
 

@@ -4,11 +4,11 @@ from html.parser import HTMLParser
 
 
 class Parsed(HTMLParser):
-    """The references of a page, its tags, and the classes of its tiles."""
+    """The references of a page, and its tags."""
 
     def __init__(self, text: str):
         super().__init__()
-        self.references, self.tags, self.tiles = [], [], []
+        self.references, self.tags = [], []
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
@@ -16,5 +16,3 @@ class Parsed(HTMLParser):
         self.tags.append(tag)
         referring = ("src", "href", "xlink:href", "srcset", "data", "action")
         self.references += [given[key] for key in referring if key in given]
-        if (given.get("class") or "").startswith("tile "):
-            self.tiles.append(given["class"].removeprefix("tile "))

@@ -1,4 +1,5 @@
-"""Corrected search over an index that stays as it is: fetch more, rank again, and know when the result is exact."""
+"""Corrected search over an index that stays as it is: fetch more, rank again, and know
+when the result is exact."""
 
 from __future__ import annotations
 
@@ -19,23 +20,26 @@ from hubplugin.rerank import (
     Rule,
 )
 from hubplugin.vectors import OffsetsLike, VectorLike, as_vectors
+from hubplugin_faiss.calibration import parts
 from hubplugin_faiss.index import normalises_queries, require_offsets
 
 GROWTH = 4
 
 
 class Searchable(Protocol):
-    """Anything with Faiss's search: scores [m, k] and ids [m, k], best first, -1 where there are no more."""
+    """Anything with Faiss's search: scores [m, k] and ids [m, k], best first, -1 where
+    there are no more."""
 
-    def search(
-        self, x: np.ndarray, k: int, **options: object
-    ) -> tuple[np.ndarray, np.ndarray]: ...
+    def search(self, x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 @dataclass(frozen=True)
 class Certified:
-    """Scores and ids [m, k] as Faiss gives them, and for each query whether they are certain to be the k best of the
-    corrected ranking (`certified` [m]) and how many candidates that took (`fetched` [m])."""
+    """Results of `CorrectedSearch.search_certified`.
+
+    scores, ids: [m, k], as Faiss gives them. certified: whether they are certain to be
+    the k best of the corrected ranking [m]. fetched: how many candidates that took [m].
+    """
 
     scores: np.ndarray
     ids: np.ndarray
@@ -43,41 +47,33 @@ class Certified:
     fetched: np.ndarray
 
 
-def _scores_by_bits(index: Searchable) -> bool:
-    """Whether the scores of `index` count bits that differ."""
-    if not isinstance(index, faiss.Index):
-        return False
-    index = faiss.downcast_index(index)
-    return isinstance(index, faiss.IndexLSH) or (
-        hasattr(index, "index") and _scores_by_bits(index.index)
-    )
-
-
 class CorrectedSearch:
     """`search(x, k)` by corrected scores over an index that stays as it is.
 
-    If the L best candidates end at similarity s_L, no other target can score more than s_L + M, M the largest offset.
-    Of a model that maps queries, these are similarities to the mapped query, which the index is searched with.
-    Answers are certified once their k-th corrected score reaches that bound. Until then more candidates are fetched,
-    four times as many each time. The certificate holds for an exact index; an approximate one may miss what its raw
-    search misses.
+    If the L best candidates end at similarity s_L, no other target can score more than
+    s_L + M, M the largest offset. Of a model that maps queries, these are similarities
+    to the mapped query, which the index is searched with. Answers are certified once
+    their k-th corrected score reaches that bound. Until then more candidates are
+    fetched, four times as many each time. The certificate holds for an exact index; an
+    approximate one may miss what its raw search misses.
 
-    Codes without room for an offset (RaBitQ, LSH, additive quantisers) score so roughly that offsets drown in their
-    errors. With `vectors`, they find candidates, and these are ranked by their true similarities.
+    Codes without room for an offset (RaBitQ, LSH, additive quantisers) score so roughly
+    that offsets drown in their errors. With `vectors`, they find candidates, and these
+    are ranked by their true similarities.
 
     Args:
-        index: anything with Faiss's `search` whose scores are inner products, or squared L2 distances if its
-            `metric_type` says so.
-        correction: offsets [n], an `OffsetModel`, or a fitted `hubplugin.rerank.Rule` for the corrections
-            that depend on the query (dis, dualdis, dsl, gc).
-        targets: the gallery [n, d] that a model or a rule needs; by default `vectors`.
-        vectors: the originals of the entries [n, d], row i that of id `ids[i]`. Candidates are ranked by these instead
-            of the index's own scores. LSH needs them: it scores by bits that differ, which are no similarities.
-        ids: int64 [n], the id of each row; 0 ... n - 1 by default.
-        limit: the most candidates fetched for a query.
+        index: Anything with Faiss's `search` whose ids are 0 ... n - 1, and whose scores
+            are inner products, or squared L2 distances if its `metric_type` says so.
+        correction: Offsets [n], an `OffsetModel`, or a fitted `hubplugin.rerank.Rule`
+            for the corrections that depend on the query (dis, dualdis, dsl, gc).
+        targets: The gallery [n, d] that a model or a rule needs; by default `vectors`.
+        vectors: The originals of the entries [n, d]. Candidates are ranked by these
+            instead of the index's own scores. LSH needs them: it scores by bits that
+            differ, which are no similarities.
+        limit: The most candidates fetched for a query.
 
     Raises:
-        InputError: offsets, targets, vectors or ids do not fit each other or the index.
+        InputError: Offsets, targets or vectors do not fit each other or the index.
     """
 
     def __init__(
@@ -87,218 +83,193 @@ class CorrectedSearch:
         *,
         targets: VectorLike | None = None,
         vectors: VectorLike | None = None,
-        ids: np.ndarray | None = None,
         limit: int = 4096,
     ):
-        self._index, self._limit = index, limit
+        self._index = index
+        self._limit = limit
         metric = getattr(index, "metric_type", faiss.METRIC_INNER_PRODUCT)
         if metric not in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
             raise InputError(
-                f"the index has metric {metric}, neither inner product nor L2: an offset is no part of it"
+                f"the index has metric {metric}, neither inner product nor L2: an offset "
+                "is no part of it"
             )
         self._euclidean = metric == faiss.METRIC_L2
-        self._rule: Rule | None = None
-        model = correction.fitted if isinstance(correction, Dynamic) else correction
-        self._mapping = (
-            model
-            if isinstance(model, OffsetModel) and model.query_map is not None
-            else None
-        )
-        if (
-            self._mapping is not None
-            and isinstance(index, faiss.Index)
-            and normalises_queries(index)
-        ):
-            raise refuse_query_map("an index that normalises queries (L2norm)")
-        self._bits = _scores_by_bits(index)
-        if self._bits and vectors is None:
-            raise InputError(
-                "an index of bits (LSH) has no similarities to rank by: pass the originals, vectors="
-            )
+        self._scores_bits = False
         self._vectors = None if vectors is None else as_vectors(vectors, "vectors")
-        targets = self._vectors if targets is None else targets
+        model = correction.fitted if isinstance(correction, Dynamic) else correction
+        self._map: OffsetModel | None = None
+        if isinstance(model, OffsetModel) and model.query_map is not None:
+            self._map = model
+        if isinstance(index, faiss.Index):
+            self._check(faiss.downcast_index(index))
+        self._rule: Rule | None = None
         count = getattr(index, "ntotal", None)
         if isinstance(correction, OffsetModel | Rule):
+            targets = self._vectors if targets is None else targets
             if targets is None:
                 raise InputError(
-                    f"{type(correction).__name__} needs to know the gallery: pass targets="
+                    f"{type(correction).__name__} needs to know the gallery: pass "
+                    "targets="
                 )
-            gallery = as_vectors(targets, "targets")
+            targets = as_vectors(targets, "targets")
         if isinstance(correction, Rule):
-            self._rule, self._corrections = correction, correction.keep(gallery)
+            self._rule = correction
+            self._corrections = correction.keep(targets)
         else:
-            offsets = np.array(
-                correction.offsets(gallery)
-                if isinstance(correction, OffsetModel)
-                else correction
-            )
-            self._corrections = require_offsets(
-                offsets, offsets.size if count is None else count, "the index"
-            )
-        if count not in (None, len(self._corrections)):
+            if isinstance(correction, OffsetModel):
+                correction = correction.offsets(targets)
+            offsets = np.array(correction)
+            expected = offsets.size if count is None else count
+            self._corrections = require_offsets(offsets, expected, "the index")
+        self._count = len(self._corrections)
+        if count not in (None, self._count):
             raise InputError(
-                f"{len(self._corrections)} targets were given, the index holds {count}"
+                f"{self._count} targets were given, the index holds {count}"
             )
-        expected = (
-            len(self._corrections),
-            getattr(index, "d", None if self._vectors is None else self._vectors.dim),
-        )
-        if (
-            self._vectors is not None
-            and (self._vectors.rows, self._vectors.dim) != expected
-        ):
-            raise InputError(
-                f"vectors have shape {[self._vectors.rows, self._vectors.dim]}: expected {list(expected)}"
-            )
-        names = None if ids is None else np.asarray(ids)
-        count = len(self._corrections)
-        if names is not None and (
-            names.shape != (count,) or names.dtype.kind not in "iu" or (names < 0).any()
-        ):
-            raise InputError(
-                f"ids have shape {list(names.shape)} of {names.dtype}: expected {count} whole numbers from 0 on, one "
-                "for each target"
-            )
-        self._order = None if names is None else np.argsort(names, kind="stable")
-        self._ids = None if names is None else names.astype(np.int64)[self._order]
+        if self._vectors is not None:
+            shape = [self._vectors.rows, self._vectors.dim]
+            expected = [self._count, getattr(index, "d", self._vectors.dim)]
+            if shape != expected:
+                raise InputError(f"vectors have shape {shape}: expected {expected}")
 
-    def search(
-        self, x: np.ndarray, k: int, **options: object
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _check(self, index: faiss.Index) -> None:
+        if self._map is not None and normalises_queries(index):
+            raise refuse_query_map("an index that normalises queries (L2norm)")
+        if isinstance(index, faiss.IndexIDMap):
+            raise InputError(
+                f"the ids of this {type(index).__name__} are not its rows: search what "
+                "lies inside, faiss.downcast_index(index.index), and take "
+                "faiss.vector_to_array(index.id_map)[ids]"
+            )
+        self._scores_bits = any(
+            isinstance(part, faiss.IndexLSH) for part in parts(index)
+        )
+        if self._scores_bits and self._vectors is None:
+            raise InputError(
+                "an index of bits (LSH) has no similarities to rank by: pass the "
+                "originals, vectors="
+            )
+
+    def search(self, x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Searches by the corrected ranking.
 
         Args:
             x: Queries [m, d].
             k: How many results of each.
-            options: Go to the index, such as params=.
 
         Returns:
-            Corrected scores and ids [m, k], as Faiss gives them: inner products, larger first, or squared distances,
-            smaller first, with 2 * offset taken off.
+            Corrected scores and ids [m, k], as Faiss gives them: inner products, larger
+            first, or squared distances, smaller first, with 2 * offset taken off.
 
         Raises:
-            InputError: For queries that cannot be used, or an index that was changed meanwhile.
+            InputError: For queries that cannot be used, or an index that was changed
+                meanwhile.
         """
-        answers = self.search_certified(x, k, **options)
+        answers = self.search_certified(x, k)
         return answers.scores, answers.ids
 
-    def search_certified(self, x: np.ndarray, k: int, **options: object) -> Certified:
+    def search_certified(self, x: np.ndarray, k: int) -> Certified:
         """Searches as `search` does.
 
         Args:
-            x: Queries [q, d].
-            k: How many results each has.
-            **options: As of `search`.
+            x: Queries [m, d].
+            k: How many results of each.
 
         Returns:
             The results, and a certificate for each query.
         """
-        queries = np.ascontiguousarray(x, np.float32)
-        d, count = getattr(self._index, "d", None), getattr(self._index, "ntotal", None)
-        if (
-            queries.ndim != 2
-            or k < 1
-            or d not in (None, queries.shape[1])
-            or not np.isfinite(queries).all()
-        ):
-            raise InputError(
-                f"expected finite queries [m, {d or 'd'}] and k >= 1, got shape {queries.shape}, k = {k}"
-            )
-        queries = queries if self._mapping is None else self._mapping.queries(queries)
-        if count not in (None, len(self._corrections)):
-            raise InputError(
-                f"the index holds {count} now, and {len(self._corrections)} when this was made: make it anew"
-            )
-        scores, ids = (
-            np.full((len(queries), k), -np.inf),
-            np.full((len(queries), k), -1, np.int64),
-        )
-        certified, done, fetched = (
-            *np.zeros((2, len(queries)), bool),
-            np.zeros(len(queries), np.int64),
-        )
-        open_, fetch = np.arange(len(queries)), GROWTH * k
-        while len(open_):
-            fetch = min(fetch, max(self._limit, k), len(self._corrections))
-            raw, found = self._index.search(queries[open_], fetch, **options)
+        queries = self._as_queries(x, k)
+        scores = np.full((len(queries), k), -np.inf)
+        ids = np.full((len(queries), k), -1, np.int64)
+        certified = np.zeros(len(queries), bool)
+        fetched = np.zeros(len(queries), np.int64)
+        most = min(max(self._limit, k), self._count)
+        left = np.arange(len(queries))
+        fetch = min(GROWTH * k, most)
+        while len(left):
+            raw, found = self._index.search(queries[left], fetch)
             raw = raw.astype(np.float64) * (-0.5 if self._euclidean else 1.0)
-            for query, similarities, candidates in zip(open_, raw, found, strict=True):
-                valid = candidates >= 0
+            ended = (found < 0).any(axis=1)  # it probes too little
+            for query, similarities, candidates in zip(left, raw, found, strict=True):
+                there = candidates >= 0
                 best, names, bound = self._rank(
-                    queries[query], similarities[valid], candidates[valid]
+                    queries[query], similarities[there], candidates[there]
                 )
-                scores[query, : len(best[:k])], ids[query, : len(best[:k])] = (
-                    best[:k],
-                    names[:k],
-                )
-                # Without more to give a search has seen all that a selector lets it see; else it probes too little.
-                ended = not valid.all()
-                everything = (ended and bool(options)) or valid.sum() == len(
-                    self._corrections
-                )
-                certified[query] = everything or (
-                    not ended and len(best) >= k and best[k - 1] >= bound
-                )
-                fetched[query], done[query] = fetch, certified[query] or ended
-            if fetch == min(max(self._limit, k), len(self._corrections)):
+                scores[query, : len(best[:k])] = best[:k]
+                ids[query, : len(best[:k])] = names[:k]
+                is_whole = there.all() and len(best) >= k
+                is_certain = is_whole and best[k - 1] >= bound
+                certified[query] = is_certain or there.sum() == self._count
+                fetched[query] = fetch
+            if fetch == most:
                 break
-            open_, fetch = open_[~done[open_]], GROWTH * fetch
-        return Certified(
-            (-2 * scores if self._euclidean else scores).astype(np.float32),
-            ids,
-            certified,
-            fetched,
-        )
+            left = left[~certified[left] & ~ended]
+            fetch = min(GROWTH * fetch, most)
+        if self._euclidean:
+            scores = -2 * scores
+        return Certified(scores.astype(np.float32), ids, certified, fetched)
+
+    def _as_queries(self, x: np.ndarray, k: int) -> np.ndarray:
+        queries = np.ascontiguousarray(x, np.float32)
+        d = getattr(self._index, "d", None)
+        fits = queries.ndim == 2 and d in (None, queries.shape[1]) and k >= 1
+        if not fits or not np.isfinite(queries).all():
+            raise InputError(
+                f"expected finite queries [m, {d or 'd'}] and k >= 1, got shape "
+                f"{queries.shape}, k = {k}"
+            )
+        count = getattr(self._index, "ntotal", self._count)
+        if count != self._count:
+            raise InputError(
+                f"the index holds {count} now, and {self._count} when this was made: "
+                "make it anew"
+            )
+        return queries if self._map is None else self._map.queries(queries)
 
     def _rank(
-        self, query: np.ndarray, similarities: np.ndarray, candidates: np.ndarray
+        self, query: np.ndarray, similarities: np.ndarray, rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, float]:
-        """Corrected scores and ids of `candidates`, best first, and an upper bound for all other targets."""
-        if not len(candidates):
-            return similarities, candidates, np.inf
-        last, rows = (
-            np.inf if self._bits else float(similarities[-1]),
-            self._rows(candidates),
-        )
+        """Return corrected scores and rows of candidates, best first, and an upper bound
+        for all other targets."""
+        if not len(rows):
+            return similarities, rows, np.inf
+        if rows.max() >= self._count:
+            raise InputError(
+                f"the index returned id {rows.max()}, and {self._count} targets were "
+                "given: its ids must be 0, 1, 2, ..."
+            )
+        last = np.inf if self._scores_bits else float(similarities[-1])
         if self._vectors is not None:
             similarities = self._true_similarities(query, rows)
             order = np.argsort(-similarities, kind="stable")
-            similarities, candidates, rows = (
-                similarities[order],
-                candidates[order],
-                rows[order],
-            )
+            similarities = similarities[order]
+            rows = rows[order]
         corrections = self._corrections[rows]
         if self._rule is None:
             corrected = similarities + corrections
             order = np.argsort(-corrected, kind="stable")
-            return (
-                corrected[order],
-                candidates[order],
-                float(last + self._corrections.max()),
-            )
-        order, scores = Reranker(self._rule, lambda _: corrections).rerank(
-            query, candidates.tolist(), similarities.tolist()
-        )
-        return scores, candidates[order], self._upper_bound(last, corrections)
+            bound = last + float(self._corrections.max())
+            return corrected[order], rows[order], bound
+        reranker = Reranker(self._rule, lambda _: corrections)
+        order, scores = reranker.rerank(query, rows.tolist(), similarities.tolist())
+        return scores, rows[order], self._upper_bound(last, corrections)
 
     def _true_similarities(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """The similarities of `query` [d] and the vectors `rows` [b]: float64 [b]."""
+        """Return the similarities of `query` [d] and the vectors `rows` [b]: float64."""
         assert self._vectors is not None
-        distinct, places = np.unique(rows, return_inverse=True)
-        vectors = self._vectors.select(distinct).astype(np.float64)[places]
-        return (
-            -((vectors - query) ** 2).sum(axis=1) / 2
-            if self._euclidean
-            else vectors @ query.astype(np.float64)
-        )
+        order = np.argsort(rows, kind="stable")
+        vectors = np.empty((len(rows), self._vectors.dim))
+        vectors[order] = self._vectors.select(rows[order])
+        if self._euclidean:
+            return np.asarray(-((vectors - query) ** 2).sum(axis=1) / 2)
+        return np.asarray(vectors @ query.astype(np.float64))
 
     def _upper_bound(self, last: float, corrections: np.ndarray) -> float:
-        """The largest corrected score of a target whose similarity is at most `last`."""
+        """Return the largest corrected score of a target whose similarity is at most
+        `last`."""
         match self._rule:
-            case (
-                Dynamic() | DualDynamic()
-            ):  # whether the best candidate is active decides, and then the largest offset
+            case Dynamic() | DualDynamic():
+                # Whether the best candidate is active decides, then the largest offset.
                 most = corrections[0].copy()
                 most[::2] = self._corrections[:, ::2].max(axis=0)
                 return float(self._rule.rescore(np.array([[last]]), most[None])[0, 0])
@@ -307,14 +278,3 @@ class CorrectedSearch:
             case GloballyCorrected():
                 return last
         return np.inf
-
-    def _rows(self, ids: np.ndarray) -> np.ndarray:
-        if self._ids is None or self._order is None:
-            return ids
-        places = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
-        if (self._ids[places] != ids).any():
-            unknown = int(ids[self._ids[places] != ids][0])
-            raise InputError(
-                f"the index returned id {unknown}, which is not among the ids that were given"
-            )
-        return np.asarray(self._order[places])

@@ -7,7 +7,7 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin_faiss.handlers.base import handler_for, name_of, pretransform
-from hubplugin_faiss.handlers.lists import InvertedListsHandler
+from hubplugin_faiss.handlers.lists import InvertedListsHandler, centroids
 from hubplugin_faiss.handlers.wrappers import copy_chain, id_map_like
 
 PARTS = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96)
@@ -42,7 +42,7 @@ def for_gpu(index: faiss.Index) -> faiss.Index:
     Raises:
         StoreError: `index` is not upgraded, or Faiss has nothing like a part of it on GPUs.
     """
-    if not handler_for(index).is_upgraded():
+    if not handler_for(index).extras:
         raise StoreError(
             f"this {name_of(index)} is not upgraded; for a GPU give it to faiss.index_cpu_to_gpu itself"
         )
@@ -140,9 +140,9 @@ def _pad_quantizer(quantizer: faiss.Index, d: int) -> faiss.Index:
         return pretransform(
             [faiss.RemapDimensionsTransform(d, int(quantizer.d), False)], quantizer
         )
-    centroids = quantizer.reconstruct_n(0, quantizer.ntotal)
+    centres = centroids(quantizer, np.arange(quantizer.ntotal))
     wider = faiss.IndexFlat(d, quantizer.metric_type)
-    wider.add(np.pad(centroids, ((0, 0), (0, d - centroids.shape[1]))))
+    wider.add(np.pad(centres, ((0, 0), (0, d - centres.shape[1]))))
     return wider
 
 

@@ -1,4 +1,5 @@
-"""An index in memory: its vectors and their offsets, what is refused, and the public functions on it."""
+"""An index in memory: its vectors and their offsets, what is refused, and the public
+functions on it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, refuse_query_map, warn_if_swapped
 from hubplugin.store import Batch
 from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
-from hubplugin_faiss.calibration import is_exact, parts, require_recall
+from hubplugin_faiss.calibration import parts, require_recall
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexHandler, block_rows, name_of, with_map
@@ -66,27 +67,26 @@ def upgrade(
         CorrectionRefused: the upgraded index would find much less than the raw one does.
     """
     handler = handler_for(index)
-    if was_upgraded := handler.is_upgraded():
-        index = handler.downgrade()
-        handler = handler_for(index)
-    require_upgradable(handler)
+    was_upgraded = bool(handler.extras)
+    if was_upgraded:
+        handler = handler_for(handler.downgrade())
+    handler.check()
     if not isinstance(model_or_offsets, OffsetModel):
-        offsets = require_offsets(model_or_offsets, handler.count, "the index")[
-            handler.order()
-        ]
+        offsets = require_offsets(model_or_offsets, handler.count, "the index")
+        offsets = offsets[handler.order()]
         return handler.upgrade(offsets, upgrade_spec(offsets, None))
     model = model_or_offsets
     require_suits(model, index)
     if model.query_map is not None and normalises_queries(index):
         raise refuse_query_map("an index that normalises queries (L2norm)")
     warn_if_swapped(model, handler.count)
-    gallery = Gallery(index, unit=model.metric is Metric.COSINE, tolerant=was_upgraded)
     if model.gallery is None:
+        unit = model.metric is Metric.COSINE
+        gallery = Gallery(handler.index, unit=unit, tolerant=was_upgraded)
         model = model.centre_on(gallery, compute=compute)
     scale = IndexScale.of(handler, model)
-    return upgrade_by(
-        handler, offsets_by(model, gallery, scale, compute), model, scale, force
-    )
+    offsets = offsets_by(model, handler, scale, compute, tolerant=was_upgraded)
+    return upgrade_by(handler, offsets, model, scale, force)
 
 
 def upgrade_by(
@@ -108,11 +108,11 @@ def upgrade_by(
     Raises:
         CorrectionRefused: the upgraded index finds too little.
     """
-    upgraded = with_map(
-        handler.upgrade(offsets, upgrade_spec(offsets, model)), model.query_map
-    )
-    if not is_exact(handler):
-        require_recall(handler.index, upgraded, model, scale, force)
+    upgraded = handler.upgrade(offsets, upgrade_spec(offsets, model))
+    if model.query_map is not None:
+        upgraded = with_map(upgraded, model.query_map)
+    if handler.lossy or not handler.exhaustive:
+        require_recall(handler, handler_for(upgraded), model, scale, force)
     return upgraded
 
 
@@ -170,11 +170,8 @@ def add(
             require_unit(block, added.name)
             quantised = handler.with_zeros(quantised)
         offsets = model.offsets(quantised, compute=compute.without_progress)
-        offsets = (
-            IndexScale.of(handler, model)
-            .to_index(offsets, quantised)
-            .astype(np.float32)
-        )
+        scale = IndexScale.of(handler, model)
+        offsets = scale.to_index(offsets, quantised).astype(np.float32)
     else:
         offsets = require_offsets(model_or_offsets, len(block), "the batch")
     if ids is not None:
@@ -184,7 +181,7 @@ def add(
                 f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for each"
             )
     handler.plan_append(block, offsets, ids)()
-    index.ntotal = handler.count
+    index.ntotal = handler.index.ntotal
 
 
 def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
@@ -207,7 +204,7 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
     handler = handler_for(index)
     require_upgraded(handler)
     handler.require_removes()
-    count, labels = handler.count, np.unique(handler.labels())
+    labels = np.unique(handler.labels())
     if isinstance(ids, faiss.IDSelector):
         selected = labels[[ids.is_member(label) for label in labels.tolist()]]
     else:
@@ -219,22 +216,24 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
         selected = labels[np.isin(labels, numbers.astype(np.int64))]
     if selected.size:
         handler.remove(selected)
-        index.ntotal = handler.count
-    return count - handler.count
+        index.ntotal = handler.index.ntotal
+    return handler.count - int(index.ntotal)
 
 
 class Gallery(Vectors):
-    """The vectors [rows, dim] in an index, as the index itself reconstructs them, upgraded or not.
+    """The vectors [rows, dim] in an index, as the index itself reconstructs them,
+    upgraded or not.
 
     Args:
-        index: a faiss.Index of a type that can be upgraded.
-        name: what errors call it.
-        unit: refuse vectors that cannot be of unit length, as a model for cosine needs them.
+        index: A faiss.Index of a type that can be upgraded.
+        name: What errors call it.
+        unit: Refuse vectors that cannot be of unit length, as a model for cosine needs
+            them.
         tolerant: `raw_blocks` refuses none.
 
     Raises:
-        StoreError: the type of the index cannot carry offsets.
-        InputError: while it is read, at the first vector that is not of unit length.
+        StoreError: The type of the index cannot carry offsets.
+        InputError: While it is read, at the first vector that is not of unit length.
     """
 
     def __init__(
@@ -245,64 +244,79 @@ class Gallery(Vectors):
         unit: bool = False,
         tolerant: bool = False,
     ):
-        self.handler, self.unit, self.tolerant = handler_for(index), unit, tolerant
+        self.handler = handler_for(index)
+        self.unit = unit
+        self.tolerant = tolerant
         super().__init__(name, self.handler.count, int(index.d))
 
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         row = 0
-        for vectors, _ in self.handler.scan(0, size):
+        for vectors, _ in self.handler.scan(size):
             if self.unit:
-                vectors = self.handler.with_zeros(vectors)
-                if not self.tolerant and (row == 0 or not self.handler.lossy):
-                    require_unit(vectors, self.name, row, lossy=self.handler.lossy)
+                vectors = as_unit(vectors, self.handler, row, self.name, self.tolerant)
             yield vectors
             row += len(vectors)
 
 
-def offsets_by(
-    model: OffsetModel, gallery: Gallery, scale: IndexScale, compute: Compute
+def as_unit(
+    vectors: np.ndarray, handler: IndexHandler, row: int, name: str, tolerant: bool
 ) -> np.ndarray:
-    """Offsets for the entries of an index.
+    """Return `vectors` [b, d], read from entry `row` of `handler` on, with zeros where
+    codes stand for these. Raises InputError, unless `tolerant`, if vectors cannot be of
+    unit length."""
+    vectors = handler.with_zeros(vectors)
+    if not tolerant and (row == 0 or not handler.lossy):
+        require_unit(vectors, name, row, lossy=handler.lossy)
+    return vectors
 
-    Entries that the model cannot judge get its smallest offset, or 0 at length 0, and a warning counts them.
+
+def offsets_by(
+    model: OffsetModel,
+    handler: IndexHandler,
+    scale: IndexScale,
+    compute: Compute,
+    *,
+    tolerant: bool = False,
+) -> np.ndarray:
+    """Return offsets for the entries of an index.
+
+    Entries that the model cannot judge get its smallest offset, or 0 at length 0, and a
+    warning counts them.
 
     Args:
-        model: gives the offsets.
-        gallery: the entries.
-        scale: the scale on which the index holds offsets.
-        compute: device, memory and progress.
+        model: Gives the offsets.
+        handler: Of the index.
+        scale: The scale on which the index holds offsets.
+        compute: Device, memory and progress.
+        tolerant: Do not check that vectors are of unit length for cosine.
 
     Returns:
         float32 [n], in scan order, on `scale`.
 
     Raises:
-        InputError: the model cannot judge more than half of the entries.
+        InputError: The model cannot judge more than half of the entries, or cosine does
+            not suit them.
     """
-    offsets, row, invalid_vectors = (
-        np.empty(gallery.rows, np.float32),
-        0,
-        InvalidVectors(),
-    )
-    unit = gallery.unit and not gallery.handler.lossy
-    size = block_rows(gallery.dim)
-    for vectors in (
-        gallery.raw_blocks(size) if gallery.tolerant else gallery.blocks(size)
-    ):
+    offsets = np.empty(handler.count, np.float32)
+    invalid = InvalidVectors()
+    is_cosine = model.metric is Metric.COSINE
+    unit = is_cosine and not handler.lossy
+    labels = handler.labels()
+    row = 0
+    for vectors, _ in handler.scan(block_rows(handler.index.d)):
+        if is_cosine:
+            vectors = as_unit(vectors, handler, row, "index", tolerant)
         rows = slice(row, row + len(vectors))
-        ids = gallery.handler.labels(row, rows.stop).tolist()
-        batch = Batch(ids, vectors, np.full(len(ids), np.nan, np.float32))
-        offsets[rows] = scale.to_index(
-            offsets_of_all(model, batch, invalid_vectors, unit=unit, compute=compute),
-            vectors,
-        )
         row = rows.stop
-        compute.report("offsets", row, gallery.rows)
-    text = f"of {gallery.rows} entries {invalid_vectors}"
-    if invalid_vectors.count > gallery.rows / 2:
-        raise InputError(
-            f"the model does not suit this {name_of(gallery.handler.index)}: {text}"
-        )
-    if invalid_vectors.count:
+        batch = Batch(labels[rows].tolist(), vectors, offsets[rows])
+        given = offsets_of_all(model, batch, invalid, unit=unit, compute=compute)
+        offsets[rows] = scale.to_index(given, vectors)
+        compute.report("offsets", row, handler.count)
+    if invalid.count:
+        text = f"of {handler.count} entries {invalid}"
+        if invalid.count > handler.count / 2:
+            name = name_of(handler.index)
+            raise InputError(f"the model does not suit this {name}: {text}")
         warnings.warn(text, stacklevel=3)
     return offsets
 
@@ -319,36 +333,24 @@ def require_unit(
         lossy: codes have changed lengths, PQ down to a half, so that only what cannot have been unit vectors is
             refused.
     """
+    fault = ""
     rows = np.flatnonzero(vectors.any(axis=1))
     lengths = np.linalg.norm(vectors[rows], axis=1)
     if lossy:
         length = float(np.median(lengths)) if len(rows) else 1.0
-        fault = (
-            ""
-            if 0.3 < length < 1.7
-            else f"its codes stand for vectors of about length {length:.3g}"
-        )
+        if not 0.3 < length < 1.7:
+            fault = f"its codes stand for vectors of about length {length:.3g}"
     else:
         bad = np.flatnonzero(np.abs(lengths - 1) > UNIT)
-        fault = (
-            f"row {first_row + int(rows[bad[0]])} has length {lengths[bad[0]]:.4g}"
-            if bad.size
-            else ""
-        )
+        if bad.size:
+            row = first_row + int(rows[bad[0]])
+            fault = f"row {row} has length {lengths[bad[0]]:.4g}"
     if fault:
         raise InputError(
             f"{name}: the model is for cosine, but {fault} and Faiss does not normalise; take unit vectors "
             "(faiss.normalize_L2), or fit with ",
             Parameter("metric", "dot"),
             " or 'euclidean'",
-        )
-
-
-def require_upgradable(handler: IndexHandler) -> None:
-    handler.check()
-    if handler.count == 0:
-        raise StoreError(
-            f"{name_of(handler.index)} is empty; add vectors, then upgrade it"
         )
 
 
@@ -366,7 +368,7 @@ def normalises_queries(index: faiss.Index) -> bool:
 
 
 def require_upgraded(handler: IndexHandler) -> None:
-    if not handler.is_upgraded():
+    if not handler.extras:
         raise StoreError(
             f"this {name_of(handler.index)} is not upgraded; upgrade(index, model) puts offsets into it"
         )

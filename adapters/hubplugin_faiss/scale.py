@@ -40,8 +40,8 @@ class IndexScale:
         """
         if model.metric is not Metric.COSINE or not handler.lossy:
             return cls(handler.euclidean)
-        blocks = list(handler.sample())
-        vectors = handler.with_zeros(np.concatenate([vectors for vectors, _ in blocks]))
+        vectors, stored = handler.take(handler.sample())
+        vectors = handler.with_zeros(vectors)
         usable = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
         vectors = vectors[usable]
         lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
@@ -53,10 +53,12 @@ class IndexScale:
             nearness = STEP * round(nearness_of(queries, vectors, handler.count) / STEP)
             mean = float(np.mean(nearness * lengths - squares))
             return cls(handler.euclidean, nearness, CENTRE * round(mean / CENTRE))
-        stored = np.concatenate(
-            [offsets for _, offsets in blocks if offsets is not None]
-        )[usable]
-        rest = stored - lengths * model.offsets(vectors.astype(np.float32)) - squares
+        assert stored is not None
+        rest = (
+            stored[usable]
+            - lengths * model.offsets(vectors.astype(np.float32))
+            - squares
+        )
         steps = STEP * np.arange(-10, 31)[:, None]
         means = (
             CENTRE

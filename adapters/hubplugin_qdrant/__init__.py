@@ -35,7 +35,6 @@ def open_store(
     *,
     storage: Storage | Literal["auto"] = "auto",
     agreement: float | None = None,
-    offset_key: str | None = None,
     record: str | os.PathLike[str] | None = None,
 ) -> QdrantStore:
     """Opens a collection for the jobs of `hubplugin`: `hubplugin.apply(store, bank)`, `inspect`, `refresh`, `remove`.
@@ -53,8 +52,6 @@ def open_store(
             beside a named vector that is not quantised and whose numbers have 16 bits or more, and "payload" elsewhere.
         agreement: The recall that searches must reach, as a share of the raw index's own; by default that of the
             correction in place, or 0.99. Candidates, or hnsw_ef, are chosen by it.
-        offset_key: The payload key that holds the numbers of storage="payload", where "hub_offset" is a key of yours;
-            every client and job takes it from the manifest.
         record: The folder that `HubQdrantClient(record=...)` was given.
 
     Returns:
@@ -70,6 +67,5 @@ def open_store(
         vector,
         storage,
         agreement=agreement,
-        offset_key=offset_key,
         record=record,
     )

@@ -21,7 +21,12 @@ from qdrant_client import models
 
 from hubplugin.calibration import first_that, ratios, recall
 from hubplugin.store import Hits, Id
-from hubplugin_qdrant.manifest import SMALLEST_PAGE, QdrantManifest, QdrantVersion
+from hubplugin_qdrant.manifest import (
+    MANY_CANDIDATES,
+    SMALLEST_PAGE,
+    QdrantManifest,
+    QdrantVersion,
+)
 from hubplugin_qdrant.requests import as_requests, rewrite
 from hubplugin_qdrant.transport import QdrantTransport
 
@@ -33,6 +38,9 @@ KEYED_QUERIES = 256
 
 MOST_CANDIDATES = 10_240
 """More candidates than this cost a server more than the correction is worth; storage="vector" needs none."""
+
+FEW_POINTS = SMALLEST_PAGE * MANY_CANDIDATES
+"""Of so many points every one is a candidate, at a price that nobody notices."""
 
 EXACT_MARGIN = 4.0
 """An exact search gets so many times the candidates with which all calibration queries found all that they should. Of
@@ -47,14 +55,16 @@ class Searches:
     ones look at every point; `exact_allowed` says whether they may, `largest_ef` how widely they may look."""
 
     def __init__(self, transport: QdrantTransport, using: str, queries: np.ndarray):
-        self._transport, self._using, is_local = transport, using, transport.is_local
-        rows = (
-            queries[:: max(1, len(queries) // LOCAL_QUERIES)] if is_local else queries
-        ).tolist()
+        self._transport = transport
+        self._using = using
+        if transport.is_local:
+            queries = queries[:: max(1, len(queries) // LOCAL_QUERIES)]
         keys: Sequence[Id | None] = draw_keys(
             transport.points_of_shards(), KEYED_QUERIES
-        ) or [None] * len(rows)
-        self._queries = list(zip(itertools.cycle(rows), keys, strict=False))
+        )
+        keys = keys or [None] * len(queries)
+        rows = itertools.cycle(queries.tolist())
+        self._queries = list(zip(rows, keys, strict=False))
         strict = transport.strict
         self.exact_allowed = strict.search_allow_exact is not False
         self.largest_ef = min(LARGEST_EF, strict.search_max_hnsw_ef or LARGEST_EF)
@@ -71,21 +81,18 @@ class Searches:
         )
 
     def _search(self, manifest: QdrantManifest, limit: int, exact: bool) -> Hits:
-        """Corrected by `manifest`: the request of `HubQdrantClient`, which need not look it up."""
-        params = (
-            models.SearchParams(exact=True)
-            if exact and not self._transport.is_local
-            else None
-        )  # which warns
+        """Search corrected by `manifest`: the requests of `HubQdrantClient`."""
+        params = None
+        if exact and not self._transport.is_local:  # which warns
+            params = models.SearchParams(exact=True)
         options: Any = {
             "using": self._using or None,
             "limit": min(limit, self._limit),
             "params": params,
+            "with_payload": False,
         }
         requests = as_requests(
-            models.QueryRequest(
-                query=query, shard_key=key, with_payload=False, **options
-            )
+            models.QueryRequest(query=query, shard_key=key, **options)
             for query, key in self._queries
         )
         rewritten = [rewrite(request, manifest) for request in requests]
@@ -95,8 +102,8 @@ class Searches:
             for (_, finish), response in zip(rewritten, answers, strict=True)
         ]
         return Hits(
-            [[cast(Id, p.id) for p in row] for row in rows],
-            [[p.score for p in row] for row in rows],
+            [[cast(Id, point.id) for point in row] for row in rows],
+            [[point.score for point in row] for row in rows],
         )
 
 
@@ -122,15 +129,15 @@ def calibrate(version: QdrantVersion, points: int, searches: Searches) -> Qdrant
         of the raw index, or with the most that are tried. And with the candidates that give exact searches everything,
         for which an index that misses much is no measure.
     """
-    exact, in_vector = searches.exact_allowed, version.storage == "vector"
+    exact = searches.exact_allowed
+    in_vector = version.storage == "vector"
+    limit = version.max_candidates or MOST_CANDIDATES
+    most = min(max(points, SMALLEST_PAGE), MOST_CANDIDATES, limit)
+    if not in_vector and points <= min(FEW_POINTS, limit):
+        return version.replace(oversampling=most / SMALLEST_PAGE)
     raw = recall(
         searches.search_raw(SMALLEST_PAGE, False),
         searches.search_raw(2 * SMALLEST_PAGE, exact),
-    )
-    most = min(
-        max(points, SMALLEST_PAGE),
-        MOST_CANDIDATES,
-        version.max_candidates or MOST_CANDIDATES,
     )
     widest_ef = searches.largest_ef if in_vector and not exact else None
     widest = version.replace(
@@ -138,44 +145,31 @@ def calibrate(version: QdrantVersion, points: int, searches: Searches) -> Qdrant
     )
     truth = searches.search_corrected(widest, 2 * SMALLEST_PAGE, exact)
     if in_vector:
-        efs = [
-            None,
-            *(
-                round(DEFAULT_EF * ratio)
-                for ratio in ratios(searches.largest_ef / DEFAULT_EF)[1:]
-            ),
-        ]
+        wider_efs = ratios(searches.largest_ef / DEFAULT_EF)[1:]
+        efs = [None, *(round(DEFAULT_EF * ratio) for ratio in wider_efs)]
         widths = [version.replace(hnsw_ef=ef) for ef in efs]
     else:
-        widths = [
-            version.replace(oversampling=ratio)
-            for ratio in ratios(most / SMALLEST_PAGE)
-        ]
+        every = ratios(most / SMALLEST_PAGE)
+        widths = [version.replace(oversampling=ratio) for ratio in every]
     recalls: dict[int, float] = {}
 
     def reaches(number: int) -> bool:
-        recalls[number] = recall(
-            searches.search_corrected(widths[number], SMALLEST_PAGE, False), truth
-        )
+        found = searches.search_corrected(widths[number], SMALLEST_PAGE, False)
+        recalls[number] = recall(found, truth)
         return recalls[number] >= version.agreement * raw
 
     chosen = first_that(reaches, len(widths))
     if chosen not in recalls:  # the last, where none before it reaches
         reaches(chosen)
-    measured: dict[str, Any] = {
-        "recall": recalls[chosen],
-        "raw_recall": raw if exact else None,
-    }
+    measured: dict[str, Any] = {"recall": recalls[chosen]}
+    if exact:
+        measured["raw_recall"] = raw
     if exact and not in_vector:
         wider = widths[chosen:]
 
         def finds_all(number: int) -> bool:
-            return (
-                recall(
-                    searches.search_corrected(wider[number], SMALLEST_PAGE, True), truth
-                )
-                == 1.0
-            )
+            found = searches.search_corrected(wider[number], SMALLEST_PAGE, True)
+            return recall(found, truth) == 1.0
 
         enough = first_that(finds_all, len(wider))
         measured["exact_oversampling"] = EXACT_MARGIN * wider[enough].oversampling

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, InstanceOf
 
@@ -17,7 +17,7 @@ from hubplugin import corrections
 from hubplugin.model import OffsetModel, QueryMap
 
 KEY = "hub_offset"
-"""The payload key that holds offsets, where nobody has named another."""
+"""The payload key that holds offsets."""
 
 AUGMENTED_VECTOR = re.compile(r"hub_v\d+")
 """What the augmented vectors are called. A vector of another name is not ours; one of these may yet be a user's."""
@@ -35,6 +35,14 @@ DEFAULT_OVERSAMPLING = 10.0
 SMALLEST_PAGE = 10
 """Candidates are fetched for at least this many results: a hub displaces the best of 1 as it does those of 10."""
 
+MOST_PARTS = 2**16
+"""Points of a model, which are a few MB each."""
+
+LARGEST = 2**31 - 1
+"""More candidates, or a wider search, than any server takes."""
+
+Oversampling: TypeAlias = Annotated[float, Field(gt=0, le=1e6)]
+
 Payload: TypeAlias = dict[str, Any]
 """The payload of a point, as JSON."""
 
@@ -43,7 +51,6 @@ class QdrantVersion(corrections.Version):
     """One fit for one vector of the collection. `vector` is "" for the unnamed one.
 
     storage: "payload", a key that the search adds to the score, or "vector", an augmented vector.
-    offset_key: the payload key under which the offsets of all versions lie, where they lie in payloads.
     parts: how many points of the metadata collection hold the model.
     oversampling: candidates for each result; hnsw_ef: how widely the graph of the augmented vector is searched, None
     for the server's default; as little as gives `agreement` times the recall of the raw index. exact_oversampling:
@@ -58,26 +65,18 @@ class QdrantVersion(corrections.Version):
     """
 
     storage: Literal["payload", "vector"] = "payload"
-    offset_key: str = KEY
-    parts: int
+    parts: int = Field(ge=1, le=MOST_PARTS)
     ceiling: float = 0.0
-    oversampling: float = DEFAULT_OVERSAMPLING
-    exact_oversampling: float | None = None
-    hnsw_ef: int | None = None
-    agreement: float = AGREEMENT
-    recall: float | None = None
-    raw_recall: float | None = None
-    max_candidates: int | None = None
+    oversampling: Oversampling = DEFAULT_OVERSAMPLING
+    exact_oversampling: Oversampling | None = None
+    hnsw_ef: int | None = Field(default=None, ge=1, le=LARGEST)
+    agreement: float = Field(default=AGREEMENT, gt=0, le=1)
+    recall: float | None = Field(default=None, ge=0, le=1)
+    raw_recall: float | None = Field(default=None, ge=0, le=1)
+    max_candidates: int | None = Field(default=None, ge=1, le=LARGEST)
     everywhere: bool = Field(default=False, exclude=True)
     codes: bool = Field(default=True, exclude=True)
     query_map: InstanceOf[QueryMap] | None = Field(default=None, exclude=True)
-
-    @classmethod
-    def of(
-        cls, model: OffsetModel, number: int, vector: str = "", **fields: Any
-    ) -> QdrantVersion:
-        cap = 0.0 if model.gallery is None else model.gallery.cap
-        return super().of(model, number, vector, ceiling=max(cap, 0.0), **fields)
 
     def with_map(self, model: OffsetModel | QdrantVersion) -> QdrantVersion:
         """This version with the map of its model, or of a version that has it from there."""
@@ -92,7 +91,7 @@ class QdrantVersion(corrections.Version):
     @property
     def key(self) -> str:
         """Where a point's payload holds its offset."""
-        return f"{self.offset_key}.v{self.number}"
+        return f"{KEY}.v{self.number}"
 
     @property
     def field(self) -> str:
@@ -148,36 +147,32 @@ class QdrantManifest(corrections.Manifest[QdrantVersion]):
 
     @property
     def offset_key(self) -> str | None:
-        """The payload key under which offsets lie, one for all versions; None where none lie in payloads."""
-        return next(
-            (
-                version.offset_key
-                for version in self.everything
-                if version.storage == "payload"
-            ),
-            None,
-        )
+        """The payload key that holds offsets; None where none lie in payloads."""
+        in_payload = any(version.storage == "payload" for version in self.everything)
+        return KEY if in_payload else None
 
     def is_foreign(self, payload: Payload | None) -> bool:
-        """Whether what a point holds under our key is not what these versions write there: a number each."""
-        under = (payload or {}).get(self.offset_key or KEY)
+        """Tell whether a point holds something under our key that is not ours."""
+        under = (payload or {}).get(KEY)
         is_theirs = not holds_offsets(under) and self.offset_key is not None
         return under is not None and (is_theirs or bool(self.unknown_keys(payload)))
 
     def unknown_keys(self, payload: Payload | None) -> tuple[str, ...]:
-        """The payload keys of a point that hold offsets of no version that this manifest knows: a client brought them
-        along that took the collection for another, or for what it was before."""
-        key = self.offset_key or KEY
-        under: Any = (payload or {}).get(key)
+        """Return the payload keys of a point that hold offsets of unknown versions.
+
+        A client brought them along that took the collection for another, or for what
+        it was before.
+        """
+        under: Any = (payload or {}).get(KEY)
         if not holds_offsets(under):
             return ()
-        unknown = under.keys() - {
+        known = {
             version.field for version in self.everything if version.storage == "payload"
         }
-        is_all = unknown and len(unknown) == len(under)
-        return (
-            (key,) if is_all else tuple(f"{key}.{field}" for field in sorted(unknown))
-        )
+        unknown = under.keys() - known
+        if unknown and len(unknown) == len(under):
+            return (KEY,)
+        return tuple(f"{KEY}.{field}" for field in sorted(unknown))
 
 
 def payload_keys(versions: Iterable[QdrantVersion]) -> tuple[str, ...]:
@@ -209,16 +204,18 @@ def holds_offsets(under: Any) -> bool:
 
 
 def keys_to_delete(
-    payload: Payload | None, key: str, versions: Sequence[QdrantVersion]
+    payload: Payload | None, versions: Sequence[QdrantVersion]
 ) -> tuple[str, ...]:
-    """The payload keys to delete from a point that holds `payload` when `versions`, the last of all, go: the whole
-    `key`, unless something else than offsets lies under it; none where nothing of theirs does."""
-    under = (payload or {}).get(key)
+    """Return the payload keys to delete when `versions`, the last of all, go.
+
+    That is the whole key, unless something else than offsets lies under it; none where
+    nothing of theirs does.
+    """
+    under = (payload or {}).get(KEY)
     if holds_offsets(under) and (under or versions):
-        return (key,)
-    return payload_keys(
-        version for version in versions if version.field in our_fields(under)
-    )
+        return (KEY,)
+    ours = our_fields(under)
+    return payload_keys(version for version in versions if version.field in ours)
 
 
 def metadata_collection(collection: str) -> str:

@@ -17,19 +17,14 @@ from typing import Any, TypeAlias
 from qdrant_client import models
 
 from hubplugin.errors import HubpluginError, StoreError
-from hubplugin.model import OffsetModel
+from hubplugin.model import OffsetModel, QueryMap
 from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.calls import Call, Computing, Operation
 from hubplugin_qdrant.manifest import Payload, QdrantManifest, QdrantVersion
-from hubplugin_qdrant.offsets import (
-    StoredOffsets,
-    awaits_embedding,
-    compute_stored,
-    read_offset,
-)
-from hubplugin_qdrant.plain_client import Arguments
+from hubplugin_qdrant.offsets import StoredOffsets, compute_stored, read_offset
+from hubplugin_qdrant.plain_client import Arguments, PointId
 from hubplugin_qdrant.requests import has_offset, has_vector, lacks_augmented_vector
 from hubplugin_qdrant.transport import PASSING, Fault, fault_of
 
@@ -93,21 +88,24 @@ def write_manifest(
 
 
 def _write(
-    raw: Any, collection: str, point: int | str, payload: Payload
+    raw: Any, collection: str, point: PointId, payload: Payload
 ) -> Operation[None]:
     points = [models.PointStruct(id=point, vector={}, payload=payload)]
     yield Call(raw.upsert, m.metadata_collection(collection), points, wait=True)
 
 
 def exists(raw: Any, collection: str) -> Operation[bool]:
-    """Whether `collection` has a metadata collection in the store of `raw`. Raises StoreError where the user has a
-    collection of that name."""
+    """Tell whether `collection` has a metadata collection in the store of `raw`.
+
+    Raises StoreError where the user has a collection of that name.
+    """
     name = m.metadata_collection(collection)
     info = yield from _answer(Call(raw.get_collection, name), None, Fault.MISSING)
     if info is not None and not is_metadata(info):
         raise StoreError(
-            f"collection {name!r} has vectors, so it is yours; hubplugin keeps the correction of {collection!r} in a "
-            "collection of that name, which must be free"
+            f"collection {name!r} has vectors, so it is yours; hubplugin keeps the "
+            f"correction of {collection!r} in a collection of that name, which must be "
+            "free"
         )
     return info is not None
 
@@ -120,10 +118,7 @@ def is_metadata(info: models.CollectionInfo) -> bool:
 def create(
     raw: Any, collection: str, replication_factor: int | None
 ) -> Operation[None]:
-    """Creates the metadata collection of `collection` with `raw`, if it is not there, with the `replication_factor` of
-    that."""
-    if (yield from exists(raw, collection)):
-        return
+    """Create the metadata collection of `collection`, unless it is there."""
     try:
         yield Call(
             raw.create_collection,
@@ -132,47 +127,44 @@ def create(
             shard_number=1,
             replication_factor=replication_factor,
             on_disk_payload=True,
-            strict_mode_config=models.StrictModeConfig(
-                enabled=False
-            ),  # the limits of a server may be its default
+            # The limits of a server may be its default.
+            strict_mode_config=models.StrictModeConfig(enabled=False),
         )
     except Exception:
-        if not (yield from exists(raw, collection)):  # another run has been quicker
+        if not (yield from exists(raw, collection)):
             raise
 
 
-def part_id(version: int, part: int) -> str:
-    """The id of part number `part` of the model of version number `version`."""
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"hubplugin/{version}/{part}"))
+def part_ids(version: QdrantVersion) -> list[PointId]:
+    """Return the ids of the points that hold the model of `version`, in order."""
+    name = f"hubplugin/{version.number}/{version.word}"
+    return [
+        str(uuid.uuid5(uuid.NAMESPACE_OID, f"{name}/{number}"))
+        for number in range(version.parts)
+    ]
 
 
 def write_model(
     raw: Any, collection: str, version: QdrantVersion, model: OffsetModel
 ) -> Operation[None]:
-    """Writes `model` as that of `version` of `collection`, in parts, with the client `raw`."""
-    for number, part in enumerate(model.to_texts()):
-        yield from _write(
-            raw, collection, part_id(version.number, number), {"part": part}
-        )
+    """Write `model` as that of `version` of `collection`, in parts."""
+    for point, part in zip(part_ids(version), model.to_texts(), strict=True):
+        yield from _write(raw, collection, point, {"part": part})
 
 
 def read_model(
     raw: Any, collection: str, version: QdrantVersion
 ) -> Operation[OffsetModel]:
-    """The model of `version` of `collection` in the store of `raw`.
+    """Return the model of `version` of `collection`.
 
     Raises:
-        StoreError: a part of it is missing, or it is that of another version.
-        ModelFileError: a part of it is damaged.
+        StoreError: A part of it is missing, or it is that of another version.
+        ModelFileError: A part of it is damaged.
     """
-    place, records = m.metadata_collection(collection), []
-    for number in range(version.parts):
-        records += yield Call(
-            raw.retrieve,
-            place,
-            ids=[part_id(version.number, number)],
-            with_payload=True,
-        )
+    place = m.metadata_collection(collection)
+    records = []
+    for point in part_ids(version):
+        records += yield Call(raw.retrieve, place, ids=[point], with_payload=True)
     if len(records) == version.parts:
         texts = [record.payload["part"] for record in records]
         model = OffsetModel.from_texts(texts, f"the model in collection {place!r}")
@@ -184,15 +176,9 @@ def read_model(
 
 
 def delete_model(raw: Any, collection: str, version: QdrantVersion) -> Operation[None]:
-    selector = models.PointIdsList(
-        points=[part_id(version.number, number) for number in range(version.parts)]
-    )
-    yield Call(
-        raw.delete,
-        m.metadata_collection(collection),
-        points_selector=selector,
-        wait=True,
-    )
+    place = m.metadata_collection(collection)
+    selector = models.PointIdsList(points=part_ids(version))
+    yield Call(raw.delete, place, points_selector=selector, wait=True)
 
 
 MANIFEST_SECONDS = 10.0
@@ -209,13 +195,16 @@ SCROLLED = 1000
 class CachedManifest:
     """The manifest of a collection, valid until `until`, in monotonic seconds.
 
-    collection: its real name, where it was looked up by an alias. manifest: None if it has no correction; without the
-    versions whose augmented vectors are not there. payload: the manifest as it lies in the store. theirs: names that
-    look like ours, and were not when they were last seen.
+    collection: its real name, where it was looked up by an alias. manifest: None if it
+    has no correction; without the versions whose augmented vectors are not there.
+    payload: the manifest as it lies in the store. theirs: names that look like ours,
+    and were not when they were last seen.
 
-    What follows of `manifest`: augmented_vectors, offset_key: what of the collection is ours. page: how many points may
-    be read at a time. needs_vectors: whether a query must be a vector before it is rewritten, for which a document is
-    embedded. maintained: the versions that a write must bring along. state: what of all this a request depends on.
+    What follows of `manifest`: augmented_vectors, offset_key: what of the collection is
+    ours. page: how many points may be read at a time. needs_vectors: whether a query
+    must be a vector before it is rewritten, for which a document is embedded.
+    maintained: the versions that a write must bring along. state: what of all this a
+    request depends on.
     """
 
     collection: str
@@ -226,23 +215,16 @@ class CachedManifest:
 
     def __post_init__(self) -> None:
         manifest = self.manifest or QdrantManifest()
-        self.maintained, active = manifest.maintained, manifest.active.values()
-        self.augmented_vectors, self.offset_key = (
-            m.vectors_of(manifest.everything),
-            manifest.offset_key,
-        )
-        self.page = min(
-            SCROLLED,
-            *(version.max_candidates or SCROLLED for version in self.maintained),
-            SCROLLED,
-        )
+        active = manifest.active.values()
+        self.maintained = manifest.maintained
+        self.augmented_vectors = m.vectors_of(manifest.everything)
+        self.offset_key = manifest.offset_key
+        limits = [version.max_candidates or SCROLLED for version in self.maintained]
+        self.page = min(SCROLLED, *limits, SCROLLED)
         self.needs_vectors = any(
             version.storage == "vector" or version.mapped for version in active
         )
-        versions = [
-            (v.number, v.vector, v.storage, v.model, v.offset_key)
-            for v in self.maintained
-        ]
+        versions = [(version.number, version.word) for version in self.maintained]
         self.state = (self.collection, len(active), *versions)
 
     def strange(self, names: Iterable[str]) -> frozenset[str]:
@@ -257,37 +239,35 @@ class CachedManifest:
 
 @dataclass
 class CorrectionCache:
-    """What a corrected client adds to the plain one: the manifests and models of the collections that it uses.
+    """What a corrected client knows: the manifests and models of its collections.
 
-    raw: the plain client. oversampling, hnsw_ef: take the places of the calibrated ones. recorder: keeps the queries,
-    if they are to be kept. maps: of a collection and a vector, the version that was active when its model was read,
-    with its map. is_old: see `keeps_payloads`.
+    raw: the plain client. recorder: keeps the queries, if they are to be kept. fits,
+    maps: models for writes and query maps for searches, by the fingerprint of the
+    model.
     """
 
     raw: Any
-    oversampling: float | None = None
-    hnsw_ef: int | None = None
     recorder: Recorder | None = None
     manifests: dict[str, CachedManifest] = field(default_factory=dict)
     fits: dict[str, OffsetModel] = field(default_factory=dict)
-    maps: dict[tuple[str, str], QdrantVersion] = field(default_factory=dict)
+    maps: dict[str, QueryMap | None] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
-    is_old: bool | None = None
 
     def lookup(
         self, name: str, stale: CachedManifest | None = None
     ) -> Operation[CachedManifest]:
-        """The manifest of the collection or alias `name`, read if it is not cached or too old.
+        """Return the manifest of the collection or alias `name`.
 
-        A `stale` manifest is no longer so, or not only; it is read again, unless another thread has seen the change.
+        It is read if it is not cached or too old. A `stale` manifest is no longer so,
+        or not only; it is read again, unless another thread has seen the change.
         """
         cached = self.manifests.get(name)
-        if cached is not None and (
-            cached.until > time.monotonic()
-            if stale is None
-            else cached.state != stale.state
-        ):
-            return cached
+        if cached is not None:
+            is_fresh = cached.until > time.monotonic()
+            if stale is not None:
+                is_fresh = cached.state != stale.state
+            if is_fresh:
+                return cached
         try:
             return (yield from self._read(name))
         except Exception as error:
@@ -295,25 +275,23 @@ class CorrectionCache:
                 raise
             if name not in self.manifests:
                 self.warn(
-                    f"what is known of {name!r} cannot be read just now; until it can, its searches are raw here"
+                    f"what is known of {name!r} cannot be read just now; until it can, "
+                    "its searches are raw here"
                 )
+            # Until it can be read again the old one serves.
             cached = self.manifests.setdefault(name, CachedManifest(name, None, 0.0))
-            cached.until = (
-                time.monotonic() + PATIENCE_SECONDS
-            )  # until then the old one serves
+            cached.until = time.monotonic() + PATIENCE_SECONDS
             return cached
 
     def is_unchanged(self, name: str, cached: CachedManifest) -> Operation[bool]:
-        """Whether the manifest behind `name` is still the one that is `cached`, as far as the store tells just now."""
+        """Tell whether the manifest behind `name` is still the one that is `cached`."""
         try:
-            if (
-                cached.collection != name
-                and (yield from real_name(self.raw, name)) != cached.collection
-            ):
-                return False
-            return (
-                yield from read_payload(self.raw, cached.collection)
-            ) == cached.payload
+            if cached.collection != name:
+                real = yield from real_name(self.raw, name)
+                if real != cached.collection:
+                    return False
+            payload = yield from read_payload(self.raw, cached.collection)
+            return payload == cached.payload
         except Exception as error:
             if fault_of(error) is Fault.OTHER:
                 raise
@@ -323,8 +301,8 @@ class CorrectionCache:
     def lookup_shown(
         self, name: str, cached: CachedManifest, shown: Collection[str]
     ) -> Operation[CachedManifest]:
-        """`cached` of the collection or alias `name`, read again if `shown`, names that the server lists, has unknown
-        ones that look like ours."""
+        """`cached` of the collection or alias `name`, read again if `shown`, names that
+        the server lists, has unknown ones that look like ours."""
         if cached.strange(shown) <= cached.theirs:
             return cached
         cached.until = 0.0
@@ -333,28 +311,23 @@ class CorrectionCache:
         return cached
 
     def _read(self, name: str) -> Operation[CachedManifest]:
-        """Reads what is so now of `name`, and warns of what keeps its searches from being corrected."""
-        collection, payload, manifest, doubt = name, None, None, None
+        """Read what is so now of `name`, and warn of what keeps its searches raw."""
+        collection, payload, manifest = name, None, None
         if not name.endswith(m.metadata_collection("")):
             collection = yield from real_name(self.raw, name)
             payload = yield from self._read_payload(collection)
         if payload is not None:
             try:
                 manifest = parse_manifest(payload, collection)
-                active = manifest.active
                 manifest = yield from self._as_used(collection, manifest)
-                if len(manifest.active) < len(active):
-                    doubt = f"collection {name!r} has lost its augmented vector; it is raw here: run refresh"
             except HubpluginError as error:
                 manifest = None
-                doubt = f"{error}; until then its searches are raw here, and what is written gets no offsets"
-        if doubt is not None:
-            if (yield from self._read_payload(collection)) != payload:
-                return (yield from self._read(name))  # a job is at it
-            self.warn(doubt)
-        cached = CachedManifest(
-            collection, manifest, time.monotonic() + MANIFEST_SECONDS, payload
-        )
+                self.warn(
+                    f"{error}; until then its searches are raw here, and what is "
+                    "written gets no offsets"
+                )
+        until = time.monotonic() + MANIFEST_SECONDS
+        cached = CachedManifest(collection, manifest, until, payload)
         self.manifests[name] = cached
         return cached
 
@@ -365,125 +338,122 @@ class CorrectionCache:
             if fault_of(error) is not Fault.FORBIDDEN:
                 raise
             self.warn(
-                f"the api key may not read {m.metadata_collection(collection)!r}: if collection {collection!r} "
-                "is corrected, its searches are raw here; let the key read that collection, too"
+                f"the api key may not read {m.metadata_collection(collection)!r}: if "
+                f"collection {collection!r} is corrected, its searches are raw here; "
+                "let the key read that collection, too"
             )
             return None
 
     def _as_used(
         self, collection: str, manifest: QdrantManifest
     ) -> Operation[QdrantManifest]:
-        """`manifest` with what this client was told to search with, and what is so for now: the maps by which it maps
-        queries, out of their models; whether a point lacks its augmented vector, and whether there are codes. Without
-        such points no search need look for them, which would take a look at every point. (A count would count vectors
-        of deleted points.)
+        """Return `manifest` with what this client searches by.
 
-        Versions whose augmented vectors are not there are left out: not yet, where one is being written, or no more, in
-        a collection that was made anew. Raises what `read_model` raises. Warns where all offsets in payloads are gone.
+        That is the maps of queries, and whether a point lacks its augmented vector:
+        without such points no search need look for them. (A count would count vectors
+        of deleted points.) Versions whose augmented vectors are gone are left out.
+        Raises what `read_model` raises.
         """
-        options = {"oversampling": self.oversampling, "hnsw_ef": self.hnsw_ef}
-        options = {name: value for name, value in options.items() if value is not None}
+        if m.vectors_of(manifest.everything):
+            call = Call(self.raw.get_collection, collection)
+            info = yield from _answer(call, None)
+            if info is not None:
+                manifest = self._without_lost(
+                    collection, manifest, info.config.params.vectors or ()
+                )
         active: dict[str, QdrantVersion] = {}
         for name, version in manifest.active.items():
-            if (
-                version.mapped and version.storage == "payload"
-            ):  # else the map lies in the augmented vectors
-                known = self.maps.get((collection, name))
-                if known is None or known.model != version.model:
-                    model = yield from read_model(self.raw, collection, version)
-                    known = self.maps[collection, name] = version.with_map(model)
-                version = version.with_map(known)
-            active[name] = version.replace(**options)
-        manifest = manifest.replace(active=active)
-        if m.vectors_of(manifest.everything):
-            info = yield from _answer(Call(self.raw.get_collection, collection), None)
-            manifest = (
-                manifest
-                if info is None
-                else _without_lost(manifest, info.config.params.vectors or ())
-            )
-        active = dict(manifest.active)
-        for name, version in manifest.active.items():
-            if version.storage == "payload":
-                yield from self._warn_if_lost(collection, version)
-            else:
+            if version.storage == "vector":
                 condition = lacks_augmented_vector(version)
                 lacking = Call(
                     self.raw.scroll, collection, condition, limit=1, with_payload=False
                 )
                 points, _ = yield from _answer(lacking, (True, None))
-                active[name] = version.replace(
-                    everywhere=not points, codes=not plain_client.is_local(self.raw)
-                )
+                codes = not plain_client.is_local(self.raw)
+                version = version.replace(everywhere=not points, codes=codes)
+            else:
+                yield from self._warn_if_lost(collection, version)
+                if version.mapped:  # else the map lies in the augmented vectors
+                    query_map = yield from self._read_map(collection, version)
+                    version = version.replace(query_map=query_map)
+            active[name] = version
         return manifest.replace(active=active)
 
+    def _without_lost(
+        self, collection: str, manifest: QdrantManifest, vectors: Collection[str]
+    ) -> QdrantManifest:
+        """Return `manifest` without versions whose augmented vectors are gone."""
+        lost = {*m.vectors_of(manifest.everything)}.difference(vectors)
+        is_there = [
+            version
+            for version in manifest.everything
+            if version.storage == "payload" or version.augmented_vector not in lost
+        ]
+        if lost & {*m.vectors_of(manifest.active.values())}:
+            self.warn(
+                f"collection {collection!r} has lost its augmented vector; it is raw "
+                "here: run refresh"
+            )
+        return manifest.replace(
+            active={n: v for n, v in manifest.active.items() if v in is_there},
+            writing=manifest.writing if manifest.writing in is_there else None,
+            retired=tuple(v for v in manifest.retired if v in is_there),
+        )
+
     def _warn_if_lost(self, collection: str, version: QdrantVersion) -> Operation[None]:
-        """Warns if points have the vector of `version`, and not one of them has an offset of it."""
-        text = (
-            f"no point of {collection!r} has an offset of version {version.number}, the active one in "
-            f"{m.metadata_collection(collection)!r}: its searches are raw here; if a snapshot of the collection alone "
-            "was restored, run refresh"
-        )
-        if text in self.warned:
-            return
+        """Warn if points have the vector of `version`, and none has its offset."""
         one = Call(self.raw.scroll, collection, limit=1)
-        first, _ = yield from _answer(
-            Call(one, with_payload=[version.offset_key]), ((), None)
-        )
+        first, _ = yield from _answer(Call(one, with_payload=[m.KEY]), ((), None))
         if not first or read_offset(version, first[0].payload) is not None:
             return  # at once, as nearly always
-        with_offset = Call(one, scroll_filter=has_offset(version), with_payload=False)
-        if (yield from _answer(with_offset, (True, None)))[0]:
+        call = Call(one, scroll_filter=has_offset(version), with_payload=False)
+        with_offset, _ = yield from _answer(call, (True, None))
+        condition = models.Filter(must=has_vector(version.vector))
+        call = Call(one, scroll_filter=condition, with_payload=False)
+        with_vector, _ = yield from _answer(call, ((), None))
+        if with_offset or not with_vector:
             return
-        with_vector = Call(
-            one,
-            scroll_filter=models.Filter(must=has_vector(version.vector)),
-            with_payload=False,
+        self.warn(
+            f"no point of {collection!r} has an offset of version {version.number}, "
+            f"the active one in {m.metadata_collection(collection)!r}: its searches "
+            "are raw here; if a snapshot of the collection alone was restored, run "
+            "refresh"
         )
-        if (yield from _answer(with_vector, ((), None)))[0]:
-            self.warn(text)
+
+    def _read_map(
+        self, collection: str, version: QdrantVersion
+    ) -> Operation[QueryMap | None]:
+        if version.model not in self.maps:
+            model = yield from read_model(self.raw, collection, version)
+            self.maps[version.model] = model.query_map
+        return self.maps[version.model]
 
     def read_models(
         self, cached: CachedManifest
     ) -> Operation[list[tuple[QdrantVersion, OffsetModel]]]:
-        """The versions of a collection that a write must bring along, each with its model."""
+        """Return the versions that a write must bring along, each with its model."""
         pairs: list[tuple[QdrantVersion, OffsetModel]] = []
         for version in cached.maintained:
-            if version.model not in self.fits:
-                self.fits[version.model] = yield from read_model(
-                    self.raw, cached.collection, version
-                )
-            model = self.fits[version.model]
-            pairs.append(
-                (version.with_map(model) if version.mapped else version, model)
-            )
+            model = self.fits.get(version.model)
+            if model is None:
+                model = yield from read_model(self.raw, cached.collection, version)
+                self.fits[version.model] = model
+            pairs.append((version.with_map(model), model))
         return pairs
 
     def compute_stored(
         self, cached: CachedManifest, points: Sequence[Any]
     ) -> Operation[list[StoredOffsets]]:
-        """What each of `points` stores in the collection of `cached`; see `offsets.compute_stored`."""
+        """What each of `points` stores; see `offsets.compute_stored`."""
         pairs = yield from self.read_models(cached)
-        if awaits_embedding(points, cached.maintained):
-            self.warn(
-                f"collection {cached.collection!r}: documents that the server embeds get no offset here; run refresh"
-            )
         stored: list[StoredOffsets] = yield Computing(compute_stored, points, pairs)
         return stored
-
-    def keeps_payloads(self) -> Operation[bool]:
-        """Whether the server keeps the payload of a point that is written without one, as 1.14 does, or may do so."""
-        if self.is_old is None and not plain_client.is_local(self.raw):
-            info = yield from _answer(Call(self.raw.info), None)
-            if info is None:
-                return True
-            self.is_old = info.version.startswith("1.14.")
-        return bool(self.is_old)
 
     def embed_queries(
         self, requests: list[models.QueryRequest]
     ) -> Operation[list[models.QueryRequest]]:
-        """`requests` with the documents that they ask for the nearest of embedded, as the plain client would do it."""
+        """`requests` with the documents that they ask for the nearest of embedded, as
+        the plain client would do it."""
         requests = [
             plain_client.copy_with(r, {"query": plain_client.resolve(r.query)})
             for r in requests
@@ -502,27 +472,6 @@ class CorrectionCache:
         self.manifests.clear()
 
 
-def _without_lost(manifest: QdrantManifest, vectors: Collection[str]) -> QdrantManifest:
-    """`manifest` without the versions whose augmented vectors are not among the `vectors`."""
-
-    def is_there(version: QdrantVersion) -> bool:
-        return version.storage == "payload" or version.augmented_vector in vectors
-
-    active = {
-        name: version for name, version in manifest.active.items() if is_there(version)
-    }
-    writing = (
-        manifest.writing
-        if manifest.writing is not None and is_there(manifest.writing)
-        else None
-    )
-    return manifest.replace(
-        active=active,
-        writing=writing,
-        retired=tuple(filter(is_there, manifest.retired)),
-    )
-
-
 OfClient: TypeAlias = Callable[[CorrectionCache, Arguments], Operation[Any]]
 """What a client does for one method, given the arguments by name."""
 
@@ -537,7 +486,7 @@ CHANGES = 10
 
 
 def retry_on_conflict(operation: OnState) -> OfClient:
-    """`operation` on what is known of its collection; made again if it fails because that has changed meanwhile."""
+    """Return `operation`, which is made again where the state of its collection changes."""
 
     @functools.wraps(operation)
     def retry(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
@@ -550,18 +499,9 @@ def retry_on_conflict(operation: OnState) -> OfClient:
                 if cached.manifest is None or fault_of(error) in PASSING:
                     raise
                 now = yield from cache.lookup(name, cached)
-                if now.state == cached.state and not (
-                    _lacks_ours(error, now) or _lacks_ours(error, cached)
-                ):
+                if now.state == cached.state:
                     raise
                 cached = now
         return (yield from operation(cache, cached, arguments))
 
     return retry
-
-
-def _lacks_ours(error: Exception, cached: CachedManifest) -> bool:
-    """Whether `error` says that a vector of ours is not there, which is `cached`: an alias was moved, and back."""
-    return not isinstance(error, HubpluginError) and any(
-        name in str(error) for name in cached.augmented_vectors
-    )

@@ -48,7 +48,7 @@ class Place:
         if parts.username or parts.password or options.keys() - OPTIONS:
             raise InputError(
                 f"expected {expected}, and no more than "
-                "?using=VECTOR&storage=STORAGE&offset_key=KEY&grpc=PORT&record=FOLDER behind it; "
+                "?using=VECTOR&storage=STORAGE&grpc=PORT&record=FOLDER behind it; "
                 "an api key is read from the environment variable QDRANT_API_KEY"
             )
         grpc = options.get("grpc", "")
@@ -99,7 +99,7 @@ class Place:
         return ""
 
 
-OPTIONS = frozenset(("using", "storage", "offset_key", "grpc", "record"))
+OPTIONS = frozenset(("using", "storage", "grpc", "record"))
 """What may stand behind a URL."""
 
 

@@ -7,16 +7,15 @@ above: these names may change in any release.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID, uuid4
 
 import numpy as np
 from pydantic import BaseModel
-from qdrant_client import AsyncQdrantClient, QdrantClient, grpc, models
+from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from qdrant_client import qdrant_client as client_module
-from qdrant_client.conversions.conversion import GrpcToRest
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from qdrant_client.local.qdrant_local import QdrantLocal
 
@@ -58,10 +57,6 @@ def clone_client(client: QdrantClient | AsyncQdrantClient, kind: type[Kind]) -> 
     return clone
 
 
-def _speaks_grpc(client: QdrantClient | AsyncQdrantClient) -> bool:
-    return bool(getattr(client._client, "_prefer_grpc", False))
-
-
 def copy_with(model: Model, fields: dict[str, Any]) -> Model:
     """`model` as `model_copy` returns it with new `fields`, in half of its time: a search makes several."""
     copy, put = object.__new__(type(model)), object.__setattr__
@@ -96,113 +91,43 @@ def resolve_prefetches(client: Any, collection: str, prefetches: Any) -> Any:
 
 
 UNREADABLE = (AttributeError, TypeError, ValueError)
-"""What `read_points`, `read_updates`, `read_operations` and `read_rows` raise for what the client does not take. It is
-the client's own to refuse."""
+"""What `read_rows` raises for columns that are the plain client's own to refuse."""
 
 
-def read_points(
-    client: QdrantClient | AsyncQdrantClient, points: Any
-) -> list[models.PointStruct]:
-    """`points` one by one, with their documents embedded, as far as `upsert` of `client` takes them: local mode
-    whatever has an id, a vector and a payload; a client by gRPC its messages, too; one by REST dicts as well."""
+def field_of(of: Any, name: str) -> Any:
+    """Return the field `name` of a structure or a dict, None if it has none."""
+    return of.get(name) if isinstance(of, dict) else getattr(of, name, None)
+
+
+def ids_of(points: Any) -> list[PointId]:
+    """Return the ids of `points`, or of a batch, or the ids themselves.
+
+    What is no id is left out: the plain client refuses it.
+    """
     if isinstance(points, models.Batch):
-        return embed(client, structs_of(points))
-    messages = _speaks_grpc(client) and isinstance(points, Collection)
-    if not isinstance(points, list) and not (
-        messages and all(isinstance(point, grpc.PointStruct) for point in points)
-    ):
-        raise TypeError(
-            f"expected a Batch or a list of points, got {type(points).__name__}"
-        )
-
-    def read(point: Any) -> models.PointStruct:
-        if isinstance(point, models.PointStruct):
-            return point
-        if is_local(client):
-            return as_struct(point)
-        if isinstance(point, grpc.PointStruct):
-            return GrpcToRest.convert_point_struct(point)
-        if isinstance(point, dict) and not _speaks_grpc(client):
-            return models.PointStruct.model_validate(point)
-        raise TypeError(f"expected a point, got {type(point).__name__}")
-
-    return embed(client, [read(point) for point in points])
+        return list(points.ids)
+    if not isinstance(points, Sequence) or isinstance(points, str):
+        return []
+    ids: list[PointId] = []
+    for point in points:
+        key = point if isinstance(point, ID_TYPES) else field_of(point, "id")
+        if isinstance(key, ID_TYPES):
+            ids.append(key)
+    return ids
 
 
-def structs_of(batch: models.Batch) -> list[models.PointStruct]:
-    """The points of `batch`. Raises ValueError where it has not as many of each: that is the client's own to refuse."""
-    vectors: Any = batch.vectors
-    if isinstance(vectors, dict):
-        vectors = [
-            dict(zip(vectors, row, strict=True))
-            for row in zip(*vectors.values(), strict=True)
-        ]
-    payloads = [None] * len(batch.ids) if batch.payloads is None else batch.payloads
-    return [
-        models.PointStruct.model_construct(id=key, vector=vector, payload=payload)
-        for key, vector, payload in zip(batch.ids, vectors, payloads, strict=True)
-    ]
+ID_TYPES = (int, str, UUID)
 
 
-def as_struct(point: Any) -> models.PointStruct:
-    """Whatever has an id, a vector and a payload as a structure: an upload takes nothing else."""
-    return models.PointStruct.model_construct(
-        id=point.id, vector=point.vector, payload=point.payload
-    )
-
-
-def read_updates(
-    client: QdrantClient | AsyncQdrantClient, points: Any
-) -> list[models.PointVectors]:
-    """`points`, with their documents embedded, as far as `update_vectors` of `client` takes them: whatever has an id
-    and a vector; by REST nothing but structures and dicts."""
-    updates = _as_list(client, points)
-    if is_local(client) or _speaks_grpc(client):
-        updates = [
-            models.PointVectors.model_construct(id=point.id, vector=point.vector)
-            for point in updates
-        ]
-    else:
-        updates = models.UpdateVectors(points=updates).points
-    if not all(isinstance(update.id, (int, str, UUID)) for update in updates):
-        raise TypeError("expected ids")
-    return embed(client, updates)
-
-
-def read_operations(
-    client: QdrantClient | AsyncQdrantClient, operations: Any
-) -> list[models.UpdateOperation]:
-    """`operations`, with their documents embedded and batches as points one by one, as far as `batch_update_points` of
-    `client` takes them: by REST also dicts. By gRPC and in local mode what is no operation stays where it is: local
-    mode does those before it."""
-    operations = _as_list(client, operations)
-    if not is_local(client) and not _speaks_grpc(client):
-        operations = models.UpdateOperations(operations=operations).operations
-    return embed(client, [_one_by_one(operation) for operation in operations])
-
-
-def _one_by_one(operation: models.UpdateOperation) -> models.UpdateOperation:
-    """`operation`; an upsert of a batch as one of points, unless the batch is the client's own to refuse."""
-    upsert = getattr(operation, "upsert", None)
-    if not isinstance(upsert, models.PointsBatch):
-        return operation
-    options = {
-        name: value for name, value in upsert.__dict__.items() if name != "batch"
-    }
-    try:
-        points = models.PointsList.model_construct(
-            points=structs_of(upsert.batch), **options
-        )
-    except UNREADABLE:
-        return operation
-    return models.UpsertOperation(upsert=points)
-
-
-def _as_list(client: QdrantClient | AsyncQdrantClient, items: Any) -> list[Any]:
-    """`items` as a list. Local mode takes no stream; of one to a server the client itself loses what it looks at."""
-    if is_local(client) and not isinstance(items, Collection):
-        raise TypeError(f"expected a list, got {type(items).__name__}")
-    return list(items)
+def bodies_of(operations: Any) -> list[Any]:
+    """Return what each of the update `operations` says, in its only field."""
+    bodies = []
+    for operation in operations if isinstance(operations, Sequence) else ():
+        fields = operation
+        if not isinstance(operation, dict):
+            fields = getattr(operation, "__dict__", {})
+        bodies += list(fields.values())[:1]
+    return bodies
 
 
 def read_rows(vectors: Any, ids: Any, payload: Any) -> Iterator[models.PointStruct]:

@@ -1,5 +1,7 @@
-"""What a collection gets so that it can keep offsets: a payload index, or an augmented vector; and which of its vectors
-can have them."""
+"""What a collection gets so that it can keep offsets, and which vectors can have them.
+
+That is a payload index, or an augmented vector.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,19 @@ from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.calibration import Searches, calibrate
 from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
 from hubplugin_qdrant.offsets import set_offsets
-from hubplugin_qdrant.plain_client import ShardKey
+from hubplugin_qdrant.plain_client import PointId, ShardKey
 from hubplugin_qdrant.transport import Items, QdrantTransport, by_shard, plain_id
 
 VECTORS_IN_PLACE = (1, 18)
 """The first version of the server that adds a named vector to a collection."""
 
 SMALL_INDEXES = (1, 17)
-"""The first version of the server whose float index can do without links in the graph."""
+"""The first version of the server whose float index can do without links in the
+graph."""
 
 INDEX_BYTES, PAYLOAD_BYTES = 32, 64
-"""What a number in a payload takes per point, estimated: value and point id both ways in the index, and its JSON on
-disk."""
+"""What a number in a payload takes per point, estimated: value and point id both ways
+in the index, and its JSON on disk."""
 
 METRICS = {
     models.Distance.COSINE: Metric.COSINE,
@@ -39,89 +42,98 @@ METRICS = {
     models.Distance.EUCLID: Metric.EUCLIDEAN,
 }
 
+DISTANCES = {metric: distance for distance, metric in METRICS.items()}
+
 BITS = {"float16": 16, "uint8": 8, "turbo4": 4, "turbo8": 8, "turbo16": 16}
-"""Of a number of a vector, by its datatype; all others have 32. qdrant-client 1.18 does not know all of them."""
+"""Of a number of a vector, by its datatype; all others have 32. qdrant-client 1.18 does
+not know all of them."""
 
 Storage: TypeAlias = Literal["payload", "vector"]
 
 
 class Schema(ABC):
-    """How the collection behind `transport` keeps the offsets of its vector `using` ("" is the unnamed one).
+    """How the collection behind `transport` keeps the offsets of its vector `using`.
 
-    parameters: those of the vector.
+    using: "" is the unnamed vector. parameters: those of the vector.
     """
 
     def __init__(
         self, transport: QdrantTransport, using: str, parameters: models.VectorParams
     ):
-        self.transport, self.using, self.parameters = transport, using, parameters
-        self.metric, self.dim = METRICS[parameters.distance], parameters.size
+        self.transport = transport
+        self.using = using
+        self.parameters = parameters
+        self.metric = METRICS[parameters.distance]
+        self.dim = parameters.size
 
     def require_room(  # noqa: B027
         self, manifest: QdrantManifest, version: QdrantVersion | None
     ) -> None:
-        """Raises StoreError where strict mode leaves no room for `version`, or for a new one, beside those of
-        `manifest`."""
+        """Raise StoreError where strict mode leaves no room for `version`.
+
+        version: None is a new one, beside those of `manifest`.
+        """
 
     def hidden(self, version: QdrantVersion) -> str | None:
-        """What keeps searches from the offsets of `version` that the points have, and what to do; None if nothing."""
+        """Say what keeps searches from offsets that points have, and what to do."""
         return None
 
     @abstractmethod
     def cost(self) -> str:
-        """What the offsets of all points take of memory and disk, in words."""
+        """Say what the offsets of all points take of memory and disk."""
 
     @abstractmethod
     def prepare(self, version: QdrantVersion) -> None:
-        """Makes room for `version` before anything is written."""
+        """Make room for `version` before anything is written."""
 
     @abstractmethod
     def write(self, version: QdrantVersion, items: Items, shard_key: ShardKey) -> None:
-        """Gives each point of `items` its value for `version`, one of `offsets.values_of`, in the way of
-        `QdrantTransport.send`; all points have this `shard_key`."""
+        """Start to give each point of `items`, of this shard key, its value.
+
+        The values are those of `offsets.values_of`; see `QdrantTransport.send`.
+        """
 
     def finish(
         self, version: QdrantVersion, queries: np.ndarray, progress: Progress | None
     ) -> QdrantVersion:
-        """`version` ready to be searched, once it is written. It is calibrated with `queries` [m, d], and `progress` is
-        told."""
+        """Return `version` ready to be searched, once it is written.
+
+        It is calibrated with `queries` [m, d].
+        """
         transport = self.transport
-        slower = "searches are calibrated to the index as it is now; run refresh when it is whole"
-        transport.wait_until(
-            self._is_optimised,
-            "waiting for the graph",
-            slower,
-            progress,
-            transport.count(),
-        )
-        if (
-            transport.is_local and version.storage == "vector"
-        ):  # exact, however it is searched
+        points = transport.count()
+        if not transport.is_local:
+            transport.wait_until(
+                self._is_optimised,
+                "waiting for the graph",
+                "searches are calibrated to the index as it is now; run refresh when "
+                "it is whole",
+                progress,
+                points,
+            )
+        elif version.storage == "vector":  # exact, however it is searched
             return version
         if progress is not None:
             progress("calibrating", 0, 1)
-        version = calibrate(
-            version, transport.count(), Searches(transport, self.using, queries)
-        )
+        searches = Searches(transport, self.using, queries)
+        version = calibrate(version, points, searches)
         if progress is not None:
             progress("calibrating", 1, 1)
         return version
 
     def _is_optimised(self) -> bool:
-        """Whether searches use the graph again, which a server builds anew after so many writes."""
+        """Tell whether searches use the graph again, which is built anew after writes."""
         return self.transport.describe().status != models.CollectionStatus.YELLOW
 
     def delete_keys(
         self, keys: Sequence[str], points: list[Id], shard_key: ShardKey
     ) -> None:
-        """Deletes the payload `keys` of `points`, which have this `shard_key`. Returns before it is done, as `write`
-        does."""
+        """Start to delete the payload `keys` of `points`, of this shard key."""
         client, collection = self.transport.client, self.transport.collection
 
         def request(items: Items) -> None:
-            selector = models.PointIdsList(
-                points=[point for point, _ in items], shard_key=shard_key
-            )
+            ids: list[PointId] = [point for point, _ in items]
+            selector = models.PointIdsList(points=ids, shard_key=shard_key)
             client.delete_payload(collection, list(keys), selector, wait=True)
 
         if keys:
@@ -134,11 +146,11 @@ class Schema(ABC):
         is_last: bool,
         progress: Progress | None,
     ) -> None:
-        """Deletes from the points what `versions` have written, the last of all if `is_last`, and tells `progress`."""
+        """Delete what `versions`, the last of all if `is_last`, have written."""
 
     @abstractmethod
-    def plan(self, number: int, key: str) -> list[str]:
-        """What version `number`, with the payload `key`, would do; the first line is what each point would get."""
+    def plan(self, number: int) -> list[str]:
+        """Say what version `number` would do, first what each point would get."""
 
 
 class PayloadSchema(Schema):
@@ -149,8 +161,8 @@ class PayloadSchema(Schema):
 
         def request(items: Items) -> None:
             operations = [
-                set_offsets(key, {version.field: x}, version.offset_key, shard_key)
-                for key, x in items
+                set_offsets(key, {version.field: offset}, shard_key)
+                for key, offset in items
             ]
             client.batch_update_points(collection, operations, wait=True)
 
@@ -159,84 +171,77 @@ class PayloadSchema(Schema):
     def require_room(
         self, manifest: QdrantManifest, version: QdrantVersion | None
     ) -> None:
-        limit, indexes = (
-            self.transport.strict.max_payload_index_count,
-            set(self._indexes()),
-        )
+        limit = self.transport.strict.max_payload_index_count
+        indexes = set(_indexes(self.transport.info))
         if limit is None or (version is not None and version.key in indexes):
             return
-        indexes -= set(
-            m.payload_keys(manifest.give_up().retired)
-        )  # which are deleted before a new one is made
+        # What is retired is deleted before a new index is made.
+        indexes -= set(m.payload_keys(manifest.give_up().retired))
         if len(indexes) >= limit:
+            names = ", ".join(map(repr, sorted(indexes))) or "none"
             raise StoreError(
-                f"{self.transport.url}: offsets in payloads need a payload index, of which strict mode allows {limit} "
-                f"(max_payload_index_count) and there are {len(indexes)}: "
-                f"{', '.join(map(repr, sorted(indexes))) or 'none'}; delete one, allow one more, or use ",
+                f"{self.transport.url}: offsets in payloads need a payload index, of "
+                f"which strict mode allows {limit} (max_payload_index_count) and there "
+                f"are {len(indexes)}: {names}; delete one, allow one more, or use ",
                 Parameter("storage", "vector"),
             )
 
     def hidden(self, version: QdrantVersion) -> str | None:
-        kind = self._indexes().get(version.key)
-        if kind in (
-            None,
-            models.PayloadSchemaType.FLOAT,
-            models.PayloadSchemaType.TEXT,
-        ):  # a formula reads no texts
+        kind = _indexes(self.transport.info).get(version.key)
+        # A formula reads no texts.
+        harmless = (None, models.PayloadSchemaType.FLOAT, models.PayloadSchemaType.TEXT)
+        if kind in harmless:
             return None
         return (
-            f"the payload index on {version.key!r} is of the type {kind.value!r}, which hides offsets from searches: "
-            "they are raw; run refresh, which makes it one of floats"
+            f"the payload index on {version.key!r} is of the type {kind.value!r}, which "
+            "hides offsets from searches: they are raw; run refresh, which makes it "
+            "one of floats"
         )
 
     def finish(
         self, version: QdrantVersion, queries: np.ndarray, progress: Progress | None
     ) -> QdrantVersion:
-        if self._ask_for_index(version):  # somebody may have deleted it meanwhile
-            slower = "searches are slower without it, and strict mode may refuse them; look at the server's log"
-            self.transport.wait_until(
-                lambda: version.key in self._indexes(),
+        transport = self.transport
+        # Somebody may have deleted the index meanwhile.
+        if not transport.is_local and self._ask_for_index(version):
+            transport.wait_until(
+                lambda: version.key in _indexes(transport.describe()),
                 "waiting for the index",
-                slower,
+                "searches are slower without it, and strict mode may refuse them; look "
+                "at the server's log",
                 progress,
             )
         return super().finish(version, queries, progress)
 
     def prepare(self, version: QdrantVersion) -> None:
-        """Asks for the index while no point has the key, so that it is not built when the graph is."""
-        self._ask_for_index(version)
+        """Ask for the index while no point has the key: the graph is built without."""
+        if not self.transport.is_local:  # which has no indexes, and warns of it
+            self._ask_for_index(version)
 
     def _ask_for_index(self, version: QdrantVersion) -> bool:
-        """Asks for a float index on the offsets: faster formulas, and under strict mode the only ones allowed. One of
-        another type goes: a formula finds no offset by it. Whether there is one to wait for."""
-        client, collection, retry = (
-            self.transport.client,
-            self.transport.collection,
-            self.transport.retry,
-        )
-        kind = self._indexes().get(version.key)
-        if (
-            self.transport.is_local or kind == models.PayloadSchemaType.FLOAT
-        ):  # local mode has none, and warns of it
+        """Ask for a float index on the offsets, unless there is one.
+
+        Formulas are faster by it, and under strict mode there are no others. An index
+        of another type goes: a formula finds no offset by it.
+        """
+        transport = self.transport
+        client, collection = transport.client, transport.collection
+        kind = _indexes(transport.describe()).get(version.key)
+        if kind == models.PayloadSchemaType.FLOAT:
             return False
         if kind is not None:
-            retry(client.delete_payload_index, collection, version.key, wait=True)
+            delete = client.delete_payload_index
+            transport.retry(delete, collection, version.key, wait=True)
         schema: models.PayloadSchemaType | models.FloatIndexParams = (
             models.PayloadSchemaType.FLOAT
         )
-        if self.transport.server >= SMALL_INDEXES:  # nobody filters by it
+        if transport.server >= SMALL_INDEXES:  # nobody filters by it
             schema = models.FloatIndexParams(
                 type=models.FloatIndexType.FLOAT, enable_hnsw=False
             )
-        retry(client.create_payload_index, collection, version.key, schema, wait=False)
+        create = client.create_payload_index
+        transport.retry(create, collection, version.key, schema, wait=False)
         return True
-
-    def _indexes(self) -> dict[str, models.PayloadSchemaType]:
-        """The payload keys that have an index now, and of which type."""
-        return {
-            key: index.data_type
-            for key, index in self.transport.describe().payload_schema.items()
-        }
 
     def delete(
         self,
@@ -248,42 +253,19 @@ class PayloadSchema(Schema):
         written = set(m.payload_keys(versions))
         if not written and not is_last:
             return
-        transport, key = self.transport, versions[0].offset_key if versions else m.KEY
-
-        def indexes() -> set[str]:
-            ours = (
-                rf"{key}\.v[1-9]\d*"  # that of a version which no manifest knows, too
-            )
-            return {
-                path
-                for path in self._indexes()
-                if path in written or (is_last and re.fullmatch(ours, path))
-            }
-
-        for path in indexes():
-            transport.retry(
-                transport.client.delete_payload_index,
-                transport.collection,
-                path,
-                wait=False,
-            )
-        otherwise = "the index on the offsets is left"
-        transport.wait_until(
-            lambda: not indexes(), "deleting the index", otherwise, progress
-        )
+        self._delete_indexes(written, is_last, progress)
+        transport = self.transport
         done, total = 0, transport.count()
-        # Of no version, too, may be left what a client brought along that took the collection for another.
-        for shards in transport.pages(
-            by_shard, with_payload=[key] if is_last else False
-        ):
+        # Of no version, too, something may be left: a client took the collection for
+        # another.
+        with_payload = [m.KEY] if is_last else False
+        for shards in transport.pages(by_shard, with_payload=with_payload):
             for shard_key, records in shards.items():
                 points: dict[tuple[str, ...], list[Id]] = {}
                 for record in records:
-                    keys = (
-                        m.keys_to_delete(record.payload, key, versions)
-                        if is_last
-                        else tuple(sorted(written))
-                    )
+                    keys = tuple(sorted(written))
+                    if is_last:
+                        keys = m.keys_to_delete(record.payload, versions)
                     points.setdefault(keys, []).append(plain_id(record.id))
                 for keys, ids in points.items():
                     self.delete_keys(keys, ids, shard_key)
@@ -292,18 +274,45 @@ class PayloadSchema(Schema):
                 progress("removing offsets", min(done, total), total)
         transport.wait()
 
+    def _delete_indexes(
+        self, written: set[str], is_last: bool, progress: Progress | None
+    ) -> None:
+        """Delete the indexes on the keys `written`, and all of ours if `is_last`."""
+        transport = self.transport
+
+        def indexes() -> set[str]:
+            ours = rf"{m.KEY}\.v[1-9]\d*"  # no manifest knows some of them
+            paths = set(_indexes(transport.describe()))
+            return {
+                path
+                for path in paths
+                if path in written or (is_last and re.fullmatch(ours, path))
+            }
+
+        if transport.is_local:
+            return
+        for path in indexes():
+            delete = transport.client.delete_payload_index
+            transport.retry(delete, transport.collection, path, wait=False)
+        transport.wait_until(
+            lambda: not indexes(),
+            "deleting the index",
+            "the index on the offsets is left",
+            progress,
+        )
+
     def cost(self) -> str:
         points = self.transport.count()
-        return f"about {_bytes(INDEX_BYTES * points)} of memory, and {_bytes(PAYLOAD_BYTES * points)} of disk"
+        memory, disk = _bytes(INDEX_BYTES * points), _bytes(PAYLOAD_BYTES * points)
+        return f"about {memory} of memory, and {disk} of disk"
 
-    def plan(self, number: int, key: str) -> list[str]:
-        return [
-            f"a number 'v{number}' under the payload key {key!r}, with a float index"
-        ]
+    def plan(self, number: int) -> list[str]:
+        key = f"'v{number}' under the payload key {m.KEY!r}"
+        return [f"a number {key}, with a float index"]
 
 
 class VectorSchema(Schema):
-    """An augmented vector of d + 1 dimensions beside the vector, with the memory and graph settings of that."""
+    """An augmented vector of d + 1 dimensions, with the settings of the vector."""
 
     def __init__(
         self, transport: QdrantTransport, using: str, parameters: models.VectorParams
@@ -311,94 +320,99 @@ class VectorSchema(Schema):
         super().__init__(transport, using, parameters)
         datatype = parameters.datatype
         bits = 32 if datatype is None else BITS.get(datatype.value, 32)
-        self._is_short, self._bytes = bits <= 16, parameters.size * bits / 8
-        # 16 bits each beside smaller ones, too, since a coarser type would leave nothing of the offset.
+        self._is_short = bits <= 16
+        self._bytes = parameters.size * bits / 8
+        # 16 bits each beside smaller ones, too: a coarser type would leave nothing of
+        # the offset.
         self._augmented_bytes = (parameters.size + 1) * (2 if self._is_short else 4)
 
     def obstacle(self) -> str | None:
-        """Why no vector can be added; None if one can."""
+        """Say why no vector can be added; None if one can."""
         server = ".".join(map(str, self.transport.server))
         if self.transport.server < VECTORS_IN_PLACE:
-            return f"the server (this one is {server}) can add vectors to a collection from 1.18 on"
+            return (
+                f"the server (this one is {server}) can add vectors to a collection "
+                "from 1.18 on"
+            )
         if self.transport.is_local and not self.using:
-            return "a collection of qdrant-client's local mode takes no unnamed vectors beside a named one"
+            return (
+                "a collection of qdrant-client's local mode takes no unnamed vectors "
+                "beside a named one"
+            )
         return None
 
-    def doubt(self) -> str | None:
-        """Why a second vector should not be added if nobody asks for it; None if nothing speaks against it."""
+    def objection(self) -> str | None:
+        """Say why a second vector is not added unless somebody asks for it."""
         if obstacle := self.obstacle():
             return obstacle
         if not self.using:
-            return "a second vector beside an unnamed one leaves a trace, so it is added on request only"
-        if (
-            self.parameters.quantization_config
-            or self.transport.info.config.quantization_config
-        ):
-            return f"the collection is quantised to save memory, and a second vector has no codes; {self.sizes()}"
+            return (
+                "a second vector beside an unnamed one leaves a trace, so it is added "
+                "on request only"
+            )
+        config = self.transport.opened.config
+        if self.parameters.quantization_config or config.quantization_config:
+            return (
+                "the collection is quantised to save memory, and a second vector has "
+                f"no codes; {self.sizes()}"
+            )
         if self._augmented_bytes > 2 * self._bytes:
-            return f"a second vector would take more than twice the room of the first; {self.sizes()}"
+            return (
+                "a second vector would take more than twice the room of the first; "
+                f"{self.sizes()}"
+            )
         return None
 
     def sizes(self) -> str:
-        """What the numbers of a second vector take beside those of the first, in words."""
+        """Say what the numbers of a second vector take beside those of the first."""
         points = self.transport.count()
-        first, second = (
-            _bytes(self._bytes * points),
-            _bytes(self._augmented_bytes * points),
-        )
+        first = _bytes(self._bytes * points)
+        second = _bytes(self._augmented_bytes * points)
         return (
             f"the numbers of the vectors take {first}, those of a second one {second}"
         )
 
     def cost(self) -> str:
         hnsw = self.parameters.hnsw_config
-        m_links = (
-            hnsw.m if hnsw is not None else None
-        ) or self.transport.info.config.hnsw_config.m
+        links = self.transport.opened.config.hnsw_config.m
+        if hnsw is not None and hnsw.m:
+            links = hnsw.m
+        each = self._augmented_bytes + 2 * links * 4
         where = "disk" if self.parameters.on_disk else "memory, and as much of disk"
-        return f"about {_bytes((self._augmented_bytes + 2 * m_links * 4) * self.transport.count())} of {where}"
+        return f"about {_bytes(each * self.transport.count())} of {where}"
 
     def prepare(self, version: QdrantVersion) -> None:
-        transport, name = self.transport, version.augmented_vector
+        transport = self.transport
+        client, collection = transport.client, transport.collection
+        name = version.augmented_vector
+        is_distance = version.metric is Metric.EUCLIDEAN
         dense = models.DenseVectorConfig(
             size=version.dim + 1,
-            distance=models.Distance.EUCLID
-            if version.metric is Metric.EUCLIDEAN
-            else models.Distance.DOT,
+            distance=models.Distance.EUCLID if is_distance else models.Distance.DOT,
             datatype=models.VectorStorageDatatype.FLOAT16 if self._is_short else None,
         )
         if name not in vector_names(transport.describe()):
             config = models.DenseVectorNameConfig(dense=dense)
-            transport.retry(
-                transport.client.create_vector_name,
-                transport.collection,
-                name,
-                config,
-                wait=True,
-            )
+            create = client.create_vector_name
+            transport.retry(create, collection, name, config, wait=True)
             transport.wait_until(
                 lambda: name in vector_names(transport.describe()),
                 "adding a vector",
                 "writes to it may fail",
             )
-        # No quantisation: it would clip the query's last component to the range of the others.
+        # No quantisation: it would clip the query's last component to the range of the
+        # others.
         settings = self.parameters.model_dump(
             include={"hnsw_config", "on_disk", "memory"}, exclude_none=True
         )
         if settings:
             changes = {name: models.VectorParamsDiff.model_validate(settings)}
-            transport.retry(
-                transport.client.update_collection,
-                transport.collection,
-                vectors_config=changes,
-            )
+            update = client.update_collection
+            transport.retry(update, collection, vectors_config=changes)
 
     def write(self, version: QdrantVersion, items: Items, shard_key: ShardKey) -> None:
-        client, collection, name = (
-            self.transport.client,
-            self.transport.collection,
-            version.augmented_vector,
-        )
+        client, collection = self.transport.client, self.transport.collection
+        name = version.augmented_vector
 
         def request(items: Items) -> None:
             points = [
@@ -417,23 +431,23 @@ class VectorSchema(Schema):
         is_last: bool,
         progress: Progress | None,
     ) -> None:
-        transport, names = self.transport, set(m.vectors_of(versions))
-        for name in names & vector_names(transport.describe()) if names else ():
-            transport.retry(
-                transport.client.delete_vector_name,
-                transport.collection,
-                name,
-                wait=True,
-            )
+        transport = self.transport
+        names = set(m.vectors_of(versions))
+        if names:
+            names &= vector_names(transport.describe())
+        for name in names:
+            delete = transport.client.delete_vector_name
+            transport.retry(delete, transport.collection, name, wait=True)
 
-    def plan(self, number: int, key: str) -> list[str]:
+    def plan(self, number: int) -> list[str]:
         beside = repr(self.using) if self.using else "the unnamed one"
         lines = [
-            f"a vector 'hub_v{number}' of {self.parameters.size + 1} dimensions beside {beside}"
+            f"a vector 'hub_v{number}' of {self.dim + 1} dimensions beside {beside}"
         ]
         if not self.using:
             lines.append(
-                'after a removal get_collection would show {"": VectorParams(...)} for VectorParams(...)'
+                'after a removal get_collection would show {"": VectorParams(...)} for '
+                "VectorParams(...)"
             )
         return lines
 
@@ -441,39 +455,37 @@ class VectorSchema(Schema):
 def choose_storage(
     vector: VectorSchema, storage: Storage | Literal["auto"], manifest: QdrantManifest
 ) -> tuple[Storage, list[str]]:
-    """Chooses where offsets go.
+    """Return where offsets go, and why, in a line, if nobody has said it.
 
     Args:
-        vector: the vector that is corrected.
-        storage: what the user asks for.
-        manifest: that of the collection.
-
-    Returns:
-        The storage, and why, in a line, if nobody has said it.
+        vector: The vector that is corrected.
+        storage: What the user asks for.
+        manifest: That of the collection.
 
     Raises:
-        StoreError: the collection cannot keep them there.
+        StoreError: The collection cannot keep them there.
         InputError: `storage` is unknown.
     """
     if storage not in ("auto", "payload", "vector"):
         raise InputError(f"storage={storage!r}: use 'auto', 'payload' or 'vector'")
     if storage == "vector" and (obstacle := vector.obstacle()):
-        this, other = Parameter("storage", "vector"), Parameter("storage", "payload")
         raise StoreError(
             f"{vector.transport.url}: ",
-            this,
+            Parameter("storage", "vector"),
             f" adds a second vector, and {obstacle}; use ",
-            other,
+            Parameter("storage", "payload"),
         )
     if storage != "auto":
         return storage, []
     version, _ = manifest.find_current(vector.using)
     if version is not None:
         return version.storage, []
-    if doubt := vector.doubt():
-        return "payload", [f"storage='payload': {doubt}"]
-    merit = "a search by a second vector is as fast as a raw one, and the server adds it in place"
-    return "vector", [f"storage='vector': {merit}; {vector.sizes()}"]
+    if reason := vector.objection():
+        return "payload", [f"storage='payload': {reason}"]
+    return "vector", [
+        "storage='vector': a search by a second vector is as fast as a raw one, and "
+        f"the server adds it in place; {vector.sizes()}"
+    ]
 
 
 def _bytes(count: float) -> str:
@@ -482,6 +494,11 @@ def _bytes(count: float) -> str:
     return (
         f"{count / 1000**thousands:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[thousands]}"
     )
+
+
+def _indexes(info: models.CollectionInfo) -> dict[str, models.PayloadSchemaType]:
+    """Return the payload keys that have an index, and of which type."""
+    return {key: index.data_type for key, index in info.payload_schema.items()}
 
 
 def dense_vectors(info: models.CollectionInfo) -> dict[str, models.VectorParams]:
@@ -498,69 +515,57 @@ def vector_names(info: models.CollectionInfo) -> set[str]:
 def find_vector(
     url: str, info: models.CollectionInfo, using: str, manifest: QdrantManifest
 ) -> tuple[str, models.VectorParams]:
-    """Finds the vector that is corrected. For a vector that was deleted and whose correction is left, it is what it
-    was, so that the correction can be removed.
+    """Return the vector that is corrected, and its parameters.
+
+    A vector that was deleted and whose correction is left is what it was, so that the
+    correction can be removed.
 
     Args:
-        url: of the store, for errors.
-        info: of the collection.
-        using: the name of the vector; "" is the only one that hubplugin has not added.
-        manifest: that of the collection.
-
-    Returns:
-        Its name and its parameters.
+        url: Of the store, for errors.
+        info: Of the collection.
+        using: The name; "" is the only vector that hubplugin has not added.
+        manifest: That of the collection.
 
     Raises:
-        StoreError: the vector is not there or cannot carry offsets.
+        StoreError: The vector is not there or cannot carry offsets.
     """
+    every = dense_vectors(info)
     ours = m.vectors_of(manifest.everything)
-    dense = {
-        name: parameters
-        for name, parameters in dense_vectors(info).items()
-        if name not in ours
-    }
+    dense = {name: vector for name, vector in every.items() if name not in ours}
     for version in manifest.everything:
         is_it = version.vector == using if using else not dense
-        if is_it and version.vector not in dense_vectors(info):
-            distance = next(
-                distance
-                for distance, metric in METRICS.items()
-                if metric is version.metric
-            )
+        if is_it and version.vector not in every:
             return version.vector, models.VectorParams(
-                size=version.dim, distance=distance
+                size=version.dim, distance=DISTANCES[version.metric]
             )
-    names = ", ".join(repr(name) for name in dense) or "none"
+    there = f"dense vectors there: {', '.join(map(repr, dense)) or 'none'}"
     if using in (info.config.params.sparse_vectors or {}) or not dense:
-        raise StoreError(
-            f"{url}: sparse vectors have no offsets; dense vectors there: {names}"
-        )
+        raise StoreError(f"{url}: sparse vectors have no offsets; {there}")
+    if using and using not in dense:
+        raise StoreError(f"{url}: there is no vector {using!r}; {there}")
     if using not in dense:
-        if using:
-            raise StoreError(
-                f"{url}: there is no vector {using!r}; dense vectors there: {names}"
-            )
         if len(dense) > 1:
             which = Parameter("vector")
             raise StoreError(
-                f"{url}: name one of its vectors with ",
-                which,
-                f"; dense vectors there: {names}",
+                f"{url}: name one of its vectors with ", which, f"; {there}"
             )
         using = next(iter(dense))
     vector = dense[using]
     name = f"vector {using!r}" if using else "the vector"
     if vector.multivector_config is not None:
         raise StoreError(
-            f"{url}: {name} is a multi-vector, whose MaxSim has no single offset; use a dense vector"
+            f"{url}: {name} is a multi-vector, whose MaxSim has no single offset; use "
+            "a dense vector"
         )
     if vector.datatype == models.Datatype.UINT8:
         raise StoreError(
-            f"{url}: {name} is of uint8, which no query bank of floats compares with; use float16 or float32"
+            f"{url}: {name} is of uint8, which no query bank of floats compares with; "
+            "use float16 or float32"
         )
     if vector.distance not in METRICS:
         distances = ", ".join(distance.value for distance in METRICS)
         raise StoreError(
-            f"{url}: {name} ranks by {vector.distance.value}; offsets are for {distances}: re-create it as one"
+            f"{url}: {name} ranks by {vector.distance.value}; offsets are for "
+            f"{distances}: re-create it as one"
         )
     return using, vector

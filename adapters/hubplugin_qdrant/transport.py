@@ -1,11 +1,12 @@
 """How a collection is asked, and what its answers mean.
 
-Requests are repeated while the server is away, large ones are split, many run at once. What an error of qdrant-client
-means is said once, for REST, gRPC and local mode.
+Requests are repeated while the server is away, and many run at once. What an error of
+qdrant-client means is said once, for REST, gRPC and local mode.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import random
@@ -117,61 +118,57 @@ def require_finished(answer: Answer) -> Answer:
     return answer
 
 
+ERRORS = (
+    ResponseHandlingException,
+    ResourceExhaustedResponse,
+    httpx.TransportError,
+    UnexpectedResponse,
+    RpcError,
+)
+"""What a client raises where a server refuses, or does not answer."""
+
+
 class NoAnswerError(StoreError):
     """A server that did not answer, or cannot now."""
 
 
 @contextmanager
 def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
-    """Turns what a client raises into a StoreError of one line that names `url` and `collection` and what it was
-    `doing`, and says what to do."""
+    """Turn what a client raises into a StoreError of one line that says what to do.
+
+    It names `url` and `collection` and what the client was `doing`.
+    """
     try:
         yield
     except HubpluginError:
         raise
-    except (
-        ResponseHandlingException, ResourceExhaustedResponse, httpx.TransportError, UnexpectedResponse, RpcError,
-        ValueError,
-    ) as error:  # fmt: skip
-        fault, place = fault_of(error), f"{url}: {doing}"
+    except (*ERRORS, ValueError) as error:
+        fault = fault_of(error)
+        place = f"{url}: {doing}"
         if fault in PASSING:
             text = f"no answer ({_reason(error)}); is the server running and reachable?"
+            if fault is Fault.LATE:
+                text += f" If it is slow, {FEWER}"
             raise NoAnswerError(f"{place}: {text}") from None
-        if fault is not Fault.FORBIDDEN:
-            text = f"refused: {_reason(error)}"
-        elif _is_unknown(error):
-            text = "the api key is missing, wrong or expired; it is read from QDRANT_API_KEY, or is that of your client"
-        else:
+        text = f"refused: {_reason(error)}"
+        if fault is Fault.TOO_LARGE:
+            text += f"; {FEWER}"
+        elif fault is Fault.FORBIDDEN:
             text = (
-                "the api key may not do this; it needs access to the collection and to its metadata collection, "
-                f"{m.metadata_collection(collection)}: to read both, to write both for what writes, and to manage for "
-                "creating or deleting the latter"
+                f"the api key may not do this ({_reason(error)}); it is read from "
+                "QDRANT_API_KEY, or is that of your client, and needs access to the "
+                "collection and to its metadata collection, "
+                f"{m.metadata_collection(collection)}: to read both, to write both for "
+                "what writes, and to manage for creating or deleting the latter"
             )
         raise StoreError(f"{place}: {text}") from None
 
 
-def _is_unknown(error: Exception) -> bool:
-    """Whether a server does not take the api key for one of its own, now: it says so in more than one way."""
-    if isinstance(error, RpcError):
-        is_unknown, text = (
-            error.code() is StatusCode.UNAUTHENTICATED,
-            str(error.details()),
-        )
-    else:
-        content = getattr(error, "content", b"")
-        is_unknown, text = (
-            getattr(error, "status_code", 0) == 401,
-            content.decode(errors="replace"),
-        )
-    ways = ("ExpiredSignature", "Invalid API key", "Must provide an API key")
-    return is_unknown or any(way in text for way in ways)
-
-
 def _reason(error: Exception) -> str:
     if isinstance(error, UnexpectedResponse):
-        status = (
-            error.structured() if error.content.strip().startswith(b"{") else {}
-        ).get("status")
+        status = None
+        if error.content.strip().startswith(b"{"):
+            status = error.structured().get("status")
         text = status.get("error") if isinstance(status, dict) else None
         return f"{error.status_code} {text or error.reason_phrase}"
     if isinstance(error, RpcError):
@@ -183,40 +180,18 @@ Page = TypeVar("Page")
 Item = TypeVar("Item")
 
 
-def read_ahead(*streams: Iterator[Page], is_over: threading.Event) -> Iterator[Page]:
-    """The pages of all `streams` in turn; the next one of each is made in a thread while others are worked on.
-
-    `is_over` is set when nobody waits for a page any more, as after an interrupt, so that the threads may end.
-    """
-    pool = ThreadPoolExecutor(len(streams))
-    try:
-        ahead = deque((stream, pool.submit(next, stream, None)) for stream in streams)
-        while ahead:
-            stream, future = ahead.popleft()
-            if (page := future.result()) is not None:
-                ahead.append((stream, pool.submit(next, stream, None)))
-                yield page
-    finally:
-        is_over.set()
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
 BATCH = 2000
 """Points read and written at a time, at most, where their vectors are not too large for it."""
+
+FEWER = "set hubplugin_qdrant.transport.BATCH, points a request, to fewer"
 
 BATCH_NUMBERS = 1_000_000
 """Numbers read at a time: some 10 MB of JSON, where a server by default accepts 32."""
 
-SLICES = (1, 19)
-"""The first version of the server that tells slices of the ids apart."""
-
-READERS = 4
-"""Slices that are read at a time."""
-
 WRITERS = 4
 """Writing requests under way at a time: enough that the server never waits for us."""
 
-QUERIES_AT_ONCE = 32
+QUERIES_AT_ONCE = 64
 
 RETRY_SECONDS, LIMITED_SECONDS = 60.0, 600.0
 """For how long a request is repeated while the server does not answer, as during a restart, and while it limits the
@@ -237,9 +212,6 @@ POLL_SECONDS = 0.5
 
 SILENT_SECONDS = 10.0
 """After so long a wait it is logged what is waited for, where nobody is told of progress."""
-
-SMALLER = (Fault.TOO_LARGE, Fault.LATE, Fault.LIMITED)
-"""Faults of a write that one of fewer points may not have."""
 
 IdRange: TypeAlias = tuple[PointId | None, PointId | None]
 """Ids from the first on and below the second; None is no bound."""
@@ -262,86 +234,114 @@ FORMULAS = (1, 14)
 
 
 class QdrantTransport:
-    """The requests of one run to `collection` (no alias), which somebody calls `name`; `url` is what errors call it.
+    """The requests of one store to `collection` (no alias), called `name` by its user.
 
-    info: how the server described the collection. server: its version, such as (1, 18). dim: numbers in each vector
-    that is read, once that is known.
+    `url` is what errors call it. server: its version, such as (1, 18). strict: what it
+    allows. dim: numbers in each vector that is read, once that is known.
 
     Raises StoreError if there is no such collection, or the server is too old.
     """
 
     def __init__(self, client: QdrantClient, collection: str, url: str, name: str):
-        self.client, self.collection, self.url = client, collection, url
-        self.is_local = plain_client.is_local(
-            client
-        )  # local mode is no use from a second thread
+        self.client = client
+        self.collection = collection
+        self.url = url
+        self.dim = 1
+        # Local mode is no use from a second thread.
+        self.is_local = plain_client.is_local(client)
+        self._writers = None if self.is_local else ThreadPoolExecutor(WRITERS)
+        self._under_way: deque[Future[None]] = deque()
+        self._given_up = threading.Event()
+        self.one_line = partial(one_line, url, collection=collection)
         try:
-            self.info = client.get_collection(collection)
+            self._read(client.get_collection(collection))
         except Exception as error:
             if fault_of(error) is not Fault.MISSING:
                 raise
-            names = sorted(
-                c.name
-                for c in client.get_collections().collections
-                if not c.name.endswith("--hub")
-            )
+            every = [each.name for each in client.get_collections().collections]
+            names = sorted(each for each in every if not each.endswith("--hub"))
             raise StoreError(
-                f"{url}: there is no collection {name!r}; there are: {', '.join(names) or 'none'}"
+                f"{url}: there is no collection {name!r}; there are: "
+                f"{', '.join(names) or 'none'}"
             ) from None
         major, minor = map(int, client.info().version.split(".")[:2])
         self.server = (major, minor)
         if self.server < FORMULAS:
             raise StoreError(
-                f"{url}: the server is Qdrant {major}.{minor}, which has no formulas; upgrade it to 1.14 or newer"
+                f"{url}: the server is Qdrant {major}.{minor}, which has no formulas; "
+                "upgrade it to 1.14 or newer"
             )
-        strict = self.info.config.strict_mode_config
-        self.strict = (
-            strict
-            if strict is not None and strict.enabled
-            else models.StrictModeConfig()
-        )
-        self.dim = 1
-        self._given_up = threading.Event()
-        self._writers = None if self.is_local else ThreadPoolExecutor(WRITERS)
-        self._under_way: deque[Future[None]] = deque()
-        self.one_line = partial(one_line, url, collection=collection)
+
+    def _read(self, info: models.CollectionInfo) -> None:
+        """Take in how the server describes the collection."""
+        self.opened: models.CollectionInfo = info
+        strict: Any = info.config.strict_mode_config
+        if strict is None or not strict.enabled:
+            strict = models.StrictModeConfig()
+        self.strict: models.StrictModeConfig = strict
+        self._counted: int | None = None
+        self._is_for_job = False
+
+    def for_job(self) -> QdrantTransport:
+        """Return this transport for one job, which describes and counts once."""
+        transport = copy.copy(self)
+        transport._read(self.describe())
+        transport._is_for_job = True
+        return transport
+
+    @property
+    def info(self) -> models.CollectionInfo:
+        """How the collection was described to this job; as it is now, without one."""
+        return self.opened if self._is_for_job else self.describe()
+
+    def count(self) -> int:
+        """Return how many points there are, or were for this job.
+
+        It is an estimate where strict mode forbids exact counts.
+        """
+        if self._counted is not None:
+            return self._counted
+        with self.one_line("counting"):
+            exact = self.strict.search_allow_exact is not False
+            answer = self.retry(self.client.count, self.collection, exact=exact)
+        count = int(answer.count)
+        if self._is_for_job:
+            self._counted = count
+        return count
 
     def retry(
         self,
         call: Callable[..., Answer],
         *args: object,
-        given_up: threading.Event | None = None,
         **kwargs: object,
     ) -> Answer:
-        """The answer to a request that does no harm if it is made twice: `call` with `args` and `kwargs`. It is
-        repeated while the server is away, until somebody sets `given_up`."""
-        given_up, since = given_up or self._given_up, time.monotonic()
-        attempt = 0
-        while True:
-            attempt += 1
+        """Return the answer to a request that does no harm if it is made twice.
+
+        It is repeated while the server is away, until `give_up`.
+        """
+        given_up = self._given_up
+        since = time.monotonic()
+        for attempt in itertools.count(1):
             try:
                 return require_finished(call(*args, **kwargs))
             except Exception as error:
                 fault = fault_of(error)
-                # One that a rate is limited for waits its turn among the others that are under way.
+                # What is limited waits its turn among the others that are under way.
                 patience = LIMITED_SECONDS if fault is Fault.LIMITED else RETRY_SECONDS
                 is_over = time.monotonic() - since >= patience or given_up.is_set()
-                if fault not in (*PASSING, Fault.TOO_LARGE) or is_over:
+                if fault not in PASSING or is_over:
                     raise
-                # What the server said may hold a secret.
-                text, level = (
-                    fault.name.lower().replace("_", " "),
-                    logging.WARNING if attempt == 1 else logging.DEBUG,
-                )
                 logger.log(
-                    level,
+                    logging.WARNING if attempt == 1 else logging.DEBUG,
                     "%s: a request failed (%s: %s), asked again",
                     self.url,
                     type(error).__name__,
-                    text,
+                    fault.name.lower(),  # what the server said may hold a secret
                 )
-                wait = random.uniform(0, min(LONGEST_WAIT, SHORTEST_WAIT * 2**attempt))
-                given_up.wait(max(wait, float(getattr(error, "retry_after_s", 0))))
+                longest = min(LONGEST_WAIT, SHORTEST_WAIT * 2**attempt)
+                asked = float(getattr(error, "retry_after_s", 0))
+                given_up.wait(max(random.uniform(0, longest), asked))
+        raise AssertionError("unreachable")
 
     def wait_until(
         self,
@@ -399,14 +399,6 @@ class QdrantTransport:
         """Returns when all is done that anybody has sent so far without waiting for it."""
         self.retry(self.client.delete, self.collection, nothing())
 
-    def count(self) -> int:
-        """How many points there are; an estimate where strict mode forbids exact counts."""
-        with self.one_line("counting"):
-            exact = self.strict.search_allow_exact is not False
-            return int(
-                self.retry(self.client.count, self.collection, exact=exact).count
-            )
-
     def points_of_shards(self) -> dict[Id, int]:
         """How many points there are by each shard key, about; empty where they are not sharded by keys."""
         if self.info.config.params.sharding_method != models.ShardingMethod.CUSTOM:
@@ -428,69 +420,45 @@ class QdrantTransport:
         convert: Callable[[list[models.Record]], Page],
         with_vectors: list[str] | bool = False,
         with_payload: list[str] | bool = False,
-        between: IdRange | None = None,
+        between: IdRange = EVERY_ID,
     ) -> Iterator[Page]:
-        """All points, page by page, in the order of ids; all of a server that has slices of the ids, in turn of each.
+        """Yield all points, page by page, in the order of ids.
 
         Args:
-            convert: makes a page of records.
-            with_vectors, with_payload: what is read, as `scroll` has it.
-            between: the range of ids; by default all.
+            convert: Makes a page of records.
+            with_vectors, with_payload: What is read, as `scroll` has it.
+            between: The range of ids; by default all.
         """
-        (first, last), is_over = between or EVERY_ID, threading.Event()
-        options = {
-            "limit": self.page,
-            "with_vectors": with_vectors,
-            "with_payload": with_payload,
-        }
-
-        def read(part: models.Filter | None) -> Iterator[list[models.Record]]:
-            offset, more = first, True
-            while more:
-                # Servers compress what they answer, which takes longer than to send vectors as they are.
-                with self.one_line("reading"), headers({"accept-encoding": "identity"}):
-                    records, offset = self.retry(
-                        self.client.scroll,
-                        self.collection,
-                        part,
-                        offset=offset,
-                        given_up=is_over,
-                        **options,
-                    )
-                more = offset is not None
-                if last is not None and records and rank(records[-1].id) >= rank(last):
-                    records, more = (
-                        [record for record in records if rank(record.id) < rank(last)],
-                        False,
-                    )
-                yield records
-
-        if self.is_local:
-            return map(convert, read(None))
-        parts: list[models.Filter | None] = [None]
-        if (
-            between is None
-            and self.server >= SLICES
-            and hasattr(models, "SliceCondition")
-        ):
-            slices = [
-                models.Slice(total=READERS, index=index) for index in range(READERS)
-            ]
-            parts = [
-                models.Filter(must=models.SliceCondition(slice=part)) for part in slices
-            ]
-        return map(convert, read_ahead(*map(read, parts), is_over=is_over))
+        offset, last = between
+        more = True
+        while more:
+            # Servers compress what they answer, which takes longer than to send vectors
+            # as they are.
+            with self.one_line("reading"), headers({"accept-encoding": "identity"}):
+                records, offset = self.retry(
+                    self.client.scroll,
+                    self.collection,
+                    offset=offset,
+                    limit=self.page,
+                    with_vectors=with_vectors,
+                    with_payload=with_payload,
+                )
+            more = offset is not None
+            if last is not None and records and rank(records[-1].id) >= rank(last):
+                records = [each for each in records if rank(each.id) < rank(last)]
+                more = False
+            yield convert(records)
 
     @property
     def page(self) -> int:
-        """Points read and written at a time, at most."""
-        limits = (self.strict.max_query_limit, self.strict.upsert_max_batchsize)
-        return max(
-            1,
-            min(
-                BATCH, BATCH_NUMBERS // self.dim, *(limit for limit in limits if limit)
-            ),
-        )
+        """Points read and written at a time, at most, which strict mode may limit."""
+        limits = [
+            BATCH_NUMBERS // self.dim,
+            self.strict.max_query_limit,
+            self.strict.upsert_max_batchsize,
+            self.strict.write_rate_limit,
+        ]
+        return max(1, min(BATCH, *(limit for limit in limits if limit)))
 
     def answers(
         self, requests: list[models.QueryRequest], search: Search | None = None
@@ -530,45 +498,25 @@ class QdrantTransport:
         self._given_up = threading.Event()
 
     def _send(self, items: Items, request: Callable[[Items], object]) -> None:
-        """In smaller requests where large ones fail, and without points that are gone, for which a server refuses."""
-        size = len(items)
-
-        def send_part() -> int:
-            nonlocal size
-            part = items[:size]
-            try:
-                request(part)
-            except Exception as error:
-                if fault_of(error) is Fault.TOO_LARGE and len(part) == 1:
-                    raise StoreError(
-                        f"{self.url}: the server takes no request as large as one point"
-                    ) from None
-                if fault_of(error) in SMALLER:
-                    size = max(1, len(part) // 2)
-                raise
-            return len(part)
-
+        """Send `items` without points that are gone, for which a server refuses."""
         with self.one_line("writing"):
-            while items:
-                try:
-                    items = items[self.retry(send_part) :]
-                except Exception as error:
-                    if (
-                        not isinstance(error, KeyError)
-                        and fault_of(error) is not Fault.MISSING
-                    ):  # local mode, a server
-                        raise
-                    ids = [point for point, _ in items]
-                    records = self.retry(
-                        self.client.retrieve,
-                        self.collection,
-                        ids=ids,
-                        with_payload=False,
-                    )
-                    left = {plain_id(record.id) for record in records}
-                    if len(left) == len(items):
-                        raise
-                    items = [item for item in items if item[0] in left]
+            try:
+                self.retry(request, items)
+            except Exception as error:
+                # A KeyError is that of local mode.
+                is_gone = isinstance(error, KeyError)
+                if not is_gone and fault_of(error) is not Fault.MISSING:
+                    raise
+                ids = [point for point, _ in items]
+                records = self.retry(
+                    self.client.retrieve, self.collection, ids=ids, with_payload=False
+                )
+                left = {plain_id(record.id) for record in records}
+                if len(left) == len(items):
+                    raise
+                items = [item for item in items if item[0] in left]
+                if items:
+                    self._send(items, request)
 
 
 def plain_id(point: Id | uuid.UUID) -> Id:

@@ -1,24 +1,25 @@
-"""The operations of a corrected client that write points, each with its offsets, and those on whole collections.
+"""The operations of a corrected client that write points, and those on collections.
 
-What writes whole points or vectors brings their offsets along. After anything that may have dropped an offset one rule
-holds: the points that were touched, by id, are read, and what they lack is computed and written.
+One rule: the plain client writes what it is given, in whatever form. Then the points
+that were touched are read by their ids, and what they lack of offsets is computed and
+written. Points that are plain structures bring their offsets along, so an insert is
+corrected from its first moment on. Whatever else is written is neutral, or has the
+offset of its old vector, until the same call ends.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, TypeAlias
-from uuid import UUID
 
 from qdrant_client import models
 
+from hubplugin.model import OffsetModel
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, offsets, plain_client
 from hubplugin_qdrant.calls import Call, Computing, Operation
-from hubplugin_qdrant.manifest import KEY, QdrantManifest
+from hubplugin_qdrant.manifest import KEY, QdrantManifest, QdrantVersion
 from hubplugin_qdrant.metadata import (
     CHANGES,
     CachedManifest,
@@ -26,20 +27,21 @@ from hubplugin_qdrant.metadata import (
     OfClient,
     retry_on_conflict,
 )
-from hubplugin_qdrant.offsets import StoredOffsets, compute_stored
-from hubplugin_qdrant.plain_client import Arguments, PointId, ShardKey
-from hubplugin_qdrant.requests import nothing, selector_fields, to_rest
+from hubplugin_qdrant.plain_client import Arguments, PointId, ShardKey, field_of
+from hubplugin_qdrant.requests import nothing
 from hubplugin_qdrant.transport import PASSING, Fault, chunks, fault_of
 
-OFFSETS_AT_ONCE = 256
-"""Points of an upload whose offsets are computed together: beyond it the time for each no longer falls."""
+AT_ONCE = 256
+"""Points whose offsets are computed and written together: beyond it the time for each
+no longer falls."""
 
-NUMBERS_AT_ONCE = 4_000_000
-"""Numbers of an upload, by each of its processes, that are sent before the manifest is looked at again: a second of
-work or more, and some 130 MB as Python has them."""
+PART = 10_000
+"""Points of an upload that are sent before the manifest is looked at again."""
+
+Models: TypeAlias = Sequence[tuple[QdrantVersion, OffsetModel]]
 
 Touched: TypeAlias = tuple[list[PointId], ShardKey]
-"""Points whose offsets an operation may have changed, by their ids, which may be the server's to refuse."""
+"""Points whose offsets an operation may have changed, and where they lie."""
 
 
 @retry_on_conflict
@@ -48,424 +50,259 @@ def upsert(
 ) -> Operation[Any]:
     if cached.manifest is None:
         return (yield Call(cache.raw.upsert, **arguments))
-    try:
-        points = yield Computing(
-            plain_client.read_points, cache.raw, arguments["points"]
-        )
-    except plain_client.UNREADABLE:
-        return (yield Call(cache.raw.upsert, **arguments))  # which refuses it
-    offsets.require_free_points(points, cached.augmented_vectors)
-    stored, is_bare = yield from _compute_writable(cache, cached, points)
-    result = yield Call(
-        cache.raw.upsert, **arguments | {"points": offsets.with_stored(points, stored)}
-    )
-    touched = [point.id for point in points], arguments.get("shard_key_selector")
-    yield from _bring_up_to_date(cache, cached, arguments, [touched], dropped=is_bare)
+    points = arguments["points"]
+    shard_key = arguments.get("shard_key_selector")
+    written, others = points, plain_client.ids_of(points)
+    if isinstance(points, list):
+        pairs = yield from cache.read_models(cached)
+        written, others = yield Computing(with_offsets, points, pairs)
+    result = yield Call(cache.raw.upsert, **arguments | {"points": written})
+    touched = [(plain_client.ids_of(points), shard_key)]
+    lacking = [(others, shard_key)]
+    yield from _finish(cache, cached, arguments, touched, lacking)
     return result
 
 
-def _compute_writable(
-    cache: CorrectionCache, cached: CachedManifest, points: Sequence[models.PointStruct]
-) -> Operation[tuple[list[StoredOffsets], bool]]:
-    """What `points` store as they are written, and whether that lacks offsets. A server 1.14 keeps the payload of a
-    point that is written without one, or, by gRPC, with an empty one: an offset would take the place of it all."""
-    stored: list[StoredOffsets] = yield from cache.compute_stored(cached, points)
-    bare = [
-        not point.payload and bool(each.offsets)
-        for point, each in zip(points, stored, strict=True)
-    ]
-    if not any(bare) or not (yield from cache.keeps_payloads()):
-        return stored, False
-    return [
-        replace(each, offsets={}) if alone else each
-        for alone, each in zip(bare, stored, strict=True)
-    ], True
+def with_offsets(points: list[Any], pairs: Models) -> tuple[list[Any], list[PointId]]:
+    """Return `points`, plain ones with their offsets, and the ids of the others."""
+    plain = [point for point in points if _is_plain(point, pairs)]
+    stored = offsets.compute_stored(plain, pairs)
+    ready = dict(zip(map(id, plain), offsets.with_stored(plain, stored), strict=True))
+    others = [point for point in points if id(point) not in ready]
+    written = [ready.get(id(point), point) for point in points]
+    return written, plain_client.ids_of(others)
 
 
-def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-    cached = yield from cache.lookup(arguments["collection_name"])
-    if cached.manifest is None:
-        return (yield Call(cache.raw.upload_points, **arguments))
-    yield from _upload_parts(cache, cached, arguments, arguments["points"])
+def _is_plain(point: Any, pairs: Models) -> bool:
+    """Tell whether `point` can bring its offset along.
+
+    It is a structure whose vectors nobody has to embed. Where offsets lie in payloads
+    it has one: a server 1.14 keeps the old payload of a point that comes without.
+    """
+    if type(point) is not models.PointStruct:
+        return False
+    vectors = offsets.by_name(point.vector)
+    has_payload = isinstance(point.payload, dict) and len(point.payload) > 0
+    for version, _ in pairs:
+        if not isinstance(vectors.get(version.vector), list):
+            return False
+        if version.storage == "payload" and not has_payload:
+            return False
+    return True
+
+
+def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation[None]:
+    yield from _upload(cache, arguments, arguments["points"])
 
 
 def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     cached = yield from cache.lookup(arguments["collection_name"])
-    if cached.manifest is None:
+    rest = dict(arguments)
+    columns = {name: rest.pop(name, None) for name in ("vectors", "ids", "payload")}
+    points = None
+    if cached.manifest is not None:
+        with suppress(*plain_client.UNREADABLE):
+            points = plain_client.read_rows(**columns)
+    if points is None:  # the plain client refuses what cannot be read
         return (yield Call(cache.raw.upload_collection, **arguments))
-    columns = {
-        name: arguments.pop(name, None) for name in ("vectors", "ids", "payload")
-    }
-    try:
-        rows = plain_client.read_rows(**columns)
-    except plain_client.UNREADABLE:
-        return (
-            yield Call(cache.raw.upload_collection, **arguments, **columns)
-        )  # which refuses it
-    yield from _upload_parts(cache, cached, arguments, rows)
+    yield from _upload(cache, rest, points)
 
 
-def _upload_parts(
-    cache: CorrectionCache,
-    cached: CachedManifest,
-    arguments: Arguments,
-    points: Iterable[Any],
-) -> Operation[None]:
-    """Uploads `points` in parts, of whole batches, before each of which the manifest is looked at again."""
-    batch = max(1, int(arguments.get("batch_size", 64)))
-    processes = int(arguments.get("parallel", 1)) or os.cpu_count() or 1
-    numbers = sum(version.dim for version in cached.maintained) or 1
-    for part in chunks(
-        points, batch * processes * max(1, NUMBERS_AT_ONCE // (numbers * batch))
-    ):
-        yield from _upload(cache, arguments | {"points": part})
+def _upload(
+    cache: CorrectionCache, arguments: Arguments, points: Iterable[Any]
+) -> Operation[Any]:
+    cached = yield from cache.lookup(arguments["collection_name"])
+    if cached.manifest is None:
+        return (yield Call(cache.raw.upload_points, **arguments | {"points": points}))
+    for part in chunks(points, PART):
+        yield from _upload_part(cache, arguments | {"points": part})
 
 
 @retry_on_conflict
-def _upload(
+def _upload_part(
+    cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
+) -> Operation[None]:
+    points = arguments["points"]
+    shard_key = arguments.get("shard_key_selector")
+    pairs = yield from cache.read_models(cached)
+    lacking: list[PointId] = []
+
+    def stream() -> Iterator[Any]:
+        for chunk in chunks(points, AT_ONCE):
+            written, others = with_offsets(chunk, pairs)
+            lacking.extend(others)
+            yield from written
+
+    yield Call(cache.raw.upload_points, **arguments | {"points": stream()})
+    touched = [(plain_client.ids_of(points), shard_key)]
+    arguments = arguments | {"wait": False}
+    yield from _finish(cache, cached, arguments, touched, [(lacking, shard_key)])
+
+
+def _change(name: str, selector: str = "points") -> OfClient:
+    """Return the operation of the method `name`, which may drop offsets.
+
+    selector: the argument that chooses the points.
+    """
+
+    @retry_on_conflict
+    def change(
+        cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
+    ) -> Operation[Any]:
+        plain = Call(getattr(cache.raw, name), **arguments)
+        if cached.manifest is None:
+            return (yield plain)
+        offsets.require_free(arguments.get("payload"), cached.offset_key)
+        shard_key = arguments.get("shard_key_selector")
+        points = arguments.get(selector)
+        touched = yield from _select(cache, cached, points, shard_key)
+        return (yield from _then(cache, cached, plain, [touched]))
+
+    return change
+
+
+update_vectors = _change("update_vectors")
+delete_vectors = _change("delete_vectors")
+overwrite_payload = _change("overwrite_payload")
+clear_payload = _change("clear_payload", "points_selector")
+
+
+@retry_on_conflict
+def set_payload(
     cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
 ) -> Operation[Any]:
-    """Uploads the points of a list."""
-    if cached.manifest is None:
-        return (yield Call(cache.raw.upload_points, **arguments))
-    pairs = yield from cache.read_models(cached)
-    ids: list[PointId] = []
-
-    def points() -> Iterator[object]:
-        for chunk in chunks(arguments["points"], OFFSETS_AT_ONCE):
-            structs = []
-            with suppress(
-                *plain_client.UNREADABLE
-            ):  # up to the first that is none, which the client refuses
-                for point in chunk:
-                    structs.append(plain_client.as_struct(point))
-            ready = plain_client.embed(cache.raw, structs)
-            offsets.require_free_points(ready, cached.augmented_vectors)
-            ids.extend(point.id for point in structs)
-            yield from offsets.with_stored(ready, compute_stored(ready, pairs))
-            yield from chunk[len(structs) :]
-
-    yield Call(cache.raw.upload_points, **arguments | {"points": points()})
-    touched = ids, arguments.get("shard_key_selector")
-    yield from _bring_up_to_date(cache, cached, arguments | {"wait": False}, [touched])
+    offsets.require_free(arguments.get("payload"), cached.offset_key)
+    return (yield Call(cache.raw.set_payload, **arguments))
 
 
 @retry_on_conflict
 def batch_update_points(
     cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
 ) -> Operation[Any]:
-    operations = None
-    if cached.manifest is not None:
-        with suppress(*plain_client.UNREADABLE):
-            operations = yield Computing(
-                plain_client.read_operations, cache.raw, arguments["update_operations"]
-            )
-    if not operations:
-        return (
-            yield Call(cache.raw.batch_update_points, **arguments)
-        )  # which refuses what cannot be read
-    return (yield from _update(cache, cached, operations, arguments))
-
-
-def _single(build: Callable[[Any, Arguments], models.UpdateOperation]) -> OfClient:
-    """What the method does that is called as `build`, which makes its one operation, of the plain client and the
-    arguments: in the way of `batch_update_points`; where nothing of ours is in question, as it is."""
-
-    @retry_on_conflict
-    def change(
-        cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
-    ) -> Operation[Any]:
-        plain = Call(getattr(cache.raw, build.__name__), **arguments)
-        if cached.manifest is None:
-            return (yield plain)
-        try:
-            operation = yield Computing(build, cache.raw, arguments)
-        except plain_client.UNREADABLE:
-            return (yield plain)  # which refuses it
-        if not offsets.may_drop_offsets(operation, cached.maintained):
-            offsets.require_free_operation(
-                operation, cached.offset_key, cached.augmented_vectors
-            )
-            return (yield plain)
-        return (yield from _update(cache, cached, [operation], arguments))[0]
-
-    return change
-
-
-def _selector_of(arguments: Arguments, name: str = "points") -> dict[str, Any]:
-    """The fields of an operation that say on which points it is."""
-    return selector_fields(arguments[name], arguments.get("shard_key_selector"))
-
-
-@_single
-def update_vectors(client: Any, arguments: Arguments) -> models.UpdateOperation:
-    points = plain_client.read_updates(client, arguments["points"])
-    condition = {}
-    if arguments.get("update_filter") is not None:
-        condition["update_filter"] = to_rest(arguments["update_filter"])
-    update = models.UpdateVectors(
-        points=[], shard_key=arguments.get("shard_key_selector"), **condition
-    )
-    return models.UpdateVectorsOperation(
-        update_vectors=plain_client.copy_with(update, {"points": points})
-    )
-
-
-@_single
-def delete_vectors(client: Any, arguments: Arguments) -> models.UpdateOperation:
-    delete = models.DeleteVectors(
-        vector=list(arguments["vectors"]), **_selector_of(arguments)
-    )
-    return models.DeleteVectorsOperation(delete_vectors=delete)
-
-
-@_single
-def set_payload(client: Any, arguments: Arguments) -> models.UpdateOperation:
-    payload = models.SetPayload(
-        payload=arguments["payload"],
-        key=arguments.get("key"),
-        **_selector_of(arguments),
-    )
-    return models.SetPayloadOperation(set_payload=payload)
-
-
-@_single
-def overwrite_payload(client: Any, arguments: Arguments) -> models.UpdateOperation:
-    payload = arguments["payload"]
-    if payload is None and plain_client.is_local(client):  # which takes it
-        payload = {}
-    return models.OverwritePayloadOperation(
-        overwrite_payload=models.SetPayload(payload=payload, **_selector_of(arguments))
-    )
-
-
-@_single
-def clear_payload(client: Any, arguments: Arguments) -> models.UpdateOperation:
-    selected = _selector_of(arguments, "points_selector")
-    selector = models.FilterSelector if "filter" in selected else models.PointIdsList
-    return models.ClearPayloadOperation(clear_payload=selector(**selected))
-
-
-@_single
-def delete_payload(client: Any, arguments: Arguments) -> models.UpdateOperation:
-    delete = models.DeletePayload(
-        keys=list(arguments["keys"]), **_selector_of(arguments)
-    )
-    return models.DeletePayloadOperation(delete_payload=delete)
-
-
-def _update(
-    cache: CorrectionCache,
-    cached: CachedManifest,
-    operations: list[models.UpdateOperation],
-    arguments: Arguments,
-) -> Operation[list[models.UpdateResult]]:
-    """The results of `operations`, one each, made in their order together with what must go with them."""
-    for operation in operations:
-        offsets.require_free_operation(
-            operation, cached.offset_key, cached.augmented_vectors
-        )
+    plain = Call(cache.raw.batch_update_points, **arguments)
+    if cached.manifest is None:
+        return (yield plain)
     touched: list[Touched] = []
+    for body in plain_client.bodies_of(arguments["update_operations"]):
+        offsets.require_free(field_of(body, "payload"), cached.offset_key)
+        touched.append((yield from _select(cache, cached, body, None)))
+    return (yield from _then(cache, cached, plain, touched))
+
+
+def _then(
+    cache: CorrectionCache, cached: CachedManifest, plain: Call, touched: list[Touched]
+) -> Operation[Any]:
+    """Return the answer to `plain`, after which the points `touched` have offsets.
+
+    An operation that a server refuses for a point that is not there is done for the
+    other points.
+    """
     try:
-        results, dropped = yield from _in_order(
-            cache, cached, operations, arguments, touched
-        )
+        result = yield plain
     except Exception as error:
-        # Of an operation that a server refuses for a point that is not there, it does the rest.
         if fault_of(error) not in PASSING:
             with suppress(Exception):
-                yield from _bring_up_to_date(
-                    cache, cached, arguments, touched, dropped=True
-                )
+                yield from _refresh(cache, cached, touched, has_waited=True)
         raise
-    yield from _bring_up_to_date(cache, cached, arguments, touched, dropped)
-    return results
+    yield from _finish(cache, cached, plain.keywords, touched, touched)
+    return result
 
 
-def _in_order(
-    cache: CorrectionCache,
-    cached: CachedManifest,
-    operations: list[models.UpdateOperation],
-    arguments: Arguments,
-    touched: list[Touched],
-) -> Operation[tuple[list[models.UpdateResult], bool]]:
-    """Makes `operations` in one request, unless only the store can tell which points one names after those before it.
-    Returns their results, and whether points may lack offsets now. touched: takes the points."""
-    names = ("collection_name", "wait", "ordering", "timeout")
-    options = {name: arguments[name] for name in names if name in arguments}
-    pending: list[models.UpdateOperation] = []
-    requested: list[int] = []  # the places of `operations` in `pending`
-    results: list[models.UpdateResult] = []
-    dropped = False
-
-    def flush(**changes: Any) -> Operation[None]:
-        if pending:
-            answers = yield Call(
-                cache.raw.batch_update_points,
-                **options | changes,
-                update_operations=[*pending],
-            )
-            results.extend(answers[number] for number in requested)
-            pending.clear()
-            requested.clear()
-
-    for operation in operations:
-        points, body = offsets.points_of(operation), offsets.body_of(operation)
-        stored: list[StoredOffsets] = []
-        numbers: dict[PointId, dict[str, float]] = {}
-        is_upsert = isinstance(operation, models.UpsertOperation)
-        drops = not is_upsert and offsets.may_drop_offsets(operation, cached.maintained)
-        if is_upsert and points is not None:  # one that brings as many of each
-            stored, drops = yield from _compute_writable(cache, cached, points)
-        elif drops and points is not None:
-            stored = yield from cache.compute_stored(cached, points)
-        elif drops:
-            if getattr(body, "points", None) is None:
-                yield from flush(wait=True)
-            numbers = yield from _read_numbers(cache, cached, body)
-        if numbers or points is not None:
-            ids = list(numbers) if points is None else [point.id for point in points]
-            touched.append((ids, body.shard_key))
-        dropped = dropped or drops
-        pending += offsets.complete(
-            operation, cached.manifest or QdrantManifest(), stored, numbers
+def _select(
+    cache: CorrectionCache, cached: CachedManifest, points: Any, shard_key: ShardKey
+) -> Operation[Touched]:
+    """Return the ids of what the client takes as `points`; of a filter, as of now."""
+    if shard_key is None:
+        shard_key = field_of(points, "shard_key")
+    chosen = points
+    if not isinstance(points, models.Filter):
+        chosen = field_of(points, "filter")
+    if chosen is None:
+        listed = field_of(points, "batch") or field_of(points, "points") or points
+        return plain_client.ids_of(listed), shard_key
+    ids: list[PointId] = []
+    offset, more = None, True
+    while more:
+        records, offset = yield Call(
+            cache.raw.scroll,
+            cached.collection,
+            chosen,
+            limit=cached.page,
+            offset=offset,
+            with_payload=False,
+            **_in_shard(shard_key),
         )
-        requested.append(len(pending) - 1)
-    yield from flush()
-    return results, dropped
-
-
-def _read_numbers(
-    cache: CorrectionCache, cached: CachedManifest, body: Any
-) -> Operation[dict[PointId, Any]]:
-    """The points that the `body` of an operation selects, by id, with the numbers that each has under our key."""
-    key, points = cached.offset_key, getattr(body, "points", None)
-    if points is not None and key is None:
-        return {point: {} for point in points}
-    options = _in_shard(body.shard_key) | {
-        "with_payload": [key] if key is not None else False
-    }
-    if points is not None:
-        records = yield Call(
-            cache.raw.retrieve, cached.collection, ids=list(points), **options
-        )
-    else:
-        records, offset, more = [], None, True
-        while more:
-            part, offset = yield Call(
-                cache.raw.scroll,
-                cached.collection,
-                body.filter,
-                limit=cached.page,
-                offset=offset,
-                **options,
-            )
-            records += part
-            more = offset is not None
-    numbers = {
-        record.id: (record.payload or {}).get(key or KEY) or {} for record in records
-    }
-    return (
-        numbers
-        if points is None
-        else {point: numbers.get(_as_written(point), {}) for point in points}
-    )
+        ids += [record.id for record in records]
+        more = offset is not None
+    return ids, shard_key
 
 
 def _in_shard(shard_key: ShardKey) -> Arguments:
     return {} if shard_key is None else {"shard_key_selector": shard_key}
 
 
-def _as_written(point: PointId) -> PointId:
-    """An id as the server writes it: a UUID has several forms."""
-    try:
-        return point if isinstance(point, int) else str(UUID(str(point)))
-    except ValueError:  # the server's to refuse
-        return point
-
-
-def _bring_up_to_date(
+def _finish(
     cache: CorrectionCache,
     cached: CachedManifest,
     arguments: Arguments,
-    touched: Sequence[Touched],
-    dropped: bool = False,
+    touched: list[Touched],
+    lacking: list[Touched],
 ) -> Operation[None]:
-    """Brings the points `touched` to what is `cached`, where offsets may have been `dropped`; and to what is so now, if
-    that is something else.
+    """Refresh the points `lacking`; and all `touched` if the state has changed.
 
-    Whoever changes the state of a collection writes its manifest first and looks at the points then. So what is written
-    before that is seen there, and what is written later is seen here.
+    Whoever changes the state of a collection writes its manifest first and looks at
+    the points then. So what is written before is seen there, what later, here.
     """
-    name, has_waited = arguments["collection_name"], arguments.get("wait", True)
-    if dropped:
-        yield from _refresh(cache, cached, touched, [cached.offset_key], has_waited)
+    name = arguments["collection_name"]
+    has_waited = arguments.get("wait", True)
+    yield from _refresh(cache, cached, lacking, has_waited)
     for _ in range(CHANGES):
         if (yield from cache.is_unchanged(name, cached)):
             return
         now = yield from cache.lookup(name, cached)
         # An alias may have been moved before the write, or after it.
         for collection in {now.collection, cached.collection}:
-            current = (
-                now
-                if collection == now.collection
-                else (yield from cache.lookup(collection, cached))
-            )
+            current = now
+            if collection != now.collection:
+                current = yield from cache.lookup(collection, cached)
             if current.state != cached.state:
-                yield from _refresh(
-                    cache,
-                    current,
-                    touched,
-                    [KEY, cached.offset_key, current.offset_key],
-                    False,
-                )
+                yield from _refresh(cache, current, touched, has_waited=False)
         cached = now
 
 
 def _refresh(
     cache: CorrectionCache,
     cached: CachedManifest,
-    touched: Iterable[Touched],
-    keys: Iterable[str | None],
+    touched: list[Touched],
     has_waited: bool,
 ) -> Operation[None]:
-    """Gives the points `touched` the offsets of the vectors that they have now, by what is `cached`, and takes out what
-    else of ours they hold, under the payload `keys` and in our vectors. has_waited: all that was sent is done."""
-    ours = list(dict.fromkeys(key for key in keys if key is not None))
-    names = [
-        *(version.vector for version in cached.maintained),
-        *cached.augmented_vectors,
-    ]
-    fields = {
-        "with_payload": [
-            *ours,
-            *(version.group_by for version in cached.maintained if version.group_by),
-        ],
-        "with_vectors": not all(names) or names,
-    }
+    """Give the points `touched` the offsets of the vectors that they have now.
+
+    What else of ours they hold is taken out. has_waited: all that was sent is done.
+    """
+    if not any(ids for ids, _ in touched):
+        return
+    names = [version.vector for version in cached.maintained]
+    names += cached.augmented_vectors
+    with_vectors = names if all(names) else True
     manifest = cached.manifest or QdrantManifest()
     try:
-        if not has_waited:
-            yield Call(
-                cache.raw.delete, cached.collection, nothing(), wait=True
-            )  # what was sent before is done then
+        if not has_waited:  # what was sent before is done once this is
+            yield Call(cache.raw.delete, cached.collection, nothing(), wait=True)
         for points, shard_key in touched:
-            for ids in chunks(points, OFFSETS_AT_ONCE):
+            for ids in chunks(dict.fromkeys(points), AT_ONCE):
                 records = yield Call(
                     cache.raw.retrieve,
                     cached.collection,
                     ids=ids,
+                    with_payload=[KEY],
+                    with_vectors=with_vectors,
                     **_in_shard(shard_key),
-                    **fields,
                 )
                 stored = yield from cache.compute_stored(cached, records)
-                operations = [
-                    operation
-                    for record, each in zip(records, stored, strict=True)
-                    for operation in offsets.mend(
-                        record, each, ours, manifest, shard_key
-                    )
-                ]
+                operations: list[models.UpdateOperation] = []
+                for record, each in zip(records, stored, strict=True):
+                    operations += offsets.mend(record, each, manifest)
                 if operations:
                     yield Call(
                         cache.raw.batch_update_points,
@@ -474,61 +311,33 @@ def _refresh(
                         wait=True,
                     )
     except Exception as error:
-        if fault_of(error) is not Fault.MISSING:  # of a collection that is gone
+        if fault_of(error) is not Fault.MISSING:  # the collection is gone
             raise
 
 
-def delete_vector_name(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-    """Deletes a vector as the client of `cache` does it with `arguments`. The correction goes with it: it is retired,
-    and taken out by the next job or by `remove`.
+def _forgetting(name: str, *, deletes: bool = False) -> OfClient:
+    """Return the operation of the method `name`, after which nothing is known.
 
-    The manifest is written as it lies there: what this client knows of it has its own settings in it.
+    deletes: the collection goes, and its metadata with it.
     """
-    cached = yield from cache.lookup(arguments["collection_name"])
-    vector = arguments["vector_name"]
-    offsets.require_free_vectors([vector], cached.augmented_vectors)
-    result = yield Call(cache.raw.delete_vector_name, **arguments)
-    cache.forget()
-    cached = yield from cache.lookup(arguments["collection_name"])
-    if any(version.vector == vector for version in cached.maintained):
-        manifest = yield from metadata.read_manifest(cache.raw, cached.collection)
-        yield from metadata.write_manifest(
-            cache.raw, cached.collection, manifest.withdraw(vector)
-        )
+
+    def operation(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
+        result = yield Call(getattr(cache.raw, name), **arguments)
         cache.forget()
-    return result
+        if deletes:
+            ours = m.metadata_collection(arguments["collection_name"])
+            exists = yield Call(cache.raw.collection_exists, ours)
+            if exists and metadata.is_metadata(
+                (yield Call(cache.raw.get_collection, ours))
+            ):
+                yield Call(cache.raw.delete_collection, ours)
+        return result
+
+    return operation
 
 
-def delete_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-    return (
-        yield from _and_forget(cache, Call(cache.raw.delete_collection, **arguments))
-    )
-
-
-def recreate_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-    return (
-        yield from _and_forget(cache, Call(cache.raw.recreate_collection, **arguments))
-    )
-
-
-def create_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-    cache.forget()
-    return (yield Call(cache.raw.create_collection, **arguments))
-
-
-def update_collection_aliases(
-    cache: CorrectionCache, arguments: Arguments
-) -> Operation[Any]:
-    cache.forget()
-    return (yield Call(cache.raw.update_collection_aliases, **arguments))
-
-
-def _and_forget(cache: CorrectionCache, call: Call) -> Operation[Any]:
-    """The answer to `call`, with which a collection goes, and all that belonged to it."""
-    result = yield call
-    cache.forget()
-    name = m.metadata_collection(call.keywords["collection_name"])
-    exists = yield Call(cache.raw.collection_exists, name)
-    if exists and metadata.is_metadata((yield Call(cache.raw.get_collection, name))):
-        yield Call(cache.raw.delete_collection, name)
-    return result
+delete_collection = _forgetting("delete_collection", deletes=True)
+recreate_collection = _forgetting("recreate_collection", deletes=True)
+create_collection = _forgetting("create_collection")
+update_collection_aliases = _forgetting("update_collection_aliases")
+delete_vector_name = _forgetting("delete_vector_name")

@@ -13,11 +13,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 from pydantic import computed_field
 
-from hubplugin.compute import Compute, Similarities, TopK, dense, search, topk
-from hubplugin.methods import SPACINGS, FitInput, spacing_ratio
-from hubplugin.metric import Metric, normalise
-from hubplugin.model import OffsetModel
-from hubplugin.vectors import Vectors, as_vectors
+from hubplugin.bank.prepared import PreparedBank, spacing_ratio
+from hubplugin.compute import Compute, Similarities, dense, topk
+from hubplugin.metric import Metric
+from hubplugin.vectors import as_vectors
 
 Kind: TypeAlias = Literal[
     "clean",
@@ -82,7 +81,7 @@ known: a log whose queries find few of their answers has 1.0, too."""
 
 @dataclass(frozen=True)
 class BankProfile:
-    """What was seen of a bank.
+    """A bank as its samples look.
 
     distinct: bank queries that differ. spacing: `spacing_ratio` in the gallery; 1 where the target
     bank holds the answers. answered: whether the answers are in the gallery, as far as clicks, pairs or the target bank
@@ -134,27 +133,26 @@ class BankProfile:
 
     @property
     def like_documents(self) -> bool:
-        """Whether nothing sets the bank apart from documents of the gallery's kind, whatever their subjects."""
+        """True if nothing sets the bank apart from documents of the gallery's kind, whatever their subjects."""
         return self.one_sided < ONE_SIDED
 
     @property
     def answers_stand_out(self) -> bool:
-        """Whether the nearest targets of the queries look like answers."""
+        """True if the nearest targets of the queries look like answers."""
         return self.spacing > LOG
 
     @property
     def objection(self) -> str | None:
-        """What there is to say against a fit on this bank, if anything."""
-        return (
-            None
-            if self.kind in ("clean", "log", "clean or log", "too small to tell")
-            else str(self)
-        )
+        """The reason against a fit on this bank, if there is one."""
+        usable = ("clean", "log", "clean or log", "too small to tell")
+        return None if self.kind in usable else str(self)
 
     @property
     def doubt(self) -> str | None:
-        """What the bank alone cannot tell, and what would: whether it is made of queries, and whether it asks about one
-        part of the gallery, to the harm of the rest."""
+        """The question that the bank alone cannot answer, and what would.
+
+        It may not be made of queries, or ask about one part of the gallery, to the harm of the rest.
+        """
         if self.objection or not self.told:
             return None
         if self.like_documents and not self.known:
@@ -172,21 +170,27 @@ class BankProfile:
         )
 
     def __str__(self) -> str:
-        """The kind of bank in one sentence."""
+        """Describe the kind of bank in one sentence."""
         ratio = f"(spacing ratio {self.spacing:.2f})"
+        log = "the bank is a log: its answers are known, and in the gallery"
+        if self.answers_stand_out:
+            log = f"the bank looks like a log: its answers are in the gallery {ratio}"
+        documents = (
+            f"the bank looks like documents about something else, not queries: {self.one_sided:.0%} of its vectors lie "
+            f"beyond their nearest targets ({ONE_SIDED:.0%} is needed), and they come {self.near:.0%} as near to the "
+            f"gallery as its own vectors to each other ({AS_NEAR:.0%} is needed)"
+        )
+        if self.own_share < OWN_SHARE:
+            documents = (
+                f"the bank looks like documents, not queries: {self.own_share:.0%} of nearest neighbours come from the "
+                f"own set, as in two halves of one set ({OWN_SHARE:.1%} is needed)"
+            )
         return {
             "clean": "the bank is clean: its answers are in the target bank, not in the gallery",
-            "log": f"the bank looks like a log: its answers are in the gallery {ratio}"
-            if self.answers_stand_out
-            else "the bank is a log: its answers are known, and in the gallery",
+            "log": log,
             "clean or log": "the bank cannot be told from a log: no answers stand out in the gallery, but they may be "
             f"there {ratio}",
-            "documents": f"the bank looks like documents, not queries: {self.own_share:.0%} of nearest neighbours come "
-            f"from the own set, as in two halves of one set ({OWN_SHARE:.1%} is needed)"
-            if self.own_share < OWN_SHARE
-            else f"the bank looks like documents about something else, not queries: {self.one_sided:.0%} of its "
-            f"vectors lie beyond their nearest targets ({ONE_SIDED:.0%} is needed), and they come {self.near:.0%} as "
-            f"near to the gallery as its own vectors to each other ({AS_NEAR:.0%} is needed)",
+            "documents": documents,
             "swapped": "query bank and target bank look swapped: of nearest neighbours come from the own set "
             f"{self.own_share:.0%} of the query bank and the gallery, as in two halves of one set, and "
             f"{self.target_share:.0%} of the target bank and the gallery",
@@ -203,87 +207,75 @@ class BankProfile:
 
 
 def profile(
-    fit_input: FitInput,
+    bank: PreparedBank,
     queries: np.ndarray,
     targets: np.ndarray,
-    known: bool,
     answered: bool,
     seed: int,
 ) -> BankProfile:
-    """The profile of a bank, seen on samples.
+    """Look at samples of a bank and its gallery.
 
     Args:
-        fit_input: the bank and its gallery.
-        queries: of the bank, all distinct [m, d].
-        targets: of the gallery [n, d].
-        known: answers are known.
-        answered: clicks or pairs say that the answers are in the gallery.
-        seed: of what is drawn.
+        bank: The bank, with its gallery.
+        queries: Some of the bank's, all distinct [m, d].
+        targets: Some of the gallery's [n, d].
+        answered: Clicks or pairs say that the answers are in the gallery.
+        seed: The seed of what is drawn.
     """
-    distinct, metric, compute = (
-        len(fit_input.distinct),
-        fit_input.metric,
-        fit_input.compute,
-    )
+    distinct = len(bank.distinct)
+    known = bank.known_answers is not None
     if min(len(queries), len(targets)) < FEWEST:
         return BankProfile(distinct, known=known, told=False)
+    metric, compute = bank.metric, bank.compute
     rng = np.random.default_rng(seed)
-    seen, targets = (rng.permutation(part)[:SEEN] for part in (queries, targets))
-    from_bank, from_gallery = (
-        _similarities(part, targets, metric, compute)
-        for part in _as_queries(seen, targets, metric)
-    )
+    queries = rng.permutation(queries)[:SEEN]
+    targets = rng.permutation(targets)[:SEEN]
+    moved_queries, moved_targets = _as_queries(queries, targets, metric)
+    from_bank = _similarities(moved_queries, targets, metric, compute)
+    from_gallery = _similarities(moved_targets, targets, metric, compute)
     np.fill_diagonal(from_gallery, -math.inf)
-    queries, unit = (_unit(part, metric) for part in (seen, targets))
-    share, target_share = own_share(queries, unit, compute, rng), 0.5
-    if (
-        share < OWN_SHARE
-        and fit_input.target_bank is not None
-        and len(fit_input.target_bank) >= FEWEST
-    ):
-        target_share = own_share(
-            _unit(fit_input.target_bank, metric), unit, compute, rng
-        )
-    own_hubs, hubs = (
-        topk(part.T, min(16, len(part) - 1))[0].mean(axis=1)
-        for part in (from_gallery, from_bank)
-    )
+    queries = _unit(queries, metric)
+    unit = _unit(targets, metric)
+    share = own_share(queries, unit, compute, rng)
+    target_share = 0.5
+    second = bank.target_bank
+    if share < OWN_SHARE and second is not None and len(second) >= FEWEST:
+        target_share = own_share(_unit(second, metric), unit, compute, rng)
+    is_answered = answered or (False if bank.answers_are_elsewhere else None)
+    mean_variance = float(from_bank.mean(axis=1).var())
     return BankProfile(
         distinct=distinct,
-        spacing=_spacing(fit_input),
+        spacing=_spacing(bank),
         own_share=share,
         target_share=target_share,
         one_sided=one_sided(queries, unit, compute),
         near=typical_similarity(queries, unit, metric, compute, rng),
-        between=float(from_bank.mean(axis=1).var())
-        / max(float(from_bank.var()), 1e-30),
+        between=mean_variance / max(float(from_bank.var()), 1e-30),
         clustered=_join_count(from_bank.argmax(axis=1), _neighbours(unit, compute)),
-        agreement=_correlation(hubs, own_hubs),
+        agreement=_correlation(_hubness(from_bank), _hubness(from_gallery)),
         known=known,
-        answered=True
-        if answered
-        else False
-        if fit_input.answers_are_elsewhere
-        else None,
+        answered=is_answered,
     )
 
 
-def _spacing(fit_input: FitInput) -> float:
-    """The spacing ratio of the bank in the gallery, 1 where the target bank holds the answers. A hub stands out as an
-    answer does, but it is one target: so of the queries that have the same nearest target one counts."""
-    if fit_input.answers_are_elsewhere:
+def _hubness(similarities: np.ndarray) -> np.ndarray:
+    """Return the mean of the 16 largest `similarities` [m, n] of each target: [n]."""
+    size = min(16, len(similarities) - 1)
+    means: np.ndarray = topk(similarities.T, size)[0].mean(axis=1)
+    return means
+
+
+def _spacing(bank: PreparedBank) -> float:
+    """Return the spacing ratio of the bank in the gallery, 1 where the target bank holds the answers.
+
+    A hub stands out as an answer does, but it is one target: so of the queries that have the same nearest target one
+    counts.
+    """
+    if bank.answers_are_elsewhere:
         return 1.0
-    if fit_input.whole is not None:
-        largest, nearest = fit_input.whole.largest, fit_input.whole.nearest
-    else:
-        top = TopK(SPACINGS + 1)
-        targets, compute = (
-            fit_input.require_targets("blend"),
-            fit_input.compute.without_progress,
-        )
-        search(fit_input.surveyed, targets, fit_input.metric, compute, top)
-        largest, nearest = top.scores[0], top.rows[0, :, 0]
-    ratio, once = spacing_ratio(largest), np.unique(nearest, return_index=True)[1]
+    largest = bank.survey.largest
+    ratio = spacing_ratio(largest)
+    once = np.unique(bank.survey.nearest, return_index=True)[1]
     return ratio if ratio <= LOG else spacing_ratio(largest[once])
 
 
@@ -329,17 +321,12 @@ def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> flo
     """
     similarities = _similarities(queries, targets, Metric.EUCLIDEAN, compute)
     size = min(NEIGHBOURS, *similarities.shape)
-    nearest_queries, nearest_targets = (
-        topk(similarities.T, size)[1],
-        topk(similarities, size)[1],
-    )
+    nearest_queries = topk(similarities.T, size)[1]
+    nearest_targets = topk(similarities, size)[1]
     counts = np.bincount(nearest_queries.reshape(-1), minlength=len(queries))
     direction = counts @ queries / nearest_queries.size - targets.mean(axis=0)
-    return float(
-        (
-            queries @ direction > (targets @ direction)[nearest_targets].mean(axis=1)
-        ).mean()
-    )
+    places = (targets @ direction)[nearest_targets].mean(axis=1)
+    return float((queries @ direction > places).mean())
 
 
 def typical_similarity(
@@ -349,8 +336,9 @@ def typical_similarity(
     compute: Compute,
     rng: np.random.Generator,
 ) -> float:
-    """How near the nearest targets of queries lie: from 0, as near as those of random directions, to 1, as near as the
-    targets lie to each other.
+    """Return how near the nearest targets of queries lie.
+
+    0 is as near as those of random directions, 1 as near as the targets lie to each other.
 
     Both sides are taken about their means, and copies are left out. 1 where nothing can be told: where the targets lie
     no nearer to each other, or chance comes near in few dimensions.
@@ -361,10 +349,8 @@ def typical_similarity(
         compute: multiplies.
         rng: draws the random directions.
     """
-    sides = (_unit(part, metric) for part in (queries, targets))
-    queries_about_mean, gallery = (
-        _unit(side - side.mean(axis=0), Metric.COSINE)[: SEEN // 2] for side in sides
-    )
+    queries_about_mean = _about_mean(queries, metric)
+    gallery = _about_mean(targets, metric)
     random = _unit(
         rng.normal(size=(SEEN // 2, queries.shape[1])).astype(np.float32), Metric.COSINE
     )
@@ -380,34 +366,37 @@ def typical_similarity(
 
 
 def _join_count(nearest: np.ndarray, neighbours: np.ndarray) -> float:
-    """A join count: whether the targets that the bank finds, `nearest` [m], are `neighbours` [n, k] of one another; of
-    a large bank the mean of parts of `FINDING` queries."""
+    """Return whether the targets that the bank finds, `nearest` [m], are `neighbours` [n, k] of one another.
+
+    A join count. Of a large bank it is the mean of parts of `FINDING` queries.
+    """
     whole = len(nearest) // FINDING
-    parts = (
-        nearest[: whole * FINDING].reshape(whole, FINDING) if whole else nearest[None]
-    )
-    is_found = np.stack(
-        [np.isin(np.arange(len(neighbours)), part) for part in parts]
-    ).astype(float)
-    return float(
-        np.mean(
-            [_correlation(part, part[neighbours].mean(axis=1)) for part in is_found]
-        )
-    )
+    parts = nearest[None]
+    if whole:
+        parts = nearest[: whole * FINDING].reshape(whole, FINDING)
+    counts = []
+    for part in parts:
+        is_found = np.isin(np.arange(len(neighbours)), part).astype(float)
+        counts.append(_correlation(is_found, is_found[neighbours].mean(axis=1)))
+    return float(np.mean(counts))
 
 
 def _correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """0 where either is constant."""
-    return (
-        float(np.corrcoef(first, second)[0, 1])
-        if np.ptp(first) and np.ptp(second)
-        else 0.0
-    )
+    """Return the correlation of two arrays, 0 where either is constant."""
+    if not np.ptp(first) or not np.ptp(second):
+        return 0.0
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 def _unit(vectors: np.ndarray, metric: Metric) -> np.ndarray:
-    """At unit length, but where lengths matter to neighbours."""
+    """Return `vectors` at unit length, but where lengths matter to neighbours."""
     return vectors if metric is Metric.EUCLIDEAN else _of_length(vectors, 1.0)
+
+
+def _about_mean(vectors: np.ndarray, metric: Metric) -> np.ndarray:
+    """Return directions of the first of `vectors` about the mean of all."""
+    vectors = _unit(vectors, metric)
+    return _of_length(vectors - vectors.mean(axis=0), 1.0)[: SEEN // 2]
 
 
 def _of_length(vectors: np.ndarray, length: float) -> np.ndarray:
@@ -427,49 +416,16 @@ def _as_queries(
     same vectors are then judged the same by every metric and on every scale.
     """
     lengths = np.linalg.norm(queries, axis=1)
-    length, gallery_length = (
-        np.median(lengths),
-        np.median(np.linalg.norm(targets, axis=1)),
-    )
+    length = np.median(lengths)
     free = metric is not Metric.EUCLIDEAN
-    scaled = targets * (length / max(gallery_length, 1e-30)) if free else targets
-    moved = scaled - scaled.mean(axis=0) + queries.mean(axis=0)
+    if free:
+        gallery_length = np.median(np.linalg.norm(targets, axis=1))
+        targets = targets * (length / max(gallery_length, 1e-30))
+    moved = targets - targets.mean(axis=0) + queries.mean(axis=0)
     if free or np.ptp(lengths) <= 0.01 * length:
-        queries, moved = _of_length(queries, length), _of_length(moved, length)
-    return np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(
-        moved, np.float32
-    )
-
-
-MOVED_QUERIES, MOVED_TARGETS = 64, 2048
-"""The bank queries and targets whose displacement is looked at, drawn evenly."""
-
-FARTHEST = 0.05
-"""The share of the gallery that may on average be nearer to a query than its corrected nearest target. On 27
-banks of text and code, text and image, two languages and query logs it is at most 0.017, by `blend`, `dbsn`, `is` or
-`nnn`. On the same banks as if another model had embedded them it is 0.11 to 0.47 (benchmarks/guard.py)."""
-
-
-def displacement(
-    model: OffsetModel, bank: Vectors, gallery: Vectors, compute: Compute
-) -> float:
-    """The share of `gallery` that is nearer to a query of `bank` than its nearest target as `model` corrects it, on
-    average; `compute` multiplies."""
-    queries, targets = _evenly(bank, MOVED_QUERIES), _evenly(gallery, MOVED_TARGETS)
-    offsets = model.offsets(targets)
-    if model.metric is Metric.COSINE:
-        queries, targets = (
-            normalise(queries, bank.name),
-            normalise(targets, gallery.name),
-        )
-    if model.query_map is not None:
-        queries = model.query_map(queries)
-    raw = _similarities(queries, targets, model.metric, compute)
-    best = np.argmax(raw + offsets, axis=1)
-    return float((raw > np.take_along_axis(raw, best[:, None], axis=1)).mean())
-
-
-def _evenly(vectors: Vectors, most: int) -> np.ndarray:
-    return vectors.select(
-        np.linspace(0, vectors.rows - 1, min(most, vectors.rows)).astype(int)
+        queries = _of_length(queries, length)
+        moved = _of_length(moved, length)
+    return (
+        np.ascontiguousarray(queries, np.float32),
+        np.ascontiguousarray(moved, np.float32),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hubplugin.errors import InputError, install
+from hubplugin.recording import as_target
 from hubplugin.vectors import one_line, require_file
 
 logger = logging.getLogger(__name__)
@@ -40,8 +41,9 @@ class Texts:
 
 
 def holds_texts(path: str | Path, embeds: bool = False) -> bool:
-    """Whether the file `path` is of a kind that holds texts. Where a model `embeds`, .parquet, which may hold either,
-    is of texts, else of vectors."""
+    """True if the file `path` is of a kind that holds texts.
+
+    A .parquet file may hold texts or vectors: texts if a model `embeds`."""
     return Path(path).suffix in READABLE and (embeds or Path(path).suffix != ".parquet")
 
 
@@ -86,8 +88,10 @@ def read_texts(path: str | Path, name: str = "query bank") -> Texts:
 
 
 def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[str | None]]:
-    """Those of the columns `names`, in this order, that the table in the file `path` has: the text of each row, None
-    where it has none. Raises InputError where pyarrow is missing, and for a file that it cannot read."""
+    """Read the columns `names` of the table in the file `path`, as far as it has them.
+
+    Each is the text of each row, None for an empty one. Raises InputError if pyarrow is
+    missing, and for a file that it cannot read."""
     try:
         import pyarrow as pa
         from pyarrow import csv, json, parquet
@@ -165,40 +169,51 @@ def read_clicks(
         InputError: the file cannot be read, or has nothing of the bank.
     """
     columns = read_columns(path, (*TEXT, *TARGET))
-    queries, targets = (
-        next((columns[name] for name in usual if name in columns), None)
-        for usual in (TEXT, TARGET)
-    )
+    queries = _first_of(columns, TEXT)
+    targets = _first_of(columns, TARGET)
     if queries is None or targets is None:
         raise InputError(f"clicks: {path.name} needs the columns query and target")
-    places: dict[str, list[int]] = {}  # a text is stronger than a number
+    places = defaultdict[str, list[int]](list)
     for place, text in enumerate(texts or ()):
         if text is not None:
-            places.setdefault(text.strip(), []).append(place)
+            places[text.strip()].append(place)
     for place, row in enumerate(range(count) if rows is None else rows):
+        # A text is stronger than a number.
         places.setdefault(str(row), [place])
-    pairs = [
-        (q.strip(), t.strip()) for q, t in zip(queries, targets, strict=True) if q and t
-    ]
     clicks = [Counter[int | str]() for _ in range(count)]
-    for query, target in pairs:
-        for place in places.get(query, ()):
-            clicks[place][int(target) if is_number(target) else target] += 1
-    unknown = [query for query, _ in pairs if query not in places]
-    if len(unknown) == len(pairs):
-        expected = f"a row from 0 to {count - 1}" + (
-            "" if texts is None else ", or the text of a query"
-        )
+    unknown = []
+    given = 0
+    for query, target in zip(queries, targets, strict=True):
+        if not query or not target:
+            continue
+        given += 1
+        if query.strip() not in places:
+            unknown.append(query.strip())
+        for place in places.get(query.strip(), ()):
+            clicks[place][as_target(target.strip())] += 1
+    if len(unknown) == given:
         raise InputError(
-            f"{path.name}: none of {len(pairs)} clicks is of a query in the bank; expected {expected}"
+            f"{path.name}: none of {given} clicks is of a query in the bank; expected "
+            f"the text of a query, or its row from 0 to {count - 1}"
         )
     if unknown:
-        message = "%s: %d of %d clicks are of queries that are not in the bank, and are left out: %s"
         logger.warning(
-            message, path.name, len(unknown), len(pairs), list_first(unknown)
+            "%s: %d of %d clicks are of queries that are not in the bank, "
+            "and are left out: %s",
+            path.name,
+            len(unknown),
+            given,
+            list_first(unknown),
         )
     ids = [counts.most_common(1)[0][0] if counts else -1 for counts in clicks]
-    return np.array(ids, np.int64 if all(isinstance(id, int) for id in ids) else object)
+    fit = all(isinstance(id, int) and id < 2**63 for id in ids)
+    return np.array(ids, np.int64 if fit else object)
+
+
+def _first_of(
+    columns: dict[str, list[str | None]], names: Sequence[str]
+) -> list[str | None] | None:
+    return next((columns[name] for name in names if name in columns), None)
 
 
 def list_first(items: Collection[object]) -> str:
@@ -206,14 +221,4 @@ def list_first(items: Collection[object]) -> str:
     distinct = list(dict.fromkeys(items))
     return ", ".join(map(repr, distinct[:NAMED])) + (
         ", ..." if len(distinct) > NAMED else ""
-    )
-
-
-def is_number(text: str) -> bool:
-    """Whether these are the digits of a whole number, and nothing would be lost: 042 is a text, as a barcode is."""
-    return (
-        text.isascii()
-        and text.isdecimal()
-        and len(text) < 40
-        and str(int(text)) == text
     )

@@ -19,19 +19,13 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from hubplugin._version import __version__
 from hubplugin.errors import CorrectionRefused, HubpluginError, Parameter
-from hubplugin.report import Result, as_text
+from hubplugin.results import Result
 
-OF_A_URL = {
-    "metric": "metric",
-    "offset_key": "offset_key",
-    "storage": "storage",
-    "vector": "using",
-}
+OF_A_URL = {"metric": "metric", "storage": "storage", "vector": "using"}
 """What a parameter is called behind a URL."""
 
 ERROR, REFUSED, ATTENTION, STOPPED = 1, 3, 4, 130
@@ -42,21 +36,20 @@ JSON_VERSION = 1
 
 
 def as_typed(parameter: Parameter, command: Any) -> str:
-    """`parameter` as it is typed behind `command`: an option, or a part of the URL."""
+    """Return `parameter` as it is typed behind `command`: an option, or a part of the URL."""
     options = {option.name: option for option in command.params}
-    name, value = parameter.name, parameter.value
+    name = parameter.name
+    value = parameter.value
     if name in options:
         option = options[name]
         if value is False and option.secondary_opts:
             return str(option.secondary_opts[0])
-        return (
-            option.opts[0]
-            if value is None or value is True
-            else f"{option.opts[0]} {value}"
-        )
-    return (
-        f"?{OF_A_URL[name]}={value or 'NAME'}" if name in OF_A_URL else str(parameter)
-    )
+        if value is None or value is True:
+            return str(option.opts[0])
+        return f"{option.opts[0]} {value}"
+    if name in OF_A_URL:
+        return f"?{OF_A_URL[name]}={value or 'NAME'}"
+    return str(parameter)
 
 
 def say(text: str) -> None:
@@ -95,10 +88,9 @@ class Commands(TyperGroup):
 
 STORE = (
     "STORE is a URL: faiss:FILE, qdrant://HOST:6333/COLLECTION, qdrant+https://..., qdrant-local:PATH/COLLECTION, "
-    "postgresql://USER@HOST/DB?table=TABLE, chroma:PATH/COLLECTION, lancedb:PATH/TABLE. Options "
-    "follow behind a ?, in quotes. 'faiss:FILE?metric=dot' (or cosine) where the metric "
-    "is detected wrongly. 'qdrant://...?using=VECTOR&storage=payload': which vector, and where offsets lie "
-    "(payload or vector). '...?offset_key=KEY': under which payload key, where hub_offset is one of yours. "
+    "postgresql://USER@HOST/DB?table=TABLE, chroma:PATH/COLLECTION, lancedb:PATH/TABLE. Options follow behind a ?, in "
+    "quotes. 'faiss:FILE?metric=cosine': an index of inner products holds unit vectors. "
+    "'qdrant://...?using=VECTOR&storage=payload': which vector, and where offsets lie (payload or vector). "
     "'...?grpc=6334': the port for gRPC, which is faster. '...?record=FOLDER': where a client records queries."
 )
 
@@ -177,11 +169,10 @@ def command(function: Callable[..., Result]) -> Callable[..., Result]:
             result = function(**arguments)
         attention = bool(getattr(result, "attention", ()))
         if json or attention or not quiet:
-            typer.echo(
-                _as_json(function.__name__, result)
-                if json
-                else _as_text(result, verbose)
-            )
+            if json:
+                typer.echo(_as_json(function.__name__, result))
+            else:
+                typer.echo(result.as_text(verbose))
         if attention:
             raise typer.Exit(ATTENTION)
 
@@ -201,11 +192,6 @@ def _as_json(name: str, result: Result) -> str:
     return json.dumps(
         {"command": name, "version": JSON_VERSION, **result.as_json()}, allow_nan=False
     )
-
-
-def _as_text(result: Result, verbose: bool) -> str:
-    text = as_text(result.report(), Console().width, verbose)
-    return text if result.store is None else f"{result.store}: {text}"
 
 
 def _use(threads: int) -> None:

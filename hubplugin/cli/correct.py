@@ -24,7 +24,7 @@ from hubplugin.cli.options import (
 )
 from hubplugin.errors import InputError
 from hubplugin.registry import open_store
-from hubplugin.report import Result
+from hubplugin.results import Result
 
 
 @command
@@ -52,11 +52,10 @@ def apply(
     device: Device = "auto",
 ) -> Result:
     """Fit, check, write, activate; resumes where it was cut off."""
-    examples, opened = bank_of(bank, answers, embed, pairs_from), open_store(store)
-    parameters, pairs = (
-        parameters_of(method, settings),
-        pairs_of(opened, pairs_from, embed),
-    )
+    examples = bank_of(bank, answers, embed, pairs_from)
+    opened = open_store(store)
+    parameters = parameters_of(method, settings)
+    pairs = pairs_of(opened, pairs_from, embed)
     with computing(device) as compute:
         return hubplugin.apply(
             opened,
@@ -102,7 +101,8 @@ def refit(
         raise InputError(
             "--pairs-from teaches a map, and --no-learn wants none: leave one of them out"
         )
-    examples, opened = bank_of(bank, answers, embed, pairs_from), open_store(store)
+    examples = bank_of(bank, answers, embed, pairs_from)
+    opened = open_store(store)
     parameters = {} if method is None else parameters_of(method, settings)
     pairs = pairs_of(opened, pairs_from, embed)
     with computing(device) as compute:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -11,13 +12,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from hubplugin.cli.application import command, say
-from hubplugin.cli.options import DryRun, StoreUrl, require_writable
-from hubplugin.errors import InputError, Parameter, telling
-from hubplugin.recording import Recorded, Recorder, as_id, clear, thin
+from hubplugin.cli.application import command
+from hubplugin.cli.options import StoreUrl, require_writable
+from hubplugin.errors import InputError, Parameter
+from hubplugin.recording import Recorded, Recorder, as_id, read
 from hubplugin.registry import open_store
-from hubplugin.report import Report, Result, write_file
-from hubplugin.store import Store, read_recorded
+from hubplugin.results import Page, Result, Section, rows_of, write_file
+from hubplugin.store import Store
 from hubplugin.vectors import as_vectors
 
 
@@ -30,46 +31,38 @@ class Explained(Result):
     request: dict[str, Any]
     store: None = None
 
-    def report(self) -> Report:
-        return Report("The request of other clients", sentences=[self.text])
+    def as_text(self, verbose: bool = False) -> str:
+        return self.text
 
 
 @command
 def explain(
     store: StoreUrl,
     vector: Annotated[
-        str | None, typer.Option(help="A file with the query, the first vector in it.")
-    ] = None,
-    id: Annotated[
         str | None,
         typer.Option(
-            help="The query is this target. Without either it is the first one."
+            help="A file with the query, the first vector in it. By default the first target is the query."
         ),
     ] = None,
-    k: Annotated[
-        int, typer.Option(min=1, help="How many results the request asks for.")
-    ] = 10,
 ) -> Result:
-    """Print the request that other clients send for the corrected ranking, with its constants filled in."""
-    if vector is not None and id is not None:
-        raise InputError("--vector and --id both name the query; give one of them")
+    """Print the request that other clients send to Qdrant or PostgreSQL for the corrected ranking."""
     queries = None if vector is None else as_vectors(vector, "query")
     opened = open_store(store)
-    query: Any
+    explain = getattr(opened, "explain", None)
+    if explain is None:
+        raise InputError(f"{opened.url}: only Qdrant and PostgreSQL explain a search")
     if queries is not None:
-        if queries.dim != opened.dim:
-            raise InputError(
-                f"--vector has {queries.dim} dimensions, {opened.url} has {opened.dim}"
-            )
         query = next(iter(queries.blocks(1)))[0]
-    elif id is not None:
-        query = int(id) if id.isdigit() else id
     else:
         batch = next(iter(opened.scan()), None)
         if batch is None:
             raise InputError(f"{opened.url} is empty; name a query by --vector")
         query = batch.vectors[0]
-    explanation = opened.explain(query, k)
+    if len(query) != opened.dim:
+        raise InputError(
+            f"--vector has {len(query)} dimensions, {opened.url} has {opened.dim}"
+        )
+    explanation = explain(query)
     return Explained(explanation.text, dict(explanation.request))
 
 
@@ -78,14 +71,13 @@ class RecordedBank(Result):
     """What is recorded now. queries: how many. dim: their dimensions. seen: how many were asked. different: about how
     many of these differ. first, last: when the first and the last was asked. texts: whether their texts are kept.
     clicks: how often targets were clicked for them. pairs: how many different pairs of query and target these are.
-    targets: how many were clicked. how_to_record: how to collect some. written: whether any went. notes: what was done.
+    targets: how many were clicked. how_to_record: how to collect some. forgotten: how many were deleted just now.
     """
 
     store: str
     folder: str
     how_to_record: str
-    written: bool
-    notes: list[str]
+    forgotten: int = 0
     queries: int = 0
     dim: int | None = None
     seen: int | None = None
@@ -97,38 +89,36 @@ class RecordedBank(Result):
     pairs: int = 0
     targets: int = 0
 
-    def report(self) -> Report:
-        return Report("Recorded queries", sentences=[self._summary(), *self.notes])
-
-    def _summary(self) -> str:
+    def page(self) -> Page:
         if not self.queries:
-            return f"no queries are recorded in {self.folder}; to collect some: {self.how_to_record}"
-        about = "" if self.different == self.queries else "about "
-        clicks = (
-            f"; {self.clicks:,} clicks on {self.pairs:,} different pairs of query and "
-            f"target, {self.targets:,} targets"
-        )
-        return (
-            f"{self.queries:,} queries of {self.dim} dimensions{', with texts' if self.texts else ''}, of "
-            f"{self.seen:,} that were asked from {self.first} to {self.last}, {about}{self.different:,} of them "
-            f"different{clicks if self.clicks else ''}, in {self.folder}"
-        )
+            headline = f"no queries are recorded in {self.folder}"
+            return Page(f"{headline}; to collect some: {self.how_to_record}")
+        lines = [
+            f"about {self.different:,} of them are different",
+            f"{self.clicks:,} clicks on {self.pairs:,} different pairs of query and target, {self.targets:,} targets",
+            f"in {self.folder}{', with texts' if self.texts else ''}",
+        ]
+        if self.forgotten:
+            lines.append(f"{self.forgotten:,} forgotten, with their clicks")
+        headline = f"{self.queries:,} queries of {self.dim} dimensions"
+        asked = f"of {self.seen:,} that were asked from {self.first} to {self.last}"
+        section = Section("Recorded", rows_of(*lines))
+        return Page(f"{headline}, {asked}", sections=[section])
 
 
 @command
 def bank(
-    store: StoreUrl,
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="STORE|FOLDER",
+            help="A store whose queries are recorded, or the folder of a record.",
+        ),
+    ],
     export: Annotated[
         Path | None,
         typer.Option(metavar="FILE.npy", help="Write the recorded queries there."),
     ] = None,
-    keep: Annotated[
-        int | None,
-        typer.Option(
-            "--thin", metavar="N", min=1, help="Keep N of them, drawn at random."
-        ),
-    ] = None,
-    delete: Annotated[bool, typer.Option("--clear", help="Delete them.")] = False,
     forget: Annotated[
         list[str] | None,
         typer.Option(
@@ -136,77 +126,39 @@ def bank(
             help="Delete this query and its clicks; a correction keeps it until a refit.",
         ),
     ] = None,
-    dry_run: DryRun = False,
 ) -> Result:
-    """Show, export, thin, clear or forget the queries and clicks that are recorded of the store."""
+    """Show, export or forget the queries and clicks that are recorded of a store."""
     if export is not None and export.suffix != ".npy":
-        raise InputError(
-            "a bank is written as .npy; given: ", Parameter("export", str(export))
-        )
+        given = Parameter("export", str(export))
+        raise InputError("a bank is written as .npy; given: ", given)
     require_writable(export)
-    if delete and keep is not None:
-        raise InputError(
-            "--thin keeps some of the queries and --clear none; give one of them"
-        )
-    if forget and (delete or keep is not None):
-        raise InputError(
-            "--forget takes out the queries that are named; --thin and --clear go without it"
-        )
-    for query in forget or []:
-        as_id(query)  # which says what is no id, before a dry run says what it would do
-    opened = open_store(store)
-    if opened.record is None:
-        raise InputError(
-            f"{opened.url}: nobody has said where its queries are recorded; {opened.how_to_record}"
-        )
-    recorded, notes = read_recorded(opened), list[str]()
+    ids = forget or []
+    for query in ids:
+        as_id(query)  # which says what is no id
+    name = place
+    dim = None
+    folder: Path | None = Path(place)
+    how = Store.how_to_record
+    if not os.path.isdir(place):
+        store = open_store(place)
+        name = store.url
+        dim = store.dim
+        folder = store.record
+        how = store.how_to_record
+    if folder is None:
+        raise InputError(f"{name}: nobody records its queries; {how}")
+    forgotten = 0
+    if ids and folder.is_dir():
+        forgotten = Recorder(folder).forget(ids)
+    recorded = read(folder, dim)
+    described = RecordedBank(name, str(folder), how, forgotten, **_figures(recorded))
     if export is not None:
         if recorded is None:
-            raise InputError(
-                f"{opened.url}: no queries are recorded in {opened.record}; {opened.how_to_record}"
-            )
+            raise InputError(f"{name}: {described.page().headline}")
         content = io.BytesIO()
         np.save(content, recorded.array())
         write_file(export, content.getvalue())
-        notes.append(f"written to {export}")
-    # Clicks may be there without their queries, and queries of a model of other dimensions.
-    changes = opened.record.is_dir() and (delete or keep is not None or bool(forget))
-    if changes and dry_run:
-        ids = [] if recorded is None or delete else recorded.ids
-        planned = (
-            len(set(ids) - set(forget or [])) if keep is None else min(len(ids), keep)
-        )
-        notes.append(f"nothing was changed; would keep {planned}")
-    elif changes:
-        with telling(
-            f"{opened.record}: queries were being deleted; the same command finishes"
-        ):
-            recorded = _change_record(opened, opened.record, keep, delete, forget or [])
-        notes.append(f"kept: {0 if recorded is None else recorded.rows}")
-    how = opened.how_to_record
-    return RecordedBank(
-        opened.url,
-        str(opened.record),
-        how,
-        changes and not dry_run,
-        notes,
-        **_figures(recorded),
-    )
-
-
-def _change_record(
-    store: Store, record: Path, keep: int | None, delete: bool, ids: list[str]
-) -> Recorded | None:
-    """What is recorded of `store` once it is thinned or cleared, or the queries `ids` are forgotten."""
-    if ids:
-        say(
-            f"{Recorder(record).forget(ids)} recorded queries forgotten, with their clicks"
-        )
-    if delete:
-        clear(record)
-    elif keep is not None:
-        thin(record, keep)
-    return read_recorded(store)
+    return described
 
 
 def _figures(recorded: Recorded | None) -> dict[str, Any]:
@@ -227,8 +179,5 @@ def _figures(recorded: Recorded | None) -> dict[str, Any]:
 
 
 def _moment(seconds: float) -> str:
-    return (
-        datetime.fromtimestamp(seconds, timezone.utc)
-        .isoformat(timespec="seconds")
-        .replace("+00:00", "Z")
-    )
+    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

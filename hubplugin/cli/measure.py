@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -27,12 +26,9 @@ from hubplugin.cli.options import (
 )
 from hubplugin.errors import InputError, Parameter
 from hubplugin.jobs.naming import read_names
-from hubplugin.registry import adapters, open_store
-from hubplugin.report import Result
+from hubplugin.registry import open_store
+from hubplugin.results import Result
 from hubplugin.vectors import Progress, Vectors, as_vectors, require_file
-
-if TYPE_CHECKING:
-    from hubplugin.evaluation.beir import Beir
 
 
 @command
@@ -54,11 +50,9 @@ def diagnose(
 ) -> Result:
     """What is wrong with these searches: hubness or something else? Who are the hubs, what would a fit change?"""
     require_writable(report)
-    examples, opened, called = (
-        bank_of(bank, answers, embed),
-        open_store(store),
-        read_names(names, "--names"),
-    )
+    examples = bank_of(bank, answers, embed)
+    opened = open_store(store)
+    called = read_names(names, "--names")
     with computing(device) as compute:
         diagnosis = hubplugin.diagnose(
             opened, examples, learn=learn, names=called, compute=compute
@@ -83,15 +77,14 @@ def inspect(
 ) -> Result:
     """Which correction lies in the store, is it whole, is hubness still lower? The exit status is 4 where it is not."""
     require_writable(report)
-    live_queries = (
-        None if live is None else Bank(live, embed=embed, name="live queries").look()
-    )
-    opened, called = open_store(store), read_names(names, "--names")
+    asked = None
+    if live is not None:
+        asked = Bank(live, embed=embed, name="live queries").look()
+    opened = open_store(store)
+    called = read_names(names, "--names")
     with computing(device) as compute:
-        inspection = hubplugin.inspect(
-            opened, live_queries, names=called, compute=compute
-        )
-    return write_report(inspection, report)
+        found = hubplugin.inspect(opened, asked, names=called, compute=compute)
+    return write_report(found, report)
 
 
 @command
@@ -140,80 +133,71 @@ def evaluate(
     report: ReportFile = None,
 ) -> Result:
     """Queries whose true targets are known: a corrected store beside its raw search, or every method side by side."""
-    beir = _beir(queries, embed) if Path(queries).is_dir() else None
-    if targets is None and beir is None:
-        raise InputError("expected a STORE, or a file of vectors to try methods on")
     require_writable(report)
-    of_store = targets is not None and (
-        ":" in targets or targets.rpartition(".")[2] in adapters()
-    )
-    truth = str(beir.qrels) if truth is None and beir is not None else truth
-    for path in (truth, None if of_store else names):
-        if path is not None:
-            require_file(Path(path))
-    test_queries, examples = _read_queries(
-        queries if beir is None else beir.queries, bank, answers, embed
-    )
-    called: Any = (
-        read_names(names, "--names")
-        if of_store
-        else names
-        if names or beir is None
-        else beir.ids
-    )
-    ranked: Any
+    query_names = None
+    called: Any = names
+    source: str | list[str] = queries
+    ranked: Any = None
+    if Path(queries).is_dir():
+        from hubplugin.evaluation.beir import read_beir
+
+        if embed is None:
+            given = (
+                f"{queries!r} is a folder, as of BEIR: name the model of its texts by "
+            )
+            raise InputError(given, Parameter("embed"))
+        beir = read_beir(Path(queries))
+        source = beir.queries
+        query_names = beir.query_ids
+        truth = truth or str(beir.qrels)
+        called = called or beir.ids
+        ranked = Bank(beir.documents, embed=for_documents(embed), name="corpus")
+    elif targets is None:
+        raise InputError("expected a STORE, or a file of vectors to try methods on")
+    of_store = targets is not None and ":" in targets
+    if of_store and truth is None:
+        raise InputError("a store needs ids of true targets: pass ", Parameter("truth"))
+    if truth is not None:
+        require_file(Path(truth))
+    if of_store:
+        called = read_names(names, "--names")
+    elif names is not None:
+        require_file(Path(names))
+    # Either of the two may be texts and the other vectors.
+    embeds = embed is not None
+    in_bank = bank is not None and holds_texts(bank, embeds)
+    in_queries = isinstance(source, list) or holds_texts(source, embeds)
+    by = embed if in_queries or not in_bank else None
+    test_queries = Bank(source, embed=by, name="queries").look()
+    examples = None
+    if bank is not None or answers is not None:
+        examples = bank_of(bank, answers, embed if in_bank else None)
     if targets is not None:
         ranked = open_store(targets) if of_store else as_vectors(targets, "targets")
-    elif beir is not None:
-        ranked = Bank(beir.documents, embed=for_documents(str(embed)), name="corpus")
     with computing() as compute:
-        ranked = (
-            ranked.vectors(None, compute.progress)
-            if isinstance(ranked, Bank)
-            else ranked
-        )
-        if examples is not None:
-            examples = replace(
-                examples, queries=examples.vectors(ranked, compute.progress), embed=None
-            )
+        if isinstance(ranked, Bank):
+            ranked = ranked.vectors(None, compute.progress)
         results = hubplugin.evaluate(
-            ranked, examples, queries=_each_row(test_queries, ranked, compute.progress), truth=truth, methods=methods,
-            k=k, names=called, query_names=None if beir is None else beir.query_ids, metric=metric, compute=compute,
-        )  # fmt: skip
+            ranked,
+            examples,
+            queries=_each_row(test_queries, ranked, compute.progress),
+            truth=truth,
+            methods=methods,
+            k=k,
+            names=called,
+            query_names=query_names,
+            metric=metric,
+            compute=compute,
+        )
     return write_report(results, report)
 
 
-def _beir(folder: str, embed: str | None) -> Beir:
-    """What lies in a folder that was named in the place of a file of queries."""
-    from hubplugin.evaluation.beir import read_beir
-
-    if embed is None:
-        raise InputError(
-            f"{folder!r} is a folder, as of BEIR: name the model of its texts by ",
-            Parameter("embed"),
-        )
-    return read_beir(Path(folder))
-
-
-def _read_queries(
-    queries: str | list[str], bank: str | None, answers: str | None, embed: str | None
-) -> tuple[Bank, Bank | None]:
-    """Test queries and bank as they were typed; either may be texts and the other vectors."""
-    in_queries, in_bank = (
-        source is not None
-        and (isinstance(source, list) or holds_texts(source, embed is not None))
-        for source in (queries, bank)
-    )
-    test_queries = Bank(
-        queries, embed=embed if in_queries or not in_bank else None, name="queries"
-    ).look()
-    if bank is None and answers is None:
-        return test_queries, None
-    return test_queries, bank_of(bank, answers, embed if in_bank else None)
-
-
 def _each_row(queries: Bank, gallery: object, progress: Progress | None) -> Vectors:
-    """The vectors, where row i of the file belongs to row i of another; raises InputError where a text is missing."""
+    """Return the vectors, where row i of the file belongs to row i of the truth.
+
+    Raises:
+        InputError: a text is missing.
+    """
     texts = queries.texts
     if texts is not None and texts.rows[-1] >= len(texts.rows):
         lacking = next(row for row, number in enumerate(texts.rows) if row != number)

@@ -22,7 +22,7 @@ from hubplugin.cli.application import say
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError
 from hubplugin.registry import without_secrets
-from hubplugin.report import Result
+from hubplugin.results import Result
 
 StoreUrl = Annotated[
     str,
@@ -50,7 +50,7 @@ Embed = Annotated[
     str | None,
     typer.Option(
         metavar="SPEC",
-        help="Embeds texts: sentence-transformers:NAME, fastembed:NAME or module:function.",
+        help="Embeds texts: sentence-transformers:NAME or module:function.",
     ),
 ]
 Settings = Annotated[
@@ -89,7 +89,7 @@ DryRun = Annotated[
 
 @contextmanager
 def computing(device: str = "auto") -> Iterator[Compute]:
-    """What a job computes with. It shows progress as `--quiet` allows it: bars on a terminal, lines elsewhere."""
+    """Yield what a job computes with. It shows progress as bars on a terminal, as lines elsewhere, or not at all."""
     from hubplugin.progress import bars, lines
 
     if logging.getLogger("hubplugin").getEffectiveLevel() > logging.WARNING:
@@ -107,15 +107,17 @@ def bank_of(
     embed: str | None,
     pairs_from: str | None = None,
 ) -> Bank:
-    """The bank as it was typed, whose files were looked at; without queries where none are named. With a field of
-    pairs, which the model embeds, the bank may be of vectors."""
+    """Return the bank as it was typed, whose files were looked at; without queries where none are named.
+
+    With a field of pairs, which the model embeds, the bank may be of vectors.
+    """
     if pairs_from is not None and (bank is None or not holds_texts(bank, embeds=True)):
         embed = None
     return Bank(bank, answers, embed=embed).look()
 
 
 def pairs_of(store: Any, field: str | None, embed: str | None) -> Bank | None:
-    """What is in a field of a store, as pairs; None where none is named."""
+    """Return what is in a field of a store, as pairs; None where none is named."""
     if field is None:
         return None
     if not store.maps_queries:
@@ -126,34 +128,28 @@ def pairs_of(store: Any, field: str | None, embed: str | None) -> Bank | None:
 
 
 def parameters_of(method: str, settings: list[str] | None) -> dict[str, Any]:
-    """The settings by name: parameters of `method`, so that none can be taken for another argument of `apply`."""
+    """Return the settings of `method` by name, so that none can be taken for another argument of `apply`."""
+    from hubplugin.methods import METHODS, build_method
+
     parameters: dict[str, Any] = {}
     for setting in settings or []:
         name, equals, value = setting.partition("=")
         if not equals:
-            raise InputError(
-                f"--set {setting!r}: expected NAME=VALUE, as in --set tau=0.05"
-            )
-        parameters[name] = (
-            value  # text; the method's configuration parses and checks it
-        )
-    from hubplugin.methods import METHODS, build_method
-
+            raise InputError(f"--set {setting!r}: expected NAME=VALUE, as tau=0.05")
+        parameters[name] = value  # the method's configuration parses and checks it
     build_method(METHODS, method, parameters)
     return parameters
 
 
 def require_writable(path: Path | None) -> None:
-    """Raises InputError where a file cannot be written: before the work, not behind it."""
+    """Raise InputError where a file cannot be written: before the work, not behind it."""
     if path is None:
         return
+    folder = Path(os.path.realpath(path)).parent
+    lack = lack_of_room(folder, needed=1) if folder.is_dir() else "there is no folder"
     if path.is_dir():
-        raise InputError(f"cannot write {str(path)!r}: it is a folder; expected a file")
-    if not path.parent.is_dir():
-        raise InputError(
-            f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}"
-        )
-    if lack := lack_of_room(Path(os.path.realpath(path)).parent, needed=1):
+        lack = "it is a folder; expected a file"
+    if lack:
         raise InputError(f"cannot write {str(path)!r}: {lack}")
 
 
@@ -161,17 +157,9 @@ Shown = TypeVar("Shown", bound=Result)
 
 
 def write_report(result: Shown, path: Path | None) -> Shown:
-    """`result`, whose page, with the command that was typed, is also written to `path` where one is given."""
+    """Return `result`; write its page, with the command that was typed, to `path` where one is given."""
     if path is not None:
-        result.to_html(path, command_line())
+        # Without what is secret in its URLs.
+        words = [without_secrets(word) if ":" in word else word for word in sys.argv]
+        result.to_html(path, shlex.join(["hubplugin", *words[1:]]))
     return result
-
-
-def command_line() -> str:
-    """The command line as it was typed, without what is secret in its URLs."""
-    return shlex.join(
-        [
-            "hubplugin",
-            *(without_secrets(word) if ":" in word else word for word in sys.argv[1:]),
-        ]
-    )

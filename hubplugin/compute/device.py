@@ -6,8 +6,6 @@ once. Values return from a device by `to_host` alone, once a pass: each return m
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -41,26 +39,25 @@ Precision: TypeAlias = Literal["auto", "float64"]
 
 @cache
 def has_torch() -> bool:
-    """Whether torch is installed; it is not imported."""
+    """Return True if torch is installed; it is not imported."""
     return find_spec("torch") is not None
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Where, within what memory and how precisely to compute. Everything that computes takes it as `compute`.
+    """A device, a bound of memory and a precision. Everything that computes takes it as `compute`.
 
     device: "auto" (cuda, then mps, then cpu), any torch device name, or "numpy". Where torch is not installed, and for
         the offsets of few targets (see `FEW`), "auto" is "numpy".
-    memory: bytes, or text such as "512MiB", from 1MiB to what the machine has, or `SAFE` where that is more. It bounds
-        what is held of similarities beyond the bank itself. By default 1 GiB on a processor, and on a card
-        `SHARE_OF_CARD` of what it has free. A Sinkhorn fit that finds room for m x n in half precision takes the time
-        of two or three products.
+    memory: bytes, or text such as "512MiB", from 1MiB on. It bounds what is held of similarities beyond the bank
+        itself. By default 1 GiB on a processor, and on a card `SHARE_OF_CARD` of what it has free. A Sinkhorn fit that
+        finds room for m x n in half precision takes the time of two or three products.
     progress: called as progress(what, done, total).
     precision: "auto" is within 1e-5 of exact arithmetic, or of 1e-4 of the temperature where that is more (5e-4 for
         the gallery of a Sinkhorn fit in half precision): float32, and float64 by itself where similarities are large.
         "float64" computes so throughout, at twice the time.
 
-    Raises InputError for an unknown precision, and for an amount of memory that is no bound here.
+    Raises InputError for an unknown precision, and for too little memory.
     """
 
     device: str = "auto"
@@ -124,42 +121,31 @@ class Compute:
         return Library(None) if self.uses_numpy else Library(self.torch_device())
 
     def bytes(self) -> int:
-        """`memory` as a number; raises InputError for what is no size, and for one that is no bound here."""
+        """Return `memory` as a number; raises InputError for too little and for other texts."""
         if self.memory is None:
-            free, _ = self._card_bytes()
+            free = self._free_on_card()
             return int(SHARE_OF_CARD * free) if free else SAFE
         from pydantic import ByteSize, TypeAdapter, ValidationError
 
-        memory = Parameter("memory", self.memory)
         try:
             size = int(TypeAdapter(ByteSize).validate_python(self.memory))
         except ValidationError:
-            raise InputError(
-                memory, " is not a size; write it like '512MiB' or '2GiB'"
-            ) from None
+            size = 0
         if size < LEAST:
             raise InputError(
-                memory, f" is too little; expected {LEAST >> 20}MiB or more"
+                Parameter("memory", self.memory),
+                f": expected {LEAST:,} or more, as bytes or as '512MiB' or '2GiB'",
             )
-        if size > SAFE:
-            installed = sys.maxsize
-            if hasattr(os, "sysconf"):
-                installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            most = max(installed, SAFE, self._card_bytes()[1])
-            if size > most:
-                raise InputError(
-                    memory,
-                    f" is more than this machine has; expected {most >> 30}GiB or less",
-                )
         return size
 
-    def _card_bytes(self) -> tuple[int, int]:
-        """Free and total memory of the card that computes; 0 where none does."""
+    def _free_on_card(self) -> int:
+        """Return the free memory of the card that computes; 0 where none does."""
         if self.uses_numpy or (device := self.torch_device()).type != "cuda":
-            return 0, 0
+            return 0
         import torch
 
-        return torch.cuda.mem_get_info(device)
+        free: int = torch.cuda.mem_get_info(device)[0]
+        return free
 
     @property
     def without_progress(self) -> Compute:
@@ -321,7 +307,7 @@ def multiply(rows: Array, columns: Array, out: Array | None = None) -> Array:
 
 
 def reduces_precision(factor: torch.Tensor) -> bool:
-    """Whether torch may now multiply such tensors at less than their own precision."""
+    """True if torch may now multiply such tensors at less than their own precision."""
     import torch
 
     if factor.dtype is not torch.float32 or factor.device.type not in ("cpu", "cuda"):

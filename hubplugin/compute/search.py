@@ -51,7 +51,7 @@ def topk(s: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Collector(Protocol):
-    """What a search is to find out."""
+    """A figure that a search is to find out."""
 
     def begin(
         self, candidates: int, queries: np.ndarray, targets: Vectors, metric: Metric

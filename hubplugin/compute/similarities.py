@@ -42,7 +42,7 @@ it came to be one, and keeps all its entries."""
 
 @dataclass(frozen=True)
 class AnswerMask:
-    """Which entries of bank x targets no sum sees.
+    """Entries of bank x targets that no sum sees.
 
     thresholds: [m], float64. t is an answer of the bank query u if s(b_u, t) >= thresholds_u. largest: whether each
     target also loses the largest of its other entries.
@@ -195,14 +195,14 @@ class Similarities:
         return thresholds - ANSWER_SLACK * xp.maximum(xp.abs(thresholds), smallest)
 
     def tile_rows(self) -> int:
-        """How many targets a tile holds: two copies of it fit the budget, and on a CPU one fits the cache."""
+        """Return how many targets a tile holds: two copies of it fit the budget, and on a CPU one fits the cache."""
         budget = self.compute.bytes() // 2
         if self.library.is_on_cpu:
             budget = min(budget, CACHE_BYTES)
         return int(min(max(budget // (self.m * 4), 1), BLOCK_ROWS))
 
     def _block_rows(self) -> int:
-        """How many targets are read at a time; on a CPU they fit the cache, too."""
+        """Return how many targets are read at a time; on a CPU they fit the cache, too."""
         return (
             min(BLOCK_ROWS, max(CACHE_BYTES // (4 * self.dim), 1))
             if self.library.is_on_cpu

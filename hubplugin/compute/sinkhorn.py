@@ -53,7 +53,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Scaling:
-    """What `sinkhorn` found. log_alpha: [m], float64. log_sums: LSE_u( s(b_u, t)/tau + log_alpha_u ) of the first
+    """The result of `sinkhorn`. log_alpha: [m], float64. log_sums: LSE_u( s(b_u, t)/tau + log_alpha_u ) of the first
     columns [n], float64, to 5e-4 where the exponentials were kept in halves; None where none were. topk_means: the mean
     of the k largest s(b_u, t) of the first columns [n], float64, if asked for."""
 
@@ -185,7 +185,7 @@ class Kernel:
         )
 
     def _serves(self, log_alpha: np.ndarray) -> bool:
-        """Whether what is kept serves another log alpha."""
+        """True if what is kept serves another log alpha."""
         return (
             self._width > 0
             and float(np.ptp(log_alpha - self._reference)) <= SAFE_DRIFT[self._width]

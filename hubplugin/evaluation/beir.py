@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hubplugin.bank.texts import read_columns
 from hubplugin.errors import InputError
-from hubplugin.evaluation.truth import judgements_of
+from hubplugin.evaluation.truth import read_qrels
 from hubplugin.vectors import require_file
 
 
@@ -28,7 +28,7 @@ def read_beir(folder: Path, split: str = "test") -> Beir:
     """Reads a data set of BEIR from `folder`, with the qrels of `split`. Raises InputError for a file that is missing
     or of another form, and for a corpus without texts."""
     qrels = folder / "qrels" / f"{split}.tsv"
-    judged = {judgement.query_id for judgement in judgements_of(qrels)}
+    judged = {judgement.query for judgement in read_qrels(qrels)}
     documents = dict(_texts(folder / "corpus.jsonl"))
     queries = {
         key: text for key, text in _texts(folder / "queries.jsonl") if key in judged

@@ -13,17 +13,24 @@ from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.ranked import (
     PLANS,
     Ranked,
-    RankedArrays,
-    RankedStore,
     Ranking,
     Task,
+    rank_arrays,
+    rank_store,
 )
-from hubplugin.evaluation.results import MethodResult, Results, usable_best
+from hubplugin.evaluation.results import (
+    Answer,
+    Example,
+    MethodResult,
+    Results,
+    usable_best,
+)
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures import hubness
 from hubplugin.measures.retrieval import average_precision, ndcg
 from hubplugin.measures.significance import (
+    Figure,
     Side,
     adjust,
     compare,
@@ -32,7 +39,7 @@ from hubplugin.measures.significance import (
 )
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.report import Answer, Example, Histogram, Hub
+from hubplugin.results import Histogram, Hub
 from hubplugin.store import Store
 from hubplugin.vectors import VectorLike, as_vectors
 
@@ -111,17 +118,22 @@ def evaluate(
             raise InputError(
                 "a store needs ids of true targets: pass ", Parameter("truth")
             )
+        ids = cast(TrueIds, truth)
         naming = cast(Naming | None, names)
-        return results_of(
-            RankedStore(task, targets, cast(TrueIds, truth), condition, naming), task
-        )
+        return results_of(rank_store(task, targets, ids, condition, naming), task)
     if condition is not None:
         raise InputError("a filter is for a store; arrays and files are searched whole")
-    metric = Metric.parse(metric or Metric.COSINE)
-    rows = cast(TruthLike, truth), cast(Names, names)
-    return results_of(
-        RankedArrays(task, targets, *rows, metric, bank, methods, models or {}), task
+    ranked = rank_arrays(
+        task,
+        targets,
+        cast(TruthLike, truth),
+        cast(Names, names),
+        Metric.parse(metric or Metric.COSINE),
+        bank,
+        methods,
+        models or {},
     )
+    return results_of(ranked, task)
 
 
 HUBS = 20
@@ -135,34 +147,36 @@ BINS = 40
 
 
 def results_of(ranked: Ranked, task: Task) -> Results:
-    """All figures of the rankings in `ranked` for the queries of `task`, and by name the targets that are worth looking
-    at."""
-    rankings = list(ranked.rankings())
+    """Return all figures of the rankings in `ranked` for the queries of `task`."""
+    raw = ranked.rankings[0]
     occurrences = [
-        hubness.k_occurrence(each.nearest[each.nearest >= 0], len(ranked.ids))
-        for each in rankings
+        hubness.k_occurrence(ranking.nearest[ranking.nearest >= 0], len(ranked.ids))
+        for ranking in ranked.rankings
     ]
-    methods = _measure_methods(ranked, rankings, occurrences, task)
-    best, raw = usable_best(methods), rankings[0]
-    shown = next(
-        (
-            ranking
-            for ranking, method in zip(rankings, methods, strict=True)
-            if method is best
-        ),
-        None,
-    )
-    hubs, never = hubness.hubs(occurrences[0], HUBS).tolist(), list[int]()
+    methods = _measure_methods(ranked, occurrences, task)
+    best = usable_best(methods)
+    rows = hubness.hubs(occurrences[0], HUBS).tolist()
+    never: list[int] = []
     if ranked.count == len(ranked.ids):  # all targets are known by name
         never = hubness.pick_evenly(np.flatnonzero(occurrences[0] == 0), HUBS).tolist()
-    names = ranked.names([ranked.ids[row] for row in [*hubs, *never]])
+    names = ranked.names([ranked.ids[row] for row in [*rows, *never]])
+    hubs = []
+    for row, name in zip(rows, names, strict=False):
+        found_by = {}
+        for method, occurrence in zip(methods, occurrences, strict=True):
+            found_by[method.label] = int(occurrence[row])
+        hubs.append(Hub(id=ranked.ids[row], name=name, found_by=found_by))
     parts: dict[str, Any] = {}
-    if shown is not None:
-        parts["examples"] = list(_examples(ranked, raw, shown, task))
+    if best is not None:
+        shown = ranked.rankings[methods.index(best)]
+        parts["examples"] = [
+            *_draw_examples(ranked, shown, "won", task),
+            *_draw_examples(ranked, shown, "lost", task),
+        ]
         if shown.candidate.offsets is not None:
             counts, edges = np.histogram(shown.candidate.offsets, BINS)
             parts["offsets"] = Histogram(shown.label, edges.tolist(), counts.tolist())
-        if (first := ranked.mark_found_by_bank()) is not None:
+        if (first := ranked.found_by_bank) is not None:
             parts["found_first"] = _side(raw, shown, first, "found first by the bank")
             parts["not_found_first"] = _side(raw, shown, ~first, "others")
     return Results(
@@ -172,126 +186,111 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         seed=task.seed,
         methods=methods,
         best=best.label if best is not None and best.sign > 0 else None,
-        hubs=[
-            Hub(
-                id=ranked.ids[row],
-                name=name,
-                found_by={
-                    each.label: int(counts[row])
-                    for each, counts in zip(rankings, occurrences, strict=True)
-                },
-            )
-            for row, name in zip(
-                hubs, names, strict=False
-            )  # behind them stand those that are never found
-        ],
+        hubs=hubs,
         anti_hubs=names[len(hubs) :],
         **parts,
-        **ranked.facts(),
+        **ranked.facts,
     )
 
 
 def _measure_methods(
-    ranked: Ranked,
-    rankings: Sequence[Ranking],
-    occurrences: Sequence[np.ndarray],
-    task: Task,
+    ranked: Ranked, occurrences: Sequence[np.ndarray], task: Task
 ) -> list[MethodResult]:
-    k, seed, results = task.k, task.seed, list[MethodResult]()
-    versus = [compare(rankings[0].best, ranking.best) for ranking in rankings[1:]]
+    raw, *others = ranked.rankings
+    versus = [compare(raw.best, other.best) for other in others]
     adjusted = adjust([comparison.p for comparison in versus])
-    for number, (ranking, occurrence) in enumerate(
-        zip(rankings, occurrences, strict=True)
-    ):
-        times, figures = (
-            hubness.count_targets(occurrence, ranked.count),
-            dict[str, Any](),
-        )
+    recall_at = sorted({1, task.k, *ranked.recall_at})
+    results = []
+    for number, ranking in enumerate(ranked.rankings):
+        candidate = ranking.candidate
+        occurrence = occurrences[number]
+        recall = {}
+        for k in recall_at:
+            recall[k] = interval((ranking.best <= k).astype(np.float64), task.seed)
+        times = hubness.count_targets(occurrence, ranked.count)
+        figures: dict[str, Any] = {}
         if ranked.count is None:
             times.pop(0, None)  # nobody knows how many there are that no query finds
         else:
             figures["hubness"] = hubness.Hubness.of(
-                np.array([*times]), k, np.array([*times.values()])
+                np.array([*times]), task.k, np.array([*times.values()])
             )
             figures["most_found"] = hubness.share_of_most_found(
                 occurrence, ranked.count
             )
-        if ranking.ranks is not None:  # of the whole gallery
-            figures |= {
-                "median_rank": interval(ranking.best, seed, np.median),
-                "mean_rank": interval(ranking.best, seed),
-                "mean_average_precision": interval(
-                    average_precision(ranking.ranks, k), seed
-                ),
-                "ndcg": interval(ndcg(ranking.ranks, k), seed),
-                "skewness": hubness_interval(
-                    ranking.nearest, len(ranked.ids), hubness.skewness, seed
-                ),
-            }
+        if ranking.ranks is not None:
+            figures |= _measure_whole_gallery(ranking, len(ranked.ids), task)
         if number:
-            figures |= {
-                "versus_raw": versus[number - 1],
-                "adjusted_p": adjusted[number - 1],
-            }
+            figures["versus_raw"] = versus[number - 1]
+            figures["adjusted_p"] = adjusted[number - 1]
         results.append(
             MethodResult(
                 label=ranking.label,
-                method=ranking.candidate.method,
-                parameters=ranking.candidate.parameters,
-                recall={
-                    at: interval((ranking.best <= at).astype(np.float64), seed)
-                    for at in sorted({1, k, *ranked.recall_at})
-                },
+                method=candidate.method,
+                parameters=candidate.parameters,
+                recall=recall,
                 worst=float(occurrence.max()) / len(ranking.nearest),
                 occurrences=times,
-                storable=ranking.candidate.scores is None,
-                transductive=ranking.candidate.method in PLANS,
+                storable=candidate.scores is None,
+                transductive=candidate.method in PLANS,
                 best_ranks=ranking.best,
                 **figures,
             )
         )
-        task.compute.report("bootstrap intervals", number + 1, len(rankings))
+        task.compute.report("bootstrap intervals", number + 1, len(ranked.rankings))
     return results
 
 
+def _measure_whole_gallery(
+    ranking: Ranking, targets: int, task: Task
+) -> dict[str, Figure]:
+    """Return the figures that need the ranks of all true targets."""
+    assert ranking.ranks is not None
+    return {
+        "median_rank": interval(ranking.best, task.seed, np.median),
+        "mean_rank": interval(ranking.best, task.seed),
+        "mean_average_precision": interval(
+            average_precision(ranking.ranks, task.k), task.seed
+        ),
+        "ndcg": interval(ndcg(ranking.ranks, task.k), task.seed),
+        "skewness": hubness_interval(
+            ranking.nearest, targets, hubness.skewness, task.seed
+        ),
+    }
+
+
 def _side(raw: Ranking, shown: Ranking, part: np.ndarray, label: str) -> Side | None:
-    """R@1 of the judged queries in `part`; None where there are none."""
-    right, right_now = (
-        (ranking.best[part] <= 1).astype(np.float64) for ranking in (raw, shown)
-    )
-    return Side.of(right, right_now, label) if part.any() else None
+    """Return R@1 of the judged queries in `part`; None if there are none."""
+    if not part.any():
+        return None
+    right = (raw.best[part] <= 1).astype(np.float64)
+    right_now = (shown.best[part] <= 1).astype(np.float64)
+    return Side.of(right, right_now, label)
 
 
-def _examples(
-    ranked: Ranked, raw: Ranking, shown: Ranking, task: Task
+def _draw_examples(
+    ranked: Ranked, shown: Ranking, outcome: Literal["won", "lost"], task: Task
 ) -> Iterator[Example]:
-    """Some judged queries that were won, and some that were lost, drawn at random."""
-    rng, right, right_now = (
-        np.random.default_rng(task.seed),
-        raw.best <= 1,
-        shown.best <= 1,
-    )
-    outcomes: tuple[tuple[Literal["won", "lost"], np.ndarray], ...]
-    outcomes = (("won", right_now & ~right), ("lost", right & ~right_now))
-    for outcome, happened in outcomes:
-        for place in rng.permutation(np.flatnonzero(happened))[:EXAMPLES].tolist():
-            true, answers = ranked.true_targets(place), list[list[Answer]]()
-            for ranking in (raw, shown):
-                ids = [
-                    ranked.ids[row]
-                    for row in ranking.nearest[ranked.judged[place]].tolist()
-                    if row >= 0
+    """Draw some judged queries that `shown` has won, or lost, at random."""
+    raw = ranked.rankings[0]
+    before, after = (raw, shown) if outcome == "won" else (shown, raw)
+    happened = np.flatnonzero((before.best > 1) & (after.best <= 1))
+    rng = np.random.default_rng(task.seed)
+    for place in rng.permutation(happened)[:EXAMPLES].tolist():
+        true = ranked.true(place)
+        answers = []
+        for ranking in (raw, shown):
+            rows = ranking.nearest[ranked.judged[place]]
+            ids = [ranked.ids[row] for row in rows[rows >= 0].tolist()]
+            names = ranked.names(ids)
+            answers.append(
+                [
+                    Answer(name, key in true)
+                    for key, name in zip(ids, names, strict=True)
                 ]
-                answers.append(
-                    [
-                        Answer(name, key in true)
-                        for key, name in zip(ids, ranked.names(ids), strict=True)
-                    ]
-                )
-            row = int(ranked.queries[ranked.judged[place]])
-            query = (
-                f"query {row}"
-                if task.query_names is None
-                else str(task.query_names[row])
             )
-            yield Example(outcome, query, ranked.names(true), *answers)
+        row = int(ranked.queries[ranked.judged[place]])
+        query = f"query {row}"
+        if task.query_names is not None:
+            query = str(task.query_names[row])
+        yield Example(outcome, query, ranked.names(true), *answers)

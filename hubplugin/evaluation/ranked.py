@@ -6,16 +6,15 @@ beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from hubplugin.bank import Bank, BankLike
+from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.compute import (
     TIE,
     Compute,
@@ -82,7 +81,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How a candidate ranks targets for all queries.
+    """The targets that a candidate ranks first for each query, and the ranks of the true ones.
 
     nearest [q, k]: the first k of each query, as places in the `ids` of what is ranked; -1 where there are fewer.
     best [j]: the rank of the first true target of each judged query, infinite where it is not among those that were
@@ -99,6 +98,37 @@ class Ranking:
         return self.candidate.label
 
 
+@dataclass(frozen=True)
+class Ranked:
+    """Rankings of the queries of a task, the raw one first, and what is known of them.
+
+    Attributes:
+        rankings: One a candidate.
+        ids: Of the targets that `nearest` names by their place: of arrays all, of a
+            store those that some query finds.
+        count: How many targets there are; None under a filter, where nobody knows it.
+        queries: The rows, as they were given, of the queries that are not left out [q].
+        judged: Which of these have a true target [j].
+        true: The ids of the true targets of each judged query [j].
+        names: What targets are called, by their ids.
+        found_by_bank: Whether some bank query finds a true target of each judged query
+            first in the raw search [j]; None without a bank.
+        facts: The fields of `Results` that follow from what is ranked.
+        recall_at: The k of R@k, beside 1 and the cut-off.
+    """
+
+    rankings: list[Ranking]
+    ids: Sequence[Id]
+    count: int | None
+    queries: np.ndarray
+    judged: np.ndarray
+    true: Callable[[int], Sequence[Id]]
+    names: Callable[[Sequence[Id]], list[str]]
+    found_by_bank: np.ndarray | None
+    facts: dict[str, Any]
+    recall_at: tuple[int, ...] = ()
+
+
 CORRECTED = "corrected"
 
 MOST_BANK_QUERIES = 5_000
@@ -108,128 +138,129 @@ BATCH = 256
 """Queries that are searched at one time."""
 
 
-class RankedStore:
-    """`store`, searched for the queries of `task` as an application does it: index, quantisation and filter included.
+def rank_store(
+    task: Task,
+    store: Store,
+    truth: TrueIds,
+    condition: str | None,
+    naming: Naming | None,
+) -> Ranked:
+    """Search `store` for the queries of `task` as an application does.
 
-    So it sees what is lost on the way from the formula to the answer. `condition`: a filter. Without an active
-    correction it is searched raw only. Its attributes and methods are those of `RankedArrays`; `ids` are of the targets
-    that some query finds, and `count` is None under a filter, where nobody knows it.
+    Index, quantisation and filter are included, so what is lost on the way from the
+    formula to the answer is seen. Without an active correction it is searched raw only.
+
+    Args:
+        task: queries, and how many targets each finds.
+        store: is searched and not changed.
+        truth: ids of true targets.
+        condition: a filter.
+        naming: what targets are called.
+
+    Raises:
+        InputError: for what does not fit the store, and if no query finds a true target.
     """
-
-    recall_at: tuple[int, ...] = ()
-
-    def __init__(
-        self,
-        task: Task,
-        store: Store,
-        truth: TrueIds,
-        condition: str | None,
-        naming: Naming | None,
-    ):
-        if task.queries.dim != store.dim:
-            raise InputError(
-                f"{task.queries.name} have {task.queries.dim} dimensions, {store.url} has {store.dim}"
-            )
-        if task.k < 1:
-            raise InputError(f"k={task.k}: expected at least 1")
-        if not store.count():
-            raise InputError(f"{store.url} is empty; add vectors, then evaluate it")
-        queries = Directed.of(task.queries, store.metric, log=True)
-        true = as_true_ids(truth, task.queries.rows, task.query_names)
-        self._task, self._store, self._condition, self._naming = (
-            task,
-            store,
-            condition,
-            naming,
+    if task.queries.dim != store.dim:
+        raise InputError(
+            f"{task.queries.name} have {task.queries.dim} dimensions, "
+            f"{store.url} has {store.dim}"
         )
-        self._searched = store if condition is None else store.with_filter(condition)
-        self.queries, self._vectors = original_rows(queries), queries.array()
-        self._true = [true[row] for row in self.queries]
-        self.judged = np.flatnonzero([bool(ids) for ids in self._true])
-        if not len(self.judged):
-            raise nothing_judged(queries.name)
-        correction = store.correction()
-        self._model = (
-            correction.model if correction is not None and correction.active else None
-        )
-        self.ids: Sequence[Id] = ()
-        self.count = store.count() if condition is None else None
+    if task.k < 1:
+        raise InputError(f"k={task.k}: expected at least 1")
+    if not store.count():
+        raise InputError(f"{store.url} is empty; add vectors, then evaluate it")
+    queries = Directed.of(task.queries, store.metric, log=True)
+    numbers = original_rows(queries)
+    all_true = as_true_ids(truth, task.queries.rows, task.query_names)
+    true = [all_true[number] for number in numbers]
+    judged = np.flatnonzero([bool(ids) for ids in true])
+    if not len(judged):
+        raise nothing_judged(queries.name)
+    searched = store if condition is None else store.with_filter(condition)
+    correction = store.correction()
+    model = None
+    if correction is not None and correction.active:
+        model = correction.model
 
-    def rankings(self) -> Iterator[Ranking]:
-        hits = {RAW: self._search(self._vectors, self._task.k, raw=True)}
-        if self._model is not None:
-            hits[CORRECTED] = self._search(self._vectors, self._task.k, raw=False)
-        if not any(
-            str(key) in true
-            for ids, true in zip(hits[RAW], self._true, strict=True)
-            for key in ids
-        ):
-            example = next((repr(ids[0]) for ids in hits[RAW] if ids), "nothing")
-            named = next(next(iter(true)) for true in self._true if true)
-            raise InputError(
-                f"no query finds a true target in {self._store.url}, whose searches find ids such as {example}; ground "
-                f"truth names {named!r}: expected ids of the store, in the order of the queries"
-            )
-        self.ids = list(
-            dict.fromkeys(chain.from_iterable(chain.from_iterable(hits.values())))
-        )
-        places = {key: number for number, key in enumerate(self.ids)}
-        for label, lists in hits.items():
-            nearest, best = (
-                np.full((len(lists), self._task.k), -1, np.int64),
-                np.full(len(self.judged), np.inf),
-            )
-            for row, ids in enumerate(lists):
-                nearest[row, : len(ids)] = [places[key] for key in ids]
-            for number, row in enumerate(self.judged.tolist()):
-                ranks = (
-                    rank
-                    for rank, key in enumerate(lists[row], 1)
-                    if str(key) in self._true[row]
-                )
-                best[number] = next(ranks, np.inf)
-            model = self._model if label == CORRECTED else None
-            method, parameters = (
-                (RAW, {}) if model is None else (model.method, model.parameters)
-            )
-            yield Ranking(Candidate(label, method, parameters), nearest, best)
+    vectors = queries.array()
+    hits = {RAW: _search_store(searched, vectors, task, RAW)}
+    if model is not None:
+        hits[CORRECTED] = _search_store(searched, vectors, task, CORRECTED)
+    _require_some_found(hits[RAW], true, store)
+    ids = list(dict.fromkeys(chain.from_iterable(chain.from_iterable(hits.values()))))
+    places = {key: place for place, key in enumerate(ids)}
+    rankings = []
+    for label, lists in hits.items():
+        nearest = np.full((len(lists), task.k), -1, np.int64)
+        for row, line in enumerate(lists):
+            nearest[row, : len(line)] = [places[key] for key in line]
+        best = np.full(len(judged), np.inf)
+        for number, row in enumerate(judged.tolist()):
+            is_true = [str(key) in true[row] for key in lists[row]]
+            if any(is_true):
+                best[number] = 1 + is_true.index(True)
+        candidate = Candidate(label, RAW, {})
+        if model is not None and label == CORRECTED:
+            candidate = Candidate(label, model.method, model.parameters)
+        rankings.append(Ranking(candidate, nearest, best))
 
-    def _search(self, queries: np.ndarray, k: int, raw: bool) -> list[list[Id]]:
-        hits: list[list[Id]] = []
-        for start in range(0, len(queries), BATCH):
-            hits += self._searched.search(
-                queries[start : start + BATCH], k, raw=raw
-            ).ids
-            self._task.compute.report(
-                f"searching {RAW if raw else CORRECTED}", len(hits), len(queries)
-            )
-        return hits
+    found_by_bank = None
+    if model is not None and len(bank := model.terms[0].bank) > 1:
+        members = pick_evenly(bank, MOST_BANK_QUERIES)
+        firsts = _search_store(searched, members, replace(task, k=1), RAW)
+        found = {str(line[0]) for line in firsts if line}
+        found_by_bank = np.array([bool(true[row] & found) for row in judged])
+    by_text = {str(key): key for key in ids}
 
-    def true_targets(self, place: int) -> Sequence[Id]:
-        by_text = {str(key): key for key in self.ids}
-        return [by_text.get(key, key) for key in sorted(self._true[self.judged[place]])]
+    def names(keys: Sequence[Id]) -> list[str]:
+        known = [key for key in dict.fromkeys(keys) if key in places]
+        called = dict(zip(known, display_names(known, naming), strict=True))
+        return [called.get(key, str(key)) for key in keys]
 
-    def names(self, ids: Sequence[Id]) -> list[str]:
-        hits = set(self.ids)
-        in_store = [key for key in dict.fromkeys(ids) if key in hits]
-        names = dict(zip(in_store, display_names(in_store, self._naming), strict=True))
-        return [names.get(key, str(key)) for key in ids]
+    return Ranked(
+        rankings,
+        ids,
+        store.count() if condition is None else None,
+        numbers,
+        judged,
+        lambda place: [by_text.get(key, key) for key in sorted(true[judged[place]])],
+        names,
+        found_by_bank,
+        {
+            "metric": store.metric.value,
+            "targets": store.count(),
+            "store": store.url,
+            "correction": None if model is None else str(model),
+            "condition": condition,
+        },
+    )
 
-    def mark_found_by_bank(self) -> np.ndarray | None:
-        if self._model is None or len(bank := self._model.terms[0].bank) < 2:
-            return None
-        hits = self._search(pick_evenly(bank, MOST_BANK_QUERIES), 1, raw=True)
-        nearest = {str(ids[0]) for ids in hits if ids}
-        return np.array([bool(self._true[row] & nearest) for row in self.judged])
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "metric": self._store.metric.value,
-            "targets": self._store.count(),
-            "store": self._store.url,
-            "correction": None if self._model is None else str(self._model),
-            "condition": self._condition,
-        }
+def _search_store(
+    store: Store, queries: np.ndarray, task: Task, label: str
+) -> list[list[Id]]:
+    hits: list[list[Id]] = []
+    for start in range(0, len(queries), BATCH):
+        batch = queries[start : start + BATCH]
+        hits += store.search(batch, task.k, raw=label == RAW).ids
+        task.compute.report(f"searching {label}", len(hits), len(queries))
+    return hits
+
+
+def _require_some_found(
+    hits: list[list[Id]], true: list[set[str]], store: Store
+) -> None:
+    """Raise InputError if no query finds a true target: the ids are of another kind."""
+    for line, ids in zip(hits, true, strict=True):
+        if not ids.isdisjoint(map(str, line)):
+            return
+    example = next((repr(line[0]) for line in hits if line), "nothing")
+    named = next(next(iter(ids)) for ids in true if ids)
+    raise InputError(
+        f"no query finds a true target in {store.url}, whose searches find ids such as "
+        f"{example}; ground truth names {named!r}: expected ids of the store, in the "
+        "order of the queries"
+    )
 
 
 LARGEST_PLAN = 25_000_000
@@ -328,85 +359,123 @@ Counts: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 """What `TruthCounts` and `TopK` give of one candidate."""
 
 
-class RankedArrays:
-    """`targets` [n, d], ranked for the queries of `task` by their similarity, and under each method: by default every
-    additive one that the bank allows.
+def rank_arrays(
+    task: Task,
+    targets: VectorLike,
+    truth: TruthLike,
+    names: Names,
+    metric: Metric,
+    bank: BankLike | None,
+    methods: Sequence[str] | None,
+    models: Mapping[str, OffsetModel],
+) -> Ranked:
+    """Rank `targets` [n, d] for the queries of `task` by similarity and each method.
 
-    ids: of the targets. count: how many there are. queries [q]: the rows, as they were given, of those that are not
-    left out. judged [j]: which of these have a true target. recall_at: the k of R@k, beside 1 and the cut-off.
+    By default the methods are every additive one that the bank allows. Raises
+    InputError for what does not fit together.
     """
+    whole = as_vectors(targets, "targets")
+    if task.queries.dim != whole.dim:
+        raise InputError(
+            f"{task.queries.name} have {task.queries.dim} dimensions, {whole.name} have "
+            f"{whole.dim}; embed both with the same model"
+        )
+    queries = Directed.of(task.queries, metric, log=True)
+    gallery = Directed.of(whole, metric, log=True)
+    if not 1 <= task.k <= gallery.rows:
+        raise InputError(
+            Parameter("k", task.k),
+            f" is not between 1 and the {gallery.rows} targets of the gallery",
+        )
+    if RAW in models:
+        raise InputError(f"a model cannot be labelled {RAW!r}; name it by another word")
+    called = as_names(names, whole.rows, "names")
+    prepared = None
+    if bank is not None:
+        prepared = Bank.of(bank).prepare(metric, task.compute)
+        prepared = replace(prepared, clicks=None).against(gallery)
+    pairs = as_truth(truth, task.queries.rows, whole.rows, task.query_names, called)
+    pairs = among(pairs, queries, gallery)
+    arrays = Arrays(prepare(queries, metric), gallery, metric, task, pairs, prepared)
+    rankings = arrays.rank(_list_candidates(arrays, methods, models))
+    ids: Sequence[Id] = range(whole.rows)
+    if gallery is not whole:
+        ids = original_rows(gallery).tolist()
 
-    recall_at: tuple[int, ...] = (1, 5, 10)
+    facts: dict[str, Any] = {"metric": metric.value, "targets": gallery.rows}
+    found_by_bank = None
+    if prepared is not None:
+        nearest = arrays.search_bank(prepared.query_bank)
+        facts["query_bank"] = len(prepared.query_bank)
+        if prepared.target_bank is not None:
+            facts["target_bank"] = len(prepared.target_bank)
+        facts["coverage"] = len(nearest) / gallery.rows
+        found = np.isin(pairs.target_rows, nearest)
+        found_by_bank = np.logical_or.reduceat(found, pairs.starts)
 
-    def __init__(
-        self,
-        task: Task,
-        targets: VectorLike,
-        truth: TruthLike,
-        names: Names,
-        metric: Metric,
-        bank: BankLike | None,
-        methods: Sequence[str] | None,
-        models: Mapping[str, OffsetModel],
-    ):
-        queries, whole = task.queries, as_vectors(targets, "targets")
-        if queries.dim != whole.dim:
-            raise InputError(
-                f"{queries.name} have {queries.dim} dimensions, {whole.name} have {whole.dim}; embed both with the "
-                "same model"
-            )
-        test_queries, gallery = (
-            Directed.of(queries, metric, log=True),
-            Directed.of(whole, metric, log=True),
-        )
-        if not 1 <= task.k <= gallery.rows:
-            raise InputError(
-                Parameter("k", task.k),
-                f" is not between 1 and the {gallery.rows} targets of the gallery",
-            )
-        for label in (label for label in models if label == RAW or not label.strip()):
-            raise InputError(
-                f"a model cannot be labelled {label!r}; name it by another word than {RAW!r}"
-            )
-        self._task, self._targets, self._metric = task, gallery, metric
-        self._names = as_names(names, whole.rows, "names")
-        self._bank = (
-            None
-            if bank is None
-            else Bank.of(bank).read(metric, task.compute, targets=gallery)
-        )
-        pairs = as_truth(truth, queries.rows, whole.rows, task.query_names, self._names)
-        self._truth = among(pairs, test_queries, gallery)
-        self._queries = prepare(test_queries, metric)
-        self.ids: Sequence[Id] = (
-            range(whole.rows) if gallery is whole else original_rows(gallery).tolist()
-        )
-        self.count: int | None = gallery.rows
-        self.queries, self.judged = original_rows(test_queries), self._truth.judged
-        if methods is None:
-            dual = self._bank is not None and self._bank.target_bank is not None
-            methods = (
-                []
-                if self._bank is None
-                else [name for name in METHODS if name != "dualis" or dual]
-            )
-        raw = Candidate(RAW, RAW, {}, np.zeros(gallery.rows, np.float32))
-        candidates = [
-            self._by_method(method)
-            for method in ([methods] if isinstance(methods, str) else methods)
-        ]
-        candidates += [self._by_model(label, model) for label, model in models.items()]
-        self._candidates = list(
-            {candidate.label: candidate for candidate in (raw, *candidates)}.values()
-        )
+    def true(place: int) -> list[Id]:
+        first = pairs.starts[place]
+        rows = pairs.target_rows[first : first + pairs.counts[place]]
+        return [ids[row] for row in rows.tolist()]
 
-    def _by_method(self, method: str) -> Candidate:
+    def name_all(keys: Sequence[Id]) -> list[str]:
+        if called is None:
+            return [f"target {key}" for key in keys]
+        return [str(called[int(key)]) for key in keys]
+
+    return Ranked(
+        rankings,
+        ids,
+        gallery.rows,
+        original_rows(queries),
+        pairs.judged,
+        true,
+        name_all,
+        found_by_bank,
+        facts,
+        recall_at=(1, 5, 10),
+    )
+
+
+def _list_candidates(
+    arrays: Arrays, methods: Sequence[str] | None, models: Mapping[str, OffsetModel]
+) -> list[Candidate]:
+    """Return the raw search and each method and model once, by label."""
+    if methods is None:
+        methods = []
+        if arrays.bank is not None:
+            dual = arrays.bank.target_bank is not None
+            methods = [name for name in METHODS if name != "dualis" or dual]
+    raw = Candidate(RAW, RAW, {}, np.zeros(arrays.targets.rows, np.float32))
+    candidates = {RAW: raw}
+    for method in methods:
+        candidates[method] = arrays.by_method(method)
+    for label, model in models.items():
+        candidates[label] = arrays.by_model(label, model)
+    return list(candidates.values())
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Prepared queries [q, d], targets, the true pairs and the bank of an evaluation."""
+
+    queries: np.ndarray
+    targets: Vectors
+    metric: Metric
+    task: Task
+    truth: Truth
+    bank: PreparedBank | None
+
+    def by_method(self, method: str) -> Candidate:
+        """Return the candidate of a method with its parameters, as 'is tau=0.05'."""
         name, *settings = method.split() or [""]
         parameters: dict[str, Setting] = {}
-        for key, equals, value in (setting.partition("=") for setting in settings):
+        for setting in settings:
+            key, equals, value = setting.partition("=")
             if not equals:
                 raise InputError(
-                    f"method {method!r}: {key!r} is no parameter; expected NAME=VALUE, as in 'is tau=0.05'"
+                    f"method {method!r}: {key!r} is no parameter; expected NAME=VALUE, "
+                    "as in 'is tau=0.05'"
                 )
             parameters[key] = value
         if name in PLANS:
@@ -414,199 +483,135 @@ class RankedArrays:
                 raise InputError(
                     f"method {name!r} takes no parameters, got {', '.join(parameters)}"
                 )
-            require_solvable(name, len(self._queries), self._targets.rows)
+            require_solvable(name, len(self.queries), self.targets.rows)
             return Candidate(
                 method,
                 name,
                 {},
                 scores=lambda rows: PLANS[name](self._similarities(slice(None)))[rows],
             )
-        bank = self._bank
-        if name not in {**METHODS, **QUERY_METHODS}:
-            raise InputError(
-                f"unknown method {name!r}: use one of {', '.join([*METHODS, *QUERY_METHODS, *PLANS])}"
-            )
-        if bank is None:
+        if name not in METHODS and name not in QUERY_METHODS:
+            known = ", ".join([*METHODS, *QUERY_METHODS, *PLANS])
+            raise InputError(f"unknown method {name!r}: use one of {known}")
+        if self.bank is None:
             raise InputError(
                 f"method {name!r} needs example queries: pass ", Parameter("bank")
             )
         if name in METHODS:
-            return self._by_model(
-                method, build_method(METHODS, name, parameters).fit(bank)
-            )
+            model = build_method(METHODS, name, parameters).fit(self.bank)
+            return self.by_model(method, model)
         query_dependent = build_method(QUERY_METHODS, name, parameters)
-        rule = query_dependent.rule(bank)
-        numbers = rule.keep(self._targets)
+        rule = query_dependent.rule(self.bank)
+        kept = rule.keep(self.targets)
+        return Candidate(
+            method,
+            name,
+            query_dependent.model_dump(),
+            scores=lambda rows: rule.rescore(self._similarities(rows), kept),
+        )
 
-        def scores(rows: slice) -> np.ndarray:
-            corrected: np.ndarray = rule.rescore(self._similarities(rows), numbers)
-            return corrected
-
-        return Candidate(method, name, query_dependent.model_dump(), scores=scores)
-
-    def _by_model(self, label: str, model: OffsetModel) -> Candidate:
-        if model.metric is not self._metric:
+    def by_model(self, label: str, model: OffsetModel) -> Candidate:
+        if model.metric is not self.metric:
             raise InputError(
-                f"model {label!r} is for {model.metric.value}, the evaluation for {self._metric.value}"
+                f"model {label!r} is for {model.metric.value}, the evaluation for "
+                f"{self.metric.value}"
             )
-        offsets = model.offsets(self._targets, compute=self._task.compute)
+        offsets = model.offsets(self.targets, compute=self.task.compute)
         return Candidate(
             label, model.method, model.parameters, offsets, query_map=model.query_map
         )
 
     def _similarities(self, rows: slice) -> np.ndarray:
-        product = Similarities(
-            self._queries[rows], self._metric, self._task.compute.without_progress
-        )
-        scores: np.ndarray = dense(product, self._targets)
-        return scores
+        quiet = self.task.compute.without_progress
+        return dense(Similarities(self.queries[rows], self.metric, quiet), self.targets)
 
-    def rankings(self) -> Iterator[Ranking]:
-        """The raw search first. Those with offsets share one search; a model that maps queries has its own."""
-        mapped = [
-            candidate
-            for candidate in self._candidates
-            if candidate.query_map is not None
-        ]
-        shared = [
-            item
-            for item in self._candidates
-            if item.scores is None and item.query_map is None
-        ]
-        searches = (
-            self._search(group)
-            for group in (shared, *([candidate] for candidate in mapped))
-        )
-        counted = dict(chain.from_iterable(counts.items() for counts in searches))
-        for candidate in self._candidates:
-            greater, equal, nearest = counted.get(
-                candidate.label
-            ) or self._rank_by_scores(candidate)
-            ranks = rank_pairs(self._truth, greater, equal)
-            yield Ranking(candidate, nearest, ranks.best, ranks)
+    def rank(self, candidates: list[Candidate]) -> list[Ranking]:
+        """Rank by each candidate.
 
-    def _search(self, candidates: Sequence[Candidate]) -> dict[str, Counts]:
-        """By label, of candidates with offsets and one query map, if any, in common."""
-        top, counts = (
-            TopK(self._task.k),
-            TruthCounts(self._truth.query_rows, self._truth.target_rows),
-        )
+        Those with offsets share one search; a model that maps queries has its own.
+        """
+        shared = []
+        counted: dict[str, Counts] = {}
+        for candidate in candidates:
+            if candidate.scores is not None:
+                counted[candidate.label] = self._rank_by_scores(candidate)
+            elif candidate.query_map is not None:
+                counted |= self._search([candidate])
+            else:
+                shared.append(candidate)
+        counted |= self._search(shared)
+        rankings = []
+        for candidate in candidates:
+            greater, equal, nearest = counted[candidate.label]
+            ranks = rank_pairs(self.truth, greater, equal)
+            rankings.append(Ranking(candidate, nearest, ranks.best, ranks))
+        return rankings
+
+    def _search(self, candidates: list[Candidate]) -> dict[str, Counts]:
+        """Rank by offsets, of candidates with one query map, if any, in common."""
+        top = TopK(self.task.k)
+        counts = TruthCounts(self.truth.query_rows, self.truth.target_rows)
         query_map = candidates[0].query_map
-        queries = self._queries if query_map is None else query_map(self._queries)
-        offsets = np.stack(
-            [
-                candidate.offsets
-                for candidate in candidates
-                if candidate.offsets is not None
-            ]
-        )
         search(
-            queries,
-            self._targets,
-            self._metric,
-            self._task.compute,
+            self.queries if query_map is None else query_map(self.queries),
+            self.targets,
+            self.metric,
+            self.task.compute,
             top,
             counts,
-            offsets=offsets,
+            offsets=np.stack([np.asarray(each.offsets) for each in candidates]),
         )
-        labels = (candidate.label for candidate in candidates)
-        return dict(
-            zip(
-                labels,
-                zip(counts.greater, counts.equal, top.rows, strict=True),
-                strict=True,
-            )
-        )
+        return {
+            candidate.label: (counts.greater[row], counts.equal[row], top.rows[row])
+            for row, candidate in enumerate(candidates)
+        }
 
     def _rank_by_scores(self, candidate: Candidate) -> Counts:
-        """Of a method that gives scores and no offsets: as many queries at a time as memory allows."""
+        """Rank by scores, as many queries at a time as memory allows."""
         assert candidate.scores is not None
-        truth, count, compute = self._truth, len(self._queries), self._task.compute
-        greater, equal = (
-            np.empty(len(truth.query_rows), np.int64),
-            np.empty(len(truth.query_rows), np.int64),
-        )
-        nearest = np.empty((count, self._task.k), np.int64)
-        whole = candidate.method in PLANS
-        height = (
-            count if whole else max(1, compute.bytes() // (8 * 8 * self._targets.rows))
-        )
-        generator = np.random.default_rng(self._task.seed)
+        truth = self.truth
+        count = len(self.queries)
+        compute = self.task.compute
+        greater = np.empty(len(truth.query_rows), np.int64)
+        equal = np.empty_like(greater)
+        nearest = np.empty((count, self.task.k), np.int64)
+        is_plan = candidate.method in PLANS
+        height = max(1, compute.bytes() // (8 * 8 * self.targets.rows))
+        if is_plan:
+            height = count
+        generator = np.random.default_rng(self.task.seed)
         for start in range(0, count, height):
-            rows = slice(start, min(start + height, count))
-            scores = candidate.scores(rows)
-            first, last = np.searchsorted(truth.query_rows, [rows.start, rows.stop])
+            stop = min(start + height, count)
+            scores = candidate.scores(slice(start, stop))
+            first, last = np.searchsorted(truth.query_rows, [start, stop])
             for pair in range(first, last):
-                row, true = (
-                    scores[truth.query_rows[pair] - start],
-                    truth.target_rows[pair],
-                )
-                tie = TIE * np.finfo(np.float32).eps * abs(row[true])
-                greater[pair] = (row > row[true] + tie).sum()
-                equal[pair] = (row >= row[true] - tie).sum() - greater[pair] - 1
-            if whole:  # nearly all of a plan ties at zero; which of those are found must not depend on their rows
-                scores = (
-                    scores
-                    + generator.random(scores.shape) * scores[scores > 0].min() * 1e-3
-                )
-            nearest[rows] = topk(scores, self._task.k)[1]
-            compute.report(f"ranking by {candidate.label}", rows.stop, count)
+                row = scores[truth.query_rows[pair] - start]
+                own = row[truth.target_rows[pair]]
+                tie = TIE * np.finfo(np.float32).eps * abs(own)
+                greater[pair] = (row > own + tie).sum()
+                equal[pair] = (row >= own - tie).sum() - greater[pair] - 1
+            if is_plan:
+                # Nearly all of a plan ties at zero; which of those are found must not
+                # depend on their rows.
+                smallest = scores[scores > 0].min()
+                scores = scores + generator.random(scores.shape) * smallest * 1e-3
+            nearest[start:stop] = topk(scores, self.task.k)[1]
+            compute.report(f"ranking by {candidate.label}", stop, count)
         return greater, equal, nearest
 
-    def true_targets(self, place: int) -> Sequence[Id]:
-        """Of the judged query at `place`."""
-        first = self._truth.starts[place]
-        return [
-            self.ids[row]
-            for row in self._truth.target_rows[
-                first : first + self._truth.counts[place]
-            ].tolist()
-        ]
+    def search_bank(self, bank: np.ndarray) -> np.ndarray:
+        """Return the rows of the targets that are the nearest of some `bank` query.
 
-    def names(self, ids: Sequence[Id]) -> list[str]:
-        """What targets are called."""
-        return [
-            f"target {row}" if self._names is None else str(self._names[int(row)])
-            for row in ids
-        ]
-
-    def mark_found_by_bank(self) -> np.ndarray | None:
-        """Of each judged query [j], whether some bank query finds one of its true targets first in the raw search; None
-        without a bank."""
-        if self._nearest_to_bank is None:
-            return None
-        return np.logical_or.reduceat(
-            np.isin(self._truth.target_rows, self._nearest_to_bank), self._truth.starts
-        )
-
-    @cached_property
-    def _nearest_to_bank(self) -> np.ndarray | None:
-        """The targets that are the nearest of some bank query. What no bank query comes near, no bank query can tell
-        to be a hub; m bank rows cover at most m / n of the gallery."""
-        if self._bank is None:
-            return None
-        nearest, bank = TopK(1), self._bank.query_bank
+        No bank query can tell that any other target is a hub; m bank rows cover at most
+        m / n of the gallery.
+        """
+        nearest = TopK(1)
         search(
             bank,
-            self._targets,
-            self._metric,
-            self._task.compute,
+            self.targets,
+            self.metric,
+            self.task.compute,
             nearest,
             label="coverage of the gallery",
         )
         return np.unique(nearest.rows)
-
-    def facts(self) -> dict[str, Any]:
-        """The fields of `Results` that it knows of itself."""
-        bank, nearest = self._bank, self._nearest_to_bank
-        answers = None if bank is None else bank.target_bank
-        return {
-            "metric": self._metric.value,
-            "targets": self.count,
-            "query_bank": None if bank is None else len(bank.query_bank),
-            "target_bank": None if answers is None else len(answers),
-            "coverage": None if nearest is None else len(nearest) / len(self.ids),
-        }
-
-
-Ranked: TypeAlias = RankedStore | RankedArrays

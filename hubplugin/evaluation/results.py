@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, InstanceOf
@@ -14,29 +14,61 @@ from hubplugin.errors import InputError
 from hubplugin.measures.hubness import Hubness
 from hubplugin.measures.significance import Comparison, Figure, Side, compare
 from hubplugin.model import Setting
-from hubplugin.report import (
+from hubplugin.results import (
+    COMPARED,
     DIRECTIONS,
     NEVER,
     RECALL,
     WORST,
-    Cell,
-    Example,
+    Chart,
     Histogram,
     Hub,
-    KeyFigure,
-    Plot,
-    Report,
+    Page,
     Result,
-    Table,
+    Row,
+    Section,
+    changes_of,
+    chart_occurrences,
+    decimal,
     describe_changes,
+    list_hubs,
     percent,
-    plots,
-    points,
-    share_figure,
-    sides_figure,
+    row_of,
 )
 
 SIGNIFICANT = 0.05
+
+SHOWN = 3
+"""Answers of an example that a page shows; JSON has all."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One place of an answer: what the target is called, and whether it is a true one."""
+
+    name: str
+    true: bool
+
+
+@dataclass(frozen=True)
+class Example:
+    """A query whose true target came first by one search only, and what both found."""
+
+    outcome: Literal["won", "lost"]
+    query: str
+    truth: list[str]
+    raw: list[Answer]
+    corrected: list[Answer]
+
+    def row(self) -> Row:
+        """Return the first places of both searches, true targets marked."""
+        lists = [
+            "; ".join(f"{'✓ ' * each.true}{each.name}" for each in answers[:SHOWN])
+            for answers in (self.raw, self.corrected)
+        ]
+        direction = DIRECTIONS[1 if self.outcome == "won" else -1]
+        cells = [f"{self.outcome}: {self.query}", ", ".join(self.truth), *lists]
+        return Row(cells, direction)
 
 
 @dataclass(frozen=True)
@@ -83,17 +115,6 @@ class MethodResult:
         ):
             return 0
         return 1 if self.versus_raw.won > self.versus_raw.lost else -1
-
-    @property
-    def described(self) -> str:
-        """The label, and behind it the method where the label does not say it."""
-        if self.label.split()[0] == self.method:
-            return self.label
-        settings = (
-            f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}"
-            for key, value in self.parameters.items()
-        )
-        return f"{self.label} ({' '.join([self.method, *settings])})"
 
 
 @dataclass(frozen=True)
@@ -160,344 +181,115 @@ class Results(Result):
         """
         return compare(self[first].best_ranks, self[second].best_ranks)
 
-    def report(self) -> Report:
-        shown, of_store = self.shown, self.store is not None
+    def page(self) -> Page:
+        headline, sign = self._headline()
+        shown = self.shown
         sides = [self.raw] if shown is None else [self.raw, shown]
-        verdict, direction, more = self._verdict()
-        parts, even = (
-            {side.label: side.occurrences for side in sides},
-            self.k * self.queries / self.targets,
+        label = sides[-1].label
+        sections = [self._compare(sides)]
+        if self.store is None:
+            sections.append(self._list_methods())
+        sections.append(
+            list_hubs(self.hubs, [side.label for side in sides], self.k, self.anti_hubs)
         )
-        found_by = partial(plots.occurrences, parts=parts, even=even, k=self.k)
-        pictures = [] if of_store else [self._recall_plot()]
-        pictures.append(Plot("How often targets are found", found_by))
+        examples = [example.row() for example in self.examples]
+        columns = ("query", "true target", "raw", label)
+        sections.append(Section("Won and lost", examples, columns, detail=True))
+        parts = {side.label: side.occurrences for side in sides}
+        sections.append(chart_occurrences(parts, self.k))
         if self.offsets is not None:
-            offsets = partial(
-                plots.offsets, edges=self.offsets.edges, counts=self.offsets.counts
-            )
-            pictures.append(Plot("Offsets", offsets, f"Of {self.offsets.label}."))
-        return Report(
-            title=f"{self.store}: raw and corrected"
-            if of_store
-            else "Hubness: every method side by side",
-            subtitle=self._scene(),
-            verdict=verdict,
-            direction=DIRECTIONS[direction],
-            more=more,
-            key_figures=self._key_figures(shown),
-            sentences=[*(self._recalls(sides) if of_store else self._side_by_side())],
-            details=[*self._beside_raw(sides)] if of_store else [],
-            examples=self.examples,
-            hubs=self.hubs,
-            anti_hubs=self.anti_hubs,
-            after="corrected" if shown is None else shown.label,
-            k=self.k,
-            plots=pictures,
-            tables=[] if of_store else [self._every_method(), self._hubness()],
-            facts=({"correction": self.correction or "none"} if of_store else {})
-            | {"seed": str(self.seed)},
-        )
+            counts = zip(self.offsets.edges, self.offsets.counts, strict=False)
+            chart = Chart("offset of a target", {self.offsets.label: dict(counts)})
+            sections.append(Section("Offsets", chart=chart))
+        return Page(headline, DIRECTIONS[sign], self._scene(), sections)
 
     def _scene(self) -> str:
-        judged = (
-            f" ({self.judged:,} with a known true target)"
-            if self.judged != self.queries
-            else ""
-        )
-        bank = f", a bank of {self.query_bank:,} queries" if self.query_bank else ""
-        second = f" and {self.target_bank:,} targets" if self.target_bank else ""
-        condition = f"; filter {self.condition}" if self.condition else ""
-        return f"{self.queries:,} queries{judged}, {self.targets:,} targets, {self.metric}{bank}{second}{condition}"
+        parts = [f"{self.queries:,} queries", f"{self.targets:,} targets", self.metric]
+        if self.condition is not None:
+            parts.append(f"filter {self.condition}")
+        return " · ".join(parts)
 
-    def _key_figures(self, shown: MethodResult | None) -> list[KeyFigure]:
-        raw, top = (
-            self.raw,
-            f"in their top {self.k}; even: {percent(self.k / self.targets)}",
-        )
-        no_correction = "there is no active correction, or its bank is not kept"
-        needs = "pass example queries (--bank)" if self.store is None else no_correction
-        recall, worst = (
-            (None, None) if shown is None else (shown.recall[1].value, shown.worst)
-        )
-        by = needs if shown is None else f"by {shown.label}"
-        change = (
-            None
-            if shown is None or shown.versus_raw is None
-            else shown.versus_raw.difference
-        )
-        never = [
-            m.hubness.anti_hub_share if m and m.hubness else None for m in (raw, shown)
-        ]
-        uncounted = "a store does not say how many targets a filter lets through"
-        return [
-            share_figure(
-                RECALL,
-                raw.recall[1].value,
-                recall,
-                more_is_better=True,
-                change=change,
-                note=by,
-            ),
-            share_figure(WORST, raw.worst, worst, more_is_better=False, note=top),
-            share_figure(
-                NEVER,
-                *never,
-                more_is_better=False,
-                note="by none of these queries",
-                unknown=uncounted,
-            ),
-            sides_figure(
-                "R@1 of targets that the bank finds first / of others",
-                [self.found_first, self.not_found_first],
-                needs,
-            ),
-        ]
-
-    def _verdict(self) -> tuple[str, int, list[str]]:
-        """In a line, and whether R@1 gains; and what else."""
-        first = self.shown
-        if first is None:
-            return (
-                ""
-                if self.store is None
-                else "no active correction: the raw search alone",
-                0,
-                [],
-            )
-        versus, recall = first.versus_raw, first.recall[1].value
-        assert versus is not None
-        among = (
-            ""
-            if len(self.methods) == 2
-            else f"; p {format_p(first.adjusted_p)} corrected for the methods tried"
-        )
-        more = [
-            f"R@1 changes by {points(versus.difference)}: {versus.won:,} queries won, {versus.lost:,} lost "
-            f"(p {format_p(versus.p)}{among})"
-        ]
+    def _headline(self) -> tuple[str, int]:
+        """Return the result in a line, and 1 if R@1 gains beyond chance, -1 if it loses."""
+        shown = self.shown
+        if shown is None or self.change is None:
+            if self.store is not None:
+                return "no active correction: the raw search alone", 0
+            return "the raw search alone: corrections need example queries, a bank", 0
         if self.store is not None:
-            sign = versus.difference.sign
-            says = {
-                1: "it helps",
-                0: "neither help nor harm beyond chance",
-                -1: "it does harm",
-            }[sign]
-            changes = (
-                self.raw.worst,
-                first.worst,
-                self.queries,
-                self.raw.recall[1].value,
-                recall,
-                versus.difference,
-            )
-            return f"{says}; {describe_changes(*changes)}", sign, more
+            sign = self.change.change.sign
+            outcome = {1: "it helps", 0: "neither help nor harm beyond chance"}
+            worst = (self.raw.worst, shown.worst)
+            changes = describe_changes(worst, self.queries, self.change)
+            return f"{outcome.get(sign, 'it does harm')}; {changes}", sign
         if self.best is None:
-            line = "no correction; no usable method puts more true targets first than the raw search beyond chance"
-            return (
-                line,
-                0,
-                [
-                    f"The highest recall is that of {first.described}, with {percent(recall)}",
-                    *more,
-                ],
-            )
-        more.append(
-            "It was picked on the queries that are reported here, so new queries will gain a little less."
-        )
-        line = f"best is {first.described}, because it puts the most true targets first: {percent(recall)}"
-        return line, 1, more
-
-    def _side_by_side(self) -> Iterator[str]:
-        """The raw search, and what is worth knowing of the methods and the bank."""
-        raw = self.raw
-        assert raw.hubness is not None
-        yield (
-            f"The raw search puts a true target first for {percent(raw.recall[1].value)} of {self.judged:,} queries. "
-            f"Its {self.k}-occurrence has a skewness of {raw.hubness.skewness:.2f}: the worst hub is found by "
-            f"{raw.hubness.largest:,} queries where an even search would find it by "
-            f"{self.k * self.queries / self.targets:.1f}, and {percent(raw.hubness.anti_hub_share)} of the targets "
-            "are found by none."
-        )
-        if len(self.methods) == 1 and self.query_bank is None:
-            yield "Only the raw search was measured: corrections need example queries, a query bank."
-        if worse := [method.label for method in self.methods if method.sign < 0]:
-            yield f"Worse than no correction beyond chance: {', '.join(worse)}."
-        if self.coverage is not None:
-            yield (
-                f"{percent(self.coverage)} of the targets are the nearest of some bank query; "
-                "hubs among the others can only be guessed at."
-            )
-
-    def _recalls(self, sides: Sequence[MethodResult]) -> Iterator[str]:
-        """R@k, raw -> corrected, and what changes beyond chance for a part of the queries."""
-        yield self._scene()
-        for k in self.raw.recall:
-            yield f"R@{k}: " + " -> ".join(
-                "{} ({})".format(*_cell(side.recall[k], 100, 1)) for side in sides
-            )
-        for finder, side in (("some", self.found_first), ("no", self.not_found_first)):
-            if side is not None and side.change.sign:
-                change = f"changes by {points(side.change)}"
-                yield f"R@1 of {side.queries:,} queries whose target {finder} bank query finds first {change}"
-
-    def _beside_raw(self, sides: Sequence[MethodResult]) -> Iterator[str]:
-        """What else is to be seen of a store's search, raw -> corrected."""
-        if self.correction:
-            yield self.correction
-        shares: list[tuple[str, list[float | None]]] = [
-            (
-                f"queries that find the worst hub in the top {self.k}",
-                [side.worst for side in sides],
-            ),
-            (
-                "places that the most found 1 % of the targets take",
-                [side.most_found for side in sides],
-            ),
-            (
-                "targets that no query finds",
-                [
-                    side.hubness.anti_hub_share if side.hubness else None
-                    for side in sides
-                ],
-            ),
-        ]
-        for says, values in shares:
-            if values[0] is not None:
-                yield f"{says}: " + " -> ".join(
-                    f"{100 * value:.2f} %" for value in values if value is not None
-                )
-        skewness = [
-            f"{side.hubness.skewness:.2f}" for side in sides if side.hubness is not None
-        ]
-        if skewness:
-            yield f"skewness of the {self.k}-occurrence: {' -> '.join(skewness)}"
-
-    def _recall_plot(self) -> Plot:
-        shares = [(method.label, method.recall[1]) for method in self.methods]
-        unusable = {method.label for method in self.methods if method.transductive}
-        grey = (
-            " Grey squares need every query beforehand: no search can use them."
-            if unusable
-            else ""
-        )
-        return Plot(
-            "True target in the first place",
-            partial(plots.recall, shares=shares, unusable=unusable, best=self.best),
-            f"Bars are 95 % bootstrap intervals over the queries; the dashed line is the raw search.{grey}",
-        )
-
-    def _every_method(self) -> Table:
-        at = [k for k in self.raw.recall if k > 1]
-        columns = [
-            "method",
-            "R@1",
-            "- raw",
-            "won",
-            "lost",
-            "p",
-            *(f"R@{k}" for k in at),
-        ]
-        columns += [
-            "median",
-            "mean rank",
-            f"mAP@{self.k}",
-            f"nDCG@{self.k}",
-            "skewness",
-        ]
-        rows = []
-        for m in self.methods:
-            versus = m.versus_raw
-            against: list[Cell] = ["", "", "", ""]
-            if versus is not None:
-                p, corrected = (
-                    format_p(value).removeprefix("= ")
-                    for value in (versus.p, m.adjusted_p)
-                )
-                against = [
-                    _cell(versus.difference, 100, 1, "+"),
-                    str(versus.won),
-                    str(versus.lost),
-                    (p, corrected),
-                ]
-            name = (
-                m.label
-                if m.described == m.label
-                else (m.label, m.described[len(m.label) :])
-            )
-            figures = [
-                *(_cell(m.recall[k], 100, 1) for k in at),
-                _cell(m.median_rank, 1, 1),
-                _cell(m.mean_rank, 1, 1),
-            ]
-            figures += [
-                _cell(m.mean_average_precision, 100, 1),
-                _cell(m.ndcg, 100, 1),
-                _cell(m.skewness, 1, 2),
-            ]
-            rows.append([name, _cell(m.recall[1], 100, 1), *against, *figures])
-        return Table(
-            f"Every method: {self._scene()}",
-            columns,
-            rows,
-            self._marked,
-            "R@k: per cent of the queries with a true target among the first k. Small figures are 95 % intervals. Ties "
-            "count by their expected rank. p: McNemar's exact test against the raw search; below it, corrected for the "
-            "number of methods (Benjamini-Hochberg).",
-            brief=(
-                "method",
-                "R@1",
-                "- raw",
-                "p",
-                f"R@{max(self.raw.recall)}",
-                "median",
-                "skewness",
-            ),
-        )
-
-    def _hubness(self) -> Table:
-        rows = [
-            [
-                m.label,
-                *(
-                    f"{value:.2f}"
-                    for value in (
-                        m.hubness.skewness,
-                        m.hubness.kurtosis,
-                        m.hubness.mean_absolute_error,
-                    )
-                ),
-                str(m.hubness.largest),
-                *(
-                    percent(share)
-                    for share in (m.hubness.robin_hood, m.hubness.anti_hub_share)
-                ),
-            ]
-            for m in self.methods
-            if m.hubness is not None
-        ]
-        return Table(
-            "Hubness of every method",
-            [
-                "method",
-                "skewness",
-                "kurtosis",
-                "mean abs. error",
-                "largest",
-                "Robin Hood",
-                "anti-hubs",
-            ],
-            rows,
-            self._marked,
-            f"Of the {self.k}-occurrence: the number of queries that have a target among their first {self.k}. Robin "
-            "Hood: share of all finds that would have to move for an even search. Anti-hubs: targets that no query "
-            "finds.",
-        )
+            says = "no usable method puts more true targets first than the raw search"
+            return f"no correction; {says} beyond chance", 0
+        says = "because it puts the most true targets first"
+        share = percent(shown.recall[1].value)
+        return f"best is {shown.label}, {says}: {share}", 1
 
     @property
-    def _marked(self) -> list[int]:
-        return [
-            row for row, method in enumerate(self.methods) if method.label == self.best
+    def change(self) -> Side | None:
+        """R@1 of the raw search and of the method `shown`."""
+        shown = self.shown
+        if shown is None or shown.versus_raw is None:
+            return None
+        recalls = self.raw.recall[1].value, shown.recall[1].value
+        change = shown.versus_raw.difference
+        return Side(*recalls, math.nan, self.judged, "queries", change)
+
+    def _compare(self, sides: Sequence[MethodResult]) -> Section:
+        """Return the raw search and the method shown, side by side."""
+        changes = {
+            RECALL: self.change,
+            "whose target the bank finds first": self.found_first,
+            "whose target it does not": self.not_found_first,
+        }
+        rows = changes_of(changes)
+        for k in self.raw.recall:
+            if k > 1 or self.change is None:
+                rows += row_of(f"R@{k}", *(side.recall[k].value for side in sides))
+        most_found = [side.most_found for side in sides]
+        hubness = [side.hubness for side in sides if side.hubness is not None]
+        rows += [
+            *row_of(WORST, *(side.worst for side in sides)),
+            *row_of("places that the most found 1 % take", *most_found),
+            *row_of(NEVER, *(each.anti_hub_share for each in hubness)),
+            *row_of("skewness", *(each.skewness for each in hubness), form=decimal),
         ]
+        notes = [f"{sides[-1].label}."]
+        if self.correction is not None:
+            notes = [f"Active: {self.correction}."]
+        if self.best is not None and self.store is None:
+            notes.append("It was picked on these queries: new ones gain a little less.")
+        if self.coverage is not None:
+            share = percent(self.coverage)
+            notes.append(f"{share} of the targets are nearest to some bank query.")
+        return Section("Raw and corrected", rows, COMPARED, note=" ".join(notes))
+
+    def _list_methods(self) -> Section:
+        """Return every method, good or bad where it is beyond chance."""
+        k = max(self.raw.recall)
+        rows = []
+        for each in self.methods:
+            recall = each.recall[1].value
+            cells = [
+                each.label,
+                f"{100 * recall:.1f}",
+                f"{100 * (recall - self.raw.recall[1].value):+.1f}",
+                "" if each.adjusted_p is None else f"{each.adjusted_p:.3f}",
+                f"{100 * each.recall[k].value:.1f}",
+            ]
+            figures = (each.median_rank, each.mean_average_precision, each.ndcg)
+            for figure in (*figures, each.skewness):
+                cells.append("" if figure is None else decimal(figure.value))
+            direction = None if each is self.raw else DIRECTIONS[each.sign]
+            rows.append(Row(cells, direction))
+        ranks = ("median rank", f"mAP@{self.k}", f"nDCG@{self.k}", "skewness")
+        columns = ("method", "R@1", "over raw", "p", f"R@{k}", *ranks)
+        note = "p: McNemar's exact test against the raw search, for so many methods."
+        return Section("Every method", rows, columns, note=note)
 
 
 def usable_best(methods: Sequence[MethodResult]) -> MethodResult | None:
@@ -508,17 +300,3 @@ def usable_best(methods: Sequence[MethodResult]) -> MethodResult | None:
         key=lambda m: (m.recall[1].value, -(m.hubness.skewness if m.hubness else 0.0)),
         default=None,
     )
-
-
-def format_p(p: float | None) -> str:
-    return "" if p is None else "< 0.001" if p < 0.001 else f"= {p:.3f}"
-
-
-def _cell(figure: Figure | None, scale: float, digits: int, sign: str = "") -> Cell:
-    if figure is None:
-        return ""
-    value, low, high = (
-        f"{scale * part:{sign}.{digits}f}"
-        for part in (figure.value, figure.low, figure.high)
-    )
-    return value, f"{low} to {high}"

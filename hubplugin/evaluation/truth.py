@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import os
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from hubplugin.errors import InputError, Parameter, install
+from hubplugin.errors import InputError, Parameter
 from hubplugin.measures.retrieval import Truth
 from hubplugin.store import Id
 from hubplugin.vectors import SupportsArray, open_npy, require_file
@@ -21,17 +19,15 @@ from hubplugin.vectors import SupportsArray, open_npy, require_file
 Row: TypeAlias = int | np.integer[Any]
 
 TruthLike: TypeAlias = (
-    Truth
-    | SupportsArray
+    SupportsArray
     | Sequence[Row | SupportsArray | Sequence[Row]]
     | str
     | os.PathLike[str]
     | None
 )
-"""Index array [q] or [q, r], list of lists of rows, `Truth`, or a path. That is an .npy file of the first, a .json file
-of the first two, or a qrels file. Qrels are of TREC (lines of 'query 0 target relevance') or of BEIR (tabs between
-query, target and relevance, under a header), also as .gz. None: row i of the targets belongs to row i of the
-queries."""
+"""Index array [q] or [q, r], list of lists of rows, or a path. That is an .npy file of the first, a .json file of the
+first two, or a qrels file. Qrels are of TREC (lines of 'query 0 target relevance') or of BEIR (tabs between query,
+target and relevance, under a header). None: row i of the targets belongs to row i of the queries."""
 
 TrueIds: TypeAlias = Sequence[Id | Sequence[Id]] | np.ndarray | str | os.PathLike[str]
 """For each query the id of its true target, or a list of them; -1 or an empty list where it is not known. Or a path: to
@@ -81,30 +77,17 @@ def as_truth(
                 Parameter("truth"),
             )
         source = np.arange(queries)
-    if isinstance(source, Truth):
-        return _truth(
-            source.query_rows, source.target_rows, source.grades, queries, targets
-        )
     if (path := _qrels(source)) is not None:
-        judgements = judgements_of(path)
-        query_rows = _locate(
-            [pair.query_id for pair in judgements],
-            query_names,
-            queries,
-            "query_names",
-            path,
-        )
-        target_rows = _locate(
-            [pair.doc_id for pair in judgements], names, targets, "names", path
-        )
-        grades = np.array([pair.relevance for pair in judgements], np.float64)
+        qrels = read_qrels(path)
+        query_ids = [judgement.query for judgement in qrels]
+        target_ids = [judgement.target for judgement in qrels]
+        query_rows = _locate(query_ids, query_names, queries, "query_names", path)
+        target_rows = _locate(target_ids, names, targets, "names", path)
+        grades = np.array([judgement.relevance for judgement in qrels])
         return _truth(query_rows, target_rows, grades, queries, targets)
     lists = _lists(source, queries, "row number")
     for number, row in enumerate(lists):
-        if not all(
-            isinstance(key, (int, np.integer)) and not isinstance(key, bool)
-            for key in row
-        ):
+        if not all(type(key) is int for key in row):
             raise InputError(
                 f"ground truth row {number} is no list of row numbers: {row!r}"
             )
@@ -127,22 +110,16 @@ def as_true_ids(
         InputError: the source cannot be used.
     """
     if (path := _qrels(source)) is not None:
-        judgements, true = judgements_of(path), [set[str]() for _ in range(queries)]
-        rows = _locate(
-            [pair.query_id for pair in judgements],
-            query_names,
-            queries,
-            "query_names",
-            path,
-        )
-        for row, judgement in zip(rows.tolist(), judgements, strict=True):
-            true[row].add(judgement.doc_id)
+        qrels = read_qrels(path)
+        true = [set[str]() for _ in range(queries)]
+        query_ids = [judgement.query for judgement in qrels]
+        rows = _locate(query_ids, query_names, queries, "query_names", path)
+        for row, judgement in zip(rows.tolist(), qrels, strict=True):
+            true[row].add(judgement.target)
     else:
         lists = _lists(source, queries, "id")
         for key in chain.from_iterable(lists):
-            if isinstance(key, (bool, float)) or not isinstance(
-                key, (int, str, np.integer)
-            ):
+            if type(key) not in (int, str):
                 raise InputError(
                     f"ground truth: {key!r} is no id; expected numbers or texts"
                 )
@@ -165,32 +142,34 @@ def _truth(
         raise InputError(
             "ground truth names no true target for any query; at least one is needed"
         )
-    for rows, count, side in (
-        (query_rows, queries, "query"),
-        (target_rows, targets, "target"),
-    ):
-        outside = rows[(rows < 0) | (rows >= count)]
-        if outside.size:
-            raise InputError(
-                f"ground truth names {side} {outside[0]}, but there are {count}; expected rows 0 to {count - 1}"
-            )
+    _require_inside(query_rows, queries, "query")
+    _require_inside(target_rows, targets, "target")
     order = np.lexsort((target_rows, query_rows))
-    query_rows, target_rows, grades = (
-        query_rows[order],
-        target_rows[order],
-        grades[order],
-    )
+    query_rows = query_rows[order]
+    target_rows = target_rows[order]
     repeated = np.flatnonzero((np.diff(query_rows) == 0) & (np.diff(target_rows) == 0))
     if repeated.size:
         first = repeated[0]
         raise InputError(
             f"ground truth names target {target_rows[first]} twice for query {query_rows[first]}"
         )
-    return Truth(query_rows, target_rows, grades)
+    return Truth(query_rows, target_rows, grades[order])
+
+
+def _require_inside(rows: np.ndarray, count: int, side: str) -> None:
+    outside = rows[(rows < 0) | (rows >= count)]
+    if outside.size:
+        raise InputError(
+            f"ground truth names {side} {outside[0]}, but there are {count}; "
+            f"expected rows 0 to {count - 1}"
+        )
 
 
 def _lists(source: Any, queries: int, item: str) -> list[list[Any]]:
-    """For each query the list of what is true for it, from a value or a file. item: what it should be a list of."""
+    """Return the list of what is true for each query, from a value or a file.
+
+    `item` is what each should be a list of.
+    """
     if isinstance(source, (str, os.PathLike)):
         source = _read(Path(source))
     rows = source if isinstance(source, (list, tuple)) else np.asarray(source).tolist()
@@ -200,16 +179,22 @@ def _lists(source: Any, queries: int, item: str) -> list[list[Any]]:
         )
     if len(rows) != queries:
         raise InputError(
-            f"ground truth has {len(rows)} rows for {queries} queries; expected one row a query"
+            f"ground truth has {len(rows)} rows for {queries} queries; "
+            "expected one row a query"
         )
-    plain = (
-        np.asarray(row).tolist() if hasattr(row, "__array__") else row for row in rows
-    )
-    return [list(row) if isinstance(row, (list, tuple)) else [row] for row in plain]
+    lists = []
+    for row in rows:
+        if hasattr(row, "__array__"):
+            row = np.asarray(row).tolist()
+        keys = row if isinstance(row, (list, tuple)) else [row]
+        lists.append(
+            [key.item() if isinstance(key, np.generic) else key for key in keys]
+        )
+    return lists
 
 
 def _read(path: Path) -> Any:
-    """What an .npy or a .json file holds."""
+    """Return what an .npy or a .json file holds."""
     name = f"ground truth {path.name}"
     require_file(path, "ground truth")
     if path.suffix == ".npy":
@@ -220,48 +205,44 @@ def _read(path: Path) -> Any:
         raise InputError(f"{name}: cannot be read as JSON: {error}") from None
 
 
-def _qrels(source: object) -> Path | None:
-    """The path of a qrels file; None of all else."""
-    is_path = isinstance(source, (str, os.PathLike)) and Path(source).suffix not in (
-        ".npy",
-        ".json",
-    )
-    return Path(source) if is_path else None  # type: ignore[arg-type]
+def _qrels(source: Any) -> Path | None:
+    """Return the path of a qrels file; None for anything else."""
+    if not isinstance(source, (str, os.PathLike)):
+        return None
+    path = Path(source)
+    return None if path.suffix in (".npy", ".json") else path
 
 
-def judgements_of(path: Path) -> list[Any]:
-    """What a qrels file says is relevant: `query_id`, `doc_id` and `relevance` of each."""
-    try:
-        from ir_measures import read_trec_qrels
-    except ImportError:
-        raise InputError(
-            f"reading {path.name} needs ir-measures; {install('evaluation')}"
-        ) from None
+class Judgement(NamedTuple):
+    """A pair that a qrels file calls relevant, by the names that it has there."""
+
+    query: str
+    target: str
+    relevance: float
+
+
+def read_qrels(path: Path) -> list[Judgement]:
+    """Read what a qrels file of TREC or BEIR says is relevant.
+
+    Raises InputError for a file that is missing or of another form.
+    """
     require_file(path, "ground truth")
+    judgements = []
     try:
-        return [
-            judgement
-            for judgement in read_trec_qrels(_as_trec(path))
-            if judgement.relevance > 0
-        ]
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        if lines and len(lines[0].split("\t")) == 3 and not lines[0][-1].isdigit():
+            lines = lines[1:]  # the header of BEIR
+        for line in filter(str.strip, lines):
+            query, *iteration, target, relevance = line.split()
+            if len(iteration) > 1:
+                raise ValueError(line)
+            judgements.append(Judgement(query, target, float(relevance)))
     except (OSError, ValueError):
         raise InputError(
-            f"ground truth {path.name} is no qrels file: expected lines of 'query 0 target relevance', or an .npy or "
-            ".json file"
+            f"ground truth {path.name} is no qrels file: expected lines of "
+            "'query 0 target relevance', or an .npy or .json file"
         ) from None
-
-
-def _as_trec(path: Path) -> io.StringIO:
-    """A qrels file as TREC has it: BEIR's has a header, and no column for the iteration."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8-sig") as file:
-        lines = file.readlines()
-    if lines and len(lines[0].split("\t")) == 3:
-        lines = [
-            "\t0\t".join(line.split("\t", 1))
-            for line in lines[not lines[0].split()[-1].isdigit() :]
-        ]
-    return io.StringIO("".join(lines))
+    return [judgement for judgement in judgements if judgement.relevance > 0]
 
 
 def _locate(

@@ -10,6 +10,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import cast
 
+import numpy as np
+
 from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
@@ -18,7 +20,7 @@ from hubplugin.fitting import require_executor
 from hubplugin.guard import (
     FEWEST_PARAPHRASES,
     Trial,
-    check,
+    judge_by,
     require_displacement,
     require_kind,
     require_size,
@@ -35,16 +37,22 @@ from hubplugin.jobs.write import (
     write_gallery,
 )
 from hubplugin.learning import (
-    Banks,
     LearnedMap,
+    Teachers,
     learn_query_map,
     read_learn,
     require_learnable,
 )
-from hubplugin.methods import METHODS, FitInput, Method, build_method
+from hubplugin.methods import METHODS, Method, build_method
 from hubplugin.model import OffsetModel, Setting
-from hubplugin.store import LabelledQueries, Store, read_recorded
-from hubplugin.validation import Configuration, cross_validate, folds_of
+from hubplugin.store import Store, for_job, read_recorded
+from hubplugin.validation import (
+    as_it_is,
+    cross_validate,
+    fitted_by,
+    folds_of,
+    uncorrected,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +71,7 @@ def apply(
     shards: int | None = None,
     **parameters: Setting,
 ) -> Applied:
-    """Fits offsets on everything in a store, writes them, and activates them in one step.
+    """Fit offsets on everything in a store, writes them, and activates them in one step.
 
     The guard tries the correction first, on held-out bank queries. A run that was cut off while it wrote goes on where
     it stopped, with its own model, if it is started again with the same bank, method and parameters. `rollback` returns
@@ -86,52 +94,52 @@ def apply(
         InputError: for the bank or a parameter, or where the store cannot hold the map.
         StoreError: for the store.
     """
-    compute, learn = _usable(compute), read_learn(learn)
+    store = for_job(store)
+    learn = read_learn(learn)
+    _require_device(compute)
     if isinstance(bank, OffsetModel):
-        args = {
-            "method": method != "blend",
-            "learn": learn,
-            "judged": judged,
-        }
-        for name, value in {**args, "executor": executor, **parameters}.items():
-            if value is None or value is False:
-                continue
-            raise InputError(
-                "a fitted model has its bank and its method already: leave out ",
-                Parameter(name),
-            )
+        given = {"learn": learn, "judged": judged, "executor": executor, **parameters}
+        if method != "blend":
+            given["method"] = method
+        for name, value in given.items():
+            if value is not None and value is not False:
+                raise InputError(
+                    "a fitted model has its bank and its method already: leave out ",
+                    Parameter(name),
+                )
         require_match(bank, store)
         if dry_run:
             return replace(preview(store, bank, compute), notes=store.plan())
         return write(store, bank, force=force, compute=compute)
+    require_executor(executor, shards)
     if learn is not False:
         require_learnable_in(store, method, executor)
-    job = Job(
-        store,
-        build_method(METHODS, method, parameters, apply),
-        learn,
-        force,
-        dry_run,
-    )
-    banks = job.read(bank, judged, compute)
-    prepared = banks.bank
-    if require_executor(executor, shards) and prepared.clicks is not None:
-        raise InputError(
-            "clicks need all targets in one process: leave ",
-            Parameter("executor"),
-            " out",
-        )
-    cut_off = None if dry_run else find_cut_off(job, prepared)
-    by_workers = None if executor is None else ShardedStore(store, shards, executor)
+    configuration = build_method(METHODS, method, parameters)
+    job = Job(store, configuration, learn, force, dry_run)
+    teachers = job.read(bank, judged, compute)
+    by_workers = None
+    if executor is not None:
+        if teachers.bank.clicks is not None:
+            raise InputError(
+                "clicks need all targets in one process: leave ",
+                Parameter("executor"),
+                " out",
+            )
+        by_workers = ShardedStore(store, shards, executor)
+    cut_off = find_cut_off(job, teachers.bank)
     if cut_off is not None:
         return write_gallery(store, cut_off, by_workers, compute, force)
+    gallery: SpooledGallery | ShardedStore
     if by_workers is not None:
         source = cast(GalleryLike, store)
-        prepared = read_by_workers(
-            prepared, source, by_workers.shards, job.configuration, by_workers.executor
+        read = read_by_workers(
+            teachers.bank, source, by_workers.shards, configuration, by_workers.executor
         )
-        banks = Banks(prepared)
-    return _fit_and_write(job, banks, by_workers)[0]
+        gallery = by_workers
+        teachers = Teachers(read)
+    else:
+        gallery, teachers = job.read_gallery(teachers)
+    return job.write(job.fit(teachers), teachers.bank, gallery)
 
 
 def refit(
@@ -146,7 +154,7 @@ def refit(
     compute: Compute = Compute(),
     **parameters: Setting,
 ) -> Refitted:
-    """Fits the active correction of a store anew on a newer bank, and activates it if it is not worse than the old one.
+    """Fit the active correction of a store anew on a newer bank, and activates it if it is not worse than the old one.
 
     The guard tries the new correction as it does in `apply`. Then old and new rank held-out queries of the new bank.
     With known answers the new one is worse if R@1 falls by more than two standard errors, otherwise if hubness rises by
@@ -167,12 +175,14 @@ def refit(
         InputError: for the bank or a parameter.
         StoreError: for a store without an active correction.
     """
+    store = for_job(store)
     correction = store.correction()
     if correction is None or not correction.active:
         raise StoreError(
             f"{store.url} has no active correction to fit anew; apply one first"
         )
-    old, compute = correction.model, _usable(compute)
+    _require_device(compute)
+    old = correction.model
     by_default = learn is None
     learn = old.query_map is not None if learn is None else read_learn(learn)
     if learn is not False:
@@ -180,10 +190,10 @@ def refit(
     if method is None:
         configuration = _configuration_of(old, parameters)
     else:
-        configuration = build_method(METHODS, method, parameters, refit)
-    job = Job(store, configuration, learn, force, dry_run, old)
-    banks = job.read(Bank() if bank is None else bank, judged, compute)
-    if by_default and learn and banks.bank.known_answers is None:
+        configuration = build_method(METHODS, method, parameters)
+    job = Job(store, configuration, learn, force, dry_run)
+    teachers = job.read(Bank() if bank is None else bank, judged, compute)
+    if by_default and learn and teachers.bank.known_answers is None:
         raise InputError(
             "the active correction has a map of queries, and nothing here teaches a new one: pass ",
             Parameter("answers"),
@@ -191,168 +201,175 @@ def refit(
             Parameter("learn", False),
             " for a correction without a map",
         )
-    done, versus = _fit_and_write(job, banks)
-    assert versus is not None
+    gallery, teachers = job.read_gallery(teachers)
+    fit = job.fit(teachers)
+    versus = compare_with_old(fit, teachers.bank, old)
+    logger.info("%s", versus)
+    if versus.objection and not force:
+        raise CorrectionRefused(
+            f"the new correction is worse than the active one: {versus.objection}; nothing was changed: record more "
+            "queries, or activate it all the same with ",
+            Parameter("force", True),
+        )
+    done = job.write(fit, teachers.bank, gallery)
     old_size = len(old.terms[0].bank)  # of `dn` the old one kept is its mean alone
-    new_size = len(banks.bank.query_bank)
-    notes = (
-        [f"the new bank has {new_size:,} queries, the old one had {old_size:,}"]
-        if new_size < old_size
-        else []
+    new_size = len(teachers.bank.query_bank)
+    notes = [*done.notes]
+    if new_size < old_size:
+        notes.append(
+            f"the new bank has {new_size:,} queries, the old one had {old_size:,}"
+        )
+    return Refitted(
+        done.store,
+        done.model,
+        done.scanned,
+        done.missing,
+        done.stale,
+        written=done.written,
+        notes=notes,
+        trial=done.trial,
+        invalid_vectors=done.invalid_vectors,
+        versus=versus,
     )
-    return Refitted(**vars(replace(done, notes=[*done.notes, *notes])), versus=versus)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted correction.
+
+    method: The method with all its parameters.
+    trial: What the guard saw; None where it was forced.
+    lesson: What known answers taught; None where nothing was to be learned.
+    """
+
+    model: OffsetModel
+    method: Method
+    trial: Trial | None
+    lesson: LearnedMap | None
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked for. learn: what known answers teach beyond offsets. old: the active model, than which the new one
-    must not be worse."""
+    """A correction that is asked for. learn: True, or pairs, if known answers teach a map, too."""
 
     store: Store
     configuration: Method
     learn: bool | Bank
     force: bool
     dry_run: bool
-    old: OffsetModel | None = None
 
-    def read(self, bank: BankLike, judged: BankLike | None, compute: Compute) -> Banks:
-        """`bank`, and `judged`, which chooses how strong a map is, prepared under `compute`; raises what can be told
-        before the gallery is read."""
+    def read(
+        self, bank: BankLike, judged: BankLike | None, compute: Compute
+    ) -> Teachers:
+        """Read the banks, and raise what can be told before the gallery is read.
+
+        Args:
+            bank: As in `apply`.
+            judged: Chooses how strong a map is.
+            compute: Device, memory and progress.
+        """
         store = self.store
-        learned = self.learn is not False
-        banks = Banks.read(
-            bank_for(store, bank, learned),
-            self.learn,
-            judged,
-            store.metric,
-            compute,
-            store,
+        chosen = bank_for(store, bank, self.learn is not False)
+        teachers = Teachers.read(
+            chosen, self.learn, judged, store.metric, compute, store
         )
-        self.configuration.require_banks(banks.bank)
+        self.configuration.require_banks(teachers.bank)
         store.require_writable(dry_run=self.dry_run)
         if not store.count():
             raise InputError(f"{store.url} is empty; add vectors, then correct it")
         if not self.force:
-            require_size(banks.bank, self.configuration)
-        return banks
+            require_size(teachers.bank, self.configuration)
+        return teachers
+
+    def read_gallery(self, teachers: Teachers) -> tuple[SpooledGallery, Teachers]:
+        """Read everything in the store."""
+        progress = teachers.bank.compute.progress
+        gallery = SpooledGallery(self.store, progress, teachers.clicks)
+        return gallery, teachers.against(gallery.vectors, gallery.rows)
+
+    def fit(self, teachers: Teachers) -> Fit:
+        """Try and fit a correction. Raises CorrectionRefused where it would do harm."""
+        bank = teachers.bank
+        logger.info("%s: trying %s", self.store.url, self.configuration.name)
+        profile = None if self.force else require_kind(bank)
+        lesson = learned = None
+        if self.learn is not False:
+            lesson = learn_query_map(self.configuration, teachers)
+            learned = lesson.how
+            method = learned.offsets
+        else:
+            method = self.configuration.resolve(bank)
+        trial = None
+        if profile is not None:  # what would be applied is judged
+            trial = judge_by(bank, method, 0, profile, learned).require_passed()
+        message = "%s: fitting %s on %d bank queries"
+        logger.info(message, self.store.url, method.name, len(bank.query_bank))
+        model = method.fit(bank) if lesson is None else lesson.model
+        if bank.whole is None:
+            model = with_hubness(model, bank)
+        if not self.force:
+            require_displacement(model, bank)
+        return Fit(model, method, trial, lesson)
+
+    def write(
+        self, fit: Fit, bank: PreparedBank, gallery: SpooledGallery | ShardedStore
+    ) -> Applied:
+        """Write a correction, or count what would be written."""
+        store, model = self.store, fit.model
+        before = store.correction() if model.query_map is None else None
+        if self.dry_run:
+            done = replace(preview(store, model, bank.compute), notes=store.plan())
+        else:
+            done = write_gallery(store, model, gallery, bank.compute, self.force)
+        notes = [*done.notes]
+        if fit.trial is None:
+            # Where nothing was tried, what to expect of the bank is still worth a line.
+            notes = [*small_bank(len(bank.distinct)), *notes]
+        if fit.lesson is not None:
+            notes += fit.lesson.notes
+        if before is not None and before.active and before.model.query_map is not None:
+            notes.append(
+                "the correction of before had a map of queries, and this one has none: rollback returns to it"
+            )
+        return replace(done, trial=fit.trial, notes=notes)
 
 
-def _fit_and_write(
-    job: Job, banks: Banks, by_workers: ShardedStore | None = None
-) -> tuple[Applied, OldVersusNew | None]:
-    """Reads the gallery, unless workers have, tries, fits and writes, or only counts what would be written. Raises
-    CorrectionRefused where that would do harm, or the new correction is worse than the old one; nothing is written
-    then."""
-    store, compute, gallery = job.store, banks.bank.compute, None
-    if by_workers is None:
-        gallery = SpooledGallery(store, compute.progress, banks.clicks)
-        banks = banks.against(gallery.vectors, gallery.rows)
-    bank = banks.bank
-    logger.info("%s: trying %s", store.url, job.configuration.name)
-    trial, lesson = None, None
-    profile = None if job.force else require_kind(bank)
-    if job.learn is not False:
-        lesson = learn_query_map(job.configuration, banks)
-    if profile is not None:  # what would be applied is judged
-        method = (
-            job.configuration.resolve(bank) if lesson is None else lesson.how.offsets
-        )
-        trial = check(bank, method, profile, None if lesson is None else lesson.how)
-    versus = None if job.old is None else compare_with_old(job, bank, job.old, lesson)
-    logger.info(
-        "%s: fitting %s on %d bank queries",
-        store.url,
-        job.configuration.name,
-        len(bank.query_bank),
-    )
-    model = job.configuration.fit(bank) if lesson is None else lesson.model
-    model = model if gallery is None else with_hubness(model, bank)
-    if not job.force:
-        require_displacement(model, bank)
-    before = store.correction() if job.old is None and model.query_map is None else None
-    if job.dry_run:
-        done = replace(preview(store, model, compute), notes=store.plan())
-    else:
-        done = write_gallery(
-            store,
-            model,
-            gallery or by_workers,
-            compute,
-            job.force,
-            _queries_to_try(bank, trial),
-        )
-    # Where nothing was tried, what to expect of the bank is still worth a line.
-    notes = [*(small_bank(len(bank.distinct)) if trial is None else []), *done.notes]
-    notes += [] if lesson is None else lesson.notes
-    if before is not None and before.active and before.model.query_map is not None:
-        notes.append(
-            "the correction of before had a map of queries, and this one has none: rollback returns to it"
-        )
-    return replace(done, trial=trial, notes=notes), versus
-
-
-def compare_with_old(
-    job: Job, bank: PreparedBank, old: OffsetModel, lesson: LearnedMap | None
-) -> OldVersusNew:
-    """Compares old and new correction on held-out queries.
+def compare_with_old(fit: Fit, bank: PreparedBank, old: OffsetModel) -> OldVersusNew:
+    """Compare old and new correction on held-out queries.
 
     A map knows the answers that it was taught, so that it would be ahead of any correction that learns without them:
     with a map, they are tried on queries that the old model's bank lacks. Where there are few, both are tried as they
     are: they have seen the same. Pairs such as titles are not kept, so an old map may have been taught some.
 
     Args:
-        job: what is asked for.
-        bank: the new bank, with the gallery.
-        old: the active model.
-        lesson: the new map, if there is one.
-
-    Raises:
-        CorrectionRefused: the new correction is worse.
+        fit: The new correction.
+        bank: The new bank, with the gallery.
+        old: The active model.
     """
     folds = folds_of(bank)
-    method = job.configuration.resolve(bank) if lesson is None else lesson.how.offsets
-    new: Configuration = method if lesson is None else lesson.how
-    if lesson is not None or old.query_map is not None:
+    new = fitted_by(fit.method) if fit.lesson is None else fit.lesson.how
+    if fit.lesson is not None or old.query_map is not None:
         fresh = ~is_in_bank(old, bank.query_bank)
         answers = bank.known_answers
-        if (
-            answers is not None
-            and (fresh & (answers >= 0))[bank.distinct].sum() >= FEWEST_PARAPHRASES
-        ):
+        may_test = np.zeros(0, np.int64)
+        if answers is not None:
+            may_test = np.flatnonzero((fresh & (answers >= 0))[bank.distinct])
+        if len(may_test) >= FEWEST_PARAPHRASES:
             folds = folds_of(bank, may_test=fresh)
         else:
-            new = method.fit(bank) if lesson is None else lesson.model
-    return require_not_worse(
-        OldVersusNew.of(cross_validate([None, old, new], bank, folds), old, method),
-        job.force,
-    )
+            new = as_it_is(fit.model)
+    margins = cross_validate([uncorrected, as_it_is(old), new], bank, folds)
+    return OldVersusNew.of(margins, old, fit.method)
 
 
-def _queries_to_try(bank: PreparedBank, trial: Trial | None) -> LabelledQueries | None:
-    """What a store can try its own searches with; None where clicks are not known."""
-    rows = bank.clicked_rows
-    if rows is None:
-        return None
-    sides = (
-        []
-        if trial is None
-        else [side for side in (trial.right, trial.asked) if side is not None]
-    )
-    gains = [(side.change.value, side.error) for side in sides]
-    return LabelledQueries(
-        bank.query_bank[rows >= 0], rows[rows >= 0], min(gains, default=None)
-    )
-
-
-def _usable(compute: Compute) -> Compute:
-    """With what offsets are computed; raises InputError for a device that is not there, before a gallery is read."""
+def _require_device(compute: Compute) -> None:
+    """Raise InputError for a device that is not there, before a gallery is read."""
     if compute.device not in ("auto", "numpy"):
         compute.torch_device()
-    return compute
 
 
 def require_learnable_in(store: Store, method: str, executor: Executor | None) -> None:
-    """Raises InputError where `store` cannot hold a map, or none goes with `method` or `executor`, before anything is
+    """Raise InputError where `store` cannot hold a map, or none goes with `method` or `executor`, before anything is
     read."""
     if not store.maps_queries:
         raise InputError(
@@ -362,15 +379,11 @@ def require_learnable_in(store: Store, method: str, executor: Executor | None) -
 
 
 def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
-    """`bank` as one for `store`, whose recorded queries take the place of none; raises InputError if there are none.
+    """Return `bank` as one for `store`, whose recorded queries take the place of none. Raises InputError without any.
 
     If `learn`, what was recorded of their clicks comes along. Nothing else uses those: people click what a search
     showed them, so they speak for the correction that was active then.
     """
-    if not isinstance(store, Store):
-        raise InputError(
-            f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store(URL)"
-        )
     bank = Bank.of(bank)
     if bank.queries is not None:
         return bank
@@ -386,14 +399,16 @@ def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
     return replace(bank, queries=recorded, answers=answers)
 
 
-def find_cut_off(job: Job, bank: FitInput) -> OffsetModel | None:
-    """The model whose writing was cut off, if `job` with `bank` asks for the same.
+def find_cut_off(job: Job, bank: PreparedBank) -> OffsetModel | None:
+    """Return the model whose writing was cut off, if `job` with `bank` asks for the same.
 
     A model does not say which answers taught its map, so that only another fit tells whether it is the same. If it is,
     it is still written where it stopped.
     """
+    if job.dry_run or job.learn:
+        return None
     correction = job.store.correction()
-    if correction is None or correction.active or job.learn:
+    if correction is None or correction.active:
         return None
     model = correction.model
     same = job.configuration.has_made(model, bank) and model.query_map is None
@@ -401,24 +416,10 @@ def find_cut_off(job: Job, bank: FitInput) -> OffsetModel | None:
 
 
 def _configuration_of(model: OffsetModel, changes: dict[str, Setting]) -> Method:
-    """The configuration of `model`, with `changes`. What the method finds by itself it finds anew."""
-    fields = METHODS[model.method].model_fields if model.method in METHODS else {}
-    automatic = {
-        name for name, field in fields.items() if field.default in (None, "auto")
-    }
-    chosen = {
-        name: value for name, value in model.parameters.items() if name not in automatic
-    }
-    return build_method(METHODS, model.method, chosen | changes, refit)
-
-
-def require_not_worse(versus: OldVersusNew, force: bool) -> OldVersusNew:
-    """`versus`; raises CorrectionRefused where the new correction is worse, unless `force`."""
-    logger.info("%s", versus)
-    if versus.objection and not force:
-        raise CorrectionRefused(
-            f"the new correction is worse than the active one: {versus.objection}; nothing was changed: record more "
-            "queries, or activate it all the same with ",
-            Parameter("force", True),
-        )
-    return versus
+    """Return the configuration of `model`, with `changes`. What the method finds by itself it finds anew."""
+    parameters = model.parameters
+    if model.method in METHODS:
+        for name, field in METHODS[model.method].model_fields.items():
+            if field.default in (None, "auto"):
+                parameters = {key: parameters[key] for key in parameters if key != name}
+    return build_method(METHODS, model.method, parameters | changes)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 
-from hubplugin.bank import SEEN, Bank, BankLike, own_share
+from hubplugin.bank import SEEN, Bank, BankLike, PreparedBank, own_share
 from hubplugin.compute import Compute, TopK, search
 from hubplugin.errors import InputError, StoreError
 from hubplugin.jobs.naming import Naming, display_names
-from hubplugin.jobs.results import HUBS, NAMED, HubnessNow, Inspection
+from hubplugin.jobs.results import HUBS, HubnessNow, Inspection
 from hubplugin.jobs.write import Counts, compare, require_match
 from hubplugin.measures.hubness import (
     k_occurrence,
@@ -22,11 +23,10 @@ from hubplugin.measures.hubness import (
     skewness_by_chance,
     skewness_of_hits,
 )
-from hubplugin.methods import FitInput
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import HubnessAtFit, OffsetModel
-from hubplugin.report import Histogram, Hub
-from hubplugin.store import Correction, Id, Store, read_recorded
+from hubplugin.results import NAMED, Hub
+from hubplugin.store import Correction, Id, Store, for_job, read_recorded
 from hubplugin.validation import OCCURRENCE
 from hubplugin.vectors import Directed, Vectors
 
@@ -34,9 +34,6 @@ logger = logging.getLogger(__name__)
 
 QUERIES = 200
 """Queries that are counted, at the fit and by `inspect`. Skewness depends on how many they are."""
-
-BINS = 40
-"""Of the distribution of the stored offsets."""
 
 FEWEST_LIVE = 100
 """Live queries that it takes to see whether they are of one kind with the bank."""
@@ -67,83 +64,58 @@ def inspect(
         StoreError: for live queries and a store without an active correction.
         InputError: for queries that cannot be used.
     """
+    store = for_job(store)
     correction = store.correction()
-    if live is not None and (correction is None or not correction.active):
+    active = correction is not None and correction.active
+    if live is not None and not active:
         raise StoreError(f"{store.url} has no active correction; apply one first")
     logger.info("%s: inspecting", store.url)
     fields: dict[str, Any] = {}
     if correction is not None:
-        require_match(
-            correction.model, store
-        )  # a store that was made anew may have other vectors
-        live_queries = (
-            _read_live_queries(store, correction, live, compute)
-            if correction.active and queries
-            else None
-        )
-        fields = _compare_offsets(store, correction.model, compute)
-        if live_queries is not None:
-            fields |= _count_hubs(
-                store, correction.model, live_queries, queries, names, compute
-            )
+        model = correction.model
+        require_match(model, store)  # a store made anew may have other vectors
+        asked = None
+        if active and queries:
+            asked = _read_live_queries(store, correction, live, compute)
+        fields = _compare_offsets(store, model, compute)
+        if asked is not None:
+            fields |= _count_hubs(store, model, asked, queries, names, compute)
     logger.info("%s: inspected", store.url)
-    facts = (
+    return Inspection(
         store.url,
         store.metric,
         store.dim,
         store.count(),
         correction,
         store.previous(),
+        notes=store.notes(),
+        warnings=store.attention(),
+        **fields,
     )
-    return Inspection(*facts, notes=store.notes(), warnings=store.attention(), **fields)
 
 
 def _compare_offsets(
     store: Store, model: OffsetModel, compute: Compute
 ) -> dict[str, Any]:
-    """The fields of an inspection that tell what lies in `store` beside what `model` gives."""
-    counts, gallery = Counts(), model.gallery
-    missing, stale = list[Id](), list[Id]()
-    total = squares = 0.0
-    edges = (
-        np.zeros(2)
-        if gallery is None
-        else np.linspace(gallery.smallest, gallery.largest, BINS + 1)
-    )
-    histogram = np.zeros(len(edges) - 1, np.int64)
-    batches = store.scan()
-    for batch, by_model, wrong in compare(
-        store, model, batches, counts, compute, "checking offsets"
+    """Return the fields of an inspection that compare the offsets in `store` with those of `model`."""
+    counts = Counts()
+    missing = list[Id]()
+    stale = list[Id]()
+    for batch, _, wrong in compare(
+        store, model, store.scan(), counts, compute, "checking offsets"
     ):
-        total, squares = (
-            total + by_model.sum(dtype=np.float64),
-            squares + np.square(by_model, dtype=np.float64).sum(),
-        )
         absent = np.isnan(batch.offsets)
-        histogram += np.histogram(
-            np.clip(batch.offsets[np.isfinite(batch.offsets)], edges[0], edges[-1]),
-            edges,
-        )[0]
         for ids, which in ((missing, absent), (stale, wrong & ~absent)):
-            ids += [
-                batch.ids[row]
-                for row in np.flatnonzero(which)[: NAMED - len(ids)].tolist()
-            ]
-    fields = {
-        name: getattr(counts, name)
-        for name in ("missing", "stale", "foreign", "invalid_vectors")
+            rows = np.flatnonzero(which)[: NAMED - len(ids)]
+            ids += [batch.ids[row] for row in rows.tolist()]
+    return {
+        "missing": counts.missing,
+        "stale": counts.stale,
+        "foreign": counts.foreign,
+        "invalid_vectors": counts.invalid_vectors,
+        "missing_ids": missing,
+        "stale_ids": stale,
     }
-    fields |= {"missing_ids": missing, "stale_ids": stale}
-    count = counts.scanned
-    if gallery is not None:
-        fields["offsets"] = Histogram("stored", edges.tolist(), histogram.tolist())
-    if gallery is not None and gallery.deviation > 0 and count > 1:
-        mean = total / count
-        fields["shift"] = mean / gallery.deviation
-        fields["spread"] = (
-            max(squares / count - mean * mean, 0.0) ** 0.5 / gallery.deviation
-        )
-    return fields
 
 
 def _read_live_queries(
@@ -152,26 +124,24 @@ def _read_live_queries(
     """A sample of the live queries [m, d], as the bank has its own, without those that are in the bank, which say
     nothing new."""
     model = correction.model
-    if live is None:
-        since = (
-            None
-            if correction.made is None
-            else datetime.fromisoformat(correction.made).timestamp()
-        )
-        vectors: Vectors | None = read_recorded(store, since)
-    else:
+    recorded: Vectors | None
+    if live is not None:
         bank = Bank.of(live, "live queries")
         if bank.answers is not None:
             raise InputError(
                 "live queries are searched without answers; evaluate measures R@1 on known ones"
             )
-        vectors = bank.vectors(store, compute.progress)
-    if vectors is None:
+        recorded = bank.vectors(store, compute.progress)
+    elif correction.made is not None:
+        since = datetime.fromisoformat(correction.made).timestamp()
+        recorded = read_recorded(store, since)
+    else:
+        recorded = read_recorded(store)
+    if recorded is None:
         return np.zeros((0, model.dim), np.float32)
-    vectors = Directed.of(vectors, model.metric)
-    sample = vectors.select(
-        np.sort(np.random.default_rng().permutation(vectors.rows)[: 2 * SEEN])
-    )
+    vectors = Directed.of(recorded, model.metric)
+    drawn = np.random.default_rng().permutation(vectors.rows)[: 2 * SEEN]
+    sample = vectors.select(np.sort(drawn))
     if model.metric is Metric.COSINE:
         sample = normalise(sample, vectors.name)
     unseen: np.ndarray = sample[~is_in_bank(model, sample)]
@@ -182,13 +152,14 @@ def _read_live_queries(
 
 
 def is_in_bank(model: OffsetModel, queries: np.ndarray) -> np.ndarray:
-    """Whether each of `queries` [m, d], prepared as the bank's are, is in the bank of `model`: bool [m]."""
-    bank, rows = (
-        np.asarray(part, np.float32).round(5) + 0.0
-        for part in (model.terms[0].bank, queries)
-    )
-    known = {row.tobytes() for row in bank}
-    return np.array([row.tobytes() in known for row in rows], bool)
+    """Return whether each of `queries` [m, d], prepared as the bank's are, is in the bank of `model`: bool [m]."""
+    known = set(_as_keys(model.terms[0].bank))
+    return np.array([key in known for key in _as_keys(queries)], bool)
+
+
+def _as_keys(rows: np.ndarray) -> list[bytes]:
+    """Return bytes that are the same for equal rows, whatever their rounding and the sign of 0."""
+    return [row.tobytes() for row in np.asarray(rows, np.float32).round(5) + 0.0]
 
 
 def _count_hubs(
@@ -199,8 +170,9 @@ def _count_hubs(
     names: Naming | None,
     compute: Compute,
 ) -> dict[str, Any]:
-    """The fields of an inspection that tell what live queries find, or those of the bank."""
-    rng, bank = np.random.default_rng(), model.terms[0].bank
+    """Return the fields of an inspection that tell what live queries find, or those of the bank."""
+    rng = np.random.default_rng()
+    bank = model.terms[0].bank
     at_fit = bank[:: max(len(bank) // SEEN, 1)]
     fields: dict[str, Any] = {}
     is_live = len(live) >= FEWEST_LIVE
@@ -208,94 +180,77 @@ def _count_hubs(
         fields["drift"] = own_share(live, at_fit, compute, rng)
     searched = rng.permutation(live)[:queries] if is_live else of_bank(model, queries)
     count = store.count()
-    if (
-        len(searched) < 2 or not count
-    ):  # of a model that keeps no more than the mean of its bank; nothing to be found
+    # A model may keep no more than the mean of its bank, and a store be empty.
+    if len(searched) < 2 or not count:
         return fields
-    hits = {
-        search: Counter(
-            itertools.chain.from_iterable(
-                store.search(searched, OCCURRENCE, raw=search == "raw").ids
-            )
-        )
-        for search in ("raw", "corrected")
-    }
-    raw, corrected = (
-        skewness_of_hits(np.array([*counter.values()]), count)
-        for counter in hits.values()
-    )
-    most_found = dict.fromkeys(
-        key for counter in hits.values() for key, _ in counter.most_common(HUBS)
-    )
-    hubs = [
-        Hub(key, name, {search: counter[key] for search, counter in hits.items()})
-        for key, name in zip(
-            most_found, display_names([*most_found], names), strict=True
-        )
-    ]
-    occurrences = {
-        search: {0: count - len(counter)} | Counter(counter.values())
-        for search, counter in hits.items()
-    }
-    chance, fit = (
+    raw = _count_hits(store.search(searched, OCCURRENCE, raw=True).ids)
+    corrected = _count_hits(store.search(searched, OCCURRENCE).ids)
+    most_found = [*raw.most_common(HUBS), *corrected.most_common(HUBS)]
+    ids = [*dict.fromkeys(target for target, _ in most_found)]
+    fields["hubness"] = HubnessNow(
+        len(searched),
+        is_live,
+        skewness_of_hits(np.array([*raw.values()]), count),
+        skewness_of_hits(np.array([*corrected.values()]), count),
         skewness_by_chance(len(searched), OCCURRENCE, count),
         model.hubness_at_fit,
+        [
+            Hub(target, name, {"raw": raw[target], "corrected": corrected[target]})
+            for target, name in zip(ids, display_names(ids, names), strict=True)
+        ],
+        {
+            "raw": _count_targets(raw, count),
+            "corrected": _count_targets(corrected, count),
+        },
     )
-    return fields | {
-        "hubness": HubnessNow(
-            len(searched), is_live, raw, corrected, chance, fit, hubs, occurrences
-        )
-    }
+    return fields
+
+
+def _count_hits(found: Iterable[Iterable[Id]]) -> Counter[Id]:
+    """Return how many queries find each target."""
+    return Counter(target for ids in found for target in ids)
+
+
+def _count_targets(hits: Counter[Id], count: int) -> dict[int, int]:
+    """Return how many of `count` targets are found by N queries, by N."""
+    return {0: count - len(hits)} | Counter(hits.values())
 
 
 def of_bank(model: OffsetModel, count: int = QUERIES) -> np.ndarray:
-    """At most `count` queries of the bank of `model`, the same ones each time: [q, d]."""
+    """Return at most `count` queries of the bank of `model`, the same ones each time: [q, d]."""
     bank = model.terms[0].bank
-    queries: np.ndarray = bank[
-        np.linspace(0, len(bank) - 1, min(len(bank), count)).astype(int)
-    ]
+    rows = np.linspace(0, len(bank) - 1, min(len(bank), count)).astype(int)
+    queries: np.ndarray = bank[rows]
     return queries
 
 
-def with_hubness(model: OffsetModel, bank: FitInput) -> OffsetModel:
-    """`model`, fitted on the banks and targets of `bank`, with what its bank found in them."""
-    targets, queries = bank.require_targets(model.method), of_bank(model)
+def with_hubness(model: OffsetModel, bank: PreparedBank) -> OffsetModel:
+    """Return `model`, fitted on the banks and targets of `bank`, with what its bank found in them."""
+    targets = bank.require_targets()
+    queries = of_bank(model)
     if len(queries) < 2 or targets.rows <= OCCURRENCE:
         return model
-    quiet = bank.compute.without_progress
     offsets = model.fitted
     if offsets is None or len(offsets) != targets.rows:  # which lack zero vectors
-        offsets = model.offsets(targets, compute=quiet)
-    offsets_of_both, nearest = (
-        np.stack([np.zeros_like(offsets), offsets]),
-        TopK(OCCURRENCE),
-    )
-    search(
-        queries,
-        targets,
-        model.metric,
-        bank.compute,
-        nearest,
-        offsets=offsets_of_both,
-        label="counting hubs",
-    )
-    rows = list(nearest.rows)
+        offsets = model.offsets(targets, compute=bank.compute.without_progress)
+    asked = np.concatenate([queries, queries])
     if model.query_map is not None:
-        learned = TopK(OCCURRENCE)
-        search(
-            model.query_map(queries),
-            targets,
-            model.metric,
-            quiet,
-            learned,
-            offsets=offsets,
-        )
-        rows[1] = learned.rows[0]
-    raw, corrected = (k_occurrence(rows, targets.rows) for rows in rows)
-    chance = skewness_by_chance(len(queries), OCCURRENCE, targets.rows)
-    largest = float(corrected.max() / len(queries))
-    return model.replace(
+        asked[len(queries) :] = model.query_map(queries)
+    both = np.stack([np.zeros_like(offsets), offsets])
+    found = TopK(OCCURRENCE)
+    compute = bank.compute
+    label = "counting hubs"
+    search(asked, targets, model.metric, compute, found, offsets=both, label=label)
+    raw = found.rows[0][: len(queries)]
+    corrected = found.rows[1][len(queries) :]
+    occurrence = k_occurrence(corrected, targets.rows)
+    return replace(
+        model,
         hubness_at_fit=HubnessAtFit(
-            len(queries), skewness(raw), skewness(corrected), chance, largest
-        )
+            len(queries),
+            skewness(k_occurrence(raw, targets.rows)),
+            skewness(occurrence),
+            skewness_by_chance(len(queries), OCCURRENCE, targets.rows),
+            float(occurrence.max() / len(queries)),
+        ),
     )

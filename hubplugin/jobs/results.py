@@ -1,14 +1,9 @@
-"""What the jobs on a store answer, and what people are shown of it.
-
-The fields are what `--json` prints; of a model the facts stand there.
-"""
+"""What the jobs on a store answer. The fields are what `--json` prints; of a model the facts stand there."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 from pydantic import computed_field
@@ -16,46 +11,27 @@ from pydantic import computed_field
 from hubplugin.guard import Trial
 from hubplugin.methods import Method
 from hubplugin.metric import Metric
-from hubplugin.model import HubnessAtFit, OffsetModel, Value
-from hubplugin.report import (
+from hubplugin.model import HubnessAtFit, OffsetModel
+from hubplugin.results import (
+    COMPARED,
+    NAMED,
     NEVER,
     RECALL,
     WORST,
-    Histogram,
     Hub,
-    KeyFigure,
-    Plot,
-    Report,
+    Page,
     Result,
+    Section,
+    changes_of,
+    chart_occurrences,
+    decimal,
     describe_changes,
-    plots,
-    share_figure,
-    sides_figure,
+    list_hubs,
+    row_of,
+    rows_of,
 )
 from hubplugin.store import Correction, Id
 from hubplugin.validation import OCCURRENCE, Figures, Margins, change_of
-
-
-def key_figures_of(trial: Trial) -> list[KeyFigure]:
-    """What the guard saw on held-out queries of the bank."""
-    raw = trial.raw
-    held_out = (
-        f"expected with the correction, on {trial.queries:,} held-out bank queries"
-    )
-    unknown = "the bank is no log with known answers, or asks for few targets in several wordings"
-    return [
-        share_figure(
-            RECALL, raw.recall, trial.recall, more_is_better=True, change=trial.change, note=held_out,
-            unknown="--answers says what queries ask for",
-        ),
-        share_figure(WORST, raw.largest, trial.largest, more_is_better=False, note=held_out),
-        share_figure(NEVER, raw.never, trial.never, more_is_better=False, note=held_out),
-        sides_figure("R@1 of what was asked before", [trial.asked], unknown),
-    ]  # fmt: skip
-
-
-NAMED = 10
-"""How many targets of a kind are named, and how many of the groups that stay neutral."""
 
 
 @dataclass
@@ -68,31 +44,41 @@ class InvalidVectors:
     def note(
         self, ids: Sequence[int | str], vectors: np.ndarray, rows: np.ndarray
     ) -> None:
+        """Count the targets in `rows` of a batch of `ids` and `vectors`, and name some."""
         self.count += len(rows)
         for row in rows[: NAMED - len(self.named)].tolist():
             length = float(np.linalg.norm(vectors[row].astype(np.float64)))
-            self.named[ids[row]] = (
-                f"length {length:.4g}" if np.isfinite(length) else "not finite"
-            )
+            reason = f"length {length:.4g}" if np.isfinite(length) else "not finite"
+            self.named[ids[row]] = reason
 
     def __str__(self) -> str:
         which = ", ".join(f"{name} ({reason})" for name, reason in self.named.items())
-        more = (
-            f" and {self.count - len(self.named)} more"
-            if self.count > len(self.named)
-            else ""
+        more = self.count - len(self.named)
+        return (
+            f"{self.count} with vectors that the model cannot judge, those of length 0 have the offset 0, others its "
+            f"smallest: {which}{f' and {more} more' if more else ''}"
         )
-        offsets = "those of length 0 have the offset 0, others its smallest"
-        return f"{self.count} with vectors that the model cannot judge, {offsets}: {which}{more}"
+
+
+def show_trial(trial: Trial, title: str) -> Section:
+    """Return the section, called `title`, of what the guard saw on held-out queries: `trial`."""
+    raw = trial.raw
+    rows = [
+        *changes_of({RECALL: trial.right, "asked before (R@1)": trial.asked}),
+        *row_of(WORST, raw.largest, trial.largest),
+        *row_of(NEVER, raw.never, trial.never),
+        *row_of("skewness", raw.skewness, trial.skewness, form=decimal),
+    ]
+    note = f"{trial.queries:,} held-out bank queries; {trial.name}; {trial.bank}."
+    return Section(title, rows, COMPARED, note=note)
 
 
 @dataclass(frozen=True)
 class Applied(Result):
     """What `apply`, `refresh` or `rollback` did: the model, and of `scanned` targets how many had no offset by it
-    before, and how many a different one. written: false after a dry run, which only counted them. neutral: the groups
-    that have the offset 0, and why. notes: what was done to the store or, after a dry run, would be, and what to expect
-    of a small bank that was not tried. trial: what the guard saw before `apply`; None where it was not asked, or each
-    group on its own. invalid_vectors: the targets whose vector cannot be judged.
+    before, and how many a different one. written: false after a dry run, which only counted them. notes: what was done
+    to the store or, after a dry run, would be, and what to expect of a small bank that was not tried. trial: what the
+    guard saw before `apply`; None where it was not asked. invalid_vectors: the targets whose vector cannot be judged.
     """
 
     store: str
@@ -101,55 +87,27 @@ class Applied(Result):
     missing: int
     stale: int
     written: bool = True
-    neutral: Mapping[Value, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     trial: Trial | None = None
     invalid_vectors: InvalidVectors = field(default_factory=InvalidVectors)
 
-    def report(self) -> Report:
+    def page(self) -> Page:
+        counts = f"{self.missing:,} had no offset and {self.stale:,} another one"
+        lines = [f"{self.scanned:,} targets, of which {counts}"]
+        if self.invalid_vectors.count:
+            lines.append(str(self.invalid_vectors))
+        done = Section("What was done", rows_of(*lines, *self.notes, str(self.model)))
         trial = self.trial
-        lines = [
-            f"{self.scanned} targets, of which {self.missing} had no offset and {self.stale} another one"
-        ]
-        if self.neutral:
-            neutral = (
-                f"{value!r}: {why}"
-                for value, why in itertools.islice(self.neutral.items(), NAMED)
-            )
-            more = (
-                f"; and {len(self.neutral) - NAMED} more"
-                if len(self.neutral) > NAMED
-                else ""
-            )
-            lines.append(f"kept at offset 0: {'; '.join(neutral)}{more}")
-        lines += [str(self.invalid_vectors)] if self.invalid_vectors.count else []
-        verdict = f"{'active' if self.written else 'nothing was written; would be active'}: {self.model}"
-        details = list[str]()
-        if trial is not None:
-            lines += [f"note: {note}" for note in trial.notes]
-            raw, objections = trial.raw, "; ".join(trial.objections)
-            details = [
-                f"tried on {trial.queries} held-out bank queries:",
-                f"  {raw.figures()}",
-                f"  {trial.figures()}",
-                verdict,
-                f"the guard would refuse it: {objections}"
-                if objections
-                else f"the guard lets it pass; {trial.bank}",
-            ]
-            worst = raw.largest, trial.largest, trial.queries
-            outcome = describe_changes(*worst, raw.recall, trial.recall, trial.change)
-            verdict = f"{'applied' if self.written else 'nothing was written'}; on held-out bank queries {outcome}"
-        return Report(
-            title="The correction",
-            subtitle=str(self.model),
-            verdict=verdict,
-            direction="better",
-            key_figures=[] if trial is None else key_figures_of(trial),
-            sentences=[*lines, *self.notes],
-            details=details,
-            facts={"fingerprint": self.model.fingerprint},
-        )
+        if trial is None:
+            state = "active" if self.written else "nothing was written; would be active"
+            return Page(f"{state}: {self.model}", "better", sections=[done])
+        state = "applied" if self.written else "nothing was written"
+        worst = (trial.raw.largest, trial.largest)
+        outcome = describe_changes(worst, trial.queries, trial.right)
+        tried = show_trial(trial, "On held-out queries")
+        notes = Section("Worth knowing", rows_of(*trial.notes))
+        headline = f"{state}; on held-out bank queries {outcome}"
+        return Page(headline, "better", sections=[tried, notes, done])
 
 
 WORSE = 0.1
@@ -175,14 +133,13 @@ class OldVersusNew:
     def of(cls, margins: Margins, old: OffsetModel, new: Method) -> OldVersusNew:
         """Compare `old` and `new` by the `margins` of no correction, the old and the new one."""
         change = change_of(margins, 1, 2)
-        gain, error = (
-            (None, None) if change is None else (change.change.value, change.error)
+        return cls(
+            Figures.of(margins, 0),
+            Figures.of(margins, 1, old.method, old.parameters),
+            Figures.of(margins, 2, new.name, new.parameters),
+            gain=None if change is None else change.change.value,
+            error=None if change is None else change.error,
         )
-        raw, old_figures, new_figures = (
-            Figures.of(margins, number, configuration)
-            for number, configuration in enumerate((None, old, new))
-        )
-        return cls(raw, old_figures, new_figures, gain, error)
 
     @property
     def objection(self) -> str | None:
@@ -190,14 +147,13 @@ class OldVersusNew:
         if self.gain is not None and self.error is not None:
             worse = self.gain < -2 * self.error
         else:
-            worse = self.new.skewness - self.old.skewness > WORSE * max(
-                self.raw.skewness, 0.0
-            )
+            rise = self.new.skewness - self.old.skewness
+            worse = rise > WORSE * max(self.raw.skewness, 0.0)
         return self.figures if worse else None
 
     @property
     def figures(self) -> str:
-        """From the old one to the new one: R@1, or hubness where no answers are known."""
+        """The change from the old one to the new one: of R@1, or of hubness where no answers are known."""
         if self.old.recall is not None and self.new.recall is not None:
             return f"R@1 of held-out queries goes from {100 * self.old.recall:.1f} to {100 * self.new.recall:.1f}"
         return (
@@ -205,11 +161,16 @@ class OldVersusNew:
             f"where it is {self.raw.skewness:.2f} raw"
         )
 
-    def __str__(self) -> str:
-        figures = (
-            f"{name}  {getattr(self, name).figures()}" for name in ("raw", "old", "new")
-        )
-        return "\n  ".join(["on held-out queries of the new bank:", *figures])
+    def section(self) -> Section:
+        """Return the three side by side."""
+        sides = (self.raw, self.old, self.new)
+        rows = [
+            *row_of(RECALL, *(side.recall for side in sides)),
+            *row_of(WORST, *(side.largest for side in sides)),
+            *row_of("skewness", *(side.skewness for side in sides), form=decimal),
+        ]
+        note = f"From the old correction to the new one {self.figures}."
+        return Section("Old and new", rows, ("", "raw", "old", "new"), note=note)
 
 
 @dataclass(frozen=True)
@@ -218,14 +179,9 @@ class Refitted(Applied):
 
     versus: OldVersusNew = field(kw_only=True)
 
-    def report(self) -> Report:
-        applied = super().report()
-        comparison = f"from the old correction to the new one {self.versus.figures}"
-        sentences, details = (
-            [*applied.sentences, comparison],
-            [*applied.details, str(self.versus)],
-        )
-        return replace(applied, sentences=sentences, details=details)
+    def page(self) -> Page:
+        applied = super().page()
+        return replace(applied, sections=[self.versus.section(), *applied.sections])
 
 
 @dataclass(frozen=True)
@@ -238,16 +194,15 @@ class Removed(Result):
     correction: Correction | None = None
     previous: OffsetModel | None = None
 
-    def report(self) -> Report:
-        sentence = "correction removed" if self.written else "there is no correction"
-        if self.correction is not None and not self.written:
-            sentence = f"nothing was changed; would take out {self.correction.model}"
-            sentence += (
-                ""
-                if self.previous is None
-                else f", and {self.previous}, which was active before"
-            )
-        return Report(title="The correction", sentences=[sentence])
+    def page(self) -> Page:
+        if self.written:
+            return Page("correction removed")
+        if self.correction is None:
+            return Page("there is no correction")
+        headline = f"nothing was changed; would take out {self.correction.model}"
+        if self.previous is not None:
+            headline += f", and {self.previous}, which was active before"
+        return Page(headline)
 
 
 WRONG = 0.05
@@ -258,26 +213,17 @@ DRIFTED = 0.57
 """Own share of live queries and bank from which on they are no longer of one kind. Queries of one kind have 0.44 to
 0.53, other wordings 0.60 and more (benchmarks/keeping.py)."""
 
-SHIFTED = 0.5
-"""How far the mean offset may move from 0, where the fit put it, in standard deviations of the offsets. Of
-other targets of the same kind it moves by 0.15, of another kind mostly by 0.7 and more (benchmarks/keeping.py)."""
-
 LEFT = 1.2
 """The hubness that a correction leaves, as a share of the raw one, both beyond chance, from which on to look.
 Banks of the gallery's own queries leave up to 1.12 where there is little of it, those that cost more than 8 points of
 R@1 leave 2.8 to 5.4 (benchmarks/keeping.py)."""
 
-GROWN = 1.0
-"""The rise of the corrected skewness since the fit, beyond chance, from which on somebody should look. By other queries
-or other targets of the same kind it is 0.5 at most, by one planted target 10 and more, by ten 3 and more
-(benchmarks/keeping.py)."""
-
 TIMES = 4.0
 """Somebody should look if a target is found by more than 4 times the largest share of the queries that any had at the
 fit. Where that share is already large, halfway from it to 100 %."""
 
-HUBS, SHOWN = 20, 3
-"""Hubs that a page names, and targets of a kind that the text does."""
+HUBS = 20
+"""Hubs of each search that are listed."""
 
 
 @dataclass(frozen=True)
@@ -298,47 +244,36 @@ class HubnessNow:
 
     @property
     def attention(self) -> Iterator[str]:
+        """What somebody should look at, and what to do about it."""
         beyond = self.corrected - self.chance
         if self.raw > 2 * self.chance and beyond > LEFT * (self.raw - self.chance):
             yield f"hubness is worse than raw ({self.corrected:.2f}, raw {self.raw:.2f}): run refit"
         if self.fit is None:
             return
-        if beyond - (self.fit.corrected - self.fit.chance) > GROWN:
-            yield (
-                f"hubness has grown since the fit (skewness {self.corrected:.2f}, {self.fit.corrected:.2f} then): run "
-                "refresh, or refit"
-            )
-        too_many = self.queries * min(
-            TIMES * self.fit.largest, (1 + self.fit.largest) / 2
-        )
-        if too_often := self._most("corrected", NAMED, above=too_many):
-            yield f"found too often ({self.fit.largest:.1%} at most at the fit): {too_often}"
-
-    def _most(self, search: str, count: int, above: float = 0.0) -> str:
-        """The hubs that more than `above` queries find, the most found first, each with its share of the queries."""
-        by_count = sorted(
-            ((hub.found_by.get(search, 0), hub) for hub in self.hubs),
-            key=lambda pair: -pair[0],
-        )
-        named = [
-            f"{hub.id!r} {times / self.queries:.1%}"
-            for times, hub in by_count
-            if times > above
+        usual = self.fit.largest
+        limit = self.queries * min(TIMES * usual, (1 + usual) / 2)
+        counts = {hub.id: hub.found_by["corrected"] for hub in self.hubs}
+        above = [
+            f"{target!r} {count / self.queries:.1%}"
+            for target, count in counts.items()
+            if count > limit
         ]
-        return ", ".join(named[:count])
+        if above:
+            named = ", ".join(above[:NAMED])
+            yield f"found too often ({usual:.1%} at most at the fit): {named}: run refresh, or refit"
 
-    def __str__(self) -> str:
-        kind = "live" if self.live else "bank"
-        text = (
-            f"hubness now: skewness of the {OCCURRENCE}-occurrence of {self.queries} {kind} queries {self.raw:.2f} "
-            f"raw, {self.corrected:.2f} corrected; by chance it would be {self.chance:.2f}"
-        )
+    def sections(self) -> list[Section]:
+        """Return hubness then and now, and the hubs."""
+        now = f"now, {self.queries} {'live' if self.live else 'bank'} queries"
+        rows = row_of(now, self.raw, self.corrected, form=decimal)
         if self.fit is not None:
-            text += f"; at the fit {self.fit.raw:.2f} raw, {self.fit.corrected:.2f} corrected"
-        raw, corrected = (
-            self._most(search, SHOWN) or "none" for search in ("raw", "corrected")
-        )
-        return f"{text}.\nTop hubs: {raw} raw; {corrected} corrected"
+            rows += row_of("at the fit", self.fit.raw, self.fit.corrected, form=decimal)
+        title = f"Skewness of the {OCCURRENCE}-occurrence, by chance {self.chance:.2f}"
+        sections = [Section(title, rows, COMPARED[:3])]
+        if self.hubs:
+            sections.append(list_hubs(self.hubs, COMPARED[1:3], OCCURRENCE))
+            sections.append(chart_occurrences(self.occurrences, OCCURRENCE))
+        return sections
 
 
 def _fingerprints(model: OffsetModel) -> str:
@@ -351,12 +286,10 @@ class Inspection(Result):
     that their vector no longer gives, and how many carry something else in its place; ten ids of the first two.
     previous: the model that was active before, which `rollback` writes.
 
-    shift: the mean of the offsets that the model gives now, in standard deviations of the fit's, 0 at the fit. spread:
-    their standard deviation, as a share of that at the fit. Both None for a model that knew no gallery. hubness: None
-    where no queries were searched for. drift: own share of live queries and bank, 0.5 where they are of one kind, 1
-    where they have nothing in common; None without enough live queries. offsets: those that are stored. warnings: what
-    the store itself asks attention for. attention: these, and what else somebody should look at, and what to do; the
-    exit status is 4 unless it is empty.
+    hubness: None where no queries were searched for. drift: own share of live queries and bank, 0.5 where they are of
+    one kind, 1 where they have nothing in common; None without enough live queries. notes, warnings: what the store
+    itself says of the correction, and what it asks attention for. attention: these, and what else somebody should look
+    at, and what to do; the exit status is 4 unless it is empty.
     """
 
     store: str
@@ -371,12 +304,9 @@ class Inspection(Result):
     missing_ids: Sequence[Id] = ()
     stale_ids: Sequence[Id] = ()
     invalid_vectors: InvalidVectors = field(default_factory=InvalidVectors)
-    shift: float | None = None
-    spread: float | None = None
     hubness: HubnessNow | None = None
     drift: float | None = None
     notes: Sequence[str] = ()
-    offsets: Histogram | None = None
     warnings: Sequence[str] = ()
 
     @computed_field  # type: ignore[prop-decorator]
@@ -384,79 +314,53 @@ class Inspection(Result):
     def attention(self) -> list[str]:
         """What somebody should look at, and what to do about it."""
         if self.correction is None:
-            return [*self.warnings]
+            return [*self.warnings, "no correction, and searches are raw: run apply"]
         if not self.correction.active:
             return [
                 "the correction is half-written, and searches are raw: run apply again, or remove"
             ]
-        lines, wrong = [*self.warnings], self.missing + self.stale
+        lines = [*self.warnings]
+        wrong = self.missing + self.stale
         if not self.count:
             lines.append("no target is left in the store")
         if wrong > WRONG * self.count:
-            lines.append(
-                f"{wrong / self.count:.0%} of the targets lack their offset: run refresh"
-            )
+            share = f"{wrong / self.count:.0%} of the targets"
+            lines.append(f"{share} lack their offset: run refresh")
         if self.foreign:
             lines.append(
                 f"{self.foreign} targets carry something else in the place of offsets: run refresh, or remove"
-            )
-        if self.shift is not None and abs(self.shift) > SHIFTED:
-            lines.append(
-                f"the gallery is no longer that of the fit (mean offset {self.shift:+.2f}): run refit"
             )
         if self.drift is not None and self.drift > DRIFTED:
             lines.append(
                 f"live queries are no longer like the bank ({self.drift:.2f}): run refit on recorded queries"
             )
-        return lines if self.hubness is None else [*lines, *self.hubness.attention]
+        if self.hubness is not None:
+            lines += self.hubness.attention
+        return lines
 
-    def report(self) -> Report:
-        whole, scene = (
-            not self.missing + self.stale,
-            f"{self.count} targets, {self.dim} dimensions, {self.metric.value}",
-        )
-        verdict, hubness = "no correction", self.hubness
+    def page(self) -> Page:
+        attention = self.attention
+        headline = "no correction"
         if self.correction is not None:
-            state = "every target has its offset" if whole else "run refresh"
-            verdict = f"{self.missing} missing, {self.stale} stale: {state}"
-        pictures = []
-        if hubness is not None and hubness.occurrences:
-            even = OCCURRENCE * hubness.queries / self.count
-            drawn = partial(
-                plots.occurrences, parts=hubness.occurrences, even=even, k=OCCURRENCE
-            )
-            pictures.append(Plot("How often targets are found", drawn))
-        if self.offsets is not None:
-            drawn = partial(
-                plots.offsets, edges=self.offsets.edges, counts=self.offsets.counts
-            )
-            pictures.append(Plot("Offsets", drawn, "As they are stored."))
-        return Report(
-            title="The correction",
-            subtitle=scene,
-            verdict=verdict,
-            direction="same"
-            if self.correction is None
-            else "better"
-            if whole and not self.attention
-            else "worse",
-            more=[f"attention: {line}" for line in self.attention],
-            key_figures=self._key_figures(),
-            sentences=[scene, *self._sentences()],
-            hubs=() if hubness is None else hubness.hubs[:HUBS],
-            plots=pictures,
-        )
+            wrong = self.missing + self.stale
+            state = "run refresh" if wrong else "every target has its offset"
+            headline = f"{self.missing} missing, {self.stale} stale: {state}"
+            if attention and not wrong:
+                headline = f"attention: {attention[0]}"
+        sections = [Section("Attention", rows_of(*attention))]
+        if self.hubness is not None:
+            sections += self.hubness.sections()
+        sections.append(Section("The correction", rows_of(*self._facts())))
+        scene = f"{self.count:,} targets, {self.dim} dimensions, {self.metric.value}"
+        return Page(headline, "worse" if attention else "better", scene, sections)
 
-    def _sentences(self) -> Iterator[str]:
+    def _facts(self) -> Iterator[str]:
         if self.correction is None:
             return
-        model, state = (
-            self.correction.model,
-            "active" if self.correction.active else "half-written, searches are raw",
-        )
-        yield f"{model}, {state}" + (
-            f", made {self.correction.made}" if self.correction.made else ""
-        )
+        model = self.correction.model
+        state = "active" if self.correction.active else "half-written, searches are raw"
+        made = f", made {self.correction.made}" if self.correction.made else ""
+        yield f"{model}, {state}{made}"
         yield _fingerprints(model)
         if model.gallery is not None:
             yield (
@@ -464,44 +368,14 @@ class Inspection(Result):
                 f"standard deviation {model.gallery.deviation:.4f}"
             )
         yield from self.notes
-        if self.invalid_vectors.count:
-            yield str(self.invalid_vectors)
-        if self.previous is not None:
-            yield f"rollback returns to {self.previous}; {_fingerprints(self.previous)}"
-        if self.foreign:
-            yield f"{self.foreign} with something in the place of offsets that this correction did not write"
         for kind, ids in (("missing", self.missing_ids), ("stale", self.stale_ids)):
             if ids:
-                yield f"{kind}: {', '.join(map(repr, ids[:SHOWN]))}"
-        if self.shift is not None and self.spread is not None:
-            yield f"gallery: mean offset {self.shift:+.2f}, spread {self.spread:.2f}; at the fit 0 and 1"
-        if self.hubness is not None:
-            yield str(self.hubness)
+                yield f"{kind}, for instance: {', '.join(map(repr, ids))}"
+        if self.foreign:
+            yield f"{self.foreign} with something in the place of offsets that this correction did not write"
+        if self.invalid_vectors.count:
+            yield str(self.invalid_vectors)
         if self.drift is not None:
             yield f"drift of live queries: {self.drift:.2f} (0.5: as the bank; 1: apart)"
-
-    def _key_figures(self) -> list[KeyFigure]:
-        hubness = self.hubness
-        queries, parts = (
-            (0, {}) if hubness is None else (hubness.queries, hubness.occurrences)
-        )
-        note, unknown = (
-            f"of {queries} queries",
-            "there is no active correction, or no query to search with",
-        )
-        needs_truth = "hubplugin evaluate STORE --queries --truth measures it"
-        both = [parts.get(search) for search in ("raw", "corrected")]
-        worst = [max(part) / queries if part else None for part in both]
-        never = [part.get(0, 0) / self.count if part else None for part in both]
-        return [
-            KeyFigure(RECALL, note=needs_truth),
-            share_figure(
-                WORST, *worst, more_is_better=False, note=note, unknown=unknown
-            ),
-            share_figure(
-                NEVER, *never, more_is_better=False, note=note, unknown=unknown
-            ),
-            KeyFigure(
-                "R@1 of targets that the bank finds first / of others", note=needs_truth
-            ),
-        ]
+        if self.previous is not None:
+            yield f"rollback returns to {self.previous}; {_fingerprints(self.previous)}"

@@ -23,7 +23,14 @@ from hubplugin.executors import Shard, Sharded, map_shards
 from hubplugin.jobs.results import Applied, InvalidVectors, Removed
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, refuse_query_map, warn_if_swapped
-from hubplugin.store import Batch, LabelledQueries, Share, Store, StoreShard, Writing
+from hubplugin.store import (
+    Batch,
+    Share,
+    Store,
+    StoreShard,
+    Writing,
+    for_job,
+)
 from hubplugin.vectors import Progress, Sliceable, cannot_keep, to_tempfile
 
 UNIT = 1e-2
@@ -39,52 +46,54 @@ def offsets_of_all(
     compute: Compute,
     fitted: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The offsets of the vectors of a batch, float32 [b].
+    """Return the offsets of the vectors of a batch, float32 [b].
 
-    A model cannot judge a vector that is not finite. Under cosine it cannot judge one of length 0 either, nor, where
-    the store does not normalise, one of another length than 1. Such a vector gets the smallest offset of the gallery,
-    since the neutral one would rank it above most others. One of length 0 is near to no query, and gets the neutral
+    A model cannot judge a vector that is not finite. Under cosine it cannot judge one
+    of length 0 either, nor, where the store does not normalise, one of another length
+    than 1. Such a vector gets the smallest offset of the gallery: the neutral one would
+    rank it above most others. One of length 0 is near to no query, and gets the neutral
     one.
 
     Args:
-        model, batch: the model and the targets.
-        invalid_vectors: counts and names the vectors that the model cannot judge.
-        unit: the store does not normalise.
-        compute: device, memory and progress.
-        fitted: the offsets of these vectors, where the fit has given them.
+        model: The model.
+        batch: The targets.
+        invalid_vectors: Counts and names the vectors that the model cannot judge.
+        unit: The store does not normalise.
+        compute: Device, memory and progress.
+        fitted: The offsets of these vectors, where the fit has given them.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         lengths = np.linalg.norm(batch.vectors.astype(np.float64), axis=1)
     is_valid = np.isfinite(lengths)
     if model.metric is Metric.COSINE:
         is_valid &= (np.abs(lengths - 1) <= UNIT) if unit else (lengths > 0)
-    rows, part = np.flatnonzero(is_valid), batch
-    if not is_valid.all():
-        part = batch.take(rows)
-        invalid_vectors.note(batch.ids, batch.vectors, np.flatnonzero(~is_valid))
-    offsets = np.full(
-        len(batch.vectors),
-        0.0 if model.gallery is None else model.gallery.smallest,
-        np.float32,
-    )
+    rows = np.flatnonzero(is_valid)
+    invalid_vectors.note(batch.ids, batch.vectors, np.flatnonzero(~is_valid))
+    smallest = 0.0 if model.gallery is None else model.gallery.smallest
+    offsets = np.full(len(lengths), smallest, np.float32)
     if model.metric is Metric.COSINE:
         offsets[lengths == 0] = 0
     if fitted is not None:
         offsets[rows] = fitted[rows]
     elif len(rows):
-        offsets[rows] = model.offsets(part.vectors, compute=compute.without_progress)
+        vectors = batch.vectors[rows] if len(rows) < len(lengths) else batch.vectors
+        offsets[rows] = model.offsets(vectors, compute=compute.without_progress)
     return offsets
 
 
 ROUNDING = 1e-6
-"""Of the largest offset: what float32 loses of offsets on their way through a store and back, some ten roundings. Under
-Euclidean distance and dot product they grow with the square of the vectors, and what is lost grows with them."""
+"""Of the largest offset: what float32 loses of offsets on their way through a store and
+back, some ten roundings. Under Euclidean distance and dot product they grow with the
+square of the vectors, and what is lost grows with them."""
 
 
 @dataclass
 class Counts:
-    """Of the targets `scanned`, how many have no offset (`missing`), how many one that the model does not give
-    (`stale`), how many something else in its place (`foreign`), and which the model cannot judge."""
+    """What was found of the offsets of `scanned` targets.
+
+    missing: without an offset. stale: with one that the model does not give. foreign:
+    with something else in its place.
+    """
 
     scanned: int = 0
     missing: int = 0
@@ -93,15 +102,22 @@ class Counts:
     invalid_vectors: InvalidVectors = field(default_factory=InvalidVectors)
 
     def add(self, other: Counts) -> None:
-        for name in ("scanned", "missing", "stale", "foreign"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.scanned += other.scanned
+        self.missing += other.missing
+        self.stale += other.stale
+        self.foreign += other.foreign
         self.invalid_vectors.count += other.invalid_vectors.count
         self.invalid_vectors.named |= other.invalid_vectors.named
 
     def as_applied(self, store: Store, model: OffsetModel, **fields: Any) -> Applied:
-        counts = self.scanned, self.missing, self.stale
         return Applied(
-            store.url, model, *counts, invalid_vectors=self.invalid_vectors, **fields
+            store.url,
+            model,
+            self.scanned,
+            self.missing,
+            self.stale,
+            invalid_vectors=self.invalid_vectors,
+            **fields,
         )
 
 
@@ -114,22 +130,28 @@ def compare(
     label: str,
     gallery: Sliceable | None = None,
 ) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
-    """Yields each batch, the offsets that the model gives to its targets, float32 [b], and whose stored offset is
-    missing or differs, bool [b].
+    """Yield each batch, the offsets that the model gives to it, and which are wrong.
+
+    Offsets are float32 [b]. Wrong is a stored offset that is missing or differs,
+    bool [b].
 
     Args:
-        store, model: the store and the model.
-        batches: all targets of the store.
-        counts: is brought up to date with each batch.
-        compute: device, memory and progress.
-        label: the name of the work, for progress.
-        gallery: what the model was just fitted on, in the order of `batches`: its offsets are not computed again.
+        store: The store.
+        model: The model.
+        batches: All targets of the store.
+        counts: Is brought up to date with each batch.
+        compute: Device, memory and progress.
+        label: The name of the work, for progress.
+        gallery: What the model was just fitted on, in the order of `batches`: its
+            offsets are not computed again.
     """
-    total, scale = store.count(), 0.0
+    total = store.count()
+    scale = 0.0
     if model.gallery is not None:
         scale = max(abs(model.gallery.smallest), abs(model.gallery.largest))
     for batch in batches:
-        rows, fitted = slice(counts.scanned, counts.scanned + len(batch.ids)), None
+        rows = slice(counts.scanned, counts.scanned + len(batch.ids))
+        fitted = None
         if (
             gallery is not None
             and model.fitted is not None
@@ -144,11 +166,11 @@ def compare(
             compute=compute,
             fitted=fitted,
         )
-        absent, differs = np.isnan(batch.offsets), np.zeros(len(offsets), bool)
-        if not absent.all():
-            room = store.precision + ROUNDING * np.maximum(scale, np.abs(offsets))
-            room += 0.0 if batch.rounding is None else batch.rounding(offsets)
-            differs = np.abs(batch.offsets - offsets) > room  # of NaN, none
+        absent = np.isnan(batch.offsets)
+        room = store.precision + ROUNDING * np.maximum(scale, np.abs(offsets))
+        if batch.rounding is not None:
+            room += batch.rounding(offsets)
+        differs = np.abs(batch.offsets - offsets) > room  # of NaN, none
         counts.missing += int(absent.sum())
         counts.stale += int(differs.sum())
         counts.foreign += batch.foreign
@@ -160,7 +182,7 @@ def compare(
 def write_wrong(
     writing: Writing, compared: Iterable[tuple[Batch, np.ndarray, np.ndarray]]
 ) -> None:
-    """Writes by `writing` the offsets that are missing or differ, from what `compare` yields, `compared`."""
+    """Write the offsets that are missing or differ, of what `compare` yields."""
     for batch, offsets, wrong in compared:
         if writing.takes_all or wrong.all():
             writing.write(batch, offsets)
@@ -169,8 +191,11 @@ def write_wrong(
 
 
 class SpooledGallery:
-    """The `vectors` of a store, and, of a shared one, the batches they came in: so a fit reads them as often as it
-    needs, and they are written without another scan. rows: of the ids in `clicked`."""
+    """The `vectors` of a store, and of a shared one the batches they came in.
+
+    So a fit reads them as often as it needs, and they are written without another scan.
+    rows: of the ids in `clicked`.
+    """
 
     def __init__(
         self,
@@ -182,12 +207,14 @@ class SpooledGallery:
         self._clicked = set() if clicked is None else set(clicked.tolist())
         self._lists = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with this object
         weakref.finalize(self, self._lists.close)
-        self.vectors = to_tempfile(
-            self._read(store, progress), store.url, store.count()
-        )
+        total = store.count()
+        batches = self._read(store, progress, total)
+        self.vectors = to_tempfile(batches, store.url, total)
 
-    def _read(self, store: Store, progress: Progress | None) -> Iterator[np.ndarray]:
-        total, done = store.count(), 0
+    def _read(
+        self, store: Store, progress: Progress | None, total: int
+    ) -> Iterator[np.ndarray]:
+        done = 0
         for batch in store.scan():
             if store.shared:
                 try:
@@ -203,18 +230,14 @@ class SpooledGallery:
                 progress("reading the gallery", min(done, total), total)
 
     def batches(self) -> Iterator[Batch]:
-        """The batches as they came, without offsets."""
+        """Yield the batches as they came, without offsets."""
         self._lists.seek(0)
         first = 0
         while first < self.vectors.rows:
             place, ids = pickle.load(self._lists)
             vectors = self.vectors.take(slice(first, first + len(ids)))
-            yield Batch(
-                ids,
-                vectors,
-                np.full(len(ids), np.nan, np.float32),
-                place=place,
-            )
+            offsets = np.full(len(ids), np.nan, np.float32)
+            yield Batch(ids, vectors, offsets, place=place)
             first += len(ids)
 
 
@@ -228,16 +251,10 @@ class ShardedStore:
         self.executor = executor
 
     def write(self, share: Share, compute: Compute, label: str) -> Counts:
-        """Reads all shards once, and writes by `share` the offsets that are missing or differ, under `compute`;
-        progress calls the work `label`."""
+        """Read all shards once, and write by `share` what is missing or differs."""
         counts = Counts()
-        for part in map_shards(
-            self.executor,
-            _WriteShard(share, compute.without_progress, label),
-            self.shards,
-            compute,
-            label,
-        ):
+        work = _WriteShard(share, compute.without_progress, label)
+        for part in map_shards(self.executor, work, self.shards, compute, label):
             counts.add(part)
         return counts
 
@@ -254,10 +271,9 @@ class _WriteShard:
         store, writing, model = self.share.join(cast(StoreShard, shard))
         counts = Counts()
         with writing:
-            write_wrong(
-                writing,
-                compare(store, model, writing.scan(), counts, self.compute, self.label),
-            )
+            batches = writing.scan()
+            compared = compare(store, model, batches, counts, self.compute, self.label)
+            write_wrong(writing, compared)
             writing.wait()
         return counts
 
@@ -265,14 +281,15 @@ class _WriteShard:
 logger = logging.getLogger(__name__)
 
 CLOSING_PASSES = 3
-"""How often a shared store is read again before the switch. Each pass finds what came during the one before, so
-that more than one finds anything only where others write as fast as it reads."""
+"""How often a shared store is read again before the switch. Each pass finds what came
+during the one before, so that more than one finds anything only where others write as
+fast as it reads."""
 
 
 def refresh(
     store: Store, *, dry_run: bool = False, compute: Compute = Compute()
 ) -> Applied:
-    """Writes the offsets that are missing or stale under the active model, and no others.
+    """Write the offsets that are missing or stale under the active model, and no others.
 
     Args:
         store: A store with an active correction.
@@ -282,11 +299,14 @@ def refresh(
     Raises:
         StoreError: The store has no active correction, or cannot be read or written.
     """
+    store = for_job(store)
     correction = store.correction()
-    if correction is None or not correction.active:
-        half = "a half-written correction; run apply again to finish it"
-        state = half if correction else "no correction; apply one first"
-        raise StoreError(f"{store.url} has {state}")
+    if correction is None:
+        raise StoreError(f"{store.url} has no correction; apply one first")
+    if not correction.active:
+        raise StoreError(
+            f"{store.url} has a half-written correction; run apply again to finish it"
+        )
     if dry_run:
         return preview(store, correction.model, compute)
     return write(store, correction.model, compute=compute)
@@ -295,7 +315,7 @@ def refresh(
 def remove(
     store: Store, *, dry_run: bool = False, compute: Compute = Compute()
 ) -> Removed:
-    """Takes the correction out of `store`, as if it had never been there.
+    """Take the correction out of `store`, as if it had never been there.
 
     Args:
         store: Any store; without a correction nothing happens.
@@ -305,21 +325,19 @@ def remove(
     Raises:
         StoreError: The store cannot be written.
     """
+    store = for_job(store)
     try:
         correction = store.correction()
-        removed = Removed(
-            store.url,
-            not dry_run and correction is not None,
-            correction,
-            store.previous(),
-        )
+        written = correction is not None and not dry_run
+        removed = Removed(store.url, written, correction, store.previous())
     except HubpluginError:  # a removal needs no model, and takes a damaged one out, too
         if dry_run:
             raise
         removed = Removed(store.url, True)
     if not dry_run:
         with telling(
-            f"{store.url}: the correction was being taken out; the same command finishes"
+            f"{store.url}: the correction was being taken out; the same command "
+            "finishes"
         ):
             store.remove(compute.progress)
     return removed
@@ -328,10 +346,10 @@ def remove(
 def rollback(
     store: Store, *, compute: Compute = Compute(), dry_run: bool = False
 ) -> Applied:
-    """Writes the model that was active before the present one, as `apply` writes a fitted model.
+    """Write the model that was active before, as `apply` writes a fitted model.
 
-    Every target gets the offset that this model gives it now. The model that was left is the previous one then, so that
-    a second rollback returns to it.
+    Every target gets the offset that this model gives it now. The model that was left
+    is the previous one then: a second rollback returns to it.
 
     Args:
         store: A store with a correction.
@@ -341,14 +359,13 @@ def rollback(
     Raises:
         StoreError: No model was active before, or the store cannot be read or written.
     """
+    store = for_job(store)
     model = store.previous()
     if model is None:
-        none = (
-            "has no correction"
-            if store.correction() is None
-            else "keeps no model that was active before this one"
-        )
-        raise StoreError(f"{store.url} {none}, so there is nothing to roll back to")
+        lacks = "has no correction"
+        if store.correction() is not None:
+            lacks = "keeps no model that was active before this one"
+        raise StoreError(f"{store.url} {lacks}, so there is nothing to roll back to")
     if dry_run:
         return preview(store, model, compute)
     return write(store, model, compute=compute, force=True)  # it was active before
@@ -361,8 +378,10 @@ def write(
     compute: Compute = Compute(),
     force: bool = False,
 ) -> Applied:
-    """Writes the offsets of a fitted `model` to everything in `store` and activates them, under `compute`; `force` is
-    `Writing.forced`."""
+    """Write the offsets of a fitted `model` to everything in `store`; activate them.
+
+    force: as in `Writing`.
+    """
     require_match(model, store)
     store.require_writable()
     warn_if_swapped(model, store.count())
@@ -379,45 +398,48 @@ def write_gallery(
     gallery: SpooledGallery | ShardedStore | None,
     compute: Compute,
     force: bool = False,
-    labelled: LabelledQueries | None = None,
 ) -> Applied:
-    """Does as `write`, with a gallery that was just read.
+    """Do as `write`, with a gallery that was just read.
 
     Args:
-        store, model: the store and the model.
-        gallery: what was read of the store, where it was; workers write, where it has some.
-        compute: device, memory and progress.
-        force, labelled: `Writing.forced` and `Writing.labelled`.
+        store: The store.
+        model: The model.
+        gallery: What was read of the store, where it was; workers write, where it has
+            some.
+        compute: Device, memory and progress.
+        force: As in `Writing`.
     """
 
     def once(closing: bool) -> Counts:
-        """One pass: read, compare, write. A gallery that was just read is not read again but to close."""
-        label, counts = "closing" if closing else "writing offsets", Counts()
+        """Read, compare and write; a gallery just read is read again only to close."""
+        label = "closing" if closing else "writing offsets"
         if isinstance(gallery, ShardedStore):
             return gallery.write(writing.share(), compute, label)
-        was_read = (
-            gallery is not None
-            and store.shared
-            and writing.found == "nothing"
-            and not closing
-        )
-        batches = (
-            gallery.batches() if gallery is not None and was_read else writing.scan()
-        )
-        vectors = None if gallery is None else gallery.vectors
+        counts, vectors = Counts(), None
+        batches = None
+        if gallery is not None:
+            vectors = gallery.vectors
+            if store.shared and writing.found == "nothing" and not closing:
+                batches = gallery.batches()
+        batches = batches or writing.scan()
         write_wrong(
             writing, compare(store, model, batches, counts, compute, label, vectors)
         )
         return counts
 
-    half = f"{store.url}: offsets were being written; searches are as before, and the same command goes on"
-    whole = f"{store.url}: searches use the old correction or the new one, whole; the same command finishes"
+    half = (
+        f"{store.url}: offsets were being written; searches are as before, and the same "
+        "command goes on"
+    )
+    whole = (
+        f"{store.url}: searches use the old correction or the new one, whole; the same "
+        "command finishes"
+    )
     with telling(half), store.begin(model, compute.progress) as writing:
-        writing.forced, writing.labelled = force, labelled
+        writing.forced = force
         first = once(closing=False)
-        for _ in range(
-            CLOSING_PASSES if store.shared and writing.found != "active" else 0
-        ):
+        may_change = store.shared and writing.found != "active"
+        for _ in range(CLOSING_PASSES if may_change else 0):
             later = once(closing=True)
             if not later.missing + later.stale:
                 break
@@ -431,24 +453,29 @@ def write_gallery(
 
 
 def preview(store: Store, model: OffsetModel, compute: Compute) -> Applied:
-    """`model` compared with what `store` has, under `compute`, and nothing written."""
+    """Compare `model` with what `store` has, and write nothing."""
     counts = Counts()
-    for _ in compare(store, model, store.scan(), counts, compute, "comparing offsets"):
+    label = "comparing offsets"
+    for _ in compare(store, model, store.scan(), counts, compute, label):
         pass
     return counts.as_applied(store, model, written=False)
 
 
 def require_match(model: OffsetModel, store: Store) -> None:
-    """Raises InputError if `model` cannot give offsets to the vectors of `store`, or it has a map of queries that the
-    store would leave out."""
+    """Raise InputError if `model` cannot give offsets to the vectors of `store`.
+
+    So it is where the model has a map of queries that the store would leave out.
+    """
     if model.query_map is not None and not store.maps_queries:
         raise refuse_query_map(store.url)
     if model.dim != store.dim:
         raise InputError(
-            f"the model has {model.dim} dimensions, {store.url} has {store.dim}; fit one on its vectors"
+            f"the model has {model.dim} dimensions, {store.url} has {store.dim}; fit "
+            "one on its vectors"
         )
-    if model.metric is not store.metric:
+    if not store.takes_metric(model.metric):
         raise InputError(
-            f"the model is for {model.metric.value}, {store.url} ranks by {store.metric.value}; fit with ",
+            f"the model is for {model.metric.value}, {store.url} ranks by "
+            f"{store.metric.value}; fit with ",
             Parameter("metric", store.metric.value),
         )

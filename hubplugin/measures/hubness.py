@@ -84,7 +84,7 @@ def anti_hub_share(occurrence: np.ndarray, times: np.ndarray | None = None) -> f
 
 
 def count_targets(occurrence: np.ndarray, targets: int | None = None) -> dict[int, int]:
-    """How many targets have the k-occurrence N, by N.
+    """Count the targets that have each k-occurrence N.
 
     Args:
         occurrence: N of targets [n].
@@ -156,7 +156,7 @@ MOST = 0.01
 
 
 def most_found(targets: int) -> int:
-    """How many targets the most found `MOST` of them are: at least one."""
+    """Return how many targets the most found `MOST` of them are: at least one."""
     return max(1, round(MOST * targets))
 
 

@@ -25,12 +25,12 @@ class Truth:
 
     @property
     def starts(self) -> np.ndarray:
-        """Where each judged query begins among the pairs: [j]."""
+        """The first pair of each judged query: [j]."""
         return np.flatnonzero(np.diff(self.query_rows, prepend=-1))
 
     @property
     def counts(self) -> np.ndarray:
-        """How many true targets each judged query has: [j]."""
+        """The number of true targets of each judged query: [j]."""
         return np.diff(np.append(self.starts, len(self.query_rows)))
 
     @property

@@ -32,7 +32,7 @@ class Figure:
 
     @property
     def sign(self) -> int:
-        """Of a change: 1 for a gain and -1 for a loss beyond chance, 0 where the interval holds 0."""
+        """1 for a gain and -1 for a loss beyond chance, 0 if the interval holds 0."""
         return int(self.low > 0) - int(self.high < 0)
 
 

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from hubplugin.methods.base import AnswersRule, FitInput, Method, Solution
+from hubplugin.bank import PreparedBank
+from hubplugin.methods.base import AnswersRule, Method, Solution
 from hubplugin.methods.nearest import NearestNeighbourNormalisation
 from hubplugin.methods.sinkhorn import DualBankSinkhorn, Sample, resolve_sample
 from hubplugin.model import Setting, TopKMean
@@ -45,17 +46,17 @@ class Blend(Method):
     sample: Sample = "auto"
     answers: AnswersRule = "auto"
 
-    def resolve_parameters(self, fit_input: FitInput) -> dict[str, Setting | None]:
-        m = len(fit_input.distinct)  # a query that is there twice says nothing more
-        tau = SPREAD_SHARE * fit_input.deviation if self.tau is None else self.tau
+    def resolve_parameters(self, bank: PreparedBank) -> dict[str, Setting | None]:
+        m = len(bank.distinct)  # a query that is there twice says nothing more
+        tau = SPREAD_SHARE * bank.deviation if self.tau is None else self.tau
         strength = m / (m + HALF_STRENGTH) if self.strength is None else self.strength
         return {
             "tau": float(f"{max(tau, 1e-12):.4g}"),
             "strength": float(f"{strength:.4g}"),
-            "sample": resolve_sample(self.sample, fit_input, tau),
+            "sample": resolve_sample(self.sample, bank, tau),
         }
 
-    def solve(self, fit_input: FitInput) -> Solution:
+    def solve(self, bank: PreparedBank) -> Solution:
         assert self.tau is not None
         assert self.strength is not None
         sinkhorn = DualBankSinkhorn(
@@ -68,23 +69,20 @@ class Blend(Method):
             k=self.k, alpha=self.alpha, answers=self.answers
         )
         if self.share in (0, 1):
-            alone = (sinkhorn if self.share else nearest).solve(fit_input)
-            scaled = tuple(
+            alone = (sinkhorn if self.share else nearest).solve(bank)
+            terms = [
                 replace(term, scale=self.strength * term.scale) for term in alone.terms
-            )
-            return Solution(
-                scaled, None if alone.raw is None else self.strength * alone.raw
-            )
+            ]
+            raw = None if alone.raw is None else self.strength * alone.raw
+            return Solution(tuple(terms), raw)
         # The first product of the fit serves both terms.
-        first, raw, scaling = sinkhorn.scale(fit_input, self.k)
-        of_first, of_second = (
-            self.strength * self.share,
-            -self.strength * (1 - self.share) * self.alpha,
-        )
-        terms = (
+        first, raw, scaling = sinkhorn.scale(bank, self.k)
+        of_first = self.strength * self.share
+        of_second = -self.strength * (1 - self.share) * self.alpha
+        both = (
             replace(first, scale=of_first * first.scale),
-            TopKMean(fit_input.query_bank, self.k, of_second, first.answers),
+            TopKMean(bank.query_bank, self.k, of_second, first.answers),
         )
         if raw is None or scaling.topk_means is None:
-            return Solution(terms)
-        return Solution(terms, of_first * raw + of_second * scaling.topk_means)
+            return Solution(both)
+        return Solution(both, of_first * raw + of_second * scaling.topk_means)

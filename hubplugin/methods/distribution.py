@@ -7,7 +7,8 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from hubplugin.methods.base import FitInput, OnePassMethod
+from hubplugin.bank import PreparedBank
+from hubplugin.methods.base import OnePassMethod
 from hubplugin.model import Dot, Term, TopKMean
 
 
@@ -22,15 +23,15 @@ class DistributionNormalisation(OnePassMethod):
     lam: float = Field(0.5, gt=0)
 
     def terms(
-        self, fit_input: FitInput, thresholds: np.ndarray | None
+        self, bank: PreparedBank, thresholds: np.ndarray | None
     ) -> tuple[Term, ...]:
         if (
             thresholds is not None
         ):  # the mean of all entries of a target but those left out
             return (
                 TopKMean(
-                    fit_input.query_bank,
-                    len(fit_input.query_bank),
+                    bank.query_bank,
+                    len(bank.query_bank),
                     -self.lam,
                     thresholds,
                 ),
@@ -38,7 +39,7 @@ class DistributionNormalisation(OnePassMethod):
         # Kept in float64: no bank row, so it is not held by float32, and far from the origin its rounding would show.
         return (
             Dot(
-                fit_input.query_bank.mean(axis=0, dtype=np.float64, keepdims=True),
+                bank.query_bank.mean(axis=0, dtype=np.float64, keepdims=True),
                 -self.lam,
             ),
         )

@@ -7,7 +7,9 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from hubplugin.methods.base import FitInput, OnePassMethod
+from hubplugin.bank import PreparedBank
+from hubplugin.errors import InputError, Parameter
+from hubplugin.methods.base import OnePassMethod
 from hubplugin.model import LogSumExp, Term
 
 
@@ -22,11 +24,9 @@ class InvertedSoftmax(OnePassMethod):
     tau: float = Field(0.05, gt=0)
 
     def terms(
-        self, fit_input: FitInput, thresholds: np.ndarray | None
+        self, bank: PreparedBank, thresholds: np.ndarray | None
     ) -> tuple[Term, ...]:
-        return (
-            LogSumExp(fit_input.query_bank, self.tau, -self.tau, answers=thresholds),
-        )
+        return (LogSumExp(bank.query_bank, self.tau, -self.tau, answers=thresholds),)
 
 
 class DualInvertedSoftmax(OnePassMethod):
@@ -41,14 +41,20 @@ class DualInvertedSoftmax(OnePassMethod):
     tau_query: float = Field(0.05, gt=0)
     tau_target: float = Field(0.5, gt=0)
 
-    def require_banks(self, fit_input: FitInput) -> None:
-        fit_input.require_target_bank(self.name)
+    def require_banks(self, bank: PreparedBank) -> None:
+        if bank.target_bank is None:
+            raise InputError(
+                f"method {self.name!r} needs the vectors of answers in the bank: pass ",
+                Parameter("answers"),
+            )
 
     def terms(
-        self, fit_input: FitInput, thresholds: np.ndarray | None
+        self, bank: PreparedBank, thresholds: np.ndarray | None
     ) -> tuple[Term, ...]:
+        self.require_banks(bank)
+        assert bank.target_bank is not None
         scale = -self.tau_query * self.tau_target / (self.tau_query + self.tau_target)
         return (
-            LogSumExp(fit_input.query_bank, self.tau_query, scale, answers=thresholds),
-            LogSumExp(fit_input.require_target_bank(self.name), self.tau_target, scale),
+            LogSumExp(bank.query_bank, self.tau_query, scale, answers=thresholds),
+            LogSumExp(bank.target_bank, self.tau_target, scale),
         )

@@ -7,7 +7,8 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from hubplugin.methods.base import FitInput, OnePassMethod
+from hubplugin.bank import PreparedBank
+from hubplugin.methods.base import OnePassMethod
 from hubplugin.model import Term, TopKMean
 
 
@@ -23,9 +24,9 @@ class NearestNeighbourNormalisation(OnePassMethod):
     alpha: float = Field(0.5, gt=0)
 
     def terms(
-        self, fit_input: FitInput, thresholds: np.ndarray | None
+        self, bank: PreparedBank, thresholds: np.ndarray | None
     ) -> tuple[Term, ...]:
-        return (TopKMean(fit_input.query_bank, self.k, -self.alpha, thresholds),)
+        return (TopKMean(bank.query_bank, self.k, -self.alpha, thresholds),)
 
 
 class CrossDomainLocalScaling(OnePassMethod):
@@ -38,6 +39,6 @@ class CrossDomainLocalScaling(OnePassMethod):
     k: int = Field(10, ge=1)
 
     def terms(
-        self, fit_input: FitInput, thresholds: np.ndarray | None
+        self, bank: PreparedBank, thresholds: np.ndarray | None
     ) -> tuple[Term, ...]:
-        return (TopKMean(fit_input.query_bank, self.k, -0.5, thresholds),)
+        return (TopKMean(bank.query_bank, self.k, -0.5, thresholds),)

@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 import numpy as np
 from pydantic import BeforeValidator, Field
 
+from hubplugin.bank import PreparedBank
 from hubplugin.compute import Columns, Scaling, Similarities, count_cacheable, sinkhorn
-from hubplugin.methods.base import FitInput, Method, Solution
+from hubplugin.methods.base import Method, Solution
 from hubplugin.model import LogSumExp, Setting
 from hubplugin.vectors import as_vectors, draw_sample
 
@@ -32,15 +33,15 @@ Sample: TypeAlias = Annotated[
 """How many targets stand for the gallery while log alpha is sought, see `SinkhornNormalisation`; None is all."""
 
 
-def resolve_sample(sample: Sample, fit_input: FitInput, tau: float) -> int | None:
-    """`sample` for this `fit_input` and `tau`: a number, or None for all, in the place of "auto"."""
-    if sample != "auto" or fit_input.gallery is None:
-        return None if sample == "auto" else sample
-    n, p = (
-        fit_input.gallery.rows,
-        0 if fit_input.target_bank is None else len(fit_input.target_bank),
-    )
-    room = count_cacheable(len(fit_input.query_bank), fit_input.compute, tau) - p
+def resolve_sample(sample: Sample, bank: PreparedBank, tau: float) -> int | None:
+    """Return a number, or None for all, in the place of "auto"."""
+    if sample != "auto":
+        return sample
+    if bank.targets is None:
+        return None
+    n = bank.targets.rows
+    p = 0 if bank.target_bank is None else len(bank.target_bank)
+    room = count_cacheable(len(bank.query_bank), bank.compute, tau) - p
     if room >= LEAST_CACHED:
         return None if n <= min(room, SAMPLED_ABOVE) else min(SAMPLE, room)
     return SAMPLE if n > SAMPLED_ABOVE else None
@@ -69,70 +70,59 @@ class SinkhornNormalisation(Method):
     iterations: int = Field(10, ge=1)
     sample: Sample = "auto"
 
-    def resolve_parameters(self, fit_input: FitInput) -> dict[str, Setting | None]:
-        return {"sample": resolve_sample(self.sample, fit_input, self.tau)}
+    def resolve_parameters(self, bank: PreparedBank) -> dict[str, Setting | None]:
+        return {"sample": resolve_sample(self.sample, bank, self.tau)}
 
-    def solve(self, fit_input: FitInput) -> Solution:
-        term, raw, _ = self.scale(fit_input)
+    def solve(self, bank: PreparedBank) -> Solution:
+        term, raw, _ = self.scale(bank)
         return Solution((term,), raw)
 
     def scale(
-        self, fit_input: FitInput, k: int | None = None
+        self, bank: PreparedBank, k: int | None = None
     ) -> tuple[LogSumExp, np.ndarray | None, Scaling]:
-        """The term, its values on the targets [n] of `fit_input` where they came along the way, and what Sinkhorn
-        found; with `k` also the mean of the k largest similarities of each target."""
-        similarities = Similarities(
-            fit_input.query_bank, fit_input.metric, fit_input.compute
-        )
-        targets, answers = (
-            fit_input.require_targets(self.name),
-            self.find_answers(fit_input),
-        )
-        mass = 1.0 if fit_input.whole is None else fit_input.whole.count / targets.rows
-        columns, sample = (
-            [Columns(targets, mass)],
-            resolve_sample(self.sample, fit_input, self.tau),
-        )
-        is_sampled = sample is not None and sample < targets.rows
-        if sample is not None and is_sampled:
+        """Run Sinkhorn. Called on a resolved configuration.
+
+        Returns:
+            The term, its values on the targets [n] where they came along the way, and what Sinkhorn found; with `k`
+            also the mean of the k largest similarities of each target.
+        """
+        similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
+        targets = bank.require_targets()
+        answers = self.find_answers(bank)
+        column = Columns(targets)
+        if bank.whole is not None:
+            column = Columns(targets, bank.whole.count / targets.rows)
+        sample = self.sample if isinstance(self.sample, int) else targets.rows
+        is_sampled = sample < targets.rows
+        if is_sampled:
             logger.warning(
                 "Sinkhorn runs on a sample of %d of %d targets; sample='all' takes all",
                 sample,
                 targets.rows,
             )
-            drawn = draw_sample(
-                targets, sample, fit_input.metric, np.random.default_rng(0)
-            )
-            columns, k = (
-                [
-                    Columns(
-                        as_vectors(drawn, targets.name), mass * targets.rows / sample
-                    )
-                ],
-                None,
-            )
-        if self.dual and fit_input.target_bank is not None:
-            columns.append(Columns(fit_input.target_bank_vectors))
+            rng = np.random.default_rng(0)
+            drawn = draw_sample(targets, sample, bank.metric, rng)
+            mass = column.mass * targets.rows / sample
+            column = Columns(as_vectors(drawn, targets.name), mass)
+            k = None
+        columns = [column]
+        if self.dual and bank.target_bank is not None:
+            columns.append(Columns(bank.answer_vectors))
         scaling = sinkhorn(
-            similarities, columns, self.tau, self.iterations, fit_input.same, answers, k
+            similarities, columns, self.tau, self.iterations, bank.same, answers, k
         )
-        raw = (
-            None
-            if is_sampled or scaling.log_sums is None
-            else -self.tau * scaling.log_sums
-        )
+        raw = None
+        if scaling.log_sums is not None and not is_sampled:
+            raw = -self.tau * scaling.log_sums
         thresholds = None if answers is None else answers.thresholds
-        return (
-            LogSumExp(
-                fit_input.query_bank, self.tau, -self.tau, scaling.log_alpha, thresholds
-            ),
-            raw,
-            scaling,
+        term = LogSumExp(
+            bank.query_bank, self.tau, -self.tau, scaling.log_alpha, thresholds
         )
+        return term, raw, scaling
 
 
 class DualBankSinkhorn(SinkhornNormalisation):
-    """As `sn`, with the columns [targets ; target bank]: DBSN algorithm A2.
+    """`sn` with the columns [targets ; target bank]: DBSN algorithm A2.
 
     The target bank narrows the gap between the bank's queries and the gallery (DBSN fig. 7). Without one it
     is `sn`.

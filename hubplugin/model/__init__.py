@@ -10,6 +10,7 @@ from hubplugin.model.offset_model import Setting as Setting
 from hubplugin.model.offset_model import Term as Term
 from hubplugin.model.offset_model import TopKMean as TopKMean
 from hubplugin.model.offset_model import Value as Value
+from hubplugin.model.offset_model import describe_method as describe_method
 from hubplugin.model.offset_model import load as load
 from hubplugin.model.offset_model import warn_if_swapped as warn_if_swapped
 from hubplugin.model.query_map import QueryMap as QueryMap

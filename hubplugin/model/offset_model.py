@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 from pydantic import GetCoreSchemaHandler
@@ -19,7 +18,7 @@ from hubplugin.compute import Compute
 from hubplugin.errors import EmptyInput, InputError, ModelFileError, ZeroVector
 from hubplugin.metric import Metric
 from hubplugin.model import file
-from hubplugin.model.file import LARGEST, Header, are_numbers, is_number, require
+from hubplugin.model.file import LARGEST, Header
 from hubplugin.model.query_map import QueryMap
 from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, prepare
 
@@ -100,7 +99,7 @@ def group_by_bank(terms: Sequence[Term]) -> list[list[Term]]:
 
 
 def reduction_of(term: Term) -> LogSum | MeanOfLargest:
-    """What `compute.reduce` computes for a term; the one vector of a `Dot` has one similarity."""
+    """Return the reduction that computes a term; the one vector of a `Dot` has one similarity."""
     from hubplugin.compute import LogSum, MeanOfLargest
 
     if isinstance(term, LogSumExp):
@@ -175,16 +174,6 @@ class GalleryStatistics:
     largest: float
     deviation: float
 
-    def require_usable(self, of: str) -> None:
-        """Raises ValueError where these are no statistics `of` offsets."""
-        require(is_number(self.count, least=1, whole=True), f"count of the {of}")
-        numbers = (
-            is_number(self.smallest)
-            and is_number(self.largest)
-            and is_number(self.deviation, least=0)
-        )
-        require(numbers and self.smallest <= self.largest, f"offsets of the {of}")
-
     @property
     def cap(self) -> float:
         """The largest offset that a later target may get: the largest of the gallery as it is stored, a float32."""
@@ -203,7 +192,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the JSON of results says of a model: its method, and the fingerprints that name it and its banks."""
+    """A model in the JSON of results: its method, and the fingerprints that name it and its banks."""
 
     method: str
     parameters: dict[str, Setting]
@@ -223,7 +212,7 @@ class OffsetModel:
     query_map: what known answers taught, None where nothing was to be learned from them. Banks lie here as they were
     given, and are mapped as all queries are: offsets belong to what is searched with.
     fitted: what `offsets` would give the gallery of the fit, in its order: float32 [n]. None in a model that was read
-    from a file, or fitted without a gallery or by the workers of an executor.
+    from a file, or fitted without a gallery or by the workers of an executor. Whoever replaces terms takes it out.
     """
 
     method: str
@@ -236,10 +225,7 @@ class OffsetModel:
     activation: Activation | None = None
     hubness_at_fit: HubnessAtFit | None = None
     query_map: QueryMap | None = None
-    # Of no other model: `replace` does not carry what is not given, so other terms never have these numbers.
-    fitted: np.ndarray | None = field(
-        default=None, init=False, compare=False, repr=False
-    )
+    fitted: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def __get_pydantic_core_schema__(
@@ -275,7 +261,7 @@ class OffsetModel:
         *,
         compute: Compute = Compute(),
     ) -> np.ndarray:
-        """Offsets of targets, seen by the fit or not.
+        """Return the offsets of targets, seen by the fit or not.
 
         No offset is above the cap, the largest of the gallery of the fit: a vector that is far from the whole bank
         would otherwise get more than any target has, and rank above them. Targets of the fit keep theirs. A model that
@@ -294,40 +280,39 @@ class OffsetModel:
             InputError: The targets cannot be used, or have other dimensions than the bank.
         """
         vectors = as_vectors(targets, "targets")
-        compute = compute.for_products(
-            vectors.rows * sum(term.bank.size for term in self.terms)
-        )
-        if (
-            not compute.library().is_on_cpu
-        ):  # a card is through before they are looked through for zero vectors
-            with suppress(ZeroVector):
-                return cap(
-                    self.raw_offsets(vectors, compute) - self.centre, self.gallery
-                )
-        offsets = np.zeros(vectors.rows, np.float32)
+        products = vectors.rows * sum(term.bank.size for term in self.terms)
+        compute = compute.for_products(products)
+        if not compute.library().is_on_cpu:
+            # A card is through before they are looked through for zero vectors.
+            try:
+                return self._capped(self.raw_offsets(vectors, compute) - self.centre)
+            except ZeroVector:
+                pass
         try:
             directed = Directed.of(vectors, self.metric)
         except EmptyInput:
-            return offsets
-        rows = (
-            directed.numbers
-            if isinstance(directed, Directed) and directed is not vectors
-            else slice(None)
-        )
-        offsets[rows] = cap(
-            self.raw_offsets(directed, compute) - self.centre, self.gallery
-        )
+            return np.zeros(vectors.rows, np.float32)
+        offsets = self._capped(self.raw_offsets(directed, compute) - self.centre)
+        if isinstance(directed, Directed) and directed is not vectors:
+            return directed.of_source(offsets)
         return offsets
 
+    def _capped(self, offsets: np.ndarray) -> np.ndarray:
+        """Return centred `offsets`, none above the cap of the gallery: float32 [n]."""
+        if self.gallery is not None:
+            offsets = np.minimum(offsets, self.gallery.cap)
+        return offsets.astype(np.float32)
+
     def _search_vectors(self, term: Term) -> np.ndarray:
-        """What the bank of `term` is searched with: [m, d]."""
+        """Return the bank [m, d] of `term` as it is searched with."""
         return (
             term.bank if self.query_map is None else self.query_map.of_bank(term.bank)
         )
 
     def queries(self, queries: VectorLike) -> np.ndarray:
-        """What is searched with in the place of `queries` [m, d]: float32 [m, d]. The score of the target t is its
-        inner product with that, plus its offset.
+        """Return the vectors to search with in the place of `queries` [m, d]: float32 [m, d].
+
+        The score of the target t is its inner product with them, plus its offset.
 
         Where the metric is cosine, queries come to unit length before the map; what is mapped has its own length. A
         model without a query map returns the queries. Raises InputError where they cannot be used.
@@ -340,17 +325,10 @@ class OffsetModel:
         searched = prepare(vectors, self.metric)
         return searched if self.query_map is None else self.query_map(searched)
 
-    def replace(self, **changes: Any) -> OffsetModel:
-        """This model with another `hubness_at_fit`, on which its raw offsets do not depend; or with a `query_map` and
-        the `terms` that give the same raw offsets with it."""
-        model = replace(self, **changes)
-        object.__setattr__(model, "fitted", self.fitted)
-        return model
-
     def centre_on(
         self, targets: VectorLike, *, compute: Compute = Compute()
     ) -> OffsetModel:
-        """This model with offsets of mean 0 over a gallery, and their statistics.
+        """Return this model with offsets of mean 0 over a gallery, and their statistics.
 
         Args:
             targets: The gallery [n, d].
@@ -360,7 +338,7 @@ class OffsetModel:
         return self.centre_by(self.raw_offsets(vectors, compute), vectors)
 
     def centre_by(self, raw: np.ndarray, targets: Vectors) -> OffsetModel:
-        """Does as `centre_on`, for callers who know the offsets before they are centred.
+        """Do as `centre_on`, for callers who know the offsets before they are centred.
 
         Args:
             raw: These offsets, float64 [n].
@@ -371,24 +349,17 @@ class OffsetModel:
         statistics = GalleryStatistics(
             len(raw), float(centred.min()), float(centred.max()), float(centred.std())
         )
-        centred_model, fitted = (
-            replace(self, centre=centre, gallery=statistics),
-            cap(centred, statistics),
-        )
-        fitted = targets.of_source(fitted) if isinstance(targets, Directed) else fitted
+        model = replace(self, centre=centre, gallery=statistics)
+        fitted = model._capped(centred)
+        if isinstance(targets, Directed):
+            fitted = targets.of_source(fitted)
         fitted.flags.writeable = False
-        object.__setattr__(centred_model, "fitted", fitted)
-        return centred_model
-
-    def of_sample(self, count: int) -> OffsetModel:
-        """This model, which was fitted on a sample of `count` targets: what it was fitted on is not the gallery."""
-        assert self.gallery is not None
-        return replace(self, gallery=replace(self.gallery, count=count))
+        return replace(model, fitted=fitted)
 
     def with_activation(
         self, targets: VectorLike, k: int = 1, *, compute: Compute = Compute()
     ) -> OffsetModel:
-        """This model with the activation set of a gallery: QB-Norm eq. 2.
+        """Return this model with the activation set of a gallery: QB-Norm eq. 2.
 
         Args:
             targets: The gallery [n, d].
@@ -426,7 +397,7 @@ class OffsetModel:
     def is_activated(
         self, targets: VectorLike, *, compute: Compute = Compute()
     ) -> np.ndarray:
-        """Which targets are in the activation set, seen by the fit or not.
+        """Tell which targets are in the activation set, seen by the fit or not.
 
         Args:
             targets: [n, d].
@@ -461,7 +432,7 @@ class OffsetModel:
         return inside
 
     def raw_offsets(self, targets: VectorLike, compute: Compute) -> np.ndarray:
-        """The sum of the terms, not centred, not capped.
+        """Return the sum of the terms, not centred, not capped.
 
         Args:
             targets: Any targets [n, d].
@@ -513,19 +484,19 @@ class OffsetModel:
         return raw
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the model to one safetensors file, whole or not at all.
+        """Write the model to one safetensors file, whole or not at all.
 
         Raises ModelFileError if it cannot; the file that was there before is then untouched.
         """
         file.write(path, self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """The model as the bytes of a model file: safetensors with a JSON header."""
+        """Return the model as the bytes of a model file: safetensors with a JSON header."""
         return file.to_bytes(*self._content())
 
     @staticmethod
     def from_bytes(content: bytes, name: str = "model") -> OffsetModel:
-        """The model in the bytes of a model file.
+        """Return the model in the bytes of a model file.
 
         Args:
             content: What `to_bytes` gave.
@@ -537,7 +508,7 @@ class OffsetModel:
         return file.from_bytes(content, name, _build)
 
     def to_texts(self) -> list[str]:
-        """`to_bytes` in base64, in parts, for a store that holds texts."""
+        """Return `to_bytes` in base64, in parts, for a store that holds texts."""
         content = self.to_bytes()
         parts = range(0, len(content), PART_BYTES)
         return [
@@ -547,7 +518,7 @@ class OffsetModel:
 
     @staticmethod
     def from_texts(texts: Iterable[str], name: str = "model") -> OffsetModel:
-        """The model in the texts that `to_texts` gave.
+        """Return the model in the texts that `to_texts` gave.
 
         Args:
             texts: All of them, in order.
@@ -563,7 +534,7 @@ class OffsetModel:
         return OffsetModel.from_bytes(content, name)
 
     def _content(self) -> tuple[Header, dict[str, np.ndarray]]:
-        """What a model file holds: header and tensors."""
+        """Return header and tensors of the model file."""
         terms, tensors = pack(self.terms)
         if self.activation:
             for number, thresholds in enumerate(self.activation.thresholds):
@@ -590,98 +561,9 @@ class OffsetModel:
             tensors["query_map.step"] = np.ascontiguousarray(self.query_map.step)
         return header, tensors
 
-    @classmethod
-    def _fields(cls, header: Header, tensors: dict[str, np.ndarray]) -> Header:
-        """The fields of the model whose `_content` was `header` and `tensors`."""
-        terms, k, gallery = (
-            unpack(header["terms"], tensors),
-            header["activation"],
-            header["gallery"],
-        )
-        finds, query_map = header.get("finds"), header.get("query_map")
-        return {
-            "method": header["method"],
-            "parameters": header["parameters"],
-            "metric": Metric(header["metric"]),
-            "terms": terms,
-            "bank_fingerprint": header["bank_fingerprint"],
-            "centre": float(header["centre"]),
-            "gallery": GalleryStatistics(**gallery) if gallery else None,
-            "activation": Activation(
-                k, tuple(tensors[f"activation.{i}"] for i in range(len(terms)))
-            )
-            if k
-            else None,
-            "hubness_at_fit": HubnessAtFit(**finds) if finds else None,
-            "query_map": QueryMap(tensors["query_map.step"], **query_map)
-            if query_map
-            else None,
-        }
-
-    def _require_usable(self, dim: int) -> None:
-        """Raises ValueError for what no fit writes: a checksum is right, whoever has made it. dim: of the header."""
-        require(
-            isinstance(self.method, str) and isinstance(self.bank_fingerprint, str),
-            "name",
-        )
-        for key, value in self.parameters.items():
-            require(
-                value is None or isinstance(value, str) or is_number(value),
-                f"parameter {key!r}",
-            )
-        require(self.terms, "list of terms, which is empty,")
-        for number, term in enumerate(self.terms):
-            what, m = f"term {number}", len(term.bank)
-            require(
-                are_numbers(term.bank, 1 if isinstance(term, Dot) else None, dim),
-                f"bank of {what}",
-            )
-            require(
-                self.metric is not Metric.COSINE
-                or np.linalg.norm(term.bank, axis=1).min() > 0,
-                f"bank of {what}",
-            )
-            require(is_number(term.scale), f"scale of {what}")
-            if isinstance(term, LogSumExp):
-                require(is_number(term.tau, least=1e-30), f"tau of {what}")
-                weighted = term.log_weights is None or are_numbers(
-                    term.log_weights, m, infinite=True
-                )
-                require(weighted, f"log_weights of {what}")
-            elif isinstance(term, TopKMean):
-                require(is_number(term.k, least=1, whole=True), f"k of {what}")
-            if not isinstance(term, Dot):
-                require(
-                    term.answers is None or are_numbers(term.answers, m, infinite=True),
-                    f"answers of {what}",
-                )
-        require(is_number(self.centre), "centre")
-        if self.gallery is not None:
-            self.gallery.require_usable("gallery")
-        if self.activation is not None:
-            require(is_number(self.activation.k, least=1, whole=True), "activation")
-            for term, thresholds in zip(
-                self.terms, self.activation.thresholds, strict=True
-            ):
-                require(are_numbers(thresholds, len(term.bank)), "activation")
-        for name, value in (
-            () if self.hubness_at_fit is None else asdict(self.hubness_at_fit).items()
-        ):
-            require(is_number(value, whole=name == "queries"), name)
-        if self.query_map is not None:
-            numbers = is_number(self.query_map.strength) and is_number(
-                self.query_map.pairs, least=0, whole=True
-            )
-            require(numbers and isinstance(self.query_map.whitened, bool), "query map")
-            require(are_numbers(self.query_map.step, dim, dim), "query map")
-
     @property
     def _described(self) -> str:
-        values = {
-            key: f"{value:.4g}" if isinstance(value, float) else value
-            for key, value in self.parameters.items()
-        }
-        return f"{self.method}({', '.join(f'{key}={value}' for key, value in values.items())})"
+        return describe_method(self.method, self.parameters)
 
     def __repr__(self) -> str:
         fitted = f", gallery of {self.gallery.count}" if self.gallery else ""
@@ -699,21 +581,42 @@ class OffsetModel:
         return f"OffsetModel({self._described}, {self.metric.value}, {bank}{fitted}{learned})"
 
 
-def cap(offsets: np.ndarray, gallery: GalleryStatistics | None) -> np.ndarray:
-    """Centred `offsets`, none above the cap of `gallery`: float32 [n]."""
-    capped = offsets if gallery is None else np.minimum(offsets, gallery.cap)
-    return capped.astype(np.float32)
-
-
 def _build(header: Header, tensors: dict[str, np.ndarray]) -> OffsetModel:
     """Return the model whose `_content` was `header` and `tensors`."""
-    model = OffsetModel(**OffsetModel._fields(header, tensors))
-    model._require_usable(header["dim"])
-    return model
+    terms = unpack(header["terms"], tensors)
+    k = header["activation"]
+    activation = None
+    if k:
+        thresholds = [tensors[f"activation.{number}"] for number in range(len(terms))]
+        activation = Activation(k, tuple(thresholds))
+    gallery = header["gallery"]
+    finds = header.get("finds")
+    query_map = header.get("query_map")
+    return OffsetModel(
+        header["method"],
+        header["parameters"],
+        Metric(header["metric"]),
+        terms,
+        header["bank_fingerprint"],
+        float(header["centre"]),
+        GalleryStatistics(**gallery) if gallery else None,
+        activation,
+        HubnessAtFit(**finds) if finds else None,
+        QueryMap(tensors["query_map.step"], **query_map) if query_map else None,
+    )
+
+
+def describe_method(method: str, parameters: Mapping[str, Setting]) -> str:
+    """Return a method with its parameters in one line."""
+    settings = []
+    for key, value in parameters.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else value
+        settings.append(f"{key}={shown}")
+    return f"{method}({', '.join(settings)})"
 
 
 def load(path: str | os.PathLike[str]) -> OffsetModel:
-    """The model that `OffsetModel.save` wrote to `path`.
+    """Return the model that `OffsetModel.save` wrote to `path`.
 
     Raises ModelFileError if there is no such file, it is damaged, or another version wrote it.
     """

@@ -27,7 +27,7 @@ class QueryMap:
     )
 
     def __call__(self, queries: np.ndarray) -> np.ndarray:
-        """What is searched with in the place of `queries` [m, d], or of one query [d]: float32, of the same shape."""
+        """Return the vectors to search with in the place of `queries` [m, d] or [d]: float32, of the same shape."""
         mapped: np.ndarray = queries @ self.whole.T
         return mapped
 
@@ -59,7 +59,7 @@ class QueryMap:
         return self._last[0][1]
 
     def on_targets(self, targets: np.ndarray) -> np.ndarray:
-        """What stands for `targets` [b, d] where queries go unmapped, <q + S q, t> = <q, t + S' t>: float32 [b, d]."""
+        """Return the `targets` [b, d] for queries that go unmapped, <q + S q, t> = <q, t + S' t>: float32 [b, d]."""
         mapped: np.ndarray = targets + targets @ self.step
         return mapped
 

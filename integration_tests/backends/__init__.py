@@ -2,25 +2,22 @@
 
 from integration_tests.backends.base import ABILITIES, Backend
 from integration_tests.backends.clusters import BinaryCluster, Cluster
-from integration_tests.backends.in_process import Disk, Memory
+from integration_tests.backends.in_process import Disk
 from integration_tests.backends.servers import (
     Binary,
     BinaryGrpc,
     Docker,
     DockerGrpc,
     Server,
-    Url,
 )
 
 BACKENDS: dict[str, type[Backend]] = {
     backend.name: backend
     for backend in (
-        Memory,
         Disk,
         Binary,
         BinaryGrpc,
         BinaryCluster,
-        Url,
         Docker,
         DockerGrpc,
         Cluster,

@@ -9,17 +9,15 @@ from pathlib import Path
 import pytest
 from qdrant_client import QdrantClient
 
-from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
+from hubplugin_qdrant import HubQdrantClient
 from integration_tests.galleries import Gallery
 
 ABILITIES = {
-    "processes": "no other process can open it by a URL",
-    "server": "it is no server: it builds no graph, and may be used by one thread only",
-    "grpc": "its port for gRPC is not known",
-    "managed": "it is not started from here, and no server is beside it",
-    "cluster": "it is no cluster",
+    "server": "builds graphs, and may be used by many threads",
+    "managed": "is started from here, and so are servers beside it",
+    "cluster": "has three nodes",
 }
-"""What scenarios may need of a backend, and what is said of one that lacks it."""
+"""What scenarios may need of a backend."""
 
 
 class Backend(ABC):
@@ -71,9 +69,6 @@ class Backend(ABC):
     @abstractmethod
     def wrapped(self, **options) -> HubQdrantClient:
         """As an application makes one."""
-
-    @abstractmethod
-    def wrapped_async(self, **options) -> AsyncHubQdrantClient: ...
 
     @abstractmethod
     def url(self, collection: str) -> str: ...

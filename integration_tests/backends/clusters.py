@@ -22,7 +22,6 @@ class BinaryCluster(LocalServer):
     def started(self, folder: Path) -> Iterator[None]:
         settings = {
             "QDRANT__CLUSTER__ENABLED": "true",
-            "QDRANT__CLUSTER__RESHARDING_ENABLED": "true",
         }
         self._processes: dict[str, Process] = {}
         with ExitStack() as stack:

@@ -1,58 +1,30 @@
-"""Backends without a server: the local mode of qdrant-client in memory and on disk."""
+"""The local mode of qdrant-client in a folder: what a killed process leaves there is tested without a server."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from qdrant_client import AsyncQdrantClient, QdrantClient
+from qdrant_client import QdrantClient
 
-from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
+from hubplugin_qdrant import HubQdrantClient
 from integration_tests.backends.base import Backend
 from integration_tests.galleries import Gallery
 
 
-class Local(Backend):
-    def wrapped(self, **options) -> HubQdrantClient:
-        return HubQdrantClient.wrap(self.client(), **options)
-
-    def wrapped_async(self, **options) -> AsyncHubQdrantClient:
-        """On the collections of the sync client: both keep them in the same kind of object."""
-        plain = AsyncQdrantClient(":memory:")
-        plain._client.collections = self.client()._client.collections
-        return AsyncHubQdrantClient.wrap(plain, **options)
-
-
-class Memory(Local):
-    name = "local"
-    can = frozenset[str]()
-
-    @contextmanager
-    def started(self, folder: Path) -> Iterator[None]:
-        self._client = QdrantClient(":memory:")
-        yield
-        self._client.close()
-
-    def client(self) -> QdrantClient:
-        return self._client
-
-    def url(self, collection: str) -> str:
-        raise NotImplementedError("memory has no URL")
-
-
-class Disk(Local):
+class Disk(Backend):
     name = "local-path"
-    can = frozenset({"processes"})
+    can = frozenset[str]()
+    _client: QdrantClient | None = None
 
     @contextmanager
     def started(self, folder: Path) -> Iterator[None]:
-        self._folder, self._client = folder, None
+        self._folder = folder
         yield
         self.close()
 
     def gallery(self, **options) -> Gallery:
-        return super().gallery(
-            **({"rows": 60} | options)
-        )  # each point is a transaction of SQLite, one by one
+        # Each point is a transaction of SQLite, one by one.
+        return super().gallery(**({"rows": 60} | options))
 
     def client(self) -> QdrantClient:
         if self._client is None:
@@ -64,6 +36,9 @@ class Disk(Local):
         if self._client is not None:
             self._client.close()
             self._client = None
+
+    def wrapped(self, **options) -> HubQdrantClient:
+        return HubQdrantClient.wrap(self.client(), **options)
 
     def url(self, collection: str) -> str:
         return f"qdrant-local:{self._folder}/{collection}"

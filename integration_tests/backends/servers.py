@@ -1,14 +1,10 @@
 """One server: by its URL, as an executable, as a container."""
 
-import os
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import httpx
 from qdrant_client import QdrantClient
 
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
@@ -19,9 +15,7 @@ from integration_tests.servers import (
     Executable,
     Process,
     free_ports,
-    make_certificates,
 )
-from integration_tests.waiting import wait_until
 
 TEST_KEY = "for-tests-only"
 KEYS = {
@@ -33,7 +27,7 @@ KEYS = {
 class Server(Backend):
     """A backend that is a server at `address`."""
 
-    can = frozenset({"processes", "server", "grpc"})
+    can = frozenset({"server"})
     address: Address
 
     def client(self) -> QdrantClient:
@@ -55,36 +49,6 @@ class Server(Backend):
         return str(self.client().info().version)
 
 
-class Url(Server):
-    name = "url"
-    can = Server.can - {"grpc"}
-
-    @classmethod
-    def missing(cls) -> str | None:
-        return (
-            None
-            if os.environ.get("HUBPLUGIN_QDRANT_URL")
-            else "set HUBPLUGIN_QDRANT_URL, and QDRANT_API_KEY if it asks"
-        )
-
-    @contextmanager
-    def started(self, folder: Path) -> Iterator[None]:
-        url = httpx.URL(os.environ["HUBPLUGIN_QDRANT_URL"])
-        if url.scheme not in ("http", "https"):
-            raise ValueError(
-                "HUBPLUGIN_QDRANT_URL: expected http://HOST:6333 or https://HOST:6333"
-            )
-        self.address = Address(
-            url.host,
-            url.port or 6333,
-            6334,
-            api_key=os.environ.get("QDRANT_API_KEY"),
-            https=url.scheme == "https",
-        )
-        wait_until(self.address.ready)
-        yield
-
-
 class LocalServer(Server):
     """Servers that are started here, each by a `process`."""
 
@@ -102,26 +66,21 @@ class LocalServer(Server):
 class Binary(LocalServer):
     name = "binary"
     own_key: str | None = None
+    _keyed: Server | None = None
     can = Server.can | {"managed"}
 
     @contextmanager
     def started(self, folder: Path) -> Iterator[None]:
         with ExitStack() as self._stack:
-            self._folder, self._others = folder, dict[str, Address]()
+            self._folder = folder
             address = Address("127.0.0.1", *free_ports(2), api_key=self.own_key)
             self._process = self._run("server", address, KEYS if self.own_key else {})
             self.address = address
             yield
 
-    def _run(
-        self,
-        name: str,
-        address: Address,
-        settings: dict[str, str],
-        arguments: Sequence[str] = (),
-    ) -> Process:
+    def _run(self, name: str, address: Address, settings: dict[str, str]) -> Process:
         """A server that goes when the session does."""
-        process = self.process(self._folder / name, address, settings, arguments)
+        process = self.process(self._folder / name, address, settings)
         self._stack.callback(process.remove)
         process.start()
         return process
@@ -133,50 +92,14 @@ class Binary(LocalServer):
         """Returns when it answers again."""
         self._process.start()
 
-    def fresh(self) -> Address:
-        """The address of an empty server, which goes when the session does."""
-        return self._beside("fresh")
-
-    def keyed(self) -> Address:
-        return self._beside("keyed", KEYS, api_key=TEST_KEY)
-
-    def tls(self) -> Address:
-        folder = make_certificates(self._folder / "tls")
-        settings = {
-            "QDRANT__SERVICE__ENABLE_TLS": "true",
-            "QDRANT__TLS__CERT": str(folder / "cert.pem"),
-            "QDRANT__TLS__KEY": str(folder / "key.pem"),
-            "QDRANT__TLS__CA_CERT": str(folder / "cacert.pem"),
-        }
-        return self._beside(
-            "tls",
-            settings,
-            host="localhost",
-            https=True,
-            authority=folder / "cacert.pem",
-        )
-
-    def restored(self, snapshot: bytes) -> Address:
-        """The address of a server that began with a snapshot of a whole storage."""
-        name = f"restored-{uuid.uuid4().hex[:8]}"
-        file = self._folder / name / "whole.snapshot"
-        file.parent.mkdir()
-        file.write_bytes(snapshot)
-        return self._beside(name, arguments=("--storage-snapshot", str(file)))
-
-    def _beside(
-        self,
-        name: str,
-        settings: dict[str, str] | None = None,
-        arguments: Sequence[str] = (),
-        host: str = "127.0.0.1",
-        **options: Any,
-    ) -> Address:
-        """The address of one more server, of which there is one of each name."""
-        if name not in self._others:
-            self._others[name] = Address(host, *free_ports(2), **options)
-            self._run(name, self._others[name], settings or {}, arguments)
-        return self._others[name]
+    def keyed(self) -> Server:
+        """An empty server that asks for an api key, and goes when the session does."""
+        if self._keyed is None:
+            address = Address("127.0.0.1", *free_ports(2), api_key=TEST_KEY)
+            self._run("keyed", address, KEYS)
+            self._keyed = Server()
+            self._keyed.address = address
+        return self._keyed
 
 
 class BinaryGrpc(Binary):

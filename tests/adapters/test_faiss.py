@@ -6,11 +6,12 @@ import pytest
 from hubplugin.metric import Metric
 from hubplugin.registry import open_store
 from hubplugin.testing import StoreConformance
-from hubplugin_faiss.handlers.base import behind_map
+from hubplugin_faiss.handlers import handler_for
 
 
 class IndexFile(StoreConformance):
     kind = faiss.IndexFlatIP
+    resumes = False
 
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path):
@@ -20,14 +21,14 @@ class IndexFile(StoreConformance):
         index = self.kind(self.dim)
         index.add(vectors)
         faiss.write_index(index, self.file)
-        return open_store(f"faiss:{self.file}")
+        return self.reopen(None)
 
     def reopen(self, store):
-        return open_store(store.url)
+        return open_store(f"faiss:{self.file}?metric={self.metric.value}")
 
     def insert_plain(self, store, ids, vectors):
         index = faiss.read_index(self.file)
-        behind = behind_map(index)
+        behind = handler_for(index).index
         behind.add(vectors)
         index.ntotal = behind.ntotal
         faiss.write_index(index, self.file)

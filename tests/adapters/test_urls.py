@@ -6,46 +6,23 @@ import sys
 import numpy as np
 import pytest
 
-from hubplugin.cli import options
 from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.registry import open_store
 from tests.galleries import flat_index
 
 
 @pytest.mark.parametrize(
-    ("pasted", "meant"),
+    "pasted",
     [
-        ("http://localhost:6333/photos", "qdrant://localhost:6333/photos"),
-        ("http://localhost:6334/photos", "qdrant://localhost:6333/photos"),
-        ("localhost:6333/photos", "qdrant://localhost:6333/photos"),
-        ("http://localhost:6333/collections/photos", "qdrant://localhost:6333/photos"),
-        (
-            "http://localhost:6333/dashboard#/collections/photos",
-            "qdrant://localhost:6333/photos",
-        ),
-        (
-            "https://x.cloud.qdrant.io:6333/dashboard",
-            "qdrant+https://x.cloud.qdrant.io:6333/COLLECTION",
-        ),
-        ("https://me:secret@host/photos?api-key=secret", "qdrant+https://host/photos"),
-        ("qdrnt://me:secret@host/photos", "qdrant:..."),
+        "http://me:secret@localhost:6333/photos",
+        "qdrnt://me:secret@host/x",
+        "http:secret",
+        "photos.faiss",
     ],
 )
-def test_the_address_of_a_server_is_answered_with_the_url_that_was_meant(pasted, meant):
-    with pytest.raises(StoreError) as caught:
+def test_what_is_no_store_url_is_answered_with_the_list_of_those_there_are(pasted):
+    with pytest.raises(StoreError, match=r"known: .*faiss:\.\.\., .*qdrant:") as caught:
         open_store(pasted)
-    assert str(caught.value).endswith(f"; did you mean {meant}?")
-    assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "pasted",
-    ["redis://me:secret@host/x", "http://me:secret@host:port/x", "http:secret"],
-)
-def test_where_nothing_is_near_nothing_is_guessed(pasted):
-    with pytest.raises(StoreError) as caught:
-        open_store(pasted)
-    assert "did you mean" not in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
@@ -74,29 +51,6 @@ def test_no_error_shows_a_password_however_it_is_spelt(needs, url, tmp_path):
     with pytest.raises(HubpluginError) as caught:
         open_store(url.replace("FOLDER", str(tmp_path)))
     assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("typed", "shown"),
-    [
-        (
-            "postgresql://me:secret@host/db?table=t&PASSWORD=secret",
-            "'postgresql://me@host/db?table=t'",
-        ),
-        (
-            "--store=postgresql://me%3Asecret@host/db?passwrd=secret",
-            "--store=postgresql://me@host/db",
-        ),
-        (
-            "qdrant://host:6333/photos?using=image",
-            "'qdrant://host:6333/photos?using=image'",
-        ),
-        ("qdrant_model:embed", "qdrant_model:embed"),
-    ],
-)
-def test_the_command_on_a_page_shows_no_password(typed, shown, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["hubplugin", "diagnose", typed])
-    assert options.command_line() == f"hubplugin diagnose {shown}"
 
 
 def test_two_slashes_before_a_path_are_read_as_in_other_urls(tmp_path, monkeypatch):

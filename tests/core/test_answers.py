@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
+from hubplugin.bank import spacing_ratio
 from hubplugin.compute import (
     AnswerMask,
     Compute,
@@ -14,7 +15,6 @@ from hubplugin.compute import (
     reduce,
 )
 from hubplugin.compute.reductions import SMALLEST_LOG
-from hubplugin.methods import spacing_ratio
 from hubplugin.metric import Metric
 from hubplugin.vectors import as_vectors
 from tests.core.formulas import blend, log_of, similarity, without_answers
@@ -231,10 +231,3 @@ def test_a_mean_of_fewer_than_k_takes_what_is_left():
     )
     s = np.sort(similarity(bank, targets, "dot"), axis=0)[:-1]
     np.testing.assert_allclose(mean, s.mean(axis=0), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_a_target_bank_of_a_few_does_not_say_that_answers_are_elsewhere(count):
-    bank, targets = make_log()
-    model = hubplugin.fit(targets, hubplugin.Bank(bank, targets[:count]))
-    assert model.parameters["answers"] == "left out"

@@ -8,7 +8,7 @@ import pytest
 
 import hubplugin
 from hubplugin import HubpluginError, atomic
-from hubplugin.report import write_file
+from hubplugin.results import write_file
 
 
 def files(folder):

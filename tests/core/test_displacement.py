@@ -5,10 +5,8 @@ import pytest
 
 from hubplugin import CorrectionRefused, fit
 from hubplugin.bank import Bank
-from hubplugin.bank.kinds import displacement
 from hubplugin.compute import Compute
-from hubplugin.guard import require_displacement
-from hubplugin.vectors import as_vectors
+from hubplugin.guard import displacement, require_displacement
 
 GALLERY = np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32)
 BANK = GALLERY[:100] + 0.5 * np.random.default_rng(1).normal(size=(100, 16)).astype(
@@ -26,7 +24,7 @@ def test_the_reach_is_the_share_of_the_gallery_before_the_corrected_first(alpha)
     scores, offsets = chosen @ unit.T.astype(np.float64), model.offsets(GALLERY)
     shares = [(row > row[np.argmax(row + offsets)]).mean() for row in scores]
     found = displacement(
-        model, as_vectors(BANK, "bank"), as_vectors(GALLERY, "gallery"), Compute()
+        model, Bank(BANK).prepare("cosine", Compute()).against(GALLERY)
     )
     assert found == pytest.approx(np.mean(shares), abs=1e-3)
 

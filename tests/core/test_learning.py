@@ -1,6 +1,7 @@
 """What known answers teach: the map is that of the formula, chosen by targets that were held out, and never ignored."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,14 +9,20 @@ from hypothesis import given, settings, strategies
 
 import hubplugin
 from hubplugin import learning
+from hubplugin.bank import PreparedBank
 from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError
 from hubplugin.guard import judge_by
 from hubplugin.measures.significance import Side
-from hubplugin.methods import METHODS, FitInput
+from hubplugin.methods import METHODS
 from hubplugin.metric import Metric
-from hubplugin.report import as_text
-from hubplugin.validation import cross_validate, folds_of, sample_of
+from hubplugin.validation import (
+    as_it_is,
+    cross_validate,
+    folds_of,
+    sample_of,
+    uncorrected,
+)
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
 from tests.galleries import flat_index, unit
@@ -133,10 +140,8 @@ def test_a_low_temperature_serves_queries_that_a_map_makes_longer(method, pairs)
     mapped = np.concatenate(
         [3 * targets[:50], queries]
     )  # exponents up to 150, beyond float32
-    fit_input = FitInput(
-        mapped, as_vectors(targets, "targets"), None, Metric.COSINE, Compute()
-    )
-    offsets = METHODS[method](tau=0.02).raw_offsets(fit_input)
+    bank = PreparedBank(mapped, Metric.COSINE, Compute()).against(targets)
+    offsets = METHODS[method](tau=0.02).raw_offsets(bank)
     expected = formulas.offsets(method, mapped, targets, "dot", tau=0.02, iterations=10)
     np.testing.assert_allclose(offsets - offsets.mean(), expected, rtol=0, atol=1e-5)
 
@@ -155,7 +160,9 @@ def test_a_trial_maps_what_it_holds_out_by_what_the_others_teach(pairs):
         sample_of(bank),
     )
     model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
-    _, learned, old = cross_validate([None, map_fit, model], bank, folds).right
+    _, learned, old = cross_validate(
+        [uncorrected, map_fit, as_it_is(model)], bank, folds
+    ).right
     hits: dict[str, list[float]] = {"learned": [], "old": []}
     for fold in folds:
         held, seen = fold.test, fold.train
@@ -194,7 +201,9 @@ def test_margins_of_held_out_pairs_are_those_of_the_formula(pairs, answers_are):
         learning.MapFit(method, 0.0, 0.07, first)
         for first in (None, z.astype(np.float32))
     ]
-    sides = learning.draw_sides(learning.Banks(prepared), learning.find_pairs(prepared))
+    sides = learning.draw_sides(
+        learning.Teachers(prepared), learning.find_pairs(prepared)
+    )
     assert set(sides) == ({"other", "asked"} if answers_are == "rows" else {"other"})
     for side, folds in sides.items():
         margins = cross_validate(
@@ -270,7 +279,6 @@ def margins_of(*gains, half=0.0, none=0.0):
         ([(0.01, 0.02, 0.03)], 0.0, 3),
         ([(0.01, 0.02, -0.001)], 0.0, 2),  # behind none
         ([(0.05, 0.02, 0.03)], 0.0, 3),  # the strongest, not the best
-        ([(0.01, 0.02, 0.03)], 2.0, 3),
         ([(0.021, 0.021, 0.019)], 2.0, 2),
         ([(0.019, 0.019, 0.019)], 2.0, 0),
         (
@@ -278,19 +286,16 @@ def margins_of(*gains, half=0.0, none=0.0):
             0.0,
             1,
         ),  # the other side decides, too
-        ([(-0.01, -0.01, -0.01), (0.01, 0.02, 0.03)], 0.0, 0),
         (
             [(0.01, -0.019, -0.021)],
             -2.0,
             2,
         ),  # behind by no more than two standard errors
-        ([(0.01, 0.02, 0.03), (-0.019, -0.021, -0.021)], -2.0, 1),
         (
             [(0.01, 0.02, 0.03, 0.06, 0.09)],
             -2.0,
             5,
         ),  # each clearly ahead of the one before
-        ([(0.01, 0.02, 0.03, 0.06, 0.08)], -2.0, 4),
         ([(0.01, 0.02, 0.03, 0.05, 0.09)], -2.0, 3),  # 1.5 is not, and bars the way
         ([(0.01, 0.02, -0.021, 0.06, 0.09)], -2.0, 2),
         ([(0.01, 0.02, 0.03, 0.06, 0.09), (0.01, 0.02, 0.03, 0.06, 0.08)], -2.0, 4),
@@ -309,11 +314,9 @@ def test_the_strength_is_the_largest_that_no_side_is_behind_with(
 @pytest.mark.parametrize(
     ("sides", "share"),
     [
-        ([(0.0, 0.0)], 0),
         ([(0.009, 0.009)], 0),  # ahead by less than two standard errors
         ([(0.011, 0.009)], 1),
         ([(0.011, 0.022)], 2),  # no offsets are ahead of half of them
-        ([(0.022, 0.011)], 1),
         ([(0.011, 0.022), (0.011, 0.009)], 1),  # the other side decides, too
         ([(0.03, 0.03), (-0.001, -0.001)], 0),
     ],
@@ -397,26 +400,6 @@ def test_pairs_that_teach_nothing_are_said_to(pairs, monkeypatch):
     )
 
 
-def test_a_diagnosis_says_what_would_be_learned(pairs):
-    targets, queries, answers = pairs
-    bank = hubplugin.Bank(queries, answers)
-    diagnosis = hubplugin.diagnose(targets, bank, learn=True)
-    query_map = hubplugin.fit(targets, bank, learn=True).query_map
-    lesson = diagnosis.as_json()["lesson"]
-    assert (lesson["strength"], lesson["whitened"]) == (
-        query_map.strength,
-        query_map.whitened,
-    )
-    assert lesson["other"]["after"] > lesson["other"]["before"]
-    assert (
-        f"with learn: {query_map}; over the offsets alone, asked before: R@1 "
-        in as_text(diagnosis.report(), 200, verbose=True)
-    )
-    assert hubplugin.diagnose(targets, bank).as_json()["lesson"] is None
-    with pytest.raises(InputError, match="for inner products"):
-        hubplugin.diagnose(targets, bank, metric="euclidean", learn=True)
-
-
 def test_pairs_of_another_gallery_or_another_model_are_refused_in_one_line(pairs, rng):
     targets, queries, answers = pairs
     turned = np.linalg.qr(rng.normal(size=(D, D)))[0].astype(np.float32)
@@ -484,18 +467,8 @@ def test_a_file_has_the_map(pairs, tmp_path):
     )
     assert again.fingerprint == model.fingerprint
     assert f"queries mapped by {PAIRS} pairs" in repr(again)
-    plain = model.replace(query_map=None)
+    plain = replace(model, query_map=None)
     assert plain.fingerprint != model.fingerprint
-
-
-def test_queries_of_other_dimensions_are_refused(pairs):
-    targets, queries, _ = pairs
-    model = hubplugin.fit(targets, queries)
-    with pytest.raises(
-        InputError,
-        match="queries have 15 dimensions, the query bank of this model has 16",
-    ):
-        model.queries(queries[:, :15])
 
 
 def test_judged_clicks_choose_in_the_place_of_noisy_ones(pairs, rng):
@@ -507,7 +480,7 @@ def test_judged_clicks_choose_in_the_place_of_noisy_ones(pairs, rng):
         .against(targets)
         for rows, clicks in ((slice(None), noisy), (slice(100, 200), answers))
     )
-    banks = learning.Banks(prepared, judged)
+    banks = learning.Teachers(prepared, judged)
     both, held = banks.together, banks.find_held_out()
     sides = learning.draw_sides(banks, learning.find_pairs(prepared), held)
     base = learning.MapFit(hubplugin.methods.METHODS["nnn"](k=5, alpha=1e-9), 0.0, 0.07)
@@ -615,9 +588,9 @@ def test_titles_teach_the_map_of_a_log_without_answers(pairs):
 
 
 def banks_of(targets, log, titles, judged=None):
-    banks = learning.Banks.read(log, titles, judged, "cosine", Compute("cpu")).against(
-        targets
-    )
+    banks = learning.Teachers.read(
+        log, titles, judged, "cosine", Compute("cpu")
+    ).against(targets)
     return learning.learn_query_map(METHODS["blend"](), banks)
 
 
@@ -709,7 +682,7 @@ def test_pairs_that_the_bank_has_teach_nothing_that_is_held_out(pairs):
     twice = hubplugin.Bank(
         np.concatenate([queries, queries[:50]]), np.concatenate([answers, answers[:50]])
     )
-    banks = learning.Banks.read(log, twice, None, "cosine", Compute("cpu")).against(
+    banks = learning.Teachers.read(log, twice, None, "cosine", Compute("cpu")).against(
         targets
     )
     assert len(banks.pairs.query_bank) == 0
@@ -720,24 +693,7 @@ def test_pairs_that_the_bank_has_teach_nothing_that_is_held_out(pairs):
         atol=1e-6,
     )
     few = hubplugin.Bank(queries[:300], answers[:300])
-    banks = learning.Banks.read(few, twice, None, "cosine", Compute("cpu")).against(
+    banks = learning.Teachers.read(few, twice, None, "cosine", Compute("cpu")).against(
         targets
     )
     np.testing.assert_allclose(banks.pairs.query_bank, queries[300:], rtol=0, atol=1e-6)
-
-
-def test_of_few_clicks_beside_titles_nothing_is_asked(pairs, tmp_path):
-    targets, queries, answers = pairs
-    store = hubplugin.open_store(flat_index(tmp_path / "photos.faiss", targets))
-    titles = hubplugin.Bank(queries[:200], answers[:200])
-    log = hubplugin.Bank(queries[200:], np.where(np.arange(200) < 3, answers[200:], -1))
-    applied = hubplugin.apply(store, log, learn=titles, dry_run=True)
-    assert (applied.trial.queries, applied.trial.right) == (200, None)
-
-
-def test_pairs_of_other_dimensions_are_refused(pairs):
-    targets, queries, answers = pairs
-    with pytest.raises(
-        InputError, match="the pairs have 8 dimensions, the bank has 16"
-    ):
-        hubplugin.fit(targets, queries, learn=hubplugin.Bank(queries[:, :8], answers))

@@ -6,11 +6,9 @@ import struct
 
 import numpy as np
 import pytest
-from safetensors.numpy import load, save
 
 import hubplugin
-from hubplugin.model import FORMAT, QueryMap
-from hubplugin.model.file import digest
+from hubplugin.model import FORMAT
 
 METHODS = ["blend", "is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
 
@@ -83,161 +81,17 @@ def refusal(path):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("format", "mend"), [(99, "upgrade hubplugin"), (5, "fit it again")]
-)
-def test_a_model_file_of_another_format_is_refused_by_version(
-    format, mend, fitted, tmp_path
-):
+@pytest.mark.parametrize("format", [99, 5])
+def test_a_model_file_of_another_format_is_refused_by_version(format, fitted, tmp_path):
     path = tmp_path / "m.hub"
-    path.write_bytes(
-        with_header(
-            fitted("is")[0].to_bytes(),
-            lambda h: h.update(format=format, hubplugin="9.9"),
-        )
-    )
-    said = refusal(path)
-    assert f"format {format}, written by hubplugin 9.9" in said
-    assert mend in said
-
-
-@pytest.mark.parametrize(
-    "text", ["9.9\n\x1b[2J\x1b[31mall is well", "\x9b31m", "\u202egnp"]
-)
-@pytest.mark.parametrize(
-    "put",
-    [
-        lambda text: {"format": 99, "hubplugin": text},
-        lambda text: {"method": text},
-        lambda text: {"parameters": {text: 1}},
-        lambda text: {"parameters": {"tau": [text]}},
-        lambda text: {"bank_fingerprint": text},
-        lambda text: {"key": text, "values": []},
-    ],
-)
-def test_no_text_of_a_file_reaches_the_terminal_with_control_characters(
-    text, put, fitted, tmp_path
-):
-    path = tmp_path / "m.hub"
-    header = {}
     content = with_header(
-        fitted("is")[0].to_bytes(), lambda h: (h.update(put(text)), header.update(h))
+        fitted("is")[0].to_bytes(),
+        lambda header: header.update(format=format, hubplugin="9.9\x1b[2J"),
     )
-    tensors = load(content)
-    del header["hubplugin"], header["sha256"]
-    path.write_bytes(
-        with_header(content, lambda h: h.update(sha256=digest(header, tensors)))
-    )
+    path.write_bytes(content)
     said = refusal(path)
+    assert f"format {format}, written by hubplugin '9.9" in said
     assert said.isprintable()
-    assert "its header holds control characters" in said
-
-
-def sealed(content: bytes, change) -> bytes:
-    """The file with what `change` makes of its header and tensors, and the checksum of that."""
-    header, tensors = (
-        {},
-        {name: tensor.copy() for name, tensor in load(content).items()},
-    )
-    with_header(content, header.update)
-    made = {"hubplugin": header.pop("hubplugin")}
-    del header["sha256"]
-    change(header, tensors)
-    return save(
-        tensors,
-        {"hubplugin": json.dumps(header | made | {"sha256": digest(header, tensors)})},
-    )
-
-
-def of_term(**changes):
-    return lambda header, _: header["terms"][0].update(changes)
-
-
-def of_tensor(name, change):
-    return lambda _, tensors: tensors.update(
-        {name: np.ascontiguousarray(change(tensors[name]))}
-    )
-
-
-HOSTILE = {
-    "bank of 1 dimension": ("is", of_tensor("0.bank", np.ravel)),
-    "bank of none": ("is", of_tensor("0.bank", lambda bank: bank[:0])),
-    "bank of another size": ("is", of_tensor("0.bank", lambda bank: bank[:, :-1])),
-    "bank of whole numbers": (
-        "is",
-        of_tensor("0.bank", lambda bank: bank.astype(np.int32)),
-    ),
-    "bank with NaN": ("nnn", of_tensor("0.bank", lambda bank: bank * np.nan)),
-    "bank of zeros": ("csls", of_tensor("0.bank", np.zeros_like)),
-    "mean of several rows": (
-        "dn",
-        of_tensor("0.bank", lambda bank: np.repeat(bank, 2, 0)),
-    ),
-    "weights of another size": (
-        "dbsn",
-        of_tensor("0.log_weights", lambda weights: weights[:-1]),
-    ),
-    "tau of 0": ("is", of_term(tau=0)),
-    "tau below 0": ("is", of_term(tau=-0.1)),
-    "tau of no number": ("is", of_term(tau=True)),
-    "scale without end": ("is", of_term(scale=float("inf"))),
-    "scale beyond float32": ("is", of_term(scale=10**400)),
-    "k below 0": ("nnn", of_term(k=-3)),
-    "k of parts": ("nnn", of_term(k=1.5)),
-    "no terms": (
-        "is",
-        lambda header, tensors: (header.update(terms=[]), tensors.clear()),
-    ),
-    "another dim": ("is", lambda header, _: header.update(dim=7)),
-    "centre of NaN": ("is", lambda header, _: header.update(centre=float("nan"))),
-    "gallery of none": ("is", lambda header, _: header["gallery"].update(count=0)),
-    "offsets the wrong way round": (
-        "is",
-        lambda header, _: header["gallery"].update(smallest=9.0),
-    ),
-    "parameter of a list": (
-        "is",
-        lambda header, _: header["parameters"].update(tau=[1]),
-    ),
-    "parameter of NaN": (
-        "is",
-        lambda header, _: header["parameters"].update(tau=float("nan")),
-    ),
-    "map of another size": (
-        "map",
-        of_tensor("query_map.step", lambda step: step[:-1, :-1]),
-    ),
-    "map that is not square": (
-        "map",
-        of_tensor("query_map.step", lambda step: step[:-1]),
-    ),
-    "map with NaN": ("map", of_tensor("query_map.step", lambda step: step * np.nan)),
-    "map of no pairs": ("map", lambda header, _: header["query_map"].update(pairs=-1)),
-    "activation of another size": (
-        "activation",
-        of_tensor("activation.0", lambda levels: levels[1:]),
-    ),
-}
-"""What no fit writes, under a checksum that is right."""
-
-
-@pytest.mark.parametrize("what", HOSTILE)
-def test_a_file_that_no_fit_writes_is_refused_when_it_is_read_though_its_checksum_is_right(
-    what, fitted, tmp_path
-):
-    kind, change = HOSTILE[what]
-    model, targets = fitted(kind if kind in METHODS else "is")
-    if kind == "map":
-        model = model.replace(
-            query_map=QueryMap(np.eye(6, dtype=np.float32) / 10, 0.5, 10)
-        )
-    if kind == "activation":
-        model = model.with_activation(targets)
-    path = tmp_path / "m.hub"
-    path.write_bytes(sealed(model.to_bytes(), lambda *_: None))
-    assert hubplugin.load(path).fingerprint == model.fingerprint
-    path.write_bytes(sealed(model.to_bytes(), change))
-    assert "is damaged" in refusal(path)
 
 
 def test_texts_that_are_no_model_are_refused_in_one_line():
@@ -299,7 +153,7 @@ def test_a_link_stays_a_link_and_a_folder_is_refused(fitted, tmp_path):
     assert os.readlink(tmp_path / "link.hub") == "there.hub"
     assert hubplugin.load(tmp_path / "there.hub").fingerprint == model.fingerprint
     (tmp_path / "folder").mkdir()
-    with pytest.raises(hubplugin.errors.ModelFileError, match="Is a directory"):
+    with pytest.raises(hubplugin.errors.ModelFileError, match="no regular file"):
         model.save(tmp_path / "folder")
     assert "Is a directory" in refusal(tmp_path / "folder")
     for name in ("x" * 300, "a\0b"):

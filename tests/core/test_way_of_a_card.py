@@ -104,6 +104,6 @@ def test_what_is_not_finite_is_named_after_the_pass(row, card, rng):
     targets[row, 2] = np.inf
     with pytest.raises(
         hubplugin.InputError,
-        match=f"targets: row {row} holds a value that is NaN or infinity",
+        match=f"targets: row {row} holds a value that is NaN, infinity",
     ):
         hubplugin.fit(targets, bank, "is", compute=card)

@@ -96,13 +96,6 @@ def test_the_command_embeds_the_corpus_and_the_queries(folder):
 
 
 @pytest.mark.slow
-def test_a_folder_without_a_model_says_so(folder):
-    done = CliRunner().invoke(app, ["evaluate", "--queries", str(folder)])
-    assert done.exit_code != 0
-    assert "--embed" in done.output
-
-
-@pytest.mark.slow
 def test_the_queries_of_a_folder_ask_a_file_of_vectors(folder):
     from words_model import embed
 

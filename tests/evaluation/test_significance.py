@@ -78,12 +78,6 @@ def test_the_paired_test_is_mcnemars(rng):
     assert found.difference.value == pytest.approx((won - lost) / 300)
 
 
-def test_a_method_against_itself_shows_nothing():
-    ranks = np.array([1.0, 2.0, 1.0])
-    found = compare(ranks, ranks)
-    assert (found.won, found.lost, found.p, found.difference.value) == (0, 0, 1.0, 0.0)
-
-
 RIGHT = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
 """Of each query, whether it was right before and after."""
 
@@ -98,14 +92,6 @@ def test_no_figure_depends_on_the_order_of_the_queries(right, random):
     assert hubness_interval(found, 2, skewness, 0, 20) == hubness_interval(
         found_2, 2, skewness, 0, 20
     )
-
-
-@given(RIGHT)
-def test_the_interval_leaves_out_0_exactly_where_p_is_below_a_twentieth(right):
-    found = measure_change(*np.array(right).T)
-    assert (found.difference.sign != 0) == (found.p < 0.05)
-    assert found.difference.low <= found.difference.value <= found.difference.high
-    assert found.difference.sign in (0, np.sign(found.won - found.lost))
 
 
 @pytest.mark.parametrize("lost", range(30))
@@ -133,12 +119,3 @@ def test_the_interval_is_that_of_all_parts_of_the_queries(right):
         assert end == pytest.approx(
             ascending[np.ceil(0.025 * len(ascending)).astype(int) - 1], abs=1e-5
         )
-
-
-def test_the_interval_of_a_change_holds_the_true_one(rng):
-    held = []
-    for _ in range(300):
-        change = rng.choice([1, -1, 0], 400, p=[0.08, 0.03, 0.89])
-        found = measure_change(np.zeros(400), change).difference
-        held.append(found.low <= 0.05 <= found.high)
-    assert np.mean(held) > 0.92

@@ -94,13 +94,3 @@ def test_a_qrels_file_that_does_not_fit_is_refused(tmp_path, line, said):
     file.write_text(line + "\n")
     with pytest.raises(InputError, match=said):
         as_truth(file, 1, 2, query_names=["q1"], names=["cat", "dog"])
-
-
-def test_a_pickled_array_is_never_loaded(tmp_path):
-    np.save(
-        tmp_path / "truth.npy", np.array([[0], [1, 2]], dtype=object), allow_pickle=True
-    )
-    with pytest.raises(
-        InputError, match="holds pickled objects, which are never loaded"
-    ):
-        as_truth(tmp_path / "truth.npy", 2, 3)

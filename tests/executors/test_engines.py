@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin.errors import ClusterError, InputError
+from hubplugin.errors import ClusterError
 
 pytestmark = pytest.mark.slow
 
@@ -108,37 +108,6 @@ def test_a_process_that_dies_breaks_a_pool_and_is_told(bank, parts):
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(ClusterError, match="the executor has lost its workers"):
             hubplugin.fit(parts[8], bank, executor=executor)
-
-
-def test_ray_gives_the_same_offsets(bank, gallery, parts, expected):
-    ray = pytest.importorskip("ray", reason="pip install ray")
-    from examples.executor_fit import RayExecutor
-
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-    )
-    try:
-        found = hubplugin.fit(parts[8], bank, executor=RayExecutor(num_cpus=1)).offsets(
-            gallery
-        )
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-        damaged = np.load(parts[1].replace("*", "0"))
-        damaged[3] = np.nan
-        np.save(Path(parts[1]).parent / "damaged.npy", damaged)
-        with pytest.raises(
-            InputError,
-            match=r"^targets, shard 0 \(damaged.npy\): row 3 holds a value [^\n]*$",
-        ):
-            hubplugin.fit(
-                [str(Path(parts[1]).parent / "damaged.npy")],
-                bank,
-                executor=RayExecutor(),
-            )
-    finally:
-        ray.shutdown()
 
 
 @pytest.mark.parametrize("engine", ["processes", "dask", "ray"])

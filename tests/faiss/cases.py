@@ -9,7 +9,6 @@ import faiss
 import numpy as np
 import pytest
 
-import hubplugin
 from hubplugin_faiss.handlers import handler_for
 
 IP, L2 = faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2
@@ -139,7 +138,7 @@ def decoded(index: faiss.Index) -> np.ndarray:
 
 def _scanned(index: faiss.Index, part: int) -> np.ndarray:
     handler = handler_for(index)
-    found = np.concatenate([block[part] for block in handler.scan(0, 100)])
+    found = np.concatenate([block[part] for block in handler.scan(100)])
     rows = np.empty_like(found)
     rows[handler.order()] = found
     return rows
@@ -164,13 +163,6 @@ def recall(found: np.ndarray, expected: np.ndarray) -> float:
 
 def unit(rows: np.ndarray) -> np.ndarray:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-
-
-def in_bf16(rows: np.ndarray) -> np.ndarray:
-    """`rows` with the last 16 bits of each number rounded away."""
-    return (
-        (np.ascontiguousarray(rows, np.float32).view(np.uint32) + 0x8000) & 0xFFFF0000
-    ).view(np.float32)
 
 
 def look_everywhere(index: faiss.Index) -> None:
@@ -210,22 +202,3 @@ def assert_ranked(
     found = np.take_along_axis(truth, column[labels], axis=1)
     best = -np.sort(-truth, axis=1)[:, : labels.shape[1]]
     np.testing.assert_allclose(found, best, rtol=0, atol=ties)
-
-
-def loss_of_recall(
-    index: faiss.Index, upgraded: faiss.Index, model: hubplugin.OffsetModel
-) -> tuple[float, float]:
-    """recall@10 of bank queries by `index` against the raw ranking of what it decodes, and by `upgraded` against the
-    corrected one, as both are set to search."""
-    handler, bank = handler_for(upgraded), model.terms[0].bank
-    vectors, offsets = (
-        np.concatenate(part) for part in zip(*handler.scan(0, 1000), strict=True)
-    )
-    labels, mapped = handler.labels(), model.queries(bank)
-    raw, corrected = (
-        similarities(queries, vectors, index.metric_type) for queries in (bank, mapped)
-    )
-    before = recall(index.search(bank, 10)[1], labels[best(raw)])
-    return before, recall(
-        upgraded.search(bank, 10)[1], labels[best(corrected + offsets)]
-    )

@@ -106,7 +106,7 @@ def lying() -> list[str]:
 
 
 def same_bits(fingerprint: str) -> int:
-    """In the place of `codecs._model_bits`, whose 12 bits any two models may share."""
+    """In the place of `codecs.model_bits`, whose 12 bits any two models may share."""
     return int(fingerprint != "")
 
 
@@ -148,5 +148,5 @@ def main(step: str, kills: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[3:] == ["alike"]:
-        codecs._model_bits = same_bits
+        codecs.model_bits = same_bits
     main(sys.argv[1], int(sys.argv[2]))

@@ -104,16 +104,3 @@ def test_an_index_that_is_not_upgraded_goes_to_faiss_itself():
     index.add(np.eye(D, dtype=np.float32))
     with pytest.raises(StoreError, match="not upgraded; for a GPU give it to faiss"):
         hubplugin_faiss.for_gpu(index)
-
-
-def test_a_copy_is_for_searches_alone(rng):
-    copy = hubplugin_faiss.for_gpu(
-        upgraded("IDMap,Flat", faiss.METRIC_INNER_PRODUCT, rng)[0]
-    )
-    for job in (
-        hubplugin_faiss.downgrade,
-        hubplugin_faiss.for_gpu,
-        lambda it: hubplugin_faiss.upgrade(it, [0] * 1_000),
-    ):
-        with pytest.raises(StoreError, match="made for a GPU, for searches alone"):
-            job(copy)

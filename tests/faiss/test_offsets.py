@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin_faiss
-from hubplugin_faiss.encoding.codecs import ExtraDimensions
+from hubplugin_faiss.encoding.codecs import UpgradeSpec
 from hubplugin_faiss.handlers import handler_for
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
@@ -68,7 +68,7 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
     order = handler.order()
     stored, decoded = np.empty(n), np.empty((n, d))
     for held, into in zip(
-        zip(*handler.scan(0, 1000), strict=True), (decoded, stored), strict=True
+        zip(*handler.scan(1000), strict=True), (decoded, stored), strict=True
     ):
         into[order] = np.concatenate(held)
     spread = max(float(offsets.max()), 0.0) - min(float(offsets.min()), 0.0)
@@ -119,13 +119,8 @@ def test_a_model_is_never_taken_for_none():
     ]
     assert like_none, "one model in 4,096"
     for name in [*like_none, names[0]]:
-        extra = ExtraDimensions(np.zeros(1, np.float32), False).with_fingerprint(
-            name, b"state"
-        )
+        extra = UpgradeSpec(0, 0, name).extra_dimensions([0.0], 1, False, b"state")
         assert extra.has_fingerprint(name)
         assert not extra.has_fingerprint("")
-    assert (
-        ExtraDimensions(np.zeros(1, np.float32), False)
-        .with_fingerprint("", b"state")
-        .has_fingerprint("")
-    )
+    none = UpgradeSpec(0, 0, "").extra_dimensions([0.0], 1, False, b"state")
+    assert none.has_fingerprint("")

@@ -77,24 +77,6 @@ def test_newcomers_have_the_share_of_offsets_of_those_that_were_there(metric):
         )  # of two targets in one direction the longer one would score higher by that
 
 
-def test_the_first_stage_has_room_for_a_norm_bias_wider_than_the_offsets():
-    case = cases.made("PQ6x8np,RFlat", faiss.METRIC_L2)
-    model = hubplugin.fit(case.index, case.queries, metric="cosine")
-    upgraded = hubplugin_faiss.upgrade(
-        case.index, model, force=True
-    )  # which raises where codes have no room
-    vectors, stored = (
-        cases.decoded(first_stage(upgraded)),
-        cases.stored(first_stage(upgraded)),
-    )
-    offsets = model.offsets(case.vectors)
-    assert np.ptp(stored) > 1.5 * np.ptp(offsets)
-    found = stored - lengths(vectors) ** 2 / 2
-    columns = np.stack([offsets, lengths(vectors), np.ones(600)], axis=1)
-    left = found - columns @ np.linalg.lstsq(columns, found, rcond=None)[0]
-    assert np.abs(left).max() < 1e-3
-
-
 @pytest.mark.parametrize("kind", ["PQ48x4fs,RFlat", "IVF8,PQ48x4fs,RFlat"])
 def test_a_first_stage_by_l2_finds_vectors_of_unlike_lengths_as_before(kind, real):
     """What codes shrink they shrink of squares, too: else long vectors sink by what is lost of theirs."""
@@ -123,18 +105,3 @@ def test_a_first_stage_by_l2_finds_vectors_of_unlike_lengths_as_before(kind, rea
     raw = recall(index, scores)
     upgraded = hubplugin_faiss.upgrade(index, offsets.astype(np.float32))
     assert recall(upgraded, scores + offsets) > raw - 0.02
-
-
-@pytest.mark.parametrize("metric", [faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2])
-def test_offsets_of_a_first_stage_are_the_same_on_average_as_none(metric, real):
-    """A code of few bits would spend them on what is the same for all: R@1 fell by 4 points where similarities are
-    large."""
-    vectors = real["bank_targets"].astype(np.float32)
-    vectors += 3 * vectors.mean(axis=0)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    index = cases.filled("PQ48x4fs,RFlat", vectors, metric)
-    upgraded = hubplugin_faiss.upgrade(
-        index, hubplugin.fit(vectors, real["bank_queries"].astype(np.float32))
-    )
-    held = cases.stored(faiss.downcast_index(upgraded).base_index)
-    assert abs(held.mean()) < held.std()

@@ -38,31 +38,16 @@ class Search:
             self.model.offsets(np.array(stdlib_search.embed([text]), np.float32))[0]
         )
 
-    def scores(
-        self, question: str, package: str | None = None, raw: bool = False
-    ) -> dict[str, float]:
-        """The score of each name, best first."""
+    def best(self, question: str, raw: bool = False) -> list[str]:
+        """The names of the five best."""
         texts = [function.code for function in self.functions]
         targets = np.array(stdlib_search.embed(texts), np.float64)
         query = np.array(stdlib_search.embed([question]), np.float64)[0]
-        query /= np.linalg.norm(query)
-        similarities = targets @ query / np.linalg.norm(targets, axis=1)
-        scores = similarities + (
-            0 if raw else self.model.offsets(targets.astype(np.float32))
-        )
-        found = {
-            function.name: float(score)
-            for function, score in zip(self.functions, scores, strict=True)
-        }
-        kept = [
-            name for name in found if package is None or name.startswith(f"{package}.")
-        ]
-        return {
-            name: found[name] for name in sorted(kept, key=lambda name: -found[name])
-        }
-
-    def best(self, question: str, **how) -> list[str]:
-        return list(self.scores(question, **how))[:5]
+        lengths = np.linalg.norm(targets, axis=1) * np.linalg.norm(query)
+        scores = targets @ query / lengths
+        if not raw:
+            scores += self.model.offsets(targets.astype(np.float32))
+        return [self.functions[row].name for row in np.argsort(-scores)[:5]]
 
 
 @pytest.fixture(scope="session")

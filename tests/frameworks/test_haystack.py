@@ -69,14 +69,6 @@ def test_an_awaited_search_returns_the_corrected_ranking(options, search):
     assert asyncio.run(ask(search.questions[0])) == search.best(search.questions[0])
 
 
-def test_a_filtered_search_returns_the_corrected_ranking_of_what_is_left(store, search):
-    email = {"field": "meta.package", "operator": "==", "value": "email"}
-    question = search.questions[0]
-    assert example.dense(store, question, filters=email) == search.best(
-        question, package="email"
-    )
-
-
 def test_a_written_document_has_its_offset_and_keeps_it_when_its_metadata_is_updated(
     store, search
 ):

@@ -79,14 +79,6 @@ def test_an_added_text_has_its_offset(plain, client, search):
     )
 
 
-def test_documents_read_by_id_show_nothing_of_the_correction(client):
-    store = example.store(client, HYBRID)
-    ids = store.add_texts([SHOUT], [{"name": "shout"}])
-    document = store.get_by_ids(ids)[0]
-    assert document.page_content == SHOUT
-    assert set(document.metadata) == {"name", "_id", "_collection_name"}
-
-
 def test_every_way_to_make_a_wrapped_store_gives_a_corrected_one(
     plain, search, functions, tmp_path
 ):
@@ -101,19 +93,17 @@ def test_every_way_to_make_a_wrapped_store_gives_a_corrected_one(
         "vector_name": "dense",
         "retrieval_mode": DENSE,
     }
-    document = Document(page_content=functions[0].code, metadata={"name": "again"})
+    words, vectors = [functions[0].code], example.MiniLM()
     for make in (
-        lambda **with_: HubQdrantVectorStore.from_existing_collection(
-            embedding=example.MiniLM(), **with_
+        lambda: HubQdrantVectorStore.from_existing_collection(
+            embedding=vectors, **given
         ),
-        lambda **with_: HubQdrantVectorStore.from_texts(
-            [functions[0].code], example.MiniLM(), ids=[AGAIN], **with_
-        ),
-        lambda **with_: HubQdrantVectorStore.from_documents(
-            [document], example.MiniLM(), ids=[AGAIN], **with_
+        lambda: HubQdrantVectorStore.from_texts(words, vectors, ids=[AGAIN], **given),
+        lambda: HubQdrantVectorStore.from_documents(
+            [Document(page_content=words[0])], vectors, ids=[AGAIN], **given
         ),
     ):
-        store = make(**given)
+        store = make()
         assert isinstance(store.client, HubQdrantClient)
         if store.get_by_ids([AGAIN]):
             assert UUID(AGAIN) in stored_offsets(store.client.raw, COLLECTION)

@@ -61,33 +61,6 @@ def test_a_search_of_an_index_without_hybrid_returns_the_corrected_ranking(funct
     assert found == [search.best(question) for question in search.questions]
 
 
-def test_a_hybrid_search_fuses_the_corrected_scores(plain, index, search):
-    def scaled(scores: dict[str, float]) -> dict[str, float]:
-        low, high = min(scores.values()), max(scores.values())
-        return {name: (score - low) / (high - low) for name, score in scores.items()}
-
-    question = search.questions[0]
-    words = example.index_of(plain).as_retriever(
-        vector_store_query_mode="sparse", sparse_top_k=5
-    )
-    sparse = scaled(
-        {found.metadata["name"]: found.score for found in words.retrieve(question)}
-    )
-    dense = scaled(dict(list(search.scores(question).items())[:5]))
-    fused = {
-        name: 0.5 * sparse.get(name, 0) + 0.5 * dense.get(name, 0)
-        for name in {*sparse, *dense}
-    }
-    retriever = index.as_retriever(
-        vector_store_query_mode="hybrid", similarity_top_k=5, sparse_top_k=5, alpha=0.5
-    )
-    found = {node.metadata["name"]: node.score for node in retriever.retrieve(question)}
-    assert found == pytest.approx({name: fused[name] for name in found}, abs=1e-5)
-    assert sorted(found.values()) == pytest.approx(
-        sorted(fused.values())[-5:], abs=1e-5
-    )
-
-
 def test_an_added_node_has_its_offset(plain, index, search):
     node = example.node(SHOUT, {"name": "shout"})
     index.insert_nodes([node])

@@ -1,6 +1,7 @@
 """Asking for the corrected ranking: by psycopg, SQLAlchemy and Django, and by the SQL that `explain` prints."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -182,7 +183,7 @@ def test_a_mapped_query_is_mapped_in_every_form(database):
     store = database.open(metric="cosine")
     step = 0.3 * RNG.normal(size=(DIM, DIM)).astype(np.float32)
     plain = hubplugin.fit(VECTORS, BANK, "is")
-    model = plain.replace(query_map=QueryMap(step, 1.0, 200))
+    model = replace(plain, query_map=QueryMap(step, 1.0, 200))
     hubplugin.apply(store, model)
     unit = QUERIES[0].astype(np.float64) / np.linalg.norm(QUERIES[0])
     targets = VECTORS / np.linalg.norm(VECTORS, axis=1, keepdims=True)
@@ -214,7 +215,7 @@ def test_a_search_beside_a_switch_is_of_one_correction(database):
     for scale in (1.0, 1e3):
         plain = hubplugin.fit(VECTORS, BANK, "is", metric="dot")
         step = scale * np.eye(DIM, dtype=np.float32)
-        models.append(plain.replace(query_map=QueryMap(step, 1.0, 200)))
+        models.append(replace(plain, query_map=QueryMap(step, 1.0, 200)))
     hubplugin.apply(database.open(metric="dot"), models[0])
 
     def switch():

@@ -90,7 +90,6 @@ def apply_to(
     vector: str | None = None,
     storage: Any = "auto",
     agreement: float | None = None,
-    offset_key: str | None = None,
     **given: Any,
 ) -> Any:
     """`hubplugin.apply` of the store that `open_store` gives for a collection."""
@@ -100,9 +99,23 @@ def apply_to(
         vector,
         storage=storage,
         agreement=agreement,
-        offset_key=offset_key,
     )
     return hubplugin.apply(store, bank, method, **given)
+
+
+def set_constants(store: Any, **constants: Any) -> None:
+    """Lets searches use `constants`, whatever was calibrated."""
+    manifest = store.read_manifest()
+    active = {
+        name: version.model_copy(update=constants)
+        for name, version in manifest.active.items()
+    }
+    store.write_manifest(manifest.replace(active=active))
+
+
+def widen(store: Any, oversampling: float) -> None:
+    """Lets searches fetch so many candidates a result."""
+    set_constants(store, oversampling=oversampling)
 
 
 def know(
@@ -208,6 +221,7 @@ class Photos:
             vector=self.using,
             **self.settings() | given,
         )
+        widen(self.store(), ROWS / 10)  # every point is a candidate
         return self.wrapped()
 
     def corrected(self) -> Any:
@@ -222,7 +236,6 @@ class Photos:
 
     def wrapped(self, **options) -> Any:
         """A corrected client on the collection."""
-        options = {"oversampling": ROWS / 10} | options  # every point is a candidate
         if not self.awaited:
             return HubQdrantClient.wrap(self.plain, **options)
         plain = AsyncQdrantClient(":memory:")
@@ -242,6 +255,7 @@ class Photos:
             self.store(),
             replace(model, query_map=QueryMap(step, 1.0, 200)).centre_on(self.gallery),
         )
+        widen(self.store(), ROWS / 10)
         return self.wrapped()
 
     def without_map(self) -> OffsetModel:

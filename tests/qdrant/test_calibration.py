@@ -1,7 +1,5 @@
 """How widely a corrected search looks: as widely as the raw index's own recall asks for, and no wider."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
@@ -11,11 +9,9 @@ import hubplugin_qdrant
 from hubplugin import InputError
 from hubplugin.metric import Metric
 from hubplugin.store import Hits
-from hubplugin_qdrant import HubQdrantClient
 from hubplugin_qdrant.calibration import calibrate, draw_keys, recall
 from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
 from hubplugin_qdrant.requests import rewrite
-from tests.qdrant.conftest import Photos, apply_to, served
 
 POINTS, QUERIES, K = 2000, 30, 10
 
@@ -93,10 +89,16 @@ def test_what_needs_nothing_gets_nothing():
     assert calibrate(version("vector"), POINTS, Index(needs_nothing)).hnsw_ef is None
 
 
-@pytest.mark.parametrize("points", [4, 10, 12, 25, POINTS])
-def test_what_never_reaches_gets_the_most_that_there_are(points):
-    found = calibrate(version("payload"), points, Index(np.full(QUERIES * K, np.inf)))
-    assert (found.candidates(K), found.recall) == (max(points, K), 0.0)
+def test_what_never_reaches_gets_the_most_that_there_are():
+    found = calibrate(version("payload"), POINTS, Index(np.full(QUERIES * K, np.inf)))
+    assert (found.candidates(K), found.recall) == (POINTS, 0.0)
+
+
+@pytest.mark.parametrize("points", [4, 12, 400])
+def test_of_few_points_every_one_is_a_candidate_and_nothing_is_searched(points):
+    index = Index(np.zeros(QUERIES * K))
+    assert calibrate(version("payload"), points, index).candidates(K) == max(points, K)
+    assert index.asked == []
 
 
 @pytest.mark.parametrize("limit", [1, 100])
@@ -213,56 +215,30 @@ def test_as_many_results_are_as_much_recall_whichever_queries_found_them(missed)
     assert recall(Hits(found, []), Hits([[*range(K)]] * 3, [scores] * 3)) == 26 / 30
 
 
-def test_the_share_that_is_asked_for_is_stored_told_and_kept_by_a_refresh(cosine):
-    apply_to(cosine.plain, "photos", cosine.bank, agreement=0.8, **cosine.settings())
-    first = cosine.version
-    assert (first.agreement, first.raw_recall) == (0.8, 1.0)
-    assert first.recall >= 0.8
-    told = str(
-        hubplugin.inspect(
-            hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0
-        )
-    )
-    assert (
-        f"recall {first.recall:.3f} of the exact corrected top 10, where the raw index has 1.000"
-        in told
-    )
-    hubplugin.refresh(hubplugin_qdrant.open_store(cosine.plain, "photos"))
-    assert cosine.version.agreement == 0.8
-    assert cosine.version.oversampling == first.oversampling
-    cosine.apply(agreement=1.0)
-    assert cosine.version.oversampling > first.oversampling
-
-
 @pytest.mark.parametrize("agreement", [0, 1.5, -1])
 def test_a_share_that_is_none_is_refused(cosine, agreement):
     with pytest.raises(InputError, match=f"agreement={agreement}"):
         hubplugin_qdrant.open_store(cosine.plain, "photos", agreement=agreement)
 
 
-def test_many_candidates_are_told_with_what_needs_none():
-    slow = version("payload", oversampling=64.0)
-    assert (
-        "64 candidates a result, which is slow; storage='vector' needs none"
-        in slow.where()
+def test_the_share_that_is_asked_for_is_stored_told_and_kept_by_a_refresh():
+    rng = np.random.default_rng(1)
+    client, bank = QdrantClient(":memory:"), rng.normal(size=(100, 8))
+    client.create_collection(
+        "photos", models.VectorParams(size=8, distance=models.Distance.COSINE)
     )
-    assert "slow" not in version("payload", oversampling=40.0).where()
+    client.upload_collection("photos", rng.normal(size=(600, 8)), ids=range(600))
 
+    def opened(**given):
+        return hubplugin_qdrant.open_store(client, "photos", **given)
 
-@pytest.mark.parametrize("storage", ["payload", "vector"])
-def test_a_client_searches_as_widely_as_it_is_told(storage, monkeypatch):
-    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, storage)
-    photos.apply()
-    served(photos.plain)
-    client, sent = HubQdrantClient.wrap(photos.plain, oversampling=7, hnsw_ef=333), []
-    answer = SimpleNamespace(points=[])
-    monkeypatch.setattr(
-        client.raw, "query_points", lambda **given: sent.append(given) or answer
-    )
-    client.query_points("photos", photos.queries[0], "image")
-    mine = models.SearchParams(hnsw_ef=50)
-    client.query_points("photos", photos.queries[0], "image", search_params=mine)
-    if storage == "payload":
-        assert [given["prefetch"][0].limit for given in sent] == [70, 70]
-    else:
-        assert [given["search_params"].hnsw_ef for given in sent] == [333, 50]
+    hubplugin.apply(opened(agreement=0.8), bank, "is", force=True)
+    first = opened().active()
+    assert (first.agreement, first.raw_recall) == (0.8, 1.0)
+    assert first.recall >= 0.8
+    assert f"recall {first.recall:.3f} of the exact corrected top 10" in first.where()
+    hubplugin.refresh(opened())
+    second = opened().active()
+    assert (second.agreement, second.oversampling) == (0.8, first.oversampling)
+    hubplugin.refresh(opened(agreement=1.0))
+    assert opened().active().oversampling > first.oversampling

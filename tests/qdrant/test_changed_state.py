@@ -7,14 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
-from qdrant_client.local.local_collection import LocalCollection
 
 import hubplugin
 import hubplugin_qdrant
 from hubplugin_qdrant import metadata, writes
-from hubplugin_qdrant.schema import VectorSchema
-from hubplugin_qdrant.store import QdrantStore, QdrantWriting
-from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, clustered, ids
+from tests.qdrant.conftest import DIM, Photos, apply_to, clustered, ids
 
 NEW = clustered(9, 40)
 
@@ -172,68 +169,6 @@ def test_what_is_written_after_another_fit_has_its_offsets(photos, times):
     assert of_ours(photos.plain) == {}
 
 
-@pytest.mark.parametrize("job", ["remove", "another fit"])
-def test_what_is_written_where_a_job_stopped_after_its_vector_went_ends_as_it_would_later(
-    in_vector, job, monkeypatch
-):
-    """The manifest still names the version, and its augmented vector is gone."""
-    photos = in_vector
-    photos.corrected()
-    delete = QdrantStore.delete_offsets
-
-    def stopped(*given):
-        delete(*given)
-        raise KeyboardInterrupt
-
-    jobs = {
-        "remove": lambda: hubplugin.remove(photos.store()),
-        "another fit": lambda: photos.apply(method="nnn"),
-    }
-    monkeypatch.setattr(QdrantStore, "delete_offsets", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        jobs[job]()
-    monkeypatch.setattr(QdrantStore, "delete_offsets", delete)
-    client = photos.wrapped()
-    client.upsert("photos", [photos.point(1, NEW[1])])
-    client.overwrite_payload("photos", {"n": 2}, [2])
-    client.clear_payload("photos", [3])
-    client.update_vectors(
-        "photos", [models.PointVectors(id=4, vector=photos.struct(NEW[4]))]
-    )
-    client.delete_vectors("photos", [photos.using], [5])
-    hubplugin.remove(photos.store())
-    assert of_ours(photos.plain) == {}
-
-
-def test_a_client_that_has_not_seen_a_switch_finds_what_is_written_as_before(
-    photos, monkeypatch
-):
-    """A job deletes the offsets of the version before once all clients have seen the switch."""
-    photos.corrected()
-    other, writer = photos.wrapped(), photos.wrapped()
-    query = photos.queries[0]
-    for client in (other, writer):
-        client.query_points("photos", query, photos.using or None)
-
-    def scores():
-        found = other.query_points(
-            "photos", query, photos.using or None, limit=ROWS
-        ).points
-        return {point.id: point.score for point in found}
-
-    before, switched = scores(), []
-
-    def write(job):
-        writer.upsert("photos", [photos.point(3, photos.gallery[3])])
-        switched.append(photos.version.number)
-        assert scores() == pytest.approx(before, abs=1e-4)
-
-    monkeypatch.setattr(QdrantWriting, "_wait_for_clients", write)
-    photos.apply(method="nnn")
-    assert switched == [2]
-    assert wrong(photos.plain, photos) == (0, 0, 0)
-
-
 @pytest.mark.parametrize("to", ["another storage", "the same storage", "no correction"])
 @pytest.mark.parametrize("fits", [1, 2])
 def test_what_is_written_by_a_moved_alias_has_the_offsets_of_where_it_leads(
@@ -322,7 +257,7 @@ def test_an_alias_in_the_place_of_a_collection_has_the_manifest_of_where_it_lead
 def test_an_upload_during_which_the_state_changes_ends_in_the_new_one(
     storage, upload, change, monkeypatch
 ):
-    monkeypatch.setattr(writes, "NUMBERS_AT_ONCE", 4 * DIM)
+    monkeypatch.setattr(writes, "PART", 4)
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, storage)
     client = photos.corrected()
 
@@ -396,64 +331,6 @@ def test_a_search_is_answered_though_the_state_changes_again_and_again(
     assert ids(found) == in_vector.best(query)
 
 
-def test_a_search_is_answered_though_an_alias_was_moved_and_back_again_meanwhile(
-    in_vector, monkeypatch
-):
-    plain, client, query = in_vector.plain, in_vector.corrected(), in_vector.queries[0]
-    raw, away = client.raw.query_points, ["prints"]
-    plain.create_collection(
-        "prints",
-        {"image": models.VectorParams(size=DIM, distance=models.Distance.COSINE)},
-    )
-
-    def lead(name):
-        leading = models.CreateAlias(collection_name=name, alias_name="all")
-        plain.update_collection_aliases(
-            [models.CreateAliasOperation(create_alias=leading)]
-        )
-
-    def meanwhile(**given):
-        lead(away.pop() if away else "photos")
-        try:
-            return raw(**given)
-        finally:
-            lead("photos")
-
-    lead("photos")
-    client.query_points("photos", query, "image")
-    monkeypatch.setattr(client.raw, "query_points", meanwhile)
-    found = client.query_points("all", query, "image")
-    assert ids(found) == in_vector.best(query)
-
-
-def test_a_second_vector_that_is_about_to_be_added_is_not_taken_for_lost(
-    in_vector, monkeypatch, recwarn
-):
-    """A job names a version in the manifest before it adds its vector."""
-    in_vector.corrected()
-    prepare, query, seen = VectorSchema.prepare, in_vector.queries[0], []
-
-    def meanwhile(schema, version):
-        client = in_vector.wrapped()
-        client.upsert("photos", [in_vector.point(500, NEW[0])])
-        in_vector.wrapped().upload_points("photos", [in_vector.point(501, NEW[1])])
-        seen.extend((in_vector.stored(500).keys(), in_vector.stored(501).keys()))
-        found = client.query_points("photos", query, "image", query_filter=NOT_NEW)
-        seen.append(ids(found) == in_vector.best(query))
-        prepare(schema, version)
-
-    monkeypatch.setattr(VectorSchema, "prepare", meanwhile)
-    in_vector.apply(method="nnn")
-    assert seen == [{"hub_v1"}, {"hub_v1"}, True]
-    assert in_vector.wrong() == (0, 0)
-    assert not [
-        each for each in recwarn if "lost its augmented vector" in str(each.message)
-    ]
-
-
-NOT_NEW = models.Filter(must_not=[models.HasIdCondition(has_id=[500, 501])])
-
-
 @pytest.mark.parametrize("storage", ["payload", "vector"])
 def test_offsets_of_an_unknown_version_are_counted_refreshed_and_removed(storage):
     """As a client leaves them that is killed between a write and the look at the manifest."""
@@ -473,47 +350,29 @@ def test_offsets_of_an_unknown_version_are_counted_refreshed_and_removed(storage
     assert of_ours(photos.plain) == {}
 
 
-@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize(
-    "write",
-    [
-        "overwrite",
-        "overwrite by a filter",
-        "clear",
-        "clear by a filter",
-        "upsert without payload",
-        "several operations",
-    ],
-)
-def test_no_point_is_without_its_offset_between_two_operations_of_a_request(
-    write, awaited, monkeypatch
+NOT_NEW = models.Filter(must_not=[models.HasIdCondition(has_id=[500, 501])])
+
+
+def test_a_second_vector_that_is_about_to_be_added_is_not_taken_for_lost(
+    in_vector, monkeypatch, recwarn
 ):
-    photos, seen = (
-        Photos(
-            QdrantClient(":memory:"),
-            "image",
-            models.Distance.COSINE,
-            "payload",
-            awaited,
-        ),
-        [],
-    )
-    client = photos.corrected()
+    """A job names a version in the manifest before it adds its vector."""
+    in_vector.corrected()
+    create, query, seen = in_vector.plain.create_vector_name, in_vector.queries[0], []
 
-    def one_by_one(plain):
-        def done(collection, *given, **named):
-            found = plain(collection, *given, **named)
-            seen.append(
-                [bool(photos.stored(key)) for key in range(len(photos.gallery))]
-            )
-            return found
+    def meanwhile(*given, **named):
+        client = in_vector.wrapped()
+        client.upsert("photos", [in_vector.point(500, NEW[0])])
+        in_vector.wrapped().upload_points("photos", [in_vector.point(501, NEW[1])])
+        seen.extend((in_vector.stored(500).keys(), in_vector.stored(501).keys()))
+        found = client.query_points("photos", query, "image", query_filter=NOT_NEW)
+        seen.append(ids(found) == in_vector.best(query))
+        return create(*given, **named)
 
-        return done
-
-    for name in ("overwrite_payload", "clear_payload", "_upsert_point"):
-        monkeypatch.setattr(
-            LocalCollection, name, one_by_one(getattr(LocalCollection, name))
-        )
-    WRITES[write](client, photos, 3, "photos")
-    assert seen
-    assert all(map(all, seen))
+    monkeypatch.setattr(in_vector.plain, "create_vector_name", meanwhile)
+    in_vector.apply(method="nnn")
+    assert seen == [{"hub_v1"}, {"hub_v1"}, True]
+    assert in_vector.wrong() == (0, 0)
+    assert not [
+        each for each in recwarn if "lost its augmented vector" in str(each.message)
+    ]

@@ -87,7 +87,7 @@ def test_the_manifest_has_the_fields_that_the_page_names():
             row.split("|")[1] for row in table.splitlines() if row.count("|") > 2
         ),
     )
-    assert len(names) == 11
+    assert len(names) == 10
     assert set(names) <= set(manifest.payload["active"][""])
 
 

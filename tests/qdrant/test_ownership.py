@@ -6,8 +6,7 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin
 import hubplugin_qdrant
-from hubplugin import InputError, StoreError, open_store
-from hubplugin.jobs import correct, write
+from hubplugin import StoreError
 from tests.qdrant.conftest import (
     DIM,
     ROWS,
@@ -24,20 +23,7 @@ def named(storage="payload"):
     return Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, storage)
 
 
-THEIRS = [
-    5,
-    0,
-    "",
-    "Berlin",
-    None,
-    True,
-    {},
-    {"city": 3},
-    {"v1": "one"},
-    {"v1": 0.5, "city": 3},
-    [1, 2],
-    [None],
-]
+THEIRS = [5, "", None, {}, {"v1": "one"}, {"v1": 0.5, "city": 3}, [1, 2]]
 
 
 @pytest.mark.parametrize("dry_run", [True, False], ids=["dry", "real"])
@@ -51,120 +37,11 @@ def test_a_payload_key_that_the_user_has_is_refused_before_anything_is_written(
     before = contents(cosine.plain)
     with pytest.raises(
         StoreError,
-        match=r"'hub_offset' holds something of yours, in point 17.*offset_key='hub_offset_2'",
+        match=r"'hub_offset' holds something of yours, in point 17; call it otherwise",
     ):
         cosine.apply(dry_run=dry_run)
     assert contents(cosine.plain) == before
     assert names(cosine.plain) == ["photos"]
-
-
-def test_the_gallery_is_not_read_where_the_payload_key_is_taken(cosine, monkeypatch):
-    cosine.plain.set_payload("photos", {"hub_offset": 5}, points=[17])
-    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
-    monkeypatch.setattr(
-        store, "scan", lambda *given: pytest.fail("the gallery was read")
-    )
-    with pytest.raises(StoreError, match="something of yours"):
-        correct.apply(store, cosine.bank, "is", force=True)
-
-
-def test_a_model_is_not_written_where_the_payload_key_is_taken(cosine):
-    model = hubplugin.fit(cosine.gallery, cosine.bank, "is")
-    cosine.plain.set_payload("photos", {"hub_offset": 5}, points=[17])
-    with pytest.raises(StoreError, match="something of yours"):
-        write.write(hubplugin_qdrant.open_store(cosine.plain, "photos"), model)
-    assert names(cosine.plain) == ["photos"]
-
-
-def test_another_key_holds_the_offsets_wherever_one_is_read_or_written():
-    photos = named()
-    photos.plain.set_payload(
-        "photos", {"hub_offset": {"city": 3}}, points=list(range(ROWS))
-    )
-    before = contents(photos.plain)
-    client = photos.apply(offset_key="nudge")
-    assert photos.plain.retrieve("photos", [3])[0].payload["nudge"].keys() == {"v1"}
-    for query in photos.queries[:5]:
-        found = client.query_points("photos", query, "image").points
-        assert ids(found) == photos.best(query)
-        assert all(
-            set(point.payload) == {"n", "colour", "hub_offset"} for point in found
-        )
-    client.upsert(
-        "photos", [photos.point(3, photos.gallery[4], hub_offset={"city": 4})]
-    )
-    client.overwrite_payload("photos", {"hub_offset": 9}, points=[5])
-    client.clear_payload("photos", points_selector=[6])
-    with pytest.raises(InputError, match="'nudge' is reserved"):
-        client.set_payload("photos", {"nudge": 1}, points=[7])
-    photos.plain.upsert("photos", [photos.point(8, photos.gallery[9])])
-    report = hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos"))
-    assert (report.missing, report.stale, report.foreign) == (1, 0, 0)
-    assert (
-        hubplugin.refresh(hubplugin_qdrant.open_store(photos.plain, "photos")).missing
-        == 1
-    )
-    apply_to(
-        photos.plain, "photos", photos.bank, storage="payload", method="nnn", force=True
-    )
-    assert photos.plain.retrieve("photos", [6])[0].payload.keys() == {"nudge"}
-    asked = (
-        hubplugin_qdrant.open_store(photos.plain, "photos")
-        .explain(photos.queries[0])
-        .request["body"]
-    )
-    assert asked["with_payload"] == {"exclude": ["nudge"]}
-    assert asked["query"]["formula"]["sum"] == ["$score", "nudge.v2"]
-    for key in (3, 5, 6, 8):
-        photos.plain.overwrite_payload("photos", before[key].payload, points=[key])
-    hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos"))
-    assert [point.payload for point in contents(photos.plain)] == [
-        point.payload for point in before
-    ]
-
-
-def test_another_key_than_that_of_the_correction_in_place_is_refused(cosine):
-    cosine.apply(offset_key="nudge")
-    for dry_run in (True, False):
-        with pytest.raises(
-            StoreError,
-            match=r"under the payload key 'nudge'; remove it .*: offset_key='shift'$",
-        ):
-            cosine.apply(method="nnn", offset_key="shift", dry_run=dry_run)
-    cosine.apply(method="nnn", offset_key="nudge")
-    assert cosine.version.key == "nudge.v2"
-
-
-@pytest.mark.parametrize("key", ["", "a.b", "a[]", 'a"', "$score", "1", 7])
-def test_what_is_no_name_of_a_payload_key_is_refused(cosine, key):
-    with pytest.raises(
-        InputError, match=r"offset_key=.*: expected a name of letters, digits and _"
-    ):
-        cosine.apply(offset_key=key)
-
-
-def test_a_key_for_offsets_in_vectors_is_refused():
-    with pytest.raises(
-        InputError,
-        match=r"offset_key='nudge' is for offsets in payloads; storage='vector' has none",
-    ):
-        named().apply(storage="vector", offset_key="nudge")
-
-
-def test_a_url_names_the_key(tmp_path):
-    photos = Photos(QdrantClient(path=str(tmp_path)), "", models.Distance.COSINE)
-    photos.plain.set_payload("photos", {"hub_offset": "mine"}, points=[1])
-    photos.plain.close()
-    store = open_store(f"qdrant-local:{tmp_path}/photos?offset_key=nudge")
-    assert "under the payload key 'nudge'" in store.plan()[0]
-    correct.apply(store, photos.bank, "is", force=True)
-    assert set(contents(store.client)[1].payload) == {
-        "n",
-        "colour",
-        "hub_offset",
-        "nudge",
-    }
-    store.client.close()
 
 
 def test_offsets_whose_manifest_was_lost_are_not_taken_for_the_users(cosine):
@@ -193,21 +70,6 @@ def test_offsets_whose_manifest_was_lost_are_named_with_what_to_do(storage):
     else:
         photos.plain.delete_vector_name("photos", "hub_v1")
     assert hubplugin.inspect(photos.store()).attention == []
-
-
-def test_a_server_that_may_not_look_for_a_payload_key_has_it_found_here(cosine):
-    """As strict mode has it for keys without an index."""
-    strict = models.StrictModeConfig(unindexed_filtering_retrieve=False)
-    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
-    store.transport.strict = strict
-    store.require_writable()
-    cosine.plain.set_payload("photos", {"hub_offset": {"v1": 0.25}}, points=[1, 2])
-    store.require_writable()
-    cosine.plain.upsert(
-        "photos", [cosine.point(17, cosine.gallery[17], hub_offset=None)]
-    )
-    with pytest.raises(StoreError, match="something of yours, in point 17"):
-        store.require_writable()
 
 
 @pytest.mark.parametrize("correction_in", ["payload", "vector"])
@@ -342,26 +204,18 @@ def test_the_correction_of_a_vector_that_was_deleted_can_be_removed(
     )
 
 
-@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
-def test_a_client_that_deletes_a_vector_leaves_the_settings_of_the_others(awaited):
-    photos = Photos(
-        QdrantClient(":memory:"), "image", models.Distance.DOT, awaited=awaited
-    )
-    photos.add_vector("text", photos.gallery)
-    for using, storage in (("image", "payload"), ("text", "vector")):
-        apply_to(
-            photos.plain,
-            "photos",
-            photos.bank,
-            vector=using,
-            storage=storage,
-            method="is",
-            force=True,
-        )
-    before = photos.plain.retrieve("photos--hub", [0])[0].payload["active"]
-    client = photos.wrapped(oversampling=3.25, hnsw_ef=77)
-    client.query_points("photos", photos.queries[0], "image")
-    client.delete_vector_name("photos", "text")
-    assert photos.plain.retrieve("photos--hub", [0])[0].payload["active"] == {
-        "image": before["image"]
-    }
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("oversampling", 1e308), ("max_candidates", -5), ("hnsw_ef", 0), ("parts", 2**40)],
+)
+def test_a_number_in_the_manifest_that_no_job_writes_is_damage(cosine, field, value):
+    client = cosine.apply()
+    payload = cosine.plain.retrieve("photos--hub", [0])[0].payload
+    payload["active"][""][field] = value
+    damaged = models.PointStruct(id=0, vector={}, payload=payload)
+    cosine.plain.upsert("photos--hub", [damaged])
+    with pytest.raises(StoreError, match=f"damaged at .*{field}"):
+        cosine.store()
+    with pytest.warns(UserWarning, match="searches are raw here"):
+        cosine.wrapped().query_points("photos", cosine.queries[0])
+    assert client.query_points("photos", cosine.queries[0])  # which has not looked

@@ -1,7 +1,5 @@
 """A collection whose model maps queries ranks as model.queries(q) @ t + offset, however it is asked."""
 
-import json
-
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
@@ -12,7 +10,7 @@ from hubplugin.jobs.write import write
 from hubplugin.recording import read
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.requests import rewrite
-from tests.qdrant.conftest import ROWS, RRF, Photos, clustered, ids
+from tests.qdrant.conftest import ROWS, RRF, Photos, clustered, ids, widen
 from tests.qdrant.test_explain import sent
 
 COSINE, DOT = models.Distance.COSINE, models.Distance.DOT
@@ -46,54 +44,38 @@ def test_a_search_returns_the_ranking_and_the_scores_of_the_definition(photos):
     assert photos.best(photos.queries[0]) != np.argsort(-unmapped)[:10].tolist(), (
         "else the map would not be seen"
     )
-    for query, expected in zip(
-        3 * photos.queries, photos.similarities(3 * photos.queries), strict=True
-    ):
-        found = client.query_points("photos", query, photos.using or None).points
+    for query in 3 * photos.queries:
+        found = photos.search(client, query).points
         assert ids(found) == photos.best(query)
-        np.testing.assert_allclose(
-            [p.score for p in found], np.sort(expected)[::-1][:10], rtol=1e-5, atol=1e-5
-        )
-
-
-def test_a_threshold_and_pages_are_of_the_corrected_scores(photos):
-    client = photos.apply_mapped()
-    scores, using = photos.similarities(photos.queries[:1])[0], photos.using or None
-    limit = float(np.sort(scores)[-30])
-    found = client.query_points(
-        "photos", photos.queries[0], using, score_threshold=limit - 1e-4, limit=ROWS
-    ).points
+        scores = np.sort(photos.similarities([query])[0])[::-1]
+        given = [point.score for point in found]
+        np.testing.assert_allclose(given, scores[:10], rtol=1e-5, atol=1e-5)
+    least = float(scores[29]) - 1e-4
+    found = photos.search(client, query, score_threshold=least, limit=ROWS).points
     assert len(found) == 30
-    second = client.query_points(
-        "photos", photos.queries[0], using, limit=10, offset=10
-    ).points
-    assert ids(second) == photos.best(photos.queries[0], 20)[10:]
+    second = photos.search(client, query, limit=10, offset=10).points
+    assert ids(second) == photos.best(query, 20)[10:]
 
 
 def test_batches_groups_and_prefetches_are_mapped(photos):
     client, using = photos.apply_mapped(), photos.using or None
+    queries = photos.queries.tolist()
     requests = [
-        models.QueryRequest(query=query.tolist(), using=using, limit=10)
-        for query in photos.queries
+        models.QueryRequest(query=query, using=using, limit=10) for query in queries
     ]
-    found = client.query_batch_points("photos", requests)
-    assert [ids(each.points) for each in found] == [
-        photos.best(query) for query in photos.queries
-    ]
-    query = photos.queries[0]
+    for found, query in zip(
+        client.query_batch_points("photos", requests), queries, strict=True
+    ):
+        assert ids(found.points) == photos.best(query)
     groups = client.query_points_groups(
-        "photos", "n", query, using, limit=5, group_size=1
+        "photos", "n", queries[0], using, limit=5, group_size=1
     ).groups
-    assert [group.id for group in groups] == photos.best(query, 5)
-    nested = models.Prefetch(
-        prefetch=[models.Prefetch(query=query.tolist(), using=using, limit=4)],
-        query=photos.queries[1].tolist(),
-        using=using,
-        limit=3,
-    )
-    assert ids(
-        client.query_points("photos", RRF, prefetch=[nested]).points
-    ) == photos.best(photos.queries[1], 3, rows=photos.best(query, 4))
+    assert [group.id for group in groups] == photos.best(queries[0], 5)
+    inner = models.Prefetch(query=queries[0], using=using, limit=4)
+    nested = models.Prefetch(prefetch=inner, query=queries[1], using=using, limit=3)
+    found = client.query_points("photos", RRF, prefetch=[nested]).points
+    given = photos.best(queries[0], 4)
+    assert ids(found) == photos.best(queries[1], 3, rows=given)
 
 
 def test_vectors_in_other_queries_are_mapped_and_points_are_not(in_payload):
@@ -120,26 +102,21 @@ def test_vectors_in_other_queries_are_mapped_and_points_are_not(in_payload):
             ),
         ]
 
+    def found(client, query):
+        return ids(client.query_points("photos", query, "image").points)
+
     for given, expected in zip(
         asked(one.tolist(), two.tolist()), asked(mapped_one, mapped_two), strict=True
     ):
-        plain = in_payload.plain.query_points("photos", expected, "image").points
-        assert ids(client.query_points("photos", given, "image").points) == ids(
-            plain
-        ), type(given).__name__
-        together = client.query_points(
-            "photos",
-            RRF,
-            prefetch=models.Prefetch(query=given, using="image", limit=10),
-        )
-        assert ids(together.points) == ids(plain)
+        plain = found(in_payload.plain, expected)
+        assert found(client, given) == plain, type(given).__name__
+        prefetch = models.Prefetch(query=given, using="image", limit=10)
+        fused = client.query_points("photos", RRF, prefetch=prefetch)
+        assert ids(fused.points) == plain
     by_points = models.RecommendQuery(
         recommend=models.RecommendInput(positive=[1, 2], negative=[step])
     )
-    expected = in_payload.plain.query_points("photos", by_points, "image").points
-    assert ids(client.query_points("photos", by_points, "image").points) == ids(
-        expected
-    )
+    assert found(client, by_points) == found(in_payload.plain, by_points)
 
 
 @pytest.mark.skipif(
@@ -190,7 +167,7 @@ def test_a_point_named_by_its_id_is_a_target_and_is_not_mapped(in_payload):
 )
 def test_a_document_that_the_server_embeds_is_refused_in_one_line(in_payload, query):
     client = in_payload.apply_mapped()
-    client._corrections.raw.client.cloud_inference = True
+    client.raw.cloud_inference = True
     document = models.Document(text="a dog", model="m")
     query = query or models.RecommendQuery(
         recommend=models.RecommendInput(positive=[document])
@@ -203,42 +180,25 @@ def test_a_document_that_the_server_embeds_is_refused_in_one_line(in_payload, qu
 
 
 @pytest.mark.parametrize("kind", ["cosine-vector", "dot-vector-async"])
-def test_a_target_that_is_written_again_stays_as_it_was_and_one_that_changes_is_mapped_anew(
-    kind,
-):
+def test_what_is_written_has_the_map_in_its_second_vector(kind):
     photos = Photos(QdrantClient(":memory:"), *KINDS[kind])
     client = photos.apply_mapped()
-    before = {key: photos.stored(key)["hub_v1"] for key in range(9)}
-    client.upsert(
-        "photos", [photos.point(key, photos.gallery[key]) for key in range(3)]
-    )
-    again = [
-        models.PointVectors(id=key, vector={"image": photos.gallery[key].tolist()})
-        for key in range(3, 6)
-    ]
-    client.update_vectors("photos", again)
-    client.upload_points(
-        "photos", [photos.point(key, photos.gallery[key]) for key in range(6, 9)]
-    )
-    for key, vector in before.items():
-        np.testing.assert_allclose(
-            photos.stored(key)["hub_v1"], vector, rtol=0, atol=1e-5
-        )
+    before = photos.stored(0)["hub_v1"]
+    client.upsert("photos", [photos.point(0, photos.gallery[0])])
+    np.testing.assert_allclose(photos.stored(0)["hub_v1"], before, rtol=0, atol=1e-5)
     changed = clustered(12, 1)[0]
-    client.upsert("photos", [photos.point(0, changed)])
+    update = models.PointVectors(id=1, vector={"image": changed.tolist()})
+    client.update_vectors("photos", [update])
     unit = changed / np.linalg.norm(changed) if photos.distance is COSINE else changed
     wanted = photos.model.query_map.on_targets(unit[None])[0]
-    np.testing.assert_allclose(
-        photos.stored(0)["hub_v1"][:-1], wanted, rtol=0, atol=1e-5
-    )
+    held = photos.stored(1)["hub_v1"][:-1]
+    np.testing.assert_allclose(held, wanted, rtol=0, atol=1e-5)
     assert photos.wrong() == (0, 0)
-    others = [models.PointVectors(id=3, vector={"image": changed.tolist()})]
-    photos.plain.update_vectors("photos", others)
+    update = models.PointVectors(id=3, vector={"image": changed.tolist()})
+    photos.plain.update_vectors("photos", [update])
     assert photos.wrong() == (0, 1)
     hubplugin.refresh(photos.store())
-    assert photos.stored(3)["hub_v1"] == pytest.approx(
-        photos.stored(0)["hub_v1"], abs=1e-5
-    )
+    assert photos.stored(3)["hub_v1"] == pytest.approx(photos.stored(1)["hub_v1"])
 
 
 def test_a_point_without_its_second_vector_is_found_by_its_raw_score():
@@ -259,42 +219,22 @@ def test_a_point_without_its_second_vector_is_found_by_its_raw_score():
 
 def test_a_recorder_keeps_what_was_asked(photos, tmp_path):
     photos.apply_mapped()
-    client, using = photos.wrapped(record=tmp_path), photos.using or None
-    client.query_points("photos", photos.queries[0], using)
-    client.query_points(
-        "photos",
-        RRF,
-        prefetch=models.Prefetch(query=photos.queries[1].tolist(), using=using),
-    )
+    client, asked = photos.wrapped(record=tmp_path), photos.queries[:2].tolist()
+    photos.search(client, asked[0])
+    prefetch = models.Prefetch(query=asked[1], using=photos.using or None)
+    client.query_points("photos", RRF, prefetch=prefetch)
     client.close()
     found = read(tmp_path / "photos" / photos.using)
     assert found is not None
-    np.testing.assert_allclose(
-        sorted(found.array().tolist()), sorted(photos.queries[:2].tolist()), rtol=1e-6
-    )
+    np.testing.assert_allclose(sorted(found.array().tolist()), sorted(asked), rtol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:.*search_params:UserWarning")
 def test_a_plain_client_finds_the_same_by_the_printed_request(photos):
-    photos.apply_mapped()
+    client = photos.apply_mapped()
     explained = photos.store().explain(photos.queries[0], 10)
-    client = photos.wrapped(oversampling=None)
-    expected = client.query_points(
-        "photos", photos.queries[0], photos.using or None
-    ).points
-    assert ids(sent(photos, explained)) == ids(expected)
-    if photos.storage == "vector":
-        assert "send the query as it is, not mapped" in explained.text
-        return
-    assert "is mapped: q + S q" in explained.text
-    assert ("multiplies $score" in explained.text) == (photos.distance is COSINE)
-    body = json.loads(json.dumps(explained.request["body"]))
-    unit = photos.queries[0] / (
-        np.linalg.norm(photos.queries[0]) if photos.distance is COSINE else 1
-    )
-    np.testing.assert_allclose(
-        body["prefetch"][0]["query"], as_mapped(photos, unit), rtol=1e-4, atol=1e-6
-    )
+    expected = ids(photos.search(client, photos.queries[0]).points)
+    assert ids(sent(photos, explained)) == expected
 
 
 def test_a_model_that_is_lost_makes_searches_raw_with_a_warning(in_payload):
@@ -323,11 +263,12 @@ def test_the_map_is_read_once_and_again_for_another_model(in_payload, monkeypatc
         reads.append(ids)
         return retrieve(name, ids=ids, **given)
 
-    monkeypatch.setattr(client._corrections.raw.client, "retrieve", counted)
+    monkeypatch.setattr(client.raw, "retrieve", counted)
     for _ in range(3):
         client.query_points("photos", in_payload.queries[0], "image")
-        client._corrections.manifests.clear()
+        client._corrections.forget()
     assert len(reads) == 4, "three manifests and one model"
     write(in_payload.store(), in_payload.without_map())
+    widen(in_payload.store(), ROWS / 10)
     hits = client.query_points("photos", in_payload.queries[0], "image").points
     assert ids(hits) == in_payload.best(in_payload.queries[0])

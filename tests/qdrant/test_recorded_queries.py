@@ -8,7 +8,7 @@ import hubplugin_qdrant
 from hubplugin import InputError, Recorder
 from hubplugin.recording import read
 from hubplugin.store import read_recorded
-from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
+from hubplugin_qdrant import HubQdrantClient
 from tests.qdrant.conftest import DIM, Photos
 
 
@@ -89,15 +89,10 @@ def test_each_collection_and_vector_has_its_own_sample_before_any_correction(fol
     assert rows(folder / "a%20b") == {(3, 4)}
 
 
-@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("named", ["photos", "live"])
-def test_only_the_collections_that_a_recorder_names_are_recorded(
-    folder, named, awaited
-):
+def test_only_the_collections_that_a_recorder_names_are_recorded(folder, named):
     photos = also_live(
-        Photos(
-            QdrantClient(":memory:"), "image", models.Distance.COSINE, awaited=awaited
-        )
+        Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE)
     )
     photos.plain.create_collection(
         "other", models.VectorParams(size=DIM, distance=models.Distance.COSINE)
@@ -161,41 +156,19 @@ def test_texts_are_kept_where_the_client_embeds_documents_and_is_asked_for_them(
 
 
 def test_a_folder_that_cannot_be_written_fails_no_search(cosine, tmp_path, caplog):
-    (tmp_path / "file").touch()
     client = cosine.wrapped(record=Recorder(tmp_path / "file", seconds=0.001))
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file is a file"):
+        cosine.wrapped(record=tmp_path / "file")
     for query in cosine.queries:
         assert len(client.query_points("photos", query).points) == 10
     client.close()
     assert len([each for each in caplog.records if "not recorded" in each.message]) == 1
 
 
-def test_more_collections_than_are_kept_apart_fail_no_search(
-    folder, caplog, monkeypatch
-):
-    monkeypatch.setattr("hubplugin.recording.MOST_WITHIN", 2)
-    client = HubQdrantClient(":memory:", record=folder)
-    for number in range(4):
-        client.create_collection(
-            f"tenant-{number}",
-            models.VectorParams(size=2, distance=models.Distance.DOT),
-        )
-        client.query_points(f"tenant-{number}", [1, 2])
-    client.close()
-    assert [rows(folder / f"tenant-{number}") for number in range(4)] == [
-        {(1, 2)},
-        {(1, 2)},
-        set(),
-        set(),
-    ]
-    assert len(caplog.records) == 1
-    assert "tenant-2" in caplog.text
-
-
-@pytest.mark.parametrize("kind", [HubQdrantClient, AsyncHubQdrantClient])
-@pytest.mark.parametrize("given", [True, 3, ["queries"]])
-def test_what_is_no_folder_is_refused(kind, given):
+def test_what_is_no_folder_is_refused():
     with pytest.raises(InputError, match="expected a folder"):
-        kind(":memory:", record=given)
+        HubQdrantClient(":memory:", record=["queries"])
 
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
@@ -235,11 +208,8 @@ def test_clicks_join_the_queries_of_their_collection_and_vector(
     ]
 
 
-@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
-def test_a_click_that_cannot_be_recorded_fails_nothing(folder, awaited, caplog):
-    photos = Photos(
-        QdrantClient(":memory:"), "", models.Distance.COSINE, awaited=awaited
-    )
+def test_a_click_that_cannot_be_recorded_fails_nothing(folder, caplog):
+    photos = Photos(QdrantClient(":memory:"), "", models.Distance.COSINE)
     client = photos.wrapped(record=Recorder(folder, collections=["photos"]))
     client.click("photos", "red shoes", 1)
     client.click("other", photos.queries[0], 1)
@@ -253,3 +223,25 @@ def test_a_click_that_cannot_be_recorded_fails_nothing(folder, awaited, caplog):
         match="this client records nothing: name a folder where it is made, record=",
     ):
         photos.wrapped().click("photos", photos.queries[0], 1)
+
+
+def test_more_collections_than_are_kept_apart_fail_no_search(
+    folder, caplog, monkeypatch
+):
+    monkeypatch.setattr("hubplugin.recording.MOST_WITHIN", 2)
+    client = HubQdrantClient(":memory:", record=folder)
+    for number in range(4):
+        client.create_collection(
+            f"tenant-{number}",
+            models.VectorParams(size=2, distance=models.Distance.DOT),
+        )
+        client.query_points(f"tenant-{number}", [1, 2])
+    client.close()
+    assert [rows(folder / f"tenant-{number}") for number in range(4)] == [
+        {(1, 2)},
+        {(1, 2)},
+        set(),
+        set(),
+    ]
+    assert len(caplog.records) == 1
+    assert "tenant-2" in caplog.text

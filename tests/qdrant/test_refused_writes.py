@@ -17,9 +17,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
-from qdrant_client import qdrant_client as plain_module
-from qdrant_client.conversions.conversion import RestToGrpc
-from qdrant_client.local.local_collection import LocalCollection
 
 import hubplugin
 import hubplugin_qdrant
@@ -246,7 +243,7 @@ def points(draw: st.DrawFn, using: str) -> Any:
     form = draw(
         mostly(
             st.just("struct"),
-            st.sampled_from(["record", "dict", "namespace", "message", None]),
+            st.sampled_from(["record", "dict", "namespace", None]),
         )
     )
     try:
@@ -255,11 +252,6 @@ def points(draw: st.DrawFn, using: str) -> Any:
         form = draw(
             st.sampled_from(["dict", None, "namespace" if payload is None else "dict"])
         )
-    if form == "message":
-        try:
-            return RestToGrpc.convert_point_struct(struct)
-        except (ValueError, TypeError):
-            return struct
     forms = {
         "struct": lambda: struct,
         "record": lambda: models.Record(**fields),
@@ -506,91 +498,6 @@ def named(using: str, rows: np.ndarray) -> Any:
     return {using: rows} if using else rows
 
 
-def in_batch(
-    using: str, ids: list[int], rows: np.ndarray, payloads: list[Any] | None = None
-) -> models.Batch:
-    return models.Batch(ids=ids, vectors=named(using, rows.tolist()), payloads=payloads)
-
-
-def in_operation(batch: models.Batch) -> models.UpdateOperation:
-    return models.UpsertOperation(upsert=models.PointsBatch(batch=batch))
-
-
-IN_ALL = [500, 501, 502, 503]
-UNEVEN: dict[str, Callable[[str], Write]] = {
-    "fewer ids": lambda using: Write(
-        "upload_collection", named(using, NEW[:4]), ids=IN_ALL[:2]
-    ),
-    "fewer ids in a stream": lambda using: Write(
-        "upload_collection", named(using, NEW[:4]), ids=In(iter, IN_ALL[:2])
-    ),
-    "fewer payloads": lambda using: Write(
-        "upload_collection", named(using, NEW[:4]), ids=IN_ALL, payload=[{"n": 1}]
-    ),
-    "fewer payloads in a stream": lambda using: Write(
-        "upload_collection",
-        named(using, NEW[:4]),
-        ids=IN_ALL,
-        payload=In(iter, [{"n": 1}]),
-    ),
-    "fewer payloads than listed vectors": lambda using: Write(
-        "upload_collection",
-        [named(using, row.tolist()) for row in NEW[:4]],
-        ids=IN_ALL,
-        payload=({"n": 1},),
-    ),
-    "no payloads": lambda using: Write(
-        "upload_collection", named(using, NEW[:4]), ids=IN_ALL, payload=[]
-    ),
-    "a shorter column": lambda using: Write(
-        "upload_collection", {using: NEW[:4], "other": NEW[:1]}, ids=IN_ALL
-    ),
-    "a batch with fewer ids": lambda using: Write(
-        "upsert", in_batch(using, IN_ALL[:2], NEW[:4])
-    ),
-    "a batch with fewer vectors": lambda using: Write(
-        "upsert", in_batch(using, IN_ALL, NEW[:2])
-    ),
-    "a batch with fewer payloads": lambda using: Write(
-        "upsert", in_batch(using, IN_ALL, NEW[:4], [{"n": 1}])
-    ),
-    "a batch with no payloads": lambda using: Write(
-        "upsert", in_batch(using, IN_ALL, NEW[:4], [])
-    ),
-    "an operation with fewer ids": lambda using: Write(
-        "batch_update_points", [in_operation(in_batch(using, IN_ALL[:2], NEW[:4]))]
-    ),
-    "an operation with fewer vectors": lambda using: Write(
-        "batch_update_points", [in_operation(in_batch(using, IN_ALL, NEW[:2]))]
-    ),
-}
-refusing = pytest.mark.skipif(
-    not hasattr(plain_module, "require_length"),
-    reason="this qdrant-client itself writes the shorter number in silence",
-)
-
-
-@refusing
-@pytest.mark.parametrize("write", UNEVEN.values(), ids=UNEVEN.keys())
-@pytest.mark.parametrize(("using", "distance", "storage", "is_async"), SETTINGS)
-def test_parts_of_several_lengths_are_refused_and_nothing_is_written(
-    write, using, distance, storage, is_async
-):
-    pair = Pair(using, distance, storage, is_async)
-    clients, before = pair.clients(), pair.contents()
-    assert [write(using)(client) for client in clients] == [ValueError, ValueError]
-    assert pair.contents() == before
-
-
-def test_a_stream_of_payloads_is_read_no_further_than_there_are_vectors():
-    payloads = ({"n": row} for row in range(1_000))
-    client = Pair(*SETTINGS[0].values).clients()[1]
-    client.upload_collection("photos", NEW[:2], ids=[500, 501], payload=payloads)
-    assert next(payloads) in ({"n": 2}, {"n": 3}), (
-        "qdrant-client itself may look at the next"
-    )
-
-
 BY_PAYLOAD = [each for each in SETTINGS if each.values[2] == "payload"]
 
 
@@ -632,81 +539,4 @@ def test_the_offset_of_a_point_that_is_given_twice_is_that_of_the_last(
                 Pair(using, distance, storage, is_async), Write("upsert", points)
             )
             is None
-        )
-
-
-def is_of_the_user(operation: models.UpdateOperation) -> bool:
-    """Whether it is more than the offset of a point that was touched before."""
-    if isinstance(operation, models.SetPayloadOperation):
-        return operation.set_payload.key != "hub_offset"
-    if isinstance(operation, models.DeletePayloadOperation):
-        return not all(
-            key.startswith("hub_offset") for key in operation.delete_payload.keys
-        )
-    return not isinstance(operation, models.UpdateVectorsOperation) or any(
-        not name.startswith("hub_")
-        for point in operation.update_vectors.points
-        for name in _vectors(point)
-    )
-
-
-@pytest.mark.parametrize(("using", "distance", "storage", "is_async"), SETTINGS)
-def test_operations_are_done_in_one_request_that_is_refused_as_a_whole(
-    using, distance, storage, is_async, monkeypatch
-):
-    def points(rows: np.ndarray) -> models.UpdateOperation:
-        listed = [
-            models.PointStruct(
-                id=500, vector=named(using, row.tolist()), payload={"n": 1}
-            )
-            for row in rows
-        ]
-        return models.UpsertOperation(upsert=models.PointsList(points=listed))
-
-    updated = models.PointVectors(id=4, vector=named(using, NEW[1].tolist()))
-    operations = [
-        points(NEW[:1]),
-        models.UpdateVectorsOperation(
-            update_vectors=models.UpdateVectors(points=[updated])
-        ),
-        models.ClearPayloadOperation(
-            clear_payload=models.PointIdsList(points=[500, 3, 4])
-        ),
-        models.OverwritePayloadOperation(
-            overwrite_payload=models.SetPayload(payload={"k": 1}, points=[500, 3])
-        ),
-        models.DeleteOperation(delete=models.PointIdsList(points=[5])),
-        models.SetPayloadOperation(
-            set_payload=models.SetPayload(payload={"k": 2}, points=[500])
-        ),
-        models.DeletePayloadOperation(
-            delete_payload=models.DeletePayload(keys=["colour"], points=[6])
-        ),
-        in_operation(in_batch(using, [501], NEW[2:3], [{}])),
-        models.DeleteVectorsOperation(
-            delete_vectors=models.DeleteVectors(vector=[using], points=[8])
-        ),
-    ]
-    pair, sent = Pair(using, distance, storage, is_async), list[Any]()
-    update = LocalCollection.batch_update_points
-    monkeypatch.setattr(
-        LocalCollection,
-        "batch_update_points",
-        lambda self, given: sent.append(given) or update(self, given),
-    )
-    assert check_alike(pair, Write("batch_update_points", operations)) is None
-    assert len([given for given in sent if any(map(is_of_the_user, given))]) == 2, (
-        "one request by each client"
-    )
-    assert len(pair.clients()[1].batch_update_points("photos", operations)) == len(
-        operations
-    )
-    if hasattr(LocalCollection, "_validate_update_operation"):
-        wrong = [*operations, points(NEW[:1, :2])]
-        assert (
-            check_alike(
-                Pair(using, distance, storage, is_async),
-                Write("batch_update_points", wrong),
-            )
-            is ValueError
         )

@@ -7,7 +7,7 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import InputError, open_store
-from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, served, stopped
+from tests.qdrant.conftest import DIM, ROWS, Photos, apply_to, served
 
 CODES = models.ScalarQuantization(
     scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8)
@@ -66,8 +66,8 @@ def test_a_second_vector_is_added_where_nothing_speaks_against_it(
     tried, done = str(apply(client, dry_run=True)), apply(client)
     assert hubplugin_qdrant.open_store(client, "photos").storage == storage
     for told in (tried, str(done)):
-        (line,) = [line for line in told.splitlines() if line.startswith("storage=")]
-        assert re.search(f"^storage='{storage}': .*{why}", line)
+        (line,) = [line for line in told.splitlines() if "storage=" in line]
+        assert re.search(f"^  storage='{storage}': .*{why}", line)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,7 @@ def test_a_second_vector_is_added_where_nothing_speaks_against_it(
     [
         ("float32", "vector", 4, 4),
         ("float16", "vector", 2, 2),
-        *(
-            ("turbo16", "vector", 2, 2),
-            ("turbo8", "payload", 1, 2),
-            ("turbo4", "payload", 0.5, 2),
-        ),
+        ("turbo8", "payload", 1, 2),
     ],
 )
 def test_a_second_vector_of_more_than_twice_the_room_is_not_added_unasked(
@@ -89,9 +85,7 @@ def test_a_second_vector_of_more_than_twice_the_room_is_not_added_unasked(
         pytest.skip("this qdrant-client does not know the datatype")
     client = filled(datatype=models.Datatype(datatype))
     told = str(apply(client))
-    (line,) = [
-        line for line in told.splitlines() if line.startswith(f"storage='{storage}'")
-    ]
+    (line,) = [line for line in told.splitlines() if f"storage='{storage}'" in line]
     bytes_of = [each * ROWS for each in (first * DIM, second * (DIM + 1))]
     shown = [
         f"{each / 1000:.3g} kB" if each >= 1000 else f"{each:.3g} bytes"
@@ -120,15 +114,6 @@ def test_the_storage_of_the_correction_that_is_there_stays():
     apply_to(client, "photos", Photos.bank, method="nnn", force=True)
     assert hubplugin_qdrant.open_store(client, "photos").storage == "payload"
     assert client.get_collection("photos").config.params.vectors.keys() == {"image"}
-
-
-def test_the_storage_of_a_run_that_was_cut_off_stays():
-    client = filled()
-    with pytest.raises(KeyboardInterrupt):
-        apply(client, storage="payload", compute=stopped("writing offsets"))
-    apply(client)
-    assert hubplugin_qdrant.open_store(client, "photos").storage == "payload"
-    assert "hub_v1" not in str(client.get_collection("photos"))
 
 
 def test_a_url_takes_the_storage_too(tmp_path):

@@ -3,7 +3,7 @@
 import random
 import subprocess
 import sys
-import warnings
+from collections import Counter
 
 import httpx
 import numpy as np
@@ -16,7 +16,6 @@ import hubplugin_qdrant
 from hubplugin import InputError, StoreError, apply, open_store
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from hubplugin_qdrant.manifest import QdrantManifest
-from hubplugin_qdrant.store import QdrantWriting
 from tests.qdrant.conftest import (
     DIM,
     Photos,
@@ -27,7 +26,6 @@ from tests.qdrant.conftest import (
     names,
     once,
     served,
-    stopped,
 )
 
 
@@ -92,19 +90,6 @@ def test_two_vectors_of_a_collection_are_corrected_and_removed_one_by_one():
     assert len(client.get_collections().collections) == 1
 
 
-def test_the_model_travels_in_parts_and_comes_back_whole(cosine, monkeypatch):
-    monkeypatch.setattr("hubplugin.model.offset_model.PART_BYTES", 1000)
-    cosine.apply()
-    manifest = QdrantManifest.model_validate(
-        cosine.plain.retrieve("photos--hub", [0])[0].payload
-    )
-    assert manifest.active[""].parts > 3
-    assert cosine.model.fingerprint == manifest.active[""].model
-    cosine.plain.delete("photos--hub", [hubplugin_qdrant.metadata.part_id(1, 1)])
-    with pytest.raises(StoreError, match="incomplete"):
-        assert cosine.model
-
-
 def test_of_the_version_before_the_model_alone_is_left(photos):
     photos.apply()
     first = photos.model
@@ -119,34 +104,6 @@ def test_of_the_version_before_the_model_alone_is_left(photos):
     assert len(parts) == 2, (
         "the models of the active version and of the one before, of one part each"
     )
-
-
-def test_the_offsets_of_the_version_before_stay_until_no_client_searches_by_them(
-    cosine, monkeypatch
-):
-    """A client reads the manifest anew every few seconds. A kill while they are waited for costs nothing."""
-    served(cosine.plain)
-    monkeypatch.setattr(
-        "hubplugin_qdrant.schema.PayloadSchema._ask_for_index", lambda *_: False
-    )  # local mode has none
-    monkeypatch.setattr("hubplugin_qdrant.metadata.MANIFEST_SECONDS", 60.0)
-    running, query = cosine.apply(), cosine.queries[0]
-    old = [point.id for point in running.query_points("photos", query).points]
-
-    def killed(what, done, total):
-        if what.startswith("waiting for clients"):
-            assert [
-                point.id for point in running.query_points("photos", query).points
-            ] == old
-            assert set(cosine.stored(0)) == {"v1", "v2"}
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        cosine.apply(method="nnn", compute=hubplugin.Compute(progress=killed))
-    monkeypatch.setattr("hubplugin_qdrant.metadata.MANIFEST_SECONDS", 0.0)
-    assert cosine.model.method == "nnn"
-    hubplugin.refresh(cosine.store())
-    assert set(cosine.stored(0)) == {"v2"}
 
 
 def test_an_inspection_says_where_the_offsets_lie_and_how_many_are_wrong(photos):
@@ -181,30 +138,6 @@ def test_of_two_runs_at_once_the_later_one_wins_and_the_earlier_one_stops(storag
     assert numbers == {"v3"}, "what the earlier run wrote is gone after the next job"
 
 
-def test_a_run_that_another_begins_during_its_last_step_activates_nothing(
-    cosine, monkeypatch
-):
-    activate = QdrantWriting.activate
-
-    def overtaken(writing):
-        cosine.store().begin(hubplugin.fit(cosine.gallery, cosine.bank, "nnn"))
-        activate(writing)
-
-    monkeypatch.setattr(QdrantWriting, "activate", overtaken)
-    with pytest.raises(StoreError, match="another run has begun since"):
-        cosine.apply()
-    assert cosine.store().correction().active is False
-    raw = cosine.plain.query_points(
-        "photos", cosine.queries[0], with_payload=["n"]
-    ).points
-    assert (
-        cosine.wrapped()
-        .query_points("photos", cosine.queries[0], with_payload=["n"])
-        .points
-        == raw
-    )
-
-
 def test_a_refresh_during_which_another_correction_became_active_stops(cosine):
     cosine.apply()
     cosine.plain.upsert("photos", [cosine.point(500, cosine.queries[0])])
@@ -229,27 +162,6 @@ def test_a_run_whose_collection_is_cleared_meanwhile_leaves_nothing(storage):
         photos.apply(compute=once("closing", cleared))
     assert names(photos.plain) == ["photos"]
     assert not photos.stored(7)
-
-
-def test_a_removal_that_ended_in_an_error_lets_the_next_one_in(cosine):
-    cosine.apply()
-    with pytest.raises(KeyboardInterrupt):
-        hubplugin.remove(cosine.store(), compute=stopped("removing offsets"))
-    hubplugin.remove(cosine.store())
-    assert names(cosine.plain) == ["photos"]
-
-
-def test_what_a_run_on_another_vector_has_left_half_written_is_taken_out():
-    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT)
-    photos.add_vector("text", photos.gallery)
-    with pytest.raises(KeyboardInterrupt):
-        photos.apply(compute=stopped("writing offsets"))
-    photos.using = "text"
-    photos.apply()
-    photos.apply(method="nnn")
-    assert {
-        key for point in contents(photos.plain) for key in point.payload["hub_offset"]
-    } == {"v3"}
 
 
 KILLED = """
@@ -323,44 +235,6 @@ def test_runs_killed_at_many_moments_end_where_an_uninterrupted_one_does(tmp_pat
     np.testing.assert_allclose(states[0], states[1], rtol=0, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
-def test_pages_that_are_read_ahead_leave_nothing_out(photos, monkeypatch):
-    """As with a server: in local mode nothing is read ahead."""
-    served(photos.plain)
-    monkeypatch.setattr(
-        "hubplugin_qdrant.transport.SERVER_SECONDS", 0
-    )  # local mode makes no index
-    monkeypatch.setattr("hubplugin_qdrant.transport.BATCH", 7)
-    client = photos.apply()
-    found = client.query_points(
-        "photos", photos.queries[0], photos.using or None
-    ).points
-    assert ids(found) == photos.best(photos.queries[0])
-    hubplugin.remove(photos.store())
-    assert all(
-        set(point.payload) == {"n", "colour"} for point in contents(photos.plain)
-    )
-
-
-def test_what_a_server_never_finishes_is_told_while_it_is_waited_for_and_given_up(
-    cosine, monkeypatch, caplog
-):
-    monkeypatch.setattr("hubplugin_qdrant.transport.SERVER_SECONDS", 0.2)
-    monkeypatch.setattr("hubplugin_qdrant.transport.POLL_SECONDS", 0.05)
-    transport, told = cosine.store().transport, []
-    transport.wait_until(
-        lambda: False,
-        "waiting for the index",
-        "searches are slower",
-        lambda *given: told.append(given),
-    )
-    assert {what for what, _, _ in told} == {"waiting for the index, in seconds"}
-    assert (
-        "waiting for the index: not finished after 0.2 s, going on; searches are slower"
-        in caplog.text
-    )
-
-
 def test_points_without_the_vector_are_left_alone():
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE)
     photos.plain.upsert(
@@ -390,13 +264,6 @@ def test_a_zero_vector_is_counted_and_keeps_the_offset_0(storage):
             901: "length 0",
         }
     assert photos.wrong() == (0, 0)
-
-
-def test_a_collection_that_is_not_there_is_named_with_those_that_are(cosine):
-    with pytest.raises(
-        StoreError, match=r"no collection 'pictures'; there are: photos$"
-    ):
-        apply_to(cosine.plain, "pictures", cosine.bank)
 
 
 def test_storage_changes_from_one_to_the_other_in_one_step():
@@ -527,7 +394,7 @@ def test_a_key_that_may_only_read_is_told_what_is_missing_and_searches_go_on(
     monkeypatch.setattr(cosine.plain, "upsert", _raise(refused(403, "Forbidden")))
     with pytest.raises(
         StoreError,
-        match=r"may not do this; .* metadata collection, photos--hub: .*to write both for",
+        match=r"may not do this .*QDRANT_API_KEY.* photos--hub: .*to write both for",
     ):
         cosine.apply(method="nnn")
     found = client.query_points("photos", cosine.queries[0]).points
@@ -549,23 +416,6 @@ def test_a_key_that_may_only_read_is_told_before_the_gallery_is_read(
         match="asking whether it may be written to: the api key may not do this",
     ):
         apply(store, cosine.bank, "is", force=True)
-
-
-@pytest.mark.parametrize(
-    ("status", "content"),
-    [(401, b"Invalid API key or JWT"), (401, b""), (403, b"ExpiredSignature")],
-    ids=["wrong", "of a proxy", "expired"],
-)
-def test_a_key_that_the_server_does_not_know_is_told_so(
-    cosine, monkeypatch, status, content
-):
-    error = UnexpectedResponse(status, "", content, httpx.Headers())
-    monkeypatch.setattr(cosine.plain, "get_collection", _raise(error))
-    with pytest.raises(
-        StoreError,
-        match=r"opening: the api key is missing, wrong or expired; it is read from QDRANT",
-    ):
-        hubplugin.inspect(cosine.store())
 
 
 def _raise(error):
@@ -605,6 +455,43 @@ def test_a_server_that_is_away_for_a_moment_does_not_stop_a_run(
     assert hubplugin.inspect(cosine.store()).missing == 0
 
 
+def test_a_folder_that_is_not_there_is_not_made(tmp_path):
+    with pytest.raises(StoreError, match="no such folder"):
+        open_store(f"qdrant-local:{tmp_path}/nowhere/photos")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
+def test_the_offsets_of_the_version_before_stay_until_no_client_searches_by_them(
+    cosine, monkeypatch
+):
+    """A client reads the manifest anew every few seconds. A kill while they are waited for costs nothing."""
+    served(cosine.plain)
+    monkeypatch.setattr(
+        "hubplugin_qdrant.transport.SERVER_SECONDS", 0
+    )  # local mode makes no index
+    running, query = cosine.apply(), cosine.queries[0]
+    writer = cosine.wrapped()
+    for client in (running, writer):
+        old = client.query_points("photos", query).points
+
+    def killed(what, done, total):
+        if what.startswith("waiting for clients"):
+            writer.upsert("photos", [cosine.point(3, cosine.gallery[3])])
+            assert ids(running.query_points("photos", query)) == ids(old)
+            assert set(cosine.stored(0)) == set(cosine.stored(3)) == {"v1", "v2"}
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("hubplugin_qdrant.transport.SERVER_SECONDS", 1)
+    monkeypatch.setattr("hubplugin_qdrant.metadata.MANIFEST_SECONDS", 60.0)
+    with pytest.raises(KeyboardInterrupt):
+        cosine.apply(method="nnn", compute=hubplugin.Compute(progress=killed))
+    monkeypatch.setattr("hubplugin_qdrant.metadata.MANIFEST_SECONDS", 0.0)
+    assert cosine.model.method == "nnn"
+    hubplugin.refresh(cosine.store())
+    assert set(cosine.stored(0)) == {"v2"}
+
+
 @pytest.mark.parametrize(
     ("url", "says"),
     [
@@ -612,21 +499,10 @@ def test_a_server_that_is_away_for_a_moment_does_not_stop_a_run(
         ("qdrant://key@localhost:6333/photos", "expected qdrant"),
         ("qdrant://h/photos?api_key=s3cr3t", "expected qdrant"),
         ("qdrant-local:x", "expected qdrant"),
-        (
-            "qdrant-local:x/photos?grpc=6334",
-            "grpc=6334: it goes with HOST:6333/COLLECTION",
-        ),
-        (
-            "qdrant://h/prefix/photos?grpc=6334",
-            "grpc=6334: it goes with HOST:6333/COLLECTION",
-        ),
-        *(
-            (
-                f"qdrant://h/photos?grpc={port}",
-                f"^grpc={port}: expected the server's port for gRPC, usually 6334$",
-            )
-            for port in ("yes", "0", "-1", "²", "99999")
-        ),
+        ("qdrant-local:x/photos?grpc=6334", "grpc=6334: it goes with HOST:6333/"),
+        ("qdrant://h/prefix/photos?grpc=6334", "grpc=6334: it goes with HOST:6333/"),
+        ("qdrant://h/photos?grpc=yes", "^grpc=yes: expected the server's port"),
+        ("qdrant://127.0.0.1:1/photos?grpc=2", "; grpc=2 must be its port for gRPC"),
     ],
 )
 def test_a_url_that_cannot_be_meant_says_what_was_expected(url, says):
@@ -635,23 +511,78 @@ def test_a_url_that_cannot_be_meant_says_what_was_expected(url, says):
     assert "s3cr3t" not in str(caught.value)
 
 
-def test_where_none_answers_by_grpc_the_port_is_named():
-    with pytest.raises(
-        StoreError, match="; grpc=2 must be its port for gRPC, usually 6334"
-    ):
-        open_store("qdrant://127.0.0.1:1/photos?grpc=2")
-
-
 @pytest.mark.parametrize(
-    "url", ["qdrant://h:6333/photos?grpc=6334", "qdrant://h:6334/photos"]
+    ("call", "says"),
+    [
+        (
+            lambda sync, other: hubplugin_qdrant.open_store(other, "photos"),
+            "plain or wrapped, not Async",
+        ),
+        (
+            lambda sync, other: hubplugin_qdrant.open_store("http://h:6333", "photos"),
+            r"not str.*QdrantClient\(...\)",
+        ),
+        (
+            lambda sync, other: hubplugin_qdrant.open_store(sync, np.eye(3)),
+            "collection must be a name, not ndarray",
+        ),
+        (
+            lambda sync, other: AsyncHubQdrantClient.wrap(sync),
+            "AsyncQdrantClient, plain or wrapped, not QdrantClient",
+        ),
+    ],
 )
-def test_a_server_that_answers_has_no_port_named(url, monkeypatch):
+def test_a_client_of_another_kind_is_refused_at_once(call, says):
+    with pytest.raises(InputError, match=says):
+        call(QdrantClient(":memory:"), AsyncQdrantClient(":memory:"))
+
+
+def test_one_apply_asks_nothing_twice(cosine):
+    """Each request is a round trip on a server."""
+    asked, store = Counter(), cosine.store()
+    local = cosine.plain._client
+
+    class Counting:
+        def __getattr__(self, name):
+            found = getattr(local, name)
+            if callable(found):
+                asked[name] += 1
+            return found
+
+    cosine.plain._client = Counting()
+    apply(store, cosine.bank, "is", force=True)
+    assert asked["retrieve"] <= 6, "the manifest"
+    assert asked["count"] <= 2
+    assert asked["get_collection"] <= 2
+    assert sum(asked.values()) <= 20
+
+
+def test_two_runs_that_begin_at_once_choose_one_number_and_delete_no_model_but_theirs(
+    cosine, monkeypatch
+):
+    models_of = {
+        name: hubplugin.fit(cosine.gallery, cosine.bank, name)
+        for name in ("csls", "nnn")
+    }
+    first, second = cosine.store(), cosine.store()
+    read = second.read_manifest
+    before = read()  # the second has looked when the first begins
+    looked = [before]
     monkeypatch.setattr(
-        "hubplugin_qdrant.places.Place.connect", lambda place: QdrantClient(":memory:")
+        second, "read_manifest", lambda: looked.pop() if looked else read()
     )
-    with pytest.raises(StoreError, match="there is no collection 'photos'") as caught:
-        open_store(url)
-    assert "usually" not in str(caught.value)
+    write_model = first.write_model
+    writings = []
+
+    def meanwhile(version, model):
+        write_model(version, model)
+        writings.append(second.begin(models_of["nnn"]))
+
+    monkeypatch.setattr(first, "write_model", meanwhile)
+    with pytest.raises(StoreError, match="another run has begun since"):
+        first.begin(models_of["csls"])
+    found = cosine.store().correction()
+    assert found.model.fingerprint == models_of["nnn"].fingerprint
 
 
 def test_a_url_with_a_port_for_grpc_connects_by_it(monkeypatch):
@@ -669,52 +600,3 @@ def test_a_url_with_a_port_for_grpc_connects_by_it(monkeypatch):
         7334,
         True,
     )
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (
-            lambda sync, other: hubplugin_qdrant.open_store(other, "photos"),
-            "plain or wrapped, not Async",
-        ),
-        (
-            lambda sync, other: hubplugin_qdrant.open_store("photos", sync),
-            "plain or wrapped, not str",
-        ),
-        (
-            lambda sync, other: (
-                hubplugin_qdrant.open_store("http://h:6333", "photos").dim
-            ),
-            r"QdrantClient\(...\)",
-        ),
-        (
-            lambda sync, other: hubplugin_qdrant.open_store(sync, np.eye(3)),
-            "collection must be a name, not ndarray",
-        ),
-        (
-            lambda sync, other: HubQdrantClient.wrap(other),
-            "QdrantClient, plain or wrapped, not AsyncQdrantClient",
-        ),
-        (
-            lambda sync, other: AsyncHubQdrantClient.wrap(sync),
-            "AsyncQdrantClient, plain or wrapped, not QdrantClient",
-        ),
-    ],
-)
-def test_a_client_of_another_kind_is_refused_at_once(call, says):
-    with pytest.raises(InputError, match=says):
-        call(QdrantClient(":memory:"), AsyncQdrantClient(":memory:"))
-
-
-def test_a_folder_that_is_not_there_is_not_made(tmp_path):
-    with pytest.raises(StoreError, match="no such folder"):
-        open_store(f"qdrant-local:{tmp_path}/nowhere/photos")
-    assert not list(tmp_path.iterdir())
-
-
-def test_opening_a_store_changes_no_filter_of_warnings(tmp_path):
-    Photos(QdrantClient(path=str(tmp_path)), "", models.Distance.COSINE).plain.close()
-    before = list(warnings.filters)
-    open_store(f"qdrant-local:{tmp_path}/photos").client.close()
-    assert warnings.filters == before

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import hubplugin
 from hubplugin.rerank import Reranker, fit_rule
@@ -204,24 +202,6 @@ def test_the_activation_set_lies_in_the_model_file(sets, tmp_path):
     )
 
 
-@given(
-    m=st.integers(1, 30),
-    n=st.integers(1, 30),
-    d=st.integers(1, 8),
-    k=st.integers(1, 40),
-    seed=st.integers(0, 999),
-)
-@settings(max_examples=60, deadline=None)
-def test_every_bank_query_has_its_k_nearest_in_the_set(m, n, d, k, seed):
-    k = min(k, n)
-    rng = np.random.default_rng(seed)
-    bank, targets = rng.normal(size=(m, d)), rng.normal(size=(n, d))
-    model = hubplugin.fit(targets, bank, "is").with_activation(targets, k)
-    inside = model.is_activated(targets)
-    assert inside[active_set(bank, targets, "cosine", k)].all()
-    assert min(k, n) <= inside.sum()
-
-
 @pytest.mark.parametrize(
     ("call", "says"),
     [
@@ -229,21 +209,12 @@ def test_every_bank_query_has_its_k_nearest_in_the_set(m, n, d, k, seed):
             lambda b, t: fit_rule(t, b, "disco"),
             "unknown method 'disco': use one of dis, dualdis, dsl, gc",
         ),
-        (lambda b, t: fit_rule(t, b, "dbsn"), "fit it with hubplugin.fit,"),
-        (
-            lambda b, t: fit_rule(t, b, "dis", k=0),
-            "k=0 is refused: Input should be greater than or equal to 1",
-        ),
         (
             lambda b, t: fit_rule(t, b, "dis", k=91),
             "k=91 is not between 1 and the 90 targets",
         ),
         (lambda b, t: fit_rule(None, b, "dis"), "pass targets="),
         (lambda b, t: fit_rule(t, b, "dualdis"), "pass answers="),
-        (
-            lambda b, t: fit_rule(t, b, "gc", tau=1),
-            "has no parameter 'tau'; it takes none",
-        ),
         (
             lambda b, t: hubplugin.fit(t, b, "dn").with_activation(t),
             "no activation set",

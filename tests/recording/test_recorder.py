@@ -1,25 +1,23 @@
 """`hubplugin.Recorder`: queries recorded while an application runs, read as a bank."""
 
-import logging
 import os
 import re
 import signal
 import sqlite3
 import stat
-import struct
 import subprocess
 import sys
 import time
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from uuid import UUID
 
 import numpy as np
 import pytest
 
 import hubplugin
 from hubplugin import InputError, Recorder, StoreError
-from hubplugin.recording import clear, folder_within, read, thin
+from hubplugin.recording import folder_within, read
 from tests.recording.recorders import recorded
 
 
@@ -56,39 +54,20 @@ def test_what_was_asked_is_read_as_a_bank_without_repetitions(folder, queries):
     assert modes == [0o700, 0o600], "readable by their owner only"
 
 
-def test_a_file_that_was_only_made_holds_nothing_and_is_gone_on_with(folder, queries):
-    folder.mkdir()
-    (folder / "record.sqlite").touch()
-    assert read(folder) is None
-    recorded(folder, queries)
-    assert read(folder).rows == 300
-
-
 def test_clicks_are_answers_of_the_queries_that_they_belong_to(folder, queries):
-    recorder = recorded(folder, queries[:6])
-    given = [
-        (0, 5),
-        (1, "a"),
-        (1, "b"),
-        (1, "b"),
-        (2, "17"),
-        (3, uuid.UUID(int=7)),
-        (4, np.int64(8)),
-        (5, "042"),
-    ]
-    for row, target in (*given, (9, 1)):
-        recorder.click(
-            queries[row].tolist() if row % 2 else Recorder.id_of(queries[row]), target
-        )
+    recorder = recorded(folder, queries[:5])
+    uuid = UUID(int=7)
+    for row, target in enumerate([5, "17", uuid, np.int64(8), "042"]):
+        recorder.click(Recorder.id_of(queries[row]), target)
+    recorder.click(queries[0], "b")
+    recorder.click(queries[0].tolist(), "b")
+    recorder.click(queries[9], 1)  # which nobody asked
     recorder.close()
     found = read(folder)
-    assert found.answers is not None
-    answers = dict(zip(map(bytes, found.array()), found.answers.tolist(), strict=True))
-    expected = [5, "b", 17, "00000000-0000-0000-0000-000000000007", 8, "042"]
-    assert [answers[bytes(query)] for query in queries[:6]] == expected
-    assert sum(sum(counts.values()) for counts in found.clicks) == 8, (
-        "one is of a query that nobody asked"
-    )
+    answers = dict(zip(found.ids, found.answers, strict=True))
+    expected = ["b", 17, str(uuid), 8, "042"]
+    assert [answers[Recorder.id_of(query)] for query in queries[:5]] == expected
+    assert sum(sum(counts.values()) for counts in found.clicks) == 7
 
 
 def test_the_id_of_a_query_is_short_and_the_same_for_every_form_of_it(queries):
@@ -106,17 +85,11 @@ def test_the_id_of_a_query_is_short_and_the_same_for_every_form_of_it(queries):
 @pytest.mark.parametrize(
     ("query", "target", "said"),
     [
-        (
-            "my red shoes",
-            1,
-            "its id of 16 hexadecimal digits; got a text of 12 characters",
-        ),
+        ("my red shoes", 1, "16 hexadecimal digits; got a text of 12 characters"),
         (np.zeros((2, 2, 2)), 1, "got shape (2, 2, 2)"),
-        (None, 1, ""),
-        *(
-            ("0" * 16, target, "expected the id of a target")
-            for target in (-1, 1.5, True, None, "", "x" * 201)
-        ),
+        ("0" * 16, -1, "expected the id of a target"),
+        ("0" * 16, True, "expected the id of a target"),
+        ("0" * 16, "x" * 201, "expected the id of a target"),
     ],
 )
 def test_what_is_no_click_is_one_line_in_the_log_without_what_was_written(
@@ -136,29 +109,7 @@ def test_what_is_no_click_is_one_line_in_the_log_without_what_was_written(
     assert "xxx" not in record.message
 
 
-def test_queries_of_another_model_are_kept_apart(folder, queries):
-    recorder = recorded(folder, queries[:, :4])
-    recorder.add(queries[:10])
-    recorder.flush()
-    other = recorded(folder, queries[:20, :4])
-    found, eight, four = read(folder), read(folder, 8), read(folder, 4)
-    assert (found.dim, eight.rows, four.rows) == (4, 10, 300)
-    assert read(folder, 5) is None
-    other.add(queries[:5, :3])  # of the two before it, that which was asked last stays
-    recorder.close()
-    other.close()
-    assert (read(folder).dim, read(folder, 8), read(folder, 4).rows) == (3, None, 300)
-    assert (
-        recorder.forget(
-            [Recorder.id_of(queries[0, :3]), Recorder.id_of(queries[0, :4])]
-        )
-        == 2
-    )
-
-
-def test_a_recorder_that_two_models_take_turns_with_keeps_a_sample_of_each(
-    folder, queries
-):
+def test_queries_of_each_dimension_have_a_sample_of_their_own(folder, queries):
     recorder = Recorder(folder, 100)
     for query in queries:
         recorder.add(query)
@@ -166,21 +117,11 @@ def test_a_recorder_that_two_models_take_turns_with_keeps_a_sample_of_each(
     recorder.close()
     for dim in (8, 4):
         found = read(folder, dim)
-        assert (
-            found.ids == sorted(Recorder.id_of(query[:dim]) for query in queries)[:100]
-        )
+        ids = sorted(Recorder.id_of(query[:dim]) for query in queries)
+        assert found.ids == ids[:100]
         assert found.seen == 300
-
-
-def test_a_model_that_left_the_record_and_comes_back_has_a_whole_sample(
-    folder, queries
-):
-    recorder = Recorder(folder, 10)
-    for seen in (queries[:, :4], queries[:, :8], queries[:, :5], queries[:10, :4]):
-        recorder.add(seen)
-        recorder.flush()
-    found = read(folder, 4)
-    assert (found.rows, found.seen) == (10, 10)
+    assert read(folder).dim == 4, "that which was asked last"
+    assert read(folder, 5) is None
 
 
 def test_a_program_that_changes_its_folder_writes_where_it_began(
@@ -194,19 +135,6 @@ def test_a_program_that_changes_its_folder_writes_where_it_began(
     assert read(folder).rows == 300
 
 
-def test_what_is_cleared_stays_so_while_a_recorder_runs(folder, queries):
-    recorder = recorded(folder, queries, 20, clicks=[1] * 300)
-    assert len(read(folder).answers) == 20
-    clear(folder)
-    assert read(folder) is None
-    recorder.flush()
-    assert read(folder) is None
-    recorder.add(queries[:5])
-    recorder.close()
-    found = read(folder)
-    assert (found.rows, found.answers) == (5, None)
-
-
 def test_only_what_was_asked_lately_is_read_where_that_is_wanted(folder, queries):
     recorder = recorded(folder, queries[:100])
     moment = time.time()
@@ -218,39 +146,26 @@ def test_only_what_was_asked_lately_is_read_where_that_is_wanted(folder, queries
     assert read(folder, since=time.time() + 1) is None
 
 
-def test_a_folder_that_cannot_be_written_is_one_line_in_the_log(
-    tmp_path, queries, caplog
-):
+def test_a_folder_in_the_place_of_a_file_is_refused_at_once(tmp_path):
     (tmp_path / "file").touch()
-    recorder = Recorder(tmp_path / "file" / "queries", seconds=0.01)
-    recorder.add(queries)
-    time.sleep(0.1)
-    for _ in range(3):
-        recorder.add(queries)
-        recorder.flush()
-    recorder.close()
-    (record,) = caplog.records
-    assert "queries are not recorded in" in record.message
-    assert "Not a directory" in record.message
-    assert record.levelno == logging.WARNING
+    for folder in ("file", "file/queries"):
+        with pytest.raises(InputError, match="file is a file; queries are recorded in"):
+            Recorder(tmp_path / folder)
 
 
-def test_a_full_disk_loses_nothing_that_was_there_and_recording_goes_on_after_it(
+def test_a_full_disk_keeps_what_was_there_and_recording_goes_on_after_it(
     folder, caplog, full_disk
 ):
-    queries = np.random.default_rng(0).normal(size=(2_000, 64)).astype(np.float32)
+    queries = np.random.default_rng(0).normal(size=(3_000, 64)).astype(np.float32)
     recorder = recorded(folder, queries[:10])
-    recorder.add(queries[10:])
+    recorder.add(queries[10:2_000])
     with full_disk():
         recorder.flush()
         assert read(folder).rows == 10
-        assert (
-            "record.sqlite cannot be used now (disk I/O error); try again; searches go on"
-            in caplog.text
-        )
-    recorder.flush()
-    assert read(folder).rows == 2_000
+        assert "record.sqlite cannot be used (disk I/O error)" in caplog.text
+    recorder.add(queries[2_000:])
     recorder.close()
+    assert read(folder).rows == 1_010
 
 
 NO_QUERIES = [object(), "words", [[1, 2], [3]], np.zeros((2, 2, 2)), None, [], ["a"]]
@@ -270,94 +185,21 @@ def test_whatever_is_added_nothing_is_raised_and_what_has_no_direction_is_counte
     assert found.seen == 300 + any(given is each for each in NO_DIRECTIONS)
 
 
-def test_texts_are_kept_only_if_asked_for_and_one_that_is_none_keeps_no_other_out(
+def test_texts_are_kept_only_if_asked_for_and_one_that_is_none_is_said(
     folder, queries, caplog
 ):
-    given = ["red shoes", b"red shoes", 7, ["red", "shoes"], "\ud800", "a\0b", "\0"]
+    given = ["red shoes", "\ud800", "a\0b", None, "after", b"bytes"]
     for texts in (False, True):
         recorder = Recorder(folder, texts=texts)
-        for query, text in zip(queries, (*given, None, "after"), strict=False):
+        for query, text in zip(queries, given, strict=False):
             recorder.add(query, text=text)
-            recorder.click(query, text)
-        recorder.click(queries[0], 7)
         recorder.close()
         found = read(folder)
         assert (found.texts is not None) == texts
-        assert rows(found.array()) == rows(queries[:9])
+        assert rows(found.array()) == rows(queries[:5])
     assert {"red shoes", "after"} < set(found.texts)
-    assert found.texts.count(None) == 4
-    assert 7 in found.clicks[found.texts.index("red shoes")]
-    (said,) = (
-        record.message
-        for record in caplog.records
-        if "the text of a query" in record.message
-    )
-    assert (
-        f"the text of a query is not recorded in {folder}: expected a str, got bytes"
-        in said
-    )
-
-
-def damaged(folder, queries, by):
-    """A record of `queries` in which the SQL `by` has changed something, past all checks of the tables."""
-    recorded(folder, queries, clicks=[7])
-    with closing(sqlite3.connect(folder / "record.sqlite")) as record:
-        record.execute("PRAGMA ignore_check_constraints = ON")
-        record.execute("PRAGMA writable_schema = ON")
-        with record:
-            record.execute(by)
-
-
-DAMAGES = [
-    *(
-        f"UPDATE samples SET bound = {value}"
-        for value in ("7", "''", "'x'", "x'00'", "1e999")
-    ),
-    *(
-        f"UPDATE samples SET seen = {value}"
-        for value in ("-1", "0", "1.5", "1e999", "'many'", "NULL")
-    ),
-    *(
-        f"UPDATE samples SET {name} = {to}"
-        for name in ("first", "last")
-        for to in ("1e20", "1e999", "'now'", "x'00'")
-    ),
-    *(
-        f"UPDATE queries SET vector = {value}"
-        for value in ("NULL", "1", "'x'", "x'00'", "zeroblob(32)")
-    ),
-    "UPDATE queries SET vector = zeroblob(3000000) WHERE rowid = 3",
-    *(f"UPDATE queries SET time = {value}" for value in ("1e999", "'now'", "-1e20")),
-    *(
-        f"UPDATE queries SET text = {value}"
-        for value in ("x'00'", "CAST(x'ff' AS TEXT)")
-    ),
-    *(
-        f"UPDATE clicks SET count = {value}"
-        for value in ("0", "-1", "1.5", "'one'", "NULL")
-    ),
-    *(
-        f"UPDATE clicks SET target = {value}"
-        for value in ("NULL", "''", "x'00'", "printf('%201s', 'x')")
-    ),
-    "UPDATE queries SET id = '0123456789abcdef' WHERE rowid = 3",
-    "DROP TABLE clicks",
-    "CREATE TABLE others (id)",
-    "CREATE TRIGGER more AFTER INSERT ON queries BEGIN DELETE FROM clicks; END",
-    "UPDATE sqlite_master SET sql = 'CREATE TABLE clicks (id TEXT, target, count, time)' WHERE name = 'clicks'",
-]
-
-
-@pytest.mark.parametrize("by", DAMAGES)
-def test_a_file_that_makes_no_sense_is_refused_in_one_line_that_says_what_to_do(
-    by, folder, queries
-):
-    damaged(folder, queries, by)
-    with pytest.raises(StoreError) as raised:
-        read(folder)
-    assert str(raised.value).startswith(f"{folder / 'record.sqlite'} is damaged (")
-    assert str(raised.value).endswith("); delete it: it is only a sample")
-    assert "\n" not in str(raised.value)
+    assert found.texts.count(None) == 1
+    assert "expected a text, got bytes" in caplog.text
 
 
 def test_whatever_byte_changes_a_file_is_refused_or_holds_what_was_asked(
@@ -366,47 +208,35 @@ def test_whatever_byte_changes_a_file_is_refused_or_holds_what_was_asked(
     recorded(folder, queries[:60])
     path = folder / "record.sqlite"
     whole = path.read_bytes()
-    refused = list[str]()
-    for _ in range(400):
+    refused = 0
+    for _ in range(300):
         content = bytearray(whole)
-        for place in rng.integers(len(whole), size=rng.integers(1, 20)):
+        for place in rng.integers(len(whole), size=10):
             content[place] = rng.integers(256)
-        path.write_bytes(
-            content[: rng.integers(len(whole))] if rng.random() < 0.1 else content
-        )
+        path.write_bytes(content)
         try:
             found = read(folder)
         except StoreError as error:
-            refused.append(str(error))
+            refused += "record.sqlite" in str(error)
         else:
             assert found is None or rows(found.array()) <= rows(queries[:60])
-    assert 100 < len(refused) < 400
-    assert all("record.sqlite" in said for said in refused)
+    assert 100 < refused < 300
 
 
-@pytest.mark.parametrize("content", [b"damaged", b"damaged" * 1_000])
 def test_a_file_that_is_damaged_while_it_is_recorded_to_is_one_line_and_anew_once_it_is_deleted(
-    content, folder, queries, caplog
+    folder, queries, caplog
 ):
     recorder = recorded(folder, queries[:100])
-    (folder / "record.sqlite").write_bytes(content)
+    (folder / "record.sqlite").write_bytes(b"damaged" * 1_000)
     for _ in range(3):
         recorder.add(queries[100:])
         recorder.flush()
     (record,) = caplog.records
-    assert (
-        "record.sqlite is damaged (file is not a database); delete it" in record.message
-    )
-    for refused in (
-        read,
-        clear,
-        lambda folder: thin(folder, 3),
-        lambda folder: Recorder(folder).forget(["0" * 16]),
-    ):
-        with pytest.raises(StoreError, match="delete it"):
+    assert "record.sqlite cannot be used (file is not a database)" in record.message
+    for refused in (read, lambda folder: Recorder(folder).forget(["0" * 16])):
+        with pytest.raises(StoreError, match="delete it: it is only a sample"):
             refused(folder)
     (folder / "record.sqlite").unlink()
-    recorder.flush()
     recorder.add(queries[:7])
     recorder.close()
     assert read(folder).rows == 7
@@ -416,10 +246,7 @@ def test_a_file_that_is_damaged_while_it_is_recorded_to_is_one_line_and_anew_onc
     "make",
     [
         lambda path, record: path.symlink_to(record),
-        lambda path, record: path.symlink_to(record.with_name("nowhere")),
-        lambda path, record: path.mkdir(),
         lambda path, record: os.mkfifo(path),
-        lambda path, record: os.link(record, path),
     ],
 )
 def test_no_link_is_followed_and_what_is_no_file_is_refused(
@@ -440,70 +267,30 @@ def test_no_link_is_followed_and_what_is_no_file_is_refused(
     assert len(list(folder.iterdir())) == 1
 
 
-@pytest.mark.parametrize("name", ["journal", "wal", "shm"])
-def test_a_link_in_the_place_of_what_sqlite_keeps_beside_a_record_is_not_followed(
-    name, folder, queries, tmp_path
-):
-    recorded(folder, queries)
-    (tmp_path / "precious").write_text("precious")
-    (folder / f"record.sqlite-{name}").symlink_to(tmp_path / "precious")
-    for use in (read, clear):
-        with pytest.raises(
-            StoreError, match=f"record.sqlite-{name} is a link, or no file; delete it"
-        ):
-            use(folder)
-    assert (tmp_path / "precious").read_text() == "precious"
-
-
-def test_a_journal_that_names_a_file_of_somebody_else_deletes_it_not(
-    folder, queries, tmp_path
-):
-    """SQLite takes it for that of a transaction over several databases, and deletes what it names once it is done."""
-    recorded(folder, queries)
-    precious, magic = tmp_path / "precious", bytes.fromhex("d9d505f920a163d7")
-    precious.write_text("precious")
-    name, pages = (
-        str(precious).encode(),
-        (folder / "record.sqlite").stat().st_size // 4096,
-    )
-    head = (magic + struct.pack(">5I", 0, 1, pages, 512, 4096)).ljust(512, b"\0")
-    tail = (
-        struct.pack(">I", (1 << 30) // 4096 + 1)
-        + name
-        + struct.pack(">2I", len(name), sum(name))
-        + magic
-    )
-    (folder / "record.sqlite-journal").write_bytes(head + tail)
-    with pytest.raises(
-        StoreError,
-        match=r"record.sqlite-journal names another file, which SQLite would delete",
-    ):
-        read(folder)
-    assert precious.read_text() == "precious"
-
-
 def test_a_record_that_others_write_to_for_long_is_left_alone(
     folder, queries, monkeypatch, caplog
 ):
     monkeypatch.setattr("hubplugin.recording.PATIENCE", 0.05)
     recorder = recorded(folder, queries)
-    recorder.add(queries[:5] + 1)
-    recorder.click(queries[0], 7)
-    with closing(
-        sqlite3.connect(folder / "record.sqlite", isolation_level=None)
-    ) as other:
+    path = folder / "record.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
+        recorder.add(queries[:5] + 1)
         recorder.flush()
-        assert (
-            "record.sqlite cannot be used now (database is locked); try again; searches go on"
-            in caplog.text
-        )
-        with pytest.raises(StoreError, match="database is locked"):
-            thin(folder, 20)
+        assert "record.sqlite cannot be used (database is locked)" in caplog.text
         assert read(folder).rows == 300
+    recorder.add(queries[:5] + 2)
     recorder.close()
-    found = read(folder)
-    assert (found.rows, found.seen, 7 in found.answers) == (305, 305, True)
+    assert read(folder).rows == 305
+
+
+def test_a_click_where_nobody_asked_makes_no_folder_and_is_said(folder, caplog):
+    recorder = Recorder(folder)
+    recorder.within("phtos").click("0" * 16, 7)
+    recorder.close()
+    assert not folder.exists()
+    (said,) = (record.message for record in caplog.records)
+    assert "phtos: no query was recorded there" in said
 
 
 def test_names_become_folders_inside(tmp_path):
@@ -522,8 +309,6 @@ def test_what_makes_no_sense_is_refused(folder):
     ):
         with pytest.raises(InputError, match=said):
             Recorder(folder, **settings)
-    with pytest.raises(InputError, match="at least 1"):
-        thin(folder, 0)
 
 
 def test_threads_lose_nothing(folder, queries):

@@ -1,5 +1,6 @@
 """Texts and clicks read from logs."""
 
+import csv
 import io
 import json
 import sys
@@ -28,8 +29,6 @@ def write(path, texts, column="query"):
 
         pq.write_table(pa.table({"at": [1] * len(texts), column: texts}), path)
     else:
-        import csv
-
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
             writer.writerows([["at", column], *([1, text] for text in texts)])
@@ -78,17 +77,7 @@ def test_rows_without_a_text_are_left_out_and_counted(kind, tmp_path, caplog):
     [
         ("log.txt", b"\n\n", "has no texts"),
         ("log.txt", b"\xff\xfe\x00", "cannot be read"),
-        ("log.csv", b"", "cannot be read as .csv: Empty CSV file"),
-        (
-            "log.csv",
-            b"query,at\na\n",
-            "cannot be read as .csv: CSV parse error: Expected 2 columns, got 1",
-        ),
-        (
-            "log.jsonl",
-            b'{"query": "a"}\n{"query',
-            "cannot be read as .jsonl: JSON parse error",
-        ),
+        ("log.csv", b"query,at\na\n", "cannot be read as .csv: CSV parse error"),
         ("log.jsonl", b'{"query": 5}\n', "cannot be read as .jsonl: JSON parse error"),
         ("log.parquet", b"PAR1 no", "cannot be read as .parquet"),
         ("log.docx", b"", "texts are read from .txt"),
@@ -107,26 +96,18 @@ def test_what_cannot_be_read_is_one_line(name, content, said, tmp_path):
     ("name", "content", "said"),
     [
         ("clicks.csv", b"a,b\n1,2\n", "needs the columns query and target$"),
-        ("clicks.csv", b"", "cannot be read as .csv: Empty CSV file"),
-        ("clicks.npy", b"a,b\n1,2\n", "is no .npy file: it holds "),
-        ("clicks.npy", b"", "is an empty file"),
-        ("clicks.npy", pickled(), "holds pickled objects, which are never loaded"),
-        ("clicks.npy", None, "is a folder; expected a file"),
-        ("clicks.csv", None, "is a folder; expected a file"),
+        ("clicks.npy", b"a,b\n1,2\n", "cannot be read as .npy"),
+        ("clicks.npy", pickled(), "cannot be read as .npy: .*Python objects"),
         ("clicks.xls", b"", r"unknown kind of file '\.xls'; expected one of \.npy"),
         ("clicks.txt", b"red", r"expected \.csv, \.tsv or \.npy"),
     ],
 )
 def test_clicks_that_cannot_be_read_are_one_line(name, content, said, tmp_path):
     path = tmp_path / name
-    if content is None:
-        path.mkdir()
-    else:
-        path.write_bytes(content)
+    path.write_bytes(content)
     with pytest.raises(InputError, match=said) as raised:
         Bank(np.eye(3), path).clicks(3)
     assert "\n" not in str(raised.value)
-    assert "allow_pickle" not in str(raised.value)
     with pytest.raises(InputError, match="there is no file"):
         Bank(np.eye(3), path.with_stem("nowhere")).clicks(3)
 
@@ -142,10 +123,11 @@ def clicked(path, content, *given):
     [
         (["blue,7", "0,5"], (3, ["red", "blue", "green"]), [5, 7, -1]),
         (["2,5ab8c-9"], (3,), [-1, -1, "5ab8c-9"]),
+        (["0,18446744073709551615"], (1,), [2**64 - 1]),
         (
-            ["0,042", "1,0", f"2,{'9' * 5000}"],
+            ["0,042", "1,0", f"2,{'9' * 50}"],
             (3,),
-            ["042", 0, "9" * 5000],
+            ["042", 0, "9" * 50],
         ),  # a barcode keeps its zeros
         (
             ["2000,7"],
@@ -169,7 +151,7 @@ def test_clicks_name_queries_by_row_or_by_text(rows, given, expected, tmp_path):
     found = clicked(tmp_path, "\n".join(["query,target", *rows, ""]), *given)
     assert found.tolist() == expected
     assert (found.dtype == np.int64) == all(
-        isinstance(target, int) for target in expected
+        isinstance(target, int) and target < 2**63 for target in expected
     )
 
 
@@ -182,7 +164,7 @@ def test_clicks_of_unknown_queries_are_counted_and_named(tmp_path, caplog):
     )
     with pytest.raises(
         InputError,
-        match=r"none of 1 clicks is of a query in the bank; expected a row from 0 to 1$",
+        match=r"none of 1 clicks is of a query in the bank; expected the text of a query, or its row from 0 to 1$",
     ):
         clicked(tmp_path, "query,target\n9,8\n", 2)
 

@@ -49,7 +49,7 @@ def test_the_experiment_of_a_large_gallery_reads_its_sample_alone(read, monkeypa
     (queries, targets, _), counts = read
     banks = Bank(queries).prepare(Metric.COSINE, Compute()).against(targets)
     assert len(sample_of(banks)) == 100
-    assert "test_targets" not in counts
+    assert counts == {"bank_queries": 1, "test_targets": 1}, "read for zero vectors"
 
 
 QUERIES, GALLERY, ROWS = np.eye(20, 30), np.eye(30), np.arange(20)
@@ -88,7 +88,6 @@ def test_answers_that_are_vectors_are_a_target_bank(answers, tmp_path, monkeypat
     ("change", "says"),
     [
         ({"answers": ROWS, "pairs": ROWS}, "pairs are of answers that are vectors"),
-        ({"answers": object()}, "target bank: object is no matrix"),
         ({"answers": "log.txt"}, "there is no file 'log.txt'"),
         (
             {"answers": np.arange(19)},
@@ -99,10 +98,6 @@ def test_answers_that_are_vectors_are_a_target_bank(answers, tmp_path, monkeypat
             "bank query 0 belongs to row 30, which is outside the gallery of 30 rows",
         ),
         ({"answers": np.full(20, -1)}, "none of what they name is in targets"),
-        (
-            {"answers": np.full(20, 3)},
-            "answers name 1 targets; holding some of them out needs at least 10",
-        ),
         ({"answers": ["a"] * 20}, "must be rows of the gallery, which are numbers"),
         ({"queries": None}, "no queries were given"),
         (
@@ -110,7 +105,6 @@ def test_answers_that_are_vectors_are_a_target_bank(answers, tmp_path, monkeypat
             "9 distinct queries; holding some of them out needs at least 10",
         ),
         ({"targets": np.eye(1, 30)}, "has one row; hubness needs at least 2 targets"),
-        ({"targets": np.eye(5, 7)}, "has 7"),
         ({"pairs": [0] * 20}, "without answers"),
         (
             {"pairs": [0] * 19 + [20], **VECTORS},
@@ -124,7 +118,6 @@ def test_answers_that_are_vectors_are_a_target_bank(answers, tmp_path, monkeypat
             {"pairs": [3] * 20, **VECTORS},
             "answers name 1 targets; holding some of them out needs at least 10",
         ),
-        ({"metric": "manhattan"}, "use one of cosine"),
     ],
 )
 def test_a_bank_that_cannot_be_used_is_refused_in_one_line(change, says):

@@ -7,8 +7,7 @@ from scipy import stats
 import hubplugin
 from hubplugin.compute import Compute
 from hubplugin.guard import judge
-from hubplugin.methods import FitInput, configure
-from hubplugin.metric import Metric
+from hubplugin.methods import configure
 from hubplugin.validation import FOLDS
 from tests.core import formulas
 
@@ -25,14 +24,8 @@ def small(real):
 
 
 def given(small):
-    compute = Compute()
-    return FitInput.read(
-        small["query_bank"],
-        small["targets"],
-        small["target_bank"],
-        Metric.COSINE,
-        compute,
-    )
+    bank = hubplugin.Bank(small["query_bank"], small["target_bank"])
+    return bank.prepare("cosine", Compute()).against(small["targets"])
 
 
 def folds_of(rows, seed=0):
@@ -102,22 +95,6 @@ def test_a_share_of_none_or_all_is_the_one_method_alone(
     )
     assert blend.offsets(small["targets"]) == pytest.approx(0.7 * alone, abs=1e-5)
     assert len(blend.terms) == 1
-
-
-def test_pairs_may_be_a_mapping_in_any_order(small):
-    order = np.random.default_rng(3).permutation(400)
-    place = np.argsort(order)
-    shuffled, straight = (
-        judge(
-            small["targets"],
-            hubplugin.Bank(
-                small["query_bank"], small["target_bank"][rows], pairs=pairs
-            ),
-            "nnn",
-        )
-        for rows, pairs in ((order, place), (np.arange(400), np.arange(400)))
-    )
-    assert shuffled.recall == straight.recall
 
 
 def test_targets_that_the_gallery_holds_already_are_not_there_twice(small):
@@ -191,10 +168,3 @@ def test_a_gallery_of_two_and_a_gallery_of_copies_are_judged_and_not_helped(
     bank = small["query_bank"][:60]
     for gallery in (small["targets"][:2], np.repeat(small["targets"][:1], 40, axis=0)):
         assert judge(gallery, bank, "is", metric=metric).objections
-
-
-def test_progress_reaches_the_whole(small):
-    seen = []
-    progress = hubplugin.Compute(progress=lambda *step: seen.append(step))
-    judge(small["targets"], small["query_bank"][:50], "is", compute=progress)
-    assert ("trying candidates", 2 * FOLDS, 2 * FOLDS) in seen

@@ -57,52 +57,33 @@ def record(queries, **settings):
     recorder.close()
 
 
-def test_recorded_queries_and_clicks_are_shown_exported_thinned_and_cleared(bank):
+def test_recorded_queries_and_clicks_are_shown_exported_and_forgotten(bank):
+    store = "faiss:photos.faiss"
+    assert (
+        "no queries are recorded in photos.faiss.q"
+        in typed("bank", store).stdout.lower()
+    )
     record(np.concatenate([bank, bank[:100]]), size=400)
-    shown = typed("bank", "faiss:photos.faiss").stdout
+    shown = typed("bank", store).stdout
     assert "400 queries of 384 dimensions, of 600 that were asked from 20" in shown
     assert "photos.faiss.queries" in shown
-    assert "clicks" not in shown
-    figures = asked("bank", "faiss:photos.faiss", "--export", "out.npy")
+    figures = asked("bank", store, "--export", "out.npy")
     assert (figures["queries"], figures["seen"], figures["texts"]) == (400, 600, False)
     assert figures["different"] == pytest.approx(500, abs=100)
     exported = np.load("out.npy")
     assert {row.tobytes() for row in exported} <= {row.tobytes() for row in bank}
-    assert (
-        "would keep 100"
-        in typed("bank", "faiss:photos.faiss", "--thin", 100, "--dry-run").stdout
-    )
-    assert (
-        "would keep 0"
-        in typed("bank", "faiss:photos.faiss", "--clear", "--dry-run").stdout
-    )
-    tried = asked("bank", "faiss:photos.faiss", "--thin", 100, "--dry-run")
-    assert (tried["written"], tried["queries"]) == (False, 400)
-    thinned = asked("bank", "faiss:photos.faiss", "--thin", 100)
-    assert (thinned["written"], thinned["queries"]) == (True, 100)
-    assert "kept: 0" in typed("bank", "faiss:photos.faiss", "--clear").stdout
-    assert (
-        "no queries are recorded in photos.faiss.queries"
-        in typed("bank", "faiss:photos.faiss").stdout
-    )
-    assert asked("bank", "faiss:photos.faiss")["queries"] == 0
-    record(bank)
     recorder = hubplugin.Recorder("photos.faiss.queries")
     for row, target in ((0, 3), (0, 3), (0, 4), (1, 3)):
-        recorder.click(bank[row], target)
+        recorder.click(exported[row], target)
+    forgotten = recorder.id_of(exported[0])
     recorder.close()
-    shown = typed("bank", "faiss:photos.faiss").stdout
-    assert (
-        "; 4 clicks on 3 different pairs of query and target, 2 targets, in photos.faiss.queries"
-        in shown
-    )
-    figures = asked("bank", "faiss:photos.faiss")
-    assert [figures[name] for name in ("queries", "clicks", "pairs", "targets")] == [
-        500,
-        4,
-        3,
-        2,
-    ]
+    figures = asked("bank", store)
+    clicks = [figures[name] for name in ("clicks", "pairs", "targets")]
+    assert clicks == [4, 3, 2]
+    figures = asked("bank", store, "--forget", forgotten)
+    assert figures["forgotten"] == 1
+    assert (figures["queries"], figures["clicks"]) == (399, 1)
+    assert "ID" in typed("bank", store, "--forget", "x", status=1).stderr.upper()
 
 
 @pytest.mark.slow
@@ -233,31 +214,16 @@ def test_clicked_ids_that_the_store_lacks_are_counted_and_named(bank, caplog):
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ("--bank", "log.txt"),
-            "name the model that embeds queries: --embed sentence-transformers:NAME",
-        ),
-        (
-            ("--embed", "bank_model:embed"),
-            "--embed bank_model:embed is for texts; pass them as --bank",
-        ),
-        (
-            ("--bank", "bank.npy", "--embed", "bank_model:embed"),
-            "texts are read from .txt",
-        ),
-        (("--bank", "bank.npy", "--answers", "log.txt"), "expected .csv, .tsv or .npy"),
-    ],
-)
-def test_what_goes_wrong_is_one_line_in_the_words_that_were_typed(
-    bank, arguments, said
-):
+def test_what_goes_wrong_is_one_line_in_the_words_that_were_typed(bank):
     Path("log.txt").write_text("query 1\nquery 2\n")
-    error = typed("apply", "faiss:photos.faiss", *arguments, status=1).stderr
-    assert said in error
-    assert error.count("\n") == 1
+    for options, said in (
+        (("--bank", "log.txt"), "name the model that embeds queries: --embed"),
+        (("--embed", "bank_model:embed"), "is for texts; pass them as --bank"),
+        (("--bank", "bank.npy", "--answers", "log.txt"), "expected .csv, .tsv or .npy"),
+    ):
+        error = typed("apply", "faiss:photos.faiss", *options, status=1).stderr
+        assert said in error
+        assert error.count("\n") == 1
 
 
 def test_a_damaged_record_is_named_by_every_command_in_one_line(bank):
@@ -272,10 +238,9 @@ def test_a_damaged_record_is_named_by_every_command_in_one_line(bank):
         ("inspect",),
         ("diagnose",),
         ("refit", "--dry-run"),
-        ("bank", "--clear"),
     ):
         said = typed(*command, "faiss:photos.faiss", status=1).stderr
-        assert f"{path} is damaged (" in said
+        assert f"{path} cannot be used (" in said
         assert said.endswith("delete it: it is only a sample\n")
         assert said.count("\n") == 1
     assert path.read_bytes() == damaged, "it is left as it is"

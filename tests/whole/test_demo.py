@@ -82,10 +82,3 @@ def test_a_folder_that_no_demo_made_is_left_alone(demo, tmp_path):
     ):
         demo.run(tmp_path, Console(file=io.StringIO()))
     assert (tmp_path / "thesis.tex").read_text() == "precious"
-
-
-def test_a_long_name_says_that_it_is_cut_off(demo):
-    assert demo.shortened("os.path.join") == "os.path.join"
-    assert (
-        demo.shortened("concurrent.futures.thread.Executor", 16) == "…thread.Executor"
-    )

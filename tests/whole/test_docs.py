@@ -71,15 +71,6 @@ def test_every_method_stands_in_the_table_of_the_evaluation():
     ] == []
 
 
-def test_the_help_of_apply_names_every_method():
-    method = next(
-        each
-        for each in get_command(app).commands["apply"].params
-        if each.name == "method"
-    )
-    assert {*re.findall(r"\w+", method.help)} >= {*hubplugin.methods.METHODS}
-
-
 def test_the_page_on_adapters_names_all_that_a_store_and_a_writing_have():
     page = (ROOT / "docs" / "adapters.md").read_text()
     public = {

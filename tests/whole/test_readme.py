@@ -48,13 +48,8 @@ def test_the_commands_of_the_readme_run_one_after_the_other_and_print_the_gain(
         text=True,
     )
     assert run.returncode == 0, run.stderr
-    raw, corrected = re.search(
-        r"^R@1: ([\d.]+) .*-> ([\d.]+)", run.stdout, re.MULTILINE
-    ).groups()
-    assert float(corrected) > float(raw) + 0.5
-    told = re.findall(
-        r"^(?:faiss:\S+: )?(it (?:would help|helps))[,;]",
-        run.stdout,
-        re.MULTILINE | re.IGNORECASE,
-    )
-    assert told == ["it would help", "It helps"]
+    shares = re.findall(r"R@1\) +([\d.]+) % +([\d.]+) %", run.stdout)
+    raw, corrected = map(float, shares[-1])
+    assert corrected > raw + 0.5
+    assert "would help" in run.stdout
+    assert "It helps; " in run.stdout

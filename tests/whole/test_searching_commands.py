@@ -8,6 +8,7 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import apply
+from tests.galleries import flat_index
 from tests.whole.commands import hubplugin
 
 pytestmark = pytest.mark.slow
@@ -40,9 +41,9 @@ def typed(made, *arguments):
     return hubplugin("explain", f"qdrant-local:{made / 'local'}/photos", *arguments)
 
 
-def test_explain_prints_a_request_to_paste_for_a_file_an_id_or_the_first_point(made):
+def test_explain_prints_a_request_to_paste_for_a_file_or_the_first_point(made):
     first = np.load(made / "queries.npy")[0]
-    for arguments in (["--vector", made / "queries.npy"], ["--id", 7], []):
+    for arguments in (["--vector", made / "queries.npy"], []):
         printed = typed(made, *arguments)
         assert printed.returncode == 0, printed.stderr
         assert printed.stdout.startswith(
@@ -50,26 +51,18 @@ def test_explain_prints_a_request_to_paste_for_a_file_an_id_or_the_first_point(m
         )
         body = json.loads(printed.stdout.split("-d '")[1].split("'\n")[0])
         asked = body["prefetch"][0]["query"]
-        if "--id" in arguments:
-            assert asked == {"nearest": 7}
-        else:
-            assert np.allclose(asked, first) == bool(arguments)
-            assert len(asked) == DIM
-    printed = json.loads(typed(made, "--id", 7, "--k", 3, "--json").stdout)
-    printed = printed["request"]
-    assert (printed["method"], printed["path"]) == (
-        "POST",
-        "/collections/photos/points/query",
-    )
-    assert printed["body"]["limit"] == 3
-    for arguments, message in (
-        (["--vector", made / "other.npy"], "--vector has 7 dimensions, qdrant-local:"),
-        (
-            ["--vector", made / "queries.npy", "--id", 1],
-            "--vector and --id both name the query",
-        ),
-    ):
-        failed = typed(made, *arguments)
-        assert failed.returncode == 1
-        assert message in failed.stderr
-        assert len(failed.stderr.splitlines()) == 1
+        assert np.allclose(asked, first) == bool(arguments)
+        assert len(asked) == DIM
+    request = json.loads(typed(made, "--json").stdout)["request"]
+    assert request["method"] == "POST"
+    assert request["path"] == "/collections/photos/points/query"
+
+
+def test_what_explain_cannot_say_is_one_line(made, tmp_path):
+    other = typed(made, "--vector", made / "other.npy")
+    assert "--vector has 7 dimensions, qdrant-local:" in other.stderr
+    url = flat_index(tmp_path / "photos.faiss", np.eye(DIM))
+    faiss = hubplugin("explain", url)
+    for said in (other, faiss):
+        assert said.returncode == 1
+        assert len(said.stderr.splitlines()) == 1

@@ -179,17 +179,6 @@ def test_what_is_no_store_or_has_no_model_is_refused(url, vectors):
         hubplugin.Bank.from_field(hubplugin.open_store(url), "title", None)
 
 
-def test_documents_as_a_bank_are_refused_beside_titles_too(url, vectors):
-    targets = vectors[0]
-    store = hubplugin.open_store(url)
-    pairs = hubplugin.Bank.from_field(store, "title", "titles_model:embed")
-    with pytest.raises(
-        hubplugin.CorrectionRefused, match="the bank looks like documents"
-    ):
-        hubplugin.apply(store, targets, learn=pairs)
-    assert store.correction() is None
-
-
 def test_an_index_file_has_no_fields(vectors, tmp_path):
     store = hubplugin.open_store(flat_index(tmp_path / "a.faiss", vectors[0]))
     with pytest.raises(

@@ -34,12 +34,12 @@ def test_the_walk_goes_from_recorded_queries_to_a_rollback(
     walk.main(["--folder", str(tmp_path)])
     said = capsys.readouterr().out
     before, after = map(
-        float, re.search(r"^R@1: ([\d.]+) .*-> ([\d.]+)", said, re.MULTILINE).groups()
+        float, re.search(r"R@1\) +([\d.]+) % +([\d.]+) %", said, re.MULTILINE).groups()
     )
     assert after > before
     assert "of the results are the same" in said
     clicks, pairs = re.search(
-        r"; (\d+) clicks on (\d+) different pairs of query and target", said
+        r"(\d+) clicks on (\d+) different pairs of query and target", said
     ).groups()
     assert 200 < int(pairs) == int(clicks) <= 400
     assert "pairs taught" in said.partition("hubplugin refit")[2]

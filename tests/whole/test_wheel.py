@@ -75,7 +75,7 @@ def test_the_wheel_carries_every_module_their_types_the_page_of_reports_and_noth
         for path in ROOT.glob("adapters/**/*.py")
     }
     expected |= {f"{name.split('/')[0]}/py.typed" for name in expected} | {
-        "hubplugin/report/report.html"
+        "hubplugin/results.html"
     }
     assert {
         name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name

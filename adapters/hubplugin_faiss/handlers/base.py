@@ -1,11 +1,10 @@
-"""What a handler of an index type is; and helpers for the objects of Faiss: their names, errors, fields and owners."""
+"""What a handler of an index type is; and helpers for the objects of Faiss: their names,
+errors, fields and owners."""
 
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import ClassVar
 
 import faiss
@@ -13,10 +12,11 @@ import numpy as np
 
 from hubplugin.errors import InputError, StoreError
 from hubplugin.model import QueryMap
-from hubplugin_faiss.encoding.codecs import ExtraDimensions, UpgradeSpec
+from hubplugin_faiss.encoding.codecs import ExtraDimensions, UpgradeSpec, into
 
 BLOCK_BYTES = 8 << 20
-"""Codes and vectors are handled in blocks of about this size, whatever the size of the index."""
+"""Codes and vectors are handled in blocks of about this size, whatever the size of the
+index."""
 
 
 def name_of(index: faiss.Index) -> str:
@@ -24,47 +24,41 @@ def name_of(index: faiss.Index) -> str:
 
 
 def reason(error: RuntimeError | MemoryError) -> str:
-    """The message of an error of Faiss, without the signature of the function that raised it, and without the first
-    bytes of a file that is no index: it may be any file."""
-    text = " ".join(
-        re.sub(
-            r"^Error in .+? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL
-        ).split()
+    """Return the message of an error of Faiss, without the signature of the function
+    that raised it, and without the first bytes of a file that is no index: it may be any
+    file."""
+    text = re.sub(
+        r"^Error in .+? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL
     )
     return re.sub(
         r"Index type 0x\w+ \(.*\) not recognized",
         "it is no index, or of a type unknown to this Faiss",
-        text,
+        " ".join(text.split()),
     )
 
 
 def block_rows(d: int) -> int:
-    """How many vectors of d components make a block."""
+    """Return how many vectors of d components make a block."""
     return max(1, BLOCK_BYTES // (4 * int(d)))
 
 
 def pretransform(
-    chain: Sequence[faiss.VectorTransform], index: faiss.Index, *, one: bool = False
-) -> faiss.Index:
-    """An IndexPreTransform that takes over what it is made of.
-
-    Args:
-        chain: the transforms.
-        index: the index behind them.
-        one: `index` is an IndexPreTransform itself, whose chain becomes longer.
-    """
-    new = index if one else faiss.IndexPreTransform(index)
-    new.own_fields = True if one else hand_over(index)
+    chain: Sequence[faiss.VectorTransform], index: faiss.Index
+) -> faiss.IndexPreTransform:
+    """Return `index` behind the transforms of `chain`; both belong to it then."""
+    new = faiss.IndexPreTransform(index)
+    new.own_fields = hand_over(index)
     for transform in reversed(chain):
         new.prepend_transform(transform)
         transform.this.disown()
-    new.ntotal, new.is_trained = index.ntotal, True
+    new.ntotal = index.ntotal
+    new.is_trained = True
     return new
 
 
 def is_mapped(index: faiss.Index) -> bool:
-    """Whether a query map stands before an index. Its mark, which a file keeps and no training leaves, is a linear
-    transform alone, with the bias -0 throughout."""
+    """Return True if a query map stands before an index. Its mark, which a file keeps
+    and no training leaves, is a linear transform alone, with the bias -0 throughout."""
     part = faiss.downcast_index(index)
     if not isinstance(part, faiss.IndexPreTransform) or part.chain.size() != 1:
         return False
@@ -75,99 +69,83 @@ def is_mapped(index: faiss.Index) -> bool:
     return bool(not bias.any() and np.signbit(bias).all())
 
 
-def behind_map(index: faiss.Index) -> faiss.Index:
-    """What lies behind the query map of `index`, which owns it; `index` itself where there is none."""
-    return (
-        faiss.downcast_index(faiss.downcast_index(index).index)
-        if is_mapped(index)
-        else index
-    )
-
-
-def with_map(index: faiss.Index, query_map: QueryMap | None) -> faiss.Index:
-    """`index` behind a linear transform that maps queries by `query_map`, and that must not map what is added; `index`
-    itself without a map."""
-    if query_map is None:
-        return index
+def with_map(index: faiss.Index, query_map: QueryMap) -> faiss.Index:
+    """Return `index` behind a linear transform that maps queries by `query_map`, and that
+    must not map what is added."""
     d = int(index.d)
     transform = faiss.LinearTransform(d, d, True)
-    faiss.copy_array_to_vector(query_map.whole.ravel(), transform.A)
-    faiss.copy_array_to_vector(np.full(d, -0.0, np.float32), transform.b)
+    into(query_map.whole, transform.A)
+    into(np.full(d, -0.0), transform.b)
     transform.is_trained = True
     return pretransform([transform], index)
 
 
 def hand_over(part: faiss.Index) -> bool:
-    """Releases `part` to the C++ object that takes it over, and returns True for the field own_fields of that."""
+    """Release `part` to the C++ object that takes it over, and return True for the field
+    own_fields of that."""
     part.this.disown()
     return True
 
 
 def copy_fields(new: faiss.Index, old: faiss.Index, *fields: str) -> None:
-    """Copies from `old` to `new` the fields that every index has, and `fields`."""
-    for field in (
-        "ntotal",
-        "verbose",
-        "is_trained",
-        "metric_type",
-        "metric_arg",
-        *fields,
-    ):
+    """Copy from `old` to `new` the fields that every index has, and `fields`."""
+    common = "ntotal", "verbose", "is_trained", "metric_type", "metric_arg"
+    for field in (*common, *fields):
         setattr(new, field, getattr(old, field))
 
 
 BLOCK = 32
 """How many codes a block of an index holds that is scanned fast, by default."""
 
-ASSEMBLED = {
-    "IndexShards": "merge its shards into one index (first.merge_from(second)) and upgrade that, or leave it as it is "
-    "and search with hubplugin_faiss.CorrectedSearch(index, offsets)",
-    "IndexReplicas": "upgrade one replica, index.at(0), and build the others from what upgrade returns",
-}
-"""What to do with types that put other indexes together, all of which would need the same extra dimensions."""
-
-METRICS = faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2
-
-SAMPLED, RUNS = 4096, 16
-"""How many entries of an index stand for all of them, in runs that begin evenly over it."""
-
+SAMPLED = 4096
+"""How many entries of an index stand for all of them."""
 
 RANK = 10
 """The rank of the target by whose similarity `nearness_of` goes."""
 
 
 def nearness_of(queries: np.ndarray, vectors: np.ndarray, count: int) -> float:
-    """The mean similarity of queries and the direction of their tenth nearest target.
+    """Return the mean similarity of queries and the direction of their tenth nearest
+    target.
 
-    Of two targets in one direction the longer one scores higher by its length times that. Embedding models differ in
-    it: it was 0.25 between captions and images, and 0.85 across languages.
+    Of two targets in one direction the longer one scores higher by its length times
+    that. Embedding models differ in it: it was 0.25 between captions and images, and
+    0.85 across languages.
 
     Args:
         queries: [m, d].
-        vectors: a sample of the targets [n, d].
-        count: how many targets there are.
+        vectors: A sample of the targets [n, d].
+        count: How many targets there are.
     """
     rank = min(max(round(RANK * len(vectors) / count), 1), len(vectors))
     lengths = np.maximum(np.linalg.norm(vectors, axis=1), 1e-30)
-    return float(
-        np.partition(queries @ (vectors / lengths[:, None]).T, -rank, axis=1)[
-            :, -rank
-        ].mean()
-    )
+    cosines = queries @ (vectors / lengths[:, None]).T
+    return float(np.partition(cosines, -rank, axis=1)[:, -rank].mean())
 
 
-class IndexHandler(ABC):
-    """Reads, upgrades and downgrades one index, which only `append` and `remove` change.
+Taken = tuple[np.ndarray, np.ndarray | None]
+"""Vectors [b, d], and their offsets [b] if the index is upgraded."""
 
-    A subclass names the Faiss types that it handles in `names`. Entries are numbered in scan order: row by row, or
-    list by list.
+
+class IndexHandler:
+    """Reads, upgrades and downgrades one index.
+
+    A subclass names the Faiss types that it handles in `names`. Entries are numbered in
+    scan order: row by row, or list by list. A handler of an index around another one
+    leaves what it does not do itself to the handler of that, `inner`. After
+    `plan_append` or `remove` has changed the index, it is not used again.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
     registry: ClassVar[dict[str, type[IndexHandler]]] = {}
 
-    owner: object = None
-    """The Python object that owns the index, kept alive: the one that `downcast_index` makes does not own it."""
+    owner: faiss.Index
+    """The index as it was given, which owns all inside it."""
+
+    inner: IndexHandler
+
+    extras: list[ExtraDimensions]
+    """The extra dimensions of all base indexes in this index, if it is upgraded."""
 
     exhaustive = False
     """Whether a search compares the query with every entry."""
@@ -176,56 +154,58 @@ class IndexHandler(ABC):
     """Whether codes may change the length of a vector."""
 
     def __init_subclass__(cls) -> None:
-        for name in cls.__dict__.get(
-            "names", ()
-        ):  # its own: a subclass without names takes over no type
+        for name in cls.__dict__.get("names", ()):  # a subclass takes over no type
             IndexHandler.registry[name] = cls
 
     def __init__(self, index: faiss.Index):
-        self.index, self.euclidean = index, bool(index.metric_type == faiss.METRIC_L2)
-
-    @property
-    def count(self) -> int:
-        return int(self.index.ntotal)
+        self.index = index
+        self.count = int(index.ntotal)
+        self.euclidean = bool(index.metric_type == faiss.METRIC_L2)
 
     def check(self) -> None:
         """Raises StoreError if this index, as it stands, cannot be upgraded."""
-        if self.index.metric_type not in METRICS:
+        metric = self.index.metric_type
+        if metric not in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
             raise StoreError(
-                f"{name_of(self.index)} has metric {self.index.metric_type}, neither inner product nor L2; an offset "
-                "cannot become one more dimension of it"
+                f"{name_of(self.index)} has metric {metric}, neither inner product nor "
+                "L2; an offset cannot become one more dimension of it"
             )
         if not self.index.is_trained:
             raise StoreError(
-                f"{name_of(self.index)} is not trained; train it and add vectors, then upgrade it"
+                f"{name_of(self.index)} is not trained; train it and add vectors, then "
+                "upgrade it"
+            )
+        if not self.count:
+            raise StoreError(
+                f"{name_of(self.index)} is empty; add vectors, then upgrade it"
             )
 
-    @abstractmethod
     def upgrade(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
-        """A new index of the same d with `offsets` [n] in it, made for `spec`."""
+        """Return a new index of the same d with `offsets` [n] in it, made for `spec`."""
+        raise NotImplementedError
 
     def downgrade(self) -> faiss.Index:
-        """A new index without offsets, as it was before `upgrade`."""
-        raise self._not_upgraded
+        """Return a new index without offsets, as it was before `upgrade`."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def scan(
-        self, start: int, size: int
-    ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        """Vectors [b, d] from entry `start` on, of which a block has at most `size`, and their offsets [b] if the index
-        is upgraded."""
+    def take(self, rows: np.ndarray) -> Taken:
+        """Return the entries of the ascending numbers `rows` [b]."""
+        return self.inner.take(rows)
 
-    def sample(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        """`scan` of some entries, in runs that begin evenly."""
-        most = min(SAMPLED, block_rows(self.index.d))
-        runs = 1 if self.count <= most else RUNS
-        for start in range(0, self.count, max(-(-self.count // runs), 1)):
-            yield next(self.scan(start, max(most // runs, 1)))
+    def scan(self, size: int) -> Iterator[Taken]:
+        """Yield all entries, in blocks of at most `size`."""
+        for first in range(0, self.count, size):
+            yield self.take(np.arange(first, min(first + size, self.count)))
+
+    def sample(self, count: int = SAMPLED) -> np.ndarray:
+        """Return the numbers of some entries, evenly drawn."""
+        places = np.linspace(0, self.count - 1, min(self.count, count))
+        return places.astype(np.int64)
 
     def plan_append(
         self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
     ) -> Callable[[], None]:
-        """Plans an addition of entries. Until the result is called nothing is changed.
+        """Plan an addition of entries. Until the result is called nothing is changed.
 
         Args:
             vectors: [n, d].
@@ -236,130 +216,108 @@ class IndexHandler(ABC):
             Adds the entries when it is called.
 
         Raises:
-            StoreError: the entries cannot be added.
+            StoreError: The entries cannot be added.
         """
-        raise self._not_upgraded
+        raise NotImplementedError
 
-    @property
-    def _not_upgraded(self) -> StoreError:
-        return StoreError(f"{name_of(self.index)} is not upgraded")
-
-    def require_removes(self, *, renumbered: bool = False) -> None:  # noqa: B027
+    def require_removes(self, *, renumbered: bool = False) -> None:
         """Raises StoreError if `remove` could not remove entries. Nothing is changed."""
+        self.inner.require_removes(renumbered=renumbered)
 
-    @abstractmethod
     def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
-        """Removes the entries that a search calls `ids` from an upgraded index, after `require_removes`. If they are
-        `renumbered`, the ids of inverted lists close up to 0, 1, 2, ..., as those of codes in a row do of themselves.
-        """
+        """Remove the entries that a search calls `ids`, after `require_removes`. If they
+        are `renumbered`, the ids of inverted lists close up to 0, 1, 2, ..., as those of
+        codes in a row do of themselves."""
+        self.inner.remove(ids, renumbered=renumbered)
+        self.index.ntotal = self.index.index.ntotal
 
-    @abstractmethod
-    def quantise(
-        self, vectors: np.ndarray, *, by_plain_faiss: bool = False
-    ) -> np.ndarray:
-        """`vectors` [n, d] as this index reconstructs them once they are added: float32 [n, d]. If they are added
-        `by_plain_faiss`, and not by `plan_append`, they may be in another list."""
+    def quantise(self, vectors: np.ndarray) -> np.ndarray:
+        """Return `vectors` [n, d] as this index reconstructs them once they are added by
+        `plan_append`: float32 [n, d]."""
+        return self.inner.quantise(vectors)
 
-    @cached_property
-    def _zeros(self) -> np.ndarray:
-        """What this index may hold of a zero vector: float32 [2, d]."""
-        zero = np.zeros((1, int(self.index.d)), np.float32)
-        return np.concatenate(
-            [self.quantise(zero), self.quantise(zero, by_plain_faiss=True)]
-        )
+    _zero: np.ndarray | None = None
 
     def with_zeros(self, vectors: np.ndarray) -> np.ndarray:
-        """`vectors` [b, d] as the index reconstructs them, but zero where it holds what codes make of a zero vector.
-        They may give it any direction, which it does not have."""
-        is_zero = np.any(
-            [np.abs(vectors - zero).max(axis=1) <= 1e-6 for zero in self._zeros], axis=0
-        )
+        """Return `vectors` [b, d] as the index reconstructs them, but zero where it holds
+        what codes make of a zero vector. They may give it any direction, which it does
+        not have."""
+        if self._zero is None:
+            self._zero = self.quantise(np.zeros((1, vectors.shape[1]), np.float32))
+        is_zero = np.abs(vectors - self._zero).max(axis=1) <= 1e-6
         return np.where(is_zero[:, None], np.float32(0), vectors)
 
-    @abstractmethod
-    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """The ids that a search returns for the entries from `start` to before `stop`, by default to the last: int64
-        [stop - start]."""
+    def labels(self) -> np.ndarray:
+        """Return the ids that a search returns for the entries: int64 [n]."""
+        return self.inner.labels()
 
-    def order(self) -> np.ndarray | slice:
-        """The row of each entry in an array that is ordered by id: int64 [n], or slice(None) if entries are in order.
+    def order(self) -> np.ndarray:
+        """Return the row of each entry in an array that is ordered by id: int64 [n].
 
         Raises InputError if the ids are not 0 ... n - 1.
         """
         labels = self.labels()
         if not np.array_equal(np.sort(labels), np.arange(len(labels))):
             raise InputError(
-                f"the ids of this {name_of(self.index)} are not 0 ... {len(labels) - 1}: pass a model"
+                f"the ids of this {name_of(self.index)} are not 0 ... "
+                f"{len(labels) - 1}: pass a model"
             )
         return labels
-
-    @abstractmethod
-    def extra_dimensions(self) -> list[ExtraDimensions]:
-        """The extra dimensions of all upgraded base indexes in this index."""
 
     def round_offsets(
         self, offsets: np.ndarray, vectors: np.ndarray, rows: np.ndarray | None = None
     ) -> np.ndarray:
-        """What codes of an upgraded index make of offsets.
+        """Return what codes of an upgraded index make of offsets: [n].
 
         Args:
             offsets: [n].
             vectors: [n, d].
-            rows: of these [n], where they are entries already.
-
-        Returns:
-            [n].
+            rows: The numbers of these entries [n], where they are entries already.
         """
-        return offsets
+        return self.inner.round_offsets(offsets, vectors, rows)
 
     def most_lost(self) -> float:
-        """The most that codes may lose of an offset that fits them: a tenth of the range of those that they hold, as
-        `Coder.require_holds` has it."""
-        blocks = [offsets for _, offsets in self.sample() if offsets is not None]
-        offsets = np.concatenate([np.empty(0, np.float32), *blocks])
+        """Return the most that codes may lose of an offset that fits them: a tenth of the
+        range of those that they hold, as `Coder.require_holds` has it."""
+        offsets = self.take(self.sample())[1]
+        assert offsets is not None
         finite = offsets[np.isfinite(offsets)]
         return max(float(np.ptp(finite)) / 10, 1e-6) if finite.size else 1e-6
 
-    def is_upgraded(self) -> bool:
-        return bool(self.extra_dimensions())
-
     def holds_offsets_of(self, fingerprint: str) -> bool:
-        """Whether it is upgraded, with offsets of the model of this `fingerprint`, or where that is "" of no model."""
-        extra = self.extra_dimensions()
-        return bool(extra) and all(
-            dimensions.has_fingerprint(fingerprint) for dimensions in extra
+        """Return True if it is upgraded, with offsets of the model of this `fingerprint`,
+        or where that is "" of no model."""
+        return bool(self.extras) and all(
+            extra.has_fingerprint(fingerprint) for extra in self.extras
         )
 
 
 def handler_for(index: faiss.Index) -> IndexHandler:
-    """The handler for `index`, or for what lies behind its query map, since targets are not mapped; raises StoreError,
-    which names its type, if there is none."""
-    if isinstance(index, faiss.IndexBinary):
-        raise StoreError(
-            f"{type(index).__name__} holds bits, and an offset is a real number: it cannot be upgraded"
-        )
+    """Return the handler for `index`, or for what lies behind its query map, since
+    targets are not mapped. Raises StoreError, which names its type, if there is none."""
     if not isinstance(index, faiss.Index):
-        raise StoreError(f"expected a faiss index, got {type(index).__name__}")
-    owner, index = index, faiss.downcast_index(behind_map(index))
-    name = type(index).__name__
-    if isinstance(index, getattr(faiss, "GpuIndex", ())):
         raise StoreError(
-            f"{name} is on a GPU, where it cannot be upgraded; index = faiss.index_gpu_to_cpu(index) takes it to "
-            "the CPU"
+            f"expected a faiss.Index of real numbers, got {type(index).__name__}"
         )
-    if name in ASSEMBLED:
-        raise StoreError(f"{name} cannot carry offsets; {ASSEMBLED[name]}")
-    instead = "leave it as it is and search with hubplugin_faiss.CorrectedSearch(index, model, vectors=vectors)"
-    if name not in IndexHandler.registry:
-        can = ", ".join(sorted(IndexHandler.registry))
+    inner = faiss.downcast_index(index)
+    if is_mapped(index):
+        inner = faiss.downcast_index(inner.index)
+    name = type(inner).__name__
+    kind = IndexHandler.registry.get(name)
+    instead = (
+        "leave it as it is and search with "
+        "hubplugin_faiss.CorrectedSearch(index, model, vectors=vectors)"
+    )
+    if kind is None:
         raise StoreError(
-            f"{name} cannot carry offsets; {instead}; types that can: {can}"
+            f"{name} cannot carry offsets; {instead}; types that can, on a CPU: "
+            f"{', '.join(sorted(IndexHandler.registry))}"
         )
-    if getattr(index, "bbs", BLOCK) != BLOCK:
+    if getattr(inner, "bbs", BLOCK) != BLOCK:
         raise StoreError(
-            f"{name} scans blocks of {index.bbs} codes and cannot carry offsets: blocks of {BLOCK}, the default, can; "
-            f"{instead}"
+            f"{name} scans blocks of {inner.bbs} codes and cannot carry offsets: blocks "
+            f"of {BLOCK}, the default, can; {instead}"
         )
-    handler = IndexHandler.registry[name](index)
-    handler.owner = owner
+    handler = kind(inner)
+    handler.owner = index
     return handler

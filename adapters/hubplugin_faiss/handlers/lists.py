@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cached_property
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import faiss
@@ -12,18 +11,12 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.codecs import (
-    HALF,
-    QUERIES,
-    Coder,
     ExtraDimensions,
-    ScalarCodec,
     UpgradeSpec,
     evenly,
-    require_finite,
 )
 from hubplugin_faiss.encoding.layout import (
     codes_of_list,
-    fill_lists,
     ids_of_list,
     parts_by_list,
     write_entries,
@@ -32,539 +25,406 @@ from hubplugin_faiss.handlers.base import (
     block_rows,
     copy_fields,
     hand_over,
-    handler_for,
     name_of,
     pretransform,
 )
 from hubplugin_faiss.handlers.codes import (
+    POLYSEMOUS,
     BaseIndexHandler,
-    FlatCodesHandler,
-    base_index_handler,
+    copy_training,
+    graph_over,
     sample_rows,
-    with_query,
 )
 
 BESTS = 1 << 23
-"""Lists are ranked by fewer queries, down to 40, where the best entry of each list for each of them would be more
-numbers than this."""
+"""Lists are ranked by fewer queries, down to 40, where the best entry of each list for
+each of them would be more numbers than this."""
 
 READ = 1 << 13
 """So many entries at most are compared with the queries at once."""
 
 
 def list_ranks(
-    entries: Iterable[tuple[np.ndarray, slice]],
+    entries: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
     offsets: np.ndarray,
-    lists: np.ndarray,
+    sizes: np.ndarray,
     centres: np.ndarray,
-    bank: tuple[np.ndarray, np.ndarray | None],
+    queries: np.ndarray,
     euclidean: bool,
 ) -> np.ndarray:
-    """What is added to the similarity of a centroid, so that it comes to that of the best entry of its list with its
-    offset: float32 [nlist].
+    """Return what is added to the similarity of a centroid, so that it comes to that of
+    the best entry of its list with its offset: float32 [nlist].
 
-        rank(j) = mean over queries u of ( max over t in list j of ( s(u, t) + offset(t) ) - s(u, c_j) )
+        rank(j) = mean over queries u of
+                  ( max over t in list j of ( s(u, t) + offset(t) ) - s(u, c_j) )
 
-    That is more for a long list and for one whose entries lie close together, and nothing that their offsets tell
-    alone: under inner product centroids have unit length, however far from them their entries lie.
+    That is more for a long list and for one whose entries lie close together, and
+    nothing that their offsets tell alone: under inner product centroids have unit
+    length, however far from them their entries lie.
 
     Args:
-        entries: vectors [b, d] and their rows.
-        offsets, lists: of all entries [n].
-        centres: the centroids [nlist, d].
-        bank: queries [m, d], and the list [m] that each of them itself lies in, of which it says nothing; None for
-            queries from elsewhere.
+        entries: Blocks of vectors [b, d], their offsets [b] and their lists [b], which
+            ascend.
+        offsets: Of all entries [n].
+        sizes: How many entries each list has [nlist].
+        centres: The centroids [nlist, d].
+        queries: Of the bank [m, d].
         euclidean: s is -|u - t|^2 / 2, else u.t.
     """
-    queries, home = bank
     best = np.full((len(queries), len(centres)), -np.inf, np.float32)
-    for vectors, rows in entries:
-        order = np.argsort(lists[rows], kind="stable")
-        numbers, first = np.unique(lists[rows][order], return_index=True)
-        scores = similarities(queries, vectors[order], euclidean) + offsets[rows][order]
-        best[:, numbers] = np.fmax(
-            best[:, numbers], np.fmax.reduceat(scores, first, axis=1)
-        )
+    for vectors, lifts, lists in entries:
+        numbers, first = np.unique(lists, return_index=True)
+        scores = similarities(queries, vectors, euclidean) + lifts
+        in_block = np.fmax.reduceat(scores, first, axis=1)
+        best[:, numbers] = np.fmax(best[:, numbers], in_block)
     best -= similarities(queries, centres, euclidean)
-    if home is not None:
-        best[np.arange(len(queries)), home] = np.nan
-    counts = np.isfinite(best)
-    ranks = np.where(counts, best, 0).sum(axis=0, dtype=np.float64) / np.maximum(
-        counts.sum(axis=0), 1
-    )
-    sizes = np.bincount(lists, minlength=len(centres))
+    ranks = np.where(np.isfinite(best), best, 0).mean(axis=0, dtype=np.float64)
     ranks += (offsets.sum(dtype=np.float64) - (ranks * sizes).sum()) / sizes.sum()
-    return np.where(sizes > 0, np.clip(ranks, offsets.min(), offsets.max()), 0).astype(
-        np.float32
-    )
+    ranks = np.clip(ranks, offsets.min(), offsets.max())
+    return np.where(sizes > 0, ranks, 0).astype(np.float32)
 
 
 def similarities(
     queries: np.ndarray, vectors: np.ndarray, euclidean: bool
 ) -> np.ndarray:
-    """The similarities of `queries` [m, d] and `vectors` [b, d]: float32 [m, b]; where they are `euclidean`, less what
-    depends on the query alone."""
+    """Return the similarities of `queries` [m, d] and `vectors` [b, d]: float32 [m, b];
+    where they are `euclidean`, less what depends on the query alone."""
     products = queries @ vectors.T
-    return np.asarray(
-        products - (vectors**2).sum(axis=1) / 2 if euclidean else products
-    )
+    if euclidean:
+        products -= (vectors**2).sum(axis=1) / 2
+    return np.asarray(products)
 
 
-FLOATS = ("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexHNSWFlat")
-"""The coarse quantizers that hold their centroids as floats."""
+FLOATS = faiss.IndexFlat | faiss.IndexHNSWFlat
+"""The coarse quantizers that hold their centroids as floats. Others stay as they are,
+behind a transform that drops the extra dimensions."""
 
 
-def widen_quantizer(
-    quantizer: faiss.Index,
-    coder: Coder,
-    ranks: np.ndarray,
-    spec: UpgradeSpec,
-    residual: bool,
-) -> tuple[faiss.Index, np.ndarray]:
-    """A coarse quantizer of d + w components whose centroids rank as if each had an offset.
+def centroids(quantizer: faiss.Index, numbers: np.ndarray) -> np.ndarray:
+    """Return the centroids of the lists `numbers` [n]: float32 [n, d]."""
+    return np.asarray(quantizer.reconstruct_batch(np.ascontiguousarray(numbers)))
 
-    A quantizer that does not hold its centroids as floats stands behind a transform that drops the extra dimensions,
-    and its centroids have none. It has extra dimensions of its own for the ranks.
 
-    Args:
-        quantizer: of d components.
-        coder: codes the extra components of entries.
-        ranks: the offset of each centroid [nlist].
-        spec: what all handlers of the index share.
-        residual: codes are residual. Then a quantizer without floats stays as it is: Faiss takes the similarity of a
-            centroid for a part of that of its entries, and would add the rank to these.
+def quantizer_like(old: faiss.Index, centres: np.ndarray) -> faiss.Index:
+    """Return a coarse quantizer like `old`, one of `FLOATS`, that holds `centres`
+    [nlist, d]."""
+    kinds = {faiss.METRIC_L2: faiss.IndexFlatL2}
+    new = kinds.get(old.metric_type, faiss.IndexFlatIP)(centres.shape[1])
+    new.add(np.ascontiguousarray(centres))
+    copy_fields(new, faiss.downcast_index(getattr(old, "storage", old)))
+    return graph_over(new, old) if isinstance(old, faiss.IndexHNSW) else new
 
-    Returns:
-        The quantizer, and the extra components of its centroids [nlist, w].
-    """
-    if name_of(quantizer) in FLOATS:
-        handler = base_index_handler(quantizer)
-        assert isinstance(handler, FlatCodesHandler)
-        centres = coder.centres(ranks)
-        floats = handler.codec.coder(int(quantizer.d), coder.extra)
-        return handler.widen_by(floats, lambda rows: centres[rows]), centres
-    d, width = int(quantizer.d), coder.extra.width
+
+def widen_quantizer(quantizer: faiss.Index, components: np.ndarray) -> faiss.Index:
+    """Return a coarse quantizer like `quantizer`, of d components, whose centroids have
+    the extra `components` [nlist, w], too, if it holds floats."""
+    nlist, width = components.shape
+    if isinstance(quantizer, FLOATS):
+        centres = centroids(quantizer, np.arange(nlist))
+        return quantizer_like(quantizer, np.concatenate([centres, components], axis=1))
+    d = int(quantizer.d)
     drop = faiss.RemapDimensionsTransform(d + width, d, False)
-    inner = faiss.clone_index(quantizer)
-    if not residual:
-        with suppress(StoreError):  # one that cannot be upgraded stays as it is
-            ranked = handler_for(quantizer)
-            ranked.check()
-            inner = ranked.upgrade(ranks[ranked.order()], spec)
-    return pretransform([drop], inner), np.zeros((len(ranks), width), np.float32)
+    return pretransform([drop], faiss.clone_index(quantizer))
 
 
-def narrow_quantizer(
-    quantizer: faiss.Index, d: int, extra: ExtraDimensions
-) -> faiss.Index:
-    """The coarse quantizer of `d` components from which `widen_quantizer` made `quantizer`, with the `extra`
-    dimensions."""
-    quantizer = faiss.downcast_index(quantizer)
-    if not isinstance(quantizer, faiss.IndexPreTransform):
-        return base_index_handler(quantizer).narrow(d, extra)
-    with suppress(StoreError):
-        if (handler := handler_for(quantizer.index)).is_upgraded():
-            return handler.downgrade()
-    return faiss.clone_index(quantizer.index)
-
-
-def nearest_lists(
-    quantizer: faiss.Index, vectors: np.ndarray, extra: ExtraDimensions
-) -> np.ndarray:
-    """The list that each of `vectors` [n, d] has in the raw index, where lists have no offsets: int64 [n]. The `extra`
-    dimensions of `quantizer` are left out."""
-    if extra.euclidean or name_of(quantizer) not in FLOATS:
-        quantizer = narrow_quantizer(quantizer, vectors.shape[1], extra)
-    else:
-        vectors = with_query(vectors, np.zeros(extra.width))
-    return np.ascontiguousarray(
-        quantizer.search(np.ascontiguousarray(vectors, np.float32), 1)[1].ravel()
-    )
+def narrow_quantizer(quantizer: faiss.Index, d: int) -> faiss.Index:
+    """Return the coarse quantizer of `d` components from which `widen_quantizer` made
+    `quantizer`."""
+    if not isinstance(quantizer, FLOATS):
+        return faiss.clone_index(quantizer.index)
+    centres = centroids(quantizer, np.arange(quantizer.ntotal))
+    return quantizer_like(quantizer, centres[:, :d])
 
 
 LOAD_LISTS = (
     "load them into memory, then go on: ivf = faiss.extract_index_ivf(index); lists = "
-    "faiss.ArrayInvertedLists(ivf.nlist, ivf.code_size); ivf.invlists.copy_subset_to(lists, "
-    "faiss.InvertedLists.SUBSET_TYPE_INVLIST, 0, ivf.nlist); ivf.replace_invlists(lists, True); lists.this.disown()"
+    "faiss.ArrayInvertedLists(ivf.nlist, ivf.code_size); "
+    "ivf.invlists.copy_subset_to(lists, faiss.InvertedLists.SUBSET_TYPE_INVLIST, 0, "
+    "ivf.nlist); ivf.replace_invlists(lists, True); lists.this.disown()"
 )
-"""What to do with lists on disk, whose path an index file keeps as it was given: a copy of that file, or one that is
-opened from another folder, would share or lose them."""
+"""What to do with lists on disk, whose path an index file keeps as it was given: a copy
+of that file, or one that is opened from another folder, would share or lose them."""
 
 
 class InvertedListsHandler(BaseIndexHandler):
-    """Codes in inverted lists. Lists, ids and training stay; extra components of the centroids rank the lists."""
+    """Codes in inverted lists. Lists, ids and training stay; extra components of the
+    centroids rank the lists."""
 
     names: ClassVar[tuple[str, ...]] = (
         "IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ", "IndexIVFPQFastScan",
     )  # fmt: skip
 
-    def __init__(self, index: faiss.Index):
-        super().__init__(index)
+    def __init__(self, index: faiss.Index, extra: ExtraDimensions | None = None):
+        super().__init__(index, extra)
         self._lists = faiss.downcast_InvertedLists(index.invlists)
         if isinstance(self._lists, faiss.OnDiskInvertedLists):
-            place = self._lists.filename
             raise StoreError(
-                f"{name_of(index)} has its inverted lists on disk, in {place!r}; {LOAD_LISTS}"
+                f"{name_of(index)} has its inverted lists on disk, in "
+                f"{self._lists.filename!r}; {LOAD_LISTS}"
             )
-        self._residual = bool(index.by_residual) and not isinstance(
-            index, faiss.IndexIVFFlat
-        )
+        self._quantizer = faiss.downcast_index(index.quantizer)
+        self._ranked = isinstance(self._quantizer, FLOATS)
+        is_float = isinstance(index, faiss.IndexIVFFlat)
+        self._residual = bool(index.by_residual) and not is_float
+        sizes = map(self._lists.list_size, range(index.nlist))
+        self._sizes = np.fromiter(sizes, np.int64, index.nlist)
+        self._numbers = np.repeat(np.arange(index.nlist), self._sizes)  # of the lists
+
+    def labels(self) -> np.ndarray:
+        ids = (ids_of_list(self._lists, n) for n in range(self.index.nlist))
+        return np.concatenate([np.empty(0, np.int64), *ids])
+
+    def _codes(self, rows: np.ndarray) -> np.ndarray:
+        """Return the codes of the entries of the ascending numbers `rows` [b]: uint8
+        [b, code_size]."""
+        parts = [np.empty((0, int(self.index.code_size)), np.uint8)]
+        starts = np.cumsum(self._sizes) - self._sizes
+        for number, part in parts_by_list(self._numbers[rows]):
+            places = rows[part] - starts[number]
+            first = int(places[0])
+            codes = codes_of_list(self._lists, number).read(first, int(places[-1]) + 1)
+            parts.append(codes[places - first])
+        return np.concatenate(parts)
+
+    def decode(self, rows: np.ndarray) -> np.ndarray:
+        return self._decode(self._codes(rows), self._numbers[rows])
+
+    def _decode(self, codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Return the vectors with all their components that `codes` [b, code_size] in the
+        lists `numbers` [b] encode."""
+        if isinstance(self.index, faiss.IndexIVFPQFastScan):
+            # Faiss decodes through a pointer to the quantiser, which is null in an index
+            # that was read from a file.
+            vectors = self.index.pq.decode(np.ascontiguousarray(codes))
+            if self._residual:
+                vectors += centroids(self._quantizer, numbers)
+            return np.asarray(vectors)
+        vectors = np.empty((len(codes), self.index.d), np.float32)
+        arrays = map(faiss.swig_ptr, (codes, numbers, vectors))
+        self.index.decode_vectors(len(codes), *arrays)
+        return vectors
+
+    def _encode(self, vectors: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Return the codes [n, code_size] of `vectors` [n, d + w] in the lists `numbers`
+        [n]."""
+        codes = np.empty((len(vectors), self.index.code_size), np.uint8)
+        arrays = map(faiss.swig_ptr, (vectors, numbers, codes))
+        self.index.encode_vectors(len(vectors), *arrays, False)
+        return codes
 
     def widen(
         self, offsets: np.ndarray, spec: UpgradeSpec
     ) -> tuple[ExtraDimensions, faiss.Index]:
-        codec, starts = self.codec, self._starts()
-        if isinstance(codec, ScalarCodec) and codec.kind == HALF:
-            for _, codes, _, _ in self._blocks(0, block_rows(self.index.d)):
-                require_finite(codes.view(np.uint16))
-        rows = sample_rows(offsets, starts[:-1][np.diff(starts) > 0])
-        ranks = self._ranks(offsets, spec)
-        of_rows = np.searchsorted(starts, rows, "right") - 1
-        based = (
-            self._residual and name_of(self.index.quantizer) in FLOATS
-        )  # else codes hold all of it
-        coder = codec.design(spec, offsets[rows], ranks[of_rows] if based else None)
-        quantizer, centres = widen_quantizer(
-            self.index.quantizer, coder, ranks, spec, self._residual
-        )
-        coder.require_holds(
-            offsets[rows],
-            centres[of_rows] if self._residual else None,
-            name_of(self.index),
-        )
-        new = self._empty(self.index.d + coder.extra.width, quantizer)
-        codec.widen(new, coder)
+        starts = np.cumsum(self._sizes) - self._sizes
+        rows = sample_rows(offsets, starts[self._sizes > 0])
+        numbers = self._numbers[rows]
+        ranks = self._ranks(offsets, spec.queries)
+        bases = None
+        if self._residual and self._ranked:
+            bases = ranks[numbers]  # else codes hold all of it
+        coder = self.codec.design(spec, offsets[rows], bases)
+        centres = coder.centres(ranks)
+        quantizer = widen_quantizer(self._quantizer, centres)
+        if bases is None:
+            centres = np.zeros_like(centres)
+        name = name_of(self.index)
+        coder.require_holds(offsets[rows], centres[numbers], name)
+        new = self._empty(self.d + len(coder.extra.query), quantizer)
+        self.codec.widen(new, coder)
 
-        def code(numbers: np.ndarray, codes: np.ndarray, rows: slice) -> np.ndarray:
-            bases = centres[numbers] if self._residual else None
+        def code(codes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+            bases = centres[self._numbers[rows]]
             components = coder.components_for(offsets[rows], bases)
-            return coder.join(
-                codes, components if bases is None else components - bases
-            )
+            return coder.join(codes, components - bases)
 
-        return coder.extra, self._fill(new, code)
+        return coder.extra, self._fill(
+            new, (code(codes, rows) for codes, rows in self._blocks(new))
+        )
 
-    def narrow(self, d: int, extra: ExtraDimensions) -> faiss.Index:
-        coder = self.codec.coder(d, extra)
-        new = self._empty(d, narrow_quantizer(self.index.quantizer, d, extra))
-        self.codec.narrow(new, d)
-        return self._fill(new, lambda numbers, codes, rows: coder.head(codes))
+    def downgrade(self) -> faiss.Index:
+        new = self._empty(self.d, narrow_quantizer(self._quantizer, self.d))
+        self.codec.narrow(new, self.d)
+        return self._fill(
+            new, (self.coder.head(codes) for codes, _ in self._blocks(new))
+        )
 
     def pad(self, parts: int, quantizer: faiss.Index) -> faiss.Index:
-        """This index of PQ codes with so many `parts`, of which those behind its own hold 0, under a `quantizer` as
-        wide."""
+        """Return this index of PQ codes with so many `parts`, of which those behind its
+        own hold 0, under a `quantizer` as wide."""
         pq = self.index.pq
         new = self._empty(parts * pq.dsub, quantizer)
-        self.codec.train(new, np.pad(self.codec.tables(), ((0, parts - pq.M), (0, 0))))
-        return self._fill(
-            new, lambda numbers, codes, rows: np.pad(codes, ((0, 0), (0, parts - pq.M)))
-        )
+        behind = (0, parts - pq.M)
+        self.codec.train(new, np.pad(self.codec.tables(), (behind, (0, 0))))
+        blocks = (np.pad(codes, ((0, 0), behind)) for codes, _ in self._blocks(new))
+        return self._fill(new, blocks)
 
-    def bases(
-        self, extra: ExtraDimensions, vectors: np.ndarray, rows: np.ndarray | None
-    ) -> np.ndarray | None:
-        if rows is None:
-            return self._bases_in(
-                nearest_lists(self.index.quantizer, vectors, extra), extra
-            )
-        return self._bases_in(np.searchsorted(self._starts(), rows, "right") - 1, extra)
-
-    def _bases_in(
-        self, numbers: np.ndarray, extra: ExtraDimensions
-    ) -> np.ndarray | None:
-        """`bases` of entries in the lists `numbers` [n]."""
-        if not self._residual:
-            return None
-        distinct, places = np.unique(numbers, return_inverse=True)
-        return np.stack(
-            [self.index.quantizer.reconstruct(int(n))[-extra.width :] for n in distinct]
-        )[places]
-
-    def decode(self, start: int, size: int) -> Iterator[np.ndarray]:
-        for numbers, codes, _, _ in self._blocks(start, size):
-            yield self._decode(codes, numbers)
-
-    def quantise(
-        self,
-        vectors: np.ndarray,
-        *,
-        by_plain_faiss: bool = False,
-        extra: ExtraDimensions | None = None,
-    ) -> np.ndarray:
-        vectors = np.ascontiguousarray(vectors, np.float32)
-        if extra is None or by_plain_faiss:
-            nearest = np.ascontiguousarray(
-                self.index.quantizer.search(vectors, 1)[1].ravel()
-            )
-        else:
-            nearest = nearest_lists(
-                self.index.quantizer, vectors[:, : -extra.width], extra
-            )
-        return self._decode(self._encode(vectors, nearest), nearest)
-
-    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        parts = _parts(self._starts(), start, self.count if stop is None else stop)
-        ids = (ids_of_list(self._lists, number)[part] for number, part in parts)
-        return np.concatenate([np.empty(0, np.int64), *ids])
-
-    def require_takes(self, vectors: np.ndarray, ids: np.ndarray | None) -> None:
-        self.codec.require_fits(vectors)
-        self._ids_to_add(ids, len(vectors))
-
-    def append(
-        self,
-        extra: ExtraDimensions,
-        vectors: np.ndarray,
-        offsets: np.ndarray,
-        ids: np.ndarray | None,
-    ) -> None:
-        nearest = nearest_lists(
-            self.index.quantizer, vectors, extra
-        )  # those that they have in the raw index
-        components = self.coder(extra).components_for(
-            offsets, self._bases_in(nearest, extra)
-        )
-        extended = np.ascontiguousarray(np.concatenate([vectors, components], axis=1))
-        ids = self._ids_to_add(ids, len(vectors))
-        if not hasattr(self._lists, "packer"):
-            names = (
-                None
-                if self.index.direct_map.type == faiss.DirectMap.Array
-                else faiss.swig_ptr(ids)
-            )
-            self.index.add_core(
-                len(extended), faiss.swig_ptr(extended), names, faiss.swig_ptr(nearest)
-            )
-            return
-        order = np.argsort(nearest, kind="stable")
-        codes, ids, nearest = (
-            self._encode(extended, nearest)[order],
-            ids[order],
-            nearest[order],
-        )
-        with rebuild_map(self.index):
-            for number, part in parts_by_list(nearest):
-                write_entries(
-                    self._lists,
-                    number,
-                    self._lists.list_size(number),
-                    ids[part],
-                    codes[part],
-                )
-            self.index.ntotal += len(extended)
-
-    def require_removes(self, *, renumbered: bool = False) -> None:
-        if self.index.direct_map.type == faiss.DirectMap.Array and not renumbered:
-            raise StoreError(
-                f"the direct map of this {name_of(self.index)} is an array, which can have no gaps; to remove entries, "
-                "call faiss.extract_index_ivf(index).set_direct_map_type(faiss.DirectMap.Hashtable), or with NoMap"
-            )
-
-    def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
-        removed = np.unique(ids)
-        with rebuild_map(self.index):
-            if hasattr(self._lists, "packer"):
-                self._remove_packed(removed)
-            else:
-                self.index.remove_ids(faiss.IDSelectorBatch(removed))
-            for number in range(self.index.nlist if renumbered else 0):
-                rest = ids_of_list(self._lists, number)
-                rest -= np.searchsorted(removed, rest)
-
-    def _remove_packed(self, removed: np.ndarray) -> None:
-        """Faiss's own leaves old codes behind the last one of a list, and its `add` does not erase them before it
-        writes."""
-        for number in range(self.index.nlist):
-            old = ids_of_list(self._lists, number).copy()
-            stays = removed[np.searchsorted(removed[:-1], old)] != old
-            if not stays.all():
-                codes = codes_of_list(self._lists, number).read(0, len(old))[stays]
-                write_entries(self._lists, number, 0, old[stays], codes)
-        self.index.ntotal = self._lists.compute_ntotal()
-
-    def _ids_to_add(self, ids: np.ndarray | None, count: int) -> np.ndarray:
-        """The ids of `count` entries that are to be added; raises StoreError if the direct map cannot hold `ids`."""
-        numbered = self.count + np.arange(count)
-        if ids is None:
-            return numbered
-        if (
-            self.index.direct_map.type == faiss.DirectMap.Array
-            and (ids != numbered).any()
-        ):
-            raise StoreError(
-                f"the direct map of this {name_of(self.index)} is an array, which holds no ids but 0, 1, 2, ...; "
-                "add without ids, or call faiss.extract_index_ivf(index).set_direct_map_type(faiss.DirectMap.Hashtable)"
-            )
-        return ids
-
-    def _starts(self) -> np.ndarray:
-        """The first entry of each list, and the count: int64 [nlist + 1]."""
-        return np.cumsum(
-            [0, *(self._lists.list_size(number) for number in range(self.index.nlist))]
-        )
-
-    def _ranks(self, offsets: np.ndarray, spec: UpgradeSpec) -> np.ndarray:
-        """`list_ranks` for `offsets` [n] of all entries, by queries of the bank; without one by some entries."""
-        nlist, queries = self.index.nlist, spec.queries
-        most, home = max(BESTS // nlist, 40), None
-        starts = self._starts()
-        lists = np.repeat(np.arange(nlist), np.diff(starts))
+    def _ranks(self, offsets: np.ndarray, queries: np.ndarray | None) -> np.ndarray:
+        """Return `list_ranks` for `offsets` [n] of all entries, by `queries` of the bank;
+        without one their mean in each list."""
+        nlist = self.index.nlist
         if queries is None:
-            rows = np.linspace(0, self.count - 1, min(QUERIES, most)).astype(np.int64)
-            home = lists[rows]
-            places = zip(home.tolist(), (rows - starts[home]).tolist(), strict=True)
-            codes = [
-                codes_of_list(self._lists, number).read(at, at + 1)
-                for number, at in places
-            ]
-            queries = self._decode(np.concatenate(codes), home)
-        blocks = self._blocks(0, min(block_rows(self.index.d), READ))
-        entries = (
-            (self._decode(codes, numbers), rows) for numbers, codes, _, rows in blocks
+            sums = np.bincount(self._numbers, offsets, nlist)
+            return (sums / np.maximum(self._sizes, 1)).astype(np.float32)
+        size = min(block_rows(self.d), READ)
+        rows = (
+            np.arange(first, min(first + size, self.count))
+            for first in range(0, self.count, size)
         )
-        centres = self.index.quantizer.reconstruct_n(0, nlist)
+        entries = (
+            (self.decode(each), offsets[each], self._numbers[each]) for each in rows
+        )
         return list_ranks(
             entries,
             offsets,
-            lists,
-            centres,
-            (evenly(queries, most), home),
+            self._sizes,
+            centroids(self._quantizer, np.arange(nlist)),
+            evenly(queries, max(BESTS // nlist, 40)),
             self.euclidean,
         )
 
-    def _encode(self, vectors: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """The codes [n, code_size] of `vectors` [n, d + w] in the lists `numbers` [n]."""
-        codes = np.empty((len(vectors), self.index.code_size), np.uint8)
-        self.index.encode_vectors(
-            len(vectors), *map(faiss.swig_ptr, (vectors, numbers, codes)), False
-        )
-        return codes
+    def bases(self, vectors: np.ndarray, rows: np.ndarray | None) -> np.ndarray | None:
+        if not self._residual:
+            return None
+        numbers = self._nearest(vectors) if rows is None else self._numbers[rows]
+        distinct, places = np.unique(numbers, return_inverse=True)
+        return centroids(self._quantizer, distinct)[places, self.d :]
 
-    def _decode(self, codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """The vectors with all their components that `codes` [b, code_size] in the lists `numbers` [b] encode."""
-        if isinstance(self.index, faiss.IndexIVFPQFastScan):
-            # Faiss decodes through a pointer to the quantiser, which is null in an index that was read from a file.
-            vectors = self.index.pq.decode(np.ascontiguousarray(codes))
-            return np.asarray(
-                vectors + self._centres[numbers] if self._residual else vectors
+    def _nearest(self, vectors: np.ndarray) -> np.ndarray:
+        """Return the list that each of `vectors` [n, d] has in the raw index, where lists
+        have no offsets: int64 [n]."""
+        quantizer = self._quantizer
+        if self.extra is not None:
+            quantizer = narrow_quantizer(quantizer, self.d)
+        vectors = np.ascontiguousarray(vectors, np.float32)
+        return np.ascontiguousarray(quantizer.search(vectors, 1)[1].ravel())
+
+    def quantise(self, vectors: np.ndarray) -> np.ndarray:
+        nearest = self._nearest(vectors)
+        codes = self._encode(self.as_added(vectors), nearest)
+        return self._decode(codes, nearest)[:, : self.d]
+
+    def require_takes(self, ids: np.ndarray | None, count: int) -> None:
+        numbered = self.count + np.arange(count)
+        if ids is None:
+            if (self.labels() >= self.count).any():
+                raise StoreError(
+                    f"this {name_of(self.index)} has ids of its own: pass ids= with the "
+                    "vectors"
+                )
+        elif self._has_array and (ids != numbered).any():
+            raise StoreError(
+                f"the direct map of this {name_of(self.index)} is an array, which holds "
+                "no ids but 0, 1, 2, ...; add without ids, or call "
+                "faiss.extract_index_ivf(index).set_direct_map_type("
+                "faiss.DirectMap.Hashtable)"
             )
-        vectors = np.empty((len(codes), self.index.d), np.float32)
-        self.index.decode_vectors(
-            len(codes), *map(faiss.swig_ptr, (codes, numbers, vectors))
-        )
-        return vectors
 
-    @cached_property
-    def _centres(self) -> np.ndarray:
-        return np.asarray(self.index.quantizer.reconstruct_n(0, self.index.nlist))
+    @property
+    def _has_array(self) -> bool:
+        return bool(self.index.direct_map.type == faiss.DirectMap.Array)
 
-    def _blocks(
-        self, start: int, size: int
-    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, slice]]:
-        """List numbers [b], codes [b, code_size], ids [b] and rows of the entries from `start` on, b <= size."""
-        starts = self._starts()
-        for first in range(start, self.count, size):
-            last = min(first + size, self.count)
-            parts = list(_parts(starts, first, last))
-            yield (
-                np.concatenate(
-                    [
-                        np.full(part.stop - part.start, number, np.int64)
-                        for number, part in parts
-                    ]
-                ),
-                np.concatenate(
-                    [
-                        codes_of_list(self._lists, number).read(part.start, part.stop)
-                        for number, part in parts
-                    ]
-                ),
-                np.concatenate(
-                    [ids_of_list(self._lists, number)[part] for number, part in parts]
-                ),
-                slice(first, last),
+    def append(
+        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
+    ) -> None:
+        if ids is None:
+            ids = self.count + np.arange(len(vectors))
+        nearest = self._nearest(vectors)
+        components = self.coder.components_for(offsets, self.bases(vectors, None))
+        extended = np.ascontiguousarray(np.concatenate([vectors, components], axis=1))
+        codes = self._encode(extended, nearest)
+        order = np.argsort(nearest, kind="stable")
+        with rebuild_map(self.index):
+            for number, part in parts_by_list(nearest[order]):
+                rows = order[part]
+                size = self._lists.list_size(number)
+                write_entries(self._lists, number, size, ids[rows], codes[rows])
+            self.index.ntotal += len(vectors)
+
+    def require_removes(self, *, renumbered: bool = False) -> None:
+        if self._has_array and not renumbered:
+            raise StoreError(
+                f"the direct map of this {name_of(self.index)} is an array, which can "
+                "have no gaps; to remove entries, call faiss.extract_index_ivf(index)"
+                ".set_direct_map_type(faiss.DirectMap.Hashtable), or with NoMap"
             )
+
+    def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
+        # Faiss's own leaves old codes behind the last one of a list that is scanned
+        # fast, and its `add` does not erase them before it writes.
+        removed = np.unique(ids)
+        with rebuild_map(self.index):
+            for number in range(self.index.nlist):
+                old = ids_of_list(self._lists, number).copy()
+                stays = ~np.isin(old, removed)
+                new = old[stays]
+                if renumbered:
+                    new = new - np.searchsorted(removed, new)
+                if not np.array_equal(new, old):
+                    codes = codes_of_list(self._lists, number).read(0, len(old))[stays]
+                    write_entries(self._lists, number, 0, new, codes)
+            self.index.ntotal = self._lists.compute_ntotal()
 
     def _empty(self, d: int, quantizer: faiss.Index) -> faiss.Index:
-        old, metric = self.index, self.index.metric_type
+        """Return an index like this, of d components and without entries, which takes
+        the `quantizer` over."""
+        old = self.index
+        metric = old.metric_type
         if isinstance(old, faiss.IndexIVFScalarQuantizer):
             new = faiss.IndexIVFScalarQuantizer(
                 quantizer, d, old.nlist, old.sq.qtype, metric, old.by_residual
             )
-            new.sq.rangestat, new.sq.rangestat_arg = (
-                old.sq.rangestat,
-                old.sq.rangestat_arg,
-            )
-        elif isinstance(old, faiss.IndexIVFPQFastScan):
-            new = faiss.IndexIVFPQFastScan(
-                quantizer, d, old.nlist, d // old.pq.dsub, 4, metric
-            )
-            copy_fields(new, old, "implem", "skip", "qbs", "qbs2")
-        elif isinstance(old, faiss.IndexIVFPQ):
-            new = faiss.IndexIVFPQ(
-                quantizer, d, old.nlist, d // old.pq.dsub, old.pq.nbits, metric
-            )
-            copy_fields(
-                new,
-                old,
-                "do_polysemous_training",
-                "scan_table_threshold",
-                "polysemous_ht",
-            )
-            if new.polysemous_ht:
-                new.polysemous_ht += (d // old.pq.dsub - old.pq.M) * old.pq.nbits
-        else:
+            copy_training(new, old)
+        elif isinstance(old, faiss.IndexIVFFlat):
             new = faiss.IndexIVFFlat(quantizer, d, old.nlist, metric)
+        else:
+            parts = d // old.pq.dsub
+            kind = type(old)
+            new = kind(quantizer, d, old.nlist, parts, old.pq.nbits, metric)
+            if kind is faiss.IndexIVFPQ:
+                copy_fields(new, old, *POLYSEMOUS, "scan_table_threshold")
+                # -1 forbids them, 0 lets Faiss decide.
+                new.use_precomputed_table = min(old.use_precomputed_table, 0)
+            else:
+                copy_fields(new, old, "implem", "skip", "qbs", "qbs2")
         new.own_fields = hand_over(quantizer)
-        copy_fields(
-            new,
-            old,
-            "nprobe",
-            "max_codes",
-            "parallel_mode",
-            "by_residual",
-            "quantizer_trains_alone",
-        )
-        if isinstance(new, faiss.IndexIVFPQ):
-            new.use_precomputed_table = min(
-                old.use_precomputed_table, 0
-            )  # -1 forbids them, 0 lets Faiss decide
+        searched = "nprobe", "max_codes", "parallel_mode"
+        copy_fields(new, old, *searched, "by_residual", "quantizer_trains_alone")
         return new
 
-    def _fill(
-        self,
-        new: faiss.Index,
-        code: Callable[[np.ndarray, np.ndarray, slice], np.ndarray],
-    ) -> faiss.Index:
-        """`new` with the entries of this index. `code` makes codes of list numbers [b], codes and rows of these."""
+    def _blocks(self, new: faiss.Index) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield codes [b, code_size] and numbers of all entries, as they suit `new`."""
+        size = block_rows(new.d)
+        for first in range(0, self.count, size):
+            rows = np.arange(first, min(first + size, self.count))
+            yield self._codes(rows), rows
+
+    def _fill(self, new: faiss.Index, blocks: Iterator[np.ndarray]) -> faiss.Index:
+        """Put `blocks` of codes of all entries [b, code_size] into `new`."""
         new.direct_map = self.index.direct_map
-        blocks = self._blocks(0, block_rows(new.d))
-        entries = (
-            (numbers, ids, code(numbers, codes, rows))
-            for numbers, codes, ids, rows in blocks
-        )
-        fill_lists(new, np.diff(self._starts()), entries)
+        lists = faiss.downcast_InvertedLists(new.invlists)
+        for number, size in enumerate(self._sizes.tolist()):
+            lists.resize(
+                number, size
+            )  # at once: a list that grows is given room to spare
+        filled = np.zeros(new.nlist, np.int64)
+        ids = self.labels()
+        row = 0
+        for codes in blocks:
+            numbers = self._numbers[row : row + len(codes)]
+            for number, part in parts_by_list(numbers):
+                names = ids[row + part.start : row + part.stop]
+                write_entries(lists, number, int(filled[number]), names, codes[part])
+                filled[number] += len(names)
+            row += len(codes)
+        if isinstance(new, faiss.IndexIVFPQ | faiss.IndexIVFPQFastScan):
+            new.precompute_table()
         return new
-
-
-def _parts(starts: np.ndarray, first: int, last: int) -> Iterator[tuple[int, slice]]:
-    """Where the entries [first, last) lie: list numbers, and which of the list's entries."""
-    numbers = range(
-        int(np.searchsorted(starts, first, "right") - 1),
-        int(np.searchsorted(starts, last, "left")),
-    )
-    for number in numbers:
-        part = slice(
-            max(first - int(starts[number]), 0),
-            min(last, int(starts[number + 1])) - int(starts[number]),
-        )
-        if part.stop > part.start:
-            yield number, part
 
 
 @contextmanager
 def rebuild_map(index: faiss.Index) -> Iterator[None]:
-    """On exit, rebuilds the direct map of the IVF `index`, if it has one, after its lists were changed."""
+    """On exit, rebuild the direct map of the IVF `index`, if it has one, after its lists
+    were changed."""
     kind = index.direct_map.type
     index.set_direct_map_type(faiss.DirectMap.NoMap)
     try:

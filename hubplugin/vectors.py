@@ -12,8 +12,6 @@ import re
 import shutil
 import sys
 import tempfile
-import weakref
-import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
@@ -89,14 +87,9 @@ class Vectors(ABC):
             block = np.ascontiguousarray(raw, dtype=np.float32)
         finite = np.isfinite(block).all(axis=1)
         if not finite.all():
-            bad = int(np.argmin(finite))
-            reason = (
-                "too large for float32"
-                if np.isfinite(raw[bad]).all()
-                else "NaN or infinity"
-            )
             raise InputError(
-                f"{self.name}: row {numbers[bad]} holds a value that is {reason}; remove or repair it"
+                f"{self.name}: row {numbers[int(np.argmin(finite))]} holds a value that "
+                "is NaN, infinity or too large for float32; remove or repair it"
             )
         return block
 
@@ -135,7 +128,9 @@ class Sliceable(Vectors):
 
 
 class Directed(Vectors):
-    """Those rows of `source` that are no zero vectors, which have no direction. numbers: of these rows, ascending."""
+    """The rows of `source` that have a direction; `numbers` are theirs, ascending.
+
+    Zero vectors have none."""
 
     def __init__(self, source: Vectors, numbers: np.ndarray):
         if not len(numbers):
@@ -168,14 +163,14 @@ class Directed(Vectors):
 
     @staticmethod
     def load(bank: Vectors, metric: Metric) -> Vectors:
-        """`of` a `bank` under `metric`, which is read once, into memory; the log has the number of zero vectors."""
+        """Read a `bank` into memory, without zero vectors, which the log counts."""
         if metric is not Metric.COSINE or isinstance(bank, Directed):
             return bank
         return Directed.of(from_array(bank.array(), bank.name), metric, log=True)
 
     @property
     def left_out(self) -> int:
-        """How many zero vectors there are."""
+        """The number of zero vectors."""
         return self._source.rows - self.rows
 
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
@@ -202,7 +197,9 @@ def original_rows(vectors: Vectors) -> np.ndarray:
 
 
 def locate_rows(vectors: Vectors | None, rows: np.ndarray) -> np.ndarray:
-    """Where `rows` of the source are in `vectors`, which may lack zero vectors: int [n], -1 for those and for -1."""
+    """Return the places in `vectors` of `rows` of its source: int [n].
+
+    -1 for zero vectors, which `vectors` may lack, and for -1."""
     if not isinstance(vectors, Directed):
         return rows
     place = np.minimum(np.searchsorted(vectors.numbers, rows), vectors.rows - 1)
@@ -321,68 +318,41 @@ def one_line(error: BaseException) -> str:
 
 
 def from_array(array: np.ndarray, name: str) -> Vectors:
-    if array.dtype.kind in "UST" or (
-        array.dtype.kind == "O" and array.size and isinstance(array.flat[0], str)
-    ):
+    if array.dtype.kind == "O" and array.ndim == 1 and array.size:
+        # The column of a table: one vector a row.
+        try:
+            array = np.stack([np.asarray(row) for row in array])
+        except ValueError as error:
+            raise InputError(
+                f"{name} is an object array; expected a vector of the same length in "
+                f"each row ({one_line(error)})"
+            ) from None
+    if array.dtype.kind in "UST":
         raise only_texts(name, "is made of texts")
-    if (
-        array.dtype.kind == "O" and array.ndim == 1 and array.size
-    ):  # the column of a table: one vector a row
-        array = _stack(array, name)
     if array.dtype.kind not in "fiu":
-        kind = (
-            "an object array"
-            if array.dtype.kind == "O"
-            else f"an array of {array.dtype}"
-        )
         raise InputError(
-            f"{name} is {kind}; expected floats or integers in a matrix [rows, d]"
+            f"{name} is an array of {array.dtype}; expected floats or integers in a "
+            "matrix [rows, d]"
         )
     return Sliceable(name, array, array.shape, np.asarray)
 
 
-def _stack(rows: np.ndarray, name: str) -> np.ndarray:
-    """The vectors that are the elements of `rows` [n], as a matrix [n, d]."""
-    try:
-        vectors = [np.asarray(row) for row in rows]
-    except ValueError:
-        raise InputError(
-            f"{name} is an object array of nested rows; expected a vector in each"
-        ) from None
-    for number, vector in enumerate(vectors):
-        if vector.ndim != 1 or vector.shape != vectors[0].shape:
-            raise InputError(
-                f"{name} is an object array: row {number} has shape {vector.shape}, row 0 {vectors[0].shape}; "
-                "expected a vector in each, all of the same length"
-            )
-    return np.stack(vectors)
-
-
 def only_texts(name: str, problem: str) -> InputError:
     return InputError(
-        f"{name} {problem}; embed texts with the model that embedded the gallery: pass it as ",
+        f"{name} {problem}; embed texts with the model that embedded the gallery: "
+        "pass it as ",
         Parameter("embed"),
-        " for a query bank, or pass vectors, as of numpy.save('bank.npy', model.encode(texts))",
+        " for a query bank, or pass vectors",
     )
 
 
 def from_tensor(tensor: Any, name: str) -> Vectors:
-    dense = not tensor.is_nested and tensor.layout is sys.modules["torch"].strided
-    if (
-        tensor.is_complex()
-        or tensor.is_meta
-        or not dense
-        or str(tensor.dtype) == "torch.bool"
-    ):
-        kind = (
-            "a meta tensor"
-            if tensor.is_meta
-            else f"a tensor of {tensor.dtype}"
-            if dense
-            else "a sparse tensor"
-        )
+    is_number = tensor.dtype.is_floating_point or "int" in str(tensor.dtype)
+    is_dense = tensor.layout is sys.modules["torch"].strided and not tensor.is_nested
+    if not is_number or not is_dense or tensor.is_meta:
         raise InputError(
-            f"{name} is {kind}; expected floats or integers in a dense matrix [rows, d]"
+            f"{name} is a tensor of {tensor.dtype}, {tensor.layout}, on "
+            f"{tensor.device}; expected floats or integers in a dense matrix [rows, d]"
         )
     return Sliceable(name, tensor.detach(), tuple(tensor.shape), numpy)
 
@@ -395,7 +365,7 @@ def numpy(tensor: Any) -> np.ndarray:
 
 
 class SupportsArray(Protocol):
-    """What numpy.asarray reads: an array, a memory map, a tensor, a column or a table of Arrow, pandas or polars."""
+    """Anything that numpy.asarray reads: an array, a tensor, a column or a table of Arrow, pandas or polars."""
 
     def __array__(self) -> np.ndarray: ...
 
@@ -463,14 +433,6 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
     return from_array(array, name)
 
 
-EXPANSION, ALWAYS = 100, 64 << 20
-"""A compressed file may unpack to `EXPANSION` times its size: where components have two values, of a bit each, as
-float64 they take 64 times that. `ALWAYS` bytes are unpacked whatever the size: they do no harm."""
-
-TEXTS = (".csv", ".json", ".jsonl", ".md", ".tsv", ".txt")
-"""What banks of texts are kept in."""
-
-
 class _Parquet(Vectors):
     """A list column of a parquet file, read batch by batch."""
 
@@ -482,47 +444,24 @@ class _Parquet(Vectors):
             raise InputError(
                 f"{name}: reading {path.name} needs pyarrow; {install('tables')}"
             ) from None
-        self.name, self._file, self._errors = (
-            name,
-            pq.ParquetFile(path),
-            (pa.ArrowException, OSError),
-        )
-        types = {field.name: field.type for field in self._file.schema_arrow}
+        self._file = pq.ParquetFile(path)
+        schema = self._file.schema_arrow
         kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
         lists = [
-            column for column, of in types.items() if any(kind(of) for kind in kinds)
+            field.name for field in schema if any(kind(field.type) for kind in kinds)
         ]
-        texts = [
-            column
-            for column, of in types.items()
-            if pa.types.is_string(of) or pa.types.is_large_string(of)
-        ]
-        if texts and not lists:
-            raise only_texts(name, f"has texts in {', '.join(texts)} and no vectors")
+        if not lists:
+            raise only_texts(name, "has no column of vectors")
         self._column = _choose(name, path, column, lists, "list columns")
-        values = types[self._column].value_type
+        values = schema.field(self._column).type.value_type
         if not (pa.types.is_floating(values) or pa.types.is_integer(values)):
             raise InputError(
-                f"{name}: column {self._column!r} has lists of {values}; expected floats or integers"
+                f"{name}: column {self._column!r} has lists of {values}; "
+                "expected floats or integers"
             )
-        _require_plausible(name, path, self._count_bytes(values.bit_width // 8))
+        self.name = name
         first = next(self.raw_blocks(1), np.empty((0, 0)))
         super().__init__(name, self._file.metadata.num_rows, first.shape[1])
-
-    def _count_bytes(self, width: int) -> int:
-        """What the file says that its column holds, `width` bytes a value."""
-        metadata, total = self._file.metadata, 0
-        for group in range(metadata.num_row_groups):
-            columns = (
-                metadata.row_group(group).column(number)
-                for number in range(metadata.num_columns)
-            )
-            total += sum(
-                chunk.num_values
-                for chunk in columns
-                if chunk.path_in_schema.split(".")[0] == self._column
-            )
-        return int(total * width)
 
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         batches = self._file.iter_batches(batch_size=size, columns=[self._column])
@@ -531,9 +470,9 @@ class _Parquet(Vectors):
                 column = next(batches).column(0)
             except StopIteration:
                 return
-            except self._errors as error:
+            except Exception as error:  # whatever pyarrow makes of a damaged page
                 raise InputError(
-                    f"{self.name}: damaged .parquet file: {one_line(error)}"
+                    f"{self.name}: cannot be read as .parquet: {one_line(error)}"
                 ) from None
             lengths = column.value_lengths().to_numpy(zero_copy_only=False)
             if column.null_count or len(np.unique(lengths)) > 1:
@@ -545,61 +484,44 @@ class _Parquet(Vectors):
             yield values.reshape(len(column), -1)
 
 
-def _require_plausible(name: str, path: Path, unpacked: int) -> None:
-    """Raises InputError for a small file that would fill memory or disk: `unpacked` is what it claims, in bytes."""
-    size = path.stat().st_size
-    if unpacked > max(ALWAYS, EXPANSION * size):
-        raise InputError(
-            f"{name} has {size:,} bytes and would unpack to {unpacked:,}, more than {EXPANSION} times as many; "
-            "if that is right, load it yourself and pass the array"
-        )
-
-
 def require_file(path: Path, name: str = "", expected: str = "a file") -> None:
     """Raises InputError where there is no file `path`, or a folder in its place. The error says what was `expected`,
     and that it would hold `name`."""
     begins = f"{name}: " if name else ""
-    if path.is_dir():
+    if os.path.isdir(path):
         raise InputError(f"{begins}{str(path)!r} is a folder; expected {expected}")
-    if not path.is_file():
-        raise InputError(f"{begins}there is no file {str(path)!r}")
+    if not os.path.isfile(path):
+        raise InputError(f"{begins}there is no file {str(path)[-200:]!r}")
 
 
 def from_file(text: str, name: str) -> Vectors:
-    path, part = Path(text), None
-    try:
-        if not path.exists() and "#" in text:
-            head, _, part = text.rpartition("#")
-            path = Path(head)
-        is_file = path.is_file()
-    except OSError as error:
+    path = Path(text)
+    part = None
+    if "#" in text and not os.path.exists(path):
+        head, _, part = text.rpartition("#")
+        path = Path(head)
+    if not os.path.exists(path) and (url := re.match(r"[a-z][a-z0-9+-]+:", text)):
+        # What stands behind the scheme may hold a password.
         raise InputError(
-            f"{name}: {text[:80]!r} cannot be opened: {error.strerror}"
-        ) from None
-    if not is_file:
-        url = re.match(r"([a-z][a-z0-9+-]+):", text)
-        if url:  # what stands behind the scheme may hold a password
-            raise InputError(
-                f"{name}: there is no file '{url[0]}...'; a store is opened by hubplugin.open_store(URL)"
-            )
-    require_file(path, name, f"a file, {', '.join(READERS)}")
+            f"{name}: there is no file '{url[0]}...'; "
+            "a store is opened by hubplugin.open_store(URL)"
+        )
+    kinds = ", ".join(READERS)
+    require_file(path, name, f"a file, {kinds}")
     name = f"{name} ({path.name})"
-    if path.suffix in TEXTS:
-        kinds = ", ".join(READERS)
-        raise only_texts(name, f"is a text file, and vectors are read from {kinds}")
     if path.suffix not in READERS:
         raise InputError(
-            f"{name}: unknown kind of file {path.suffix!r}; expected one of {', '.join(READERS)}"
+            f"{name}: unknown kind of file {path.suffix!r}; expected one of {kinds}; "
+            "for a file of texts name the model, ",
+            Parameter("embed"),
         )
     try:
         return READERS[path.suffix](name, path, part)
     except InputError:
         raise
-    except (
-        Exception
-    ) as error:  # each reader has its own errors for a file that it cannot make out
+    except Exception as error:  # each reader has its own errors
         raise InputError(
-            f"{name}: damaged or truncated {path.suffix} file: {one_line(error)}"
+            f"{name}: cannot be read as {path.suffix}: {one_line(error)}"
         ) from error
 
 
@@ -608,69 +530,25 @@ def _from_npy(name: str, path: Path, part: str | None) -> Vectors:
 
 
 def open_npy(path: Path, name: str) -> np.ndarray:
-    """The array in the .npy file `path`, mapped; raises InputError, which calls it `name`, where it is none, or one of
-    pickled objects."""
+    """Return the array in the .npy file `path`, mapped.
+
+    Raises InputError, which calls it `name`, for other files and for pickled objects,
+    which are never loaded.
+    """
     require_file(path, name)
     try:
-        with path.open("rb") as file:
-            start = file.read(len(np.lib.format.MAGIC_PREFIX))
-        if not start:
-            raise InputError(f"{name} is an empty file")
-        if start != np.lib.format.MAGIC_PREFIX:
-            kind = (
-                "text"
-                if start.isascii() and start.decode().isprintable()
-                else "something else"
-            )
-            raise InputError(
-                f"{name} is no .npy file: it holds {kind}; write it with numpy.save"
-            )
         return np.lib.format.open_memmap(path, mode="r")
-    except InputError:
-        raise
     except (OSError, ValueError) as error:
-        if "Python objects" in str(error):
-            raise InputError(
-                f"{name} holds pickled objects, which are never loaded; expected an array of numbers"
-            ) from None
         raise InputError(
-            f"{name}: damaged or truncated .npy file: {one_line(error)}"
+            f"{name}: cannot be read as .npy: {one_line(error)}; "
+            "write numbers with numpy.save"
         ) from None
 
 
 def _from_npz(name: str, path: Path, part: str | None) -> Vectors:
-    # Unpacked to a temporary file, so that it is read in blocks and the zip's checksum is verified.
-    with zipfile.ZipFile(path) as archive:
-        members = [
-            member.removesuffix(".npy")
-            for member in archive.namelist()
-            if member.endswith(".npy")
-        ]
-        member = _choose(name, path, part, members, "arrays")
-        unpacked = archive.getinfo(member + ".npy").file_size
-        _require_plausible(name, path, unpacked)
-        free = shutil.disk_usage(tempfile.gettempdir()).free
-        if unpacked > free:
-            raise InputError(
-                f"{name} unpacks to {unpacked:,} bytes, and {tempfile.gettempdir()!r} has room for {free:,}; "
-                "set TMPDIR to a folder with room"
-            )
-        folder = Path(tempfile.mkdtemp(prefix="hubplugin-"))
-        try:
-            with (
-                archive.open(member + ".npy") as packed,
-                (folder / "array.npy").open("wb") as plain,
-            ):
-                shutil.copyfileobj(packed, plain)
-            vectors = _from_npy(name, folder / "array.npy", None)
-        finally:
-            shutil.rmtree(
-                folder, ignore_errors=True
-            )  # what is mapped stays readable, and a kill leaves nothing
-    weakref.finalize(
-        vectors, shutil.rmtree, folder, ignore_errors=True
-    )  # where a mapped file cannot be removed
-    return vectors
+    with np.load(path, allow_pickle=False) as archive:
+        part = _choose(name, path, part, archive.files, "arrays")
+        return from_array(archive[part], name)
 
 
 def _from_safetensors(name: str, path: Path, part: str | None) -> Vectors:
@@ -703,14 +581,8 @@ def _choose(
         return parts[0]
     if part in parts:
         return part
-    problem = (
-        f"no {kind[:-1]} {part!r}"
-        if part
-        else "several to choose from"
-        if parts
-        else f"no {kind}"
-    )
-    as_list = ", ".join(parts) or "none"
+    given = "nothing was named" if part is None else f"there is no {part!r}"
     raise InputError(
-        f"{name}: {problem}; {kind} in it: {as_list}; name one as {path.name}#NAME"
+        f"{name}: {given}; {kind} in it: {', '.join(parts) or 'none'}; "
+        f"name one as {path.name}#NAME"
     )

@@ -1,0 +1,71 @@
+"""What `diagnose` says: the forecast, what to do next, who the hubs are."""
+
+import numpy as np
+import pytest
+
+import hubplugin
+from hubplugin import Bank
+from hubplugin.measures.hubness import k_occurrence
+from tests.galleries import unit
+
+QUERIES = 300
+
+
+@pytest.fixture(scope="module")
+def example(real):
+    return unit(real["test_queries"][:QUERIES]), unit(real["test_targets"][:600])
+
+
+def next_steps(diagnosis):
+    (section,) = [each for each in diagnosis.page().sections if each.title == "Next"]
+    return [" ".join(row.cells) for row in section.rows]
+
+
+def test_without_answers_it_says_what_would_tell(example):
+    diagnosis = hubplugin.diagnose(example[1], example[0])
+    first, second = next_steps(diagnosis)
+    assert "--answers" in first
+    assert "diagnose --learn" in second
+    assert diagnosis.helps is None
+    assert diagnosis.as_json()["lesson"] is None
+
+
+def test_with_answers_it_says_what_was_measured_on_held_out_queries(example):
+    bank = Bank(example[0], np.arange(QUERIES))
+    diagnosis = hubplugin.diagnose(example[1], bank, learn=True)
+    right, lesson = diagnosis.trial.right, diagnosis.lesson.other
+    first, second = next_steps(diagnosis)
+    for step, change in ((first, right.change), (second, lesson.change)):
+        interval = f"{100 * change.low:+.1f} to {100 * change.high:+.1f}"
+        assert f"{100 * change.value:+.1f}" in step
+        assert interval in step
+    said = str(diagnosis)
+    assert f"{100 * right.before:.1f} %" in said
+    assert f"{100 * right.after:.1f} %" in said
+    assert diagnosis.helps == (right.change.low > 0)
+    assert diagnosis.as_json()["lesson"]["other"]["after"] == lesson.after
+
+
+def test_the_headline_says_what_the_default_would_do(real):
+    """Skewness and R@1 may go apart: both are in the first line, and so is a refusal."""
+    diagnosis = hubplugin.diagnose(
+        real["test_targets"], Bank(real["bank_queries"], real["bank_targets"])
+    )
+    headline = str(diagnosis).splitlines()[0]
+    assert "There is hubness" in headline
+    assert diagnosis.trial.outlook() in headline
+
+
+def test_hubs_are_those_of_the_matrix_with_their_own_names(example):
+    queries, targets = example
+    nearest = np.argsort(-(queries @ targets.T), axis=1)[:, :10]
+    occurrence = k_occurrence(nearest, len(targets))
+    zero = np.zeros((1, targets.shape[1]), np.float32)
+    with_zero = np.concatenate([zero, targets])
+    plain = hubplugin.diagnose(targets, queries)
+    shifted = hubplugin.diagnose(with_zero, queries)
+    assert [hub.found_by["raw"] for hub in plain.hubs] == [
+        occurrence[hub.id] for hub in plain.hubs
+    ]
+    assert plain.hubness.largest == occurrence.max()
+    assert [hub.id - 1 for hub in shifted.hubs] == [hub.id for hub in plain.hubs]
