@@ -7,14 +7,13 @@
 They raise where tensors of two devices meet, hold real values on the CPU (or, with
 values=False, none, for any size), and count launches, waits, bytes up and down and the
 peak of memory. Streams and events are stand-ins; freed memory is kept for reuse, as
-torch's allocator keeps it. A kernel of Triton's is computed by its interpreter where
-TRITON_INTERPRET=1, else in float64.
+torch's allocator keeps it. The kernel of Triton's is computed in float64, or by Triton's
+interpreter, which test_kernels compares with it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import weakref
 from collections import Counter
 from typing import Any
@@ -91,12 +90,20 @@ class Card:
     """Memory and counters of one machine with `devices` cards of `total` bytes.
 
     values: False for tensors of any size without values. taken: bytes that other
-    programs have. capability: of each card.
+    programs have. capability: of each card. interpreted: by Triton's interpreter.
     """
 
     def __init__(
-        self, total=80e9, *, values=True, taken=5e8, devices=1, capability=(9, 0)
+        self,
+        total=80e9,
+        *,
+        values=True,
+        taken=5e8,
+        devices=1,
+        capability=(9, 0),
+        interpreted=False,
     ):
+        self.interpreted = interpreted
         self.total = int(total)
         self.values = values
         self.taken = int(taken)
@@ -309,7 +316,7 @@ class Card:
         t = [half.inner for half in targets]
         b = [half.inner for half in bank]
         least = None if thresholds is None else thresholds.inner
-        if os.environ.get("TRITON_INTERPRET") == "1":
+        if self.interpreted:
             return OnCard(original(t, b, bias.inner, scale, least, hub), index)
         s = (t[0].double() + t[1].double()) @ (b[0].double() + b[1].double()).T
         x = s * scale + bias.inner.double()
