@@ -161,7 +161,7 @@ def affordable_queries(raw: IndexHandler) -> int:
         return int(np.clip(WORK / (index.ntotal * index.d), QUERIES / 10, QUERIES))
     sizes = [int(part.code_size) for part in parts(index) if hasattr(part, "code_size")]
     read = 2 * index.ntotal * max(sizes, default=4 * int(index.d))
-    return min(QUERIES // 4, READ // read)
+    return min(QUERIES // 4, int(READ // read))
 
 
 def parts(index: faiss.Index) -> Iterator[faiss.Index]:

@@ -111,13 +111,13 @@ class CorrectedSearch:
                     f"{type(correction).__name__} needs to know the gallery: pass "
                     "targets="
                 )
-            targets = as_vectors(targets, "targets")
+            gallery = as_vectors(targets, "targets")
+            if isinstance(correction, OffsetModel):
+                correction = correction.offsets(gallery)
         if isinstance(correction, Rule):
             self._rule = correction
-            self._corrections = correction.keep(targets)
+            self._corrections = correction.keep(gallery)
         else:
-            if isinstance(correction, OffsetModel):
-                correction = correction.offsets(targets)
             offsets = np.array(correction)
             expected = offsets.size if count is None else count
             self._corrections = require_offsets(offsets, expected, "the index")

@@ -60,8 +60,8 @@ class ExtraDimensions:
         q = self.query.astype(np.float64)
         t = components.astype(np.float64)
         if self.euclidean:
-            return np.float32((q @ q - ((q - t) ** 2).sum(axis=1)) / 2)
-        return np.float32(t @ q - q @ q)
+            return np.asarray((q @ q - ((q - t) ** 2).sum(axis=1)) / 2, np.float32)
+        return np.asarray(t @ q - q @ q, np.float32)
 
     def components_for(
         self,
@@ -134,7 +134,11 @@ class UpgradeSpec:
         )
 
     def extra_dimensions(
-        self, query: Sequence[float], width: int, euclidean: bool, state: bytes = b""
+        self,
+        query: Sequence[float] | np.ndarray,
+        width: int,
+        euclidean: bool,
+        state: bytes = b"",
     ) -> ExtraDimensions:
         """Return `width` extra dimensions that begin with `query`. The last bits of the
         last one name the model and the `state` of a quantiser.

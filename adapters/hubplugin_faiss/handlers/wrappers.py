@@ -307,11 +307,11 @@ class RefineHandler(WrapperHandler):
         self._base.check()
 
     def upgrade(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
-        first, second = self._sample()
-        shrunk = slope(second[0], first[0])
+        first, _, second, _ = self._sample()
+        shrunk = slope(second, first)
         nearness = 0.0
         if spec.queries is not None:
-            nearness = nearness_of(spec.queries, first[0], len(offsets))
+            nearness = nearness_of(spec.queries, first, len(offsets))
         lengths = self._lengths(self.inner)
         ids = self._base.labels()
         longer, bias = self._excess(self._lengths(self._base), lengths[ids], shrunk)
@@ -361,7 +361,7 @@ class RefineHandler(WrapperHandler):
         """Return the offsets [n] in the base index of `vectors` [n, d] with `offsets`
         [n]: as those of its entries go by theirs and by lengths, which the upgrade has
         settled, whatever is added."""
-        (first, of_first), (second, of_second) = self._sample()
+        first, of_first, second, of_second = self._sample()
         if not len(first):
             return offsets
         shrunk = slope(second, first)
@@ -369,11 +369,12 @@ class RefineHandler(WrapperHandler):
         def columns(
             first: np.ndarray, second: np.ndarray, offsets: np.ndarray
         ) -> tuple[np.ndarray, np.ndarray | float]:
-            lengths = (np.linalg.norm(part, axis=1) for part in (first, second))
-            longer, bias = self._excess(*lengths, shrunk)
+            of_second = np.linalg.norm(second, axis=1)
+            longer, bias = self._excess(
+                np.linalg.norm(first, axis=1), of_second, shrunk
+            )
             return np.stack([offsets, longer, np.ones(len(first))], axis=1), bias
 
-        assert of_first is not None
         known, bias = columns(first, second, of_second)
         shares = np.linalg.lstsq(known, of_first - bias, rcond=1e-6)[0]
         stages = self._base.quantise(vectors), self.inner.quantise(vectors)
@@ -396,22 +397,21 @@ class RefineHandler(WrapperHandler):
             [np.linalg.norm(vectors, axis=1) for vectors, _ in blocks]
         )
 
-    def _sample(self) -> tuple[Taken, Taken]:
+    def _sample(self) -> list[np.ndarray]:
         """Return what the first and the second stage hold of some entries whose vectors
-        are finite."""
+        are finite: vectors and offsets of each, zeros where there are none."""
         labels = self._base.labels()
         names = np.sort(labels[self._base.sample(SOME)])
         rows = np.flatnonzero(np.isin(labels, names))
         places = np.searchsorted(names, labels[rows])
-        stages = []
-        for vectors, offsets in (self._base.take(rows), self.inner.take(names)):
-            stages.append(
-                (vectors, np.zeros(len(rows)) if offsets is None else offsets)
-            )
-        (first, of_first), (second, of_second) = stages
-        second, of_second = second[places], of_second[places]
+        first, of_first = self._base.take(rows)
+        second, of_second = self.inner.take(names)
+        if of_first is None or of_second is None:
+            of_first = of_second = np.zeros(len(rows))
+        second = second[places]
         finite = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
-        return (first[finite], of_first[finite]), (second[finite], of_second[finite])
+        held = first, of_first, second, of_second[places]
+        return [part[finite] for part in held]
 
     def _of(self, base: faiss.Index, second: faiss.Index) -> faiss.Index:
         new = faiss.IndexRefine(base, second)
@@ -435,7 +435,9 @@ def extra_dimensions_of(
 ) -> ExtraDimensions | None:
     """Return the extra dimensions that a chain of `links` appends, of an index that is
     `euclidean` or not; None if it does not end in the two transforms that do so."""
-    remap, centring = links[-2:] if len(links) > 1 else (None, None)
+    if len(links) < 2:
+        return None
+    remap, centring = links[-2:]
     appends = isinstance(remap, faiss.RemapDimensionsTransform)
     if not appends or not isinstance(centring, faiss.CenteringTransform):
         return None
