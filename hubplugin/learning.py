@@ -435,7 +435,7 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
         CorrectionRefused: The answers do not belong to the queries, or pairs that must choose are unlike the queries or
             found already.
     """
-    assert isinstance(configuration, Blend), "`require_learnable` has looked"
+    assert isinstance(configuration, Blend), "`read_learn` has looked"
     bank, pairs = teachers.bank, teachers.pairs
     rows = teachers.find_teaching()
     held = teachers.find_held_out()
@@ -720,23 +720,26 @@ def compute_whitening(bank: np.ndarray, gallery: Vectors, metric: Metric) -> np.
     return np.ascontiguousarray(z, np.float32)
 
 
-def read_learn(learn: object) -> bool | Bank:
-    """Return `learn` as False, True or a bank of pairs; None is False. Raises InputError for anything else."""
-    if learn is None or isinstance(learn, (bool, np.bool_)):
-        return bool(learn)
-    if isinstance(learn, Bank):
-        return learn
-    got = type(learn).__name__
-    raise InputError(
-        Parameter("learn"),
-        f": expected True, False, or pairs as Bank(titles, ids), got {got}",
-    )
+def read_learn(
+    learn: object,
+    method: str,
+    metric: Metric | str,
+    targets: object,
+    executor: object = None,
+) -> bool | Bank:
+    """Return `learn` as False, True or a bank of pairs.
 
-
-def require_learnable(
-    method: str, metric: Metric | str, targets: object, executor: object = None
-) -> None:
-    """Raise InputError for arguments of a fit under which a map was not measured, or would not be applied."""
+    Raises InputError for anything else, and, unless it is False, for arguments of a fit
+    under which a map was not measured or would not be applied.
+    """
+    if not isinstance(learn, (bool, Bank)):
+        got = type(learn).__name__
+        raise InputError(
+            Parameter("learn"),
+            f": expected True, False, or pairs as Bank(titles, ids), got {got}",
+        )
+    if learn is False:
+        return False
     if method != "blend":
         raise InputError(
             "learn=True goes with the default method, not with ",
@@ -757,3 +760,4 @@ def require_learnable(
             Parameter("executor"),
             ": leave one of the two out",
         )
+    return learn

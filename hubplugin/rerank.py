@@ -289,7 +289,7 @@ class DualDynamicInvertedSoftmax(QueryMethod):
         )
         model = DualInvertedSoftmax(
             tau_query=self.tau_query, tau_target=self.tau_target
-        ).model(bank)
+        ).run(bank)[0]
         factors = [
             replace(model, terms=(term,), fitted=None).centre_on(targets, compute=quiet)
             for term in model.terms

@@ -161,13 +161,6 @@ class Directed(Vectors):
             )
         return directed
 
-    @staticmethod
-    def load(bank: Vectors, metric: Metric) -> Vectors:
-        """Read a `bank` into memory, without zero vectors, which the log counts."""
-        if metric is not Metric.COSINE or isinstance(bank, Directed):
-            return bank
-        return Directed.of(from_array(bank.array(), bank.name), metric, log=True)
-
     @property
     def left_out(self) -> int:
         """The number of zero vectors."""

@@ -207,17 +207,15 @@ def _measure_methods(
         recall = {}
         for k in recall_at:
             recall[k] = interval((ranking.best <= k).astype(np.float64), task.seed)
-        times = hubness.count_targets(occurrence, ranked.count)
         figures: dict[str, Any] = {}
         if ranked.count is None:
+            times = hubness.count_targets(occurrence)
             times.pop(0, None)  # nobody knows how many there are that no query finds
         else:
-            figures["hubness"] = hubness.Hubness.of(
-                np.array([*times]), task.k, np.array([*times.values()])
-            )
-            figures["most_found"] = hubness.share_of_most_found(
-                occurrence, ranked.count
-            )
+            of_all = hubness.add_never_found(occurrence, ranked.count)
+            times = hubness.count_targets(of_all)
+            figures["hubness"] = hubness.Hubness.of(of_all, task.k)
+            figures["most_found"] = hubness.share_of_most_found(of_all)
         if ranking.ranks is not None:
             figures |= _measure_whole_gallery(ranking, len(ranked.ids), task)
         if number:
