@@ -33,9 +33,9 @@ from hubplugin.measures.significance import (
     Figure,
     Side,
     adjust,
-    compare,
     hubness_interval,
     interval,
+    measure_change,
 )
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
@@ -197,7 +197,7 @@ def _measure_methods(
     ranked: Ranked, occurrences: Sequence[np.ndarray], task: Task
 ) -> list[MethodResult]:
     raw, *others = ranked.rankings
-    versus = [compare(raw.best, other.best) for other in others]
+    versus = [measure_change(raw.best <= 1, other.best <= 1) for other in others]
     adjusted = adjust([comparison.p for comparison in versus])
     recall_at = sorted({1, task.k, *ranked.recall_at})
     results = []

@@ -180,7 +180,9 @@ def _count_hubs(
     is_live = len(live) >= FEWEST_LIVE
     if is_live and len(at_fit) >= FEWEST_LIVE:
         fields["drift"] = own_share(live, at_fit, compute, rng)
-    searched = rng.permutation(live)[:queries] if is_live else of_bank(model, queries)
+    searched = pick_evenly(bank, queries)
+    if is_live:
+        searched = rng.permutation(live)[:queries]
     count = store.count()
     # A model may keep no more than the mean of its bank, and a store be empty.
     if len(searched) < 2 or not count:
@@ -215,15 +217,10 @@ def _count_hits(found: Iterable[Iterable[Id]]) -> Counter[Id]:
     return Counter(target for ids in found for target in ids)
 
 
-def of_bank(model: OffsetModel, count: int = QUERIES) -> np.ndarray:
-    """Return at most `count` queries of the bank of `model`, the same ones each time: [q, d]."""
-    return pick_evenly(model.terms[0].bank, count)
-
-
 def with_hubness(model: OffsetModel, bank: PreparedBank) -> OffsetModel:
     """Return `model`, fitted on the banks and targets of `bank`, with what its bank found in them."""
     targets = bank.require_targets()
-    queries = of_bank(model)
+    queries = pick_evenly(model.terms[0].bank, QUERIES)
     if len(queries) < 2 or targets.rows <= OCCURRENCE:
         return model
     offsets = model.fitted

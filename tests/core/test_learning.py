@@ -169,7 +169,7 @@ def test_margins_of_held_out_pairs_are_those_of_the_formula(pairs, answers_are):
     assert set(sides) == ({"other", "asked"} if answers_are == "rows" else {"other"})
     for side, folds in sides.items():
         margins = cross_validate(
-            [learning.fit_all_strengths(base) for base in bases], prepared, folds
+            [base.try_all_strengths for base in bases], prepared, folds
         ).margins
         assert sorted(np.concatenate([fold.test for fold in folds])) == list(
             range(len(queries))

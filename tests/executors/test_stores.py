@@ -22,28 +22,19 @@ def test_a_faiss_file_is_for_one_process(tmp_path, gallery, bank, serial):
         hubplugin.apply(store, bank, executor=serial)
 
 
-def test_a_local_collection_is_for_one_process(tmp_path, bank, gallery, serial):
+def test_a_local_collection_is_for_one_process(gallery, bank, serial):
     from qdrant_client import QdrantClient, models
 
-    client = QdrantClient(path=str(tmp_path))
+    import hubplugin_qdrant
+
+    client = QdrantClient(":memory:")
     client.create_collection(
-        "c",
-        vectors_config=models.VectorParams(size=384, distance=models.Distance.COSINE),
+        "c", models.VectorParams(size=384, distance=models.Distance.COSINE)
     )
-    client.upsert(
-        "c",
-        models.Batch(
-            ids=list(range(200)), vectors=gallery[:200].astype(float).tolist()
-        ),
-    )
-    client.close()
+    client.upload_collection("c", gallery[:200])
+    store = hubplugin_qdrant.open_store(client, "c")
     with pytest.raises(StoreError, match="other machines cannot open it"):
-        hubplugin.apply(
-            hubplugin.open_store(f"qdrant-local:{tmp_path}/c"),
-            bank,
-            force=True,
-            executor=serial,
-        )
+        hubplugin.apply(store, bank, force=True, executor=serial)
 
 
 @pytest.fixture

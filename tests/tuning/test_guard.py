@@ -187,13 +187,7 @@ def test_banks_that_are_swapped_are_refused_though_they_are_pairs(real, banks):
     assert "the documents that answer them as answers=" in said
 
 
-@pytest.mark.parametrize("rows", [1_200, 300])
-def test_a_gallery_as_its_own_bank_is_refused_though_hubness_falls(
-    real, monkeypatch, rows
-):
-    monkeypatch.setattr(
-        "hubplugin.validation.FIT_ROWS", rows // 2
-    )  # the experiment sees `rows` of the gallery
+def test_a_gallery_as_its_own_bank_is_refused_though_hubness_falls(real):
     gallery = real["test_targets"].astype(np.float32)
     assert "looks like documents, not queries" in refused(
         gallery, gallery.astype(np.float16)

@@ -134,14 +134,11 @@ def filled(words, made, photos):
 
 MISSING = [
     (("apply", "faiss:PHOTOS", "--bank", "nowhere.npy"), "nowhere.npy"),
-    (("apply", "faiss:nowhere.faiss", "--bank", "BANK"), "nowhere.faiss"),
     (("inspect", "faiss:nowhere.faiss"), "nowhere.faiss"),
-    (("refresh", "faiss:nowhere.faiss"), "nowhere.faiss"),
     (
         ("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--answers", "nowhere.npy"),
         "nowhere.npy",
     ),
-    (("evaluate", "nowhere.npy", "--queries", "BANK"), "nowhere.npy"),
     (
         ("evaluate", "BANK", "--queries", "BANK", "--truth", "nowhere.json"),
         "nowhere.json",
