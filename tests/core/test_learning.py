@@ -78,7 +78,7 @@ def test_offsets_are_those_of_the_bank_as_it_is_searched_with(pairs, rng):
     left_out, weights = formulas.without_answers(mapped @ targets.T)
     strength, tau = PAIRS / (PAIRS + 100), learned.parameters["tau"]
     parts = [
-        formulas.log_of("sn", left_out, weights, tau=tau, iterations=10),
+        formulas.log_of("sn", left_out, weights, tau=tau, iterations=3),
         formulas.log_of("nnn", left_out, weights, k=16, alpha=0.5),
     ]
     expected = strength * (parts[0] + parts[1]) / 2
