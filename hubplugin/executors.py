@@ -234,7 +234,7 @@ def _call(function: Callable[[], Result], shard: Shard, label: str) -> Result:
 
 def read_by_workers(
     bank: PreparedBank,
-    source: GalleryLike,
+    source: GalleryLike | None,
     shards: Sequence[Shard],
     method: Method,
     executor: Executor,
