@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from hubplugin.measures.hubness import pick_evenly
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Hits, Id
 
@@ -34,9 +35,7 @@ def choose_queries(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
     if len(bank) == 1:
         bank = next(scan).vectors
         bank = bank[bank.any(axis=1)]
-    rows = np.linspace(0, len(bank) - 1, min(QUERIES, len(bank))).astype(int)
-    queries: np.ndarray = bank[rows]
-    return queries
+    return pick_evenly(bank, QUERIES)
 
 
 def recall(hits: Hits, exact: Hits) -> float:

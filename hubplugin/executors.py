@@ -109,7 +109,7 @@ class FileShard(Shard):
         )
 
 
-def shards_of(source: GalleryLike, count: int | None = None) -> list[Shard]:
+def shards_of(source: GalleryLike | None, count: int | None = None) -> list[Shard]:
     """Divides a gallery into shards.
 
     Args:
@@ -128,7 +128,7 @@ def shards_of(source: GalleryLike, count: int | None = None) -> list[Shard]:
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
         if not glob.has_magic(path):
-            return _divide(path, count)
+            return _read_rows(path, count)
         source = sorted(glob.glob(path))
         if not source:
             raise InputError(f"targets: no file matches {path!r}")
@@ -136,11 +136,11 @@ def shards_of(source: GalleryLike, count: int | None = None) -> list[Shard]:
         if all(isinstance(item, Shard) for item in source):
             return list(source)
         if all(isinstance(item, (str, os.PathLike)) for item in source):
-            return [
-                shard
-                for number, path in enumerate(source)
-                for shard in _whole_file(os.fspath(path), number)
-            ]
+            shards = list[Shard]()
+            for path in source:
+                with suppress(EmptyInput):
+                    shards += _read_rows(os.fspath(path), 1)
+            return shards
     raise InputError(
         f"targets: workers cannot read {type(source).__name__} from the memory of this process; with ",
         Parameter("executor"),
@@ -148,38 +148,18 @@ def shards_of(source: GalleryLike, count: int | None = None) -> list[Shard]:
     )
 
 
-def _whole_file(path: str, number: int) -> list[Shard]:
-    """The file as one shard; none if it is empty."""
-    path, name = os.path.abspath(path), f"targets, shard {number}"
-    with suppress(EmptyInput):
-        return [
-            FileShard(
-                f"{name} ({os.path.basename(path)})",
-                path,
-                0,
-                as_vectors(path, name).rows,
-            )
-        ]
-    return []
-
-
-def _divide(path: str, count: int | None) -> list[Shard]:
-    whole, path, file = (
-        as_vectors(path, "targets"),
-        os.path.abspath(path),
-        os.path.basename(path),
-    )
+def _read_rows(path: str, count: int | None) -> list[Shard]:
+    """Divide the rows of a file; one that cannot be read in parts is one shard."""
+    whole = as_vectors(path, "targets")
+    path = os.path.abspath(path)
+    file = os.path.basename(path)
     if not isinstance(whole, Sliceable) or path.endswith(".npz"):
-        return [FileShard(f"targets ({file})", path, 0, whole.rows)]
-    return [
-        FileShard(
-            f"targets, shard {number} ({file} from row {start} on)",
-            path,
-            start,
-            stop - start,
-        )
-        for number, (start, stop) in enumerate(even_ranges(whole.rows, count))
-    ]
+        count = 1
+    shards = list[Shard]()
+    for start, stop in even_ranges(whole.rows, count):
+        name = f"targets ({file}, rows {start} to {stop - 1})"
+        shards.append(FileShard(name, path, start, stop - start))
+    return shards
 
 
 def even_ranges(rows: int, count: int | None) -> list[tuple[int, int]]:
@@ -219,12 +199,12 @@ def map_shards(
             Parameter("executor", executor),
             " is none; pass a concurrent.futures.Executor",
         )
-    results, futures = list[Result](), list[Future[Result]]()
+    results = list[Result]()
+    futures = list[Future[Result]]()
     try:
         for number, shard in enumerate(shards):
-            futures.append(
-                _call(partial(executor.submit, task, number, shard), shard, label)
-            )
+            submit = partial(executor.submit, task, number, shard)
+            futures.append(_call(submit, shard, label))
         for shard, future in zip(shards, futures, strict=True):
             results.append(_call(future.result, shard, label))
             compute.report(f"{label}, {len(shards)} shards", len(results), len(shards))
@@ -254,7 +234,7 @@ def _call(function: Callable[[], Result], shard: Shard, label: str) -> Result:
 
 def read_by_workers(
     bank: PreparedBank,
-    source: GalleryLike,
+    source: GalleryLike | None,
     shards: Sequence[Shard],
     method: Method,
     executor: Executor,
@@ -281,12 +261,12 @@ def read_by_workers(
     read = _ReadShard(queries, share, method.answers != "kept")
     found = map_shards(executor, read, shards, bank.compute, "reading the gallery")
     parts = [summary for summary, _ in found if summary is not None]
-    name = shards[0].name.partition(", shard")[0] if shards else "targets"
     if not parts:
         raise EmptyInput(
-            f"{name} is empty: no shard has a vector with a direction; at least one is needed"
+            "targets are empty: no shard has a vector with a direction; at least one is needed"
         )
-    sample = as_vectors(np.concatenate([part.sample for part in parts]), name)
+    rows = np.concatenate([part.sample for part in parts])
+    sample = as_vectors(rows, "targets")
     starts = np.cumsum([0, *(part.count for part in parts)])
     whole = Whole(
         int(starts[-1]),

@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import cast
 
-from hubplugin.bank import Bank, BankLike, PreparedBank
+from hubplugin.bank import Bank, BankLike
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, ZeroVector
 from hubplugin.executors import GalleryLike, read_by_workers, shards_of
@@ -16,7 +16,6 @@ from hubplugin.learning import (
     Teachers,
     learn_query_map,
     read_learn,
-    require_learnable,
 )
 from hubplugin.methods import METHODS, build_method
 from hubplugin.metric import Metric
@@ -71,44 +70,38 @@ def fit(
         require_executor(executor, shards)
     configuration = build_method(METHODS, method, parameters)
     if learn is not False or judged is not None:
-        learn = read_learn(learn)
-        if learn is not False:
-            require_learnable(method, metric, targets, executor=executor)
+        learn = read_learn(learn, method, metric, targets, executor)
         teachers = Teachers.read(Bank.of(bank), learn, judged, metric, compute)
         teachers = teachers.against(cast(VectorLike, targets))
-        lesson = learn_query_map(configuration, teachers)
-        _tell_of_zeros(teachers.bank)
-        if lesson.model.query_map is None:
+        prepared = teachers.bank
+        model = learn_query_map(configuration, teachers).model
+        if model.query_map is None:
             warnings.warn(NOTHING, stacklevel=2)
-        return lesson.model
-    prepared = replace(Bank.of(bank).prepare(metric, compute), clicks=None)
-    if executor is not None:
-        if targets is None:
-            raise InputError(
-                "an executor computes on the gallery: pass ", Parameter("targets")
+    else:
+        prepared = replace(Bank.of(bank).prepare(metric, compute), clicks=None)
+        if executor is not None:
+            parts = shards_of(targets, shards)
+            prepared = read_by_workers(
+                prepared, targets, parts, configuration, executor
             )
-        parts = shards_of(targets, shards)
-        prepared = read_by_workers(prepared, targets, parts, configuration, executor)
-    elif targets is not None:
-        gallery = as_vectors(cast(VectorLike, targets), "targets")
-        if not compute.library().is_on_cpu:
-            # A card is through before the gallery is looked through for zero vectors.
-            try:
-                return configuration.fit(prepared.against(gallery, trusted=True))
-            except ZeroVector:
-                pass
-        prepared = prepared.against(gallery)
-    _tell_of_zeros(prepared)
-    return configuration.fit(prepared)
-
-
-def _tell_of_zeros(bank: PreparedBank) -> None:
-    if bank.zeros:
-        name = bank.require_targets().name
+        elif targets is not None:
+            gallery = as_vectors(cast(VectorLike, targets), "targets")
+            if not compute.library().is_on_cpu:
+                # A card is through before the gallery is looked through for zero
+                # vectors.
+                try:
+                    return configuration.fit(prepared.against(gallery, trusted=True))
+                except ZeroVector:
+                    pass
+            prepared = prepared.against(gallery)
+        model = configuration.fit(prepared)
+    if prepared.zeros:
+        name = prepared.require_targets().name
         warnings.warn(
-            f"{name}: {bank.zeros} zero vectors are left out, and keep the offset 0",
-            stacklevel=3,
+            f"{name}: {prepared.zeros} zero vectors are left out, and keep the offset 0",
+            stacklevel=2,
         )
+    return model
 
 
 def require_executor(executor: object, shards: int | None) -> None:

@@ -14,6 +14,7 @@ from pydantic import computed_field
 from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank, profile
 from hubplugin.compute import Compute, Similarities, dense
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
+from hubplugin.measures.hubness import pick_evenly
 from hubplugin.measures.significance import Side
 from hubplugin.methods import METHODS, Method, build_method
 from hubplugin.methods.blend import Blend
@@ -207,7 +208,6 @@ def profile_of(
         seed: The seed of the samples.
         sample: That of the gallery, where it was drawn before.
     """
-    require_enough(len(bank.distinct))
     order = np.random.default_rng(seed).permutation(bank.distinct)
     queries = bank.query_bank[order[: 2 * fit_rows(bank)]]
     if sample is None:
@@ -352,8 +352,11 @@ def _notes(trial: Trial) -> list[str]:
 
 def small_bank(distinct: int) -> list[str]:
     """Say what to expect of a bank of so few `distinct` queries; nothing of a larger one."""
-    few = f"the bank has {distinct} distinct queries: below {FEW} expect little; collect 300 or more"
-    return [few] if distinct < FEW else []
+    if distinct >= FEW:
+        return []
+    return [
+        f"the bank has {distinct} distinct queries: below {FEW} expect little; collect 300 or more"
+    ]
 
 
 def require_size(bank: PreparedBank, method: Method) -> None:
@@ -386,8 +389,9 @@ def displacement(model: OffsetModel, bank: PreparedBank) -> float:
     """Return the mean share of the gallery that is nearer to a query of `bank` than its nearest target as `model`
     corrects it."""
     gallery = bank.require_targets()
-    targets = take_rows(gallery, _evenly(gallery.rows, MOVED_TARGETS), bank.metric)
-    queries = bank.query_bank[_evenly(len(bank.query_bank), MOVED_QUERIES)]
+    rows = pick_evenly(np.arange(gallery.rows), MOVED_TARGETS)
+    targets = take_rows(gallery, rows, bank.metric)
+    queries = pick_evenly(bank.query_bank, MOVED_QUERIES)
     offsets = model.offsets(targets)
     if model.query_map is not None:
         queries = model.query_map(queries)
@@ -395,10 +399,6 @@ def displacement(model: OffsetModel, bank: PreparedBank) -> float:
     raw = dense(Similarities(queries, model.metric, bank.compute), columns)
     best = np.argmax(raw + offsets, axis=1)
     return float((raw > np.take_along_axis(raw, best[:, None], axis=1)).mean())
-
-
-def _evenly(count: int, most: int) -> np.ndarray:
-    return np.linspace(0, count - 1, min(most, count)).astype(int)
 
 
 Parts = tuple[str | Parameter, ...]

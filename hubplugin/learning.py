@@ -20,7 +20,6 @@ from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap
 from hubplugin.validation import (
-    Candidate,
     Fold,
     Margins,
     OffsetsAndMap,
@@ -361,6 +360,20 @@ class MapFit:
             bank_fingerprint=bank.fingerprint,
         )
 
+    def try_all_strengths(
+        self, train: PreparedBank, bank: PreparedBank, teach: np.ndarray
+    ) -> list[OffsetsAndMap]:
+        """Return all strengths of a map, each with all shares of the offsets that the bank has without a strength."""
+        queries, answer, targets = pairs_of(bank, teach)
+        whitened = replace(train, query_bank=self.whiten(train.query_bank))
+        offsets = self.method.raw_offsets(whitened)
+        w = solve_map(self.whiten(queries), answer, targets, self.tau)
+        tried = list[OffsetsAndMap]()
+        for strength in STRENGTHS:
+            query_map = replace(self, strength=strength).compose_map(w, len(queries))
+            tried += [(share * offsets, query_map) for share in SHARES]
+        return tried
+
     def __call__(
         self, train: PreparedBank, bank: PreparedBank, teach: np.ndarray
     ) -> list[OffsetsAndMap]:
@@ -435,7 +448,7 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
         CorrectionRefused: The answers do not belong to the queries, or pairs that must choose are unlike the queries or
             found already.
     """
-    assert isinstance(configuration, Blend), "`require_learnable` has looked"
+    assert isinstance(configuration, Blend), "`read_learn` has looked"
     bank, pairs = teachers.bank, teachers.pairs
     rows = teachers.find_teaching()
     held = teachers.find_held_out()
@@ -457,7 +470,7 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
         bases.append(MapFit(method, 0.0, method.tau, z, pairs=pairs))
     margins = {
         side: cross_validate(
-            [fit_all_strengths(base) for base in bases], teachers.together, folds
+            [base.try_all_strengths for base in bases], teachers.together, folds
         )
         for side, folds in draw_sides(teachers, rows, held).items()
     }
@@ -539,25 +552,6 @@ def split_by_base(margins: Margins) -> np.ndarray:
     assert margins.margins is not None
     probes = margins.margins.shape[1]
     return margins.margins.reshape(-1, len(STRENGTHS), len(SHARES), probes)
-
-
-def fit_all_strengths(base: MapFit) -> Candidate:
-    """Return all strengths of a map, each with all shares of the offsets that the bank has without a strength."""
-
-    def fit(
-        train: PreparedBank, bank: PreparedBank, teach: np.ndarray
-    ) -> list[OffsetsAndMap]:
-        queries, answer, targets = pairs_of(bank, teach)
-        whitened = replace(train, query_bank=base.whiten(train.query_bank))
-        offsets = base.method.raw_offsets(whitened)
-        w = solve_map(base.whiten(queries), answer, targets, base.tau)
-        tried = list[OffsetsAndMap]()
-        for strength in STRENGTHS:
-            query_map = replace(base, strength=strength).compose_map(w, len(queries))
-            tried += [(share * offsets, query_map) for share in SHARES]
-        return tried
-
-    return fit
 
 
 def draw_sides(
@@ -720,23 +714,26 @@ def compute_whitening(bank: np.ndarray, gallery: Vectors, metric: Metric) -> np.
     return np.ascontiguousarray(z, np.float32)
 
 
-def read_learn(learn: object) -> bool | Bank:
-    """Return `learn` as False, True or a bank of pairs; None is False. Raises InputError for anything else."""
-    if learn is None or isinstance(learn, (bool, np.bool_)):
-        return bool(learn)
-    if isinstance(learn, Bank):
-        return learn
-    got = type(learn).__name__
-    raise InputError(
-        Parameter("learn"),
-        f": expected True, False, or pairs as Bank(titles, ids), got {got}",
-    )
+def read_learn(
+    learn: object,
+    method: str,
+    metric: Metric | str,
+    targets: object,
+    executor: object = None,
+) -> bool | Bank:
+    """Return `learn` as False, True or a bank of pairs.
 
-
-def require_learnable(
-    method: str, metric: Metric | str, targets: object, executor: object = None
-) -> None:
-    """Raise InputError for arguments of a fit under which a map was not measured, or would not be applied."""
+    Raises InputError for anything else, and, unless it is False, for arguments of a fit
+    under which a map was not measured or would not be applied.
+    """
+    if not isinstance(learn, (bool, Bank)):
+        got = type(learn).__name__
+        raise InputError(
+            Parameter("learn"),
+            f": expected True, False, or pairs as Bank(titles, ids), got {got}",
+        )
+    if learn is False:
+        return False
     if method != "blend":
         raise InputError(
             "learn=True goes with the default method, not with ",
@@ -757,3 +754,4 @@ def require_learnable(
             Parameter("executor"),
             ": leave one of the two out",
         )
+    return learn

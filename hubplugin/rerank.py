@@ -276,7 +276,7 @@ class DualDynamicInvertedSoftmax(QueryMethod):
         method = DualInvertedSoftmax(
             tau_query=self.tau_query, tau_target=self.tau_target
         )
-        model = method.model(bank)
+        model, _ = method.run(bank)
         factors = []
         for term in model.terms:
             factor = replace(model, terms=(term,), fitted=None)

@@ -32,9 +32,9 @@ from hubplugin.measures.retrieval import average_precision, ndcg
 from hubplugin.measures.significance import (
     Figure,
     adjust,
-    compare,
     hubness_interval,
     interval,
+    measure_change,
 )
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
@@ -182,7 +182,7 @@ def _measure_methods(
     ranked: Ranked, occurrences: Sequence[np.ndarray], task: Task
 ) -> list[MethodResult]:
     raw, *others = ranked.rankings
-    versus = [compare(raw.best, other.best) for other in others]
+    versus = [measure_change(raw.best <= 1, other.best <= 1) for other in others]
     adjusted = adjust([comparison.p for comparison in versus])
     recall_at = [k for k in (1, 5, 10) if k < task.k] + [task.k]
     results = []
@@ -192,17 +192,15 @@ def _measure_methods(
         recall = {}
         for k in recall_at:
             recall[k] = interval((ranking.best <= k).astype(np.float64), task.seed)
-        times = hubness.count_targets(occurrence, ranked.count)
         figures: dict[str, Any] = {}
         if ranked.count is None:
+            times = hubness.count_targets(occurrence)
             times.pop(0, None)  # nobody knows how many there are that no query finds
         else:
-            figures["hubness"] = hubness.Hubness.of(
-                np.array([*times]), task.k, np.array([*times.values()])
-            )
-            figures["most_found"] = hubness.share_of_most_found(
-                occurrence, ranked.count
-            )
+            of_all = hubness.add_never_found(occurrence, ranked.count)
+            times = hubness.count_targets(of_all)
+            figures["hubness"] = hubness.Hubness.of(of_all, task.k)
+            figures["most_found"] = hubness.share_of_most_found(of_all)
         if ranking.ranks is not None:
             figures |= _measure_whole_gallery(ranking, len(ranked.ids), task)
         if number:

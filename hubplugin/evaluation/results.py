@@ -12,7 +12,7 @@ from pydantic import Field, InstanceOf
 
 from hubplugin.errors import InputError
 from hubplugin.measures.hubness import Hubness
-from hubplugin.measures.significance import Comparison, Figure, Side, compare
+from hubplugin.measures.significance import Comparison, Figure, Side, measure_change
 from hubplugin.model import Setting
 from hubplugin.results import (
     COMPARED,
@@ -172,7 +172,8 @@ class Results(Result):
         Raises:
             InputError: there is no method of that label.
         """
-        return compare(self[first].best_ranks, self[second].best_ranks)
+        before = self[first].best_ranks <= 1
+        return measure_change(before, self[second].best_ranks <= 1)
 
     def page(self) -> Page:
         headline, sign = self._headline()

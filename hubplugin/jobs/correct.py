@@ -41,7 +41,6 @@ from hubplugin.learning import (
     Teachers,
     learn_query_map,
     read_learn,
-    require_learnable,
 )
 from hubplugin.methods import METHODS, Method, build_method
 from hubplugin.model import OffsetModel, Setting
@@ -95,7 +94,6 @@ def apply(
         StoreError: for the store.
     """
     store = for_job(store)
-    learn = read_learn(learn)
     _require_device(compute)
     if isinstance(bank, OffsetModel):
         given = {"learn": learn, "judged": judged, "executor": executor, **parameters}
@@ -112,8 +110,7 @@ def apply(
             return replace(preview(store, bank, compute), notes=store.plan())
         return write(store, bank, force=force, compute=compute)
     require_executor(executor, shards)
-    if learn is not False:
-        require_learnable_in(store, method, executor)
+    learn = read_learn_for(store, learn, method, executor)
     configuration = build_method(METHODS, method, parameters)
     job = Job(store, configuration, learn, force, dry_run)
     teachers = job.read(bank, judged, compute)
@@ -184,9 +181,9 @@ def refit(
     _require_device(compute)
     old = correction.model
     by_default = learn is None
-    learn = old.query_map is not None if learn is None else read_learn(learn)
-    if learn is not False:
-        require_learnable_in(store, method or old.method, None)
+    if learn is None:
+        learn = old.query_map is not None
+    learn = read_learn_for(store, learn, method or old.method)
     if method is None:
         configuration = _configuration_of(old, parameters)
     else:
@@ -368,14 +365,17 @@ def _require_device(compute: Compute) -> None:
         compute.torch_device()
 
 
-def require_learnable_in(store: Store, method: str, executor: Executor | None) -> None:
-    """Raise InputError where `store` cannot hold a map, or none goes with `method` or `executor`, before anything is
-    read."""
-    if not store.maps_queries:
+def read_learn_for(
+    store: Store, learn: object, method: str, executor: Executor | None = None
+) -> bool | Bank:
+    """Return `learn` as `read_learn` does. Raises InputError, too, where `store` cannot
+    hold a map."""
+    read = read_learn(learn, method, store.metric, store, executor)
+    if read is not False and not store.maps_queries:
         raise InputError(
             f"{store.url} holds no map of queries: leave out ", Parameter("learn")
         )
-    require_learnable(method, store.metric, store, executor=executor)
+    return read
 
 
 def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:

@@ -24,14 +24,14 @@ from hubplugin.causes import (
 from hubplugin.compute import Compute, TopK, search
 from hubplugin.errors import InputError, Parameter
 from hubplugin.guard import Trial, judge_by
-from hubplugin.jobs.correct import bank_for, require_learnable_in
+from hubplugin.jobs.correct import bank_for, read_learn_for
 from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.jobs.results import show_trial
 from hubplugin.learning import (
     LearnedMap,
     Teachers,
     learn_query_map,
-    require_learnable,
+    read_learn,
 )
 from hubplugin.measures.hubness import (
     Hubness,
@@ -232,16 +232,15 @@ def diagnose(
     chosen = Metric.parse(
         metric if metric is not None else getattr(targets, "metric", Metric.COSINE)
     )
-    if not isinstance(learn, bool):
-        got = type(learn).__name__
+    if isinstance(learn, Bank):
         raise InputError(
             Parameter("learn"),
-            f": expected True or False, got {got}; apply(..., dry_run=True) tries pairs",
+            ": expected True or False; apply(..., dry_run=True) tries pairs",
         )
-    if learn and isinstance(targets, Store):
-        require_learnable_in(targets, "blend", None)
-    elif learn:
-        require_learnable("blend", chosen, targets)
+    if isinstance(targets, Store):
+        read_learn_for(targets, learn, "blend")
+    else:
+        read_learn(learn, "blend", chosen, targets)
     examples = (
         bank_for(targets, bank, learn) if isinstance(targets, Store) else Bank.of(bank)
     )

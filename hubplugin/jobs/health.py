@@ -18,10 +18,12 @@ from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.jobs.results import HUBS, HubnessNow, Inspection
 from hubplugin.jobs.write import Counts, compare, require_match
 from hubplugin.measures.hubness import (
+    add_never_found,
+    count_targets,
     k_occurrence,
+    pick_evenly,
     skewness,
     skewness_by_chance,
-    skewness_of_hits,
 )
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import HubnessAtFit, OffsetModel
@@ -178,7 +180,9 @@ def _count_hubs(
     is_live = len(live) >= FEWEST_LIVE
     if is_live and len(at_fit) >= FEWEST_LIVE:
         fields["drift"] = own_share(live, at_fit, compute, rng)
-    searched = rng.permutation(live)[:queries] if is_live else of_bank(model, queries)
+    searched = pick_evenly(bank, queries)
+    if is_live:
+        searched = rng.permutation(live)[:queries]
     count = store.count()
     # A model may keep no more than the mean of its bank, and a store be empty.
     if len(searched) < 2 or not count:
@@ -187,11 +191,13 @@ def _count_hubs(
     corrected = _count_hits(store.search(searched, OCCURRENCE).ids)
     most_found = [*raw.most_common(HUBS), *corrected.most_common(HUBS)]
     ids = [*dict.fromkeys(target for target, _ in most_found)]
+    occurrence_raw = add_never_found(np.array([*raw.values()]), count)
+    occurrence = add_never_found(np.array([*corrected.values()]), count)
     fields["hubness"] = HubnessNow(
         len(searched),
         is_live,
-        skewness_of_hits(np.array([*raw.values()]), count),
-        skewness_of_hits(np.array([*corrected.values()]), count),
+        skewness(occurrence_raw),
+        skewness(occurrence),
         skewness_by_chance(len(searched), OCCURRENCE, count),
         model.hubness_at_fit,
         [
@@ -199,8 +205,8 @@ def _count_hubs(
             for target, name in zip(ids, display_names(ids, names), strict=True)
         ],
         {
-            "raw": _count_targets(raw, count),
-            "corrected": _count_targets(corrected, count),
+            "raw": count_targets(occurrence_raw),
+            "corrected": count_targets(occurrence),
         },
     )
     return fields
@@ -211,23 +217,10 @@ def _count_hits(found: Iterable[Iterable[Id]]) -> Counter[Id]:
     return Counter(target for ids in found for target in ids)
 
 
-def _count_targets(hits: Counter[Id], count: int) -> dict[int, int]:
-    """Return how many of `count` targets are found by N queries, by N."""
-    return {0: count - len(hits)} | Counter(hits.values())
-
-
-def of_bank(model: OffsetModel, count: int = QUERIES) -> np.ndarray:
-    """Return at most `count` queries of the bank of `model`, the same ones each time: [q, d]."""
-    bank = model.terms[0].bank
-    rows = np.linspace(0, len(bank) - 1, min(len(bank), count)).astype(int)
-    queries: np.ndarray = bank[rows]
-    return queries
-
-
 def with_hubness(model: OffsetModel, bank: PreparedBank) -> OffsetModel:
     """Return `model`, fitted on the banks and targets of `bank`, with what its bank found in them."""
     targets = bank.require_targets()
-    queries = of_bank(model)
+    queries = pick_evenly(model.terms[0].bank, QUERIES)
     if len(queries) < 2 or targets.rows <= OCCURRENCE:
         return model
     offsets = model.fitted

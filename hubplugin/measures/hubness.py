@@ -20,17 +20,19 @@ def k_occurrence(hits: np.ndarray, targets: int) -> np.ndarray:
     return np.bincount(np.asarray(hits).reshape(-1), minlength=targets)
 
 
-def skewness(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
+def add_never_found(occurrence: np.ndarray, targets: int) -> np.ndarray:
+    """Return the k-occurrence of all `targets`, from that of those found at all."""
+    never = np.zeros(max(targets - len(occurrence), 0), np.int64)
+    return np.concatenate([occurrence.astype(np.int64), never])
+
+
+def skewness(occurrence: np.ndarray) -> float:
     """Third standardised moment of N, mean((N - mean)^3) / std^3 with the population's std; 0 where all N are equal.
 
     The definition of Radovanovic et al. 2010, and of QB-Norm table 3 and DBSN table 5, which use it; it is
     scipy.stats.skew with its default bias=True. 0 is symmetric; what users call hubness is above 1.
-
-    Args:
-        occurrence: N, the k-occurrence of targets [n].
-        times: how many targets have each N [n], here and below; by default one.
     """
-    return _moment(occurrence, 3, times)
+    return _moment(occurrence, 3)
 
 
 def skewness_by_chance(queries: int, k: int, targets: int) -> float:
@@ -44,63 +46,40 @@ def skewness_by_chance(queries: int, k: int, targets: int) -> float:
     return float((1 - 2 * p) / spread**0.5) if spread else 0.0
 
 
-def skewness_of_hits(occurrence: np.ndarray, targets: int) -> float:
-    """`skewness` of the k-occurrence over `targets`, from the `occurrence` of those that are found at all."""
-    parts = count_targets(occurrence, targets)
-    return skewness(np.array([*parts]), np.array([*parts.values()]))
+def kurtosis(occurrence: np.ndarray) -> float:
+    """Fourth standardised moment of `occurrence` less 3, so that a normal distribution has 0 (Fisher): NNN table 3."""
+    return _moment(occurrence, 4) - 3.0 if np.ptp(occurrence) else 0.0
 
 
-def kurtosis(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
-    """Fourth standardised moment of `occurrence`, `times` as in `skewness`, less 3, so that a normal distribution has 0
-    (Fisher): NNN table 3."""
-    return _moment(occurrence, 4, times) - 3.0 if np.ptp(occurrence) else 0.0
+def mean_absolute_error(occurrence: np.ndarray) -> float:
+    """mean |N - mean(N)| of N = `occurrence`, in queries: NNN table 3, where N should be the same for every target."""
+    return float(np.abs(occurrence - occurrence.mean()).mean())
 
 
-def mean_absolute_error(
-    occurrence: np.ndarray, times: np.ndarray | None = None
-) -> float:
-    """mean |N - mean(N)| of N = `occurrence`, in queries, `times` as in `skewness`: NNN table 3, where N should be the
-    same for every target."""
-    return float(
-        np.average(
-            np.abs(occurrence - np.average(occurrence, weights=times)), weights=times
-        )
-    )
-
-
-def robin_hood(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
-    """Share of all finds in `occurrence` that would have to move for every target to be found equally often, 0 to 1;
-    `times` as in `skewness`.
+def robin_hood(occurrence: np.ndarray) -> float:
+    """Share of all finds in `occurrence` that would have to move for every target to be found equally often, 0 to 1.
 
     sum |N - mean(N)| / (2 sum N), the Hoover index (Feldbauer et al. 2018).
     """
-    mean = float(np.average(occurrence, weights=times))
-    return mean_absolute_error(occurrence, times) / (2 * mean) if mean else 0.0
+    mean = float(occurrence.mean())
+    return mean_absolute_error(occurrence) / (2 * mean) if mean else 0.0
 
 
-def anti_hub_share(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
-    """Share of the targets of `occurrence` that no query finds, 0 to 1; `times` as in `skewness`."""
-    return float(np.average(occurrence == 0, weights=times))
+def anti_hub_share(occurrence: np.ndarray) -> float:
+    """Share of the targets of `occurrence` that no query finds, 0 to 1."""
+    return float((occurrence == 0).mean())
 
 
-def count_targets(occurrence: np.ndarray, targets: int | None = None) -> dict[int, int]:
-    """Count the targets that have each k-occurrence N.
-
-    Args:
-        occurrence: N of targets [n].
-        targets: how many targets there are, where `occurrence` has only those that are found.
-    """
+def count_targets(occurrence: np.ndarray) -> dict[int, int]:
+    """Return how many targets have each k-occurrence N in `occurrence` [n], by N."""
     values, times = np.unique(occurrence, return_counts=True)
-    counts = dict(zip(values.tolist(), times.tolist(), strict=True))
-    never = counts.pop(0, 0) + (0 if targets is None else targets - len(occurrence))
-    return {0: never} | counts if never else counts
+    return dict(zip(values.tolist(), times.tolist(), strict=True))
 
 
 def pick_evenly(rows: np.ndarray, count: int) -> np.ndarray:
     """At most `count` of `rows`, evenly over all of them."""
-    picked: np.ndarray = rows[
-        np.linspace(0, len(rows) - 1, min(len(rows), count)).astype(int)
-    ]
+    places = np.linspace(0, len(rows) - 1, min(len(rows), count)).astype(int)
+    picked: np.ndarray = rows[places]
     return picked
 
 
@@ -123,32 +102,29 @@ class Hubness:
     anti_hub_share: float
 
     @classmethod
-    def of(
-        cls, occurrence: np.ndarray, k: int, times: np.ndarray | None = None
-    ) -> Hubness:
-        """The statistics of `occurrence`, counted among the `k` nearest, `times` as in `skewness`. Raises InputError
-        where it is empty."""
+    def of(cls, occurrence: np.ndarray, k: int) -> Hubness:
+        """Return the statistics of `occurrence`, counted among the `k` nearest. Raises InputError where it is empty."""
         if not occurrence.size:
             raise InputError(
                 "hubness of no targets is not defined; expected a k-occurrence [n], n at least 1"
             )
         return cls(
             k,
-            skewness(occurrence, times),
-            kurtosis(occurrence, times),
-            mean_absolute_error(occurrence, times),
+            skewness(occurrence),
+            kurtosis(occurrence),
+            mean_absolute_error(occurrence),
             int(occurrence.max()),
-            robin_hood(occurrence, times),
-            anti_hub_share(occurrence, times),
+            robin_hood(occurrence),
+            anti_hub_share(occurrence),
         )
 
 
-def _moment(occurrence: np.ndarray, order: int, times: np.ndarray | None) -> float:
+def _moment(occurrence: np.ndarray, order: int) -> float:
     if not np.ptp(occurrence):
         return 0.0
-    centred = occurrence - np.average(occurrence, weights=times)
-    variance = np.average(centred**2, weights=times)
-    return float(np.average(centred**order, weights=times) / variance ** (order / 2))
+    centred = occurrence - occurrence.mean()
+    variance = (centred**2).mean()
+    return float((centred**order).mean() / variance ** (order / 2))
 
 
 MOST = 0.01
@@ -160,29 +136,20 @@ def most_found(targets: int) -> int:
     return max(1, round(MOST * targets))
 
 
-def share_of_most_found(occurrence: np.ndarray, targets: int | None = None) -> float:
-    """The share of all places that the most found `MOST` of the targets take, 0 to 1; `occurrence` and `targets` as in
-    `count_targets`."""
-    total, count = (
-        occurrence.sum(),
-        min(most_found(targets or len(occurrence)), len(occurrence)),
-    )
-    top = np.partition(occurrence, len(occurrence) - count)[len(occurrence) - count :]
+def share_of_most_found(occurrence: np.ndarray) -> float:
+    """Return the share of all places that the most found `MOST` of the targets take, 0 to 1."""
+    total = occurrence.sum()
+    top = np.sort(occurrence)[-most_found(len(occurrence)) :]
     return float(top.sum() / total) if total else 0.0
 
 
 def share_of_most_found_by_chance(queries: int, k: int, targets: int) -> float:
     """`share_of_most_found` of `targets` as it is expected where `queries` find any `k` of them."""
     share = most_found(targets) / targets
-    chances = binomial(queries, min(k, targets) / targets)[
-        ::-1
-    ]  # of the largest k-occurrence first
+    p = min(k, targets) / targets
+    chances = binomial(queries, p)[::-1]  # of the largest k-occurrence first
     counted = np.diff(np.minimum(chances.cumsum(), share), prepend=0.0)
-    return (
-        float(counted @ np.arange(queries, -1, -1))
-        * targets
-        / (queries * min(k, targets))
-    )
+    return float(counted @ np.arange(queries, -1, -1)) / (queries * p)
 
 
 def never_found_by_chance(queries: int, k: int, targets: int) -> float:

@@ -141,11 +141,6 @@ def hubness_interval(
     return Figure(value=value, low=value + float(low), high=value + float(high))
 
 
-def compare(first: np.ndarray, second: np.ndarray) -> Comparison:
-    """The method with the best ranks `second` [j] against the one with `first` [j], on the same queries."""
-    return measure_change(first <= 1, second <= 1)
-
-
 def measure_change(raw: np.ndarray, corrected: np.ndarray) -> Comparison:
     """The change from the mean of `raw` to that of `corrected`, from 0 to 1 and of the same queries: [j] each.
 

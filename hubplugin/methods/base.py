@@ -10,7 +10,6 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from hubplugin.bank import PreparedBank
-from hubplugin.compute import Answers
 from hubplugin.model import OffsetModel, Setting, Term
 
 AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]
@@ -23,10 +22,15 @@ _UNSAID = (("answers", "kept"), ("sample", "auto"))
 
 @dataclass(frozen=True)
 class Solution:
-    """The terms of a model, and its raw offsets for the targets of the fit [n] where they came along the way."""
+    """The terms of a model.
+
+    raw: Its raw offsets for the targets of the fit [n], where they came along the way.
+    topk_means: The mean of the k largest similarities of each target [n], likewise.
+    """
 
     terms: tuple[Term, ...]
     raw: np.ndarray | None = None
+    topk_means: np.ndarray | None = None
 
 
 class Method(BaseModel, ABC):
@@ -63,13 +67,6 @@ class Method(BaseModel, ABC):
         """Return the parameters of a subclass that depend on bank and gallery, by name."""
         return {}
 
-    def find_answers(self, bank: PreparedBank) -> Answers | None:
-        """Return the answers that a resolved configuration hides from its sums. None where it hides nothing."""
-        if self.answers != "left out":
-            return None
-        bank.require_targets()
-        return bank.answers
-
     def require_banks(self, bank: PreparedBank) -> None:
         """Raise InputError where `bank` lacks what the method needs; the targets may come later."""
 
@@ -77,20 +74,16 @@ class Method(BaseModel, ABC):
     def solve(self, bank: PreparedBank) -> Solution:
         """Return the terms whose sum at t is offset(t), up to a constant. Called on a resolved configuration."""
 
-    def model(self, bank: PreparedBank) -> OffsetModel:
-        """Return the model of these parameters, not centred."""
-        return self._run(bank)[0]
-
     def raw_offsets(self, bank: PreparedBank) -> np.ndarray:
         """Return what these parameters, fitted on `bank`, give its targets, not centred: float64 [n]."""
-        model, raw = self._run(bank)
+        model, raw = self.run(bank)
         if raw is None:
             return model.raw_offsets(bank.require_targets(), bank.compute)
         return raw
 
     def fit(self, bank: PreparedBank) -> OffsetModel:
         """Return the model of these parameters, centred on the targets of `bank` where it has some."""
-        model, raw = self._run(bank)
+        model, raw = self.run(bank)
         if bank.targets is None:
             return model
         if raw is None:
@@ -102,7 +95,7 @@ class Method(BaseModel, ABC):
         gallery = replace(model.gallery, count=bank.whole.count)
         return replace(model, gallery=gallery, fitted=None)
 
-    def _run(self, bank: PreparedBank) -> tuple[OffsetModel, np.ndarray | None]:
+    def run(self, bank: PreparedBank) -> tuple[OffsetModel, np.ndarray | None]:
         """Return the model, not centred, and its raw offsets for the targets [n] where they came along the way."""
         method = self.resolve(bank)
         solution = method.solve(bank)
@@ -135,6 +128,6 @@ class OnePassMethod(Method):
         """Return the terms of the offsets. `thresholds` [m] are those of `Answers`, where answers are left out."""
 
     def solve(self, bank: PreparedBank) -> Solution:
-        answers = self.find_answers(bank)
+        answers = bank.answers if self.answers == "left out" else None
         thresholds = None if answers is None else answers.thresholds
         return Solution(self.terms(bank, thresholds))

@@ -11,7 +11,7 @@ from hubplugin.bank import PreparedBank
 from hubplugin.methods.base import AnswersRule, Method, Solution
 from hubplugin.methods.nearest import NearestNeighbourNormalisation
 from hubplugin.methods.sinkhorn import DualBankSinkhorn, Sample, resolve_sample
-from hubplugin.model import Setting, TopKMean
+from hubplugin.model import LogSumExp, Setting, TopKMean
 
 SPREAD_SHARE = 0.5
 """The temperature is this share of the standard deviation of the similarities between bank and gallery. 0.35 and 0.7
@@ -81,13 +81,16 @@ class Blend(Method):
             raw = None if alone.raw is None else self.strength * alone.raw
             return Solution(tuple(terms), raw)
         # The first product of the fit serves both terms.
-        first, raw, scaling = sinkhorn.scale(bank, self.k)
+        first = sinkhorn.solve(bank, self.k)
+        (term,) = first.terms
+        assert isinstance(term, LogSumExp)
         of_first = self.strength * self.share
         of_second = -self.strength * (1 - self.share) * self.alpha
         both = (
-            replace(first, scale=of_first * first.scale),
-            TopKMean(bank.query_bank, self.k, of_second, first.answers),
+            replace(term, scale=of_first * term.scale),
+            TopKMean(bank.query_bank, self.k, of_second, term.answers),
         )
-        if raw is None or scaling.topk_means is None:
+        if first.raw is None or first.topk_means is None:
             return Solution(both)
-        return Solution(both, of_first * raw + of_second * scaling.topk_means)
+        raw = of_first * first.raw + of_second * first.topk_means
+        return Solution(both, raw)

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field
 
 from hubplugin.bank import PreparedBank
-from hubplugin.compute import Columns, Scaling, Similarities, count_cacheable, sinkhorn
+from hubplugin.compute import Columns, Similarities, count_cacheable, sinkhorn
 from hubplugin.methods.base import Method, Solution
 from hubplugin.model import LogSumExp, Setting
 from hubplugin.vectors import as_vectors, draw_sample
@@ -73,22 +73,12 @@ class SinkhornNormalisation(Method):
     def resolve_parameters(self, bank: PreparedBank) -> dict[str, Setting | None]:
         return {"sample": resolve_sample(self.sample, bank, self.tau)}
 
-    def solve(self, bank: PreparedBank) -> Solution:
-        term, raw, _ = self.scale(bank)
-        return Solution((term,), raw)
-
-    def scale(
-        self, bank: PreparedBank, k: int | None = None
-    ) -> tuple[LogSumExp, np.ndarray | None, Scaling]:
-        """Run Sinkhorn. Called on a resolved configuration.
-
-        Returns:
-            The term, its values on the targets [n] where they came along the way, and what Sinkhorn found; with `k`
-            also the mean of the k largest similarities of each target.
-        """
+    def solve(self, bank: PreparedBank, k: int | None = None) -> Solution:
+        """Run Sinkhorn. With `k`, the first product also gives the mean of the k
+        largest similarities of each target."""
         similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
         targets = bank.require_targets()
-        answers = self.find_answers(bank)
+        answers = bank.answers if self.answers == "left out" else None
         column = Columns(targets)
         if bank.whole is not None:
             column = Columns(targets, bank.whole.count / targets.rows)
@@ -118,7 +108,7 @@ class SinkhornNormalisation(Method):
         term = LogSumExp(
             bank.query_bank, self.tau, -self.tau, scaling.log_alpha, thresholds
         )
-        return term, raw, scaling
+        return Solution((term,), raw, scaling.topk_means)
 
 
 class DualBankSinkhorn(SinkhornNormalisation):

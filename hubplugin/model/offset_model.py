@@ -75,24 +75,20 @@ TERMS: dict[str, Callable[..., Term]] = {
 
 
 def group_by_bank(terms: Sequence[Term]) -> list[list[Term]]:
-    """`terms` in lists that share a bank and its answers, so that one pass serves each list; of a list at most one is a
-    log-sum-exp."""
+    """Return `terms` in lists, each of which one pass serves.
+
+    A log-sum-exp and the mean of the largest share it, if they share a bank and its
+    answers."""
     lists: list[list[Term]] = []
     for term in terms:
-        for group in lists:
-            first = group[0]
-            if isinstance(term, Dot) or isinstance(first, Dot):
-                continue
-            is_second_sum = isinstance(term, LogSumExp) and any(
-                isinstance(member, LogSumExp) for member in group
-            )
-            if (
-                term.bank is first.bank
-                and term.answers is first.answers
-                and not is_second_sum
-            ):
-                group.append(term)
-                break
+        first = lists[-1][0] if lists else None
+        if (
+            isinstance(term, TopKMean)
+            and isinstance(first, LogSumExp)
+            and term.bank is first.bank
+            and term.answers is first.answers
+        ):
+            lists[-1].append(term)
         else:
             lists.append([term])
     return lists
@@ -305,9 +301,9 @@ class OffsetModel:
 
     def _search_vectors(self, term: Term) -> np.ndarray:
         """Return the bank [m, d] of `term` as it is searched with."""
-        return (
-            term.bank if self.query_map is None else self.query_map.of_bank(term.bank)
-        )
+        if self.query_map is None:
+            return term.bank
+        return self.query_map.of_bank(term.bank)
 
     def queries(self, queries: VectorLike) -> np.ndarray:
         """Return the vectors to search with in the place of `queries` [m, d]: float32 [m, d].
@@ -383,14 +379,8 @@ class OffsetModel:
         thresholds = []
         for term in self.terms:
             nearest = TopK(k)
-            search(
-                self._search_vectors(term),
-                vectors,
-                self.metric,
-                compute,
-                nearest,
-                label="activation set",
-            )
+            bank = self._search_vectors(term)
+            search(bank, vectors, self.metric, compute, nearest, label="activation set")
             thresholds.append(nearest.scores[0, :, -1])
         return replace(self, activation=Activation(k, tuple(thresholds)))
 
@@ -454,31 +444,24 @@ class OffsetModel:
             )
         total = np.zeros(vectors.rows)
         for terms in group_by_bank(self.terms):
-            first, reductions = terms[0], [reduction_of(term) for term in terms]
-            mask = (
-                None
-                if isinstance(first, Dot) or first.answers is None
-                else AnswerMask(first.answers)
-            )
-            values = reduce(
-                Similarities(self._search_vectors(first), self.metric, compute),
-                vectors,
-                reductions,
-                mask,
-            )
+            first = terms[0]
+            mask = None
+            if not isinstance(first, Dot) and first.answers is not None:
+                mask = AnswerMask(first.answers)
+            bank = self._search_vectors(first)
+            similarities = Similarities(bank, self.metric, compute)
+            reductions = [reduction_of(term) for term in terms]
+            values = reduce(similarities, vectors, reductions, mask)
             with np.errstate(over="ignore", invalid="ignore"):
-                for term, value in zip(
-                    terms, values, strict=True
-                ):  # what a worker sent may be read-only
-                    total += np.multiply(
-                        value, term.scale, out=value if value.flags.writeable else None
-                    )
+                for term, value in zip(terms, values, strict=True):
+                    total += term.scale * value
         return self._check_finite(total)
 
     def _check_finite(self, raw: np.ndarray) -> np.ndarray:
         if not max(raw.max(), -raw.min()) < LARGEST:  # nor is NaN
+            method = describe_method(self.method, self.parameters)
             raise InputError(
-                f"{self._described} gives offsets that are no numbers a search can add: its parameters are out of "
+                f"{method} gives offsets that are no numbers a search can add: its parameters are out of "
                 "proportion to the similarities of these vectors"
             )
         return raw
@@ -561,24 +544,14 @@ class OffsetModel:
             tensors["query_map.step"] = np.ascontiguousarray(self.query_map.step)
         return header, tensors
 
-    @property
-    def _described(self) -> str:
-        return describe_method(self.method, self.parameters)
-
     def __repr__(self) -> str:
-        fitted = f", gallery of {self.gallery.count}" if self.gallery else ""
-        first = self.terms[0]
-        bank = (
-            f"mean of the bank, {self.dim} dimensions"
-            if isinstance(first, Dot)
-            else f"bank {first.bank.shape}"
-        )
-        learned = (
-            ""
-            if self.query_map is None
-            else f", queries mapped by {self.query_map.pairs} pairs"
-        )
-        return f"OffsetModel({self._described}, {self.metric.value}, {bank}{fitted}{learned})"
+        method = describe_method(self.method, self.parameters)
+        parts = [method, self.metric.value, f"bank {self.terms[0].bank.shape}"]
+        if self.gallery is not None:
+            parts.append(f"gallery of {self.gallery.count}")
+        if self.query_map is not None:
+            parts.append(f"queries mapped by {self.query_map.pairs} pairs")
+        return f"OffsetModel({', '.join(parts)})"
 
 
 def _build(header: Header, tensors: dict[str, np.ndarray]) -> OffsetModel:

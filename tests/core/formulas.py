@@ -139,7 +139,7 @@ def blend(s, leave_out, tau=None):
     weights = np.ones(m)
     if leave_out:
         s, weights = without_answers(s)
-    both = log_of("sn", s, weights, tau=tau, iterations=10) + log_of(
+    both = log_of("sn", s, weights, tau=tau, iterations=3) + log_of(
         "nnn", s, weights, k=16
     )
     return float(f"{m / (m + 100):.4g}") * (both - both.mean()) / 2

@@ -36,16 +36,6 @@ def centred(offsets):
     return offsets - offsets.mean()
 
 
-@pytest.mark.parametrize("answers", ["kept", "left out"])
-def test_the_blend_is_the_mean_of_both_centred_and_weakened(answers):
-    bank, targets = make_log(m=80)
-    fitted = hubplugin.fit(targets, bank, answers=answers)
-    s = similarity(bank, targets, "cosine")
-    np.testing.assert_allclose(
-        fitted.offsets(targets), blend(s, leave_out=answers == "left out"), atol=1e-4
-    )
-
-
 def test_answers_in_a_target_bank_are_kept_and_others_left_out(real):
     bank, targets = real["bank_queries"], real["test_targets"]
     clean = hubplugin.fit(targets, hubplugin.Bank(bank, real["bank_targets"]))
@@ -118,51 +108,6 @@ def test_a_hub_that_takes_every_first_place_is_sunk(real):
     assert after > before + 0.3
 
 
-@pytest.mark.parametrize("answers", ["kept", "left out"])
-@pytest.mark.parametrize("method", ["is", "sn", "nnn", "blend"])
-@pytest.mark.parametrize(
-    "case", ["real", "the bank is the gallery", "every target four times", "nearly so"]
-)
-def test_offsets_are_those_of_float64_also_where_targets_are_copies(
-    method, answers, case, real, rng
-):
-    bank, targets = real["bank_queries"][:600], real["test_targets"][:400]
-    if case == "the bank is the gallery":
-        bank = targets
-    elif case != "real":
-        targets = np.repeat(targets[:100], 4, axis=0)
-        if case == "nearly so":
-            targets = targets + np.float32(1e-7) * rng.standard_normal(
-                targets.shape
-            ).astype(np.float32)
-    parameters = {} if method == "nnn" else {"tau": 0.05}
-    model, exact = (
-        hubplugin.fit(
-            targets,
-            bank,
-            method,
-            answers=answers,
-            compute=Compute("cpu", precision=precision),
-            **parameters,
-        )
-        for precision in ("auto", "float64")
-    )
-    expected = exact.offsets(targets, compute=Compute("cpu", precision="float64"))
-    np.testing.assert_allclose(
-        model.offsets(targets, compute=Compute("cpu")), expected, rtol=0, atol=1e-5
-    )
-    served = hubplugin.OffsetModel.from_bytes(
-        model.to_bytes()
-    )  # knows the answers by their levels alone
-    for device in ("numpy", "cpu"):
-        np.testing.assert_allclose(
-            served.offsets(targets, compute=Compute(device)),
-            expected,
-            rtol=0,
-            atol=1e-5,
-        )
-
-
 def test_what_is_left_out_is_stored_with_the_model_and_the_bank_of_both_terms_once():
     bank, targets = make_log()
     fitted = hubplugin.fit(targets, bank, answers="left out")
@@ -180,16 +125,6 @@ def test_too_few_queries_leave_nothing_out():
         hubplugin.fit(targets, bank, "nnn", answers="left out").offsets(targets),
         kept.offsets(targets),
     )
-
-
-@pytest.mark.parametrize("copies", [30, 3])
-def test_a_query_that_is_there_many_times_leaves_numbers(copies):
-    bank, targets = make_log(m=30)
-    offsets = hubplugin.fit(
-        targets, np.tile(bank[: 30 // copies], (copies, 1))
-    ).offsets(targets)
-    assert np.isfinite(offsets).all()
-    assert offsets.std() > 0
 
 
 @pytest.mark.parametrize("memory", ["1GiB", "1MiB"])

@@ -75,9 +75,7 @@ def test_a_model_is_described_by_what_was_given_and_no_longer_than_it_need_be():
     assert "is(tau=0.04419), cosine, bank (4, 4)" in repr(
         hubplugin.fit(None, X, "is", tau=0.04419417382415922)
     )
-    assert "dn(lam=0.5), cosine, mean of the bank, 4 dimensions" in repr(
-        hubplugin.fit(None, X, "dn")
-    )
+    assert "dn(lam=0.5), cosine, bank (1, 4)" in repr(hubplugin.fit(None, X, "dn"))
 
 
 def test_a_fit_without_targets_is_centred_when_it_is_given_some(rng):

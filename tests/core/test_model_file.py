@@ -102,14 +102,6 @@ def test_texts_that_are_no_model_are_refused_in_one_line():
             hubplugin.OffsetModel.from_texts(texts, "photos")
 
 
-def test_what_a_file_says_its_tensors_are_reaches_the_terminal_escaped(tmp_path):
-    text = json.dumps(
-        {"x": {"dtype": "\x1b[31m\n", "shape": [1], "data_offsets": [0, 4]}}
-    ).encode()
-    (tmp_path / "m.hub").write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
-    assert refusal(tmp_path / "m.hub").isprintable()
-
-
 def test_a_truncated_file_and_a_header_without_its_fields_are_refused(fitted, tmp_path):
     path, whole = tmp_path / "m.hub", fitted("is")[0].to_bytes()
     for content in (

@@ -10,9 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 import hubplugin
 from hubplugin.metric import Metric
@@ -251,20 +248,6 @@ def test_a_parquet_file_with_a_damaged_page_is_refused_when_it_is_reached(tmp_pa
     content[page.data_page_offset : page.data_page_offset + 400] = bytes(400)
     path.write_bytes(content)
     assert "cannot be read as .parquet" in refusal(path)
-
-
-@given(
-    arrays(
-        np.float64,
-        st.tuples(st.integers(1, 9), st.integers(1, 5)),
-        elements=st.floats(-1e6, 1e6),
-    )
-)
-def test_blocks_of_any_size_make_up_the_array(x):
-    for size in (1, 2, 100):
-        np.testing.assert_array_equal(
-            np.concatenate(list(as_vectors(x).blocks(size))), x.astype(np.float32)
-        )
 
 
 def test_blocks_that_can_be_read_once_are_spooled_and_leave_no_file_and_none_open(

@@ -84,17 +84,9 @@ def test_any_division_into_shards(sizes, seed, tmp_path, serial):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["npy", "npz"])
-def test_a_file_is_divided_and_several_are_a_shard_each(
-    kind, gallery, real, tmp_path, serial
-):
-    if kind == "npy":
-        where = tmp_path / "all.npy"
-        np.save(where, gallery)
-    else:
-        where = [tmp_path / "0.npz", tmp_path / "1.npz"]
-        np.savez_compressed(where[0], gallery[:300])
-        np.savez_compressed(where[1], gallery[300:])
+def test_one_file_is_divided(gallery, real, tmp_path, serial):
+    where = tmp_path / "all.npy"
+    np.save(where, gallery)
     bank = real["bank_queries"][:150]
     _, expected = offsets(bank, "blend", gallery, None)
     _, found = offsets(

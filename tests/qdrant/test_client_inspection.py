@@ -7,7 +7,7 @@ from scipy.stats import skew
 
 import hubplugin
 import hubplugin_qdrant
-from hubplugin.measures.hubness import skewness_of_hits
+from hubplugin.measures.hubness import add_never_found, skewness
 from tests.qdrant.conftest import ROWS, Photos, stopped
 
 
@@ -30,7 +30,7 @@ def test_hubness_is_that_of_the_bank_queries_over_the_points_as_they_are_now(pho
 
 
 def test_a_search_that_finds_nothing_has_no_skewness():
-    assert skewness_of_hits(np.array([], int), 7) == 0
+    assert skewness(add_never_found(np.array([]), 7)) == 0
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,8 @@ def test_recall_and_hubness_are_those_of_an_independent_cross_validation(
 
 
 @pytest.mark.parametrize(
-    ("share", "method", "parameters"), [(0, "nnn", {}), (1, "dbsn", {"tau": 0.05})]
+    ("share", "method", "parameters"),
+    [(0, "nnn", {}), (1, "dbsn", {"tau": 0.05, "iterations": 3})],
 )
 def test_a_share_of_none_or_all_is_the_one_method_alone(
     small, share, method, parameters

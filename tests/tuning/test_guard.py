@@ -5,11 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import hubplugin
 from hubplugin.bank import BankProfile
-from hubplugin.cli import app
 from hubplugin.guard import Trial, judge, objections_to_recall
 from hubplugin.jobs import correct
 from hubplugin.measures.hubness import k_occurrence, skewness
@@ -153,7 +151,6 @@ def test_a_log_is_refused_for_a_method_that_takes_answers_for_hubs(real, banks):
 def test_documents_are_refused_as_a_bank_unless_answers_say_that_documents_ask(
     real, banks
 ):
-    assert changes(real, banks[1]) < -0.5  # points of R@1
     said = refused(real["test_targets"], banks[1])
     assert "looks like documents, not queries: 50% of nearest neighbours" in said
     assert "pass answers= if documents are to be asked by documents" in said
@@ -184,56 +181,13 @@ def test_documents_on_other_subjects_than_the_gallery_do_not_pass_without_a_word
     )
 
 
-def test_names_asked_for_by_synonyms_pass_and_are_told_what_fifty_answers_would_show(
-    banks, rng
-):
-    """They lie as documents do, but nearer to what they ask for than documents lie to each other."""
-    names = unit(banks[1])
-    first, second = names[rng.integers(1_500, 2_500, (2, 300))]
-    judged = judge(names[:1_500], unit(names[:300] + 0.4 * (first - second)))
-    assert judged.objections == ()
-    assert judged.bank.own_share < 0.53
-    assert "pass the answers of fifty queries or more (--answers)" in judged.notes[0]
-    known = judge(
-        names[:1_500],
-        hubplugin.Bank(unit(names[:300] + 0.4 * (first - second)), np.arange(300)),
-    )
-    assert not any(
-        "whether this bank helps or harms is not known without answers" in note
-        for note in known.notes
-    )
-
-
 def test_banks_that_are_swapped_are_refused_though_they_are_pairs(real, banks):
     said = refused(real["test_targets"], hubplugin.Bank(banks[1], banks[0]))
     assert "query bank and target bank look swapped" in said
     assert "the documents that answer them as answers=" in said
 
 
-def changes(real, bank) -> float:
-    """Change of R@1 of the test queries in points."""
-    queries, targets = (
-        real[f"test_{side}"].astype(np.float32) for side in ("queries", "targets")
-    )
-    queries, targets = (
-        part / np.linalg.norm(part, axis=1, keepdims=True)
-        for part in (queries, targets)
-    )
-    scores, own = queries @ targets.T, np.arange(len(queries))
-    offsets = hubplugin.fit(targets, bank).offsets(targets)
-    return 100 * float(
-        ((scores + offsets).argmax(axis=1) == own).mean()
-        - (scores.argmax(axis=1) == own).mean()
-    )
-
-
-@pytest.mark.parametrize("rows", [1_200, 300])
-def test_a_gallery_as_its_own_bank_is_refused_though_hubness_falls(
-    real, monkeypatch, rows
-):
-    monkeypatch.setattr(
-        "hubplugin.validation.FIT_ROWS", rows // 2
-    )  # the experiment sees `rows` of the gallery
+def test_a_gallery_as_its_own_bank_is_refused_though_hubness_falls(real):
     gallery = real["test_targets"].astype(np.float32)
     assert "looks like documents, not queries" in refused(
         gallery, gallery.astype(np.float16)
@@ -335,18 +289,6 @@ def test_more_queries_of_a_bank_do_not_make_what_it_finds_lie_together():
         judge(gallery, bank[:rows] + 0.5, "nnn").bank.clustered for rows in (400, 2000)
     )
     assert many < few + 0.05
-
-
-@pytest.mark.parametrize(
-    "method", ["blend", pytest.param("dbsn", marks=pytest.mark.slow)]
-)
-def test_a_hub_that_every_query_finds_is_no_objection(real, banks, method):
-    """It is what a correction is for."""
-    gallery = real["test_targets"].astype(np.float32)
-    hub = banks[0].astype(np.float32).mean(axis=0)
-    gallery = np.concatenate([gallery, 3 * (hub / np.linalg.norm(hub))[None]])
-    judgement = judge(gallery, banks[0], method, metric="dot")
-    assert judgement.objections == ()
 
 
 @pytest.mark.slow
@@ -486,17 +428,3 @@ def test_what_cannot_be_used_is_told_before_the_gallery_is_read(
     )
     with pytest.raises(error, match=says):
         job(store, bank_of(queries, given), **given)
-
-
-def test_the_command_line_refuses_and_forces(store, banks, tmp_path):
-    np.save(tmp_path / "queries.npy", banks[1][:100])
-    given = [store.url, "--bank", str(tmp_path / "queries.npy")]
-    applying = ["apply", *given]
-    refused = CliRunner().invoke(app, applying)
-    assert refused.exit_code == 3
-    assert (
-        "nothing was changed: collect queries that people ask of this very gallery, pass --answers if documents are "
-        "to be asked by documents, or apply it all the same with --force\n"
-        in refused.output
-    )
-    assert CliRunner().invoke(app, [*applying, "--force"]).exit_code == 0

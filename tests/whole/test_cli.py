@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import warnings
@@ -135,14 +134,11 @@ def filled(words, made, photos):
 
 MISSING = [
     (("apply", "faiss:PHOTOS", "--bank", "nowhere.npy"), "nowhere.npy"),
-    (("apply", "faiss:nowhere.faiss", "--bank", "BANK"), "nowhere.faiss"),
     (("inspect", "faiss:nowhere.faiss"), "nowhere.faiss"),
-    (("refresh", "faiss:nowhere.faiss"), "nowhere.faiss"),
     (
         ("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--answers", "nowhere.npy"),
         "nowhere.npy",
     ),
-    (("evaluate", "nowhere.npy", "--queries", "BANK"), "nowhere.npy"),
     (
         ("evaluate", "BANK", "--queries", "BANK", "--truth", "nowhere.json"),
         "nowhere.json",
@@ -229,31 +225,6 @@ def test_ctrl_c_says_in_one_line_what_was_changed_and_the_same_command_goes_on(
     assert (tmp_path / "photos.faiss").read_bytes() == before
     assert run(typed)[0] == 0
     assert (tmp_path / "photos.faiss").read_bytes() != before
-
-
-@pytest.mark.slow
-def test_ctrl_c_in_a_terminal_is_one_line_and_status_130(tmp_path, rng):
-    url = flat_index(tmp_path / "photos.faiss", unit(rng.normal(size=(200_000, 16))))
-    np.save(tmp_path / "bank.npy", unit(rng.normal(size=(3000, 16))))
-    command = [
-        COMMAND,
-        "apply",
-        url,
-        "--bank",
-        str(tmp_path / "bank.npy"),
-        "--verbose",
-        "--force",
-    ]  # which refuses nothing
-    before = (tmp_path / "photos.faiss").read_bytes()
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
-        assert run.stderr is not None
-        run.stderr.readline()  # it has begun
-        run.send_signal(signal.SIGINT)
-        said = run.stderr.read()
-    assert run.returncode == 130
-    assert said.splitlines()[-1] == "hubplugin: stopped; nothing was changed"
-    assert "Traceback" not in said
-    assert (tmp_path / "photos.faiss").read_bytes() == before
 
 
 def test_a_password_in_a_url_is_never_printed(made):

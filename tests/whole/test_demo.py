@@ -61,20 +61,6 @@ def test_both_rankings_of_both_stores_are_the_exact_ones(shown, real):
         ).mean() > 0.99  # which ranks candidates again
 
 
-def test_hubs_are_shown_by_name_and_the_table_names_every_measure(shown):
-    text = shown[1]
-    for expected in (
-        "worst hubs",
-        "R@1",
-        "R@5",
-        "R@10",
-        "median",
-        "skewness",
-        "largest",
-    ):
-        assert expected in text
-
-
 def test_a_folder_that_no_demo_made_is_left_alone(demo, tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(

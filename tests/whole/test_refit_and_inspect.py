@@ -65,27 +65,6 @@ def test_a_dry_run_says_where_the_new_bank_is_smaller_and_writes_nothing(photos,
     assert photos.path.read_bytes() == before
 
 
-def test_the_old_model_is_tried_on_held_out_queries_as_it_is(photos, real):
-    old, bank = photos.correction().model, real["bank_queries"][1::2]
-    beside = refit(photos, bank, dry_run=True).versus
-    targets = (
-        faiss.read_index(photos.url.removeprefix("faiss:"))
-        .reconstruct_n(0, 1200)
-        .astype(np.float64)[:, :384]
-    )
-    queries = bank / np.linalg.norm(bank, axis=1, keepdims=True)
-    assert len(queries) <= 5 * 500, "all of them are held out once"
-    found = np.argsort(
-        -(
-            queries.astype(np.float64) @ targets.T
-            + old.offsets(targets.astype(np.float32))
-        ),
-        axis=1,
-    )
-    occurrence = np.bincount(found[:, :10].ravel(), minlength=1200)
-    assert beside.old.skewness == pytest.approx(skew(occurrence), rel=0.02)
-
-
 def test_a_worse_correction_is_refused_with_both_figures_and_changes_nothing(
     photos, real
 ):

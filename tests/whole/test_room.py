@@ -136,16 +136,3 @@ def test_a_folder_that_may_not_be_written_is_told_in_one_line_and_before_the_fit
     assert "Permission denied" in said or "attempt to write a readonly database" in said
     assert said.count("\n") == 1, "the gallery was read"
     assert lying(tmp_path) == before
-
-
-@pytest.mark.slow
-def test_a_report_that_may_not_be_written_is_told_before_the_work(tmp_path):
-    np.save(tmp_path / "bank.npy", BANK)
-    (tmp_path / "reports").mkdir()
-    given = ("diagnose", faiss(tmp_path), "--bank", str(tmp_path / "bank.npy"))
-    command = unprivileged(tmp_path / "reports")
-    said = said_by(command, *given, "--report", str(tmp_path / "reports/page.html"))
-    assert (
-        said
-        == f"hubplugin: cannot write '{tmp_path}/reports/page.html': Permission denied\n"
-    )

@@ -1,6 +1,5 @@
 """Titles in a field of a store teach a map beside a log without answers: read, sampled, embedded, applied."""
 
-import chromadb
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
@@ -54,26 +53,15 @@ def in_qdrant(folder, targets):
     return f"qdrant-local:{folder}/a"
 
 
-def in_chroma(folder, targets):
-    collection = chromadb.PersistentClient(folder).create_collection(
-        "photos", configuration={"hnsw": {"space": "cosine"}}, embedding_function=None
-    )
-    metadatas = [title(row) or None for row in range(COUNT)]
-    collection.add(
-        ids=[f"{row}" for row in range(COUNT)], embeddings=targets, metadatas=metadatas
-    )
-    return f"chroma:{folder}/photos"
-
-
-@pytest.fixture(params=[in_qdrant, in_chroma])
-def url(request, vectors, tmp_path, monkeypatch):
+@pytest.fixture
+def url(vectors, tmp_path, monkeypatch):
     """The URL of a store with titles, in a folder with the model that embeds them."""
     np.save(tmp_path / "titles.npy", vectors[1])
     np.save(tmp_path / "log.npy", vectors[2])
     (tmp_path / "titles_model.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    return request.param(tmp_path / "store", vectors[0])
+    return in_qdrant(tmp_path / "store", vectors[0])
 
 
 def test_a_field_is_read_as_pairs(url):
@@ -81,9 +69,7 @@ def test_a_field_is_read_as_pairs(url):
         hubplugin.open_store(url), "title", "titles_model:embed"
     )
     rows = [row for row in range(COUNT) if row % 8 > 2]
-    expected = [
-        (f"title {row}", row if url.startswith("qdrant") else f"{row}") for row in rows
-    ]
+    expected = [(f"title {row}", row) for row in rows]
     assert sorted(zip(pairs.queries, pairs.answers, strict=True)) == sorted(expected)
 
 
