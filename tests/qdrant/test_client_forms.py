@@ -127,12 +127,6 @@ def test_what_no_request_can_hold_is_refused(photos, wrong):
         photos.search(photos.corrected(), photos.queries[0], **wrong)
 
 
-def test_a_limit_that_is_a_whole_number_is_taken_in_every_form(photos):
-    client, query = photos.corrected(), photos.queries[0]
-    for limit in (3.0, np.float32(3), np.int64(3)):
-        assert ids(photos.search(client, query, limit=limit)) == photos.best(query, 3)
-
-
 MASKED = np.ma.masked_array(np.ones(DIM), mask=[True] + [False] * (DIM - 1))
 
 
@@ -169,12 +163,6 @@ def test_a_method_has_the_signature_of_the_plain_one(kind):
         ours, plain = getattr(kind, name), getattr(kind._plain, name)
         assert inspect.signature(ours) == inspect.signature(plain)
         assert inspect.iscoroutinefunction(ours) == inspect.iscoroutinefunction(plain)
-
-
-def test_a_missing_argument_is_a_type_error(photos):
-    for client in (photos.wrapped(), photos.corrected()):
-        with pytest.raises(TypeError, match="'collection_name'"):
-            client.query_points()
 
 
 INFINITE = [float("inf"), *[1.0] * (DIM - 1)]

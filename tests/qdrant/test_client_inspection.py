@@ -7,7 +7,6 @@ from scipy.stats import skew
 
 import hubplugin
 import hubplugin_qdrant
-from hubplugin.measures.hubness import skewness_of_hits
 from tests.qdrant.conftest import ROWS, Photos, stopped
 
 
@@ -27,10 +26,6 @@ def test_hubness_is_that_of_the_bank_queries_over_the_points_as_they_are_now(pho
         expected, abs=0.06
     )  # of which the candidates miss a few
     assert f"{found.raw:.2f} raw, {found.corrected:.2f} corrected" in str(report)
-
-
-def test_a_search_that_finds_nothing_has_no_skewness():
-    assert skewness_of_hits(np.array([], int), 7) == 0
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import httpx
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, grpc, models
-from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
+from qdrant_client.http.exceptions import UnexpectedResponse
 from qdrant_client.qdrant_remote import QdrantRemote
 
 from hubplugin.metric import Metric
@@ -179,22 +179,6 @@ def test_a_search_that_a_busy_server_refuses_is_refused_and_asked_no_more(wire, 
     with pytest.raises(UnexpectedResponse, match="503"):
         client.query_points("photos", VECTOR, "image")
     assert wire.paths() == ["/aliases", MANIFEST, "photos", SCROLL, QUERY]
-
-
-@pytest.mark.filterwarnings("ignore:what is known of 'photos'")
-def test_a_server_that_goes_away_is_the_clients_own_error(wire, client):
-    def gone(sent):
-        raise httpx.ConnectError("connection refused")
-
-    speak_to(client, gone)
-    with pytest.raises(ResponseHandlingException, match="connection refused"):
-        client.query_points("photos", VECTOR, "image")  # before anything is known
-    speak_to(client, wire.answer)
-    client._corrections.forget()
-    client.query_points("photos", VECTOR, "image")
-    speak_to(client, gone)
-    with pytest.raises(ResponseHandlingException, match="connection refused"):
-        client.query_points("photos", VECTOR, "image")
 
 
 def test_where_and_how_to_ask_is_said_as_it_was(wire, client):

@@ -95,32 +95,16 @@ def test_a_removal_leaves_what_others_wrote_under_our_key(correction_in):
 
 @pytest.mark.parametrize("size", [DIM, DIM + 1, None], ids=["d", "d + 1", "sparse"])
 def test_a_vector_that_has_the_name_of_ours_stays_the_users(size):
-    client = QdrantClient(":memory:")
-    dense = {"image": models.VectorParams(size=DIM, distance=models.Distance.DOT)}
-    sparse = {}
+    photos = named()
+    client = photos.plain
     if size is None:
-        sparse["hub_v1"] = models.SparseVectorParams()
-        theirs = [
-            models.SparseVector(indices=[1, 5], values=[0.25, row + 0.5])
-            for row in range(ROWS)
-        ]
+        config = models.SparseVectorNameConfig(sparse=models.SparseVectorConfig())
+        client.create_vector_name("photos", "hub_v1", config)
+        theirs = models.SparseVector(indices=[1, 5], values=[0.25, 0.5])
+        update = models.PointVectors(id=3, vector={"hub_v1": theirs})
+        client.update_vectors("photos", [update])
     else:
-        dense["hub_v1"] = models.VectorParams(
-            size=size, distance=models.Distance.COSINE
-        )
-        theirs = clustered(9, 2 * ROWS).reshape(ROWS, -1)[:, :size].tolist()
-    client.create_collection("photos", dense, sparse_vectors_config=sparse)
-    points = [
-        models.PointStruct(
-            id=row,
-            vector={"image": image.tolist(), "hub_v1": other},
-            payload={"n": row},
-        )
-        for row, (image, other) in enumerate(
-            zip(clustered(1, ROWS), theirs, strict=True)
-        )
-    ]
-    client.upsert("photos", points)
+        photos.add_vector("hub_v1", clustered(9, 2 * ROWS).reshape(ROWS, -1)[:, :size])
     before = contents(client)
     given = {"vector": "image", "storage": "vector", "method": "is", "force": True}
     tried = apply_to(client, "photos", clustered(3, 150), dry_run=True, **given)
@@ -138,23 +122,6 @@ def test_a_vector_that_has_the_name_of_ours_stays_the_users(size):
     assert set(found[0].vector) == {"image", "hub_v1"}
     hubplugin.remove(hubplugin_qdrant.open_store(client, "photos", vector="image"))
     assert contents(client) == before
-
-
-def test_with_offsets_in_vectors_the_payload_key_stays_the_users():
-    photos = named("vector")
-    photos.plain.set_payload("photos", {"hub_offset": 5}, points=[3])
-    client = photos.apply()
-    assert client.retrieve("photos", [3])[0].payload["hub_offset"] == 5
-    client.set_payload("photos", {"hub_offset": 6}, points=[4])
-    assert (
-        hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos")).foreign
-        == 0
-    )
-    hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos"))
-    assert [
-        photos.plain.retrieve("photos", [key])[0].payload["hub_offset"]
-        for key in (3, 4)
-    ] == [5, 6]
 
 
 def test_a_collection_that_has_the_name_of_the_metadata_stays_the_users(cosine):

@@ -8,8 +8,6 @@ import hubplugin
 from hubplugin import InputError
 from hubplugin.jobs.write import write
 from hubplugin.recording import read
-from hubplugin_qdrant import manifest as m
-from hubplugin_qdrant.requests import rewrite
 from tests.qdrant.conftest import ROWS, RRF, Photos, clustered, ids, widen
 from tests.qdrant.test_explain import sent
 
@@ -117,38 +115,6 @@ def test_vectors_in_other_queries_are_mapped_and_points_are_not(in_payload):
         recommend=models.RecommendInput(positive=[1, 2], negative=[step])
     )
     assert found(client, by_points) == found(in_payload.plain, by_points)
-
-
-@pytest.mark.skipif(
-    not hasattr(models, "RelevanceFeedbackQuery"), reason="qdrant-client 1.18 has none"
-)
-def test_the_vectors_of_a_relevance_feedback_are_mapped(in_payload):
-    in_payload.apply_mapped()
-    version = in_payload.version.with_map(in_payload.model)
-    one, two = in_payload.queries[:2]
-    given = models.RelevanceFeedbackInput(
-        target=one.tolist(),
-        feedback=[
-            models.FeedbackItem(example=two.tolist(), score=1.0),
-            models.FeedbackItem(example=3, score=0.1),
-        ],
-        strategy=models.NaiveFeedbackStrategy(
-            naive=models.NaiveFeedbackStrategyParams(a=0.1, b=0.2, c=0.3)
-        ),
-    )
-    query = models.RelevanceFeedbackQuery(relevance_feedback=given)
-    request = models.QueryRequest(query=query, using="image", limit=3)
-    found = rewrite(request, m.QdrantManifest(active={"image": version}))[
-        0
-    ].query.relevance_feedback
-    assert found.target == pytest.approx(as_mapped(in_payload, one), rel=1e-5, abs=1e-6)
-    assert found.feedback[0].example == pytest.approx(
-        as_mapped(in_payload, two), rel=1e-5, abs=1e-6
-    )
-    assert (found.feedback[1], found.strategy) == (given.feedback[1], given.strategy)
-    assert query.relevance_feedback.target == one.tolist(), (
-        "what was asked is not changed"
-    )
 
 
 def test_a_point_named_by_its_id_is_a_target_and_is_not_mapped(in_payload):

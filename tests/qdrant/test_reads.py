@@ -30,15 +30,6 @@ def test_a_nearest_query_returns_the_exact_corrected_ranking_and_scores(photos):
         np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_pages_follow_one_another_to_the_end(photos):
-    client = photos.corrected()
-    query = photos.queries[1]
-    found = []
-    for start in range(0, 150, 30):
-        found += ids(photos.search(client, query, limit=30, offset=start))
-    assert found == photos.best(query, ROWS)
-
-
 def readings(client, photos):
     """Every way of reading points with all that they have."""
     query, using = photos.queries[0].tolist(), photos.using or None
@@ -105,22 +96,6 @@ def test_a_client_that_lives_through_an_apply_elsewhere_shows_nothing_of_ours(ph
             assert_shows_nothing_of_ours(read(), photos)
         client._corrections.manifests["photos"] = replace(before)
         assert client.get_collection("photos").config.params.vectors == described
-
-
-def test_a_users_own_names_that_look_like_ours_are_shown():
-    plain = QdrantClient(":memory:")
-    plain.create_collection(
-        "other", {"hub_v7": models.VectorParams(size=2, distance=models.Distance.DOT)}
-    )
-    mine = models.PointStruct(
-        id=1, vector={"hub_v7": [1, 2]}, payload={"hub_offset": "mine"}
-    )
-    plain.upsert("other", [mine])
-    client = HubQdrantClient.wrap(plain)
-    given = {"query": [1.0, 1.0], "using": "hub_v7", "with_vectors": True}
-    expected = plain.query_points("other", **given)
-    assert client.query_points("other", **given) == expected
-    assert client.get_collection("other") == plain.get_collection("other")
 
 
 def test_diversity_and_what_is_no_nearest_query_stay_raw(cosine):

@@ -29,22 +29,6 @@ SETTINGS = [
     pytest.param(
         "image", models.Distance.EUCLID, "vector", True, id="named-vector-async"
     ),
-    pytest.param(
-        "image",
-        models.Distance.DOT,
-        "payload",
-        True,
-        id="named-payload-async",
-        marks=pytest.mark.slow,
-    ),
-    pytest.param(
-        "image",
-        models.Distance.COSINE,
-        "vector",
-        False,
-        id="named-vector",
-        marks=pytest.mark.slow,
-    ),
 ]
 
 
@@ -492,51 +476,3 @@ def test_a_write_ends_as_it_does_by_the_plain_client(
     alike()
     assert None in ends
     assert len(ends) > 1
-
-
-def named(using: str, rows: np.ndarray) -> Any:
-    return {using: rows} if using else rows
-
-
-BY_PAYLOAD = [each for each in SETTINGS if each.values[2] == "payload"]
-
-
-@pytest.mark.parametrize(("using", "distance", "storage", "is_async"), BY_PAYLOAD)
-def test_an_operation_that_misses_a_point_leaves_the_others_their_offsets(
-    using, distance, storage, is_async
-):
-    new = named(using, NEW[0].tolist())
-    writes = [
-        Write(
-            "update_vectors",
-            [models.PointVectors(id=key, vector=new) for key in (3, 777)],
-        ),
-        Write("overwrite_payload", {"k": 1}, [4, 777]),
-        Write("clear_payload", [5, 777]),
-        Write("delete_vectors", [using], [6, 777]),
-        Write("delete_vectors", [using, "other"], [7]),
-    ]
-    for write in writes:
-        assert check_alike(Pair(using, distance, storage, is_async), write) is not None
-
-
-@pytest.mark.parametrize(("using", "distance", "storage", "is_async"), BY_PAYLOAD)
-@pytest.mark.parametrize(
-    "ids", [[500, 500], [3, 3], [uuid.UUID(int=7), str(uuid.UUID(int=7))]], ids=str
-)
-def test_the_offset_of_a_point_that_is_given_twice_is_that_of_the_last(
-    ids, using, distance, storage, is_async
-):
-    for payloads in ([None, {"n": 1}], [{"n": 1}, None], [None, None]):
-        points = [
-            models.PointStruct(
-                id=key, vector=named(using, row.tolist()), payload=payload
-            )
-            for key, row, payload in zip(ids, NEW, payloads, strict=False)
-        ]
-        assert (
-            check_alike(
-                Pair(using, distance, storage, is_async), Write("upsert", points)
-            )
-            is None
-        )

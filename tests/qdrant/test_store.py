@@ -29,28 +29,6 @@ from tests.qdrant.conftest import (
 )
 
 
-def test_a_removal_leaves_every_point_as_it_was_and_no_metadata_collection(photos):
-    def vectors(points):
-        return [
-            point.vector[photos.using] if photos.using else point.vector
-            for point in points
-        ]
-
-    photos.plain.query_points(
-        "photos", photos.queries[0], photos.using or None
-    )  # local mode normalises in its course
-    before = contents(photos.plain)
-    photos.apply()
-    assert contents(photos.plain) != before
-    hubplugin.remove(photos.store())
-    after = contents(photos.plain)
-    assert [(point.id, point.payload) for point in after] == [
-        (point.id, point.payload) for point in before
-    ]
-    np.testing.assert_allclose(vectors(after), vectors(before), rtol=0, atol=1e-6)
-    assert names(photos.plain) == ["photos"]
-
-
 def test_two_vectors_of_a_collection_are_corrected_and_removed_one_by_one():
     photos, query = (
         Photos(QdrantClient(":memory:"), "image", models.Distance.DOT),
@@ -136,17 +114,6 @@ def test_of_two_runs_at_once_the_later_one_wins_and_the_earlier_one_stops(storag
     photos.apply(method="csls")
     numbers = {key.removeprefix("hub_") for key in photos.stored(0)}
     assert numbers == {"v3"}, "what the earlier run wrote is gone after the next job"
-
-
-def test_a_refresh_during_which_another_correction_became_active_stops(cosine):
-    cosine.apply()
-    cosine.plain.upsert("photos", [cosine.point(500, cosine.queries[0])])
-    with pytest.raises(StoreError, match="another run has begun since"):
-        hubplugin.refresh(
-            cosine.store(),
-            compute=once("writing offsets", lambda: cosine.apply(method="nnn")),
-        )
-    assert cosine.model.method == "nnn"
 
 
 @pytest.mark.parametrize("storage", ["payload", "vector"])
@@ -385,20 +352,6 @@ def refused(status, reason):
     return UnexpectedResponse(
         status, reason, b'{"status": {"error": "s3cr3t is no admin"}}', httpx.Headers()
     )
-
-
-def test_a_key_that_may_only_read_is_told_what_is_missing_and_searches_go_on(
-    cosine, monkeypatch
-):
-    client = cosine.apply()
-    monkeypatch.setattr(cosine.plain, "upsert", _raise(refused(403, "Forbidden")))
-    with pytest.raises(
-        StoreError,
-        match=r"may not do this .*QDRANT_API_KEY.* photos--hub: .*to write both for",
-    ):
-        cosine.apply(method="nnn")
-    found = client.query_points("photos", cosine.queries[0]).points
-    assert ids(found) == cosine.best(cosine.queries[0])
 
 
 def test_a_key_that_may_only_read_is_told_before_the_gallery_is_read(
