@@ -34,9 +34,7 @@ def test_hubness_is_that_of_the_bank_queries_over_the_points_as_they_are_now(pho
 def test_points_with_something_in_the_place_of_offsets_are_counted(cosine, under):
     cosine.apply()
     cosine.plain.set_payload("photos", {"hub_offset": under}, points=[3, 4])
-    report = hubplugin.inspect(
-        hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0
-    )
+    report = hubplugin.inspect(cosine.store(), queries=0)
     assert report.foreign == 2
     assert "2 with something in the place of offsets" in str(report)
 
@@ -46,17 +44,12 @@ def test_a_half_written_version_is_not_foreign(cosine):
     with pytest.raises(KeyboardInterrupt):
         cosine.apply(method="nnn", compute=stopped("closing"))
     assert set(cosine.stored(0)) == {"v1", "v2"}
-    assert (
-        hubplugin.inspect(
-            hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0
-        ).foreign
-        == 0
-    )
+    assert hubplugin.inspect(cosine.store(), queries=0).foreign == 0
 
 
 def test_without_a_bank_or_queries_no_search_is_made(cosine, monkeypatch):
     cosine.apply(method="dn")
-    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
+    store = cosine.store()
     monkeypatch.setattr(store, "search", None)
     assert hubplugin.inspect(store).hubness is None
 
@@ -68,10 +61,9 @@ def test_what_float32_rounds_is_not_stale_however_long_the_vectors_are(
     size, distance, storage
 ):
     photos = Photos(QdrantClient(":memory:"), "image", distance, storage)
-    vectors = (size * photos.gallery).tolist()
     rows = [
-        models.PointVectors(id=row, vector={"image": vector})
-        for row, vector in enumerate(vectors)
+        models.PointVectors(id=row, vector={"image": (size * vector).tolist()})
+        for row, vector in enumerate(photos.gallery)
     ]
     photos.plain.update_vectors("photos", rows)
     photos.bank = size * photos.bank

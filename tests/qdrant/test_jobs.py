@@ -12,7 +12,7 @@ from qdrant_client.http.exceptions import UnexpectedResponse
 import hubplugin
 import hubplugin_qdrant
 from hubplugin import Compute, StoreError
-from tests.qdrant.conftest import DIM, ROWS, apply_to, served
+from tests.qdrant.conftest import DIM, ROWS, served
 
 
 def test_a_quiet_collection_is_read_twice(cosine, monkeypatch):
@@ -35,19 +35,22 @@ def refused(status, reason, content=b""):
 TOO_LARGE = b'{"status": {"error": "JSON payload (33554433 bytes) is larger than allowed (limit: 33554432 bytes)"}}'
 
 
-def test_a_request_waits_its_turn_where_others_use_up_the_rate(cosine, monkeypatch):
-    count, refusals = cosine.plain.count, iter(range(5))
+def test_a_server_that_limits_the_rate_is_asked_again_when_it_said(cosine, monkeypatch):
+    count, refusals, waits = cosine.plain.count, iter(range(5)), []
 
     def limited(*given, **named):
         for _ in refusals:
-            raise ResourceExhaustedResponse("too many requests", 0)
+            raise ResourceExhaustedResponse("too many requests", 7)
         return count(*given, **named)
 
     monkeypatch.setattr(cosine.plain, "count", limited)
-    monkeypatch.setattr("hubplugin_qdrant.transport.LONGEST_WAIT", 0)
+    monkeypatch.setattr(
+        threading.Event, "wait", lambda event, seconds=None: waits.append(seconds)
+    )
     monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_SECONDS", 0)
     cosine.apply()
     assert next(refusals, None) is None
+    assert min(waits[:5]) >= 7
 
 
 def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(
@@ -69,26 +72,6 @@ def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(
     monkeypatch.setattr("hubplugin_qdrant.transport.random.uniform", lambda *_: 600)
     with pytest.raises(KeyboardInterrupt):
         cosine.apply(compute=Compute(progress=interrupt))
-
-
-def test_a_run_that_was_cut_off_writes_only_what_lacks_its_offset(cosine, monkeypatch):
-    monkeypatch.setattr("hubplugin_qdrant.transport.BATCH", 10)
-
-    def stop(what, done, total):
-        if what == "writing offsets" and done >= ROWS // 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        cosine.apply(compute=Compute(progress=stop))
-    applied = apply_to(cosine.plain, "photos", cosine.bank, **cosine.settings())
-    assert (applied.scanned, applied.missing) == (ROWS, ROWS // 2)
-    found = [
-        record.payload["hub_offset"]["v1"]
-        for record in cosine.plain.scroll("photos", limit=1000)[0]
-    ]
-    np.testing.assert_allclose(
-        found, cosine.model.offsets(cosine.gallery), rtol=0, atol=1e-6
-    )
 
 
 def test_a_removal_shows_how_far_it_is(cosine):

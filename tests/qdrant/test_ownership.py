@@ -1,6 +1,5 @@
 """What of a collection is the user's, though it has a name that we would use: it is never written over nor deleted."""
 
-import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
@@ -95,7 +94,7 @@ def test_a_removal_leaves_what_others_wrote_under_our_key(correction_in):
 
 @pytest.mark.parametrize("size", [DIM, DIM + 1, None], ids=["d", "d + 1", "sparse"])
 def test_a_vector_that_has_the_name_of_ours_stays_the_users(size):
-    photos = named()
+    photos = named("vector")
     client = photos.plain
     if size is None:
         config = models.SparseVectorNameConfig(sparse=models.SparseVectorConfig())
@@ -106,21 +105,21 @@ def test_a_vector_that_has_the_name_of_ours_stays_the_users(size):
     else:
         photos.add_vector("hub_v1", clustered(9, 2 * ROWS).reshape(ROWS, -1)[:, :size])
     before = contents(client)
-    given = {"vector": "image", "storage": "vector", "method": "is", "force": True}
-    tried = apply_to(client, "photos", clustered(3, 150), dry_run=True, **given)
-    assert "'hub_v2'" in str(tried)
-    model = apply_to(client, "photos", clustered(3, 150), **given).model
-    assert "hub_v2" in client.get_collection("photos").config.params.vectors
-    wrapped = hubplugin_qdrant.HubQdrantClient.wrap(client)
-    scores = clustered(1, ROWS).astype(np.float64) @ clustered(2, 1)[0] + model.offsets(
-        clustered(1, ROWS)
+    tried = apply_to(
+        client, "photos", photos.bank, dry_run=True, vector="image", **photos.settings()
     )
-    found = wrapped.query_points(
-        "photos", clustered(2, 1)[0], "image", with_vectors=True
-    ).points
-    assert ids(found) == np.argsort(-scores)[:10].tolist()
-    assert set(found[0].vector) == {"image", "hub_v1"}
-    hubplugin.remove(hubplugin_qdrant.open_store(client, "photos", vector="image"))
+    assert "'hub_v2'" in str(tried)
+    wrapped = photos.apply()
+    query = photos.queries[0]
+    found = wrapped.query_points("photos", query, "image", with_vectors=True).points
+    assert ids(found) == photos.best(query)
+    assert any(
+        "hub_v1" in point.vector
+        for point in wrapped.scroll("photos", limit=9, with_vectors=True)[0]
+    )
+    theirs = {"hub_v1": before[3].vector["hub_v1"]}
+    wrapped.update_vectors("photos", [models.PointVectors(id=3, vector=theirs)])
+    hubplugin.remove(photos.store())
     assert contents(client) == before
 
 

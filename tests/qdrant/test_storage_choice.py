@@ -108,14 +108,6 @@ def test_an_unnamed_vector_of_a_server_gets_a_second_one_on_request_only():
     assert "a vector 'hub_v1' of 9 dimensions beside the unnamed one" in told
 
 
-def test_the_storage_of_the_correction_that_is_there_stays():
-    client = filled()
-    apply(client, storage="payload")
-    apply_to(client, "photos", Photos.bank, method="nnn", force=True)
-    assert hubplugin_qdrant.open_store(client, "photos").storage == "payload"
-    assert client.get_collection("photos").config.params.vectors.keys() == {"image"}
-
-
 def test_a_url_takes_the_storage_too(tmp_path):
     client = QdrantClient(path=str(tmp_path))
     client.create_collection(
