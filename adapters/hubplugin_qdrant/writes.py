@@ -96,15 +96,18 @@ def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation[Non
 
 def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     cached = yield from cache.lookup(arguments["collection_name"])
-    rest = dict(arguments)
-    columns = {name: rest.pop(name, None) for name in ("vectors", "ids", "payload")}
-    points = None
-    if cached.manifest is not None:
-        with suppress(*plain_client.UNREADABLE):
-            points = plain_client.read_rows(**columns)
-    if points is None:  # the plain client refuses what cannot be read
+    if cached.manifest is None:
         return (yield Call(cache.raw.upload_collection, **arguments))
-    yield from _upload(cache, rest, points)
+    payload = arguments.get("payload")
+    for row in payload if isinstance(payload, Sequence) else ():
+        offsets.require_free(row, cached.offset_key)
+    ids = arguments.get("ids")
+    heard = plain_client.ids_of(ids)
+    if ids is None or isinstance(ids, Iterator):
+        arguments = arguments | {"ids": plain_client.listen(ids, heard)}
+    plain = Call(cache.raw.upload_collection, **arguments)
+    touched = [(heard, arguments.get("shard_key_selector"))]
+    return (yield from _then(cache, cached, plain, touched, touched, wait=False))
 
 
 def _upload(

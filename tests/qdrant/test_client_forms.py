@@ -152,21 +152,6 @@ def test_a_method_has_the_signature_of_the_plain_one(kind):
         assert inspect.iscoroutinefunction(ours) == inspect.iscoroutinefunction(plain)
 
 
-INFINITE = [float("inf"), *[1.0] * (DIM - 1)]
-
-
-@pytest.mark.filterwarnings("ignore:invalid value encountered")
-@pytest.mark.parametrize("query", [INFINITE, [1e39] * DIM, np.full(DIM, np.inf)])
-def test_a_query_whose_scores_are_infinite_is_answered_as_by_the_plain_client(
-    photos, query
-):
-    client = photos.corrected()
-    expected = ids(photos.search(photos.plain, query))
-    assert ids(photos.search(client, query)) == expected
-    prefetch = models.Prefetch(query=list(query), using=photos.using or None, limit=5)
-    assert ids(client.query_points("photos", RRF, prefetch=prefetch)) == expected[:5]
-
-
 @pytest.fixture
 def embedding(monkeypatch):
     """Documents are embedded as the query, or where they are stored as the bank query, whose number they are, as

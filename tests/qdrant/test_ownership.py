@@ -53,24 +53,6 @@ def test_offsets_whose_manifest_was_lost_are_not_taken_for_the_users(cosine):
     assert ids(found) == cosine.best(cosine.queries[0])
 
 
-@pytest.mark.parametrize("storage", ["payload", "vector"])
-def test_offsets_whose_manifest_was_lost_are_named_with_what_to_do(storage):
-    photos = named(storage)
-    photos.apply()
-    photos.plain.delete_collection("photos--hub")
-    store = photos.store()
-    (told,) = hubplugin.inspect(store).attention
-    assert "metadata is not in 'photos--hub': searches are raw" in told
-    if storage == "payload":
-        hubplugin.remove(store)
-        assert all(
-            "hub_offset" not in point.payload for point in contents(photos.plain)
-        )
-    else:
-        photos.plain.delete_vector_name("photos", "hub_v1")
-    assert hubplugin.inspect(photos.store()).attention == []
-
-
 @pytest.mark.parametrize("correction_in", ["payload", "vector"])
 def test_a_removal_leaves_what_others_wrote_under_our_key(correction_in):
     photos = named(correction_in)

@@ -2,7 +2,6 @@
 
 import re
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -81,21 +80,6 @@ def test_a_description_leaves_our_payload_index_out(cosine, monkeypatch):
     info = info.model_copy(update={"payload_schema": schema})
     monkeypatch.setattr(client.raw, "get_collection", lambda **_: info)
     assert set(client.get_collection("photos").payload_schema) == {"colour"}
-
-
-def test_a_client_that_lives_through_an_apply_elsewhere_shows_nothing_of_ours(photos):
-    described = photos.plain.get_collection("photos").config.params.vectors
-    client = photos.wrapped()
-    photos.search(client, photos.queries[0])
-    for settings in ({}, {"tau": 0.07}):
-        photos.apply(**settings)
-        before = client._corrections.manifests["photos"]
-        for read in readings(client, photos):
-            # As one that has not read the manifest since.
-            client._corrections.manifests["photos"] = replace(before)
-            assert_shows_nothing_of_ours(read(), photos)
-        client._corrections.manifests["photos"] = replace(before)
-        assert client.get_collection("photos").config.params.vectors == described
 
 
 def test_diversity_and_what_is_no_nearest_query_stay_raw(cosine):
