@@ -196,17 +196,18 @@ def holds_offsets(under: Any) -> bool:
 
 
 def keys_to_delete(
-    payload: Payload | None, versions: Sequence[QdrantVersion]
+    payload: Payload | None, versions: Sequence[QdrantVersion], is_last: bool
 ) -> tuple[str, ...]:
-    """Return the payload keys to delete when `versions`, the last of all, go.
+    """Return the payload keys to delete when `versions` go, the last of all if `is_last`.
 
-    That is the whole key, unless something else than offsets lies under it; none where
-    nothing of theirs does.
+    That is the whole key, unless something else lies under it; none where nothing of
+    theirs does.
     """
     under = (payload or {}).get(KEY)
-    if holds_offsets(under) and (under or versions):
-        return (KEY,)
     ours = our_fields(under)
+    is_all = is_last or ours <= {version.field for version in versions}
+    if is_all and holds_offsets(under) and (under or versions):
+        return (KEY,)
     return payload_keys(version for version in versions if version.field in ours)
 
 

@@ -10,7 +10,7 @@ import functools
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -23,7 +23,7 @@ from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.calls import Call, Computing, Operation
 from hubplugin_qdrant.manifest import Payload, QdrantManifest, QdrantVersion
-from hubplugin_qdrant.offsets import StoredOffsets, compute_stored, read_offset
+from hubplugin_qdrant.offsets import read_offset
 from hubplugin_qdrant.plain_client import Arguments, PointId
 from hubplugin_qdrant.requests import has_offset, has_vector, lacks_augmented_vector
 from hubplugin_qdrant.transport import PASSING, Fault, fault_of
@@ -417,14 +417,6 @@ class CorrectionCache:
                 self.fits[version.model] = model
             pairs.append((version.with_map(model), model))
         return pairs
-
-    def compute_stored(
-        self, cached: CachedManifest, points: Sequence[Any]
-    ) -> Operation[list[StoredOffsets]]:
-        """What each of `points` stores; see `offsets.compute_stored`."""
-        pairs = yield from self.read_models(cached)
-        stored: list[StoredOffsets] = yield Computing(compute_stored, points, pairs)
-        return stored
 
     def embed_queries(
         self, requests: list[models.QueryRequest]

@@ -236,14 +236,11 @@ class PayloadSchema(Schema):
         done, total = 0, transport.count()
         # Of no version, too, something may be left: a client took the collection for
         # another.
-        with_payload = [m.KEY] if is_last else False
-        for shards in transport.pages(by_shard, with_payload=with_payload):
+        for shards in transport.pages(by_shard, with_payload=[m.KEY]):
             for shard_key, records in shards.items():
                 points: dict[tuple[str, ...], list[Id]] = {}
                 for record in records:
-                    keys = tuple(sorted(written))
-                    if is_last:
-                        keys = m.keys_to_delete(record.payload, versions)
+                    keys = m.keys_to_delete(record.payload, versions, is_last)
                     points.setdefault(keys, []).append(plain_id(record.id))
                 for keys, ids in points.items():
                     self.delete_keys(keys, ids, shard_key)

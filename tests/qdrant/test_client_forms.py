@@ -257,22 +257,6 @@ def test_a_collection_that_was_made_anew_past_the_wrapper_is_raw_until_a_refresh
     assert ids(found) == made_anew.best(query)
 
 
-@pytest.mark.parametrize(
-    ("size", "distance"),
-    [(DIM + 1, models.Distance.DOT), (DIM, models.Distance.COSINE)],
-)
-def test_a_collection_made_anew_with_other_vectors_asks_for_a_fit_on_these(
-    made_anew, size, distance
-):
-    made_anew.plain.delete_collection("photos")
-    parameters = models.VectorParams(size=size, distance=distance)
-    made_anew.plain.create_collection("photos", {"image": parameters})
-    point = models.PointStruct(id=1, vector={"image": [1.0] * size})
-    made_anew.plain.upsert("photos", [point])
-    with pytest.raises(InputError, match=r"the model .*; fit"):
-        hubplugin.inspect(made_anew.store())
-
-
 def test_a_collection_that_is_migrated_stays_corrected(by_sync_client):
     photos = by_sync_client  # the async client has no migrate
     client, other = photos.corrected(), QdrantClient(":memory:")

@@ -29,35 +29,26 @@ def test_a_nearest_query_returns_the_exact_corrected_ranking_and_scores(photos):
         np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)
 
 
-def readings(client, photos):
-    """Every way of reading points with all that they have."""
+def test_what_is_read_shows_nothing_of_ours_unless_it_is_asked_for_by_name(photos):
+    before = photos.plain.get_collection("photos")
+    client = photos.corrected()
     query, using = photos.queries[0].tolist(), photos.using or None
     asked = {"query": query, "using": using, "limit": 1, "with_vectors": True}
     request = models.QueryRequest(
         query=query, using=using, limit=1, with_vector=True, with_payload=True
     )
-    return [
-        lambda: client.query_points("photos", **asked).points[0],
-        lambda: client.query_batch_points("photos", [request])[0].points[0],
-        lambda: client.query_points_groups("photos", "n", **asked).groups[0].hits[0],
-        lambda: client.retrieve("photos", [3], with_vectors=True)[0],
-        lambda: client.scroll("photos", limit=1, with_vectors=True)[0][0],
-    ]
-
-
-def assert_shows_nothing_of_ours(point, photos):
-    assert set(point.payload) == {"n", "colour"}
-    if photos.using:
-        assert set(point.vector) == {"image"}
-    else:
-        assert isinstance(point.vector, list)
-
-
-def test_what_is_read_shows_nothing_of_ours_unless_it_is_asked_for_by_name(photos):
-    before = photos.plain.get_collection("photos")
-    client = photos.corrected()
-    for read in readings(client, photos):
-        assert_shows_nothing_of_ours(read(), photos)
+    for point in (
+        client.query_points("photos", **asked).points[0],
+        client.query_batch_points("photos", [request])[0].points[0],
+        client.query_points_groups("photos", "n", **asked).groups[0].hits[0],
+        client.retrieve("photos", [3], with_vectors=True)[0],
+        client.scroll("photos", limit=1, with_vectors=True)[0][0],
+    ):
+        assert set(point.payload) == {"n", "colour"}
+        if photos.using:
+            assert set(point.vector) == {"image"}
+        else:
+            assert isinstance(point.vector, list)
     for selector, keys in (
         (False, set()),
         (["n"], {"n"}),
