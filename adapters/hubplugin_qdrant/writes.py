@@ -98,7 +98,7 @@ def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation[Any
         yield from _upload_part(cache, arguments | {"points": part})
 
 
-def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[None]:
+def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     cached = yield from cache.lookup(arguments["collection_name"])
     if cached.manifest is None:
         return (yield Call(cache.raw.upload_collection, **arguments))

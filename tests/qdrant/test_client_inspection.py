@@ -6,7 +6,6 @@ from qdrant_client import QdrantClient, models
 from scipy.stats import skew
 
 import hubplugin
-import hubplugin_qdrant
 from tests.qdrant.conftest import ROWS, Photos, stopped
 
 
@@ -18,9 +17,7 @@ def test_hubness_is_that_of_the_bank_queries_over_the_points_as_they_are_now(pho
     for scores in (photos.raw(photos.bank), photos.similarities(photos.bank)):
         found = np.argsort(-scores, axis=1)[:, :10]
         expected.append(skew(np.bincount(found.ravel(), minlength=100)))
-    report = hubplugin.inspect(
-        hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using)
-    )
+    report = hubplugin.inspect(photos.store())
     found = report.hubness
     assert (found.raw, found.corrected) == pytest.approx(
         expected, abs=0.06
