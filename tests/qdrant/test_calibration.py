@@ -127,7 +127,8 @@ def test_exact_searches_find_everything_however_much_the_index_misses():
             ids = np.arange(QUERIES * K).reshape(QUERIES, K)
             reach = version.candidates(K)
             found = self.needed.reshape(QUERIES, K) <= reach
-            return Hits(np.where(found | is_wide, ids, -1).tolist(), [])
+            scores = [list(range(K, 0, -1))] * QUERIES
+            return Hits(np.where(found | is_wide, ids, -1).tolist(), scores)
 
     needed = np.random.default_rng(0).uniform(10, 150, size=QUERIES * K)
     for limit in (None, 100):
