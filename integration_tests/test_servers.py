@@ -162,23 +162,6 @@ def test_a_strict_server_without_room_for_an_index_is_told_before_anything_is_wr
     assert not client.collection_exists(f"{gallery.name}--hub")
 
 
-@pytest.mark.parametrize("kind", ["integer", "keyword", "datetime"])
-def test_a_payload_index_that_hides_offsets_is_named_and_mended_by_a_refresh(
-    backend, gallery, kind
-):
-    client = backend.client()
-    model = gallery.correct()
-    client.delete_payload_index(gallery.name, "hub_offset.v1", wait=True)
-    client.create_payload_index(gallery.name, "hub_offset.v1", kind, wait=True)
-    assert any(
-        f"is of the type {kind!r}" in line
-        for line in hubplugin.inspect(gallery.store()).attention
-    )
-    hubplugin.refresh(gallery.store())
-    assert hubplugin.inspect(gallery.store()).attention == []
-    assert gallery.agreement(backend.wrapped(), model) >= AGREED
-
-
 def test_rates_that_are_limited_are_waited_for(backend, fill):
     # A minute's worth of either is less than what making the gallery and correcting it takes.
     gallery = fill(

@@ -103,38 +103,30 @@ class QdrantVersion(corrections.Version):
         return f"hub_v{self.number}"
 
     def where(self) -> str:
-        """Where the offsets lie, and how they are searched, for people."""
+        """Say where the offsets lie, and how they are searched."""
         if self.storage == "vector":
-            text = f"offsets{' and the query map' if self.mapped else ''} in the vector {self.augmented_vector!r}"
-            text += f", searched with hnsw_ef {self.hnsw_ef}" if self.hnsw_ef else ""
+            text = f"offsets in the vector {self.augmented_vector!r}"
+            if self.hnsw_ef:
+                text += f", searched with hnsw_ef {self.hnsw_ef}"
         else:
-            exactly = (
-                ""
-                if self.exact_oversampling is None
-                else f", in exact searches to {self.exact_oversampling:.3g}"
+            text = (
+                f"offsets in the payload key {self.key!r}; the server adds them to "
+                f"{self.oversampling:.3g} candidates a result"
             )
-            text = f"offsets in the payload key {self.key!r}; the server adds them to {self.oversampling:.3g} "
-            text += f"candidates a result{exactly}{'; the client maps each query' if self.mapped else ''}"
             if self.oversampling > MANY_CANDIDATES:
-                text += ", which is slow; storage='vector' needs none, where the server can add one (1.18)"
-        if self.recall is None:
-            return text
-        raw = (
-            ""
-            if self.raw_recall is None
-            else f", where the raw index has {self.raw_recall:.3f} of its own"
-        )
-        return f"{text}; recall {self.recall:.3f} of the exact corrected top 10{raw}"
+                text += ", which is slow; storage='vector' needs none"
+        if self.recall is not None:
+            text += f"; recall {self.recall:.3f} of the exact corrected top 10"
+        return text
 
     def candidates(self, results: int, exact: bool = False) -> int:
         """How many candidates are fetched so that the first `results`, and never fewer, are the corrected ones: as
         nearly as the index gives the raw ones, or `exact`."""
-        exactly = self.exact_oversampling if exact and self.exact_oversampling else 0.0
-        wanted = max(
-            int(max(results, SMALLEST_PAGE) * max(self.oversampling, exactly) + 0.5),
-            results,
-        )
-        return min(wanted, self.max_candidates) if self.max_candidates else wanted
+        oversampling = self.oversampling
+        if exact and self.exact_oversampling:
+            oversampling = max(oversampling, self.exact_oversampling)
+        wanted = int(max(results, SMALLEST_PAGE) * oversampling + 0.5)
+        return min(max(wanted, results), self.max_candidates or LARGEST)
 
 
 class QdrantManifest(corrections.Manifest[QdrantVersion]):
@@ -204,17 +196,18 @@ def holds_offsets(under: Any) -> bool:
 
 
 def keys_to_delete(
-    payload: Payload | None, versions: Sequence[QdrantVersion]
+    payload: Payload | None, versions: Sequence[QdrantVersion], is_last: bool
 ) -> tuple[str, ...]:
-    """Return the payload keys to delete when `versions`, the last of all, go.
+    """Return the payload keys to delete when `versions` go, the last of all if `is_last`.
 
-    That is the whole key, unless something else than offsets lies under it; none where
-    nothing of theirs does.
+    That is the whole key, unless something else lies under it; none where nothing of
+    theirs does.
     """
     under = (payload or {}).get(KEY)
-    if holds_offsets(under) and (under or versions):
-        return (KEY,)
     ours = our_fields(under)
+    is_all = is_last or ours <= {version.field for version in versions}
+    if is_all and holds_offsets(under) and (under or versions):
+        return (KEY,)
     return payload_keys(version for version in versions if version.field in ours)
 
 

@@ -10,7 +10,7 @@ import functools
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -23,7 +23,7 @@ from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.calls import Call, Computing, Operation
 from hubplugin_qdrant.manifest import Payload, QdrantManifest, QdrantVersion
-from hubplugin_qdrant.offsets import StoredOffsets, compute_stored, read_offset
+from hubplugin_qdrant.offsets import read_offset
 from hubplugin_qdrant.plain_client import Arguments, PointId
 from hubplugin_qdrant.requests import has_offset, has_vector, lacks_augmented_vector
 from hubplugin_qdrant.transport import PASSING, Fault, fault_of
@@ -197,8 +197,7 @@ class CachedManifest:
 
     collection: its real name, where it was looked up by an alias. manifest: None if it
     has no correction; without the versions whose augmented vectors are not there.
-    payload: the manifest as it lies in the store. theirs: names that look like ours,
-    and were not when they were last seen.
+    payload: the manifest as it lies in the store.
 
     What follows of `manifest`: augmented_vectors, offset_key: what of the collection is
     ours. page: how many points may be read at a time. needs_vectors: whether a query
@@ -211,7 +210,6 @@ class CachedManifest:
     manifest: QdrantManifest | None
     until: float
     payload: Payload | None = None
-    theirs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         manifest = self.manifest or QdrantManifest()
@@ -226,15 +224,6 @@ class CachedManifest:
         )
         versions = [(version.number, version.word) for version in self.maintained]
         self.state = (self.collection, len(active), *versions)
-
-    def strange(self, names: Iterable[str]) -> frozenset[str]:
-        """Those of `names` that look like ours, and of which `manifest` does not tell."""
-        like_ours = {
-            name
-            for name in names
-            if name == m.KEY or m.AUGMENTED_VECTOR.fullmatch(name)
-        }
-        return frozenset(like_ours - {*self.augmented_vectors, self.offset_key})
 
 
 @dataclass
@@ -297,18 +286,6 @@ class CorrectionCache:
                 raise
             cached.until = 0.0
             return True
-
-    def lookup_shown(
-        self, name: str, cached: CachedManifest, shown: Collection[str]
-    ) -> Operation[CachedManifest]:
-        """`cached` of the collection or alias `name`, read again if `shown`, names that
-        the server lists, has unknown ones that look like ours."""
-        if cached.strange(shown) <= cached.theirs:
-            return cached
-        cached.until = 0.0
-        cached = yield from self.lookup(name)
-        cached.theirs = cached.strange(shown)
-        return cached
 
     def _read(self, name: str) -> Operation[CachedManifest]:
         """Read what is so now of `name`, and warn of what keeps its searches raw."""
@@ -441,21 +418,13 @@ class CorrectionCache:
             pairs.append((version.with_map(model), model))
         return pairs
 
-    def compute_stored(
-        self, cached: CachedManifest, points: Sequence[Any]
-    ) -> Operation[list[StoredOffsets]]:
-        """What each of `points` stores; see `offsets.compute_stored`."""
-        pairs = yield from self.read_models(cached)
-        stored: list[StoredOffsets] = yield Computing(compute_stored, points, pairs)
-        return stored
-
     def embed_queries(
         self, requests: list[models.QueryRequest]
     ) -> Operation[list[models.QueryRequest]]:
         """`requests` with the documents that they ask for the nearest of embedded, as
         the plain client would do it."""
         requests = [
-            plain_client.copy_with(r, {"query": plain_client.resolve(r.query)})
+            r.model_copy(update={"query": plain_client.resolve(r.query)})
             for r in requests
         ]
         embedded: list[models.QueryRequest] = yield Computing(

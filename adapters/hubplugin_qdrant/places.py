@@ -52,13 +52,11 @@ class Place:
                 "an api key is read from the environment variable QDRANT_API_KEY"
             )
         grpc = options.get("grpc", "")
-        if grpc and (is_local or folder.strip("/")):
+        is_port = grpc.isascii() and grpc.isdigit() and 0 < int(grpc) < 65536
+        if grpc and (is_local or folder.strip("/") or not is_port):
             raise InputError(
-                f"grpc={grpc}: it goes with HOST:6333/COLLECTION; neither a folder nor a path is known to gRPC"
-            )
-        if grpc and not (grpc.isascii() and grpc.isdigit() and 0 < int(grpc) < 65536):
-            raise InputError(
-                f"grpc={grpc}: expected the server's port for gRPC, usually 6334"
+                f"grpc={grpc}: expected the server's port for gRPC, usually 6334, "
+                "behind HOST:6333/COLLECTION"
             )
         if not collection or not (folder if is_local else parts.hostname):
             raise InputError(f"{url!r} names no collection; expected {expected}")
@@ -87,16 +85,6 @@ class Place:
             timeout=60,
             check_compatibility=False,  # the store asks for the version itself
         )
-
-    def hint(self) -> str:
-        """What may be wrong with the ports where no server answers."""
-        if "grpc" in self.options:
-            return (
-                f"; grpc={self.options['grpc']} must be its port for gRPC, usually 6334"
-            )
-        if self.parts.netloc.endswith(":6334"):
-            return "; 6334 is usually the port of gRPC, a URL has that of HTTP, 6333"
-        return ""
 
 
 OPTIONS = frozenset(("using", "storage", "grpc", "record"))

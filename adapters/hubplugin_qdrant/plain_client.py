@@ -1,21 +1,18 @@
 """Everything that hubplugin uses of qdrant-client beyond its public interface, in one place.
 
-Each function has a test in tests/qdrant/test_plain_client.py, and pyproject.toml bounds the version of qdrant-client
-above: these names may change in any release.
+pyproject.toml bounds the version of qdrant-client above: these names may change in any
+release.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID, uuid4
 
 import numpy as np
-from pydantic import BaseModel
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
-from qdrant_client import qdrant_client as client_module
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from qdrant_client.local.qdrant_local import QdrantLocal
 
@@ -27,7 +24,6 @@ Arguments: TypeAlias = dict[str, Any]
 """The arguments of a client's method, by name."""
 
 Kind = TypeVar("Kind", bound="QdrantClient | AsyncQdrantClient")
-Model = TypeVar("Model", bound=BaseModel)
 
 
 def is_local(client: QdrantClient | AsyncQdrantClient) -> bool:
@@ -57,41 +53,14 @@ def clone_client(client: QdrantClient | AsyncQdrantClient, kind: type[Kind]) -> 
     return clone
 
 
-def copy_with(model: Model, fields: dict[str, Any]) -> Model:
-    """`model` as `model_copy` returns it with new `fields`, in half of its time: a search makes several."""
-    copy, put = object.__new__(type(model)), object.__setattr__
-    put(copy, "__dict__", {**model.__dict__, **fields})
-    put(copy, "__pydantic_fields_set__", model.__pydantic_fields_set__ | fields.keys())
-    put(copy, "__pydantic_extra__", model.__pydantic_extra__)
-    put(copy, "__pydantic_private__", None)
-    return copy
-
-
-_NEAREST = models.NearestQuery(nearest=[])
-
-
 def resolve(query: Any) -> Any:
     """What the client makes of the `query` of its search methods before anything else: a vector, an id or a document
     becomes a NearestQuery. Raises what the client raises for what cannot be one."""
     if (
         type(query) is np.ndarray and query.ndim == 1 and query.dtype.kind == "f"
     ):  # which need not be validated
-        return copy_with(_NEAREST, {"nearest": query.tolist()})
+        return models.NearestQuery.model_construct(nearest=query.tolist())
     return QdrantClient._resolve_query(query)
-
-
-def resolve_prefetches(client: Any, collection: str, prefetches: Any) -> Any:
-    """`prefetches` of groups in `collection` as `client` takes them: in local mode up to 1.18 with vectors in the place
-    of ids."""
-    return (
-        client._client._resolve_prefetches_input(prefetches, collection)
-        if is_local(client)
-        else prefetches
-    )
-
-
-UNREADABLE = (AttributeError, TypeError, ValueError)
-"""What `read_rows` raises for columns that are the plain client's own to refuse."""
 
 
 def field_of(of: Any, name: str) -> Any:
@@ -119,6 +88,14 @@ def ids_of(points: Any) -> list[PointId]:
 ID_TYPES = (int, str, UUID)
 
 
+def listen(ids: Iterable[Any] | None, heard: list[PointId]) -> Iterator[Any]:
+    """Yield `ids`, new ones where there are none, and note in `heard` what is taken."""
+    for key in iter(uuid4, None) if ids is None else ids:
+        each = str(key) if ids is None else key
+        heard += ids_of([each])
+        yield each
+
+
 def bodies_of(operations: Any) -> list[Any]:
     """Return what each of the update `operations` says, in its only field."""
     bodies = []
@@ -128,50 +105,6 @@ def bodies_of(operations: Any) -> list[Any]:
             fields = getattr(operation, "__dict__", {})
         bodies += list(fields.values())[:1]
     return bodies
-
-
-def read_rows(vectors: Any, ids: Any, payload: Any) -> Iterator[models.PointStruct]:
-    """The points of `upload_collection`, as far as that takes `vectors`, `ids` and `payload`.
-
-    Raises ValueError where ids or payloads end before vectors, of which the number is known; a client before 1.20
-    writes the shorter number.
-    """
-    if isinstance(vectors, dict):
-        counts = {column.shape[0] for column in vectors.values()}
-        if len(counts) != 1 or not any(
-            isinstance(column, np.ndarray) for column in vectors.values()
-        ):
-            raise ValueError("expected arrays of one length")
-        vectors = [
-            dict(zip(vectors, row, strict=True))
-            for row in zip(*vectors.values(), strict=True)
-        ]
-    checks: Any = client_module
-    count = (
-        checks.vectors_length(vectors) if hasattr(checks, "require_length") else None
-    )
-    if count is not None:
-        ids = checks.require_length(ids, count, "ids")
-        payload = checks.require_length(payload, count, "payload")
-    new_ids = (str(uuid4()) for _ in itertools.count())
-    columns = (
-        iter(vectors),
-        new_ids if ids is None else iter(ids),
-        itertools.repeat(None) if payload is None else payload,
-    )
-    return (
-        models.PointStruct.model_construct(
-            id=key, vector=_without_arrays(vector), payload=row
-        )
-        for vector, key, row in zip(*columns, strict=False)
-    )
-
-
-def _without_arrays(vector: Any) -> Any:
-    """A vector, or vectors by name, as lists."""
-    if isinstance(vector, dict):
-        return {name: _without_arrays(value) for name, value in vector.items()}
-    return vector.tolist() if isinstance(vector, np.ndarray) else vector
 
 
 def embed(

@@ -37,7 +37,7 @@ from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import QueryMap
 from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
-from hubplugin_qdrant.plain_client import Arguments, copy_with, resolve
+from hubplugin_qdrant.plain_client import Arguments, resolve
 
 EMBEDDED = (models.Document, models.Image, models.InferenceObject)
 """What somebody embeds: the client, before a request is rewritten, or else the server."""
@@ -76,7 +76,7 @@ def as_request(arguments: Arguments) -> models.QueryRequest:
 def as_requests(requests: Iterable[Any]) -> list[models.QueryRequest]:
     """Return the `requests` of `query_batch_points` as the plain client reads them."""
     structs = map(models.QueryRequest.model_validate, requests)
-    return [copy_with(each, {"query": resolve(each.query)}) for each in structs]
+    return [each.model_copy(update={"query": resolve(each.query)}) for each in structs]
 
 
 def as_arguments(arguments: Arguments, request: models.QueryRequest) -> Arguments:
@@ -86,9 +86,6 @@ def as_arguments(arguments: Arguments, request: models.QueryRequest) -> Argument
 
 
 Node: TypeAlias = models.QueryRequest | models.Prefetch
-
-LARGEST = 1e18
-"""The length of a vector from which on its square is beyond float32."""
 
 
 def prefetches_of(node: Node) -> list[models.Prefetch]:
@@ -157,15 +154,11 @@ def require_vectors(request: models.QueryRequest, manifest: QdrantManifest) -> N
 
 def is_nearest(query: object) -> bool:
     """Return whether `query` asks for the nearest of one dense vector, point or
-    document, without diversity (MMR).
-
-    A vector must not be so long that its scores are infinite: no offset changes those.
-    """
+    document, without diversity (MMR)."""
     if isinstance(query, models.NearestQuery):
         return getattr(query, "mmr", None) is None and is_nearest(query.nearest)
     if isinstance(query, list):
-        is_multivector = bool(query) and isinstance(query[0], list)
-        return not is_multivector and math.hypot(*query) < LARGEST
+        return not query or not isinstance(query[0], list)
     return isinstance(query, (int, str, UUID, *EMBEDDED))
 
 
@@ -284,7 +277,7 @@ def rewrite(
     """
     fields, finish = _correct(request, manifest)
     fields["with_payload"] = hide_key(request.with_payload, hidden)
-    return copy_with(request, fields), finish
+    return request.model_copy(update=fields), finish
 
 
 SERVER_LIMIT = 10
@@ -294,7 +287,9 @@ SERVER_LIMIT = 10
 def _correct(node: Node, manifest: QdrantManifest) -> tuple[dict[str, Any], Finish]:
     """Return the fields of `node` that change, and how its answer is finished."""
     children = prefetches_of(node)
-    prefetches = [copy_with(child, _correct(child, manifest)[0]) for child in children]
+    prefetches = [
+        child.model_copy(update=_correct(child, manifest)[0]) for child in children
+    ]
     version = version_for(node.query, node.using, manifest)
     if version is None:
         query = map_examples(node.query, node.using, manifest)
@@ -342,7 +337,7 @@ def _finisher(metric: Metric, threshold: float | None) -> Finish:
         if metric is not Metric.EUCLIDEAN:
             return points
         # In local mode one object may be in several groups: none is changed.
-        return [copy_with(point, {"score": distance(point)}) for point in points]
+        return [point.model_copy(update={"score": distance(point)}) for point in points]
 
     def distance(point: models.ScoredPoint) -> float:
         """Return sqrt(distance^2 - 2 offset), negative where the square is."""
@@ -446,7 +441,7 @@ def _augment(
         changes: dict[str, Any] = {"quantization": _FULL_VECTORS}
         if version.hnsw_ef is not None and params.hnsw_ef is None:
             changes["hnsw_ef"] = version.hnsw_ef
-        params = copy_with(params, changes)
+        params = params.model_copy(update=changes)
     last = 0.0 if version.metric is Metric.EUCLIDEAN else 1.0
     return {
         "query": [*query, last],
@@ -494,7 +489,7 @@ def _as_distances(expression: models.Expression, names: set[str]) -> models.Expr
         return expression
     fields = expression.__dict__.items()
     parts = {name: _as_distances(value, names) for name, value in fields}
-    return copy_with(expression, parts)
+    return expression.model_copy(update=parts)
 
 
 WITH_EXAMPLES = tuple(
@@ -554,8 +549,8 @@ def _map_within(part: Any, query_map: QueryMap) -> Any:
     if not isinstance(part, BaseModel) or isinstance(part, models.SparseVector):
         return part
     fields = part.__dict__.items()
-    return copy_with(
-        part, {name: _map_within(value, query_map) for name, value in fields}
+    return part.model_copy(
+        update={name: _map_within(value, query_map) for name, value in fields}
     )
 
 

@@ -42,11 +42,10 @@ METRICS = {
     models.Distance.EUCLID: Metric.EUCLIDEAN,
 }
 
-DISTANCES = {metric: distance for distance, metric in METRICS.items()}
+FLOATS = (None, models.Datatype.FLOAT32, models.Datatype.FLOAT16)
+"""Datatypes of vectors beside which one of the same size fits the offset."""
 
-BITS = {"float16": 16, "uint8": 8, "turbo4": 4, "turbo8": 8, "turbo16": 16}
-"""Of a number of a vector, by its datatype; all others have 32. qdrant-client 1.18 does
-not know all of them."""
+DISTANCES = {metric: distance for distance, metric in METRICS.items()}
 
 Storage: TypeAlias = Literal["payload", "vector"]
 
@@ -73,10 +72,6 @@ class Schema(ABC):
 
         version: None is a new one, beside those of `manifest`.
         """
-
-    def hidden(self, version: QdrantVersion) -> str | None:
-        """Say what keeps searches from offsets that points have, and what to do."""
-        return None
 
     @abstractmethod
     def cost(self) -> str:
@@ -172,7 +167,7 @@ class PayloadSchema(Schema):
         self, manifest: QdrantManifest, version: QdrantVersion | None
     ) -> None:
         limit = self.transport.strict.max_payload_index_count
-        indexes = set(_indexes(self.transport.info))
+        indexes = _indexes(self.transport.info)
         if limit is None or (version is not None and version.key in indexes):
             return
         # What is retired is deleted before a new index is made.
@@ -185,18 +180,6 @@ class PayloadSchema(Schema):
                 f"are {len(indexes)}: {names}; delete one, allow one more, or use ",
                 Parameter("storage", "vector"),
             )
-
-    def hidden(self, version: QdrantVersion) -> str | None:
-        kind = _indexes(self.transport.info).get(version.key)
-        # A formula reads no texts.
-        harmless = (None, models.PayloadSchemaType.FLOAT, models.PayloadSchemaType.TEXT)
-        if kind in harmless:
-            return None
-        return (
-            f"the payload index on {version.key!r} is of the type {kind.value!r}, which "
-            "hides offsets from searches: they are raw; run refresh, which makes it "
-            "one of floats"
-        )
 
     def finish(
         self, version: QdrantVersion, queries: np.ndarray, progress: Progress | None
@@ -221,17 +204,12 @@ class PayloadSchema(Schema):
     def _ask_for_index(self, version: QdrantVersion) -> bool:
         """Ask for a float index on the offsets, unless there is one.
 
-        Formulas are faster by it, and under strict mode there are no others. An index
-        of another type goes: a formula finds no offset by it.
+        Formulas are faster by it, and under strict mode there are no others.
         """
         transport = self.transport
         client, collection = transport.client, transport.collection
-        kind = _indexes(transport.describe()).get(version.key)
-        if kind == models.PayloadSchemaType.FLOAT:
+        if version.key in _indexes(transport.describe()):
             return False
-        if kind is not None:
-            delete = client.delete_payload_index
-            transport.retry(delete, collection, version.key, wait=True)
         schema: models.PayloadSchemaType | models.FloatIndexParams = (
             models.PayloadSchemaType.FLOAT
         )
@@ -258,14 +236,11 @@ class PayloadSchema(Schema):
         done, total = 0, transport.count()
         # Of no version, too, something may be left: a client took the collection for
         # another.
-        with_payload = [m.KEY] if is_last else False
-        for shards in transport.pages(by_shard, with_payload=with_payload):
+        for shards in transport.pages(by_shard, with_payload=[m.KEY]):
             for shard_key, records in shards.items():
                 points: dict[tuple[str, ...], list[Id]] = {}
                 for record in records:
-                    keys = tuple(sorted(written))
-                    if is_last:
-                        keys = m.keys_to_delete(record.payload, versions)
+                    keys = m.keys_to_delete(record.payload, versions, is_last)
                     points.setdefault(keys, []).append(plain_id(record.id))
                 for keys, ids in points.items():
                     self.delete_keys(keys, ids, shard_key)
@@ -282,7 +257,7 @@ class PayloadSchema(Schema):
 
         def indexes() -> set[str]:
             ours = rf"{m.KEY}\.v[1-9]\d*"  # no manifest knows some of them
-            paths = set(_indexes(transport.describe()))
+            paths = _indexes(transport.describe())
             return {
                 path
                 for path in paths
@@ -314,17 +289,10 @@ class PayloadSchema(Schema):
 class VectorSchema(Schema):
     """An augmented vector of d + 1 dimensions, with the settings of the vector."""
 
-    def __init__(
-        self, transport: QdrantTransport, using: str, parameters: models.VectorParams
-    ):
-        super().__init__(transport, using, parameters)
-        datatype = parameters.datatype
-        bits = 32 if datatype is None else BITS.get(datatype.value, 32)
-        self._is_short = bits <= 16
-        self._bytes = parameters.size * bits / 8
-        # 16 bits each beside smaller ones, too: a coarser type would leave nothing of
-        # the offset.
-        self._augmented_bytes = (parameters.size + 1) * (2 if self._is_short else 4)
+    @property
+    def _is_short(self) -> bool:
+        """16 bits beside smaller numbers, too: fewer would leave no offset."""
+        return self.parameters.datatype not in (None, models.Datatype.FLOAT32)
 
     def obstacle(self) -> str | None:
         """Say why no vector can be added; None if one can."""
@@ -354,30 +322,22 @@ class VectorSchema(Schema):
         if self.parameters.quantization_config or config.quantization_config:
             return (
                 "the collection is quantised to save memory, and a second vector has "
-                f"no codes; {self.sizes()}"
+                "no codes"
             )
-        if self._augmented_bytes > 2 * self._bytes:
+        if self.parameters.datatype not in FLOATS:
             return (
-                "a second vector would take more than twice the room of the first; "
-                f"{self.sizes()}"
+                f"the vector is of {self.parameters.datatype.value}, and a second one "
+                "would be of float16"
             )
         return None
-
-    def sizes(self) -> str:
-        """Say what the numbers of a second vector take beside those of the first."""
-        points = self.transport.count()
-        first = _bytes(self._bytes * points)
-        second = _bytes(self._augmented_bytes * points)
-        return (
-            f"the numbers of the vectors take {first}, those of a second one {second}"
-        )
 
     def cost(self) -> str:
         hnsw = self.parameters.hnsw_config
         links = self.transport.opened.config.hnsw_config.m
         if hnsw is not None and hnsw.m:
             links = hnsw.m
-        each = self._augmented_bytes + 2 * links * 4
+        bytes_a_number = 2 if self._is_short else 4
+        each = bytes_a_number * (self.dim + 1) + 2 * links * 4
         where = "disk" if self.parameters.on_disk else "memory, and as much of disk"
         return f"about {_bytes(each * self.transport.count())} of {where}"
 
@@ -484,7 +444,7 @@ def choose_storage(
         return "payload", [f"storage='payload': {reason}"]
     return "vector", [
         "storage='vector': a search by a second vector is as fast as a raw one, and "
-        f"the server adds it in place; {vector.sizes()}"
+        "the server adds it in place"
     ]
 
 
@@ -496,9 +456,9 @@ def _bytes(count: float) -> str:
     )
 
 
-def _indexes(info: models.CollectionInfo) -> dict[str, models.PayloadSchemaType]:
-    """Return the payload keys that have an index, and of which type."""
-    return {key: index.data_type for key, index in info.payload_schema.items()}
+def _indexes(info: models.CollectionInfo) -> set[str]:
+    """Return the payload keys that have an index."""
+    return set(info.payload_schema)
 
 
 def dense_vectors(info: models.CollectionInfo) -> dict[str, models.VectorParams]:

@@ -16,16 +16,15 @@ from qdrant_client import models
 
 from hubplugin.errors import InputError, Parameter
 from hubplugin.recording import Recorder
-from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.calls import Call, Operation
-from hubplugin_qdrant.manifest import KEY, QdrantManifest
+from hubplugin_qdrant.manifest import QdrantManifest
 from hubplugin_qdrant.metadata import (
     CachedManifest,
     CorrectionCache,
     OnState,
     retry_on_conflict,
 )
-from hubplugin_qdrant.plain_client import Arguments, copy_with
+from hubplugin_qdrant.plain_client import Arguments
 from hubplugin_qdrant.requests import (
     Finish,
     as_arguments,
@@ -131,7 +130,7 @@ def query_points(
         arguments = as_arguments(arguments, request)
     response = yield Call(cache.raw.query_points, **arguments)
     response.points = finish(response.points)
-    yield from _hide_ours(cache, cached, response.points, arguments)
+    _hide_ours(cached, response.points, arguments.get("with_vectors"))
     return response
 
 
@@ -149,11 +148,8 @@ def query_batch_points(
     responses = yield Call(cache.raw.query_batch_points, **arguments)
     for response, (request, finish) in zip(responses, rewritten, strict=True):
         response.points = finish(response.points)
-        shown = {
-            "with_payload": getattr(request, "with_payload", None),
-            "with_vectors": getattr(request, "with_vector", None),
-        }
-        yield from _hide_ours(cache, cached, response.points, arguments | shown)
+        with_vectors = getattr(request, "with_vector", None)
+        _hide_ours(cached, response.points, with_vectors)
     return responses
 
 
@@ -169,13 +165,10 @@ def query_points_groups(
         ((request, finish),) = yield from rewrite_requests(cache, cached, requests)
         arguments = as_arguments(arguments, request)
         del arguments["offset"]
-        arguments["prefetch"] = plain_client.resolve_prefetches(
-            cache.raw, arguments["collection_name"], arguments["prefetch"]
-        )
     result = yield Call(cache.raw.query_points_groups, **arguments)
     for group in result.groups:
         group.hits = finish(group.hits)
-        yield from _hide_ours(cache, cached, group.hits, arguments)
+        _hide_ours(cached, group.hits, arguments.get("with_vectors"))
     result.groups = [group for group in result.groups if group.hits]
     return result
 
@@ -234,8 +227,8 @@ def _look_up(
     if place.collection == cached.collection:
         itself = models.HasIdCondition(has_id=[point])
         condition = models.Filter(must=condition, must_not=itself)
-    return copy_with(
-        request, {"query": vector, "lookup_from": None, "filter": condition}
+    return request.model_copy(
+        update={"query": vector, "lookup_from": None, "filter": condition}
     )
 
 
@@ -243,7 +236,7 @@ def retrieve(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     cached = yield from cache.lookup(arguments["collection_name"])
     shown = _without_key(arguments, cached.offset_key)
     records = yield Call(cache.raw.retrieve, **shown)
-    yield from _hide_ours(cache, cached, records, arguments)
+    _hide_ours(cached, records, arguments.get("with_vectors"))
     return records
 
 
@@ -251,7 +244,7 @@ def scroll(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     cached = yield from cache.lookup(arguments["collection_name"])
     shown = _without_key(arguments, cached.offset_key)
     records, next_offset = yield Call(cache.raw.scroll, **shown)
-    yield from _hide_ours(cache, cached, records, arguments)
+    _hide_ours(cached, records, arguments.get("with_vectors"))
     return records, next_offset
 
 
@@ -264,54 +257,28 @@ def _without_key(arguments: Arguments, key: str | None) -> Arguments:
 
 
 def _hide_ours(
-    cache: CorrectionCache,
     cached: CachedManifest,
     points: Sequence[models.ScoredPoint | models.Record],
-    arguments: Arguments,
-) -> Operation[None]:
-    """Take our payload key and our vectors out of `points`, unless `arguments` ask for
-    them by name. The manifest is read again if they show names that it lacks."""
-    with_payload = hide_key(arguments.get("with_payload", True), KEY)
-    every_key = isinstance(with_payload, models.PayloadSelectorExclude)
-    every_vector = arguments.get("with_vectors") is True
-    shown: set[str] = set()
-    for point in points:
-        if every_vector and isinstance(point.vector, dict):
-            shown.update(point.vector)
-        if every_key and KEY in (point.payload or ()):
-            shown.add(KEY)
-    if not shown:
-        return
-    cached = yield from cache.lookup_shown(arguments["collection_name"], cached, shown)
-    for point in points:
-        if every_vector:
+    with_vectors: object,
+) -> None:
+    """Take our vectors out of `points`, unless `with_vectors` asks for them by name."""
+    if with_vectors is True and cached.augmented_vectors:
+        for point in points:
             point.vector = hide_vectors(point.vector, cached.augmented_vectors)
-        if every_key and cached.offset_key is not None and point.payload:
-            payload = point.payload.items()
-            point.payload = {
-                name: value for name, value in payload if name != cached.offset_key
-            }
 
 
 def get_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     """Describe a collection without our vectors and our payload indexes."""
-    name = arguments["collection_name"]
-    cached = yield from cache.lookup(name)
+    cached = yield from cache.lookup(arguments["collection_name"])
     info = yield Call(cache.raw.get_collection, **arguments)
-    vectors = info.config.params.vectors
-    schema = info.payload_schema or {}
-    shown = {path.partition(".")[0] for path in schema}
-    if isinstance(vectors, dict):
-        shown.update(vectors)
-    cached = yield from cache.lookup_shown(name, cached, shown)
     if cached.manifest is None:
         return info
     schema = {
         path: index
-        for path, index in schema.items()
+        for path, index in info.payload_schema.items()
         if path.partition(".")[0] != cached.offset_key
     }
-    vectors = hide_vectors(vectors, cached.augmented_vectors)
-    params = copy_with(info.config.params, {"vectors": vectors})
-    config = copy_with(info.config, {"params": params})
-    return copy_with(info, {"payload_schema": schema, "config": config})
+    vectors = hide_vectors(info.config.params.vectors, cached.augmented_vectors)
+    params = info.config.params.model_copy(update={"vectors": vectors})
+    config = info.config.model_copy(update={"params": params})
+    return info.model_copy(update={"payload_schema": schema, "config": config})

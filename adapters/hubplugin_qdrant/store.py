@@ -53,7 +53,6 @@ from hubplugin_qdrant.schema import (
 from hubplugin_qdrant.transport import (
     EVERY_ID,
     IdRange,
-    NoAnswerError,
     QdrantTransport,
     by_shard,
     one_line,
@@ -332,45 +331,6 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             lines.append(f"half-written: {manifest.writing.where()}")
         return lines
 
-    def attention(self) -> Sequence[str]:
-        manifest = self.seen()
-        if not manifest.everything:
-            return list(self._without_manifest())
-        version = manifest.active.get(self.vector)
-        hidden = None
-        if version is not None:
-            hidden = self.schemas[version.storage].hidden(version)
-        return [] if hidden is None else [hidden]
-
-    def _without_manifest(self) -> Iterator[str]:
-        """What lies here of a correction whose manifest is gone.
-
-        A snapshot of the collection alone leaves it so.
-        """
-        raw = (
-            f"whose metadata is not in {m.metadata_collection(self.collection)!r}: "
-            "searches are raw; restore its snapshot under that name, or"
-        )
-        with self.transport.one_line("looking for offsets"):
-            first, _ = self.transport.retry(
-                self.client.scroll,
-                self.collection,
-                limit=self.transport.page,
-                with_payload=[KEY],
-            )
-            vectors = dense_vectors(self.transport.info)
-        if any(m.our_fields((record.payload or {}).get(KEY)) for record in first):
-            yield (
-                f"points hold offsets under {KEY!r} of a correction {raw} run apply; "
-                "remove takes them out"
-            )
-        for name, parameters in vectors.items():
-            if m.AUGMENTED_VECTOR.fullmatch(name) and parameters.size == self.dim + 1:
-                yield (
-                    f"{name!r} is the second vector of a correction {raw} delete that "
-                    "vector and run apply"
-                )
-
     def plan(self) -> Sequence[str]:
         schema = self.schemas[self.storage]
         first, *others = schema.plan(self.next_number(self.seen()))
@@ -473,19 +433,14 @@ def open_url(url: str) -> QdrantStore:
         for name in ("storage", "record")
         if name in place.options
     }
-    try:
-        with one_line(url, "opening", place.collection):
-            return QdrantStore(
-                place.connect(),
-                place.collection,
-                place.options.get("using"),
-                url=url,
-                **cast(Any, options),
-            )
-    except NoAnswerError as error:
-        if not place.hint():
-            raise
-        raise StoreError(*error.args, place.hint()) from None
+    with one_line(url, "opening", place.collection):
+        return QdrantStore(
+            place.connect(),
+            place.collection,
+            place.options.get("using"),
+            url=url,
+            **cast(Any, options),
+        )
 
 
 class QdrantWriting(Writing):

@@ -128,10 +128,6 @@ ERRORS = (
 """What a client raises where a server refuses, or does not answer."""
 
 
-class NoAnswerError(StoreError):
-    """A server that did not answer, or cannot now."""
-
-
 @contextmanager
 def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
     """Turn what a client raises into a StoreError of one line that says what to do.
@@ -149,7 +145,7 @@ def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
             text = f"no answer ({_reason(error)}); is the server running and reachable?"
             if fault is Fault.LATE:
                 text += f" If it is slow, {FEWER}"
-            raise NoAnswerError(f"{place}: {text}") from None
+            raise StoreError(f"{place}: {text}") from None
         text = f"refused: {_reason(error)}"
         if fault is Fault.TOO_LARGE:
             text += f"; {FEWER}"

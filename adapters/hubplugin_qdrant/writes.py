@@ -9,7 +9,7 @@ offset of its old vector, until the same call ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -90,31 +90,45 @@ def _is_plain(point: Any, pairs: Models) -> bool:
     return True
 
 
-def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation[None]:
-    yield from _upload(cache, arguments, arguments["points"])
+def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
+    cached = yield from cache.lookup(arguments["collection_name"])
+    if cached.manifest is None:
+        return (yield Call(cache.raw.upload_points, **arguments))
+    for part in chunks(arguments["points"], PART):
+        yield from _upload_part(cache, arguments | {"points": part})
 
 
 def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     cached = yield from cache.lookup(arguments["collection_name"])
-    rest = dict(arguments)
-    columns = {name: rest.pop(name, None) for name in ("vectors", "ids", "payload")}
-    points = None
-    if cached.manifest is not None:
-        with suppress(*plain_client.UNREADABLE):
-            points = plain_client.read_rows(**columns)
-    if points is None:  # the plain client refuses what cannot be read
-        return (yield Call(cache.raw.upload_collection, **arguments))
-    yield from _upload(cache, rest, points)
-
-
-def _upload(
-    cache: CorrectionCache, arguments: Arguments, points: Iterable[Any]
-) -> Operation[Any]:
-    cached = yield from cache.lookup(arguments["collection_name"])
     if cached.manifest is None:
-        return (yield Call(cache.raw.upload_points, **arguments | {"points": points}))
-    for part in chunks(points, PART):
-        yield from _upload_part(cache, arguments | {"points": part})
+        return (yield Call(cache.raw.upload_collection, **arguments))
+    payload = arguments.get("payload")
+    for row in payload if isinstance(payload, Sequence) else ():
+        offsets.require_free(row, cached.offset_key)
+    ids = arguments.get("ids")
+    heard = plain_client.ids_of(ids)
+    if not isinstance(ids, Sequence):
+        arguments = arguments | {"ids": plain_client.listen(ids, heard)}
+    touched = {"collection_name": arguments["collection_name"], "points": heard}
+    touched["shard_key_selector"] = arguments.get("shard_key_selector")
+    try:
+        yield Call(cache.raw.upload_collection, **arguments)
+    except Exception:
+        with suppress(Exception):
+            yield from _bring_offsets(cache, touched)
+        raise
+    yield from _bring_offsets(cache, touched)
+
+
+@retry_on_conflict
+def _bring_offsets(
+    cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
+) -> Operation[Any]:
+    """Give offsets to the points that were sent before."""
+    name = arguments["collection_name"]
+    flush = Call(cache.raw.delete, collection_name=name, points_selector=nothing())
+    touched = [(arguments["points"], arguments["shard_key_selector"])]
+    return (yield from _then(cache, cached, flush, touched, touched))
 
 
 @retry_on_conflict
@@ -249,15 +263,11 @@ def _select(
             limit=cached.page,
             offset=offset,
             with_payload=False,
-            **_in_shard(shard_key),
+            shard_key_selector=shard_key,
         )
         ids += [record.id for record in records]
         more = offset is not None
     return ids, shard_key
-
-
-def _in_shard(shard_key: ShardKey) -> Arguments:
-    return {} if shard_key is None else {"shard_key_selector": shard_key}
 
 
 def _refresh(
@@ -277,6 +287,7 @@ def _refresh(
     with_vectors = names if all(names) else True
     manifest = cached.manifest or QdrantManifest()
     try:
+        pairs = yield from cache.read_models(cached)
         if not has_waited:  # what was sent before is done once this is
             yield Call(cache.raw.delete, cached.collection, nothing(), wait=True)
         for points, shard_key in touched:
@@ -287,9 +298,9 @@ def _refresh(
                     ids=ids,
                     with_payload=[KEY],
                     with_vectors=with_vectors,
-                    **_in_shard(shard_key),
+                    shard_key_selector=shard_key,
                 )
-                stored = yield from cache.compute_stored(cached, records)
+                stored = yield Computing(offsets.compute_stored, records, pairs)
                 operations: list[models.UpdateOperation] = []
                 for record, each in zip(records, stored, strict=True):
                     operations += offsets.mend(record, each, manifest)

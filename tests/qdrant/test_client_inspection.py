@@ -6,8 +6,6 @@ from qdrant_client import QdrantClient, models
 from scipy.stats import skew
 
 import hubplugin
-import hubplugin_qdrant
-from hubplugin.measures.hubness import add_never_found, skewness
 from tests.qdrant.conftest import ROWS, Photos, stopped
 
 
@@ -19,18 +17,11 @@ def test_hubness_is_that_of_the_bank_queries_over_the_points_as_they_are_now(pho
     for scores in (photos.raw(photos.bank), photos.similarities(photos.bank)):
         found = np.argsort(-scores, axis=1)[:, :10]
         expected.append(skew(np.bincount(found.ravel(), minlength=100)))
-    report = hubplugin.inspect(
-        hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using)
-    )
+    report = hubplugin.inspect(photos.store())
     found = report.hubness
     assert (found.raw, found.corrected) == pytest.approx(
         expected, abs=0.06
     )  # of which the candidates miss a few
-    assert f"{found.raw:.2f} raw, {found.corrected:.2f} corrected" in str(report)
-
-
-def test_a_search_that_finds_nothing_has_no_skewness():
-    assert skewness(add_never_found(np.array([]), 7)) == 0
 
 
 @pytest.mark.parametrize(
@@ -39,9 +30,7 @@ def test_a_search_that_finds_nothing_has_no_skewness():
 def test_points_with_something_in_the_place_of_offsets_are_counted(cosine, under):
     cosine.apply()
     cosine.plain.set_payload("photos", {"hub_offset": under}, points=[3, 4])
-    report = hubplugin.inspect(
-        hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0
-    )
+    report = hubplugin.inspect(cosine.store(), queries=0)
     assert report.foreign == 2
     assert "2 with something in the place of offsets" in str(report)
 
@@ -51,17 +40,12 @@ def test_a_half_written_version_is_not_foreign(cosine):
     with pytest.raises(KeyboardInterrupt):
         cosine.apply(method="nnn", compute=stopped("closing"))
     assert set(cosine.stored(0)) == {"v1", "v2"}
-    assert (
-        hubplugin.inspect(
-            hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0
-        ).foreign
-        == 0
-    )
+    assert hubplugin.inspect(cosine.store(), queries=0).foreign == 0
 
 
 def test_without_a_bank_or_queries_no_search_is_made(cosine, monkeypatch):
     cosine.apply(method="dn")
-    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
+    store = cosine.store()
     monkeypatch.setattr(store, "search", None)
     assert hubplugin.inspect(store).hubness is None
 
@@ -73,10 +57,9 @@ def test_what_float32_rounds_is_not_stale_however_long_the_vectors_are(
     size, distance, storage
 ):
     photos = Photos(QdrantClient(":memory:"), "image", distance, storage)
-    vectors = (size * photos.gallery).tolist()
     rows = [
-        models.PointVectors(id=row, vector={"image": vector})
-        for row, vector in enumerate(vectors)
+        models.PointVectors(id=row, vector={"image": (size * vector).tolist()})
+        for row, vector in enumerate(photos.gallery)
     ]
     photos.plain.update_vectors("photos", rows)
     photos.bank = size * photos.bank

@@ -6,7 +6,6 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
-from hubplugin import open_store
 from hubplugin.metric import Metric
 from hubplugin.testing import StoreConformance
 
@@ -53,12 +52,6 @@ class TestUnnamedCosine(StoreConformance):
 
 
 @pytest.mark.slow
-class TestNamedDot(TestUnnamedCosine):
-    using = "image"
-    metric = Metric.DOT
-
-
-@pytest.mark.slow
 class TestEuclideanWithUuids(TestUnnamedCosine):
     metric = Metric.EUCLIDEAN
     recall = 0.93  # by the six queries that tests calibrate with; by 32 it is 1
@@ -68,33 +61,6 @@ class TestEuclideanWithUuids(TestUnnamedCosine):
 
     def insert_plain(self, store, ids, vectors):
         pytest.skip("the suite's new ids are no UUIDs; the other classes cover it")
-
-
-@pytest.mark.slow
-class TestOnDiskByUrl(TestUnnamedCosine):
-    rows = 120  # local mode writes one file transaction a point
-
-    @pytest.fixture(autouse=True)
-    def folder(self, tmp_path):
-        self.path = tmp_path
-
-    def create(self, ids, vectors):
-        client = QdrantClient(path=str(self.path))
-        client.create_collection(
-            "photos",
-            models.VectorParams(size=self.dim, distance=models.Distance.COSINE),
-        )
-        client.upsert("photos", points(ids, vectors))
-        client.close()
-        return open_store(f"qdrant-local:{self.path}/photos")
-
-    def reopen(self, store):
-        store.client.close()
-        return open_store(store.url)
-
-    def insert_plain(self, store, ids, vectors):
-        store.client.upsert("photos", points(ids, vectors))
-        return self.reopen(store)
 
 
 class TestSecondVector(TestUnnamedCosine):

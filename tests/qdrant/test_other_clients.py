@@ -10,7 +10,7 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
-from tests.qdrant.conftest import apply_to, ids, served
+from tests.qdrant.conftest import apply_to, ids, served, set_constants
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "other-clients.md").read_text()
@@ -34,19 +34,13 @@ def photos(using: str, storage: str, **constants) -> QdrantClient:
         client, "photos", bank, method="is", force=True, storage=storage, vector=using
     )
     store = hubplugin_qdrant.open_store(client, "photos", vector=using)
-    manifest = store.read_manifest()
-    version = manifest.active[using].model_copy(update=constants)
-    store.write_manifest(manifest.replace(active={using: version}))
+    set_constants(store, **constants)
     return client
 
 
 def found(client: QdrantClient, body: dict) -> list[int]:
-    return [
-        point.id
-        for point in client.query_batch_points("photos", [models.QueryRequest(**body)])[
-            0
-        ].points
-    ]
+    request = models.QueryRequest(**body)
+    return ids(client.query_batch_points("photos", [request])[0])
 
 
 def test_the_request_over_payloads_is_the_one_that_explain_prints():
@@ -57,20 +51,16 @@ def test_the_request_over_payloads_is_the_one_that_explain_prints():
         .request["body"]
         == PAYLOAD
     )
-    wrapped = HubQdrantClient.wrap(client).query_points("photos", QUERY).points
-    raw = client.query_points("photos", QUERY).points
+    wrapped = HubQdrantClient.wrap(client).query_points("photos", QUERY)
+    raw = client.query_points("photos", QUERY)
     assert found(client, PAYLOAD) == ids(wrapped) != ids(raw)
 
 
 @pytest.mark.filterwarnings("ignore:.*search_params:UserWarning")
 def test_the_request_for_a_second_vector_is_the_one_that_explain_prints():
     client = photos("image", "vector", hnsw_ef=160)
-    expected = [
-        point.id
-        for point in HubQdrantClient.wrap(client)
-        .query_points("photos", QUERY, "image")
-        .points
-    ]
+    wrapped = HubQdrantClient.wrap(client)
+    expected = ids(wrapped.query_points("photos", QUERY, "image"))
     assert found(client, VECTOR) == expected
     served(client)  # a server has codes to ignore
     store = hubplugin_qdrant.open_store(client, "photos", vector="image")

@@ -8,8 +8,6 @@ import hubplugin
 from hubplugin import InputError
 from hubplugin.jobs.write import write
 from hubplugin.recording import read
-from hubplugin_qdrant import manifest as m
-from hubplugin_qdrant.requests import rewrite
 from tests.qdrant.conftest import ROWS, RRF, Photos, clustered, ids, widen
 from tests.qdrant.test_explain import sent
 
@@ -57,20 +55,9 @@ def test_a_search_returns_the_ranking_and_the_scores_of_the_definition(photos):
     assert ids(second) == photos.best(query, 20)[10:]
 
 
-def test_batches_groups_and_prefetches_are_mapped(photos):
+def test_prefetches_are_mapped(photos):
     client, using = photos.apply_mapped(), photos.using or None
     queries = photos.queries.tolist()
-    requests = [
-        models.QueryRequest(query=query, using=using, limit=10) for query in queries
-    ]
-    for found, query in zip(
-        client.query_batch_points("photos", requests), queries, strict=True
-    ):
-        assert ids(found.points) == photos.best(query)
-    groups = client.query_points_groups(
-        "photos", "n", queries[0], using, limit=5, group_size=1
-    ).groups
-    assert [group.id for group in groups] == photos.best(queries[0], 5)
     inner = models.Prefetch(query=queries[0], using=using, limit=4)
     nested = models.Prefetch(prefetch=inner, query=queries[1], using=using, limit=3)
     found = client.query_points("photos", RRF, prefetch=[nested]).points
@@ -80,75 +67,26 @@ def test_batches_groups_and_prefetches_are_mapped(photos):
 
 def test_vectors_in_other_queries_are_mapped_and_points_are_not(in_payload):
     client, (one, two, *_), step = in_payload.apply_mapped(), in_payload.queries, 3
-    mapped_one, mapped_two = as_mapped(in_payload, one), as_mapped(in_payload, two)
 
     def asked(a, b):
+        similar = models.RecommendInput(positive=[a, step], negative=[b])
         pair = models.ContextPair(positive=b, negative=5)
+        discover = models.DiscoverInput(target=a, context=[pair])
+        mmr = models.Mmr(diversity=0.5, candidates_limit=50)
         return [
-            models.RecommendQuery(
-                recommend=models.RecommendInput(positive=[a, step], negative=[b])
-            ),
-            models.RecommendQuery(
-                recommend=models.RecommendInput(
-                    positive=[a, b, step], strategy=models.RecommendStrategy.BEST_SCORE
-                )
-            ),
-            models.DiscoverQuery(
-                discover=models.DiscoverInput(target=a, context=[pair])
-            ),
+            models.RecommendQuery(recommend=similar),
+            models.DiscoverQuery(discover=discover),
             models.ContextQuery(context=pair),
-            models.NearestQuery(
-                nearest=a, mmr=models.Mmr(diversity=0.5, candidates_limit=50)
-            ),
+            models.NearestQuery(nearest=a, mmr=mmr),
         ]
 
-    def found(client, query):
-        return ids(client.query_points("photos", query, "image").points)
-
-    for given, expected in zip(
-        asked(one.tolist(), two.tolist()), asked(mapped_one, mapped_two), strict=True
-    ):
-        plain = found(in_payload.plain, expected)
-        assert found(client, given) == plain, type(given).__name__
-        prefetch = models.Prefetch(query=given, using="image", limit=10)
-        fused = client.query_points("photos", RRF, prefetch=prefetch)
-        assert ids(fused.points) == plain
-    by_points = models.RecommendQuery(
-        recommend=models.RecommendInput(positive=[1, 2], negative=[step])
-    )
-    assert found(client, by_points) == found(in_payload.plain, by_points)
-
-
-@pytest.mark.skipif(
-    not hasattr(models, "RelevanceFeedbackQuery"), reason="qdrant-client 1.18 has none"
-)
-def test_the_vectors_of_a_relevance_feedback_are_mapped(in_payload):
-    in_payload.apply_mapped()
-    version = in_payload.version.with_map(in_payload.model)
-    one, two = in_payload.queries[:2]
-    given = models.RelevanceFeedbackInput(
-        target=one.tolist(),
-        feedback=[
-            models.FeedbackItem(example=two.tolist(), score=1.0),
-            models.FeedbackItem(example=3, score=0.1),
-        ],
-        strategy=models.NaiveFeedbackStrategy(
-            naive=models.NaiveFeedbackStrategyParams(a=0.1, b=0.2, c=0.3)
-        ),
-    )
-    query = models.RelevanceFeedbackQuery(relevance_feedback=given)
-    request = models.QueryRequest(query=query, using="image", limit=3)
-    found = rewrite(request, m.QdrantManifest(active={"image": version}))[
-        0
-    ].query.relevance_feedback
-    assert found.target == pytest.approx(as_mapped(in_payload, one), rel=1e-5, abs=1e-6)
-    assert found.feedback[0].example == pytest.approx(
-        as_mapped(in_payload, two), rel=1e-5, abs=1e-6
-    )
-    assert (found.feedback[1], found.strategy) == (given.feedback[1], given.strategy)
-    assert query.relevance_feedback.target == one.tolist(), (
-        "what was asked is not changed"
-    )
+    given = asked(one.tolist(), two.tolist())
+    mapped = asked(as_mapped(in_payload, one), as_mapped(in_payload, two))
+    for query, expected in zip(given, mapped, strict=True):
+        plain = ids(in_payload.plain.query_points("photos", expected, "image"))
+        assert ids(client.query_points("photos", query, "image")) == plain
+        prefetch = models.Prefetch(query=query, using="image", limit=10)
+        assert ids(client.query_points("photos", RRF, prefetch=prefetch)) == plain
 
 
 def test_a_point_named_by_its_id_is_a_target_and_is_not_mapped(in_payload):
@@ -183,19 +121,15 @@ def test_a_document_that_the_server_embeds_is_refused_in_one_line(in_payload, qu
 def test_what_is_written_has_the_map_in_its_second_vector(kind):
     photos = Photos(QdrantClient(":memory:"), *KINDS[kind])
     client = photos.apply_mapped()
-    before = photos.stored(0)["hub_v1"]
-    client.upsert("photos", [photos.point(0, photos.gallery[0])])
-    np.testing.assert_allclose(photos.stored(0)["hub_v1"], before, rtol=0, atol=1e-5)
     changed = clustered(12, 1)[0]
-    update = models.PointVectors(id=1, vector={"image": changed.tolist()})
-    client.update_vectors("photos", [update])
+    client.upsert("photos", [photos.point(1, changed)])
     unit = changed / np.linalg.norm(changed) if photos.distance is COSINE else changed
     wanted = photos.model.query_map.on_targets(unit[None])[0]
     held = photos.stored(1)["hub_v1"][:-1]
     np.testing.assert_allclose(held, wanted, rtol=0, atol=1e-5)
-    assert photos.wrong() == (0, 0)
-    update = models.PointVectors(id=3, vector={"image": changed.tolist()})
-    photos.plain.update_vectors("photos", [update])
+    photos.plain.update_vectors(
+        "photos", [models.PointVectors(id=3, vector={"image": changed.tolist()})]
+    )
     assert photos.wrong() == (0, 1)
     hubplugin.refresh(photos.store())
     assert photos.stored(3)["hub_v1"] == pytest.approx(photos.stored(1)["hub_v1"])

@@ -2,7 +2,6 @@
 
 import re
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,44 +29,26 @@ def test_a_nearest_query_returns_the_exact_corrected_ranking_and_scores(photos):
         np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_pages_follow_one_another_to_the_end(photos):
+def test_what_is_read_shows_nothing_of_ours_unless_it_is_asked_for_by_name(photos):
+    before = photos.plain.get_collection("photos")
     client = photos.corrected()
-    query = photos.queries[1]
-    found = []
-    for start in range(0, 150, 30):
-        found += ids(photos.search(client, query, limit=30, offset=start))
-    assert found == photos.best(query, ROWS)
-
-
-def readings(client, photos):
-    """Every way of reading points with all that they have."""
     query, using = photos.queries[0].tolist(), photos.using or None
     asked = {"query": query, "using": using, "limit": 1, "with_vectors": True}
     request = models.QueryRequest(
         query=query, using=using, limit=1, with_vector=True, with_payload=True
     )
-    return [
-        lambda: client.query_points("photos", **asked).points[0],
-        lambda: client.query_batch_points("photos", [request])[0].points[0],
-        lambda: client.query_points_groups("photos", "n", **asked).groups[0].hits[0],
-        lambda: client.retrieve("photos", [3], with_vectors=True)[0],
-        lambda: client.scroll("photos", limit=1, with_vectors=True)[0][0],
-    ]
-
-
-def assert_shows_nothing_of_ours(point, photos):
-    assert set(point.payload) == {"n", "colour"}
-    if photos.using:
-        assert set(point.vector) == {"image"}
-    else:
-        assert isinstance(point.vector, list)
-
-
-def test_what_is_read_shows_nothing_of_ours_unless_it_is_asked_for_by_name(photos):
-    before = photos.plain.get_collection("photos")
-    client = photos.corrected()
-    for read in readings(client, photos):
-        assert_shows_nothing_of_ours(read(), photos)
+    for point in (
+        client.query_points("photos", **asked).points[0],
+        client.query_batch_points("photos", [request])[0].points[0],
+        client.query_points_groups("photos", "n", **asked).groups[0].hits[0],
+        client.retrieve("photos", [3], with_vectors=True)[0],
+        client.scroll("photos", limit=1, with_vectors=True)[0][0],
+    ):
+        assert set(point.payload) == {"n", "colour"}
+        if photos.using:
+            assert set(point.vector) == {"image"}
+        else:
+            assert isinstance(point.vector, list)
     for selector, keys in (
         (False, set()),
         (["n"], {"n"}),
@@ -92,37 +73,6 @@ def test_a_description_leaves_our_payload_index_out(cosine, monkeypatch):
     assert set(client.get_collection("photos").payload_schema) == {"colour"}
 
 
-def test_a_client_that_lives_through_an_apply_elsewhere_shows_nothing_of_ours(photos):
-    described = photos.plain.get_collection("photos").config.params.vectors
-    client = photos.wrapped()
-    photos.search(client, photos.queries[0])
-    for settings in ({}, {"tau": 0.07}):
-        photos.apply(**settings)
-        before = client._corrections.manifests["photos"]
-        for read in readings(client, photos):
-            # As one that has not read the manifest since.
-            client._corrections.manifests["photos"] = replace(before)
-            assert_shows_nothing_of_ours(read(), photos)
-        client._corrections.manifests["photos"] = replace(before)
-        assert client.get_collection("photos").config.params.vectors == described
-
-
-def test_a_users_own_names_that_look_like_ours_are_shown():
-    plain = QdrantClient(":memory:")
-    plain.create_collection(
-        "other", {"hub_v7": models.VectorParams(size=2, distance=models.Distance.DOT)}
-    )
-    mine = models.PointStruct(
-        id=1, vector={"hub_v7": [1, 2]}, payload={"hub_offset": "mine"}
-    )
-    plain.upsert("other", [mine])
-    client = HubQdrantClient.wrap(plain)
-    given = {"query": [1.0, 1.0], "using": "hub_v7", "with_vectors": True}
-    expected = plain.query_points("other", **given)
-    assert client.query_points("other", **given) == expected
-    assert client.get_collection("other") == plain.get_collection("other")
-
-
 def test_diversity_and_what_is_no_nearest_query_stay_raw(cosine):
     diverse = models.NearestQuery(
         nearest=cosine.queries[0].tolist(), mmr=models.Mmr(diversity=0.5)
@@ -141,14 +91,15 @@ def test_diversity_and_what_is_no_nearest_query_stay_raw(cosine):
 
 def test_another_collection_is_as_without_the_wrapper(photos):
     parameters = models.VectorParams(size=2, distance=models.Distance.DOT)
-    photos.plain.create_collection("other", parameters)
-    point = models.PointStruct(id=1, vector=[1, 2], payload={"hub_offset": {"v1": 9}})
+    photos.plain.create_collection("other", {"hub_v7": parameters})
+    theirs = {"hub_offset": {"v1": 9}}
+    point = models.PointStruct(id=1, vector={"hub_v7": [1, 2]}, payload=theirs)
     photos.plain.upsert("other", [point])
     client = photos.corrected()
     for method, given in [
-        ("query_points", {"query": [1.0, 1.0]}),
-        ("retrieve", {"ids": [1], "with_payload": {"exclude": ["n"]}}),
-        ("scroll", {}),
+        ("query_points", {"query": [1.0, 1.0], "using": "hub_v7"}),
+        ("retrieve", {"ids": [1], "with_vectors": True}),
+        ("get_collection", {}),
         ("set_payload", {"payload": {"hub_offset": 1}, "points": [1]}),
     ]:
         expected = getattr(photos.plain, method)("other", **given)
@@ -181,11 +132,6 @@ def test_a_collection_restored_without_offsets_is_searched_raw_with_one_warning(
     """As from a snapshot that was taken before the correction."""
     photos = in_payload
     photos.corrected()
-    others = models.Filter(must_not=[models.HasIdCondition(has_id=[ROWS - 1])])
-    photos.plain.delete_payload("photos", ["hub_offset"], points=others)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # as long as a point has its offset
-        photos.search(photos.wrapped(), photos.queries[0])
     photos.plain.delete_payload("photos", ["hub_offset"], points=models.Filter())
     client, query = photos.wrapped(), photos.queries[0]
     with pytest.warns(

@@ -29,22 +29,6 @@ SETTINGS = [
     pytest.param(
         "image", models.Distance.EUCLID, "vector", True, id="named-vector-async"
     ),
-    pytest.param(
-        "image",
-        models.Distance.DOT,
-        "payload",
-        True,
-        id="named-payload-async",
-        marks=pytest.mark.slow,
-    ),
-    pytest.param(
-        "image",
-        models.Distance.COSINE,
-        "vector",
-        False,
-        id="named-vector",
-        marks=pytest.mark.slow,
-    ),
 ]
 
 
@@ -195,71 +179,41 @@ def mostly(
     return st.integers(0, 5).flatmap(lambda number: bad if number == 5 else good)
 
 
+ROW = NEW[0].tolist()
+VECTORS = st.sampled_from(
+    [ROW, NEW[1], tuple(ROW), [0.0] * DIM, [True] * DIM, list(range(1, DIM + 1))]
+)
+BAD_VECTORS = st.sampled_from(
+    [
+        *(None, [], [1.0], [1.0] * (DIM + 1), ["a"] * DIM, [[1.0] * DIM], [1.0, [2.0]]),
+        *("text", 7, np.array(1.0), {"other": ROW}, {}, [None] * DIM),
+    ]
+)
+
+
 @st.composite
 def vectors(draw: st.DrawFn, using: str) -> Any:
     """A vector as users give it, or one of the mistakes that they make."""
-    row = draw(st.integers(0, len(NEW) - 1))
-    kind = draw(
-        mostly(
-            st.sampled_from(["list", "array", "tuple", "zeros", "bools", "whole"]),
-            st.just("bad"),
-        )
-    )
-    values: Any = {
-        "list": NEW[row].tolist(),
-        "array": NEW[row],
-        "tuple": tuple(NEW[row].tolist()),
-        "zeros": [0.0] * DIM,
-        "bools": [True] * DIM,
-        "whole": list(range(1, DIM + 1)),
-        "bad": None,
-    }[kind]
-    if kind == "bad":
-        bad = [
-            None,
-            [],
-            [1.0],
-            [1.0] * (DIM + 1),
-            ["a"] * DIM,
-            [[1.0] * DIM],
-            [1.0, [2.0]],
-            "text",
-            7,
-            np.array(1.0),
-        ]
-        values = draw(
-            st.sampled_from([*bad, {"other": NEW[row].tolist()}, {}, [None] * DIM])
-        )
-        if draw(st.booleans()):
-            return values
-    return {using: values} if using else values
+    is_good = draw(mostly(st.just(True), st.just(False)))
+    values = draw(VECTORS if is_good else BAD_VECTORS)
+    is_named = using and (is_good or draw(st.booleans()))
+    return {using: values} if is_named else values
 
 
 @st.composite
 def points(draw: st.DrawFn, using: str) -> Any:
     """A point in one of the forms that there are; most often a good one."""
-    key, payload = draw(mostly(IDS, BAD_IDS)), draw(mostly(PAYLOADS, BAD_PAYLOADS))
-    fields = {"id": key, "vector": draw(vectors(using)), "payload": payload}
-    form = draw(
-        mostly(
-            st.just("struct"),
-            st.sampled_from(["record", "dict", "namespace", None]),
-        )
-    )
+    fields = {
+        "id": draw(mostly(IDS, BAD_IDS)),
+        "vector": draw(vectors(using)),
+        "payload": draw(mostly(PAYLOADS, BAD_PAYLOADS)),
+    }
     try:
         struct = models.PointStruct(**fields)
     except ValueError:
-        form = draw(
-            st.sampled_from(["dict", None, "namespace" if payload is None else "dict"])
-        )
-    forms = {
-        "struct": lambda: struct,
-        "record": lambda: models.Record(**fields),
-        "dict": lambda: fields,
-        "namespace": lambda: SimpleNamespace(**fields),
-        None: lambda: None,
-    }
-    return forms[form]()
+        return fields
+    others = [models.Record(**fields), fields, SimpleNamespace(**fields), None]
+    return draw(mostly(st.just(struct), st.sampled_from(others)))
 
 
 CONTAINERS = mostly(st.just(list), st.sampled_from([tuple, iter, deque]))
@@ -348,23 +302,15 @@ def uploads_of_collections(draw: st.DrawFn, using: str) -> Write:
 def updates(draw: st.DrawFn, using: str) -> list[Any]:
     """Vectors of points, also of such as are not there."""
     listed: list[Any] = []
-    for _ in range(draw(st.integers(1, 3))):
-        fields = {
-            "id": draw(mostly(st.integers(0, 9), st.one_of(IDS, BAD_IDS))),
-            "vector": draw(vectors(using)),
-        }
+    for _ in range(draw(st.integers(0, 3))):
+        key = draw(mostly(st.integers(0, 9), st.one_of(IDS, BAD_IDS)))
+        fields = {"id": key, "vector": draw(vectors(using))}
         try:
-            listed.append(
-                draw(
-                    mostly(
-                        st.just(models.PointVectors(**fields)),
-                        st.sampled_from([fields, None]),
-                    )
-                )
-            )
+            update: Any = models.PointVectors(**fields)
         except ValueError:
-            listed.append(draw(st.sampled_from([fields, None])))
-    return draw(mostly(st.just(listed), st.just([])))
+            update = fields
+        listed.append(draw(mostly(st.just(update), st.sampled_from([fields, None]))))
+    return listed
 
 
 @st.composite
@@ -411,51 +357,39 @@ def changes(draw: st.DrawFn, using: str) -> Write:
 @st.composite
 def operations(draw: st.DrawFn, using: str) -> Write:
     """Several operations in one request."""
-    listed: list[Any] = []
-    for _ in range(draw(st.integers(0, 3))):
-        kinds = st.sampled_from(["points", "batch", "vectors", "overwrite", "clear"])
-        kind = draw(mostly(kinds, st.sampled_from(["dict", None])))
-        if kind == "points":
-            structs = [
-                each
-                for each in draw(st.lists(points(using), max_size=3))
-                if isinstance(each, models.PointStruct)
-            ]
-            listed.append(
-                models.UpsertOperation(
-                    upsert=models.PointsList.model_construct(points=structs)
-                )
+    structs = st.lists(points(using).filter(is_a(models.PointStruct)), max_size=3)
+    moved = updates(using).map(lambda each: [*filter(is_a(models.PointVectors), each)])
+    ids = st.sampled_from([[1], [2, 3], [2, 77]])
+    kinds = [
+        structs.map(lambda each: upsert(models.PointsList, points=each)),
+        batches(using).map(lambda each: upsert(models.PointsBatch, batch=each)),
+        moved.map(
+            lambda each: models.UpdateVectorsOperation.model_construct(
+                update_vectors=models.UpdateVectors.model_construct(points=each)
             )
-        elif kind == "batch":
-            listed.append(
-                models.UpsertOperation(
-                    upsert=models.PointsBatch.model_construct(
-                        batch=draw(batches(using))
-                    )
-                )
+        ),
+        ids.map(
+            lambda each: models.OverwritePayloadOperation(
+                overwrite_payload=models.SetPayload(payload={"k": 1}, points=each)
             )
-        elif kind == "vectors":
-            structs = [
-                each
-                for each in draw(updates(using))
-                if isinstance(each, models.PointVectors)
-            ]
-            update = models.UpdateVectors.model_construct(points=structs)
-            listed.append(
-                models.UpdateVectorsOperation.model_construct(update_vectors=update)
+        ),
+        ids.map(
+            lambda each: models.ClearPayloadOperation(
+                clear_payload=models.PointIdsList(points=each)
             )
-        elif kind in ("overwrite", "clear"):
-            ids = draw(st.sampled_from([[1], [2, 3], [2, 77]]))
-            overwritten = models.OverwritePayloadOperation(
-                overwrite_payload=models.SetPayload(payload={"k": 1}, points=ids)
-            )
-            cleared = models.ClearPayloadOperation(
-                clear_payload=models.PointIdsList(points=ids)
-            )
-            listed.append(overwritten if kind == "overwrite" else cleared)
-        else:
-            listed.append({"upsert": {"points": []}} if kind == "dict" else None)
+        ),
+    ]
+    bad = st.sampled_from([{"upsert": {"points": []}}, None])
+    listed = draw(st.lists(mostly(st.one_of(kinds), bad), max_size=3))
     return Write("batch_update_points", In(draw(CONTAINERS), listed))
+
+
+def is_a(kind: type[Any]) -> Callable[[Any], bool]:
+    return lambda each: isinstance(each, kind)
+
+
+def upsert(kind: Any, **fields: Any) -> models.UpsertOperation:
+    return models.UpsertOperation(upsert=kind.model_construct(**fields))
 
 
 WRITES = [
@@ -492,51 +426,3 @@ def test_a_write_ends_as_it_does_by_the_plain_client(
     alike()
     assert None in ends
     assert len(ends) > 1
-
-
-def named(using: str, rows: np.ndarray) -> Any:
-    return {using: rows} if using else rows
-
-
-BY_PAYLOAD = [each for each in SETTINGS if each.values[2] == "payload"]
-
-
-@pytest.mark.parametrize(("using", "distance", "storage", "is_async"), BY_PAYLOAD)
-def test_an_operation_that_misses_a_point_leaves_the_others_their_offsets(
-    using, distance, storage, is_async
-):
-    new = named(using, NEW[0].tolist())
-    writes = [
-        Write(
-            "update_vectors",
-            [models.PointVectors(id=key, vector=new) for key in (3, 777)],
-        ),
-        Write("overwrite_payload", {"k": 1}, [4, 777]),
-        Write("clear_payload", [5, 777]),
-        Write("delete_vectors", [using], [6, 777]),
-        Write("delete_vectors", [using, "other"], [7]),
-    ]
-    for write in writes:
-        assert check_alike(Pair(using, distance, storage, is_async), write) is not None
-
-
-@pytest.mark.parametrize(("using", "distance", "storage", "is_async"), BY_PAYLOAD)
-@pytest.mark.parametrize(
-    "ids", [[500, 500], [3, 3], [uuid.UUID(int=7), str(uuid.UUID(int=7))]], ids=str
-)
-def test_the_offset_of_a_point_that_is_given_twice_is_that_of_the_last(
-    ids, using, distance, storage, is_async
-):
-    for payloads in ([None, {"n": 1}], [{"n": 1}, None], [None, None]):
-        points = [
-            models.PointStruct(
-                id=key, vector=named(using, row.tolist()), payload=payload
-            )
-            for key, row, payload in zip(ids, NEW, payloads, strict=False)
-        ]
-        assert (
-            check_alike(
-                Pair(using, distance, storage, is_async), Write("upsert", points)
-            )
-            is None
-        )

@@ -53,8 +53,14 @@ def apply(client, **given):
             "quantised to save memory",
         ),
         ("", {}, "1.18.0", "payload", "local mode takes no unnamed vectors"),
+        pytest.param(
+            *("image", {"datatype": "turbo8"}, "1.18.0", "payload", "is of turbo8"),
+            marks=pytest.mark.skipif(
+                not hasattr(models.Datatype, "TURBO8"), reason="an older qdrant-client"
+            ),
+        ),
     ],
-    ids=["named", "older server", "quantised", "unnamed"],
+    ids=["named", "older server", "quantised", "unnamed", "small numbers"],
 )
 def test_a_second_vector_is_added_where_nothing_speaks_against_it(
     using, vector, server, storage, why, monkeypatch
@@ -70,33 +76,6 @@ def test_a_second_vector_is_added_where_nothing_speaks_against_it(
         assert re.search(f"^  storage='{storage}': .*{why}", line)
 
 
-@pytest.mark.parametrize(
-    ("datatype", "storage", "first", "second"),
-    [
-        ("float32", "vector", 4, 4),
-        ("float16", "vector", 2, 2),
-        ("turbo8", "payload", 1, 2),
-    ],
-)
-def test_a_second_vector_of_more_than_twice_the_room_is_not_added_unasked(
-    datatype, storage, first, second
-):
-    if datatype.upper() not in models.Datatype.__members__:
-        pytest.skip("this qdrant-client does not know the datatype")
-    client = filled(datatype=models.Datatype(datatype))
-    told = str(apply(client))
-    (line,) = [line for line in told.splitlines() if f"storage='{storage}'" in line]
-    bytes_of = [each * ROWS for each in (first * DIM, second * (DIM + 1))]
-    shown = [
-        f"{each / 1000:.3g} kB" if each >= 1000 else f"{each:.3g} bytes"
-        for each in bytes_of
-    ]
-    assert (
-        f"the numbers of the vectors take {shown[0]}, those of a second one {shown[1]}"
-        in line
-    )
-
-
 def test_an_unnamed_vector_of_a_server_gets_a_second_one_on_request_only():
     client = served(filled(""))
     told = str(apply(client, dry_run=True))
@@ -106,14 +85,6 @@ def test_an_unnamed_vector_of_a_server_gets_a_second_one_on_request_only():
     )
     told = str(apply(client, dry_run=True, storage="vector"))
     assert "a vector 'hub_v1' of 9 dimensions beside the unnamed one" in told
-
-
-def test_the_storage_of_the_correction_that_is_there_stays():
-    client = filled()
-    apply(client, storage="payload")
-    apply_to(client, "photos", Photos.bank, method="nnn", force=True)
-    assert hubplugin_qdrant.open_store(client, "photos").storage == "payload"
-    assert client.get_collection("photos").config.params.vectors.keys() == {"image"}
 
 
 def test_a_url_takes_the_storage_too(tmp_path):

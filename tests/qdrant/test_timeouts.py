@@ -28,15 +28,10 @@ def port():
 QUERY = Photos.queries[0].tolist()
 CALLS = {
     "query_points": lambda client: client.query_points("photos", QUERY, "image"),
-    "query_batch_points": lambda client: client.query_batch_points(
-        "photos", [models.QueryRequest(query=QUERY, using="image")]
-    ),
-    "query_points by id": lambda client: client.query_points("photos", 3, "image"),
     "query_points_groups": lambda client: client.query_points_groups(
         "photos", "n", QUERY, "image"
     ),
     "scroll": lambda client: client.scroll("photos", with_vectors=True),
-    "retrieve": lambda client: client.retrieve("photos", [3]),
     "upsert": lambda client: client.upsert(
         "photos", [models.PointStruct(id=3, vector={"image": QUERY})]
     ),
