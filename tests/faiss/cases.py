@@ -128,17 +128,17 @@ def grow(path: Path, vectors: np.ndarray) -> None:
 
 def stored(index: faiss.Index) -> np.ndarray:
     """The offsets in an upgraded index, by row of the vectors that were added, as the adapter itself reads them."""
-    return _scanned(index, 1)
+    return _scanned(index, "offsets")
 
 
 def decoded(index: faiss.Index) -> np.ndarray:
     """Its vectors, likewise."""
-    return _scanned(index, 0)
+    return _scanned(index, "vectors")
 
 
-def _scanned(index: faiss.Index, part: int) -> np.ndarray:
+def _scanned(index: faiss.Index, part: str) -> np.ndarray:
     handler = handler_for(index)
-    found = np.concatenate([block[part] for block in handler.scan(100)])
+    found = np.concatenate([getattr(batch, part) for batch in handler.scan(100)])
     rows = np.empty_like(found)
     rows[handler.order()] = found
     return rows

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import hubplugin_faiss
 from hubplugin_faiss.encoding.codecs import UpgradeSpec
-from hubplugin_faiss.handlers import handler_for
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -64,13 +63,8 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
         faiss.serialize_index(hubplugin_faiss.downgrade(upgraded)),
         faiss.serialize_index(index),
     )
-    handler = handler_for(upgraded)
-    order = handler.order()
-    stored, decoded = np.empty(n), np.empty((n, d))
-    for held, into in zip(
-        zip(*handler.scan(1000), strict=True), (decoded, stored), strict=True
-    ):
-        into[order] = np.concatenate(held)
+    stored = cases.stored(upgraded)
+    decoded = cases.decoded(upgraded)
     spread = max(float(offsets.max()), 0.0) - min(float(offsets.min()), 0.0)
     rounding = {"SQ4": 0.02, "SQ6": 0.005, "SQ8": 0.0005}.get(kind.split(",")[-1], 3e-6)
     np.testing.assert_allclose(

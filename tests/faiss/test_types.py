@@ -543,9 +543,8 @@ def test_what_is_added_after_others_were_removed_has_its_own_code_and_offset(kin
         np.arange(500) if ids is None else np.concatenate([case.ids[rows[:300]], ids])
     )
     handler = handler_for(upgraded)
-    found, held = (
-        np.concatenate(parts) for parts in zip(*handler.scan(100), strict=True)
-    )
+    (batch,) = handler.scan()
+    found, held = batch.vectors, batch.offsets
     order = np.argsort(handler.labels())
     np.testing.assert_array_equal(handler.labels()[order], np.sort(names))
     np.testing.assert_allclose(held[order], offsets[rows][np.argsort(names)], atol=1e-5)
