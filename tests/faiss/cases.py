@@ -83,7 +83,7 @@ class Case:
 
 def made(kind: str, metric: int, *, n: int = 600, d: int = 24, seed: int = 3) -> Case:
     rng = np.random.default_rng(seed)
-    vectors, queries = (unit(rng.normal(size=(rows, d))) for rows in (n, 40))
+    vectors, queries = draw(rng, n, 40, d=d)
     offsets = (rng.uniform(-0.2, 0.2, n)).astype(np.float32)
     offsets -= offsets.mean()
     if kind == "HNSW16,PQ6x8np":  # the factory knows it for L2 only
@@ -151,14 +151,18 @@ def best(scores: np.ndarray, k: int = 10) -> np.ndarray:
 
 def recall(found: np.ndarray, expected: np.ndarray) -> float:
     """The share of `expected` [m, k] that is in `found` [m, k]."""
-    return float(
-        np.mean(
-            [
-                len(np.intersect1d(a, b)) / len(b)
-                for a, b in zip(found, expected, strict=True)
-            ]
-        )
-    )
+    shares = [
+        np.isin(row, found_row).mean()
+        for row, found_row in zip(expected, found, strict=True)
+    ]
+    return float(np.mean(shares))
+
+
+def draw(
+    rng: np.random.Generator, *rows: int, d: int = 16, at: float | np.ndarray = 0
+) -> list[np.ndarray]:
+    """Unit vectors around `at`: arrays of so many `rows`."""
+    return [unit(rng.normal(size=(n, d)) + at) for n in rows]
 
 
 def unit(rows: np.ndarray) -> np.ndarray:

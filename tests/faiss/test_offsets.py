@@ -47,13 +47,13 @@ def offsets_of(shape: str, size: float, n: int, rng: np.random.Generator) -> np.
 )
 def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
     rng = np.random.default_rng(seed)
-    vectors, queries = (
-        rng.normal(size=(rows, d)).astype(np.float32) for rows in (n, 4)
+    vectors, queries, others = (
+        rng.normal(size=(rows, d)).astype(np.float32) for rows in (n, 4, 200)
     )
     index = faiss.index_factory(d, kind, metric)
-    index.train(np.concatenate([vectors, rng.normal(size=(200, d)).astype(np.float32)]))
+    index.train(np.concatenate([vectors, others]))
     ids = rng.permutation(1000)[:n] if "IDMap" in kind else np.arange(n)
-    index.add_with_ids(vectors, ids) if "IDMap" in kind else index.add(vectors)
+    cases.put(index, vectors, ids)
     cases.look_everywhere(index)
     offsets = offsets_of(shape, size, n, rng)
 
@@ -72,36 +72,25 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
     )
 
     scores, found = upgraded.search(queries, n)
-    asked = (
-        queries / np.linalg.norm(queries, axis=1, keepdims=True)
-        if kind == "L2norm,Flat"
-        else queries
-    )
-    truth = cases.similarities(asked, decoded, metric) + stored
-    scale = float(
-        np.abs(cases.similarities(asked, decoded, metric)).max() + np.abs(offsets).max()
-    )
+    asked = cases.unit(queries) if kind == "L2norm,Flat" else queries
+    similarities = cases.similarities(asked, decoded, metric)
+    truth = similarities + stored
+    scale = float(np.abs(similarities).max() + np.abs(offsets).max())
     reached = found >= 0
-    assert (
-        reached.all() or kind == "HNSW8"
-    )  # a graph need not reach every entry, nor does the raw one
+    # A graph need not reach every entry, nor does the raw one.
+    assert reached.all() or kind == "HNSW8"
     for query in range(4):
         labels = found[query][reached[query]]
         assert len(set(labels)) == len(labels) > 0
         rows = np.array([np.flatnonzero(ids == label)[0] for label in labels])
-        apart = (
-            cases.as_similarities(scores[query][reached[query]], metric)
-            - truth[query, rows]
-        )
-        np.testing.assert_allclose(
-            apart, apart.mean(), rtol=0, atol=1e-5 * scale + 2e-6
-        )
+        scored = cases.as_similarities(scores[query][reached[query]], metric)
+        apart = scored - truth[query, rows]
+        rounded = 1e-5 * scale + 2e-6
+        np.testing.assert_allclose(apart, apart.mean(), rtol=0, atol=rounded)
         if metric == IP:
             # 16 bits hold huge offsets only in larger units, by whose square all scores are shifted alike.
-            assert (
-                abs(apart.mean())
-                <= 2e-8 * np.abs(offsets).max() ** 2 + 1e-5 * scale + 1e-5
-            )
+            shift = 2e-8 * np.abs(offsets).max() ** 2
+            assert abs(apart.mean()) <= shift + rounded + 1e-5
 
 
 def test_a_model_is_never_taken_for_none():

@@ -72,15 +72,6 @@ def test_search_is_the_exact_corrected_ranking(kind, metric):
     cases.assert_ranked(upgraded.search(case.queries, 10)[1], truth, case.ids)
 
 
-@kinds(*cases.ALL)
-@both
-def test_offsets_are_read_back_as_they_were_written(kind, metric):
-    case, upgraded = pair(kind, metric)
-    np.testing.assert_allclose(
-        stored(upgraded), case.offsets, rtol=0, atol=cases.tolerance(kind)
-    )
-
-
 @kinds(
     "IVF8(SQ8),SQ8",
     "IVF8(SQ8),SQ6",
@@ -111,7 +102,7 @@ def test_offsets_that_differ_by_list_survive_a_coarse_quantizer_without_floats(
 def test_offsets_that_make_up_for_lengths_leave_a_search_by_l2_what_it_finds(kind):
     """They are largest where vectors lie furthest from their centroid."""
     rng = np.random.default_rng(0)
-    vectors, queries = (cases.unit(rng.normal(size=(rows, 16))) for rows in (4000, 400))
+    vectors, queries = cases.draw(rng, 4000, 400)
     vectors = (vectors * rng.lognormal(0, 0.15, size=(4000, 1))).astype(np.float32)
     index = cases.filled(kind, vectors, L2)
     faiss.ParameterSpace().set_index_parameter(index, "nprobe", 8)
@@ -348,17 +339,16 @@ def test_training_lists_and_search_settings_are_kept(metric):
 @both
 def test_vectors_added_to_a_graph_are_linked_as_in_the_raw_graph(metric):
     case, upgraded = fresh("HNSW16,Flat", metric)
-    new = cases.unit(np.random.default_rng(8).normal(size=(50, 24)))
+    (new,) = cases.draw(np.random.default_rng(8), 50, d=24)
     raw = faiss.deserialize_index(faiss.serialize_index(case.index))
     inner = downcast_to_ivf(upgraded)
     inner.hnsw.rng = raw.hnsw.rng
     hubplugin_faiss.add(upgraded, new, np.linspace(-0.2, 0.2, 50))
     raw.add(new)
-    ours, theirs = (
-        faiss.vector_to_array(index.hnsw.neighbors) for index in (inner, raw)
+    np.testing.assert_array_equal(
+        faiss.vector_to_array(inner.hnsw.neighbors),
+        faiss.vector_to_array(raw.hnsw.neighbors),
     )
-    assert len(ours) == len(theirs)
-    assert (ours == theirs).mean() > 0.99
 
 
 @kinds("IVF8,Flat", "IVF8,SQ8", "IVF8,PQ6x8np", "IVF8,PQ6x4fs")
@@ -373,20 +363,25 @@ def test_direct_maps_know_what_was_added_and_an_array_refuses_ids_that_it_cannot
         upgraded.reconstruct(603), upgraded.reconstruct(3), atol=1e-6
     )
     before = faiss.serialize_index(upgraded)
-    with pytest.raises(
-        hubplugin.StoreError, match=r"holds no ids but 0, 1, 2, .*DirectMap\.Hashtable"
-    ):
-        hubplugin_faiss.add(
-            upgraded, case.vectors[:3], case.offsets[:3], ids=np.array([900, 901, 902])
-        )
+    more = {"ids": np.array([900, 901, 902])}
+    given = upgraded, case.vectors[:3], case.offsets[:3]
+    says = r"holds no ids but 0, 1, 2, .*DirectMap\.Hashtable"
+    with pytest.raises(hubplugin.StoreError, match=says):
+        hubplugin_faiss.add(*given, **more)
     np.testing.assert_array_equal(faiss.serialize_index(upgraded), before)
     faiss.extract_index_ivf(upgraded).set_direct_map_type(faiss.DirectMap.Hashtable)
-    hubplugin_faiss.add(
-        upgraded, case.vectors[:3], case.offsets[:3], ids=np.array([900, 901, 902])
-    )
+    hubplugin_faiss.add(*given, **more)
     np.testing.assert_allclose(
         upgraded.reconstruct(902), upgraded.reconstruct(2), atol=1e-6
     )
+    assert hubplugin_faiss.remove_ids(upgraded, faiss.IDSelectorRange(100, 300)) == 200
+    labels = handler_for(upgraded).labels()
+    np.testing.assert_array_equal(np.sort(labels), np.r_[:100, 300:620, 900:903])
+    assert (
+        faiss.extract_index_ivf(upgraded).direct_map.type == faiss.DirectMap.Hashtable
+    )
+    with pytest.raises(hubplugin.StoreError, match="has ids of its own: pass ids="):
+        hubplugin_faiss.add(*given)
 
 
 @kinds("IVF8,Flat", "IVF8,SQ8", "IVF8,PQ6x8np", "SQ8", "PQ6x8np")
@@ -406,10 +401,7 @@ def off_centre(
     """An index, its vectors, queries and a bank, whose mean is not 0."""
     rng = np.random.default_rng(7)
     centre = rng.normal(size=24)
-    vectors, queries, bank = (
-        cases.unit(rng.normal(size=(rows, 24)) + 0.3 * centre)
-        for rows in (600, 40, 100)
-    )
+    vectors, queries, bank = cases.draw(rng, 600, 40, 100, d=24, at=0.3 * centre)
     index = cases.filled(kind, vectors, metric)
     cases.look_everywhere(index)
     return index, vectors, queries, bank
@@ -489,7 +481,7 @@ def test_a_model_of_unit_vectors_is_exact_in_a_refined_index(kind, metric):
     """The codes of the first stage change lengths, those of the second do not: each gets offsets of its own."""
     case = cases.made(kind, metric)
     rng = np.random.default_rng(7)
-    bank, queries = (cases.unit(rng.normal(size=(rows, 24))) for rows in (100, 40))
+    bank, queries = cases.draw(rng, 100, 40, d=24)
     model = hubplugin.fit(case.index, bank, "nnn", k=5)
     upgraded = hubplugin_faiss.upgrade(case.index, model)
     cases.look_everywhere(upgraded)
@@ -503,10 +495,6 @@ def test_a_model_of_unit_vectors_is_exact_in_a_refined_index(kind, metric):
     )
     hubplugin_faiss.add(upgraded, case.vectors[:50], model)
     np.testing.assert_allclose(stored(upgraded)[-50:], stored(upgraded)[:50], atol=1e-3)
-    downgraded = hubplugin_faiss.downgrade(hubplugin_faiss.upgrade(case.index, model))
-    np.testing.assert_array_equal(
-        faiss.serialize_index(downgraded), faiss.serialize_index(case.index)
-    )
 
 
 @kinds("Flat", "SQ8", "PQ6x8np", "IVF8,SQ8", "HNSW16,SQ8")
@@ -575,21 +563,6 @@ def test_the_rank_of_a_list_is_that_of_its_best_entry_above_its_centroid(metric,
     expected += offsets.mean() - (expected * sizes).sum() / sizes.sum()
     expected = np.where(sizes, np.clip(expected, offsets.min(), offsets.max()), 0)
     np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-@kinds("IVF8,Flat", "IVF8,PQ6x4fs")
-def test_entries_are_removed_by_a_selector_and_a_direct_map_knows_the_others(kind):
-    case = cases.made(kind, IP)
-    faiss.extract_index_ivf(case.index).set_direct_map_type(faiss.DirectMap.Hashtable)
-    upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
-    assert hubplugin_faiss.remove_ids(upgraded, faiss.IDSelectorRange(100, 300)) == 200
-    labels = handler_for(upgraded).labels()
-    np.testing.assert_array_equal(np.sort(labels), np.r_[:100, 300:600])
-    assert (
-        faiss.extract_index_ivf(upgraded).direct_map.type == faiss.DirectMap.Hashtable
-    )
-    with pytest.raises(hubplugin.StoreError, match="has ids of its own: pass ids="):
-        hubplugin_faiss.add(upgraded, case.vectors[:2], case.offsets[:2])
 
 
 def test_a_graph_that_plain_faiss_cannot_remove_from_loses_nothing():
