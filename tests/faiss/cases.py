@@ -144,6 +144,11 @@ def _scanned(index: faiss.Index, part: str) -> np.ndarray:
     return rows
 
 
+def rows_of(labels: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """The rows at which the `labels` stand among `ids` [n]."""
+    return np.argsort(ids)[np.searchsorted(np.sort(ids), labels)]
+
+
 def best(scores: np.ndarray, k: int = 10) -> np.ndarray:
     """The columns of the k largest of `scores` [m, n] in each row: [m, k]."""
     return np.argsort(-scores, axis=1, kind="stable")[:, :k]
@@ -201,8 +206,6 @@ def assert_ranked(
     labels: np.ndarray, truth: np.ndarray, ids: np.ndarray, ties: float = 1e-5
 ) -> None:
     """`labels` [m, k] are the k best of the scores `truth` [m, n], up to scores that differ by less than `ties`."""
-    column = np.empty(ids.max() + 1, np.int64)
-    column[ids] = np.arange(len(ids))
-    found = np.take_along_axis(truth, column[labels], axis=1)
+    found = np.take_along_axis(truth, rows_of(labels, ids), axis=1)
     best = -np.sort(-truth, axis=1)[:, : labels.shape[1]]
     np.testing.assert_allclose(found, best, rtol=0, atol=ties)

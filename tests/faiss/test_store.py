@@ -70,24 +70,6 @@ def test_apply_inspect_refresh_and_remove(file, model, kind):
     assert os.listdir(file.parent) == [file.name]
 
 
-@pytest.mark.parametrize("kind", ["PQ8x4np", "IVF4,PQ8x4np"])
-def test_codes_find_as_much_by_l2_as_by_inner_product(file, kind):
-    """Half of each decoded vector's squared length is no part of what is corrected."""
-    rng = np.random.default_rng(2)
-    vectors, queries, bank = cases.draw(rng, 1500, 200, 300, at=0.7)
-    truth = cases.similarities(queries, vectors, IP)
-    truth += hubplugin.fit(vectors, bank).offsets(vectors)
-    recalls = []
-    for metric in (IP, L2):
-        index = cases.filled(kind, vectors, metric)
-        cases.look_everywhere(index)
-        correct(file, index, bank, metric="cosine")
-        found = faiss.read_index(str(file)).search(queries, 10)[1]
-        recalls.append(cases.recall(found, cases.best(truth)))
-        hubplugin.remove(opened(file))
-    assert abs(recalls[1] - recalls[0]) < 0.02
-
-
 def test_a_refresh_leaves_the_date_and_the_model_before_as_they_were(file, model):
     correct(file, cases.filled("IVF4,Flat", GALLERY), BANK, "csls", k=3)
     hubplugin.apply(opened(file), model, force=True)
@@ -317,15 +299,6 @@ def test_lists_on_disk_are_refused_until_they_are_loaded_into_memory(file, model
     exec(str(caught.value).partition("then go on: ")[2], locals() | {"faiss": faiss})
     correct(file, index, model)
     assert opened(file).correction().active
-
-
-def test_ids_below_0_are_ids(file, model):
-    ids = np.random.default_rng(0).integers(-(2**62), 2**62, 500)
-    index = faiss.index_factory(16, "IDMap,Flat", IP)
-    index.add_with_ids(GALLERY, ids)
-    correct(file, index, model)
-    found = opened(file).search(GALLERY[:50], 1, raw=True).ids
-    assert [row[0] for row in found] == ids[:50].tolist()
 
 
 def test_an_open_store_looks_at_the_file_as_it_is(file, model):
