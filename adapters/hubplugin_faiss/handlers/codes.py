@@ -20,6 +20,7 @@ from hubplugin_faiss.encoding.codecs import (
     ProductCodec,
     ScalarCodec,
     UpgradeSpec,
+    evenly,
     into,
 )
 from hubplugin_faiss.encoding.layout import codes_of, write_codes
@@ -188,7 +189,7 @@ def sample_rows(
 ) -> np.ndarray:
     """Return rows of `offsets` [n] to train a codebook on: evenly spread, with the
     extremes and all `starts`."""
-    spread = np.linspace(0, len(offsets) - 1, min(len(offsets), CODEBOOK))
+    spread = evenly(np.arange(len(offsets)), CODEBOOK)
     ends = [offsets.argmin(), offsets.argmax()]
     return np.unique(np.concatenate([spread, starts, ends]).astype(np.int64))
 

@@ -238,19 +238,20 @@ class InvertedListsHandler(BaseIndexHandler):
 
         return coder.extra, self._fill(new, join)
 
-    def pad(self, parts: int, quantizer: faiss.Index) -> faiss.Index:
-        """Return this index of PQ codes with so many `parts`, of which those behind its
-        own hold 0, under a `quantizer` as wide."""
-        pq = self.index.pq
-        new = self._empty(parts * pq.dsub, quantizer)
-        behind = (0, parts - pq.M)
+    def pad(self, d: int, quantizer: faiss.Index) -> faiss.Index:
+        """Return a copy with `d` components, as many as it has or, of PQ codes of 8 bits,
+        more parts, which hold 0, under a `quantizer` as wide."""
+        new = self._empty(d, quantizer)
+        behind = (0, (d - int(self.index.d)) // self.codec.part)
         self.codec.train(new, np.pad(self.codec.tables(), (behind, (0, 0))))
         return self._fill(new, lambda codes, rows: np.pad(codes, ((0, 0), behind)))
 
     def _ranks(self, offsets: np.ndarray, queries: np.ndarray | None) -> np.ndarray:
         """Return `list_ranks` for `offsets` [n] of all entries, by `queries` of the bank;
-        without one their mean in each list."""
+        without one their mean in each list, and 0 where centroids hold no ranks."""
         nlist = self.index.nlist
+        if not self._ranked:
+            return np.zeros(nlist, np.float32)
         if queries is None:
             sums = np.bincount(self._numbers, offsets, nlist)
             return (sums / np.maximum(self._sizes, 1)).astype(np.float32)
