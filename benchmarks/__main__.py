@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 
 NAMES = """
-fit growth settings learning remedies guard causes keeping faiss_found copies qdrant_overhead
+fit growth settings learning remedies guard causes keeping faiss_found candidates qdrant_overhead
 qdrant_candidates pgvector serving
 """
 

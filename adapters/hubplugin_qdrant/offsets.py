@@ -167,9 +167,9 @@ def compute_stored(
     stored = [StoredOffsets() for _ in points]
     for version, model in models:
         rows, vectors = usable([point.vector for point in points], version)
-        judged: np.ndarray = np.ones(len(rows), bool)
+        judged = np.ones(len(rows), bool)
         if version.metric is Metric.COSINE:
-            judged = vectors.any(axis=1)
+            judged &= vectors.any(axis=1)
         offsets = np.zeros(len(rows), np.float32)
         if judged.any():
             offsets[judged] = model.offsets(vectors[judged])

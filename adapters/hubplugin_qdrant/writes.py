@@ -56,11 +56,10 @@ def upsert(
     if isinstance(points, list):
         pairs = yield from cache.read_models(cached)
         written, others = yield Computing(with_offsets, points, pairs)
-    result = yield Call(cache.raw.upsert, **arguments | {"points": written})
+    plain = Call(cache.raw.upsert, **arguments | {"points": written})
     touched = [(plain_client.ids_of(points), shard_key)]
     lacking = [(others, shard_key)]
-    yield from _finish(cache, cached, arguments, touched, lacking)
-    return result
+    return (yield from _then(cache, cached, plain, touched, lacking))
 
 
 def with_offsets(points: list[Any], pairs: Models) -> tuple[list[Any], list[PointId]]:
@@ -133,10 +132,9 @@ def _upload_part(
             lacking.extend(others)
             yield from written
 
-    yield Call(cache.raw.upload_points, **arguments | {"points": stream()})
+    plain = Call(cache.raw.upload_points, **arguments | {"points": stream()})
     touched = [(plain_client.ids_of(points), shard_key)]
-    arguments = arguments | {"wait": False}
-    yield from _finish(cache, cached, arguments, touched, [(lacking, shard_key)])
+    yield from _then(cache, cached, plain, touched, [(lacking, shard_key)], wait=False)
 
 
 def _change(name: str, selector: str = "points") -> OfClient:
@@ -156,7 +154,7 @@ def _change(name: str, selector: str = "points") -> OfClient:
         shard_key = arguments.get("shard_key_selector")
         points = arguments.get(selector)
         touched = yield from _select(cache, cached, points, shard_key)
-        return (yield from _then(cache, cached, plain, [touched]))
+        return (yield from _then(cache, cached, plain, [touched], [touched]))
 
     return change
 
@@ -186,25 +184,46 @@ def batch_update_points(
     for body in plain_client.bodies_of(arguments["update_operations"]):
         offsets.require_free(field_of(body, "payload"), cached.offset_key)
         touched.append((yield from _select(cache, cached, body, None)))
-    return (yield from _then(cache, cached, plain, touched))
+    return (yield from _then(cache, cached, plain, touched, touched))
 
 
 def _then(
-    cache: CorrectionCache, cached: CachedManifest, plain: Call, touched: list[Touched]
+    cache: CorrectionCache,
+    cached: CachedManifest,
+    plain: Call,
+    touched: list[Touched],
+    lacking: list[Touched],
+    wait: bool = True,
 ) -> Operation[Any]:
-    """Return the answer to `plain`, after which the points `touched` have offsets.
+    """Return the answer to `plain`, after which all points `touched` have offsets.
 
-    An operation that a server refuses for a point that is not there is done for the
-    other points.
+    Those `lacking` did not bring them along. A write that is refused for one point may
+    have been done for others. Whoever changes the state of a collection writes its
+    manifest first and looks at the points then: what is written before is seen there,
+    what later, here.
     """
     try:
         result = yield plain
     except Exception as error:
         if fault_of(error) not in PASSING:
             with suppress(Exception):
-                yield from _refresh(cache, cached, touched, has_waited=True)
+                yield from _refresh(cache, cached, lacking, has_waited=True)
         raise
-    yield from _finish(cache, cached, plain.keywords, touched, touched)
+    name = plain.keywords["collection_name"]
+    has_waited = wait and plain.keywords.get("wait", True)
+    yield from _refresh(cache, cached, lacking, has_waited)
+    for _ in range(CHANGES):
+        if (yield from cache.is_unchanged(name, cached)):
+            break
+        now = yield from cache.lookup(name, cached)
+        # An alias may have been moved before the write, or after it.
+        for collection in {now.collection, cached.collection}:
+            current = now
+            if collection != now.collection:
+                current = yield from cache.lookup(collection, cached)
+            if current.state != cached.state:
+                yield from _refresh(cache, current, touched, has_waited=False)
+        cached = now
     return result
 
 
@@ -239,35 +258,6 @@ def _select(
 
 def _in_shard(shard_key: ShardKey) -> Arguments:
     return {} if shard_key is None else {"shard_key_selector": shard_key}
-
-
-def _finish(
-    cache: CorrectionCache,
-    cached: CachedManifest,
-    arguments: Arguments,
-    touched: list[Touched],
-    lacking: list[Touched],
-) -> Operation[None]:
-    """Refresh the points `lacking`; and all `touched` if the state has changed.
-
-    Whoever changes the state of a collection writes its manifest first and looks at
-    the points then. So what is written before is seen there, what later, here.
-    """
-    name = arguments["collection_name"]
-    has_waited = arguments.get("wait", True)
-    yield from _refresh(cache, cached, lacking, has_waited)
-    for _ in range(CHANGES):
-        if (yield from cache.is_unchanged(name, cached)):
-            return
-        now = yield from cache.lookup(name, cached)
-        # An alias may have been moved before the write, or after it.
-        for collection in {now.collection, cached.collection}:
-            current = now
-            if collection != now.collection:
-                current = yield from cache.lookup(collection, cached)
-            if current.state != cached.state:
-                yield from _refresh(cache, current, touched, has_waited=False)
-        cached = now
 
 
 def _refresh(

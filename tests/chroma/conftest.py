@@ -38,3 +38,8 @@ def server(tmp_path_factory):
             yield f"localhost:{port}"
         finally:
             process.terminate()
+
+
+@pytest.fixture(autouse=True)
+def few_calibration_queries():
+    """All of them, as in use: this store searches quickly."""

@@ -11,7 +11,8 @@ pytestmark = pytest.mark.slow
 
 
 class TestChroma(StoreConformance):
-    space, recall = "cosine", 0.99
+    space = "cosine"
+    recall = 0.98  # candidates are chosen for 0.995, and by other queries
 
     @pytest.fixture(autouse=True)
     def client(self, tmp_path):

@@ -1,0 +1,376 @@
+"""Corrected search for a store that cannot add a number to a score.
+
+The plain search finds more candidates than are wanted; they are ranked again with their
+offsets. These lie beside the gallery, in a log that a process reads into memory, so that
+the gallery itself is never written to. An adapter says how its store is searched and
+where the log lies; `CandidateStore` does the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from hubplugin.calibration import FIRST, choose_queries
+from hubplugin.corrections import Manifest, ManifestStore, Version
+from hubplugin.errors import HubpluginError
+from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel
+from hubplugin.store import Batch, Found, Hits, Id, Writing, require_room
+from hubplugin.vectors import Progress
+
+AGREEMENT = 0.995
+"""The share of the corrected first ten of the calibration queries that candidates reach."""
+
+WIDEST = 10_240
+"""The most candidates that a search ranks again."""
+
+REQUEST = 20_000
+"""Candidates in one request: SQLite, in which Chroma looks them up, takes 32,766."""
+
+
+class CandidateVersion(Version):
+    """One correction.
+
+    word: Begins the names of all that belongs to it; no two runs draw the same.
+    gallery: Tells the gallery from another that had its name before.
+    oversampling: How many candidates are ranked again for each result.
+    """
+
+    word: str = ""
+    gallery: str
+    oversampling: float = 1.0
+
+    def candidates(self, k: int) -> int:
+        """Return how many candidates a search for `k` results ranks again."""
+        return max(k, min(math.ceil(self.oversampling * max(k, FIRST)), WIDEST))
+
+
+Candidates: TypeAlias = dict[str, Any]
+"""What the plain search finds for one query, nearest first: lists of equal length.
+
+"ids" and "distances" are there; "vectors" tell which of them have changed; others are
+returned as they are.
+"""
+
+Fetch: TypeAlias = Callable[[np.ndarray, int], list[Candidates]]
+"""The plain search for queries [m, d]: so many candidates of each."""
+
+
+@dataclass
+class Snapshot:
+    """What searches use at one moment.
+
+    offsets: The offset of each target, and the checksum of the vector that it is for.
+    seen: How many texts of the log have been read.
+    """
+
+    version: CandidateVersion | None = None
+    model: OffsetModel | None = None
+    offsets: dict[Id, tuple[float, int]] = field(default_factory=dict)
+    seen: int = 0
+
+    def offsets_of(
+        self, ids: Sequence[Id], vectors: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Return the offsets of targets [b]: NaN without one, infinite if it is that of
+        another vector than the one of `vectors` [b, d]."""
+        found = [self.offsets.get(key, (math.nan, 0)) for key in ids]
+        offsets = np.array([offset for offset, _ in found], np.float32)
+        if vectors is not None:
+            sums = [checksum for _, checksum in found]
+            has_changed = np.not_equal(sums, checksums(vectors))
+            offsets[has_changed & ~np.isnan(offsets)] = np.inf
+        return offsets
+
+
+def checksums(vectors: np.ndarray) -> list[int]:
+    """Return a number for each of `vectors` [b, d] that changes when it does."""
+    return [zlib.crc32(row.tobytes()) for row in np.asarray(vectors, np.float32)]
+
+
+class CandidateStore(ManifestStore[CandidateVersion]):
+    """A store whose own search is asked for candidates. Scores are distances.
+
+    The manifest, each log and each model have a place of their own, a table or a
+    collection, which `name_of` names. A log and a model are texts in an order.
+    """
+
+    name: str
+    """The place of the manifest."""
+
+    joint: str
+    place: str
+    """What a place is: "table"."""
+
+    gallery: str
+    """See `CandidateVersion`."""
+
+    folder: Path | None = None
+    """The folder of the store, if it is one of this machine."""
+
+    every: float = 0.0
+    """For how many seconds a search trusts what it last looked up."""
+
+    how_to_record = (
+        "hubplugin.Recorder(FOLDER).add(queries) beside each search, and "
+        "?record=FOLDER behind the URL of the store"
+    )
+
+    _snapshot = Snapshot()
+    _look_again = -math.inf
+
+    @abstractmethod
+    def fetch(self, queries: np.ndarray, count: int) -> list[Candidates]:
+        """Search without a correction for `count` targets near each of `queries` [m, d]."""
+
+    @abstractmethod
+    def read_targets(self, field: str | None = None) -> Iterator[Batch]:
+        """Scan as `scan` does, without offsets."""
+
+    @abstractmethod
+    def read_text(self) -> str | None:
+        """Return the manifest as it was written, JSON; None if there is none."""
+
+    @abstractmethod
+    def write_text(self, text: str) -> None:
+        """Put a manifest in the place of the one before, in one step."""
+
+    @abstractmethod
+    def read_texts(self, name: str, start: int = 0) -> list[str]:
+        """Return what was appended to the place `name`, in order, from number `start` on.
+        Nothing lies in a place that is not there."""
+
+    @abstractmethod
+    def append(self, name: str, text: str) -> None:
+        """Append to the place `name`, which is made if it is not there."""
+
+    @abstractmethod
+    def drop(self, name: str) -> None:
+        """Delete a place of ours, which a kill may have left half deleted, or which is gone."""
+
+    @property
+    def maps_queries(self) -> bool:  # type: ignore[override]
+        return self.metric is not Metric.EUCLIDEAN
+
+    def name_of(self, version: CandidateVersion, *parts: str) -> str:
+        """Return the name of the log of `version`, or with "model" of its model."""
+        return self.joint.join((self.name, version.word, *parts))
+
+    def read_manifest(self) -> Manifest[CandidateVersion]:
+        text = self.read_text()
+        if text is None:
+            return Manifest[CandidateVersion]()
+        mend = f"delete each {self.place} whose name begins so, and apply again"
+        place = f"{self.url}: the {self.place} {self.name}"
+        manifest = Manifest[CandidateVersion].read(text, place, mend)
+        versions = (*manifest.maintained, *manifest.previous.values())
+        if any(version.gallery != self.gallery for version in versions):
+            return manifest.withdraw()
+        return manifest
+
+    def write_manifest(self, manifest: Manifest[CandidateVersion]) -> None:
+        self.write_text(manifest.model_dump_json())
+        self._look_again = -math.inf
+
+    def delete_manifest(self) -> None:
+        self.drop(self.name)
+
+    def new_version(self, model: OffsetModel, number: int) -> CandidateVersion:
+        version = CandidateVersion.of(model, number, gallery=self.gallery)
+        return version.replace(word=uuid.uuid4().hex[:12])
+
+    def read_model(self, version: CandidateVersion) -> OffsetModel:
+        texts = self.read_texts(self.name_of(version, "model"))
+        return OffsetModel.from_texts(texts, self.url)
+
+    def write_model(self, version: CandidateVersion, model: OffsetModel) -> None:
+        for text in model.to_texts():
+            self.append(self.name_of(version, "model"), text)
+
+    def delete_model(self, version: CandidateVersion) -> None:
+        self.drop(self.name_of(version, "model"))
+
+    def make_room(self, version: CandidateVersion) -> None:
+        """Do nothing: a log is made by what is first appended."""
+
+    def delete_offsets(
+        self, versions: Sequence[CandidateVersion], progress: Progress | None
+    ) -> None:
+        for version in versions:
+            self.drop(self.name_of(version))
+
+    def begin(self, model: OffsetModel, progress: Progress | None = None) -> Writing:
+        return CandidateWriting(self, model, *self.start_version(model, progress))
+
+    def require_writable(self, *, dry_run: bool = False) -> None:
+        """Raise StoreError if the folder has no room for the offsets."""
+        if self.folder is not None and not dry_run:
+            require_room(self.folder, 50 * self.count())
+
+    def notes(self) -> Sequence[str]:
+        version = self.active()
+        if version is None:
+            return []
+        count = version.candidates(FIRST)
+        return [f"a search for {FIRST} results ranks {count} candidates again"]
+
+    def look(self, *, anew: bool = False) -> Snapshot:
+        """Return what searches use, looked up at most `every` seconds ago."""
+        if anew or time.monotonic() >= self._look_again:
+            self._snapshot = self._read_snapshot()
+            self._look_again = time.monotonic() + self.every
+        return self._snapshot
+
+    def _read_snapshot(self) -> Snapshot:
+        version = self.active()
+        if version is None:
+            return Snapshot()
+        try:
+            return replace(self.remember(version), model=self.model(version))
+        except HubpluginError:
+            if self.active() == version:
+                raise
+            return self._read_snapshot()  # another correction has taken its place
+
+    def remember(self, version: CandidateVersion) -> Snapshot:
+        """Return the offsets of `version`, of whose log only what is new is read."""
+        snapshot = Snapshot(version)
+        known = self._snapshot
+        if known.version is not None and known.version.word == version.word:
+            snapshot = replace(known, version=version)
+        for text in self.read_texts(self.name_of(version), snapshot.seen):
+            for key, offset, checksum in json.loads(text):
+                snapshot.offsets[key] = offset, checksum
+            snapshot.seen += 1
+        return snapshot
+
+    def scan(self, field: str | None = None) -> Iterator[Batch]:
+        return add_offsets(self.read_targets(field), self.look(anew=True))
+
+    def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
+        """Search as every store does.
+
+        Args:
+            queries: [m, d].
+            k: How many results of each.
+            raw: Search without the correction.
+
+        Returns:
+            The hits. Scores are distances: 1 - s for inner product and cosine, else
+            |q - t|^2; less the offset, under squared Euclidean distance twice the offset.
+        """
+        rows = self.rank(queries, k, self.fetch, raw=raw)
+        return Hits([row["ids"] for row in rows], [row["distances"] for row in rows])
+
+    def rank(
+        self, queries: np.ndarray, k: int, fetch: Fetch, *, raw: bool = False
+    ) -> list[Candidates]:
+        """Return the `k` best candidates of each query, ranked corrected.
+
+        Args:
+            queries: [m, d].
+            k: How many of each.
+            fetch: The plain search.
+            raw: Leave out the correction.
+        """
+        snapshot = Snapshot() if raw else self.look()
+        version = snapshot.version
+        count = k if version is None else version.candidates(k)
+        lacks_offsets = False
+        ranked = list[Candidates]()
+        for found, offsets in self._find(snapshot, queries, count, fetch):
+            lacks_offsets |= bool(np.isnan(offsets).any())
+            best = np.argsort(found["distances"], kind="stable")[:k].tolist()
+            ranked.append(
+                {name: [values[row] for row in best] for name, values in found.items()}
+            )
+        is_in_doubt = version is not None and lacks_offsets
+        if is_in_doubt and self.look(anew=True).version != version:
+            return self.rank(queries, k, fetch)  # another one has taken its place
+        return ranked
+
+    def _find(
+        self, snapshot: Snapshot, queries: np.ndarray, count: int, fetch: Fetch
+    ) -> Iterator[tuple[Candidates, np.ndarray]]:
+        """Yield `count` candidates of each of `queries` [m, d] in the order of `fetch`, with
+        corrected distances, and their offsets."""
+        mapped = queries
+        lengths = np.ones(len(queries))
+        if snapshot.model is not None:
+            mapped = snapshot.model.queries(queries)
+            if self.metric is Metric.COSINE:  # the store divides by them
+                lengths = np.linalg.norm(mapped, axis=1)
+        step = max(1, REQUEST // count)
+        for start in range(0, len(queries), step):
+            part = fetch(mapped[start : start + step], count)
+            for length, found in zip(lengths[start:], part, strict=False):
+                offsets = snapshot.offsets_of(found["ids"], found.pop("vectors", None))
+                usable = np.where(np.isfinite(offsets), offsets, 0.0)
+                raw = np.asarray(found["distances"])
+                corrected = 1 - length * (1 - raw) - usable
+                if self.metric is Metric.EUCLIDEAN:
+                    corrected = raw - 2 * usable
+                yield {**found, "distances": corrected.tolist()}, offsets
+
+    def calibrate(self, version: CandidateVersion, model: OffsetModel) -> float:
+        """Return the fewest candidates a result that give the calibration queries their
+        corrected first ten, but for 1 - `AGREEMENT` of these, as far as the index finds
+        them among the `WIDEST`."""
+        most = min(self.count(), WIDEST)
+        if not most:
+            return 1.0
+        queries = choose_queries(model, self.read_targets())
+        snapshot = replace(self.remember(version), model=model)
+        places = list[int]()
+        for found, _ in self._find(snapshot, queries, most, self.fetch):
+            places.extend(np.argsort(found["distances"], kind="stable")[:FIRST])
+        last = np.quantile(places, AGREEMENT, method="inverted_cdf")
+        return max(1.0, (float(last) + 1) / FIRST)
+
+
+def add_offsets(batches: Iterator[Batch], snapshot: Snapshot) -> Iterator[Batch]:
+    """Yield `batches` with the offsets of `snapshot`."""
+    for batch in batches:
+        yield replace(batch, offsets=snapshot.offsets_of(batch.ids, batch.vectors))
+
+
+class CandidateWriting(Writing):
+    """The offsets of `model` on their way into the log of `version`."""
+
+    def __init__(
+        self,
+        store: CandidateStore,
+        model: OffsetModel,
+        version: CandidateVersion,
+        found: Found,
+    ):
+        self._store = store
+        self._model = model
+        self._version = version
+        self.found = found
+
+    def scan(self) -> Iterator[Batch]:
+        return add_offsets(
+            self._store.read_targets(), self._store.remember(self._version)
+        )
+
+    def write(self, batch: Batch, offsets: np.ndarray) -> None:
+        sums = checksums(batch.vectors)
+        rows = list(zip(batch.ids, offsets.tolist(), sums, strict=True))
+        self._store.append(self._store.name_of(self._version), json.dumps(rows))
+
+    def activate(self) -> None:
+        oversampling = self._store.calibrate(self._version, self._model)
+        self._store.switch(self._version.replace(oversampling=oversampling))
+        self._store.clear()
