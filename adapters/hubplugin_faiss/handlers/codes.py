@@ -220,8 +220,11 @@ class FlatCodesHandler(BaseIndexHandler):
         return coder.extra, self._fill(new, join)
 
     def _codes(self, rows: np.ndarray) -> np.ndarray:
-        first, stop = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
-        return codes_of(self.storage).read(first, stop)[rows - first]
+        codes = codes_of(self.storage)
+        if not len(rows):
+            return codes.read(0, 0)
+        first = int(rows[0])
+        return np.asarray(codes.read(first, int(rows[-1]) + 1)[rows - first])
 
     def decode(self, rows: np.ndarray) -> np.ndarray:
         return np.asarray(self.storage.sa_decode(self._codes(rows)))
