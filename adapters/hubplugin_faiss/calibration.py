@@ -13,7 +13,7 @@ from hubplugin.errors import CorrectionRefused, Parameter, StoreError
 from hubplugin.metric import Metric, augment_queries, augment_targets, unit_or_zero
 from hubplugin.model import OffsetModel
 from hubplugin_faiss.encoding.codecs import bank_queries
-from hubplugin_faiss.handlers.base import IndexHandler, block_rows, name_of, reason
+from hubplugin_faiss.handlers.base import IndexHandler, name_of, reason
 from hubplugin_faiss.scale import IndexScale
 
 QUERIES, K = 400, 10
@@ -127,12 +127,10 @@ def exact_rankings(
     )
     plain: list[tuple[np.ndarray, np.ndarray]] = []
     corrected: list[tuple[np.ndarray, np.ndarray]] = []
-    all_labels = upgraded.labels()
-    row = 0
-    for vectors, offsets in upgraded.scan(block_rows(upgraded.index.d)):
-        labels = all_labels[row : row + len(vectors)]
-        row += len(vectors)
-        assert offsets is not None
+    for batch in upgraded.scan():
+        labels = np.array(batch.ids)
+        vectors = batch.vectors
+        offsets = batch.offsets
         if model.metric is Metric.COSINE and upgraded.lossy:
             vectors = raw.with_zeros(vectors)
             offsets = scale.to_model(offsets, vectors)

@@ -116,26 +116,21 @@ def _as_one(run: list[faiss.VectorTransform], d_out: int) -> faiss.LinearTransfo
 
 
 def _lists(part: faiss.IndexIVF) -> faiss.Index:
-    old = faiss.downcast_index(part.quantizer)
-    quantizer = (
-        _cloneable(old)
-        if isinstance(old, faiss.IndexPreTransform)
-        else faiss.clone_index(old)
-    )
-    if isinstance(part, faiss.IndexIVFPQ) and part.pq.M not in PARTS:
-        parts = min(number for number in PARTS if number > part.pq.M)
-        return InvertedListsHandler(part).pad(
-            parts, _pad_quantizer(quantizer, parts * part.pq.dsub)
-        )
-    part.quantizer = quantizer  # a clone of the lists clones their quantizer
-    try:
-        return faiss.clone_index(part)
-    finally:
-        part.quantizer = old
+    quantizer = faiss.downcast_index(part.quantizer)
+    if isinstance(quantizer, faiss.IndexPreTransform):
+        quantizer = _cloneable(quantizer)
+    else:
+        quantizer = faiss.clone_index(quantizer)
+    d = int(part.d)
+    if isinstance(part, faiss.IndexIVFPQ):
+        d = part.pq.dsub * min(number for number in PARTS if number >= part.pq.M)
+    return InvertedListsHandler(part).pad(d, _pad_quantizer(quantizer, d))
 
 
 def _pad_quantizer(quantizer: faiss.Index, d: int) -> faiss.Index:
     """A coarse quantizer of `d` components, the last of which count for nothing."""
+    if quantizer.d == d:
+        return quantizer
     if not isinstance(quantizer, faiss.IndexFlat):
         return pretransform(
             [faiss.RemapDimensionsTransform(d, int(quantizer.d), False)], quantizer

@@ -4,7 +4,8 @@ functions on it."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import faiss
 import numpy as np
@@ -20,7 +21,7 @@ from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
 from hubplugin_faiss.calibration import parts, require_recall
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexHandler, block_rows, name_of, with_map
+from hubplugin_faiss.handlers.base import IndexHandler, name_of, with_map
 from hubplugin_faiss.scale import IndexScale
 
 
@@ -250,24 +251,23 @@ class Gallery(Vectors):
         super().__init__(name, self.handler.count, int(index.d))
 
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
-        row = 0
-        for vectors, _ in self.handler.scan(size):
-            if self.unit:
-                vectors = as_unit(vectors, self.handler, row, self.name, self.tolerant)
-            yield vectors
-            row += len(vectors)
+        batches = self.handler.scan(size)
+        if self.unit:
+            batches = as_unit(batches, self.handler, self.name, self.tolerant)
+        for batch in batches:
+            yield batch.vectors
 
 
 def as_unit(
-    vectors: np.ndarray, handler: IndexHandler, row: int, name: str, tolerant: bool
-) -> np.ndarray:
-    """Return `vectors` [b, d], read from entry `row` of `handler` on, with zeros where
-    codes stand for these. Raises InputError, unless `tolerant`, if vectors cannot be of
-    unit length."""
-    vectors = handler.with_zeros(vectors)
-    if not tolerant and (row == 0 or not handler.lossy):
-        require_unit(vectors, name, row, lossy=handler.lossy)
-    return vectors
+    batches: Iterable[Batch], handler: IndexHandler, name: str, tolerant: bool
+) -> Iterator[Batch]:
+    """Yield `batches` that `handler` has read, with zeros where codes stand for these.
+    Raises InputError, unless `tolerant`, if vectors cannot be of unit length."""
+    for batch in batches:
+        vectors = handler.with_zeros(batch.vectors)
+        if not tolerant and (batch.place == 0 or not handler.lossy):
+            require_unit(vectors, name, int(batch.place or 0), lossy=handler.lossy)
+        yield replace(batch, vectors=vectors)
 
 
 def offsets_by(
@@ -301,17 +301,16 @@ def offsets_by(
     invalid = InvalidVectors()
     is_cosine = model.metric is Metric.COSINE
     unit = is_cosine and not handler.lossy
-    labels = handler.labels()
-    row = 0
-    for vectors, _ in handler.scan(block_rows(handler.index.d)):
-        if is_cosine:
-            vectors = as_unit(vectors, handler, row, "index", tolerant)
-        rows = slice(row, row + len(vectors))
-        row = rows.stop
-        batch = Batch(labels[rows].tolist(), vectors, offsets[rows])
+    batches = handler.scan()
+    if is_cosine:
+        batches = as_unit(batches, handler, "index", tolerant)
+    done = 0
+    for batch in batches:
         given = offsets_of_all(model, batch, invalid, unit=unit, compute=compute)
-        offsets[rows] = scale.to_index(given, vectors)
-        compute.report("offsets", row, handler.count)
+        rows = slice(done, done + len(given))
+        offsets[rows] = scale.to_index(given, batch.vectors)
+        done = rows.stop
+        compute.report("offsets", done, handler.count)
     if invalid.count:
         text = f"of {handler.count} entries {invalid}"
         if invalid.count > handler.count / 2:

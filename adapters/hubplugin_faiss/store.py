@@ -26,7 +26,8 @@ import shutil
 import stat
 import weakref
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import parse_qs
@@ -43,7 +44,7 @@ from hubplugin.registry import without_secrets
 from hubplugin.store import Batch, Correction, Found, Hits, Writing, require_room
 from hubplugin.vectors import Progress
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import block_rows, is_mapped, reason
+from hubplugin_faiss.handlers.base import is_mapped, reason
 from hubplugin_faiss.index import as_unit, normalises_queries, upgrade_by
 from hubplugin_faiss.scale import IndexScale
 
@@ -125,7 +126,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._seen = seen
         self._of_model: Metric | None = None
         self._scale: tuple[str, IndexScale] | None = None
-        self.__dict__.pop("raw", None)  # of the file before
+        self._raw: faiss.Index | None = None
 
     def _refresh(self) -> None:
         """Read the file anew if another program has changed it, unless a run of this
@@ -221,13 +222,6 @@ class FaissStore(ManifestStore[FaissVersion]):
         self, versions: Sequence[FaissVersion], progress: Progress | None
     ) -> None:
         """Do nothing: offsets are in the index, or nowhere."""
-
-    def find(
-        self, manifest: Manifest[FaissVersion], model: OffsetModel
-    ) -> tuple[FaissVersion | None, Found]:
-        """Find an active version only: one that is half-written has no offsets yet."""
-        version, found = super().find(manifest, model)
-        return (version, found) if found == "active" else (None, "nothing")
 
     def _place(self, name: str) -> Path:
         """Return the path of a file of ours. Raises StoreError if the folder is a
@@ -344,15 +338,13 @@ class FaissStore(ManifestStore[FaissVersion]):
         return self._scale[1]
 
     def _rounding(
-        self,
-        scale: IndexScale,
-        rows: np.ndarray,
-        vectors: np.ndarray,
-        offsets: np.ndarray,
+        self, scale: IndexScale, batch: Batch, offsets: np.ndarray
     ) -> np.ndarray:
         """Return how far from `offsets` [b] lies what codes hold of them, or of
         offsets beside them, as far as it fits the codes. What does not is stale: a
         refresh makes codes with room for it."""
+        vectors = batch.vectors
+        rows = int(batch.place or 0) + np.arange(len(vectors))
         right = scale.to_index(offsets.astype(np.float64), vectors)
         most = self.handler.most_lost()
 
@@ -372,10 +364,14 @@ class FaissStore(ManifestStore[FaissVersion]):
     def count(self) -> int:
         return self.handler.count
 
-    @cached_property
+    @property
     def raw(self) -> faiss.Index:
         """The index without offsets."""
-        return self.handler.downgrade() if self.handler.extras else self.index
+        if not self.handler.extras:
+            return self.index
+        if self._raw is None:
+            self._raw = self.handler.downgrade()
+        return self._raw
 
     def correction(self) -> Correction | None:
         self._refresh()
@@ -397,33 +393,26 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     def read_batches(self) -> Iterator[Batch]:
         """Yield all entries of the index as it was read last."""
+        batches = self.handler.scan()
+        if self.metric is Metric.COSINE:
+            is_corrected = bool(self.handler.extras)
+            batches = as_unit(batches, self.handler, self.url, tolerant=is_corrected)
         version = self.active()
-        scale = None if version is None else self.scale(self.model(version))
-        is_cosine = self.metric is Metric.COSINE
-        labels = self.handler.labels()
-        row = 0
-        for vectors, offsets in self.handler.scan(block_rows(self.dim)):
-            if is_cosine:
-                tolerant = offsets is not None
-                vectors = as_unit(vectors, self.handler, row, self.url, tolerant)
-            rows = np.arange(row, row + len(vectors))
-            row += len(vectors)
-            rounding = None
-            if offsets is None:
-                offsets = np.full(len(rows), np.nan, np.float32)
-            elif scale is not None:
-                offsets = scale.to_model(offsets, vectors).astype(np.float32)
-                rounding = partial(self._rounding, scale, rows, vectors)
-            ids = labels[rows].tolist()
-            yield Batch(ids, vectors, offsets, rounding=rounding)
+        if version is None:
+            yield from batches
+            return
+        scale = self.scale(self.model(version))
+        for batch in batches:
+            offsets = scale.to_model(batch.offsets, batch.vectors).astype(np.float32)
+            rounding = partial(self._rounding, scale, batch)
+            yield replace(batch, offsets=offsets, rounding=rounding)
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raises StoreError if the index cannot carry offsets, or the folder has no
         room for another file: asked before a gallery is fitted for an hour."""
         self._refresh()
         self._scanned = None
-        if not self.handler.extras:
-            self.handler.check()
+        self.handler.check()
         if not dry_run:
             require_room(self.path.parent, self.path.stat().st_size)
 
@@ -437,11 +426,9 @@ class FaissStore(ManifestStore[FaissVersion]):
         lock = self.acquire()
         try:
             self._require_unchanged(scanned)
-            if not self.count():
-                raise StoreError(f"{self.url} is empty; add vectors, then correct it")
+            self.require_writable()
             previous = self.read_manifest()
             try:
-                self.require_writable()
                 version, found = self.start_version(model, progress)
             except BaseException:
                 self.give_up(previous)
@@ -484,18 +471,16 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     def _write_index(self, path: Path, index: faiss.Index) -> None:
         size = self.path.stat().st_size
-        with making(path, needed=size):
-            path.unlink(missing_ok=True)  # of a run that was killed
-            with create(path) as file:
-                try:
-                    faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
-                except RuntimeError as error:
-                    raise StoreError(
-                        f"Faiss cannot write {str(path)!r}: {reason(error)}"
-                    ) from None
-                file.flush()
-                os.fsync(file.fileno())
-                permit(file.fileno(), self.path)
+        for left in self.hub.glob(f"{path.name}.*.tmp"):  # by a run that was killed
+            left.unlink(missing_ok=True)
+        with making(path, needed=size), replacing(path, 0o600) as file:
+            try:
+                faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
+            except RuntimeError as error:
+                raise StoreError(
+                    f"Faiss cannot write {str(path)!r}: {reason(error)}"
+                ) from None
+            permit(file.fileno(), self.path)
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         self._refresh()
@@ -554,21 +539,19 @@ class FaissWriting(Writing):
         self._version = version
         self._lock, self._previous = begun
         self._offsets = np.full(store.count(), np.nan, np.float32)
-        self._row = 0
 
     def scan(self) -> Iterator[Batch]:
-        self._row = 0
         for batch in self._store.read_batches():
             if self.found != "active":
                 batch.offsets[:] = np.nan
             yield batch
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        """Keep the `offsets` [b] of the next targets in the order of `scan`."""
-        rows = slice(self._row, self._row + len(batch.ids))
+        """Keep the `offsets` [b] of a whole batch of `scan`."""
+        first = int(batch.place or 0)
         scale = self._store.scale(self._model)
-        self._offsets[rows] = scale.to_index(offsets, batch.vectors)
-        self._row = rows.stop
+        held = scale.to_index(offsets, batch.vectors)
+        self._offsets[first : first + len(held)] = held
 
     def activate(self) -> None:
         store = self._store

@@ -65,32 +65,6 @@ def test_a_table_that_is_not_there_is_named(tmp_path):
         open_store(f"lancedb:{tmp_path}/photos")
 
 
-def test_a_run_cut_off_is_finished_with_its_own_model_though_the_gallery_grew(
-    tmp_path, rng
-):
-    vectors = draw(rng, 60)
-    store = create(tmp_path, vectors[:50])
-    options = {"bank": vectors[:20] + 0.1, "method": "sn", "force": True}
-
-    def cut_off(task, done, total):
-        if task == "writing offsets":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        apply(store, **options, compute=hubplugin.Compute(progress=cut_off))
-    begun = open_store(store.url).correction()
-    assert not begun.active
-    lancedb.connect(tmp_path).open_table("photos").add(
-        table(list(range(50, 60)), vectors[50:])
-    )
-
-    applied = apply(open_store(store.url), **options)
-    assert applied.model.fingerprint == begun.model.fingerprint
-    assert applied.scanned == 60
-    another = apply(open_store(store.url), **options, tau=0.1)
-    assert another.model.parameters["tau"] == 0.1
-
-
 def test_rows_without_a_vector_are_left_out(tmp_path, rng):
     vectors = draw(rng, 60)
     with_gaps = vectors.copy()

@@ -83,7 +83,7 @@ class Case:
 
 def made(kind: str, metric: int, *, n: int = 600, d: int = 24, seed: int = 3) -> Case:
     rng = np.random.default_rng(seed)
-    vectors, queries = (unit(rng.normal(size=(rows, d))) for rows in (n, 40))
+    vectors, queries = draw(rng, n, 40, d=d)
     offsets = (rng.uniform(-0.2, 0.2, n)).astype(np.float32)
     offsets -= offsets.mean()
     if kind == "HNSW16,PQ6x8np":  # the factory knows it for L2 only
@@ -128,20 +128,25 @@ def grow(path: Path, vectors: np.ndarray) -> None:
 
 def stored(index: faiss.Index) -> np.ndarray:
     """The offsets in an upgraded index, by row of the vectors that were added, as the adapter itself reads them."""
-    return _scanned(index, 1)
+    return _scanned(index, "offsets")
 
 
 def decoded(index: faiss.Index) -> np.ndarray:
     """Its vectors, likewise."""
-    return _scanned(index, 0)
+    return _scanned(index, "vectors")
 
 
-def _scanned(index: faiss.Index, part: int) -> np.ndarray:
+def _scanned(index: faiss.Index, part: str) -> np.ndarray:
     handler = handler_for(index)
-    found = np.concatenate([block[part] for block in handler.scan(100)])
+    found = np.concatenate([getattr(batch, part) for batch in handler.scan(100)])
     rows = np.empty_like(found)
     rows[handler.order()] = found
     return rows
+
+
+def rows_of(labels: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """The rows at which the `labels` stand among `ids` [n]."""
+    return np.argsort(ids)[np.searchsorted(np.sort(ids), labels)]
 
 
 def best(scores: np.ndarray, k: int = 10) -> np.ndarray:
@@ -151,14 +156,18 @@ def best(scores: np.ndarray, k: int = 10) -> np.ndarray:
 
 def recall(found: np.ndarray, expected: np.ndarray) -> float:
     """The share of `expected` [m, k] that is in `found` [m, k]."""
-    return float(
-        np.mean(
-            [
-                len(np.intersect1d(a, b)) / len(b)
-                for a, b in zip(found, expected, strict=True)
-            ]
-        )
-    )
+    shares = [
+        np.isin(row, found_row).mean()
+        for row, found_row in zip(expected, found, strict=True)
+    ]
+    return float(np.mean(shares))
+
+
+def draw(
+    rng: np.random.Generator, *rows: int, d: int = 16, at: float | np.ndarray = 0
+) -> list[np.ndarray]:
+    """Unit vectors around `at`: arrays of so many `rows`."""
+    return [unit(rng.normal(size=(n, d)) + at) for n in rows]
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
@@ -197,8 +206,6 @@ def assert_ranked(
     labels: np.ndarray, truth: np.ndarray, ids: np.ndarray, ties: float = 1e-5
 ) -> None:
     """`labels` [m, k] are the k best of the scores `truth` [m, n], up to scores that differ by less than `ties`."""
-    column = np.empty(ids.max() + 1, np.int64)
-    column[ids] = np.arange(len(ids))
-    found = np.take_along_axis(truth, column[labels], axis=1)
+    found = np.take_along_axis(truth, rows_of(labels, ids), axis=1)
     best = -np.sort(-truth, axis=1)[:, : labels.shape[1]]
     np.testing.assert_allclose(found, best, rtol=0, atol=ties)

@@ -1,10 +1,9 @@
-"""Kills a step on an index file at many moments: python killed_steps.py STEP KILLS [alike], in a folder with x.faiss.
+"""Kills a step on an index file at any moment: python killed_steps.py STEP [alike], in a folder with x.faiss.
 
-The folder `before` holds what lies there before the step. With KILLS above 0 it is killed so often, at even distances
-in time; with 0 once before each thing that it does to the names of files, so that no order of them is left out. After
-each kill the file must be as before or as after, with the model that belongs to it, and the next run must finish the
-step. With `alike` an index has the same bits for all models. Prints how often it was as before, as after, or the step
-had ended.
+The folder `before` holds what lies there before the step. It is killed before each thing that it does to the names of
+files, so that no order of them is left out: what it writes meanwhile has no name that anybody reads. After each kill
+the file must be as before or as after, with the model that belongs to it, and the next run must finish the step. With
+`alike` an index has the same bits for all models. Prints how often it was as before, and as after.
 """
 
 import collections
@@ -14,7 +13,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -66,26 +64,18 @@ def kill_before(number: int) -> None:
     sys.addaudithook(watch)
 
 
-def run(step: str, *, seconds: float = 600, change: int | None = None) -> bool:
-    """Runs `step` in a child, and kills that after so many seconds, or before this change; whether it had ended."""
+def run(step: str, *, change: int | None = None) -> bool:
+    """Runs `step` in a child, and kills that before its change of this number; whether it had ended."""
     child = os.fork()
     if child == 0:
         if change is not None:
             kill_before(change)
         STEPS[step]()
         os._exit(0)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            assert status == 0 or (status == signal.SIGKILL and change is not None), (
-                f"the step itself failed: {status}"
-            )
-            return status == 0
-        time.sleep(0.0002)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return False
+    status = os.waitpid(child, 0)[1]
+    expected = (0,) if change is None else (0, signal.SIGKILL)
+    assert status in expected, f"the step itself failed: {status}"
+    return status == 0
 
 
 def state(bank: np.ndarray) -> tuple[object, ...]:
@@ -110,43 +100,36 @@ def same_bits(fingerprint: str) -> int:
     return int(fingerprint != "")
 
 
-def main(step: str, kills: int) -> None:
+def main(step: str) -> None:
     bank = np.load("bank.npy")
     renewed()
     before = state(bank)
-    start = time.monotonic()
     run(step)
-    duration, after, there = time.monotonic() - start, state(bank), lying()
+    after = state(bank)
+    there = lying()
     assert after != before, "the step changes nothing"
     seen: collections.Counter[str] = collections.Counter()
-    for kill in range(kills) if kills else itertools.count():
+    for kill in itertools.count():
         renewed()
-        ended = (
-            run(step, seconds=duration * (kill + 0.5) / kills)
-            if kills
-            else run(step, change=kill)
-        )
+        if run(step, change=kill):
+            break
         found = state(bank)
         assert found in (before, after), (
             f"after kill {kill} the index is neither as before nor as after"
         )
-        seen["ended" if ended else "before" if found == before else "after"] += 1
-        again = (
-            "refresh" if step == "rollback" and found == after else step
-        )  # else it would go back once more
-        run(again)
+        seen["before" if found == before else "after"] += 1
+        is_back = step == "rollback" and found == after
+        run("refresh" if is_back else step)  # a rollback would go back once more
         assert state(bank) == after, (
             f"the run after kill {kill} does not finish the step"
         )
         assert lying() == there, (
             f"after kill {kill} there is left {lying()}, expected {there}"
         )
-        if ended and not kills:
-            break
     print(dict(seen))
 
 
 if __name__ == "__main__":
-    if sys.argv[3:] == ["alike"]:
+    if sys.argv[2:] == ["alike"]:
         codecs.model_bits = same_bits
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1])

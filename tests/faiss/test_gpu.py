@@ -10,36 +10,19 @@ import hubplugin
 import hubplugin_faiss
 from hubplugin.errors import StoreError
 from hubplugin.model import QueryMap
-from tests.faiss.cases import unit
+from tests.faiss.cases import draw, filled
 
 D = 16
 MOVED = [
-    "Flat",
-    "SQfp16",
-    "IDMap,Flat",
-    "IDMap2,IVF4,Flat",
-    "IVF4,Flat",
-    "IVF4,SQ8",
-    "IVF4,SQ4",
-    "IVF4_HNSW4,SQ8",
-    "IVF4,PQ4",
-    "IVF4_HNSW4,PQ4",
-    "PCA8,Flat",
-    "OPQ4,IVF4,PQ4",
-    "Pad24,IVF4,Flat",
-]
+    "Flat", "SQfp16", "IDMap,Flat", "IDMap2,IVF4,Flat", "IVF4,Flat", "IVF4,SQ8", "IVF4,SQ4", "IVF4_HNSW4,SQ8",
+    "IVF4,PQ4", "IVF4_HNSW4,PQ4", "PCA8,Flat", "OPQ4,IVF4,PQ4", "Pad24,IVF4,Flat",
+]  # fmt: skip
 
 
 def upgraded(factory, metric, rng):
-    vectors = unit(rng.normal(size=(1_000, D)))
-    index = faiss.index_factory(D, factory, metric)
-    index.train(vectors)
-    index.add_with_ids(
-        vectors, np.arange(1_000) + 5
-    ) if "IDMap" in factory else index.add(vectors)
-    return hubplugin_faiss.upgrade(
-        index, 0.05 * rng.normal(size=1_000), force=True
-    ), unit(rng.normal(size=(40, D)))
+    vectors, queries = draw(rng, 1_000, 40)
+    offsets = 0.05 * rng.normal(size=1_000)
+    return hubplugin_faiss.upgrade(filled(factory, vectors, metric), offsets), queries
 
 
 @pytest.mark.parametrize("metric", [faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2])
@@ -68,15 +51,10 @@ def test_pq_codes_have_a_number_of_parts_that_a_gpu_reads(rng):
 
 
 def test_a_query_map_goes_along(rng):
-    vectors = unit(rng.normal(size=(1_000, D)))
-    index = faiss.IndexFlatIP(D)
-    index.add(vectors)
+    vectors, bank, queries = draw(rng, 1_000, 300, 40)
     turned = QueryMap(0.3 * rng.normal(size=(D, D)).astype(np.float32), 1.0, 200)
-    model = replace(
-        hubplugin.fit(vectors, unit(rng.normal(size=(300, D)))), query_map=turned
-    )
-    index = hubplugin_faiss.upgrade(index, model)
-    queries = unit(rng.normal(size=(40, D)))
+    model = replace(hubplugin.fit(vectors, bank), query_map=turned)
+    index = hubplugin_faiss.upgrade(filled("Flat", vectors), model)
     found = faiss.clone_index(hubplugin_faiss.for_gpu(index)).search(queries, 10)
     for part, expected in zip(found, index.search(queries, 10), strict=True):
         np.testing.assert_array_equal(part, expected)
@@ -100,7 +78,5 @@ def test_what_has_no_counterpart_on_a_gpu_is_refused_in_one_line(factory, says, 
 
 
 def test_an_index_that_is_not_upgraded_goes_to_faiss_itself():
-    index = faiss.IndexFlatIP(D)
-    index.add(np.eye(D, dtype=np.float32))
     with pytest.raises(StoreError, match="not upgraded; for a GPU give it to faiss"):
-        hubplugin_faiss.for_gpu(index)
+        hubplugin_faiss.for_gpu(filled("Flat", np.eye(D, dtype=np.float32)))

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import hubplugin_faiss
 from hubplugin_faiss.encoding.codecs import UpgradeSpec
-from hubplugin_faiss.handlers import handler_for
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -48,13 +47,13 @@ def offsets_of(shape: str, size: float, n: int, rng: np.random.Generator) -> np.
 )
 def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
     rng = np.random.default_rng(seed)
-    vectors, queries = (
-        rng.normal(size=(rows, d)).astype(np.float32) for rows in (n, 4)
+    vectors, queries, others = (
+        rng.normal(size=(rows, d)).astype(np.float32) for rows in (n, 4, 200)
     )
     index = faiss.index_factory(d, kind, metric)
-    index.train(np.concatenate([vectors, rng.normal(size=(200, d)).astype(np.float32)]))
+    index.train(np.concatenate([vectors, others]))
     ids = rng.permutation(1000)[:n] if "IDMap" in kind else np.arange(n)
-    index.add_with_ids(vectors, ids) if "IDMap" in kind else index.add(vectors)
+    cases.put(index, vectors, ids)
     cases.look_everywhere(index)
     offsets = offsets_of(shape, size, n, rng)
 
@@ -64,13 +63,8 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
         faiss.serialize_index(hubplugin_faiss.downgrade(upgraded)),
         faiss.serialize_index(index),
     )
-    handler = handler_for(upgraded)
-    order = handler.order()
-    stored, decoded = np.empty(n), np.empty((n, d))
-    for held, into in zip(
-        zip(*handler.scan(1000), strict=True), (decoded, stored), strict=True
-    ):
-        into[order] = np.concatenate(held)
+    stored = cases.stored(upgraded)
+    decoded = cases.decoded(upgraded)
     spread = max(float(offsets.max()), 0.0) - min(float(offsets.min()), 0.0)
     rounding = {"SQ4": 0.02, "SQ6": 0.005, "SQ8": 0.0005}.get(kind.split(",")[-1], 3e-6)
     np.testing.assert_allclose(
@@ -78,49 +72,31 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
     )
 
     scores, found = upgraded.search(queries, n)
-    asked = (
-        queries / np.linalg.norm(queries, axis=1, keepdims=True)
-        if kind == "L2norm,Flat"
-        else queries
-    )
-    truth = cases.similarities(asked, decoded, metric) + stored
-    scale = float(
-        np.abs(cases.similarities(asked, decoded, metric)).max() + np.abs(offsets).max()
-    )
+    asked = cases.unit(queries) if kind == "L2norm,Flat" else queries
+    similarities = cases.similarities(asked, decoded, metric)
+    truth = similarities + stored
+    scale = float(np.abs(similarities).max() + np.abs(offsets).max())
     reached = found >= 0
-    assert (
-        reached.all() or kind == "HNSW8"
-    )  # a graph need not reach every entry, nor does the raw one
+    # A graph need not reach every entry, nor does the raw one.
+    assert reached.all() or kind == "HNSW8"
     for query in range(4):
         labels = found[query][reached[query]]
         assert len(set(labels)) == len(labels) > 0
         rows = np.array([np.flatnonzero(ids == label)[0] for label in labels])
-        apart = (
-            cases.as_similarities(scores[query][reached[query]], metric)
-            - truth[query, rows]
-        )
-        np.testing.assert_allclose(
-            apart, apart.mean(), rtol=0, atol=1e-5 * scale + 2e-6
-        )
+        scored = cases.as_similarities(scores[query][reached[query]], metric)
+        apart = scored - truth[query, rows]
+        rounded = 1e-5 * scale + 2e-6
+        np.testing.assert_allclose(apart, apart.mean(), rtol=0, atol=rounded)
         if metric == IP:
             # 16 bits hold huge offsets only in larger units, by whose square all scores are shifted alike.
-            assert (
-                abs(apart.mean())
-                <= 2e-8 * np.abs(offsets).max() ** 2 + 1e-5 * scale + 1e-5
-            )
+            shift = 2e-8 * np.abs(offsets).max() ** 2
+            assert abs(apart.mean()) <= shift + rounded + 1e-5
 
 
 def test_a_model_is_never_taken_for_none():
-    names = [f"{number:016x}" for number in range(20_000)]
-    like_none = [
-        name
-        for name in names
-        if zlib.crc32(name.encode()) % 2**12 == zlib.crc32(b"") % 2**12
-    ]
-    assert like_none, "one model in 4,096"
-    for name in [*like_none, names[0]]:
+    names = (f"{number:016x}" for number in range(20_000))
+    like_none = next(name for name in names if zlib.crc32(name.encode()) % 2**12 == 0)
+    for name, other in ((like_none, ""), ("", like_none)):
         extra = UpgradeSpec(0, 0, name).extra_dimensions([0.0], 1, False, b"state")
         assert extra.has_fingerprint(name)
-        assert not extra.has_fingerprint("")
-    none = UpgradeSpec(0, 0, "").extra_dimensions([0.0], 1, False, b"state")
-    assert none.has_fingerprint("")
+        assert not extra.has_fingerprint(other)

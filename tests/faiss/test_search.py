@@ -26,39 +26,17 @@ from tests.faiss.cases import IP, L2
 )
 def test_certified_answers_are_the_exact_corrected_ranking(seed, metric, k, spread):
     rng = np.random.default_rng(seed)
-    vectors, queries = (
-        cases.unit(rng.normal(size=(200, 9))),
-        cases.unit(rng.normal(size=(8, 9))),
-    )
+    vectors, queries = cases.draw(rng, 200, 8, d=9)
     offsets = (rng.normal(size=200) * spread).astype(np.float32)
-    found = CorrectedSearch(
-        cases.filled("Flat", vectors, metric), offsets, limit=80
-    ).search_certified(queries, k)
+    index = cases.filled("Flat", vectors, metric)
+    found = CorrectedSearch(index, offsets, limit=80).search_certified(queries, k)
     truth = cases.similarities(queries, vectors, metric) + offsets
     assert (found.fetched <= 80).all()
     for query in np.flatnonzero(found.certified):
         best = -np.sort(-truth[query])[:k]
         np.testing.assert_allclose(truth[query, found.ids[query]], best, atol=1e-5)
-        np.testing.assert_allclose(
-            cases.as_similarities(found.scores[query], metric), best, atol=1e-5
-        )
-
-
-def test_a_model_is_taken_for_its_offsets():
-    case = cases.made("Flat", IP)
-    model = hubplugin.fit(case.vectors, case.queries, "nnn", k=3)
-    found = CorrectedSearch(case.index, model, targets=case.vectors).search(
-        case.queries, 10
-    )
-    wanted = CorrectedSearch(case.index, model.offsets(case.vectors)).search(
-        case.queries, 10
-    )
-    np.testing.assert_array_equal(found, wanted)
-    with pytest.raises(
-        hubplugin.InputError,
-        match="OffsetModel needs to know the gallery: pass targets=",
-    ):
-        CorrectedSearch(case.index, model)
+        scores = cases.as_similarities(found.scores[query], metric)
+        np.testing.assert_allclose(scores, best, atol=1e-5)
 
 
 @pytest.mark.parametrize("metric", [IP, L2])
@@ -67,19 +45,15 @@ def test_a_query_map_is_part_of_the_ranking_that_is_certified(metric, dynamic, r
     case = cases.made("Flat", metric)
     step = (0.2 * rng.normal(size=(24, 24))).astype(np.float32)
     plain = hubplugin.fit(case.vectors, case.queries + 0.1, "is")
-    model = (
-        replace(plain, query_map=QueryMap(step, 1.0, 200))
-        .centre_on(case.vectors)
-        .with_activation(case.vectors)
-    )
+    model = replace(plain, query_map=QueryMap(step, 1.0, 200)).centre_on(case.vectors)
+    model = model.with_activation(case.vectors)
     q = case.queries.astype(np.float64)
     truth = (q + q @ step.T) @ case.vectors.T
     active = model.is_activated(case.vectors)[truth.argmax(axis=1)]
     assert 0 < active.mean() < 1
     truth += model.offsets(case.vectors) * (active[:, None] if dynamic else 1)
-    search = CorrectedSearch(
-        case.index, Dynamic(model) if dynamic else model, targets=case.vectors
-    )
+    correction = Dynamic(model) if dynamic else model
+    search = CorrectedSearch(case.index, correction, targets=case.vectors)
     found = search.search_certified(case.queries, 10)
     assert found.certified.all()
     assert (found.fetched < case.index.ntotal).any()
@@ -88,18 +62,11 @@ def test_a_query_map_is_part_of_the_ranking_that_is_certified(metric, dynamic, r
 
 def test_what_probes_too_little_certifies_nothing():
     case = cases.made("IVF8,Flat", IP)
+    search = CorrectedSearch(case.index, case.offsets, limit=600)
     case.index.nprobe = 1
-    assert (
-        not CorrectedSearch(case.index, case.offsets, limit=600)
-        .search_certified(case.queries, 200)
-        .certified.any()
-    )
+    assert not search.search_certified(case.queries, 200).certified.any()
     case.index.nprobe = 8
-    assert (
-        CorrectedSearch(case.index, case.offsets, limit=600)
-        .search_certified(case.queries, 200)
-        .certified.all()
-    )
+    assert search.search_certified(case.queries, 200).certified.all()
 
 
 def test_what_no_longer_fits_is_refused():
@@ -112,54 +79,45 @@ def test_what_no_longer_fits_is_refused():
     for queries in (case.queries[:, :5], case.queries * np.nan):
         with pytest.raises(hubplugin.InputError, match="expected finite queries"):
             search.search(queries, 5)
-    with_ids = cases.made("IDMap2,Flat", IP)
-    with pytest.raises(
-        hubplugin.InputError, match="are not its rows: search what lies"
-    ):
-        CorrectedSearch(with_ids.index, with_ids.offsets)
     case.index.remove_ids(np.arange(10))
-    with pytest.raises(
-        hubplugin.InputError,
-        match="the index holds 590 now, and 600 when this was made",
-    ):
+    says = "the index holds 590 now, and 600 when this was made"
+    with pytest.raises(hubplugin.InputError, match=says):
         search.search(case.queries, 5)
-    with pytest.raises(
-        hubplugin.InputError, match="has metric 2, neither inner product nor L2"
-    ):
-        CorrectedSearch(faiss.IndexFlat(24, faiss.METRIC_L1), np.zeros(0))
+
+
+@pytest.mark.parametrize(
+    ("says", "kind", "metric", "arguments"),
+    [
+        ("has metric 2, neither inner", "Flat", faiss.METRIC_L1, {}),
+        ("are not its rows: search what", "IDMap2,Flat", IP, {}),
+        (r"shape \[5\], the index holds 600", "Flat", IP, {"correction": np.zeros(5)}),
+        (r"expected \[600, 24\]", "Flat", IP, {"vectors": np.zeros((5, 24))}),
+        (
+            "OffsetModel needs to know the gallery: pass targets=",
+            "Flat",
+            IP,
+            {"correction": hubplugin.fit(None, np.eye(24), "is")},
+        ),
+        (r"bits \(LSH\) has no similarities.*vectors=", "LSH", L2, {}),
+    ],
+)
+def test_what_does_not_fit_is_refused(says, kind, metric, arguments):
+    index = cases.made(kind, metric).index
+    with pytest.raises(hubplugin.InputError, match=says):
+        CorrectedSearch(index, **{"correction": np.zeros(600), **arguments})
 
 
 @pytest.mark.parametrize("method", ["dis", "dualdis", "dsl", "gc"])
 def test_query_dependent_methods_rank_as_over_the_whole_gallery(method, rng):
-    vectors, queries, bank = (
-        cases.unit(rng.normal(size=(rows, 8)) + 0.5) for rows in (300, 20, 60)
-    )
-    second = cases.unit(rng.normal(size=(50, 8))) if method == "dualdis" else None
-    handler = fit_rule(vectors, hubplugin.Bank(bank, second), method)
-    found = CorrectedSearch(
-        cases.filled("Flat", vectors), handler, targets=vectors
-    ).search_certified(queries, 5)
-    truth = handler.rescore(
-        cases.similarities(queries, vectors, IP), handler.keep(vectors)
-    )
+    vectors, queries, bank = cases.draw(rng, 300, 20, 60, d=8, at=0.5)
+    second = cases.draw(rng, 50, d=8)[0] if method == "dualdis" else None
+    rule = fit_rule(vectors, hubplugin.Bank(bank, second), method)
+    search = CorrectedSearch(cases.filled("Flat", vectors), rule, targets=vectors)
+    found = search.search_certified(queries, 5)
+    similarities = cases.similarities(queries, vectors, IP)
+    truth = rule.rescore(similarities, rule.keep(vectors))
     assert found.certified.all()
     cases.assert_ranked(found.ids, truth, np.arange(300), ties=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"correction": np.zeros(5)}, "offsets have shape [5], the index holds 600"),
-        (
-            {"correction": np.zeros(600), "vectors": np.zeros((5, 24))},
-            "vectors have shape [5, 24]: expected [600, 24]",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused(arguments, says):
-    with pytest.raises(hubplugin.InputError) as caught:
-        CorrectedSearch(cases.made("Flat", IP).index, **arguments)
-    assert says in str(caught.value)
 
 
 REFUSED = (
@@ -176,27 +134,18 @@ def test_an_index_that_cannot_be_upgraded_says_so_and_finds_the_corrected_rankin
     kind, metric, rng, tmp_path
 ):
     middle = 0.3 * rng.normal(size=24)
-    queries, bank = (
-        cases.unit(rng.normal(size=(rows, 24)) + middle) for rows in (40, 100)
-    )
+    queries, bank = cases.draw(rng, 40, 100, d=24, at=middle)
     case = cases.made(kind, metric)
     model = hubplugin.fit(case.vectors, bank)
-    faiss.write_index(case.index, str(tmp_path / "x.faiss"))
-    for way in (
-        lambda: hubplugin_faiss.upgrade(case.index, model),
-        lambda: hubplugin.apply(
-            hubplugin.open_store(f"faiss:{tmp_path}/x.faiss"), model
-        ),
-    ):
-        with pytest.raises(
-            hubplugin.StoreError,
-            match=r"^[^\n]*hubplugin_faiss\.CorrectedSearch\([^\n]*$",
-        ):
-            way()
+    file = cases.written(tmp_path / "x.faiss", case.index)
+    says = r"^[^\n]*hubplugin_faiss\.CorrectedSearch\([^\n]*$"
+    with pytest.raises(hubplugin.StoreError, match=says):
+        hubplugin_faiss.upgrade(case.index, model)
+    with pytest.raises(hubplugin.StoreError, match=says):
+        hubplugin.open_store(f"faiss:{file}")
     search = CorrectedSearch(case.index, model, vectors=case.vectors)
-    truth = cases.similarities(queries, case.vectors, metric) + model.offsets(
-        case.vectors
-    )
+    similarities = cases.similarities(queries, case.vectors, metric)
+    truth = similarities + model.offsets(case.vectors)
     raw, corrected = (
         cases.recall(each.search(queries, 10)[1], case.ids[cases.best(truth)])
         for each in (case.index, search)
@@ -204,15 +153,10 @@ def test_an_index_that_cannot_be_upgraded_says_so_and_finds_the_corrected_rankin
     assert corrected > raw + 0.1
 
 
-def test_an_index_of_bits_needs_the_originals_and_proves_nothing():
+def test_an_index_of_bits_proves_nothing():
     case = cases.made("LSH", L2)
-    with pytest.raises(
-        hubplugin.InputError,
-        match=r"index of bits \(LSH\) has no similarities.*vectors=",
-    ):
-        CorrectedSearch(case.index, case.offsets)
-    found = CorrectedSearch(
-        case.index, case.offsets, vectors=case.vectors, limit=300
-    ).search_certified(case.queries, 5)
+    given = {"vectors": case.vectors, "limit": 300}
+    search = CorrectedSearch(case.index, case.offsets, **given)
+    found = search.search_certified(case.queries, 5)
     assert not found.certified.any()
     assert (found.fetched == 300).all()

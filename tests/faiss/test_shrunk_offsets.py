@@ -9,23 +9,6 @@ import hubplugin_faiss
 from tests.faiss import cases
 
 
-@pytest.mark.parametrize("factory", ["PQ8x4fs,RFlat", "PQ8np,RFlat", "Flat,RFlat"])
-def test_the_first_stage_has_offsets_times_the_square_of_the_slope_of_its_codes(
-    factory,
-):
-    rng = np.random.default_rng(0)
-    vectors = cases.unit(rng.normal(size=(500, 32)))
-    offsets = rng.normal(size=500).astype(np.float32) / 10
-    raw = cases.filled(factory, vectors)
-    upgraded = hubplugin_faiss.upgrade(raw, offsets)
-    found = cases.stored(first_stage(upgraded))
-    assert np.corrcoef(found, offsets)[0, 1] > 0.9
-    # The slope is taken from a part of the entries, and codes round offsets.
-    assert np.polyfit(offsets, found, 1)[0] == pytest.approx(
-        slope_of(raw, vectors) ** 2, rel=0.1
-    )
-
-
 def first_stage(index: faiss.Index) -> faiss.Index:
     """What `index` owns, which must live as long."""
     return faiss.downcast_index(faiss.downcast_index(index).base_index)
@@ -48,9 +31,7 @@ def lengths(vectors):
 @pytest.mark.parametrize("metric", [faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2])
 def test_newcomers_have_the_share_of_offsets_of_those_that_were_there(metric):
     rng = np.random.default_rng(0)
-    vectors, bank = (
-        cases.unit(rng.normal(size=(rows, 32)) + 1.5) for rows in (600, 80)
-    )
+    vectors, bank = cases.draw(rng, 600, 80, d=32, at=1.5)
     raw = faiss.index_factory(32, "PQ4np,RFlat", metric)
     raw.train(vectors)
     raw.add(vectors[:500])
@@ -82,25 +63,14 @@ def test_a_first_stage_by_l2_finds_vectors_of_unlike_lengths_as_before(kind, rea
     """What codes shrink they shrink of squares, too: else long vectors sink by what is lost of theirs."""
     rng, vectors = np.random.default_rng(0), real["bank_targets"].astype(np.float32)
     vectors *= rng.uniform(0.7, 1.3, (len(vectors), 1)).astype(np.float32)
-    queries, offsets = (
-        real["test_queries"][:300].astype(np.float32),
-        0.02 * rng.normal(size=len(vectors)),
-    )
+    queries = real["test_queries"][:300].astype(np.float32)
+    offsets = 0.02 * rng.normal(size=len(vectors))
     index = cases.filled(kind, vectors, faiss.METRIC_L2)
     scores = queries @ vectors.T - (vectors**2).sum(axis=1) / 2
 
     def recall(index, scores):
         faiss.ParameterSpace().set_index_parameter(index, "k_factor_rf", 2)
-        nearest, found = (
-            np.argsort(-scores, axis=1)[:, :10],
-            index.search(queries, 10)[1],
-        )
-        return np.mean(
-            [
-                len(set(a) & set(b)) / 10
-                for a, b in zip(found.tolist(), nearest.tolist(), strict=True)
-            ]
-        )
+        return cases.recall(index.search(queries, 10)[1], cases.best(scores))
 
     raw = recall(index, scores)
     upgraded = hubplugin_faiss.upgrade(index, offsets.astype(np.float32))

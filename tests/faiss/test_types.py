@@ -64,23 +64,6 @@ def test_every_type_that_has_a_handler_has_a_case():
     assert {*IndexHandler.registry} - elsewhere == cased
 
 
-@kinds(*cases.EXACT)
-@both
-def test_search_is_the_exact_corrected_ranking(kind, metric):
-    case, upgraded = pair(kind, metric)
-    truth = cases.similarities(case.queries, case.vectors, metric) + case.offsets
-    cases.assert_ranked(upgraded.search(case.queries, 10)[1], truth, case.ids)
-
-
-@kinds(*cases.ALL)
-@both
-def test_offsets_are_read_back_as_they_were_written(kind, metric):
-    case, upgraded = pair(kind, metric)
-    np.testing.assert_allclose(
-        stored(upgraded), case.offsets, rtol=0, atol=cases.tolerance(kind)
-    )
-
-
 @kinds(
     "IVF8(SQ8),SQ8",
     "IVF8(SQ8),SQ6",
@@ -101,9 +84,8 @@ def test_offsets_that_differ_by_list_survive_a_coarse_quantizer_without_floats(
     )
     index = cases.filled(kind, vectors, metric)
     upgraded = hubplugin_faiss.upgrade(index, offsets)
-    assert np.abs(stored(upgraded) - offsets).max() < np.ptp(offsets) * (
-        0.02 if "PQ6x8" in kind else 0.01
-    )
+    lost = np.abs(stored(upgraded) - offsets).max()
+    assert lost < np.ptp(offsets) * (0.02 if "PQ6x8" in kind else 0.01)
 
 
 @kinds("IVF32,Flat", "IVF32,SQ8", "IVF32,PQ8x4fs", "IVF32(SQ8),Flat")
@@ -111,7 +93,7 @@ def test_offsets_that_differ_by_list_survive_a_coarse_quantizer_without_floats(
 def test_offsets_that_make_up_for_lengths_leave_a_search_by_l2_what_it_finds(kind):
     """They are largest where vectors lie furthest from their centroid."""
     rng = np.random.default_rng(0)
-    vectors, queries = (cases.unit(rng.normal(size=(rows, 16))) for rows in (4000, 400))
+    vectors, queries = cases.draw(rng, 4000, 400)
     vectors = (vectors * rng.lognormal(0, 0.15, size=(4000, 1))).astype(np.float32)
     index = cases.filled(kind, vectors, L2)
     faiss.ParameterSpace().set_index_parameter(index, "nprobe", 8)
@@ -120,10 +102,8 @@ def test_offsets_that_make_up_for_lengths_leave_a_search_by_l2_what_it_finds(kin
     upgraded = hubplugin_faiss.upgrade(index, model, force=True)
     raw, asked = cases.similarities(queries[200:], vectors, L2), queries[200:]
     before = cases.recall(index.search(asked, 10)[1], cases.best(raw))
-    assert (
-        cases.recall(upgraded.search(asked, 10)[1], cases.best(raw + offsets))
-        > before - 0.05
-    )
+    after = cases.recall(upgraded.search(asked, 10)[1], cases.best(raw + offsets))
+    assert after > before - 0.05
 
 
 @kinds(*[kind for kind in cases.ALL if "PCA" not in kind and "_18" not in kind])
@@ -132,20 +112,14 @@ def test_scores_are_similarity_plus_offset(kind, metric):
     case, upgraded = pair(kind, metric)
     queries = case.queries
     scores, labels = upgraded.search(queries, 5)
-    column = np.argsort(case.ids)[np.searchsorted(np.sort(case.ids), labels)]
     expected = cases.similarities(queries, decoded(upgraded), metric) + stored(upgraded)
-    apart = cases.as_similarities(scores, metric) - np.take_along_axis(
-        expected, column, axis=1
-    )
+    expected = np.take_along_axis(expected, cases.rows_of(labels, case.ids), axis=1)
+    apart = cases.as_similarities(scores, metric) - expected
     # Euclidean scores are shifted by one constant, since a distance cannot be negative.
     shift = apart.mean() if metric == L2 else 0.0
     # Fast scanning adds up distances in 8 bits.
-    np.testing.assert_allclose(
-        apart,
-        shift,
-        rtol=0,
-        atol=1e-2 if ("fs" in kind and "R" not in kind) or "bf16" in kind else 3e-4,
-    )
+    is_rough = ("fs" in kind and "R" not in kind) or "bf16" in kind
+    np.testing.assert_allclose(apart, shift, rtol=0, atol=1e-2 if is_rough else 3e-4)
 
 
 @pytest.mark.parametrize(
@@ -158,13 +132,12 @@ def test_offsets_are_held_or_refused_however_large_they_are(kind, size):
     offsets = (size * rng.normal(size=600)).astype(np.float32)
     index = cases.filled(kind, vectors)
     if size > 1e15:
-        says = r"offsets from -\S+ to \S+ do not fit (the codes of this Index|codes of 16 bits; scale the)"
+        says = r"offsets from -\S+ to \S+ do not fit the codes of this Index"
         with pytest.raises(hubplugin.StoreError, match=says):
             hubplugin_faiss.upgrade(index, offsets)
     else:
-        assert np.abs(
-            stored(hubplugin_faiss.upgrade(index, offsets)) - offsets
-        ).max() < 0.02 * np.ptp(offsets)
+        held = stored(hubplugin_faiss.upgrade(index, offsets))
+        assert np.abs(held - offsets).max() < 0.02 * np.ptp(offsets)
 
 
 @kinds(*cases.ALL)
@@ -179,9 +152,9 @@ def test_downgrade_gives_back_the_very_bytes(kind, metric):
 @both
 def test_an_interpreter_that_has_only_faiss_gets_the_same_answers(tmp_path, metric):
     for number, kind in enumerate(cases.ALL):
-        case, upgraded = pair(kind, metric)
-        cases.written(tmp_path / f"{number}.faiss", upgraded)
-    np.save(tmp_path / "queries.npy", case.queries)
+        cases.written(tmp_path / f"{number}.faiss", pair(kind, metric)[1])
+    queries = pair("Flat", metric)[0].queries
+    np.save(tmp_path / "queries.npy", queries)
     program = (
         "import sys; sys.modules['hubplugin'] = sys.modules['hubplugin_faiss'] = None\n"
         "import faiss, numpy as np, glob, os\n"
@@ -191,14 +164,9 @@ def test_an_interpreter_that_has_only_faiss_gets_the_same_answers(tmp_path, metr
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
     for number, kind in enumerate(cases.ALL):
-        upgraded = faiss.read_index(str(tmp_path / f"{number}.faiss"))
-        expected = upgraded.search(case.queries, 7)[1]
-        np.testing.assert_array_equal(
-            np.load(tmp_path / f"{number}.faiss.npy"), expected, err_msg=kind
-        )
-        np.testing.assert_array_equal(
-            expected, pair(kind, metric)[1].search(case.queries, 7)[1], err_msg=kind
-        )
+        found = np.load(tmp_path / f"{number}.faiss.npy")
+        expected = pair(kind, metric)[1].search(queries, 7)[1]
+        np.testing.assert_array_equal(found, expected, err_msg=kind)
 
 
 @kinds(*cases.ALL)
@@ -206,33 +174,19 @@ def test_an_interpreter_that_has_only_faiss_gets_the_same_answers(tmp_path, metr
 def test_what_is_added_has_its_offset_and_what_was_there_keeps_its(kind, metric):
     case, upgraded = fresh(kind, metric)
     rng = np.random.default_rng(5)
-    new, offsets = (
-        cases.unit(rng.normal(size=(7, 24))),
-        rng.uniform(-0.2, 0.2, 7).astype(np.float32),
-    )
+    (new,) = cases.draw(rng, 7, d=24)
+    offsets = rng.uniform(-0.2, 0.2, 7).astype(np.float32)
     ids = 100_000 + np.arange(7) if "IDMap" in kind else None
     hubplugin_faiss.add(upgraded, new, offsets, ids)
     assert upgraded.ntotal == 607
-    np.testing.assert_allclose(
-        stored(upgraded),
-        np.concatenate([case.offsets, offsets]),
-        rtol=0,
-        atol=cases.tolerance(kind),
-    )
+    wanted = np.concatenate([case.offsets, offsets])
+    atol = cases.tolerance(kind)
+    np.testing.assert_allclose(stored(upgraded), wanted, rtol=0, atol=atol)
     if kind in (*cases.EXACT, "HNSW16,Flat"):
-        labels = upgraded.search(new, 3)[1]
-        truth = cases.similarities(new, np.concatenate([case.vectors, new]), metric)
-        truth += np.concatenate([case.offsets, offsets])
-        cases.assert_ranked(
-            labels,
-            truth,
-            np.concatenate([case.ids, 600 + np.arange(7) if ids is None else ids]),
-        )
-
-
-def plain_tolerance(kind: str) -> float:
-    """Plain Faiss rounds to a level of the first of 4 bits, and does not mend it in the second."""
-    return 0.03 if "x4" in kind or kind == "IVF8,SQ4" else cases.tolerance(kind)
+        everything = np.concatenate([case.vectors, new])
+        truth = cases.similarities(new, everything, metric) + wanted
+        names = np.append(case.ids, 600 + np.arange(7) if ids is None else ids)
+        cases.assert_ranked(upgraded.search(new, 3)[1], truth, names)
 
 
 @kinds(*cases.ALL)
@@ -241,14 +195,15 @@ def test_what_plain_faiss_adds_is_neutral_under_inner_product_and_has_the_larges
     kind, metric
 ):
     case, upgraded = fresh(kind, metric)
-    new = cases.unit(np.random.default_rng(6).normal(size=(3, 24)))
+    (new,) = cases.draw(np.random.default_rng(6), 3, d=24)
     cases.put(upgraded, new, 100_000 + np.arange(3))
+    atol = cases.tolerance(kind)
+    if "x4" in kind or kind == "IVF8,SQ4":
+        atol = 0.03  # a level of the first of 4 bits, not mended in the second
     if metric == IP:
-        np.testing.assert_allclose(stored(upgraded)[-3:], 0, atol=plain_tolerance(kind))
+        np.testing.assert_allclose(stored(upgraded)[-3:], 0, atol=atol)
     else:
-        assert (
-            stored(upgraded)[-3:] >= case.offsets.max() - plain_tolerance(kind)
-        ).all()
+        assert stored(upgraded)[-3:].min() >= case.offsets.max() - atol
 
 
 @kinds(
@@ -267,38 +222,29 @@ def test_both_stages_lose_the_same_entries_and_ids_stay_with_their_vectors(
     cases.look_everywhere(copy)
     scores, labels = copy.search(case.queries, 5)
     if kind == "IVF8,Flat" or "IDMap" in kind:
-        places = np.argsort(case.ids)[np.searchsorted(np.sort(case.ids), labels)]
+        rows = cases.rows_of(labels, case.ids)
     else:
-        places = np.delete(np.arange(600), gone)[labels]
-    assert not np.isin(places, gone).any()
-    truth = (
-        cases.similarities(case.queries, decoded(pair(kind, metric)[1]), metric)
-        + case.offsets
-    )
-    apart = cases.as_similarities(scores, metric) - np.take_along_axis(
-        truth, places, axis=1
-    )
+        rows = np.delete(np.arange(600), gone)[labels]
+    assert not np.isin(rows, gone).any()
+    as_it_was = decoded(pair(kind, metric)[1])
+    truth = cases.similarities(case.queries, as_it_was, metric) + case.offsets
+    expected = np.take_along_axis(truth, rows, axis=1)
+    apart = cases.as_similarities(scores, metric) - expected
     np.testing.assert_allclose(apart, apart.mean(), atol=5e-3)
 
 
 # Faiss itself ends the process when it reconstructs from an IVF fast-scan index that was read back.
-@kinds(
-    *[
-        kind
-        for kind in cases.ALL
-        if "IDMap," not in kind and not ("IVF" in kind and "fs" in kind)
-    ]
-)
+@kinds(*[k for k in cases.ALL if "IDMap," not in k and not ("IVF" in k and "fs" in k)])
 @both
 def test_reconstruct_gives_the_vector_that_the_raw_index_gives(kind, metric):
     case, upgraded = fresh(kind, metric)
     for index in (case.index, upgraded):
         if "IVF" in kind and kind not in cases.REFINED:
             faiss.extract_index_ivf(downcast_to_ivf(index)).make_direct_map()
-    expected = case.index.reconstruct(int(case.ids[5]))
-    np.testing.assert_allclose(
-        upgraded.reconstruct(int(case.ids[5])), expected, rtol=0, atol=1e-6
+    found, expected = (
+        index.reconstruct(int(case.ids[5])) for index in (upgraded, case.index)
     )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
 def downcast_to_ivf(index: faiss.Index) -> faiss.Index:
@@ -307,15 +253,8 @@ def downcast_to_ivf(index: faiss.Index) -> faiss.Index:
 
 
 @kinds(
-    "Flat",
-    "IDMap,Flat",
-    "IVF8,Flat",
-    "SQ8",
-    "IVF8,SQ8",
-    "L2norm,Flat",
-    "RR24,IVF8,Flat",
-    "HNSW16,Flat",
-)
+    "Flat", "IDMap,Flat", "IVF8,Flat", "SQ8", "IVF8,SQ8", "L2norm,Flat", "RR24,IVF8,Flat", "HNSW16,Flat",
+)  # fmt: skip
 @both
 def test_range_search_returns_what_a_long_search_returns(kind, metric):
     case, upgraded = pair(kind, metric)
@@ -337,28 +276,25 @@ def test_training_lists_and_search_settings_are_kept(metric):
     raw, new = case.index, downcast_to_ivf(upgraded)
     assert (new.nprobe, new.parallel_mode, new.max_codes) == (3, 1, 77)
     for number in range(8):
-        np.testing.assert_array_equal(
-            ids_of_list(new.invlists, number), ids_of_list(raw.invlists, number)
-        )
-    np.testing.assert_array_equal(
-        new.quantizer.reconstruct_n(0, 8)[:, :24], raw.quantizer.reconstruct_n(0, 8)
-    )
+        kept, ids = (ids_of_list(each.invlists, number) for each in (new, raw))
+        np.testing.assert_array_equal(kept, ids)
+    centres = new.quantizer.reconstruct_n(0, 8)[:, :24]
+    np.testing.assert_array_equal(centres, raw.quantizer.reconstruct_n(0, 8))
 
 
 @both
 def test_vectors_added_to_a_graph_are_linked_as_in_the_raw_graph(metric):
     case, upgraded = fresh("HNSW16,Flat", metric)
-    new = cases.unit(np.random.default_rng(8).normal(size=(50, 24)))
+    (new,) = cases.draw(np.random.default_rng(8), 50, d=24)
     raw = faiss.deserialize_index(faiss.serialize_index(case.index))
     inner = downcast_to_ivf(upgraded)
     inner.hnsw.rng = raw.hnsw.rng
     hubplugin_faiss.add(upgraded, new, np.linspace(-0.2, 0.2, 50))
     raw.add(new)
-    ours, theirs = (
-        faiss.vector_to_array(index.hnsw.neighbors) for index in (inner, raw)
+    np.testing.assert_array_equal(
+        faiss.vector_to_array(inner.hnsw.neighbors),
+        faiss.vector_to_array(raw.hnsw.neighbors),
     )
-    assert len(ours) == len(theirs)
-    assert (ours == theirs).mean() > 0.99
 
 
 @kinds("IVF8,Flat", "IVF8,SQ8", "IVF8,PQ6x8np", "IVF8,PQ6x4fs")
@@ -369,33 +305,34 @@ def test_direct_maps_know_what_was_added_and_an_array_refuses_ids_that_it_cannot
     case.index.make_direct_map()
     upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
     hubplugin_faiss.add(upgraded, case.vectors[:20], case.offsets[:20])
-    np.testing.assert_allclose(
-        upgraded.reconstruct(603), upgraded.reconstruct(3), atol=1e-6
-    )
+    found, expected = upgraded.reconstruct(603), upgraded.reconstruct(3)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
     before = faiss.serialize_index(upgraded)
-    with pytest.raises(
-        hubplugin.StoreError, match=r"holds no ids but 0, 1, 2, .*DirectMap\.Hashtable"
-    ):
-        hubplugin_faiss.add(
-            upgraded, case.vectors[:3], case.offsets[:3], ids=np.array([900, 901, 902])
-        )
+    more = {"ids": np.array([900, 901, 902])}
+    given = upgraded, case.vectors[:3], case.offsets[:3]
+    says = r"holds no ids but 0, 1, 2, .*DirectMap\.Hashtable"
+    with pytest.raises(hubplugin.StoreError, match=says):
+        hubplugin_faiss.add(*given, **more)
     np.testing.assert_array_equal(faiss.serialize_index(upgraded), before)
     faiss.extract_index_ivf(upgraded).set_direct_map_type(faiss.DirectMap.Hashtable)
-    hubplugin_faiss.add(
-        upgraded, case.vectors[:3], case.offsets[:3], ids=np.array([900, 901, 902])
+    hubplugin_faiss.add(*given, **more)
+    found, expected = upgraded.reconstruct(902), upgraded.reconstruct(2)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert hubplugin_faiss.remove_ids(upgraded, faiss.IDSelectorRange(100, 300)) == 200
+    labels = handler_for(upgraded).labels()
+    np.testing.assert_array_equal(np.sort(labels), np.r_[:100, 300:620, 900:903])
+    assert (
+        faiss.extract_index_ivf(upgraded).direct_map.type == faiss.DirectMap.Hashtable
     )
-    np.testing.assert_allclose(
-        upgraded.reconstruct(902), upgraded.reconstruct(2), atol=1e-6
-    )
+    with pytest.raises(hubplugin.StoreError, match="has ids of its own: pass ids="):
+        hubplugin_faiss.add(*given)
 
 
 @kinds("IVF8,Flat", "IVF8,SQ8", "IVF8,PQ6x8np", "SQ8", "PQ6x8np")
 def test_plain_faiss_refuses_to_merge_codes_that_do_not_mean_the_same(kind):
     case = cases.made(kind, IP)
-    first, second = (
-        hubplugin_faiss.upgrade(case.index, offsets)
-        for offsets in (case.offsets, case.offsets * 0.9)
-    )
+    first = hubplugin_faiss.upgrade(case.index, case.offsets)
+    second = hubplugin_faiss.upgrade(case.index, case.offsets * 0.9)
     with pytest.raises(RuntimeError):
         first.merge_from(second, 600)
 
@@ -406,10 +343,7 @@ def off_centre(
     """An index, its vectors, queries and a bank, whose mean is not 0."""
     rng = np.random.default_rng(7)
     centre = rng.normal(size=24)
-    vectors, queries, bank = (
-        cases.unit(rng.normal(size=(rows, 24)) + 0.3 * centre)
-        for rows in (600, 40, 100)
-    )
+    vectors, queries, bank = cases.draw(rng, 600, 40, 100, d=24, at=0.3 * centre)
     index = cases.filled(kind, vectors, metric)
     cases.look_everywhere(index)
     return index, vectors, queries, bank
@@ -434,18 +368,13 @@ def test_offsets_of_a_model_are_on_the_scale_of_the_index_without_its_norm_bias(
     upgraded = hubplugin_faiss.upgrade(index, model)
     rows = decoded(upgraded).astype(np.float64)
     lengths = np.linalg.norm(rows, axis=1)
-    nearness = (
-        round(20 * np.sort(bank @ (rows / lengths[:, None]).T, axis=1)[:, -10].mean())
-        / 20
-    )
+    tenth = np.sort(bank @ (rows / lengths[:, None]).T, axis=1)[:, -10]
+    nearness = round(20 * tenth.mean()) / 20
     norm_bias = nearness * lengths - (lengths**2 / 2 if metric == L2 else 0)
-    wanted = lengths * model.offsets(rows.astype(np.float32)) - norm_bias
-    apart = stored(upgraded) - wanted
+    offsets = model.offsets(rows.astype(np.float32))
+    apart = stored(upgraded) - (lengths * offsets - norm_bias)
     np.testing.assert_allclose(apart, apart.mean(), atol=1e-5 + cases.tolerance(kind))
-    assert (
-        abs(stored(upgraded).mean() - model.offsets(rows.astype(np.float32)).mean())
-        < 0.01
-    )
+    assert abs(stored(upgraded).mean() - offsets.mean()) < 0.01
 
     hubplugin_faiss.add(upgraded, vectors[:50], model)
     np.testing.assert_allclose(
@@ -458,13 +387,10 @@ def test_what_a_pca_adds_to_similarities_is_no_part_of_what_is_corrected(kind):
     """It takes the mean off targets and queries, which adds to the similarity of each target a bias of its own."""
     index, vectors, queries, bank = off_centre(kind, IP)
     model = hubplugin.fit(index, bank, "nnn", k=5, metric="dot")
-    upgraded, offsets = (
-        hubplugin_faiss.upgrade(index, model),
-        model.offsets(decoded(index)),
-    )
-    np.testing.assert_allclose(
-        stored(upgraded), offsets, atol=1e-3 if "SQ8" in kind else 1e-5
-    )
+    upgraded = hubplugin_faiss.upgrade(index, model)
+    offsets = model.offsets(decoded(index))
+    atol = 1e-3 if "SQ8" in kind else 1e-5
+    np.testing.assert_allclose(stored(upgraded), offsets, atol=atol)
     truth = queries @ decoded(upgraded).T + offsets
     as_numbers = hubplugin_faiss.upgrade(index, offsets)
     of_model, of_numbers = (
@@ -472,9 +398,8 @@ def test_what_a_pca_adds_to_similarities_is_no_part_of_what_is_corrected(kind):
         for each in (upgraded, as_numbers)
     )
     assert of_model > 0.95 > of_numbers + 0.05
-    hubplugin_faiss.add(
-        upgraded, vectors[:50], model, np.arange(600, 650) if "IDMap" in kind else None
-    )
+    ids = np.arange(600, 650) if "IDMap" in kind else None
+    hubplugin_faiss.add(upgraded, vectors[:50], model, ids)
     np.testing.assert_allclose(stored(upgraded)[-50:], stored(upgraded)[:50], atol=1e-3)
 
 
@@ -489,34 +414,24 @@ def test_a_model_of_unit_vectors_is_exact_in_a_refined_index(kind, metric):
     """The codes of the first stage change lengths, those of the second do not: each gets offsets of its own."""
     case = cases.made(kind, metric)
     rng = np.random.default_rng(7)
-    bank, queries = (cases.unit(rng.normal(size=(rows, 24))) for rows in (100, 40))
+    bank, queries = cases.draw(rng, 100, 40, d=24)
     model = hubplugin.fit(case.index, bank, "nnn", k=5)
     upgraded = hubplugin_faiss.upgrade(case.index, model)
     cases.look_everywhere(upgraded)
     faiss.ParameterSpace().set_index_parameter(upgraded, "k_factor_rf", 60)
     truth = queries @ case.vectors.T + model.offsets(case.vectors)
-    cases.assert_ranked(
-        upgraded.search(queries, 10)[1],
-        truth,
-        np.arange(600),
-        2 * cases.tolerance(kind) + 1e-3,
-    )
+    ties = 2 * cases.tolerance(kind) + 1e-3
+    cases.assert_ranked(upgraded.search(queries, 10)[1], truth, case.ids, ties)
     hubplugin_faiss.add(upgraded, case.vectors[:50], model)
     np.testing.assert_allclose(stored(upgraded)[-50:], stored(upgraded)[:50], atol=1e-3)
-    downgraded = hubplugin_faiss.downgrade(hubplugin_faiss.upgrade(case.index, model))
-    np.testing.assert_array_equal(
-        faiss.serialize_index(downgraded), faiss.serialize_index(case.index)
-    )
 
 
 @kinds("Flat", "SQ8", "PQ6x8np", "IVF8,SQ8", "HNSW16,SQ8")
 def test_offsets_that_find_no_room_are_refused(kind):
     case = cases.made(kind, L2)
     upgraded = hubplugin_faiss.upgrade(case.index, case.offsets / 20)
-    with pytest.raises(
-        hubplugin.StoreError,
-        match=r"find no room in the codes of this .*upgrade\(index, model\)",
-    ):
+    says = r"find no room in the codes of this .*upgrade\(index, model\)"
+    with pytest.raises(hubplugin.StoreError, match=says):
         hubplugin_faiss.add(upgraded, case.vectors[:50], case.offsets[:50])
     assert upgraded.ntotal == 600
     hubplugin_faiss.add(upgraded, case.vectors[:50], case.offsets[:50] / 20)
@@ -527,31 +442,19 @@ def test_what_is_added_after_others_were_removed_has_its_own_code_and_offset(kin
     """Faiss itself writes new codes over what is left of old ones."""
     case = cases.made(kind, IP)
     upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
-    vectors, rows = (
-        decoded(upgraded),
-        np.concatenate([np.arange(50), np.arange(350, 600), np.arange(50, 250)]),
-    )
-    offsets = stored(upgraded)
-    ids = (
-        10**6 + np.arange(200)
-        if "IDMap" in kind or kind.startswith("IVF8,PQ")
-        else None
-    )
+    vectors, offsets = decoded(upgraded), stored(upgraded)
+    rows = np.r_[:50, 350:600, 50:250]
+    has_ids = "IDMap" in kind or kind.startswith("IVF8,PQ")
+    ids = 10**6 + np.arange(200) if has_ids else None
     assert hubplugin_faiss.remove_ids(upgraded, case.ids[50:350]) == 300
     hubplugin_faiss.add(upgraded, case.vectors[50:250], case.offsets[50:250], ids)
-    names = (
-        np.arange(500) if ids is None else np.concatenate([case.ids[rows[:300]], ids])
-    )
-    handler = handler_for(upgraded)
-    found, held = (
-        np.concatenate(parts) for parts in zip(*handler.scan(100), strict=True)
-    )
-    order = np.argsort(handler.labels())
-    np.testing.assert_array_equal(handler.labels()[order], np.sort(names))
-    np.testing.assert_allclose(held[order], offsets[rows][np.argsort(names)], atol=1e-5)
-    np.testing.assert_allclose(
-        found[order], vectors[rows][np.argsort(names)], atol=1e-3
-    )
+    names = np.append(case.ids[rows[:300]], ids) if has_ids else np.arange(500)
+    (batch,) = handler_for(upgraded).scan()
+    order = np.argsort(batch.ids)
+    rows = rows[np.argsort(names)]
+    np.testing.assert_array_equal(np.sort(batch.ids), np.sort(names))
+    np.testing.assert_allclose(batch.offsets[order], offsets[rows], atol=1e-5)
+    np.testing.assert_allclose(batch.vectors[order], vectors[rows], atol=1e-3)
 
 
 @pytest.mark.parametrize("metric", [IP, L2])
@@ -576,21 +479,6 @@ def test_the_rank_of_a_list_is_that_of_its_best_entry_above_its_centroid(metric,
     expected += offsets.mean() - (expected * sizes).sum() / sizes.sum()
     expected = np.where(sizes, np.clip(expected, offsets.min(), offsets.max()), 0)
     np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-@kinds("IVF8,Flat", "IVF8,PQ6x4fs")
-def test_entries_are_removed_by_a_selector_and_a_direct_map_knows_the_others(kind):
-    case = cases.made(kind, IP)
-    faiss.extract_index_ivf(case.index).set_direct_map_type(faiss.DirectMap.Hashtable)
-    upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
-    assert hubplugin_faiss.remove_ids(upgraded, faiss.IDSelectorRange(100, 300)) == 200
-    labels = handler_for(upgraded).labels()
-    np.testing.assert_array_equal(np.sort(labels), np.r_[:100, 300:600])
-    assert (
-        faiss.extract_index_ivf(upgraded).direct_map.type == faiss.DirectMap.Hashtable
-    )
-    with pytest.raises(hubplugin.StoreError, match="has ids of its own: pass ids="):
-        hubplugin_faiss.add(upgraded, case.vectors[:2], case.offsets[:2])
 
 
 def test_a_graph_that_plain_faiss_cannot_remove_from_loses_nothing():

@@ -496,11 +496,11 @@ def into(array: np.ndarray, vector: Any) -> None:
 
 
 def _short(value: float) -> float:
-    """The number next to `value`, not nearer to 0, that 7 bits hold, so that bf16 and fp16 have it exactly."""
-    mantissa, exponent = np.frexp(value)
-    return float(
-        np.ldexp(np.copysign(np.ceil(abs(mantissa) * 128) / 128, mantissa), exponent)
-    )
+    """Return the number next to `value`, not nearer to 0, that 7 bits hold, so that bf16
+    and fp16 have it exactly."""
+    mantissa, exponent = np.frexp(abs(value))
+    held = np.ceil(mantissa * 128) / 128
+    return float(np.copysign(np.ldexp(held, exponent), value))
 
 
 class ProductCodec(Codec):

@@ -12,7 +12,13 @@ import numpy as np
 
 from hubplugin.errors import InputError, StoreError
 from hubplugin.model import QueryMap
-from hubplugin_faiss.encoding.codecs import ExtraDimensions, UpgradeSpec, into
+from hubplugin.store import Batch
+from hubplugin_faiss.encoding.codecs import (
+    ExtraDimensions,
+    UpgradeSpec,
+    evenly,
+    into,
+)
 
 BLOCK_BYTES = 8 << 20
 """Codes and vectors are handled in blocks of about this size, whatever the size of the
@@ -192,15 +198,26 @@ class IndexHandler:
         """Return the entries of the ascending numbers `rows` [b]."""
         return self.inner.take(rows)
 
-    def scan(self, size: int) -> Iterator[Taken]:
-        """Yield all entries, in blocks of at most `size`."""
+    def row_blocks(self, size: int) -> Iterator[np.ndarray]:
+        """Yield the numbers of all entries, in blocks of at most `size`."""
         for first in range(0, self.count, size):
-            yield self.take(np.arange(first, min(first + size, self.count)))
+            yield np.arange(first, min(first + size, self.count))
+
+    def scan(self, size: int | None = None) -> Iterator[Batch]:
+        """Yield all entries, in blocks of at most `size`, by default of about
+        `BLOCK_BYTES`. Their offsets are NaN if the index is not upgraded; `place` is the
+        number of the first."""
+        labels = self.labels()
+        for rows in self.row_blocks(size or block_rows(self.index.d)):
+            vectors, offsets = self.take(rows)
+            if offsets is None:
+                offsets = np.full(len(rows), np.nan, np.float32)
+            ids = labels[rows].tolist()
+            yield Batch(ids, vectors, offsets, place=int(rows[0]))
 
     def sample(self, count: int = SAMPLED) -> np.ndarray:
         """Return the numbers of some entries, evenly drawn."""
-        places = np.linspace(0, self.count - 1, min(self.count, count))
-        return places.astype(np.int64)
+        return evenly(np.arange(self.count), count)
 
     def plan_append(
         self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None

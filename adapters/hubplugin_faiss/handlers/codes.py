@@ -20,6 +20,7 @@ from hubplugin_faiss.encoding.codecs import (
     ProductCodec,
     ScalarCodec,
     UpgradeSpec,
+    evenly,
     into,
 )
 from hubplugin_faiss.encoding.layout import codes_of, write_codes
@@ -32,6 +33,9 @@ from hubplugin_faiss.handlers.base import (
     name_of,
     pretransform,
 )
+
+Recoding = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Makes other codes of the codes [b, code_size] of the entries of the numbers [b]."""
 
 
 class BaseIndexHandler(IndexHandler):
@@ -72,6 +76,31 @@ class BaseIndexHandler(IndexHandler):
     ) -> tuple[ExtraDimensions, faiss.Index]:
         """Return extra dimensions that suit this index and `spec`, and a new index of
         d + w components that holds `offsets` [n] in them."""
+
+    def downgrade(self) -> faiss.Index:
+        new = self._empty(self.d)
+        self.codec.narrow(new, self.d)
+        return self._fill(new, lambda codes, rows: self.coder.head(codes))
+
+    @abstractmethod
+    def _empty(self, d: int) -> faiss.Index:
+        """Return an index like this, of `d` components and without entries."""
+
+    @abstractmethod
+    def _codes(self, rows: np.ndarray) -> np.ndarray:
+        """Return the codes of the entries of the ascending numbers `rows` [b]: uint8
+        [b, code_size]."""
+
+    @abstractmethod
+    def _fill(self, new: faiss.Index, recode: Recoding) -> faiss.Index:
+        """Put all entries into the empty index `new`, with the codes that `recode`
+        makes of theirs."""
+
+    def _recoded(self, new: faiss.Index, recode: Recoding) -> Iterator[np.ndarray]:
+        """Yield what `recode` makes of the codes of all entries, in blocks that suit
+        `new`."""
+        for rows in self.row_blocks(block_rows(new.d)):
+            yield recode(self._codes(rows), rows)
 
     @cached_property
     def coder(self) -> Coder:
@@ -160,7 +189,7 @@ def sample_rows(
 ) -> np.ndarray:
     """Return rows of `offsets` [n] to train a codebook on: evenly spread, with the
     extremes and all `starts`."""
-    spread = np.linspace(0, len(offsets) - 1, min(len(offsets), CODEBOOK))
+    spread = evenly(np.arange(len(offsets)), CODEBOOK)
     ends = [offsets.argmin(), offsets.argmax()]
     return np.unique(np.concatenate([spread, starts, ends]).astype(np.int64))
 
@@ -184,25 +213,21 @@ class FlatCodesHandler(BaseIndexHandler):
         coder.require_holds(sample, None, name_of(self.index))
         new = self._empty(self.d + len(coder.extra.query))
         self.codec.widen(new, coder)
-        blocks = (
-            coder.join(codes, coder.components_for(offsets[rows]))
-            for codes, rows in self._blocks(new)
-        )
-        return coder.extra, self._fill(new, blocks)
 
-    def downgrade(self) -> faiss.Index:
-        new = self._empty(self.d)
-        self.codec.narrow(new, self.d)
-        return self._fill(
-            new, (self.coder.head(codes) for codes, _ in self._blocks(new))
-        )
+        def join(codes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+            return coder.join(codes, coder.components_for(offsets[rows]))
+
+        return coder.extra, self._fill(new, join)
+
+    def _codes(self, rows: np.ndarray) -> np.ndarray:
+        codes = codes_of(self.storage)
+        if not len(rows):
+            return codes.read(0, 0)
+        first = int(rows[0])
+        return np.asarray(codes.read(first, int(rows[-1]) + 1)[rows - first])
 
     def decode(self, rows: np.ndarray) -> np.ndarray:
-        if not len(rows):
-            return np.empty((0, int(self.index.d)), np.float32)
-        first = int(rows[0])
-        codes = codes_of(self.storage).read(first, int(rows[-1]) + 1)
-        return np.asarray(self.storage.sa_decode(codes[rows - first]))
+        return np.asarray(self.storage.sa_decode(self._codes(rows)))
 
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
         codes = self.storage.sa_encode(self.as_added(vectors))
@@ -212,8 +237,8 @@ class FlatCodesHandler(BaseIndexHandler):
         self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
     ) -> None:
         components = self.coder.components_for(offsets)
-        codes = self.index.sa_encode(np.concatenate([vectors, components], axis=1))
-        write_codes(self.index, self.count, self.count + len(vectors), [codes])
+        codes = self.storage.sa_encode(np.concatenate([vectors, components], axis=1))
+        write_codes(self.storage, self.count, self.count + len(vectors), [codes])
 
     def require_removes(self, *, renumbered: bool = False) -> None:
         """Codes in a row can be removed."""
@@ -229,7 +254,6 @@ class FlatCodesHandler(BaseIndexHandler):
         write_codes(self.index, 0, len(rows), [codes])
 
     def _empty(self, d: int) -> faiss.Index:
-        """Return an index like that of the codes, of d components and without codes."""
         old = self.storage
         metric = self.index.metric_type
         if isinstance(old, faiss.IndexScalarQuantizer):
@@ -246,18 +270,9 @@ class FlatCodesHandler(BaseIndexHandler):
         copy_fields(new, old)
         return new
 
-    def _fill(self, new: faiss.Index, blocks: Iterator[np.ndarray]) -> faiss.Index:
-        """Put `blocks` of codes of all entries [b, code_size] into `new`."""
-        write_codes(new, 0, self.count, blocks)
+    def _fill(self, new: faiss.Index, recode: Recoding) -> faiss.Index:
+        write_codes(new, 0, self.count, self._recoded(new, recode))
         return new
-
-    def _blocks(self, new: faiss.Index) -> Iterator[tuple[np.ndarray, slice]]:
-        """Yield codes [b, code_size] and rows of all entries, as they suit `new`."""
-        size = block_rows(new.d)
-        codes = codes_of(self.storage)
-        for first in range(0, self.count, size):
-            last = min(first + size, self.count)
-            yield codes.read(first, last), slice(first, last)
 
 
 POLYSEMOUS = "do_polysemous_training", "polysemous_ht"
@@ -285,24 +300,14 @@ class GraphHandler(FlatCodesHandler):
     def append(
         self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
     ) -> None:
-        # Links are drawn by the vectors alone, as in the raw index: meanwhile every
-        # offset is neutral.
-        coder, old = self.coder, self.count
-        first = coder.head_bits // 8
-        kept = codes_of(self.storage).read(0, old)[:, first:].copy()
-        query = coder.extra.query
-        try:
-            for codes, _ in self._blocks(self.index):
-                neutral = np.broadcast_to(query, (len(codes), len(query)))
-                codes[:] = coder.join(coder.head(codes), neutral)
-            self.index.add(self.as_added(vectors))
-        finally:
-            codes_of(self.storage).read(0, old)[:, first:] = kept
-        codes = codes_of(self.storage).read(old, int(self.index.ntotal))
-        codes[:] = coder.join(coder.head(codes), coder.components_for(offsets))
+        raw = self.downgrade()  # links are drawn by the vectors alone
+        raw.add(np.ascontiguousarray(vectors, np.float32))
+        super().append(vectors, offsets, ids)
+        self.index.hnsw = raw.hnsw
+        self.index.ntotal = raw.ntotal
 
-    def _fill(self, new: faiss.Index, blocks: Iterator[np.ndarray]) -> faiss.Index:
-        return graph_over(super()._fill(new, blocks), self.index)
+    def _fill(self, new: faiss.Index, recode: Recoding) -> faiss.Index:
+        return graph_over(super()._fill(new, recode), self.index)
 
 
 def graph_over(storage: faiss.Index, like: faiss.IndexHNSW) -> faiss.Index:

@@ -31,6 +31,7 @@ from hubplugin_faiss.handlers.base import (
 from hubplugin_faiss.handlers.codes import (
     POLYSEMOUS,
     BaseIndexHandler,
+    Recoding,
     copy_training,
     graph_over,
     sample_rows,
@@ -175,8 +176,6 @@ class InvertedListsHandler(BaseIndexHandler):
         return np.concatenate([np.empty(0, np.int64), *ids])
 
     def _codes(self, rows: np.ndarray) -> np.ndarray:
-        """Return the codes of the entries of the ascending numbers `rows` [b]: uint8
-        [b, code_size]."""
         parts = [np.empty((0, int(self.index.code_size)), np.uint8)]
         starts = np.cumsum(self._sizes) - self._sizes
         for number, part in parts_by_list(self._numbers[rows]):
@@ -232,46 +231,33 @@ class InvertedListsHandler(BaseIndexHandler):
         new = self._empty(self.d + len(coder.extra.query), quantizer)
         self.codec.widen(new, coder)
 
-        def code(codes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        def join(codes: np.ndarray, rows: np.ndarray) -> np.ndarray:
             bases = centres[self._numbers[rows]]
             components = coder.components_for(offsets[rows], bases)
             return coder.join(codes, components - bases)
 
-        return coder.extra, self._fill(
-            new, (code(codes, rows) for codes, rows in self._blocks(new))
-        )
+        return coder.extra, self._fill(new, join)
 
-    def downgrade(self) -> faiss.Index:
-        new = self._empty(self.d, narrow_quantizer(self._quantizer, self.d))
-        self.codec.narrow(new, self.d)
-        return self._fill(
-            new, (self.coder.head(codes) for codes, _ in self._blocks(new))
-        )
-
-    def pad(self, parts: int, quantizer: faiss.Index) -> faiss.Index:
-        """Return this index of PQ codes with so many `parts`, of which those behind its
-        own hold 0, under a `quantizer` as wide."""
-        pq = self.index.pq
-        new = self._empty(parts * pq.dsub, quantizer)
-        behind = (0, parts - pq.M)
+    def pad(self, d: int, quantizer: faiss.Index) -> faiss.Index:
+        """Return a copy with `d` components, as many as it has or, of PQ codes of 8 bits,
+        more parts, which hold 0, under a `quantizer` as wide."""
+        new = self._empty(d, quantizer)
+        behind = (0, (d - int(self.index.d)) // self.codec.part)
         self.codec.train(new, np.pad(self.codec.tables(), (behind, (0, 0))))
-        blocks = (np.pad(codes, ((0, 0), behind)) for codes, _ in self._blocks(new))
-        return self._fill(new, blocks)
+        return self._fill(new, lambda codes, rows: np.pad(codes, ((0, 0), behind)))
 
     def _ranks(self, offsets: np.ndarray, queries: np.ndarray | None) -> np.ndarray:
         """Return `list_ranks` for `offsets` [n] of all entries, by `queries` of the bank;
-        without one their mean in each list."""
+        without one their mean in each list, and 0 where centroids hold no ranks."""
         nlist = self.index.nlist
+        if not self._ranked:
+            return np.zeros(nlist, np.float32)
         if queries is None:
             sums = np.bincount(self._numbers, offsets, nlist)
             return (sums / np.maximum(self._sizes, 1)).astype(np.float32)
-        size = min(block_rows(self.d), READ)
-        rows = (
-            np.arange(first, min(first + size, self.count))
-            for first in range(0, self.count, size)
-        )
         entries = (
-            (self.decode(each), offsets[each], self._numbers[each]) for each in rows
+            (self.decode(rows), offsets[rows], self._numbers[rows])
+            for rows in self.row_blocks(min(block_rows(self.d), READ))
         )
         return list_ranks(
             entries,
@@ -364,10 +350,12 @@ class InvertedListsHandler(BaseIndexHandler):
                     write_entries(self._lists, number, 0, new, codes)
             self.index.ntotal = self._lists.compute_ntotal()
 
-    def _empty(self, d: int, quantizer: faiss.Index) -> faiss.Index:
-        """Return an index like this, of d components and without entries, which takes
-        the `quantizer` over."""
+    def _empty(self, d: int, quantizer: faiss.Index | None = None) -> faiss.Index:
+        """Return an index like this, of `d` components and without entries, which takes
+        the `quantizer` over, by default that of the raw index."""
         old = self.index
+        if quantizer is None:
+            quantizer = narrow_quantizer(self._quantizer, d)
         metric = old.metric_type
         if isinstance(old, faiss.IndexIVFScalarQuantizer):
             new = faiss.IndexIVFScalarQuantizer(
@@ -391,25 +379,16 @@ class InvertedListsHandler(BaseIndexHandler):
         copy_fields(new, old, *searched, "by_residual", "quantizer_trains_alone")
         return new
 
-    def _blocks(self, new: faiss.Index) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield codes [b, code_size] and numbers of all entries, as they suit `new`."""
-        size = block_rows(new.d)
-        for first in range(0, self.count, size):
-            rows = np.arange(first, min(first + size, self.count))
-            yield self._codes(rows), rows
-
-    def _fill(self, new: faiss.Index, blocks: Iterator[np.ndarray]) -> faiss.Index:
-        """Put `blocks` of codes of all entries [b, code_size] into `new`."""
+    def _fill(self, new: faiss.Index, recode: Recoding) -> faiss.Index:
         new.direct_map = self.index.direct_map
         lists = faiss.downcast_InvertedLists(new.invlists)
         for number, size in enumerate(self._sizes.tolist()):
-            lists.resize(
-                number, size
-            )  # at once: a list that grows is given room to spare
+            # At once: a list that grows is given room to spare.
+            lists.resize(number, size)
         filled = np.zeros(new.nlist, np.int64)
         ids = self.labels()
         row = 0
-        for codes in blocks:
+        for codes in self._recoded(new, recode):
             numbers = self._numbers[row : row + len(codes)]
             for number, part in parts_by_list(numbers):
                 names = ids[row + part.start : row + part.stop]

@@ -16,7 +16,6 @@ from hubplugin_faiss.encoding.codecs import ExtraDimensions, UpgradeSpec
 from hubplugin_faiss.handlers.base import (
     IndexHandler,
     Taken,
-    block_rows,
     copy_fields,
     hand_over,
     handler_for,
@@ -172,8 +171,9 @@ class PreTransformHandler(WrapperHandler):
         if spec.queries is not None:
             spec = replace(spec, queries=self._transform(spec.queries))
         if spec.fingerprint and self._shift is not None:
-            inner = self.inner.scan(block_rows(self.index.d))
-            bias = np.concatenate([vectors @ self._shift for vectors, _ in inner])
+            bias = np.concatenate(
+                [batch.vectors @ self._shift for batch in self.inner.scan()]
+            )
             offsets = (offsets - bias).astype(np.float32)
             spec = spec.cover(offsets)
         chain = copy_chain(self.index)
@@ -392,9 +392,8 @@ class RefineHandler(WrapperHandler):
     @staticmethod
     def _lengths(stage: IndexHandler) -> np.ndarray:
         """Return the lengths of all that `stage` decodes: [n]."""
-        blocks = stage.scan(block_rows(stage.index.d))
         return np.concatenate(
-            [np.linalg.norm(vectors, axis=1) for vectors, _ in blocks]
+            [np.linalg.norm(batch.vectors, axis=1) for batch in stage.scan()]
         )
 
     def _sample(self) -> list[np.ndarray]:
