@@ -5,12 +5,9 @@ Files are looked at, and stores opened, before anything is imported that compute
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -18,8 +15,6 @@ import typer
 
 from hubplugin.atomic import lack_of_room
 from hubplugin.bank import Bank, holds_texts
-from hubplugin.cli.application import say
-from hubplugin.compute import Compute
 from hubplugin.errors import InputError
 from hubplugin.registry import without_secrets
 from hubplugin.results import Result
@@ -73,7 +68,6 @@ ReportFile = Annotated[
         help="Also write a report: one HTML file to look at.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto is cuda, then mps, then cpu.")]
 PairsFrom = Annotated[
     str | None,
     typer.Option(
@@ -85,20 +79,6 @@ PairsFrom = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.")
 ]
-
-
-@contextmanager
-def computing(device: str = "auto") -> Iterator[Compute]:
-    """Yield what a job computes with. It shows progress as bars on a terminal, as lines elsewhere, or not at all."""
-    from hubplugin.progress import bars, lines
-
-    if logging.getLogger("hubplugin").getEffectiveLevel() > logging.WARNING:
-        yield Compute(device)
-    elif sys.stderr.isatty():
-        with bars() as shown:
-            yield Compute(device, progress=shown)
-    else:
-        yield Compute(device, progress=lines(say))
 
 
 def bank_of(

@@ -371,8 +371,6 @@ class Inspection(Result):
         for kind, ids in (("missing", self.missing_ids), ("stale", self.stale_ids)):
             if ids:
                 yield f"{kind}, for instance: {', '.join(map(repr, ids))}"
-        if self.foreign:
-            yield f"{self.foreign} with something in the place of offsets that this correction did not write"
         if self.invalid_vectors.count:
             yield str(self.invalid_vectors)
         if self.drift is not None:

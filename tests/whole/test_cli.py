@@ -302,30 +302,3 @@ def test_what_goes_wrong_is_one_line_on_stderr_and_changes_nothing(
     assert result.stderr.startswith("hubplugin: ")
     assert result.stderr.count("\n") == 1
     assert photos.read_bytes() == before
-
-
-def test_threads_are_set_before_anything_computes(made, photos):
-    program = (
-        "import sys; from hubplugin.cli import app; app(sys.argv[1:], standalone_mode=False); "
-        "import torch, faiss; print(torch.get_num_threads(), faiss.omp_get_max_threads())"
-    )
-    said = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            program,
-            "inspect",
-            f"faiss:{photos}",
-            "--threads",
-            "1",
-            "--quiet",
-        ],
-        capture_output=True,
-        text=True,
-        env={
-            name: value
-            for name, value in os.environ.items()
-            if name != "OMP_NUM_THREADS"
-        },
-    )
-    assert said.stdout.endswith("1 1\n"), said.stderr
