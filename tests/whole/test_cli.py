@@ -3,7 +3,6 @@
 import functools
 import json
 import logging
-import os
 import shutil
 import signal
 import subprocess
@@ -280,7 +279,7 @@ def test_a_password_in_a_url_is_never_printed(made):
         ),
         (
             ("apply", "faiss:PHOTOS", "--bank", "BANK", "--set", "method=is"),
-            "'blend' has no parameter 'method'",
+            "no parameter of method 'blend'",
         ),
         (("refresh", "faiss:PHOTOS"), "no correction"),
         (("evaluate", "BANK", "--queries", "BANK", "--k", "0"), "--k 0 is not between"),
