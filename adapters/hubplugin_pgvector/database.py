@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 import psycopg
 from psycopg import errors, sql
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
 from hubplugin.errors import StoreError
@@ -47,42 +47,32 @@ UNREADABLE = (
     "a postgresql:// URL is not readable: in a name or password write / ? # @ [ ] % as %2F %3F %23 %40 %5B %5D %25, "
     "or keep the password in PGPASSFILE"
 )
-NO_BYTE = re.compile("%00|%(?![0-9A-Fa-f]{2})")
-"""What libpq refuses, and repeats."""
 
 
 def parse_url(url: str) -> tuple[str, str, Mapping[str, str]]:
-    """The part of `url` that is libpq's, `url` without its secrets, and those of its options that are `OPTIONS`.
+    """Return the part of `url` that is libpq's, `url` without its secrets, and those of its
+    options that are `OPTIONS`.
 
-    Raises StoreError for a URL that a password may have cut in two, without repeating any of it."""
+    Raises StoreError for a URL that libpq cannot read, or that a password may have cut in
+    two, without repeating any of it.
+    """
+    place, _, query = url.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    ours = {name: value for name, value in options.items() if name in OPTIONS}
+    shown = {name: value for name, value in options.items() if name in SHOWN}
+    others = {name: value for name, value in options.items() if name not in OPTIONS}
+    conninfo = f"{place}?{urlencode(others, quote_via=quote)}"
+    scheme, _, address = place.partition("://")
+    credentials, at, server = address.rpartition("@")
     try:
-        parts = urlsplit(url)
-    except ValueError:
+        conninfo_to_dict(conninfo)
+    except psycopg.ProgrammingError:
         raise StoreError(UNREADABLE) from None
-    options = parse_qsl(parts.query, keep_blank_values=True)
-    if "@" in parts.path + parts.fragment + "".join(
-        name for name, _ in options
-    ) or NO_BYTE.search(parts.netloc):
+    if "/" in credentials:
         raise StoreError(UNREADABLE)
-    for_libpq = urlencode(
-        [option for option in options if option[0] not in OPTIONS], quote_via=quote
-    )
-    user, at, hosts = parts.netloc.rpartition("@")
-    if "%3a" in user.partition(":")[0].lower():  # a server would repeat it as a name
-        raise StoreError(
-            "a postgresql:// URL has an encoded colon in its name: write NAME:PASSWORD@ with a plain one"
-        )
-    shown = urlencode(
-        [option for option in options if option[0] in SHOWN],
-        quote_via=quote,
-        safe="/,.",
-    )
-    # By hand: urlunsplit takes the slashes off a URL without a host, which is how a local server is named.
-    return (
-        f"{parts.scheme}://{parts.netloc}{parts.path}?{for_libpq}",
-        f"{parts.scheme}://{user.partition(':')[0]}{at}{hosts}{parts.path}?{shown}",
-        {name: value for name, value in options if name in OPTIONS},
-    )
+    user = credentials.partition(":")[0]
+    tail = urlencode(shown, quote_via=quote, safe="/,.")
+    return conninfo, f"{scheme}://{user}{at}{server}?{tail}", ours
 
 
 class Passing(StoreError):

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import inspect
 import re
 import textwrap
 
@@ -185,7 +184,6 @@ def unknown_parameters(function):
 
 
 def test_a_docstring_tells_the_parameters_that_there_are():
-    """That all are told is held below, for the functions that users call."""
     faults = [
         f"{path}:{node.lineno}: {node.name}: no parameter {name}"
         for path, tree in FILES.items()
@@ -194,34 +192,3 @@ def test_a_docstring_tells_the_parameters_that_there_are():
         for name in unknown_parameters(node)
     ]
     assert faults == []
-
-
-def on_the_api_page():
-    """The functions and methods of docs/reference/api.md that are written where it names them."""
-    page = (ROOT / "docs" / "reference" / "api.md").read_text()
-    for name, members in re.findall(
-        r"^::: ([\w.]+)(?:\n    options: \{members: (.*?)\})?", page, re.MULTILINE
-    ):
-        module, _, attribute = name.rpartition(".")
-        thing = getattr(importlib.import_module(module), attribute)
-        if inspect.isfunction(thing):
-            yield name, thing
-        elif inspect.isclass(thing) and members != "false":
-            for member, value in vars(thing).items():
-                function = getattr(value, "__func__", value)
-                is_shown = not member.startswith("_") and (
-                    not members or member in re.findall(r"\w+", members)
-                )
-                if is_shown and inspect.isfunction(function):
-                    yield f"{name}.{member}", function
-
-
-def test_functions_of_the_api_page_have_args():
-    lacking = [
-        name
-        for name, function in on_the_api_page()
-        if inspect.getdoc(function) and "Args:\n" not in str(inspect.getdoc(function))
-        if len(set(inspect.signature(function).parameters) - {"self", "cls"}) > 1
-        and function.__doc__
-    ]
-    assert lacking == []

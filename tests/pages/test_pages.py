@@ -80,39 +80,8 @@ def test_the_skill_has_a_name_and_a_description_that_can_be_read():
     assert 40 < len(head["description"]) < 1024
 
 
-def test_every_file_and_every_name_on_the_map_is_there():
-    chapters = [
-        path
-        for folder in ("hubplugin", "adapters")
-        for path in (ROOT / folder).rglob("*.py")
-    ]
+def test_every_file_on_the_map_is_there():
     text = (ROOT / "docs" / "architecture.md").read_text()
     files = re.findall(r"`((?:hubplugin|adapters)/[a-z_/]+(?:\.py)?)`", text)
     assert files
     assert [name for name in files if not (ROOT / name).exists()] == []
-    ways = text.split("## Three ways")[1]
-    named = {
-        name.rpartition(".")[2]
-        for name in re.findall(r"`([A-Za-z_]+(?:\.[a-z_]+)?)`", ways)
-    }
-    defined = "\n".join(path.read_text() for path in chapters)
-    lacking = {
-        name
-        for name in named
-        if not re.search(
-            rf"^ *(?:async )?(?:def|class) {name}\b", defined, re.MULTILINE
-        )
-    }
-    assert lacking <= {"def", "class", "targets", "bank", "query"}
-
-
-def test_every_module_stands_in_the_house():
-    text = (ROOT / "docs" / "architecture.md").read_text().split("```")[1]
-    rooms = {
-        path.stem
-        for path in (ROOT / "hubplugin").iterdir()
-        if not path.name.startswith("_")
-    } - {"py"}
-    assert {room for room in rooms if not re.search(rf"\b{room}\b", text)} <= {
-        "progress"
-    }
