@@ -51,7 +51,7 @@ def apply(
     dry_run: DryRun = False,
 ) -> Result:
     """Fit, check, write, activate; resumes where it was cut off."""
-    examples = bank_of(bank, answers, embed, pairs_from)
+    examples = bank_of(bank, answers, embed)
     opened = open_store(store)
     parameters = parameters_of(method, settings)
     pairs = pairs_of(opened, pairs_from, embed)
@@ -99,7 +99,7 @@ def refit(
         raise InputError(
             "--pairs-from teaches a map, and --no-learn wants none: leave one of them out"
         )
-    examples = bank_of(bank, answers, embed, pairs_from)
+    examples = bank_of(bank, answers, embed)
     opened = open_store(store)
     parameters = {} if method is None else parameters_of(method, settings)
     pairs = pairs_of(opened, pairs_from, embed)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import hubplugin
-from hubplugin.bank import Bank, holds_texts
+from hubplugin.bank import Bank
 from hubplugin.bank.embedding import for_documents
 from hubplugin.cli.application import command
 from hubplugin.cli.options import (
@@ -19,6 +19,7 @@ from hubplugin.cli.options import (
     StoreUrl,
     TargetNames,
     bank_of,
+    embedding,
     require_writable,
     write_report,
 )
@@ -161,15 +162,11 @@ def evaluate(
         called = read_names(names, "--names")
     elif names is not None:
         require_file(Path(names))
-    # Either of the two may be texts and the other vectors.
-    embeds = embed is not None
-    in_bank = bank is not None and holds_texts(bank, embeds)
-    in_queries = isinstance(source, list) or holds_texts(source, embeds)
-    by = embed if in_queries or not in_bank else None
+    by = embedding(source, embed)
     test_queries = Bank(source, embed=by, name="queries").look()
     examples = None
     if bank is not None or answers is not None:
-        examples = bank_of(bank, answers, embed if in_bank else None)
+        examples = bank_of(bank, answers, embed)
     if targets is not None:
         ranked = open_store(targets) if of_store else as_vectors(targets, "targets")
     if isinstance(ranked, Bank):

@@ -81,19 +81,17 @@ DryRun = Annotated[
 ]
 
 
-def bank_of(
-    bank: str | None,
-    answers: str | None,
-    embed: str | None,
-    pairs_from: str | None = None,
-) -> Bank:
-    """Return the bank as it was typed, whose files were looked at; without queries where none are named.
+def embedding(source: str | list[str] | None, embed: str | None) -> str | None:
+    """Return `embed`, the model of texts, for a bank of texts; a file of vectors needs none."""
+    is_file = isinstance(source, str)
+    if source is None or (is_file and not holds_texts(source, embed is not None)):
+        return None
+    return embed
 
-    With a field of pairs, which the model embeds, the bank may be of vectors.
-    """
-    if pairs_from is not None and (bank is None or not holds_texts(bank, embeds=True)):
-        embed = None
-    return Bank(bank, answers, embed=embed).look()
+
+def bank_of(bank: str | None, answers: str | None, embed: str | None) -> Bank:
+    """Return the bank as it was typed, whose files were looked at; without queries where none are named."""
+    return Bank(bank, answers, embed=embedding(bank, embed)).look()
 
 
 def pairs_of(store: Any, field: str | None, embed: str | None) -> Bank | None:

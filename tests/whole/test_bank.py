@@ -218,7 +218,6 @@ def test_what_goes_wrong_is_one_line_in_the_words_that_were_typed(bank):
     Path("log.txt").write_text("query 1\nquery 2\n")
     for options, said in (
         (("--bank", "log.txt"), "name the model that embeds queries: --embed"),
-        (("--embed", "bank_model:embed"), "is for texts; pass them as --bank"),
         (("--bank", "bank.npy", "--answers", "log.txt"), "expected .csv, .tsv or .npy"),
     ):
         error = typed("apply", "faiss:photos.faiss", *options, status=1).stderr
