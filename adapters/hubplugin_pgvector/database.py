@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import psycopg
 from psycopg import errors, sql
@@ -70,7 +70,7 @@ def parse_url(url: str) -> tuple[str, str, Mapping[str, str]]:
         raise StoreError(UNREADABLE) from None
     if "/" in credentials:
         raise StoreError(UNREADABLE)
-    user = credentials.partition(":")[0]
+    user = quote(unquote(credentials).partition(":")[0])
     tail = urlencode(shown, quote_via=quote, safe="/,.")
     return conninfo, f"{scheme}://{user}{at}{server}?{tail}", ours
 

@@ -204,19 +204,11 @@ class PgvectorStore(DocumentStore):
         return ", ".join(schema.list_triggers(self.database, self.table.oid))
 
     def notes(self) -> Sequence[str]:
-        manifest = self.read_manifest()
-        version = manifest.active.get("")
+        version = self.active()
         if version is None:
             return []
-        notes = [
-            f"offsets in the column {version.column} of {self.table.name}; {self._describe_index(version)}"
-        ]
-        if manifest.writing is not None:
-            half = f"{manifest.writing.column}, and its index where there is one"
-            notes.append(
-                f"{half}, are of a run that goes on or was cut off: run it again"
-            )
-        return notes
+        place = f"offsets in the column {version.column} of {self.table.name}"
+        return [f"{place}; {self._describe_index(version)}"]
 
     def _describe_index(self, version: ColumnVersion) -> str:
         if self.table.index == "none":
@@ -347,7 +339,6 @@ class PgvectorWriting(Writing):
         store = self._store
         try:
             with store.database.transaction():
-                store.require_sight()
                 store.lock("FOR SHARE")
                 store.require_owner(self._version)
                 self._update(batch, offsets)

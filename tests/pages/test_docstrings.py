@@ -51,8 +51,8 @@ OTHERS = {
     *(
         "photos",
         "photos__hubplugin",
-        "photos__hubplugin_1",
-        "photos__hubplugin_1_model",
+        "photos__hubplugin_WORD",
+        "photos__hubplugin_WORD_model",
     ),  # tables of an example
     "hub_offset",  # a payload key and a column
     *(

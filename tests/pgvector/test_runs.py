@@ -4,7 +4,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -151,45 +150,6 @@ def test_a_batch_that_ends_in_a_deadlock_is_written_again(store, database):
     assert written == [(len(batch.ids),)]
 
 
-def test_rows_that_come_during_an_apply_have_their_offsets_at_the_end(store, database):
-    stop, written = threading.Event(), 0
-
-    def insert():
-        nonlocal written
-        with psycopg.connect(database.address, autocommit=True) as connection:
-            while not stop.is_set():
-                vector = str(RNG.normal(size=DIM).tolist())
-                key = (
-                    1000 + written if written % 2 else -1000 - written
-                )  # behind the scan, and before it
-                connection.execute(
-                    "INSERT INTO photos VALUES (%s, %s::vector)", (key, vector)
-                )
-                connection.execute(
-                    "UPDATE photos SET embedding = %s::vector WHERE id = %s",
-                    (vector, written % 600),
-                )
-                written += 1
-                time.sleep(0.02)
-
-    def stop_inserting(done):
-        while (
-            written <= 3 and thread.is_alive()
-        ):  # so many came, however fast the run was
-            time.sleep(0.01)
-        stop.set()
-
-    thread = threading.Thread(target=insert)
-    thread.start()
-    apply_during(store, "closing", stop_inserting)
-    stop.set()
-    thread.join()
-    assert written > 3
-    report = hubplugin.inspect(store, queries=0)
-    assert report.count == 600 + written
-    assert report.missing + report.stale <= 1  # the one that was on its way
-
-
 def test_a_server_that_restarts_in_mid_apply_is_one_line_and_the_next_run_goes_on(
     store, server, database
 ):
@@ -320,35 +280,6 @@ def test_a_wait_ends_in_one_line_and_the_next_run_finishes(
         other.rollback()
     hubplugin.apply(store, BANK, "is", force=True)
     assert hubplugin.inspect(store, queries=0).stale == 0
-
-
-def test_what_a_run_that_was_cut_off_left_beside_the_active_offsets_is_told(
-    store, database
-):
-    write(store, model())
-    store.begin(model("nnn")).close()
-    assert any(
-        "hub_offset_v2, and its index" in note
-        for note in hubplugin.inspect(store, queries=0).notes
-    )
-    write(store, model("nnn"))
-    assert not any(
-        "hub_offset_v" in note.partition(",")[0]
-        for note in hubplugin.inspect(store, queries=0).notes
-    )
-
-
-def test_a_server_that_only_reads_is_told_before_anything_is_read(store, database):
-    database.setting(default_transaction_read_only="on")
-    tasks = []
-    compute = hubplugin.Compute(progress=lambda *task: tasks.append(task))
-    with pytest.raises(StoreError, match="only reads; name one that may write"):
-        hubplugin.apply(database.open(metric="dot"), BANK, "is", compute=compute)
-    assert tasks == []
-    database.run(
-        "SET default_transaction_read_only = off",
-        f"ALTER DATABASE {database.name} RESET ALL",
-    )
 
 
 def test_an_index_that_somebody_dropped_is_told_and_built_by_a_refresh(store, database):
