@@ -68,8 +68,7 @@ def test_recorded_queries_and_clicks_are_shown_exported_and_forgotten(bank):
     assert "400 queries of 384 dimensions, of 600 that were asked from 20" in shown
     assert "photos.faiss.queries" in shown
     figures = asked("bank", store, "--export", "out.npy")
-    assert (figures["queries"], figures["seen"], figures["texts"]) == (400, 600, False)
-    assert figures["different"] == pytest.approx(500, abs=100)
+    assert (figures["queries"], figures["seen"]) == (400, 600)
     exported = np.load("out.npy")
     assert {row.tobytes() for row in exported} <= {row.tobytes() for row in bank}
     recorder = hubplugin.Recorder("photos.faiss.queries")
@@ -78,8 +77,7 @@ def test_recorded_queries_and_clicks_are_shown_exported_and_forgotten(bank):
     forgotten = recorder.id_of(exported[0])
     recorder.close()
     figures = asked("bank", store)
-    clicks = [figures[name] for name in ("clicks", "pairs", "targets")]
-    assert clicks == [4, 3, 2]
+    assert (figures["clicks"], figures["pairs"]) == (4, 3)
     figures = asked("bank", store, "--forget", forgotten)
     assert figures["forgotten"] == 1
     assert (figures["queries"], figures["clicks"]) == (399, 1)
