@@ -58,6 +58,7 @@ def variants(m: int, tau: float) -> dict[str, dict[str, Any]]:
         "k 8": {"k": 8},
         "k 32": {"k": 32},
         "answers kept": {"answers": "kept"},
+        "10 iterations": {"iterations": 10},
         "answers left out": {"answers": "left out"},
     }
 

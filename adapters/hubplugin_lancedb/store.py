@@ -1,9 +1,9 @@
 """A LanceDB table as a `Store`: `lancedb:FOLDER/TABLE`.
 
-The table has a column `id` and a column `vector`, compared by cosine. The offsets of
-`photos` lie in the table `photos__hubplugin_WORD`, their model in
-`photos__hubplugin_WORD_model`, and the manifest in the schema of `photos__hubplugin`.
-`photos` itself is never written to: each of its versions is its user's.
+The table has a column `id` and a column `vector`, compared by cosine. Beside a table
+"photos" the offsets lie in "photos__hubplugin_WORD", their model in
+"photos__hubplugin_WORD_model", and the manifest in the schema of "photos__hubplugin".
+"photos" itself is never written to: each of its versions is its user's.
 """
 
 from __future__ import annotations

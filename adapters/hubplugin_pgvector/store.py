@@ -140,8 +140,8 @@ class PgvectorStore(DocumentStore):
         """Return the targets that a query with the `clauses` behind its WHERE gives."""
         table = self.table
         if field is not None and field not in table.columns:
-            columns = ", ".join(sorted(table.columns))
-            raise StoreError(f"{self.url} has no column {field!r}; there are {columns}")
+            known = ", ".join(sorted(table.columns))
+            raise StoreError(f"{self.url} has no column {field!r}; there are {known}")
         columns = (
             table.key.id("target"),
             quote_name(table.vector),

@@ -239,6 +239,7 @@ class Bank:
             InputError: It cannot be used.
         """
         metric = Metric.parse(metric)
+        compute = compute.settled()
         vectors = self.vectors(gallery, compute.progress)
         queries, rows = _read(vectors, metric)
         if self.answers is None and self.pairs is None:

@@ -7,6 +7,7 @@ once. Values return from a device by `to_host` alone, once a pass: each return m
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,6 +34,9 @@ SHARE_OF_CARD = 0.7
 FEW = 1e10
 """Products of two numbers that numpy does before an import of torch is over, which takes some 3 s: an upsert of 1,000
 vectors of 384 dimensions against a bank of 15,000 takes 6e9 (benchmarks/serving.py)."""
+
+BLOCKS_AHEAD = 3
+"""Uploaded blocks that may wait on a card for computing: one is computed, two keep it busy."""
 
 Precision: TypeAlias = Literal["auto", "float64"]
 
@@ -100,21 +104,16 @@ class Compute:
             return torch.device(
                 "mps" if torch.backends.mps.is_available() and not double else "cpu"
             )
-        try:
-            device = torch.device(self.device)
-            torch.empty(1, device=device).cpu()
-        except (RuntimeError, AssertionError, TypeError) as error:
-            reason = str(error).splitlines()[0].partition(". ")[0]
-            if "device type" in reason:  # torch lists all it has ever heard of
-                reason = "known are cuda, mps and cpu"
-            raise InputError(
-                f"device {self.device!r} is not usable here ({reason}); use 'auto' or 'cpu'"
-            ) from None
+        device = find_device(self.device)
         if double and device.type == "mps":
             raise InputError(
                 "precision='float64' is not to be had on mps; use device='cpu'"
             )
         return device
+
+    def settled(self) -> Compute:
+        """Return the same with `memory` decided: a whole fit goes by one amount."""
+        return replace(self, memory=self.bytes())
 
     def library(self) -> Library:
         """The array library of the device; raises InputError where it cannot be used here."""
@@ -123,29 +122,41 @@ class Compute:
     def bytes(self) -> int:
         """Return `memory` as a number; raises InputError for too little and for other texts."""
         if self.memory is None:
-            free = self._free_on_card()
-            return int(SHARE_OF_CARD * free) if free else SAFE
+            free, total = self._card_bytes()
+            return max(int(SHARE_OF_CARD * free), LEAST) if total else SAFE
         from pydantic import ByteSize, TypeAdapter, ValidationError
 
+        memory = Parameter("memory", self.memory)
         try:
             size = int(TypeAdapter(ByteSize).validate_python(self.memory))
         except ValidationError:
             size = 0
         if size < LEAST:
             raise InputError(
-                Parameter("memory", self.memory),
+                memory,
                 f": expected {LEAST:,} or more, as bytes or as '512MiB' or '2GiB'",
             )
+        if size > SAFE:
+            _, total = self._card_bytes()
+            if total and size > total:
+                raise InputError(
+                    memory,
+                    f" is more than the card has; expected {total >> 30}GiB or less",
+                )
         return size
 
-    def _free_on_card(self) -> int:
-        """Return the free memory of the card that computes; 0 where none does."""
+    def _card_bytes(self) -> tuple[int, int]:
+        """Return free and total memory of the card that computes; 0 where none does.
+
+        What torch keeps of freed memory is free: the driver does not count it.
+        """
         if self.uses_numpy or (device := self.torch_device()).type != "cuda":
-            return 0
+            return 0, 0
         import torch
 
-        free: int = torch.cuda.mem_get_info(device)[0]
-        return free
+        free, total = torch.cuda.mem_get_info(device)
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return free + kept, total
 
     @property
     def without_progress(self) -> Compute:
@@ -184,8 +195,8 @@ class Library:
             return array if dtype is None else array.astype(dtype, copy=False)
         import torch
 
-        # What a memory map or a model file gives is read-only, of which torch would warn, or in another byte order.
-        native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        # What a memory map or a model file gives is read-only, of which torch would warn.
+        native = as_torch_reads(array)
         tensor = torch.from_numpy(native if native.flags.writeable else native.copy())
         if not self.has_float64 and tensor.dtype is torch.float64:
             tensor = tensor.float()
@@ -243,38 +254,65 @@ class Library:
         """
         import torch
 
-        if (
-            self.device is None
-            or self.device.type != "cuda"
-            or not torch.cuda.is_available()
-        ):
+        device = self.device
+        if device is None or device.type != "cuda" or not torch.cuda.is_available():
             yield from (self.to_device(block, self.xp.float32) for block in blocks)
             return
-        buffers = [
-            (torch.empty(rows, dim, pin_memory=True), torch.cuda.Event())
-            for _ in range(2)
-        ]
-        copying, computing = (
-            torch.cuda.Stream(self.device),
-            torch.cuda.current_stream(self.device),
-        )
+        buffers = [torch.empty(rows, dim, pin_memory=True) for _ in range(2)]
+        copies = [torch.cuda.Event() for _ in buffers]
+        copying = torch.cuda.Stream(device)
+        computing = torch.cuda.current_stream(device)
+        waiting = deque[torch.cuda.Event]()
         for number, block in enumerate(blocks):
-            buffer, was_copied = buffers[number % 2]
+            side = number % 2
             if number > 1:
-                was_copied.synchronize()
-            pinned = buffer[: len(block)]
+                copies[side].synchronize()
+            pinned = buffers[side][: len(block)]
             with warnings.catch_warnings():  # torch warns of a read-only map
                 warnings.simplefilter("ignore", UserWarning)
-                native = block.astype(block.dtype.newbyteorder("="), copy=False)
-                pinned.copy_(
-                    torch.from_numpy(native)
-                )  # by all cores, which numpy does not
+                # By all cores, which numpy does not.
+                pinned.copy_(torch.from_numpy(as_torch_reads(block)))
             with torch.cuda.stream(copying):
-                uploaded = pinned.to(self.device, non_blocking=True)
-                was_copied.record(copying)
+                uploaded = pinned.to(device, non_blocking=True)
+                copies[side].record(copying)
             computing.wait_stream(copying)
             uploaded.record_stream(computing)
             yield uploaded
+            computed = torch.cuda.Event()
+            computed.record(computing)
+            waiting.append(computed)
+            if len(waiting) == BLOCKS_AHEAD:
+                waiting.popleft().synchronize()
+
+
+@cache
+def find_device(name: str) -> torch.device:
+    """Return the device of a name that torch knows; each is tried once.
+
+    Raises:
+        InputError: it cannot be used here.
+    """
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).splitlines()[0].partition(". ")[0]
+        if "device type" in reason:  # torch lists all it has ever heard of
+            reason = "known are cuda, mps and cpu"
+        raise InputError(
+            f"device {name!r} is not usable here ({reason}); use 'auto' or 'cpu'"
+        ) from None
+    return device
+
+
+def as_torch_reads(block: np.ndarray) -> np.ndarray:
+    """Return `block` in the order of bytes and rows, and with a type, that torch has."""
+    dtype = block.dtype.newbyteorder("=")
+    if dtype.itemsize > 8:  # longdouble
+        dtype = np.dtype(np.float32)
+    return np.ascontiguousarray(block, dtype)
 
 
 def to_host(array: Array) -> np.ndarray:
@@ -298,16 +336,57 @@ def multiply(rows: Array, columns: Array, out: Array | None = None) -> Array:
         return np.matmul(rows, columns, out=out)
     import torch
 
-    if not reduces_precision(rows):
+    # A product with a vector has no TF32 on a card; on a CPU it may be in bfloat16.
+    is_safe = rows.device.type == "cuda" and columns.ndim == 1
+    if is_safe or not reduces_precision(rows):
         result = torch.matmul(rows, columns, out=out)
-        if not reduces_precision(rows):
+        if is_safe or not reduces_precision(rows):
             return result
     exact = torch.matmul(rows.double(), columns.double()).to(rows.dtype)
     return exact if out is None else out.copy_(exact)
 
 
+def multiplies_halves(device: torch.device | None) -> bool:
+    """Return True if `multiply_halves` runs on `device`: CUDA with torch 2.8 or newer."""
+    if device is None or device.type != "cuda":
+        return False
+    import torch
+
+    return hasattr(torch.ops.aten.mm, "dtype")
+
+
+def split(vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return unit vectors [n, d] as the sum of two half-precision tensors.
+
+    They hold 22 bits of each component.
+    """
+    import torch
+
+    high = vectors.to(torch.float16)
+    return high, (vectors - high).to(torch.float16)
+
+
+def multiply_halves(rows: Array, columns: Array, out: Array) -> Array:
+    """Write the float32 product of unit vectors `rows` [b, 3d] and `columns` [m, 3d].
+
+    Both are as `beside` gives them: low.high + high.low + high.high is exact to some
+    1e-7, at a quarter of the time of a float32 product.
+    """
+    import torch
+
+    return torch.mm(rows, columns.T, torch.float32, out=out)
+
+
+def beside(vectors: torch.Tensor, *, of_bank: bool) -> torch.Tensor:
+    """Return the halves of unit vectors [n, d] beside each other: float16 [n, 3d]."""
+    import torch
+
+    high, low = split(vectors)
+    return torch.cat([high, low, high] if of_bank else [low, high, high], dim=1)
+
+
 def reduces_precision(factor: torch.Tensor) -> bool:
-    """True if torch may now multiply such tensors at less than their own precision."""
+    """Return True if torch may multiply such tensors at less than their precision."""
     import torch
 
     if factor.dtype is not torch.float32 or factor.device.type not in ("cpu", "cuda"):

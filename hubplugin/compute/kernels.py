@@ -1,27 +1,43 @@
 """The weighted log-sum-exp over a bank as one Triton kernel: a tile of similarities never leaves the registers.
 
-Of unit vectors alone. An inner product in float32 is three products of halves: x = high + low, each of 11 bits, so that
-high.high + high.low + low.high is exact to about 1e-7, at the speed of half-precision products.
+It takes unit vectors alone. An inner product in float32 is three products of halves:
+x = high + low, each of 11 bits, so that high.high + high.low + low.high is exact to about
+1e-7, at the speed of half-precision products.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+from functools import cache
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+logger = logging.getLogger(__name__)
+
 LOG2E = tl.constexpr(math.log2(math.e))
 
 LOWEST = tl.constexpr(-1e30)
 """In the place of minus infinity, of which a difference is no number."""
 
-ROWS, COLUMNS, COLUMNS_MASKED, DEPTH = 128, 256, 128, 32
-"""The tile of a program: targets, bank rows, components. With 256 columns a prototype of this kernel took a quarter of
-a float32 product on an H200. To mask answers takes more registers, so that a tile has half as many columns; no card
-has tried that yet."""
+ROWS, DEPTH = 128, 32
+"""The targets and components of a program's tile."""
+
+NARROW, WIDE = 128, 256
+"""Bank rows of its tile: see `columns_of`."""
+
+
+def columns_of(capability: int, masked: bool) -> int:
+    """Return how many bank rows a program's tile has on cards of this capability.
+
+    On 9.x a prototype with 256 took a quarter of a float32 product (H200). On 8.x so many
+    spill registers, as they do where answers are masked; 10.x has half of the tensor
+    memory that they take. All of it was compiled for each card, and runs in the tests.
+    """
+    return WIDE if capability == 9 and not masked else NARROW
 
 
 @triton.jit
@@ -126,12 +142,6 @@ def _log_sum_exp(  # type: ignore[no-untyped-def]
 Halves = tuple[torch.Tensor, torch.Tensor]
 
 
-def halves(vectors: torch.Tensor) -> Halves:
-    """Unit vectors [n, d] as the sum of two half-precision tensors, which hold 22 bits of each component."""
-    high = vectors.to(torch.float16)
-    return high, (vectors - high.to(vectors.dtype)).to(torch.float16)
-
-
 def log_sum_exp(
     targets: Halves,
     bank: Halves,
@@ -143,7 +153,7 @@ def log_sum_exp(
     """LSE_u( scale * t.b_u + bias_u ) of unit vectors in halves.
 
     Args:
-        targets, bank: t [n, d] and b [m, d].
+        targets, bank: t [n, d] and b [m, d], each as `split` gives it.
         bias: [m].
         scale: of the similarities.
         thresholds: the similarity from which on t is an answer of the bank query u [m]. Answers are masked, but those
@@ -153,13 +163,28 @@ def log_sum_exp(
     Returns:
         float32 [n].
     """
-    (n, d), m = targets[0].shape, len(bank[0])
-    out = torch.empty(n, device=targets[0].device)
+    n, d = targets[0].shape
+    m = len(bank[0])
+    device = targets[0].device
+    out = torch.empty(n, device=device)
     log2e = math.log2(math.e)
+    columns = NARROW
+    if device.type == "cuda":
+        capability, _ = torch.cuda.get_device_capability(device)
+        columns = columns_of(capability, thresholds is not None)
+    _tell_of_compiling()
     run: Any = _log_sum_exp[(triton.cdiv(n, ROWS),)]
-    run(
-        *targets, *bank, (bias * log2e).float(), bias if thresholds is None else thresholds.float(), out, n, m,
-        scale * log2e, min(hub, 3e38), d, thresholds is not None, ROWS,
-        COLUMNS if thresholds is None else COLUMNS_MASKED, DEPTH, num_warps=8, num_stages=3,
-    )  # fmt: skip
+    # Triton launches on the current card, wherever the tensors lie.
+    with torch.cuda.device_of(targets[0]):
+        run(
+            *targets, *bank, (bias * log2e).float(),
+            bias if thresholds is None else thresholds.float(), out, n, m,
+            scale * log2e, min(hub, 3e38), d, thresholds is not None, ROWS, columns,
+            DEPTH, num_warps=8, num_stages=3,
+        )  # fmt: skip
     return out
+
+
+@cache
+def _tell_of_compiling() -> None:
+    logger.info("the fused kernel is compiled at its first use on a machine: seconds")

@@ -6,18 +6,22 @@ second reduces what the answers leave (`reduce`, `sinkhorn`). Values return from
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 
-from hubplugin.compute.device import Array, Library, to_host, view
+from hubplugin.compute.device import Array, Library, split, to_host, view
 from hubplugin.compute.similarities import MOST_ANSWERS, AnswerMask, Similarities
-from hubplugin.metric import Metric
 from hubplugin.vectors import Vectors
+
+logger = logging.getLogger(__name__)
+
+CAPABILITIES = (8, 9, 10)
+"""Compute capabilities of the cards that the kernel is compiled and tried for."""
 
 GROUP = 8
 """Columns of a group, of which a card looks at the largest first: the k largest of a row lie in the k groups with the
@@ -116,15 +120,10 @@ def reduce(
     log_sum = next(
         (reduction for reduction in reductions if isinstance(reduction, LogSum)), None
     )
-    is_alone = (
-        log_sum is not None and len(reductions) == 1 and (mask is None or mask.largest)
-    )
-    if (
-        log_sum is not None
-        and is_alone
-        and (kernels := import_kernels(similarities)) is not None
-    ):
-        return [fuse_log_sum(similarities, targets, log_sum, mask, kernels)]
+    if log_sum is not None and len(reductions) == 1 and (mask is None or mask.largest):
+        fused = fuse_log_sum(similarities, targets, log_sum, mask)
+        if fused is not None:
+            return [fused]
     library, tau = similarities.library, 1.0 if log_sum is None else log_sum.tau
     log_weights = (
         None
@@ -145,24 +144,18 @@ def reduce(
     return [to_host(values).astype(np.float64, copy=False) for values in results]
 
 
-def import_kernels(similarities: Similarities) -> Any:
-    """The module of fused kernels where it serves: vectors of length 1 on a card, with triton. None elsewhere."""
+def has_kernel(similarities: Similarities) -> bool:
+    """Return True if the fused kernel serves: unit vectors, on a card it was made for."""
+    if not similarities.is_unit or find_spec("triton") is None:
+        return False
     device = similarities.library.device
-    if (
-        device is None
-        or device.type != "cuda"
-        or similarities.compute.precision != "auto"
-    ):
-        return None
-    if (
-        similarities.metric is not Metric.COSINE
-        or similarities.longest > 1.001
-        or find_spec("triton") is None
-    ):
-        return None
-    from hubplugin.compute import kernels
+    if device is None or device.type != "cuda":
+        return False
+    import torch
 
-    return kernels
+    if torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] in CAPABILITIES
 
 
 def fuse_log_sum(
@@ -170,36 +163,42 @@ def fuse_log_sum(
     targets: Vectors,
     log_sum: LogSum,
     mask: AnswerMask | None,
-    kernels: Any,
-) -> np.ndarray:
-    """Computes a log-sum-exp of unit vectors on a card by one kernel, in which no similarity reaches memory.
+) -> np.ndarray | None:
+    """Compute a log-sum-exp by one kernel, in which no similarity reaches memory.
 
     Args:
         similarities, targets, mask: as in `reduce`.
         log_sum: the reduction.
-        kernels: what `import_kernels` gave.
 
     Returns:
-        float64 [n].
+        float64 [n]. None where there is no kernel, or it cannot run: torch serves.
     """
+    if not has_kernel(similarities):
+        return None
+    from hubplugin.compute import kernels
+
     library = similarities.library
-    bank = kernels.halves(library.to_device(similarities.bank, library.xp.float32))
-    weights = (
-        np.zeros(similarities.m) if log_sum.log_weights is None else log_sum.log_weights
-    )
-    bias, values = (
-        library.to_device(weights),
-        library.empty((targets.rows,), library.xp.float32),
-    )
-    thresholds = (
-        None if mask is None else library.to_device(similarities.lower(mask.thresholds))
-    )
+    bank = split(library.to_device(similarities.bank, library.xp.float32))
+    weights = log_sum.log_weights
+    if weights is None:
+        weights = np.zeros(similarities.m)
+    bias = library.to_device(weights)
+    values = library.empty((targets.rows,), library.xp.float32)
+    thresholds = None
+    if mask is not None:
+        thresholds = library.to_device(similarities.lower(mask.thresholds))
     hub = MOST_ANSWERS * similarities.m
     for start, block in similarities.blocks(targets):
         stop = start + len(block)
-        values[start:stop] = kernels.log_sum_exp(
-            kernels.halves(block), bank, bias, 1 / log_sum.tau, thresholds, hub
-        )
+        try:
+            values[start:stop] = kernels.log_sum_exp(
+                split(block), bank, bias, 1 / log_sum.tau, thresholds, hub
+            )
+        except Exception as error:
+            if start:
+                raise
+            logger.warning("no fused kernel on this card, torch serves: %s", error)
+            return None
         similarities.compute.report("offsets", stop, targets.rows)
     return to_host(values).astype(np.float64)
 
@@ -258,10 +257,9 @@ def nearest_targets(
                     view(tile.s)[:, nearer] >= view(least)[nearer]
                 ).argmax(axis=0) + start
             else:
-                numbers = xp.arange(len(tile.s), device=library.device)[:, None]
-                reached = (
-                    xp.where(tile.s >= least, numbers, len(tile.s)).amin(dim=0) + start
-                )
+                # The first that reaches it, as bytes: of int64 a tile has no room.
+                reaches = (tile.s >= least).view(xp.uint8)
+                reached = reaches.argmax(dim=0) + start
                 rows = xp.where(is_nearer, reached, rows)
             similarity = xp.maximum(similarity, highest)
         first += targets.rows

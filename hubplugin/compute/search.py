@@ -1,7 +1,8 @@
 """Every query against every target, once.
 
-The gallery is read in blocks and multiplied by `similarities`; what a pass is to find out is a collector, such as the
-nearest targets, and any number of candidate corrections are looked at together.
+The gallery streams past the queries in blocks, which `similarities` multiplies. What a
+pass is to find out is a collector, such as the nearest targets; any number of candidate
+corrections are looked at together. On a card all of it stays there until the pass is over.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
-from hubplugin.compute.device import Array, Compute, Library, to_host
+from hubplugin.compute.device import Array, Compute, Library, to_host, view
 from hubplugin.compute.similarities import Similarities
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.vectors import BLOCK_ROWS, Vectors, as_vectors, prepare_blocks, take_rows
+from hubplugin.vectors import BLOCK_ROWS, Vectors, take_rows
 
 TIE = 8
 """Two scores tie where they differ by less than this many float steps at the size of the largest score: a
@@ -25,11 +26,13 @@ product gives copies of one vector slightly different bits, depending on where i
 
 @dataclass(frozen=True)
 class Scores:
-    """Corrected scores `s` [b, w] of queries [rows] against the targets from `start` on, under candidate number
-    `candidate`. Scores nearer than `tie` cannot be told apart."""
+    """Corrected scores of all queries against some targets, under one candidate.
+
+    candidate: its number. start: the first of the targets. s: [q, b]. tie: scores that
+    differ by less cannot be told apart.
+    """
 
     candidate: int
-    rows: slice
     start: int
     s: Array
     tie: float
@@ -37,7 +40,11 @@ class Scores:
 
 
 def topk(s: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `k` largest of every row of `s` [b, m], the largest first, k <= m: values and columns, [b, k] each."""
+    """Return the `k` largest of every row of `s` [b, m], the largest first, k <= m.
+
+    Returns:
+        Values and columns, [b, k] each.
+    """
     s = to_host(s)
     if k == 1:
         columns = s.argmax(axis=1)[:, None]
@@ -45,27 +52,39 @@ def topk(s: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
     columns = np.argpartition(s, s.shape[1] - k, axis=1)[:, -k:]
     values = np.take_along_axis(s, columns, axis=1)
     order = np.argsort(-values, axis=1, kind="stable")
-    return np.take_along_axis(values, order, axis=1), np.take_along_axis(
-        columns, order, axis=1
-    )
+    values = np.take_along_axis(values, order, axis=1)
+    return values, np.take_along_axis(columns, order, axis=1)
 
 
 class Collector(Protocol):
     """A figure that a search is to find out."""
 
     def begin(
-        self, candidates: int, queries: np.ndarray, targets: Vectors, metric: Metric
+        self,
+        candidates: int,
+        queries: np.ndarray,
+        targets: Vectors,
+        metric: Metric,
+        library: Library,
     ) -> None: ...
 
     def update(self, scores: Scores, offsets: np.ndarray) -> None:
-        """Takes the `scores` of a tile. `offsets` are those of the candidate, for all targets [n]."""
+        """Take the `scores` of a tile; `offsets` are the candidate's, of all targets [n]."""
+
+    def end(self) -> None:
+        """Bring what was found to the host, after the last tile."""
 
 
 class TopK:
-    """Collects, for every candidate and query, the k best targets: `rows` int64 and `scores` float64, [c, q, k].
+    """Collects, for every candidate and query, the k best targets.
 
-    Best first; fewer than k where the gallery is smaller. Which of two tied targets comes first is arbitrary.
+    rows: int64 [c, q, k], the best first. scores: float64 [c, q, k]. They have fewer than
+    k columns where the gallery is smaller. Which of two tied targets comes first is
+    arbitrary.
     """
+
+    scores: np.ndarray
+    rows: np.ndarray
 
     def __init__(self, k: int):
         if k < 1:
@@ -75,38 +94,63 @@ class TopK:
         self.k = k
 
     def begin(
-        self, candidates: int, queries: np.ndarray, targets: Vectors, metric: Metric
+        self,
+        candidates: int,
+        queries: np.ndarray,
+        targets: Vectors,
+        metric: Metric,
+        library: Library,
     ) -> None:
         self.k = min(self.k, targets.rows)
         shape = (candidates, len(queries), self.k)
-        self.scores = np.full(shape, -math.inf)
-        self.rows = np.full(shape, -1, np.int64)
+        self._scores = library.full(shape, -math.inf)
+        self._rows = library.full(shape, -1, library.xp.int64)
 
     def update(self, scores: Scores, offsets: np.ndarray) -> None:
-        best, rows = (
-            self.scores[scores.candidate, scores.rows],
-            self.rows[scores.candidate, scores.rows],
-        )
+        if scores.library.is_on_cpu:
+            self._update_on_cpu(scores)
+            return
+        xp = scores.library.xp
+        best = self._scores[scores.candidate]
+        rows = self._rows[scores.candidate]
+        few = min(self.k, scores.s.shape[1])
+        values, columns = scores.s.topk(few, dim=1)
+        values = xp.concat([best, xp.astype(values, best.dtype)], axis=1)
+        columns = xp.concat([rows, columns + scores.start], axis=1)
+        best[...], order = values.topk(self.k, dim=1)
+        rows[...] = columns.gather(1, order)
+
+    def _update_on_cpu(self, scores: Scores) -> None:
+        best = view(self._scores)[scores.candidate]
+        rows = view(self._rows)[scores.candidate]
+        s = view(scores.s)
         # Finding a row's maximum costs a tenth of finding its k best, and most later tiles hold none of them.
-        changed = np.flatnonzero(
-            to_host(scores.library.xp.max(scores.s, axis=1)) > best[:, -1]
-        )
+        changed = np.flatnonzero(s.max(axis=1) > best[:, -1])
         if not len(changed):
             return
-        values, columns = topk(scores.s[changed], min(self.k, scores.s.shape[1]))
+        values, columns = topk(s[changed], min(self.k, s.shape[1]))
         values = np.concatenate([best[changed], values], axis=1)
         numbers = np.concatenate([rows[changed], columns + scores.start], axis=1)
         order = np.argsort(-values, axis=1, kind="stable")[:, : self.k]
         best[changed] = np.take_along_axis(values, order, axis=1)
         rows[changed] = np.take_along_axis(numbers, order, axis=1)
 
+    def end(self) -> None:
+        self.scores = to_host(self._scores).astype(np.float64, copy=False)
+        self.rows = to_host(self._rows)
+
 
 class TruthCounts:
-    """Counts, for every candidate and every pair of a query and a target that is true for it, the *other* targets
-    that score higher (`greater`) and those that tie (`equal`): int64 [c, p].
+    """Counts the targets that stand before a true one, for every candidate.
+
+    Of every pair of a query and a target that is true for it, `greater` counts the
+    *other* targets that score higher and `equal` those that tie: int64 [c, p].
 
     query_rows, target_rows: [p], ordered by query; any number of pairs a query.
     """
+
+    greater: np.ndarray
+    equal: np.ndarray
 
     def __init__(self, query_rows: np.ndarray, target_rows: np.ndarray):
         self.query_rows = np.asarray(query_rows, np.int64)
@@ -115,40 +159,49 @@ class TruthCounts:
             raise InputError("true pairs must be ordered by query")
 
     def begin(
-        self, candidates: int, queries: np.ndarray, targets: Vectors, metric: Metric
+        self,
+        candidates: int,
+        queries: np.ndarray,
+        targets: Vectors,
+        metric: Metric,
+        library: Library,
     ) -> None:
         self._true = pair_scores(
             queries, targets, self.query_rows, self.target_rows, metric
         )
-        self.greater = np.zeros((candidates, len(self._true)), np.int64)
-        self.equal = np.zeros_like(self.greater)
+        shape = (candidates, len(self._true))
+        self._greater = library.full(shape, 0, library.xp.int64)
+        self._reached = library.full(shape, 0, library.xp.int64)
 
     def update(self, scores: Scores, offsets: np.ndarray) -> None:
-        first, last = np.searchsorted(
-            self.query_rows, [scores.rows.start, scores.rows.stop]
-        )
-        library, (height, width) = scores.library, scores.s.shape
-        for start in range(
-            first, last, height
-        ):  # as many pairs at a time as the tile has rows
-            pairs = slice(start, min(start + height, last))
+        library = scores.library
+        height, width = scores.s.shape
+        for start in range(0, len(self._true), height):
+            pairs = slice(start, start + height)
             columns = self.target_rows[pairs] - scores.start
-            rivals = scores.s[self.query_rows[pairs] - scores.rows.start]
-            is_inside = np.flatnonzero((columns >= 0) & (columns < width))
-            rivals[is_inside, columns[is_inside]] = -math.inf  # no rival of itself
+            rivals = scores.s[library.to_device(self.query_rows[pairs])]
+            inside = np.flatnonzero((columns >= 0) & (columns < width))
+            no_rivals = library.to_device(inside), library.to_device(columns[inside])
+            rivals[no_rivals] = -math.inf  # no rival of itself
             true = self._true[pairs] + offsets[self.target_rows[pairs]]
             above = library.to_device(true + scores.tie, rivals.dtype)[:, None]
             least = library.to_device(true - scores.tie, rivals.dtype)[:, None]
             # Summing truth values as floats is exact below 2^24 and several times as fast as summing booleans.
             truth = library.xp.empty_like(rivals)
-            greater = to_host(
-                library.xp.greater(rivals, above, out=truth).sum(1)
-            ).astype(np.int64)
-            reached = to_host(
-                library.xp.greater_equal(rivals, least, out=truth).sum(1)
-            ).astype(np.int64)
-            self.greater[scores.candidate, pairs] += greater
-            self.equal[scores.candidate, pairs] += reached - greater
+            for count, reaches in (
+                (self._greater, library.xp.greater(rivals, above, out=truth).sum(1)),
+                (
+                    self._reached,
+                    library.xp.greater_equal(rivals, least, out=truth).sum(1),
+                ),
+            ):
+                count[scores.candidate, pairs] += library.xp.astype(
+                    reaches, library.xp.int64
+                )
+
+    def end(self) -> None:
+        self.greater = to_host(self._greater)
+        self.equal = to_host(self._reached) - self.greater
 
 
 def pair_scores(
@@ -211,37 +264,28 @@ def search(
         offsets: one row a candidate correction [c, n]; by default one row of zeros.
         label: the name of the work, for progress.
     """
-    offsets = (
-        np.zeros((1, targets.rows), np.float32)
-        if offsets is None
-        else np.atleast_2d(offsets)
-    )
+    if offsets is None:
+        offsets = np.zeros((1, targets.rows), np.float32)
+    offsets = np.atleast_2d(offsets)
     if offsets.shape[1] != targets.rows:
         raise InputError(
             f"offsets have shape {offsets.shape}; expected one a target, [candidates, {targets.rows}]"
         )
+    similarities = Similarities(queries, metric, compute)
+    library = similarities.library
     for collector in collectors:
-        collector.begin(len(offsets), queries, targets, metric)
-    largest, start, of_queries = (
-        float(np.abs(offsets).max()),
-        0,
-        as_vectors(queries, "queries"),
-    )
-    of_prepared = Metric.DOT if metric is Metric.COSINE else metric
-    for block in prepare_blocks(targets, metric):
-        similarities = Similarities(block, of_prepared, compute.without_progress)
-        shifts = offsets[:, start : start + len(block)]
-        for tile in similarities.tiles(of_queries, label):
-            step = float(similarities.library.xp.finfo(tile.s.dtype).eps)
-            tie = TIE * step * (tile.bound + largest)
-            for candidate, shift in enumerate(shifts):
-                corrected = tile.s + similarities.library.to_device(shift, tile.s.dtype)
-                scores = Scores(
-                    candidate, tile.rows, start, corrected, tie, similarities.library
-                )
-                for collector in collectors:
-                    collector.update(scores, offsets[candidate])
-            compute.report(
-                label, start + len(block) * tile.rows.stop // len(queries), targets.rows
-            )
-        start += len(block)
+        collector.begin(len(offsets), queries, targets, metric, library)
+    largest = float(np.abs(offsets).max())
+    for tile in similarities.tiles(targets, label):
+        step = float(library.xp.finfo(tile.s.dtype).eps)
+        tie = TIE * step * (tile.bound + largest)
+        s = library.empty((len(queries), len(tile.s)), tile.s.dtype)
+        s[...] = tile.s.T  # so that the rows of queries are contiguous
+        for candidate, shift in enumerate(offsets):
+            shift = library.to_device(shift[tile.rows], tile.s.dtype)
+            corrected = s + shift
+            scores = Scores(candidate, tile.rows.start, corrected, tie, library)
+            for collector in collectors:
+                collector.update(scores, offsets[candidate])
+    for collector in collectors:
+        collector.end()

@@ -15,10 +15,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
-from hubplugin.compute.device import Array, Compute, multiply, to_host, view
+from hubplugin.compute.device import (
+    Array,
+    Compute,
+    beside,
+    multiplies_halves,
+    multiply,
+    multiply_halves,
+    to_host,
+    view,
+)
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric, unit_length
 from hubplugin.vectors import BLOCK_ROWS, Vectors, prepare_blocks
@@ -26,6 +36,17 @@ from hubplugin.vectors import BLOCK_ROWS, Vectors, prepare_blocks
 CACHE_BYTES = 8 << 20
 """On a CPU a tile is at most this large, so that the reductions find it in cache. Measured: within 5 %
 of the best from 4 to 16 MiB on two machines; a tile of 512 MiB is a third slower."""
+
+TILE_SHARE = 0.2
+"""Of the memory of a card, for a tile and what is made of it: the rest is for what a
+Sinkhorn fit keeps."""
+
+TILE_COPIES = 6
+"""Arrays of the size of a tile in float32 that a card holds at once: peaks counted by
+`python -m benchmarks.gpu`."""
+
+UNIT = 1.001
+"""The largest length of bank vectors whose products are made of halves."""
 
 FLOAT32_SIMILARITY = 16.0
 """Similarities up to this size lose less than 1e-5 in a float32 product; larger ones are done in float64."""
@@ -82,10 +103,14 @@ class Similarities:
         self.longest = math.sqrt(
             self.squares.max()
         )  # by cosine 1, but for what a query map gives
-        self._bank, self._bias = (
-            self.library.like(self._source),
-            self.library.like(-self.squares / 2),
+        self._bank = self.library.like(self._source)
+        self._bias = self.library.like(-self.squares / 2)
+        # Halves have room for the components of unit vectors.
+        is_cosine = metric is Metric.COSINE
+        self.is_unit = (
+            is_cosine and self.longest <= UNIT and compute.precision == "auto"
         )
+        self._by_halves = self.is_unit and multiplies_halves(self.library.device)
 
     def tiles(
         self,
@@ -110,6 +135,11 @@ class Similarities:
             else self.library.like(scale * self.lower(mask.thresholds))
         )
         outs: dict[bool, Array] = {}
+        bank = None
+        if self._by_halves:
+            bank = beside(
+                self._bank(self.library.empty((0,), xp.float32)), of_bank=True
+            )
         for start, block in self.blocks(
             targets, max(height, self._block_rows() // height * height)
         ):
@@ -127,11 +157,16 @@ class Similarities:
             dtype = xp.float64 if is_double else xp.float32
             if is_double not in outs:
                 outs[is_double] = self.library.empty((height, self.m), dtype)
-            block = xp.astype(block, dtype, copy=False) * scale
+            if bank is None:
+                block = xp.astype(block, dtype, copy=False) * scale
             for first in range(0, len(block), height):
                 rows = slice(first, first + height)
                 out = outs[is_double][: len(block[rows])]
-                s = multiply(block[rows], self._bank(out).T, out)
+                if bank is None:
+                    s = multiply(block[rows], self._bank(out).T, out)
+                else:  # split before the scale, which halves have no room for
+                    s = multiply_halves(beside(block[rows], of_bank=False), bank, out)
+                    s *= scale
                 if bias is not None:
                     s += self._bias(s) * scale
                     s += xp.astype(bias[rows], dtype)[:, None]
@@ -166,20 +201,36 @@ class Similarities:
             return
         origin = None if self._origin is None else library.to_device(self._origin)
         is_broken = library.full((), False, xp.bool)
-        for block in library.upload(targets.raw_blocks(size), size, self.dim):
+        for block in library.upload(self._raw_blocks(targets, size), size, self.dim):
             if self.metric is Metric.COSINE:
                 block, lengths = unit_length(xp, block)
                 is_broken |= ~xp.all(xp.isfinite(lengths) & (lengths > 0))
             else:
                 is_broken |= ~xp.all(xp.isfinite(block))
-            yield (
-                start,
-                block if origin is None else xp.astype(block, origin.dtype) - origin,
-            )
+            moved = block
+            if origin is not None:
+                moved = xp.astype(block, origin.dtype) - origin
+            yield start, moved
             start += len(block)
         if bool(to_host(is_broken)):
-            for _ in prepare_blocks(targets, self.metric, size):  # which names the row
-                pass
+            self._raise_for(targets, size)
+
+    def _raw_blocks(self, targets: Vectors, size: int) -> Iterator[np.ndarray]:
+        """Yield blocks whose shapes are checked, as `Vectors.blocks` checks them."""
+        rows = 0
+        for block in targets.raw_blocks(size):
+            rows += len(block)
+            if block.ndim != 2 or block.shape[1] != self.dim or rows > targets.rows:
+                self._raise_for(targets, size)
+            yield block
+        if rows != targets.rows:
+            self._raise_for(targets, size)
+
+    def _raise_for(self, targets: Vectors, size: int) -> NoReturn:
+        """Raise the error of `prepare_blocks`, which names the row."""
+        for _ in prepare_blocks(targets, self.metric, size):
+            pass
+        raise InputError(f"{targets.name} changed while it was read; read it again")
 
     def lower(self, thresholds: Array) -> Array:
         """The similarities [m] from which on an entry reaches its threshold [m], here or on the device: see
@@ -195,10 +246,15 @@ class Similarities:
         return thresholds - ANSWER_SLACK * xp.maximum(xp.abs(thresholds), smallest)
 
     def tile_rows(self) -> int:
-        """Return how many targets a tile holds: two copies of it fit the budget, and on a CPU one fits the cache."""
-        budget = self.compute.bytes() // 2
+        """Return how many targets a tile holds.
+
+        On a CPU two copies fit the budget and one fits the cache.
+        """
+        budget = self.compute.bytes()
         if self.library.is_on_cpu:
-            budget = min(budget, CACHE_BYTES)
+            budget = min(budget // 2, CACHE_BYTES)
+        else:
+            budget = int(budget * TILE_SHARE) // TILE_COPIES
         return int(min(max(budget // (self.m * 4), 1), BLOCK_ROWS))
 
     def _block_rows(self) -> int:

@@ -1,21 +1,15 @@
 """The Triton kernel, run by Triton's interpreter where there is no card, against float64 arithmetic."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ.setdefault(
-        "TRITON_INTERPRET", "1"
-    )  # which is read when the kernel is made
-
 kernels = pytest.importorskip(
     "hubplugin.compute.kernels",
     reason="needs triton, which comes with torch's CUDA build",
 )
+from hubplugin.compute.device import split  # noqa: E402
 from tests.core.formulas import logsumexp, without_answers  # noqa: E402
 
 
@@ -28,7 +22,7 @@ def unit(rng, rows, d):
 
 def log_sum_exp(targets, bank, bias, *more):
     """The kernel's, of tensors on the host."""
-    halves = (kernels.halves(part.to(DEVICE)) for part in (targets, bank))
+    halves = (split(part.to(DEVICE)) for part in (targets, bank))
     more = [
         value.to(DEVICE) if isinstance(value, torch.Tensor) else value for value in more
     ]
