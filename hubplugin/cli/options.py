@@ -98,10 +98,6 @@ def pairs_of(store: Any, field: str | None, embed: str | None) -> Bank | None:
     """Return what is in a field of a store, as pairs; None where none is named."""
     if field is None:
         return None
-    if not store.maps_queries:
-        raise InputError(
-            f"--pairs-from {field}: {store.url} holds no map of queries, which they would teach"
-        )
     return Bank.from_field(store, field, embed)
 
 

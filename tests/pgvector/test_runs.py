@@ -291,21 +291,6 @@ def test_an_index_that_somebody_dropped_is_told_and_built_by_a_refresh(store, da
     assert database.run(f"SELECT to_regclass('{index}') IS NOT NULL") == [(True,)]
 
 
-def test_a_manifest_that_cannot_be_read_is_refused_in_one_line_and_never_written_over(
-    store, database
-):
-    write(store, model())
-    database.run("UPDATE hubplugin.corrections SET content = '{' WHERE number = 0")
-    for job in (store.correction, lambda: write(store, model("nnn")), store.remove):
-        with raises_line(
-            r"hubplugin\.corrections has a manifest that is damaged.*, and apply again"
-        ):
-            job()
-    assert database.run(
-        "SELECT content FROM hubplugin.corrections WHERE number = 0"
-    ) == [(b"{",)]
-
-
 def test_a_refit_under_a_view_on_the_offsets_is_refused_and_the_active_ones_stay(
     store, database
 ):
