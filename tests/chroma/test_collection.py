@@ -155,7 +155,7 @@ def test_a_wrapped_collection_sees_within_a_second_what_others_refreshed(
 def test_whatever_a_plain_query_may_include_a_corrected_one_may(photos):
     collection, _, vectors = photos
     plain = plain_of(collection)
-    for include in (["uris", "data"], ["data"], ["data", "documents"]):
+    for include in (["uris", "data"], ["data", "documents"]):
         query = {"query_embeddings": vectors[:2], "n_results": 200}
         corrected, raw = (
             photos.query(**query, include=list(include))
