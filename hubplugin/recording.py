@@ -12,13 +12,11 @@ import atexit
 import logging
 import os
 import sqlite3
-import struct
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -216,10 +214,6 @@ def _has_direction(vector: bytes) -> bool:
 
 def _vectors(queries: Any) -> list[bytes]:
     """Return one query [d] or several [m, d] as bytes of float32, a query each."""
-    is_list = isinstance(queries, (list, tuple))
-    if is_list and queries and isinstance(queries[0], (float, int)):
-        # Four times as fast as numpy.
-        return [struct.pack(f"={len(queries)}f", *queries)]
     values = np.asarray(queries, np.float32)
     if values.ndim not in (1, 2) or not values.size:
         raise InputError(
@@ -272,21 +266,6 @@ def is_number(text: str) -> bool:
     )
 
 
-@dataclass
-class _Heard:
-    """Queries of one dimension that are not on disk yet.
-
-    `seen` were asked from `first` to `last`; `rows` are those that may be kept, by id.
-    """
-
-    seen: int = 0
-    first: float = 0.0
-    last: float = 0.0
-    rows: dict[str, tuple[int, str, bytes, float, str | None]] = field(
-        default_factory=dict
-    )
-
-
 class Recorder:
     """A sample of the queries that are asked, on disk, to be used as a query bank.
 
@@ -334,11 +313,11 @@ class Recorder:
             )
         # Absolute, since a program may change its folder before it ends.
         self.folder = Path(folder).absolute()
-        for path in (self.folder, *self.folder.parents):
-            if os.path.isfile(path):
-                raise InputError(
-                    f"{path} is a file; queries are recorded in a folder: name another"
-                )
+        if self.folder.is_file():
+            raise InputError(
+                f"{self.folder} is a file; queries are recorded in a folder: name "
+                "another"
+            )
         self.size = size
         self.texts = texts
         self.seconds = seconds
@@ -347,29 +326,35 @@ class Recorder:
         self._failed = set[str]()
         self._begin()
         atexit.register(self.flush)
+        if hasattr(os, "register_at_fork"):
+            # A forked process has other threads, and locks that nobody may release.
+            os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """Start with nothing heard, in a new process or in a forked one."""
-        self._process = os.getpid()
         self._adding = threading.Lock()
         self._writing = threading.Lock()
         self._timer: threading.Timer | None = None
-        self._heard = defaultdict[int, _Heard](_Heard)
         self._bounds: dict[int, str] = {}
+        self._forget_heard()
+
+    def _forget_heard(self) -> None:
+        """Start with nothing heard that is not on disk."""
+        # By dimension: how many queries, when the first and the last were asked.
+        self._heard: dict[int, tuple[int, float, float]] = {}
+        self._rows: list[tuple[int, str, bytes, float, str | None]] = []
         self._clicks: list[tuple[str, str, float]] = []
 
     def add(self, queries: VectorLike, text: str | None = None) -> None:
         """Takes note of queries that were asked. Never raises.
 
         It takes microseconds a query: the bytes are hashed, and almost always dropped.
+        Where more than 2 * `size` may be kept since the last writing, they are written.
 
         Args:
             queries: One query [d], or several [m, d].
             text: The text of one query.
         """
         try:
-            if not isinstance(text, (str, type(None))):
-                raise InputError(f"expected a text, got {type(text).__name__}")
             kept = None
             if self.texts and text is not None:
                 kept = text.encode(errors="replace").decode()
@@ -382,26 +367,15 @@ class Recorder:
         id = _id(vector)
         dim = len(vector) // 4
         now = time.time()
-        self._require_process()
         with self._adding:
-            heard = self._heard[dim]
-            heard.seen += 1
-            heard.first = heard.first or now
-            heard.last = now
+            seen, first, _ = self._heard.get(dim, (0, now, now))
+            self._heard[dim] = (seen + 1, first, now)
             if id < self._bounds.get(dim, ALL) and _has_direction(vector):
-                if text is None and id in heard.rows:
-                    text = heard.rows[id][-1]
-                heard.rows[id] = (dim, id, vector, now, text)
-                if len(heard.rows) > 2 * self.size:
-                    ids = sorted(heard.rows)[: self.size + 1]
-                    heard.rows = {id: heard.rows[id] for id in ids}
-                    self._bounds[dim] = ids[-1]
+                self._rows.append((dim, id, vector, now, text))
+            is_full = len(self._rows) > 2 * self.size
             self._write_later()
-
-    def _require_process(self) -> None:
-        """Begin anew in a forked process, whose locks nobody may release."""
-        if self._process != os.getpid():
-            self._begin()
+        if is_full:
+            self.flush()
 
     def _write_later(self) -> None:
         if self._timer is None:
@@ -435,7 +409,6 @@ class Recorder:
             id = as_id(query) if isinstance(query, str) else self.id_of(query)
             clicked = str(as_target(target))
             clicked.encode()  # a lone surrogate would keep all other clicks out
-            self._require_process()
             with self._adding:
                 if len(self._clicks) < MOST_CLICKS:
                     self._clicks.append((id, clicked, time.time()))
@@ -473,16 +446,15 @@ class Recorder:
                 recorder.fail(error)
 
     def _write(self) -> None:
-        self._require_process()
         with self._writing:
             with self._adding:
                 if self._timer is not None:
                     self._timer.cancel()
                 self._timer = None
                 heard = self._heard
+                rows = self._rows
                 clicks = self._clicks
-                self._heard = defaultdict[int, _Heard](_Heard)
-                self._clicks = []
+                self._forget_heard()
             if not heard and not clicks:
                 return
             if not heard and not os.path.lexists(self.folder / FILE):
@@ -491,10 +463,9 @@ class Recorder:
                 return
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _transaction(self.folder) as record:
-                for dim, part in heard.items():
-                    sample = (dim, part.seen, part.first, part.last)
-                    record.execute(ADD_SAMPLE, sample)
-                    record.executemany(ADD_QUERY, part.rows.values())
+                for dim, asked in heard.items():
+                    record.execute(ADD_SAMPLE, (dim, *asked))
+                record.executemany(ADD_QUERY, rows)
                 record.executemany(ADD_CLICK, clicks)
                 for statement in KEEP:
                     record.execute(statement, {"size": self.size})

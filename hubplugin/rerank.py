@@ -125,13 +125,8 @@ class Dynamic(Rule):
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n, 2]: the offset, and 1 where the target is in the activation set, else 0."""
         vectors = as_vectors(targets, "targets")
-        return np.stack(
-            [
-                self.fitted.offsets(vectors),
-                self.fitted.is_activated(vectors).astype(np.float32),
-            ],
-            axis=1,
-        )
+        offsets = self.fitted.offsets(vectors)
+        return np.column_stack([offsets, self.fitted.is_activated(vectors)])
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         offsets, activated = kept[:, 0], kept[:, 1] > 0
@@ -161,9 +156,8 @@ class DualDynamic(Rule):
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n, 4]: what `Dynamic` keeps for each of the two factors."""
         vectors = as_vectors(targets, "targets")
-        return np.concatenate(
-            [Dynamic(factor).keep(vectors) for factor in (self.fitted, self.second)],
-            axis=1,
+        return np.hstack(
+            [Dynamic(factor).keep(vectors) for factor in (self.fitted, self.second)]
         )
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
@@ -202,9 +196,8 @@ class DualSoftmax(Rule):
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n]: LSE_u( T s(b_u, t) )."""
         vectors = as_vectors(targets, "targets")
-        return reduce(self.fitted, vectors, [LogSum(1 / self.temperature)])[0].astype(
-            np.float32
-        )
+        (from_bank,) = reduce(self.fitted, vectors, [LogSum(1 / self.temperature)])
+        return from_bank.astype(np.float32)
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         exponent = self.temperature * similarities
@@ -259,15 +252,10 @@ class DynamicInvertedSoftmax(QueryMethod):
     k: int = Field(1, ge=1)
 
     def rule(self, bank: PreparedBank) -> Rule:
-        model, targets = (
-            InvertedSoftmax(tau=self.tau).fit(bank),
-            bank.require_targets(),
-        )
-        return Dynamic(
-            model.with_activation(
-                targets, self.k, compute=bank.compute.without_progress
-            )
-        )
+        targets = bank.require_targets()
+        model = InvertedSoftmax(tau=self.tau).fit(bank)
+        quiet = bank.compute.without_progress
+        return Dynamic(model.with_activation(targets, self.k, compute=quiet))
 
 
 class DualDynamicInvertedSoftmax(QueryMethod):
@@ -283,23 +271,18 @@ class DualDynamicInvertedSoftmax(QueryMethod):
     k: int = Field(1, ge=1)
 
     def rule(self, bank: PreparedBank) -> Rule:
-        targets, quiet = (
-            bank.require_targets(),
-            bank.compute.without_progress,
-        )
-        model = DualInvertedSoftmax(
+        targets = bank.require_targets()
+        quiet = bank.compute.without_progress
+        method = DualInvertedSoftmax(
             tau_query=self.tau_query, tau_target=self.tau_target
-        ).model(bank)
-        factors = [
-            replace(model, terms=(term,), fitted=None).centre_on(targets, compute=quiet)
-            for term in model.terms
-        ]
-        return DualDynamic(
-            *(
-                factor.with_activation(targets, self.k, compute=quiet)
-                for factor in factors
-            )
         )
+        model = method.model(bank)
+        factors = []
+        for term in model.terms:
+            factor = replace(model, terms=(term,), fitted=None)
+            factor = factor.centre_on(targets, compute=quiet)
+            factors.append(factor.with_activation(targets, self.k, compute=quiet))
+        return DualDynamic(*factors)
 
 
 class SingleQueryDualSoftmax(QueryMethod):

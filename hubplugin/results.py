@@ -47,15 +47,6 @@ class Hub:
 
 
 @dataclass(frozen=True)
-class Histogram:
-    """How many targets have an offset between one edge and the next. label: of the method."""
-
-    label: str
-    edges: list[float]
-    counts: list[int]
-
-
-@dataclass(frozen=True)
 class Row:
     """A line of a section. Its cells belong to the section's columns, or stand beside each other.
 

@@ -161,13 +161,6 @@ class Directed(Vectors):
             )
         return directed
 
-    @staticmethod
-    def load(bank: Vectors, metric: Metric) -> Vectors:
-        """Read a `bank` into memory, without zero vectors, which the log counts."""
-        if metric is not Metric.COSINE or isinstance(bank, Directed):
-            return bank
-        return Directed.of(from_array(bank.array(), bank.name), metric, log=True)
-
     @property
     def left_out(self) -> int:
         """The number of zero vectors."""
@@ -236,11 +229,9 @@ def draw_sample(
         float32 [min(count, n), d].
     """
     rows = vectors.select(np.sort(rng.permutation(vectors.rows)[:count]))
-    return (
-        normalise(rows[rows.any(axis=1)], vectors.name)
-        if metric is Metric.COSINE
-        else rows
-    )
+    if metric is Metric.COSINE:
+        rows = normalise(rows[rows.any(axis=1)], vectors.name)
+    return rows
 
 
 def take_rows(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
@@ -347,12 +338,10 @@ def only_texts(name: str, problem: str) -> InputError:
 
 
 def from_tensor(tensor: Any, name: str) -> Vectors:
-    is_number = tensor.dtype.is_floating_point or "int" in str(tensor.dtype)
-    is_dense = tensor.layout is sys.modules["torch"].strided and not tensor.is_nested
-    if not is_number or not is_dense or tensor.is_meta:
+    if not tensor.dtype.is_floating_point and "int" not in str(tensor.dtype):
         raise InputError(
-            f"{name} is a tensor of {tensor.dtype}, {tensor.layout}, on "
-            f"{tensor.device}; expected floats or integers in a dense matrix [rows, d]"
+            f"{name} is a tensor of {tensor.dtype}; expected floats or integers in a "
+            "matrix [rows, d]"
         )
     return Sliceable(name, tensor.detach(), tuple(tensor.shape), numpy)
 
@@ -360,7 +349,7 @@ def from_tensor(tensor: Any, name: str) -> Vectors:
 def numpy(tensor: Any) -> np.ndarray:
     # numpy knows no bfloat16; a double stays one, so that what float32 cannot hold is seen.
     plain = tensor if str(tensor.dtype) == "torch.float64" else tensor.float()
-    array: np.ndarray = plain.cpu().resolve_neg().numpy()
+    array: np.ndarray = plain.cpu().numpy()
     return array
 
 
@@ -412,21 +401,15 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
         )
     try:
         array = np.asarray(source)
-    except ValueError:
-        raise InputError(
-            f"{name}: mixed dimensions: rows have different lengths; expected a matrix [rows, d]"
-        ) from None
     except Exception as error:  # whatever the conversion of a foreign object raises
         raise InputError(
             f"{name}: {type(source).__name__} is no matrix [rows, d]: {one_line(error)}"
         ) from None
     if array.ndim == 0 and array.dtype.kind == "O":
         adapter = f"hubplugin_{type(source).__module__.partition('.')[0]}"
-        reader = (
-            getattr(import_module(adapter), "vectors_in", None)
-            if find_spec(adapter)
-            else None
-        )
+        reader = None
+        if find_spec(adapter):
+            reader = getattr(import_module(adapter), "vectors_in", None)
         if reader is None:
             raise InputError(f"{name}: {type(source).__name__} is no matrix [rows, d]")
         return cast(Vectors, reader(source, name))
@@ -446,19 +429,14 @@ class _Parquet(Vectors):
             ) from None
         self._file = pq.ParquetFile(path)
         schema = self._file.schema_arrow
-        kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-        lists = [
-            field.name for field in schema if any(kind(field.type) for kind in kinds)
-        ]
+        lists = []
+        for field in schema:
+            values = getattr(field.type, "value_type", pa.null())
+            if pa.types.is_floating(values) or pa.types.is_integer(values):
+                lists.append(field.name)
         if not lists:
             raise only_texts(name, "has no column of vectors")
-        self._column = _choose(name, path, column, lists, "list columns")
-        values = schema.field(self._column).type.value_type
-        if not (pa.types.is_floating(values) or pa.types.is_integer(values)):
-            raise InputError(
-                f"{name}: column {self._column!r} has lists of {values}; "
-                "expected floats or integers"
-            )
+        self._column = _choose(name, path, column, lists, "lists of numbers")
         self.name = name
         first = next(self.raw_blocks(1), np.empty((0, 0)))
         super().__init__(name, self._file.metadata.num_rows, first.shape[1])
@@ -554,14 +532,9 @@ def _from_npz(name: str, path: Path, part: str | None) -> Vectors:
 def _from_safetensors(name: str, path: Path, part: str | None) -> Vectors:
     from safetensors import safe_open
 
-    file = safe_open(
-        path, framework="pt"
-    )  # torch reads every dtype, bfloat16 among them
+    # torch reads every dtype, bfloat16 among them
+    file = safe_open(path, framework="pt")
     tensor = file.get_slice(_choose(name, path, part, list(file.keys()), "tensors"))
-    if tensor.get_dtype() in ("BOOL", "C64"):
-        raise InputError(
-            f"{name} is of type {tensor.get_dtype()}; expected floats or integers in a matrix [rows, d]"
-        )
     return Sliceable(name, tensor, tuple(tensor.get_shape()), numpy)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,10 +36,10 @@ def embedder_of(spec: str) -> Embedder:
     Raises InputError for a package, a model, a module or a function that is not there.
     """
     kind, _, name = spec.partition(":")
-    if not kind or not name:
+    if not name:
         raise InputError(
-            f"no embedding model is called {spec!r}: expected "
-            f"{kind or 'module'}:FUNCTION or {QUERIES}:NAME"
+            f"no embedding model is called {spec!r}: expected {kind}:FUNCTION or "
+            f"{QUERIES}:NAME"
         )
     try:
         if kind in (QUERIES, DOCUMENTS):
@@ -48,18 +47,12 @@ def embedder_of(spec: str) -> Embedder:
         if str(Path.cwd()) not in sys.path:
             # As `python -m` does, and a command does not.
             sys.path.insert(0, str(Path.cwd()))
-        function: Any = attrgetter(name)(importlib.import_module(kind))
+        function: Embedder = resolve_name(spec)
     except Exception as error:  # whatever a module or the loading of a model raises
         raise InputError(
             f"{spec!r} cannot be loaded: {type(error).__name__}: {one_line(error)[:300]}"
         ) from None
-    if not callable(function):
-        raise InputError(
-            f"{spec!r} is {type(function).__name__} and no function; "
-            "it is called with a list of texts"
-        )
-    embedder: Embedder = function
-    return embedder
+    return function
 
 
 def _load_model(name: str, documents: bool) -> Embedder:
@@ -99,7 +92,8 @@ def embed_texts(
     Raises:
         InputError: the model cannot be had, or returns no matrix of so many rows.
     """
-    embedder = embedder_of(embed) if isinstance(embed, str) else embed
+    if isinstance(embed, str):
+        embed = embedder_of(embed)
     row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     different = list(row_of)
     logger.info(
@@ -108,35 +102,24 @@ def embed_texts(
     parts: list[np.ndarray] = []
     for start in range(0, len(different), BATCH):
         batch = different[start : start + BATCH]
-        vectors = _embed_batch(batch, embedder, name)
-        if dim not in (None, vectors.shape[1]):
+        try:
+            output = embed(batch)
+        except Exception as error:  # whatever a model raises
             raise InputError(
-                f"{name}: the model makes vectors of {vectors.shape[1]} dimensions, "
-                f"expected {dim}; name the model that embedded the gallery"
+                f"{name}: embedding its texts raised {type(error).__name__}: "
+                f"{one_line(error)[:300]}"
+            ) from error
+        vectors = as_vectors(output, f"{name}, as it was embedded").array()
+        dim = dim or vectors.shape[1]
+        if vectors.shape != (len(batch), dim):
+            raise InputError(
+                f"{name}: of {len(batch)} texts the model made {len(vectors)} vectors "
+                f"of {vectors.shape[1]} dimensions; expected one each, of {dim}: name "
+                "the model that embedded the gallery"
             )
-        dim = vectors.shape[1]
         parts.append(vectors)
         if progress is not None:
             progress("embedding texts", start + len(batch), len(different))
     rows = [row_of[text] for text in texts]
     embedded: np.ndarray = np.concatenate(parts)[rows]
     return embedded
-
-
-def _embed_batch(texts: list[str], embedder: Embedder, name: str) -> np.ndarray:
-    try:
-        output = embedder(texts)
-    except InputError:
-        raise
-    except Exception as error:  # whatever a model raises
-        raise InputError(
-            f"{name}: embedding its texts raised {type(error).__name__}: "
-            f"{one_line(error)[:300]}"
-        ) from error
-    vectors = as_vectors(output, f"{name}, as it was embedded").array()
-    if len(vectors) != len(texts):
-        raise InputError(
-            f"{name}: of {len(texts)} texts the model made {len(vectors)} vectors; "
-            "expected one each"
-        )
-    return vectors

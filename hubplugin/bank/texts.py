@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -70,11 +71,10 @@ def read_texts(path: str | Path, name: str = "query bank") -> Texts:
             raise InputError(
                 f"{path.name} has no column called {' or '.join(TEXT)}; rename the one that has the texts"
             )
-    texts = {
-        row: text.strip()
-        for row, text in enumerate(rows)
-        if text is not None and text.strip()
-    }
+    texts = {}
+    for row, text in enumerate(rows):
+        if text is not None and text.strip():
+            texts[row] = text.strip()
     if not texts:
         raise InputError(f"{name} has no texts")
     if len(texts) < len(rows):
@@ -94,51 +94,30 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[str | None]
     missing, and for a file that it cannot read."""
     try:
         import pyarrow as pa
-        from pyarrow import csv, json, parquet
+        from pyarrow import csv, dataset, json
     except ImportError:
         raise InputError(
             f"reading {path.name} needs pyarrow; {install('tables')}"
         ) from None
+    kind: Any = path.suffix.removeprefix(".")
+    if kind == "jsonl":
+        kind = dataset.JsonFileFormat(read_options=json.ReadOptions(block_size=BLOCK))
+    elif kind != "parquet":
+        delimiter = "\t" if kind == "tsv" else ","
+        parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+        kind = dataset.CsvFileFormat(
+            parse, read_options=csv.ReadOptions(block_size=BLOCK)
+        )
     texts = pa.schema([(name, pa.string()) for name in names])
     try:
-        if path.suffix == ".parquet":
-            present = [
-                name for name in names if name in parquet.read_schema(path).names
-            ]
-            table = parquet.read_table(path, columns=present).cast(
-                pa.schema([texts.field(name) for name in present])
-            )
-        elif path.suffix == ".jsonl":
-            options = json.ParseOptions(
-                explicit_schema=texts, unexpected_field_behavior="ignore"
-            )
-            table = json.read_json(path, json.ReadOptions(block_size=BLOCK), options)
-        else:
-            table = csv.read_csv(
-                path,
-                csv.ReadOptions(block_size=BLOCK),
-                csv.ParseOptions(
-                    delimiter="\t" if path.suffix == ".tsv" else ",",
-                    newlines_in_values=True,
-                ),
-                csv.ConvertOptions(
-                    column_types=texts,
-                    include_columns=list(names),
-                    include_missing_columns=True,
-                ),
-            )
+        table = dataset.dataset(path, schema=texts, format=kind).to_table().to_pydict()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(
             f"{path.name} cannot be read as {path.suffix}: {one_line(error)}"
         ) from None
-    columns = {
-        name: table.column(name).to_pylist()
-        for name in names
-        if name in table.column_names
-    }
     return {
         name: column
-        for name, column in columns.items()
+        for name, column in table.items()
         if any(text is not None for text in column)
     }
 
@@ -169,8 +148,8 @@ def read_clicks(
         InputError: the file cannot be read, or has nothing of the bank.
     """
     columns = read_columns(path, (*TEXT, *TARGET))
-    queries = _first_of(columns, TEXT)
-    targets = _first_of(columns, TARGET)
+    queries = next((columns[name] for name in TEXT if name in columns), None)
+    targets = next((columns[name] for name in TARGET if name in columns), None)
     if queries is None or targets is None:
         raise InputError(f"clicks: {path.name} needs the columns query and target")
     places = defaultdict[str, list[int]](list)
@@ -210,15 +189,9 @@ def read_clicks(
     return np.array(ids, np.int64 if fit else object)
 
 
-def _first_of(
-    columns: dict[str, list[str | None]], names: Sequence[str]
-) -> list[str | None] | None:
-    return next((columns[name] for name in names if name in columns), None)
-
-
 def list_first(items: Collection[object]) -> str:
     """The first few of them that differ."""
-    distinct = list(dict.fromkeys(items))
-    return ", ".join(map(repr, distinct[:NAMED])) + (
-        ", ..." if len(distinct) > NAMED else ""
-    )
+    distinct = [repr(item) for item in dict.fromkeys(items)]
+    if len(distinct) > NAMED:
+        distinct[NAMED:] = ["..."]
+    return ", ".join(distinct)

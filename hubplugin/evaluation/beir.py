@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,14 +27,14 @@ def read_beir(folder: Path, split: str = "test") -> Beir:
     """Reads a data set of BEIR from `folder`, with the qrels of `split`. Raises InputError for a file that is missing
     or of another form, and for a corpus without texts."""
     qrels = folder / "qrels" / f"{split}.tsv"
-    judged = {judgement.query for judgement in read_qrels(qrels)}
-    documents = dict(_texts(folder / "corpus.jsonl"))
-    queries = {
-        key: text for key, text in _texts(folder / "queries.jsonl") if key in judged
-    }
-    if not documents or not queries:
-        lacking = "documents" if not documents else f"queries of {qrels.name}"
-        raise InputError(f"{str(folder)!r} has no {lacking}; expected a BEIR folder")
+    judged = {query for query, _, _ in read_qrels(qrels)}
+    documents = _texts(folder / "corpus.jsonl")
+    queries = _texts(folder / "queries.jsonl")
+    queries = {key: text for key, text in queries.items() if key in judged}
+    if not queries:
+        raise InputError(
+            f"{str(folder)!r} has no queries of {qrels.name}; expected a BEIR folder"
+        )
     return Beir(
         list(documents.values()),
         list(documents),
@@ -45,21 +44,17 @@ def read_beir(folder: Path, split: str = "test") -> Beir:
     )
 
 
-def _texts(path: Path) -> Iterator[tuple[str, str]]:
-    """The id of each line, and its title and text."""
+def _texts(path: Path) -> dict[str, str]:
+    """Return title and text of each line by its id."""
     require_file(path, "BEIR")
     columns = read_columns(path, ("_id", "title", "text"))
-    if not {"_id", "text"} <= columns.keys():
-        raise InputError(f"{path.name} has no _id and text, as BEIR has them")
-    for row, (key, text) in enumerate(
-        zip(columns["_id"], columns["text"], strict=True), 1
-    ):
-        if key is None or text is None:
-            raise InputError(
-                f"{path.name}: line {row} has no _id and text, as BEIR has them"
-            )
-        title = columns["title"][row - 1] if "title" in columns else None
-        yield (
-            key,
-            " ".join(part for part in (title, text) if part) or " ",
-        )  # an empty document can still be found
+    texts = columns.get("text", [])
+    titles = columns.get("title", [None] * len(texts))
+    keys = columns.get("_id", [])
+    if not keys or not texts or None in keys or None in texts:
+        raise InputError(f"{path.name} has no _id and text in each line, as BEIR has")
+    found = {}
+    for key, title, text in zip(keys, titles, texts, strict=True):
+        # An empty document can still be found.
+        found[str(key)] = f"{title or ''} {text}".strip() or " "
+    return found

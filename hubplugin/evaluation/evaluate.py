@@ -25,13 +25,12 @@ from hubplugin.evaluation.results import (
     Results,
     usable_best,
 )
-from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names
+from hubplugin.evaluation.truth import Names, TruthLike, as_names
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures import hubness
 from hubplugin.measures.retrieval import average_precision, ndcg
 from hubplugin.measures.significance import (
     Figure,
-    Side,
     adjust,
     compare,
     hubness_interval,
@@ -39,7 +38,7 @@ from hubplugin.measures.significance import (
 )
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.results import Histogram, Hub
+from hubplugin.results import Hub
 from hubplugin.store import Store
 from hubplugin.vectors import VectorLike, as_vectors
 
@@ -49,7 +48,7 @@ def evaluate(
     bank: BankLike | None = None,
     *,
     queries: VectorLike,
-    truth: TruthLike | TrueIds = None,
+    truth: TruthLike = None,
     methods: Sequence[str] | None = None,
     models: Mapping[str, OffsetModel] | None = None,
     k: int = 10,
@@ -71,8 +70,7 @@ def evaluate(
             correction, as an application does it: index, quantisation and filter included. Nothing is changed.
         bank: of arrays only, as in `hubplugin.fit`.
         queries: [q, d].
-        truth: see `TruthLike`; by default row i of the targets is the true one of query i. Of a store ids, see
-            `TrueIds`.
+        truth: see `TruthLike`; by default row i of the targets is the true one of query i.
         methods: of arrays only: names, with parameters where they differ from the defaults ("is",
             "nnn k=128 alpha=0.75"). They are the additive methods, the query-dependent ones (dis, dualdis, dsl, gc),
             and otn, l2n and hn, which need no bank and compare up to 25 million pairs. By default every additive method
@@ -118,15 +116,14 @@ def evaluate(
             raise InputError(
                 "a store needs ids of true targets: pass ", Parameter("truth")
             )
-        ids = cast(TrueIds, truth)
         naming = cast(Naming | None, names)
-        return results_of(rank_store(task, targets, ids, condition, naming), task)
+        return results_of(rank_store(task, targets, truth, condition, naming), task)
     if condition is not None:
         raise InputError("a filter is for a store; arrays and files are searched whole")
     ranked = rank_arrays(
         task,
         targets,
-        cast(TruthLike, truth),
+        truth,
         cast(Names, names),
         Metric.parse(metric or Metric.COSINE),
         bank,
@@ -142,13 +139,9 @@ HUBS = 20
 EXAMPLES = 3
 """Examples of won and of lost queries."""
 
-BINS = 40
-"""Of the distribution of offsets."""
-
 
 def results_of(ranked: Ranked, task: Task) -> Results:
     """Return all figures of the rankings in `ranked` for the queries of `task`."""
-    raw = ranked.rankings[0]
     occurrences = [
         hubness.k_occurrence(ranking.nearest[ranking.nearest >= 0], len(ranked.ids))
         for ranking in ranked.rankings
@@ -166,19 +159,11 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         for method, occurrence in zip(methods, occurrences, strict=True):
             found_by[method.label] = int(occurrence[row])
         hubs.append(Hub(id=ranked.ids[row], name=name, found_by=found_by))
-    parts: dict[str, Any] = {}
+    examples: list[Example] = []
     if best is not None:
         shown = ranked.rankings[methods.index(best)]
-        parts["examples"] = [
-            *_draw_examples(ranked, shown, "won", task),
-            *_draw_examples(ranked, shown, "lost", task),
-        ]
-        if shown.candidate.offsets is not None:
-            counts, edges = np.histogram(shown.candidate.offsets, BINS)
-            parts["offsets"] = Histogram(shown.label, edges.tolist(), counts.tolist())
-        if (first := ranked.found_by_bank) is not None:
-            parts["found_first"] = _side(raw, shown, first, "found first by the bank")
-            parts["not_found_first"] = _side(raw, shown, ~first, "others")
+        examples += _draw_examples(ranked, shown, "won", task)
+        examples += _draw_examples(ranked, shown, "lost", task)
     return Results(
         queries=len(ranked.queries),
         judged=len(ranked.judged),
@@ -188,7 +173,7 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         best=best.label if best is not None and best.sign > 0 else None,
         hubs=hubs,
         anti_hubs=names[len(hubs) :],
-        **parts,
+        examples=examples,
         **ranked.facts,
     )
 
@@ -199,7 +184,7 @@ def _measure_methods(
     raw, *others = ranked.rankings
     versus = [compare(raw.best, other.best) for other in others]
     adjusted = adjust([comparison.p for comparison in versus])
-    recall_at = sorted({1, task.k, *ranked.recall_at})
+    recall_at = [k for k in (1, 5, 10) if k < task.k] + [task.k]
     results = []
     for number, ranking in enumerate(ranked.rankings):
         candidate = ranking.candidate
@@ -225,7 +210,7 @@ def _measure_methods(
             figures["adjusted_p"] = adjusted[number - 1]
         results.append(
             MethodResult(
-                label=ranking.label,
+                label=candidate.label,
                 method=candidate.method,
                 parameters=candidate.parameters,
                 recall=recall,
@@ -259,15 +244,6 @@ def _measure_whole_gallery(
     }
 
 
-def _side(raw: Ranking, shown: Ranking, part: np.ndarray, label: str) -> Side | None:
-    """Return R@1 of the judged queries in `part`; None if there are none."""
-    if not part.any():
-        return None
-    right = (raw.best[part] <= 1).astype(np.float64)
-    right_now = (shown.best[part] <= 1).astype(np.float64)
-    return Side.of(right, right_now, label)
-
-
 def _draw_examples(
     ranked: Ranked, shown: Ranking, outcome: Literal["won", "lost"], task: Task
 ) -> Iterator[Example]:
@@ -277,7 +253,7 @@ def _draw_examples(
     happened = np.flatnonzero((before.best > 1) & (after.best <= 1))
     rng = np.random.default_rng(task.seed)
     for place in rng.permutation(happened)[:EXAMPLES].tolist():
-        true = ranked.true(place)
+        true = ranked.true[place]
         answers = []
         for ranking in (raw, shown):
             rows = ranking.nearest[ranked.judged[place]]

@@ -28,14 +28,12 @@ from hubplugin.compute import (
 from hubplugin.errors import InputError, Parameter, install
 from hubplugin.evaluation.truth import (
     Names,
-    TrueIds,
     TruthLike,
     as_names,
-    as_true_ids,
     as_truth,
+    read_truth,
 )
 from hubplugin.jobs.naming import Naming, display_names
-from hubplugin.measures.hubness import pick_evenly
 from hubplugin.measures.retrieval import Ranks, Truth, rank_pairs
 from hubplugin.methods import METHODS, build_method
 from hubplugin.metric import Metric
@@ -93,10 +91,6 @@ class Ranking:
     best: np.ndarray
     ranks: Ranks | None = None
 
-    @property
-    def label(self) -> str:
-        return self.candidate.label
-
 
 @dataclass(frozen=True)
 class Ranked:
@@ -111,10 +105,7 @@ class Ranked:
         judged: Which of these have a true target [j].
         true: The ids of the true targets of each judged query [j].
         names: What targets are called, by their ids.
-        found_by_bank: Whether some bank query finds a true target of each judged query
-            first in the raw search [j]; None without a bank.
         facts: The fields of `Results` that follow from what is ranked.
-        recall_at: The k of R@k, beside 1 and the cut-off.
     """
 
     rankings: list[Ranking]
@@ -122,17 +113,12 @@ class Ranked:
     count: int | None
     queries: np.ndarray
     judged: np.ndarray
-    true: Callable[[int], Sequence[Id]]
+    true: list[list[Id]]
     names: Callable[[Sequence[Id]], list[str]]
-    found_by_bank: np.ndarray | None
     facts: dict[str, Any]
-    recall_at: tuple[int, ...] = ()
 
 
 CORRECTED = "corrected"
-
-MOST_BANK_QUERIES = 5_000
-"""Bank queries whose first targets are looked up, at most: one search each."""
 
 BATCH = 256
 """Queries that are searched at one time."""
@@ -141,7 +127,7 @@ BATCH = 256
 def rank_store(
     task: Task,
     store: Store,
-    truth: TrueIds,
+    truth: TruthLike,
     condition: str | None,
     naming: Naming | None,
 ) -> Ranked:
@@ -171,11 +157,11 @@ def rank_store(
         raise InputError(f"{store.url} is empty; add vectors, then evaluate it")
     queries = Directed.of(task.queries, store.metric, log=True)
     numbers = original_rows(queries)
-    all_true = as_true_ids(truth, task.queries.rows, task.query_names)
-    true = [all_true[number] for number in numbers]
-    judged = np.flatnonzero([bool(ids) for ids in true])
+    of_given = read_truth(truth, task.queries.rows, task.query_names)
+    judged = np.flatnonzero([bool(of_given[number]) for number in numbers])
     if not len(judged):
         raise nothing_judged(queries.name)
+    true = [list(of_given[number]) for number in numbers[judged]]
     searched = store if condition is None else store.with_filter(condition)
     correction = store.correction()
     model = None
@@ -186,8 +172,10 @@ def rank_store(
     hits = {RAW: _search_store(searched, vectors, task, RAW)}
     if model is not None:
         hits[CORRECTED] = _search_store(searched, vectors, task, CORRECTED)
-    _require_some_found(hits[RAW], true, store)
     ids = list(dict.fromkeys(chain.from_iterable(chain.from_iterable(hits.values()))))
+    # Files may say as text what is a number in the store.
+    by_text = {str(key): key for key in ids}
+    true = [[by_text.get(str(key), key) for key in keys] for keys in true]
     places = {key: place for place, key in enumerate(ids)}
     rankings = []
     for label, lists in hits.items():
@@ -196,21 +184,20 @@ def rank_store(
             nearest[row, : len(line)] = [places[key] for key in line]
         best = np.full(len(judged), np.inf)
         for number, row in enumerate(judged.tolist()):
-            is_true = [str(key) in true[row] for key in lists[row]]
-            if any(is_true):
-                best[number] = 1 + is_true.index(True)
+            found = [key in true[number] for key in lists[row]]
+            if any(found):
+                best[number] = 1 + found.index(True)
         candidate = Candidate(label, RAW, {})
         if model is not None and label == CORRECTED:
             candidate = Candidate(label, model.method, model.parameters)
         rankings.append(Ranking(candidate, nearest, best))
-
-    found_by_bank = None
-    if model is not None and len(bank := model.terms[0].bank) > 1:
-        members = pick_evenly(bank, MOST_BANK_QUERIES)
-        firsts = _search_store(searched, members, replace(task, k=1), RAW)
-        found = {str(line[0]) for line in firsts if line}
-        found_by_bank = np.array([bool(true[row] & found) for row in judged])
-    by_text = {str(key): key for key in ids}
+    if np.isinf(rankings[0].best).all():
+        example = repr(ids[0]) if ids else "nothing"
+        raise InputError(
+            f"no query finds a true target in {store.url}, whose searches find ids such "
+            f"as {example}; ground truth names {true[0][0]!r}: expected ids of the "
+            "store, in the order of the queries"
+        )
 
     def names(keys: Sequence[Id]) -> list[str]:
         known = [key for key in dict.fromkeys(keys) if key in places]
@@ -223,9 +210,8 @@ def rank_store(
         store.count() if condition is None else None,
         numbers,
         judged,
-        lambda place: [by_text.get(key, key) for key in sorted(true[judged[place]])],
+        true,
         names,
-        found_by_bank,
         {
             "metric": store.metric.value,
             "targets": store.count(),
@@ -245,22 +231,6 @@ def _search_store(
         hits += store.search(batch, task.k, raw=label == RAW).ids
         task.compute.report(f"searching {label}", len(hits), len(queries))
     return hits
-
-
-def _require_some_found(
-    hits: list[list[Id]], true: list[set[str]], store: Store
-) -> None:
-    """Raise InputError if no query finds a true target: the ids are of another kind."""
-    for line, ids in zip(hits, true, strict=True):
-        if not ids.isdisjoint(map(str, line)):
-            return
-    example = next((repr(line[0]) for line in hits if line), "nothing")
-    named = next(next(iter(ids)) for ids in true if ids)
-    raise InputError(
-        f"no query finds a true target in {store.url}, whose searches find ids such as "
-        f"{example}; ground truth names {named!r}: expected ids of the store, in the "
-        "order of the queries"
-    )
 
 
 LARGEST_PLAN = 25_000_000
@@ -403,20 +373,13 @@ def rank_arrays(
         ids = original_rows(gallery).tolist()
 
     facts: dict[str, Any] = {"metric": metric.value, "targets": gallery.rows}
-    found_by_bank = None
     if prepared is not None:
-        nearest = arrays.search_bank(prepared.query_bank)
         facts["query_bank"] = len(prepared.query_bank)
         if prepared.target_bank is not None:
             facts["target_bank"] = len(prepared.target_bank)
-        facts["coverage"] = len(nearest) / gallery.rows
-        found = np.isin(pairs.target_rows, nearest)
-        found_by_bank = np.logical_or.reduceat(found, pairs.starts)
-
-    def true(place: int) -> list[Id]:
-        first = pairs.starts[place]
-        rows = pairs.target_rows[first : first + pairs.counts[place]]
-        return [ids[row] for row in rows.tolist()]
+    true = []
+    for rows in np.split(pairs.target_rows, pairs.starts[1:]):
+        true.append([ids[row] for row in rows.tolist()])
 
     def name_all(keys: Sequence[Id]) -> list[str]:
         if called is None:
@@ -431,9 +394,7 @@ def rank_arrays(
         pairs.judged,
         true,
         name_all,
-        found_by_bank,
         facts,
-        recall_at=(1, 5, 10),
     )
 
 
@@ -598,20 +559,3 @@ class Arrays:
             nearest[start:stop] = topk(scores, self.task.k)[1]
             compute.report(f"ranking by {candidate.label}", stop, count)
         return greater, equal, nearest
-
-    def search_bank(self, bank: np.ndarray) -> np.ndarray:
-        """Return the rows of the targets that are the nearest of some `bank` query.
-
-        No bank query can tell that any other target is a hub; m bank rows cover at most
-        m / n of the gallery.
-        """
-        nearest = TopK(1)
-        search(
-            bank,
-            self.targets,
-            self.metric,
-            self.task.compute,
-            nearest,
-            label="coverage of the gallery",
-        )
-        return np.unique(nearest.rows)

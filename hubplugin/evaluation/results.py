@@ -20,8 +20,6 @@ from hubplugin.results import (
     NEVER,
     RECALL,
     WORST,
-    Chart,
-    Histogram,
     Hub,
     Page,
     Result,
@@ -75,13 +73,14 @@ class Example:
 class MethodResult:
     """One way to rank on all queries: the raw search, a method, or the correction in a store. Shares are 0 to 1.
 
-    label: as it was asked for, "corrected" of a store. parameters: all of them, defaults included. recall: R@k by k.
-    worst: share of the queries that find the worst hub. most_found: share of all places that the most found 1 % of the
-    targets take. occurrences: how many targets have the k-occurrence N, by N. storable: whether one offset a target
-    expresses it. transductive: whether it needs every query beforehand, so that no search can use it. versus_raw:
-    against the raw search, on the same queries; None for itself. adjusted_p: its p, corrected for the number of methods
-    tried (Benjamini & Hochberg 1995). median_rank to skewness: None of a store, which ranks no more than it is asked
-    for. hubness, most_found: None under a filter, since a store does not say how many targets it lets through.
+    label: as it was asked for, "corrected" of a store. parameters: all of them, defaults included. recall: R@k by
+    k: 1, 5 and 10 below the cut-off, and this. worst: share of the queries that find the worst hub. most_found:
+    share of all places that the most found 1 % of the targets take. occurrences: how many targets have the
+    k-occurrence N, by N. storable: whether one offset a target expresses it. transductive: whether it needs every
+    query beforehand, so that no search can use it. versus_raw: against the raw search, on the same queries; None
+    for itself. adjusted_p: its p, corrected for the number of methods tried (Benjamini & Hochberg 1995).
+    median_rank to skewness: None of a store, which ranks no more than it is asked for. hubness, most_found: None
+    under a filter, since a store does not say how many targets it lets through.
     """
 
     label: str
@@ -123,11 +122,9 @@ class Results(Result):
 
     judged: how many queries have a true target. k: how many targets a query finds, of the k-occurrence, mAP and nDCG.
     best: the label of the method recommended on these queries, None where none is better than the raw search beyond
-    chance. anti_hubs: some of the targets that no query finds. found_first, not_found_first: R@1 of the method `shown`
-    for queries whose true target some bank query finds first in the raw search, and for the others. offsets: those of
-    the method `shown`. examples: queries that it won and lost. query_bank, target_bank: of arrays, their rows.
-    coverage: of arrays, the share of the gallery that is nearest to some bank query. store: its URL. correction: the
-    active one of a store. condition: the filter of the search in a store.
+    chance. anti_hubs: some of the targets that no query finds. examples: queries that the method `shown` won and lost.
+    query_bank, target_bank: of arrays, their rows. store: its URL. correction: the active one of a store. condition:
+    the filter of the search in a store.
     """
 
     metric: str
@@ -140,13 +137,9 @@ class Results(Result):
     best: str | None
     hubs: list[Hub]
     anti_hubs: list[str] = field(default_factory=list)
-    found_first: Side | None = None
-    not_found_first: Side | None = None
-    offsets: Histogram | None = None
     examples: list[Example] = field(default_factory=list)
     query_bank: int | None = None
     target_bank: int | None = None
-    coverage: float | None = None
     store: str | None = None
     correction: str | None = None
     condition: str | None = None
@@ -197,10 +190,6 @@ class Results(Result):
         sections.append(Section("Won and lost", examples, columns, detail=True))
         parts = {side.label: side.occurrences for side in sides}
         sections.append(chart_occurrences(parts, self.k))
-        if self.offsets is not None:
-            counts = zip(self.offsets.edges, self.offsets.counts, strict=False)
-            chart = Chart("offset of a target", {self.offsets.label: dict(counts)})
-            sections.append(Section("Offsets", chart=chart))
         return Page(headline, DIRECTIONS[sign], self._scene(), sections)
 
     def _scene(self) -> str:
@@ -241,12 +230,7 @@ class Results(Result):
 
     def _compare(self, sides: Sequence[MethodResult]) -> Section:
         """Return the raw search and the method shown, side by side."""
-        changes = {
-            RECALL: self.change,
-            "whose target the bank finds first": self.found_first,
-            "whose target it does not": self.not_found_first,
-        }
-        rows = changes_of(changes)
+        rows = changes_of({RECALL: self.change})
         for k in self.raw.recall:
             if k > 1 or self.change is None:
                 rows += row_of(f"R@{k}", *(side.recall[k].value for side in sides))
@@ -263,9 +247,6 @@ class Results(Result):
             notes = [f"Active: {self.correction}."]
         if self.best is not None and self.store is None:
             notes.append("It was picked on these queries: new ones gain a little less.")
-        if self.coverage is not None:
-            share = percent(self.coverage)
-            notes.append(f"{share} of the targets are nearest to some bank query.")
         return Section("Raw and corrected", rows, COMPARED, note=" ".join(notes))
 
     def _list_methods(self) -> Section:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,22 +16,17 @@ from hubplugin.measures.retrieval import Truth
 from hubplugin.store import Id
 from hubplugin.vectors import SupportsArray, open_npy, require_file
 
-Row: TypeAlias = int | np.integer[Any]
-
 TruthLike: TypeAlias = (
     SupportsArray
-    | Sequence[Row | SupportsArray | Sequence[Row]]
+    | Sequence[Id | SupportsArray | Sequence[Id]]
     | str
     | os.PathLike[str]
     | None
 )
-"""Index array [q] or [q, r], list of lists of rows, or a path. That is an .npy file of the first, a .json file of the
-first two, or a qrels file. Qrels are of TREC (lines of 'query 0 target relevance') or of BEIR (tabs between query,
-target and relevance, under a header). None: row i of the targets belongs to row i of the queries."""
-
-TrueIds: TypeAlias = Sequence[Id | Sequence[Id]] | np.ndarray | str | os.PathLike[str]
-"""For each query the id of its true target, or a list of them; -1 or an empty list where it is not known. Or a path: to
-an .npy or .json file of that, or a qrels file whose targets are ids."""
+"""For each query the id of its true target, or a list of them; -1 or an empty list where none is known. Ids are those
+of a store; of an array they are rows, or its names. Or a path: an .npy or .json file of that, or a qrels file, of TREC
+(lines of 'query 0 target relevance') or of BEIR (tabs between query, target and relevance, under a header). None: row i
+of an array belongs to row i of the queries."""
 
 Names: TypeAlias = Sequence[object] | str | os.PathLike[str] | None
 """One a vector, in their order: a sequence, or a text file with one a line."""
@@ -59,71 +54,61 @@ def as_truth(
     query_names: Sequence[object] | None = None,
     names: Sequence[object] | None = None,
 ) -> Truth:
-    """The true pairs of queries and targets. Queries with an empty list are searched but not judged.
+    """Return the true pairs of queries and of the targets in an array.
 
     Args:
-        source: as in `hubplugin.evaluate`.
-        queries, targets: how many there are.
-        query_names, names: what a qrels file calls the queries and the targets; without them its ids are row numbers.
+        source: As in `hubplugin.evaluate`.
+        queries, targets: How many there are.
+        query_names, names: What texts in the source call them; row numbers by default.
 
     Raises:
-        InputError: a row is outside the gallery, the number of queries is wrong, nothing is judged, or a file is
-            neither.
+        InputError: The source cannot be used, or names no row of the array.
     """
     if source is None:
         if queries != targets:
             raise InputError(
-                f"{queries} queries and {targets} targets do not pair up row by row: pass ",
+                f"{queries} queries and {targets} targets do not pair up row by row: "
+                "pass ",
                 Parameter("truth"),
             )
         source = np.arange(queries)
-    if (path := _qrels(source)) is not None:
-        qrels = read_qrels(path)
-        query_ids = [judgement.query for judgement in qrels]
-        target_ids = [judgement.target for judgement in qrels]
-        query_rows = _locate(query_ids, query_names, queries, "query_names", path)
-        target_rows = _locate(target_ids, names, targets, "names", path)
-        grades = np.array([judgement.relevance for judgement in qrels])
-        return _truth(query_rows, target_rows, grades, queries, targets)
-    lists = _lists(source, queries, "row number")
-    for number, row in enumerate(lists):
-        if not all(type(key) is int for key in row):
-            raise InputError(
-                f"ground truth row {number} is no list of row numbers: {row!r}"
-            )
-    query_rows = np.repeat(np.arange(queries), [len(row) for row in lists])
-    target_rows = np.fromiter(chain.from_iterable(lists), np.int64, len(query_rows))
-    return _truth(query_rows, target_rows, np.ones(len(query_rows)), queries, targets)
+    true = read_truth(source, queries, query_names)
+    query_rows = np.repeat(np.arange(queries), [len(each) for each in true])
+    keys = [*chain.from_iterable(true)]
+    target_rows = np.array(_locate(keys, names, targets, "names"))
+    grades = np.array([*chain.from_iterable(each.values() for each in true)])
+    order = np.lexsort((target_rows, query_rows))
+    return Truth(query_rows, target_rows[order], grades[order])
 
 
-def as_true_ids(
-    source: TrueIds, queries: int, query_names: Sequence[object] | None = None
-) -> list[set[str]]:
-    """The true ids of each query, as text; none where it is not judged.
+def read_truth(
+    source: TruthLike, queries: int, query_names: Sequence[object] | None = None
+) -> list[dict[Id, float]]:
+    """Read the true targets of each query, with their grades.
 
     Args:
-        source: as in `hubplugin.evaluate`.
-        queries: how many there are.
-        query_names: what a qrels file calls them; by default row numbers.
+        source: As in `hubplugin.evaluate`.
+        queries: How many there are.
+        query_names: What a qrels file calls them; row numbers by default.
 
     Raises:
-        InputError: the source cannot be used.
+        InputError: The source cannot be used, or judges no query.
     """
-    if (path := _qrels(source)) is not None:
-        qrels = read_qrels(path)
-        true = [set[str]() for _ in range(queries)]
-        query_ids = [judgement.query for judgement in qrels]
-        rows = _locate(query_ids, query_names, queries, "query_names", path)
-        for row, judgement in zip(rows.tolist(), qrels, strict=True):
-            true[row].add(judgement.target)
+    true: list[dict[Id, float]] = [{} for _ in range(queries)]
+    path = None
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+    if path is None or path.suffix in (".npy", ".json"):
+        value = source if path is None else _read(path)
+        for row, keys in enumerate(_lists(value, queries)):
+            true[row] = {_as_id(key): 1.0 for key in keys}
+            true[row].pop(-1, None)
     else:
-        lists = _lists(source, queries, "id")
-        for key in chain.from_iterable(lists):
-            if type(key) not in (int, str):
-                raise InputError(
-                    f"ground truth: {key!r} is no id; expected numbers or texts"
-                )
-        true = [{str(key) for key in row if key != -1} for row in lists]
+        qrels = read_qrels(path)
+        names = [query for query, _, _ in qrels]
+        rows = _locate(names, query_names, queries, "query_names")
+        for row, (_, target, grade) in zip(rows, qrels, strict=True):
+            true[row][target] = grade
     if not any(true):
         raise InputError(
             "ground truth names no true target for any query; at least one is needed"
@@ -131,66 +116,27 @@ def as_true_ids(
     return true
 
 
-def _truth(
-    query_rows: np.ndarray,
-    target_rows: np.ndarray,
-    grades: np.ndarray,
-    queries: int,
-    targets: int,
-) -> Truth:
-    if not len(query_rows):
-        raise InputError(
-            "ground truth names no true target for any query; at least one is needed"
-        )
-    _require_inside(query_rows, queries, "query")
-    _require_inside(target_rows, targets, "target")
-    order = np.lexsort((target_rows, query_rows))
-    query_rows = query_rows[order]
-    target_rows = target_rows[order]
-    repeated = np.flatnonzero((np.diff(query_rows) == 0) & (np.diff(target_rows) == 0))
-    if repeated.size:
-        first = repeated[0]
-        raise InputError(
-            f"ground truth names target {target_rows[first]} twice for query {query_rows[first]}"
-        )
-    return Truth(query_rows, target_rows, grades[order])
-
-
-def _require_inside(rows: np.ndarray, count: int, side: str) -> None:
-    outside = rows[(rows < 0) | (rows >= count)]
-    if outside.size:
-        raise InputError(
-            f"ground truth names {side} {outside[0]}, but there are {count}; "
-            f"expected rows 0 to {count - 1}"
-        )
-
-
-def _lists(source: Any, queries: int, item: str) -> list[list[Any]]:
-    """Return the list of what is true for each query, from a value or a file.
-
-    `item` is what each should be a list of.
-    """
-    if isinstance(source, (str, os.PathLike)):
-        source = _read(Path(source))
+def _lists(source: Any, queries: int) -> list[list[Any]]:
+    """Return what is true for each query."""
     rows = source if isinstance(source, (list, tuple)) else np.asarray(source).tolist()
     if not isinstance(rows, (list, tuple)):
         raise InputError(
-            f"ground truth is no list with a {item}, or a list of them, for each query"
+            "ground truth is no list with an id, or a list of them, for each query"
         )
     if len(rows) != queries:
         raise InputError(
             f"ground truth has {len(rows)} rows for {queries} queries; "
             "expected one row a query"
         )
-    lists = []
-    for row in rows:
-        if hasattr(row, "__array__"):
-            row = np.asarray(row).tolist()
-        keys = row if isinstance(row, (list, tuple)) else [row]
-        lists.append(
-            [key.item() if isinstance(key, np.generic) else key for key in keys]
-        )
-    return lists
+    return [np.atleast_1d(np.asarray(row, object)).tolist() for row in rows]
+
+
+def _as_id(key: object) -> Id:
+    if isinstance(key, np.generic):
+        key = key.item()
+    if type(key) is int or type(key) is str:
+        return key
+    raise InputError(f"ground truth: {key!r} is no id; expected numbers or texts")
 
 
 def _read(path: Path) -> Any:
@@ -198,31 +144,15 @@ def _read(path: Path) -> Any:
     name = f"ground truth {path.name}"
     require_file(path, "ground truth")
     if path.suffix == ".npy":
-        return np.array(open_npy(path, name))
+        return open_npy(path, name)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{name}: cannot be read as JSON: {error}") from None
 
 
-def _qrels(source: Any) -> Path | None:
-    """Return the path of a qrels file; None for anything else."""
-    if not isinstance(source, (str, os.PathLike)):
-        return None
-    path = Path(source)
-    return None if path.suffix in (".npy", ".json") else path
-
-
-class Judgement(NamedTuple):
-    """A pair that a qrels file calls relevant, by the names that it has there."""
-
-    query: str
-    target: str
-    relevance: float
-
-
-def read_qrels(path: Path) -> list[Judgement]:
-    """Read what a qrels file of TREC or BEIR says is relevant.
+def read_qrels(path: Path) -> list[tuple[str, str, float]]:
+    """Read query, target and relevance of what a file of TREC or BEIR calls relevant.
 
     Raises InputError for a file that is missing or of another form.
     """
@@ -236,36 +166,42 @@ def read_qrels(path: Path) -> list[Judgement]:
             query, *iteration, target, relevance = line.split()
             if len(iteration) > 1:
                 raise ValueError(line)
-            judgements.append(Judgement(query, target, float(relevance)))
+            if float(relevance) > 0:
+                judgements.append((query, target, float(relevance)))
     except (OSError, ValueError):
         raise InputError(
             f"ground truth {path.name} is no qrels file: expected lines of "
             "'query 0 target relevance', or an .npy or .json file"
         ) from None
-    return [judgement for judgement in judgements if judgement.relevance > 0]
+    return judgements
 
 
 def _locate(
-    ids: Sequence[str],
-    names: Sequence[object] | None,
-    count: int,
-    parameter: str,
-    path: Path,
-) -> np.ndarray:
-    """The rows of what a qrels file calls `ids`, among `names`, or the `count` row numbers. Raises InputError for a
-    name that is there twice, and for one that is not there."""
+    keys: Sequence[Id], names: Sequence[object] | None, count: int, parameter: str
+) -> list[int]:
+    """Return the row of each key: a number is one, a text is one of `names`.
+
+    Raises InputError, which calls the names by their parameter, for a name that is there
+    twice, and for a key that is not there.
+    """
     rows: dict[str, int] = {}
-    for row, name in enumerate(names if names is not None else range(count)):
-        if rows.setdefault(str(name), row) != row:
+    if any(isinstance(key, str) for key in keys):
+        for row, name in enumerate(range(count) if names is None else names):
+            if rows.setdefault(str(name), row) != row:
+                raise InputError(
+                    f"{parameter}: {str(name)!r} is there twice, and ground truth "
+                    "tells by the name"
+                )
+    found = []
+    for key in keys:
+        row = rows.get(key, -1) if isinstance(key, str) else key
+        if not 0 <= row < count:
+            side = "target" if parameter == "names" else "query"
             raise InputError(
-                f"{parameter}: {str(name)!r} is there twice, and a file of TREC tells by the name"
+                f"ground truth names {side} {key!r}, but there are {count}: "
+                f"expected rows 0 to {count - 1}, or names; pass ",
+                Parameter(parameter),
+                ", in the order of their vectors",
             )
-    try:
-        return np.array([rows[name] for name in ids], np.int64)
-    except KeyError as unknown:
-        side = "target" if parameter == "names" else "query"
-        raise InputError(
-            f"ground truth {path.name}: {side} {unknown} is not among the {len(rows)} known; pass ",
-            Parameter(parameter),
-            ", what it calls them, in the order of their vectors",
-        ) from None
+        found.append(row)
+    return found

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 from importlib import invalidate_caches
 from pathlib import Path
 
@@ -16,10 +15,8 @@ import hubplugin
 import hubplugin_qdrant
 from hubplugin import InputError, StoreError
 from hubplugin.cli import app
-from hubplugin.evaluation.truth import as_true_ids
 from hubplugin.jobs.write import write
 from hubplugin.measures.hubness import skewness
-from hubplugin.measures.significance import Figure, Side
 from hubplugin.registry import open_store
 from tests.galleries import flat_index, unit
 
@@ -76,67 +73,18 @@ def test_figures_are_those_of_the_whole_matrix(store, vectors, model):
         )
     versus = found["corrected"].versus_raw
     assert versus.won - versus.lost == pytest.approx(QUERIES * versus.difference.value)
-    bank = model.terms[0].bank.astype(np.float64)
-    first = np.isin(np.arange(QUERIES), (bank @ targets.T).argmax(axis=1))
-    assert (found.found_first.queries, found.not_found_first.queries) == (
-        first.sum(),
-        (~first).sum(),
-    )
-    assert found.found_first.change.value == pytest.approx(
-        found.found_first.after - found.found_first.before
-    )
     assert (found.queries, found.judged, found.targets) == (QUERIES, QUERIES, ROWS)
-
-
-def lines_with(result, part):
-    return [line for line in str(result).splitlines() if part in line]
-
-
-def test_what_the_bank_finds_first_is_told_by_its_name_and_its_direction(
-    store, vectors, model
-):
-    """A bank query that finds a target first need not have asked for it, so nothing is said of what was asked."""
-    write(store, model)
-    found = hubplugin.evaluate(store, queries=vectors[0], truth=TRUE)
-    assert "asked" not in str(found)
-    harm = Side(0.539, 0.489, 0.03, 141, "others", Figure(-0.05, -0.09, -0.01))
-    (line,) = lines_with(replace(found, found_first=harm), "the bank finds first")
-    assert "-5.0 points (95 % interval -9.0 to -1.0)" in line
-    assert line.endswith("worse")
-
-
-def test_the_verdict_is_that_of_p_and_no_order_of_the_queries_changes_it(
-    store, vectors, model, rng
-):
-    write(store, model)
-    for count in (QUERIES, 90, 40):
-        told = []
-        for order in (np.arange(count), rng.permutation(count)):
-            found = hubplugin.evaluate(
-                store, queries=vectors[0][order], truth=TRUE[order]
-            )
-            versus = found["corrected"].versus_raw
-            sign = 0 if versus.p >= 0.05 else np.sign(versus.won - versus.lost)
-            assert versus.difference.sign == sign
-            assert found.page().direction == ("same", "better", "worse")[sign]
-            told.append(str(found).partition("Found most often")[0])
-        assert told[0] == told[1]
-
-
-def left_with(store, count):
-    """The index of `store`, in which only so many targets are left."""
-    path = store.url.partition(":")[2]
-    index = faiss.read_index(path)
-    index.remove_ids(FIRST + np.arange(count, ROWS))
-    faiss.write_index(index, path)
-    return open_store(store.url)
 
 
 def test_an_emptied_store_is_told_in_one_line_whatever_is_asked(
     store, vectors, model, tmp_path
 ):
     write(store, model)
-    url = left_with(store, 0).url
+    url = store.url
+    path = url.partition(":")[2]
+    index = faiss.read_index(path)
+    index.remove_ids(FIRST + np.arange(ROWS))
+    faiss.write_index(index, path)
     np.save(tmp_path / "queries.npy", vectors[0])
     np.save(tmp_path / "truth.npy", TRUE)
     asked = ["--queries", f"{tmp_path}/queries.npy", "--truth", f"{tmp_path}/truth.npy"]
@@ -147,14 +95,6 @@ def test_an_emptied_store_is_told_in_one_line_whatever_is_asked(
     inspected = CliRunner().invoke(app, ["inspect", url])
     assert inspected.exit_code == 4
     assert "no target is left in the store" in inspected.stdout
-
-
-def test_a_store_with_one_target_left_is_inspected_and_evaluated(store, vectors, model):
-    write(store, model)
-    alone = left_with(store, 1)
-    assert hubplugin.inspect(alone).attention == []
-    found = hubplugin.evaluate(alone, queries=vectors[0], truth=[FIRST] * QUERIES)
-    assert "the worst hub stays at 150 of 150 queries" in str(found)
 
 
 def test_examples_show_queries_won_and_lost_with_both_answers(store, vectors, model):
@@ -213,28 +153,20 @@ def test_a_filter_is_part_of_the_search_and_what_is_none_is_refused(
         store.with_filter(condition)
 
 
-def test_true_ids_come_as_arrays_lists_and_files(tmp_path):
-    np.save(tmp_path / "ids.npy", np.array([7, -1]))
-    (tmp_path / "ids.json").write_text('[["a", "b"], []]')
-    (tmp_path / "ids.qrels").write_text("q2 0 a 1\nq2 0 b 0\n")
-    assert as_true_ids(tmp_path / "ids.npy", 2) == [{"7"}, set()]
-    assert as_true_ids(tmp_path / "ids.json", 2) == [{"a", "b"}, set()]
-    assert as_true_ids(tmp_path / "ids.qrels", 2, ["q1", "q2"]) == [set(), {"a"}]
-    assert as_true_ids(["a", 3], 2) == [{"a"}, {"3"}]
+def test_ids_of_another_kind_are_told_in_one_line(store, vectors):
+    with pytest.raises(
+        InputError, match=r"find ids such as 1\d\d\d; ground truth names 0"
+    ):
+        hubplugin.evaluate(store, queries=vectors[0], truth=range(QUERIES))
 
 
-@pytest.mark.parametrize(
-    ("truth", "says"),
-    [
-        ([3], "has 1 rows for 150 queries"),
-        ([0.5] * QUERIES, "0.5 is no id"),
-        ([*range(QUERIES)], r"find ids such as 1\d\d\d; ground truth names '0'"),
-        ("nowhere.npy", r"there is no file 'nowhere\.npy'"),
-    ],
-)
-def test_truth_that_cannot_be_used_is_told_in_one_line(store, vectors, truth, says):
-    with pytest.raises(InputError, match=says):
-        hubplugin.evaluate(store, queries=vectors[0], truth=truth)
+def test_a_store_is_asked_no_zero_vectors(store, vectors, caplog):
+    queries = np.insert(vectors[0], 4, 0, axis=0)
+    store = open_store(f"{store.url}?metric=cosine")
+    found = hubplugin.evaluate(store, queries=queries, truth=np.insert(TRUE, 4, FIRST))
+    expected = hubplugin.evaluate(store, queries=vectors[0], truth=TRUE)
+    assert (found.queries, found.raw.recall) == (QUERIES, expected.raw.recall)
+    assert "queries: 1 zero vectors, which have no direction" in caplog.text
 
 
 MODEL = """

@@ -94,22 +94,9 @@ def test_what_was_forgotten_is_not_on_the_disk_and_a_recorder_that_runs_goes_on(
     assert not any(left.clicks)
 
 
-def test_clicks_whose_query_is_not_recorded_are_forgotten_too(folder, queries):
-    """Another process may have answered the query, or an earlier model embedded it."""
-    recorder = recorded(folder, queries[:1])
-    recorder.click(queries[1], 4711)
-    assert recorder.forget([Recorder.id_of(queries[1])]) == 1
-    content = (folder / "record.sqlite").read_bytes()
-    assert Recorder.id_of(queries[1]).encode() not in content
-
-
-@pytest.mark.parametrize("by", ["store", "folder"])
-def test_the_command_forgets_and_says_so(asked, by, tmp_path):
-    index, queries = asked
+def test_the_command_forgets_and_says_so(asked, tmp_path):
+    place, queries = asked
     folder = tmp_path / "photos.faiss.queries"
-    place = index if by == "store" else str(folder)
-    if by == "folder":
-        (tmp_path / "photos.faiss").unlink()
     named = [Recorder.id_of(query) for query in queries[:2]]
     typed = ["bank", place, "--forget", named[0], "--forget", named[1], "--json"]
     said = json.loads(CliRunner().invoke(app, typed).stdout)

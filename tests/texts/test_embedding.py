@@ -22,9 +22,6 @@ def broken(texts):
     raise RuntimeError("out of\\nmemory")
 def few(texts):
     return np.ones((1, 3))
-class Model:
-    encode = staticmethod(lengths)
-model = Model()
 number = 3
 """
 
@@ -67,7 +64,7 @@ def test_texts_are_embedded_in_batches_each_once_with_progress(model):
         ),
         ("my_mode:lengths", "No module named 'my_mode'"),
         ("my_model:length", "has no attribute 'length'"),
-        ("my_model:number", "is int and no function"),
+        ("my_model:number", "TypeError: 'int' object is not callable"),
         ("my_model:broken", "raised RuntimeError: out of memory"),
         ("my_model:few", "of 2 texts the model made 1 vectors"),
         ("sentence-transformers:some/model", "cannot be loaded: ModuleNotFoundError"),
@@ -83,7 +80,7 @@ def test_a_model_that_cannot_be_used_is_one_line(model, spec, said, monkeypatch)
 def test_a_model_of_other_dimensions_is_refused_after_one_batch(model, monkeypatch):
     monkeypatch.setattr("hubplugin.bank.embedding.BATCH", 2)
     with pytest.raises(
-        InputError, match="the model makes vectors of 3 dimensions, expected 384"
+        InputError, match="2 vectors of 3 dimensions; expected one each, of 384"
     ):
         embed_texts(list("abcdef"), "my_model:lengths", dim=384)
     assert model.calls == [["a", "b"]]

