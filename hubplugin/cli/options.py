@@ -83,8 +83,9 @@ DryRun = Annotated[
 
 def embedding(source: str | list[str] | None, embed: str | None) -> str | None:
     """Return `embed`, the model of texts, for a bank of texts; a file of vectors needs none."""
-    is_file = isinstance(source, str)
-    if source is None or (is_file and not holds_texts(source, embed is not None)):
+    if source is None:
+        return None
+    if isinstance(source, str) and not holds_texts(source, embed is not None):
         return None
     return embed
 
