@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import time
-import uuid
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -42,12 +41,10 @@ REQUEST = 20_000
 class CandidateVersion(Version):
     """One correction.
 
-    word: Begins the names of all that belongs to it; no two runs draw the same.
     gallery: Tells the gallery from another that had its name before.
     oversampling: How many candidates are ranked again for each result.
     """
 
-    word: str = ""
     gallery: str
     oversampling: float = 1.0
 
@@ -187,8 +184,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         self.drop(self.name)
 
     def new_version(self, model: OffsetModel, number: int) -> CandidateVersion:
-        version = CandidateVersion.of(model, number, gallery=self.gallery)
-        return version.replace(word=uuid.uuid4().hex[:12])
+        return CandidateVersion.of(model, number, gallery=self.gallery)
 
     def read_model(self, version: CandidateVersion) -> OffsetModel:
         texts = self.read_texts(self.name_of(version, "model"))
@@ -287,24 +283,19 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         snapshot = Snapshot() if raw else self.look()
         version = snapshot.version
         count = k if version is None else version.candidates(k)
-        lacks_offsets = False
         ranked = list[Candidates]()
-        for found, offsets in self._find(snapshot, queries, count, fetch):
-            lacks_offsets |= bool(np.isnan(offsets).any())
+        for found in self._find(snapshot, queries, count, fetch):
             best = np.argsort(found["distances"], kind="stable")[:k].tolist()
             ranked.append(
                 {name: [values[row] for row in best] for name, values in found.items()}
             )
-        is_in_doubt = version is not None and lacks_offsets
-        if is_in_doubt and self.look(anew=True).version != version:
-            return self.rank(queries, k, fetch)  # another one has taken its place
         return ranked
 
     def _find(
         self, snapshot: Snapshot, queries: np.ndarray, count: int, fetch: Fetch
-    ) -> Iterator[tuple[Candidates, np.ndarray]]:
+    ) -> Iterator[Candidates]:
         """Yield `count` candidates of each of `queries` [m, d] in the order of `fetch`, with
-        corrected distances, and their offsets."""
+        corrected distances."""
         mapped = queries
         lengths = np.ones(len(queries))
         if snapshot.model is not None:
@@ -321,7 +312,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
                 corrected = 1 - length * (1 - raw) - usable
                 if self.metric is Metric.EUCLIDEAN:
                     corrected = raw - 2 * usable
-                yield {**found, "distances": corrected.tolist()}, offsets
+                yield {**found, "distances": corrected.tolist()}
 
     def calibrate(self, version: CandidateVersion, model: OffsetModel) -> float:
         """Return the fewest candidates a result that give the calibration queries their
@@ -333,7 +324,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         queries = choose_queries(model, self.read_targets())
         snapshot = replace(self.remember(version), model=model)
         places = list[int]()
-        for found, _ in self._find(snapshot, queries, most, self.fetch):
+        for found in self._find(snapshot, queries, most, self.fetch):
             places.extend(np.argsort(found["distances"], kind="stable")[:FIRST])
         last = np.quantile(places, AGREEMENT, method="inverted_cdf")
         return max(1.0, (float(last) + 1) / FIRST)

@@ -199,19 +199,19 @@ class Manifest(BaseModel, Generic[V]):
             retired=(*self.retired, *gone),
         )
 
-    def withdraw(self, vector: str = "", *, only: V | None = None) -> Self:
+    def withdraw(self, vector: str = "") -> Self:
         """Return the manifest without the correction of `vector`, which is retired.
 
-        That is the active, the previous and the half-written version, or `only` one.
+        That is the active, the previous and the half-written version.
         """
         gone = [
             version
             for version in (*self.maintained, *self.previous.values())
-            if version.vector == vector and only in (None, version)
+            if version.vector == vector
         ]
         return self.replace(
-            active={n: v for n, v in self.active.items() if v not in gone},
-            previous={n: v for n, v in self.previous.items() if v not in gone},
+            active={n: v for n, v in self.active.items() if n != vector},
+            previous={n: v for n, v in self.previous.items() if n != vector},
             writing=None if self.writing in gone else self.writing,
             retired=(*self.retired, *gone),
         )
@@ -297,10 +297,6 @@ class ManifestStore(Store, Generic[V]):
         """A number that no version has had so far."""
         return manifest.last_number + 1
 
-    def is_readable(self, version: V) -> bool:
-        """Whether all that lies of `version` can be read. What a kill has damaged is written anew, as another one."""
-        return True
-
     def seen(self) -> Manifest[V]:
         """Return the manifest for what changes nothing, as a job has read it last."""
         return self.read_manifest()
@@ -348,9 +344,6 @@ class ManifestStore(Store, Generic[V]):
         with self.changing():
             manifest = self.read_manifest()
             version, found = self.find(manifest, model)
-            if version is not None and not self.is_readable(version):
-                manifest = manifest.withdraw(version.vector, only=version)
-                version, found = None, "nothing"
             if version is None:
                 if manifest.writing is not None or manifest.retired:
                     self.write_manifest(manifest.give_up())
@@ -380,8 +373,7 @@ class ManifestStore(Store, Generic[V]):
         Raises StoreError if it no longer names `version` as written by this run.
         """
         manifest = self.read_manifest()
-        owners = {(other.number, other.owner) for other in manifest.maintained}
-        if (version.number, version.owner) not in owners:
+        if version.owner not in {other.owner for other in manifest.maintained}:
             raise self._overtaken()
         return manifest
 

@@ -279,9 +279,8 @@ def describe_changes(
     text = f"the worst hub {went} of {queries:,} queries"
     if right is None:
         return text
-    interval = f"{100 * right.change.low:+.1f} to {100 * right.change.high:+.1f} points"
-    recall = f"{100 * right.before:.1f} to {percent(right.after)}"
-    return f"{text}; right answers first: {recall} ({interval})"
+    recall = f"{percent(right.before)} to {percent(right.after)}"
+    return f"{text}; right answers first: {recall}, {points(right.change)}"
 
 
 def write_file(path: str | os.PathLike[str], content: bytes) -> None:

@@ -298,27 +298,26 @@ class Share(Protocol):
 
 class ErrorTranslator:
     """A client library, or what it gave, whose errors of `kinds` are StoreErrors of one line that begins with `url`. So
-    is all of the same library that it returns. advice: what to add to the line of an error."""
+    is all of the same library that it returns."""
 
     def __init__(
         self,
         of: Any,
         url: str,
         kinds: tuple[type[Exception], ...],
-        advice: Callable[[Exception], str] | None = None,
     ):
-        self._of, self._rest = of, (url, kinds, advice)
+        self._of, self._rest = of, (url, kinds)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._of, name)
         return functools.partial(self._call, value) if callable(value) else value
 
     def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        url, kinds, advice = self._rest
+        url, kinds = self._rest
         try:
             result = function(*args, **named)
         except kinds as error:
-            raise as_store_error(error, url, advice(error) if advice else "") from error
+            raise as_store_error(error, url) from error
         return (
             [self._wrap(item) for item in result]
             if isinstance(result, list)
@@ -334,11 +333,11 @@ class ErrorTranslator:
         return ErrorTranslator(result, *self._rest) if same else result
 
 
-def as_store_error(error: Exception, url: str, advice: str = "") -> StoreError:
+def as_store_error(error: Exception, url: str) -> StoreError:
     """A StoreError of `url` with the first line of an `error` of another library, without the source line that it
-    names, and with `advice`."""
+    names."""
     first = re.sub(r",? \S+\.rs:\d+(:\d+)?", "", str(error).strip().partition("\n")[0])
-    return StoreError(f"{url}: {first}{advice}")
+    return StoreError(f"{url}: {first}")
 
 
 def _library(of: object) -> str:

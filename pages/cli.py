@@ -11,7 +11,7 @@ from hubplugin.cli.application import SHARED, STORE
 
 START = """# Command line
 
-`hubplugin COMMAND --help` prints what stands here. Every command takes `--json`, `--quiet`, `--verbose`, `--threads`.
+`hubplugin COMMAND --help` prints what stands here. Every command takes `--json`, `--quiet`, `--verbose`, `--device`.
 
 | exit status | meaning |
 |---|---|

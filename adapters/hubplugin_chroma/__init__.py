@@ -1,4 +1,4 @@
-"""hubplugin for Chroma: a corrected copy beside a collection, and a `Collection` that answers from it."""
+"""hubplugin for Chroma: offsets in a collection beside, and a `Collection` that ranks its candidates by them."""
 
 from __future__ import annotations
 

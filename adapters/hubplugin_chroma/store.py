@@ -20,7 +20,7 @@ import chromadb
 import httpx
 import numpy as np
 from chromadb.api import ClientAPI
-from chromadb.errors import ChromaError, InternalError, NotFoundError
+from chromadb.errors import ChromaError, NotFoundError
 
 from hubplugin.candidates import (
     Candidates,
@@ -51,13 +51,6 @@ METRICS = {"cosine": Metric.COSINE, "ip": Metric.DOT, "l2": Metric.EUCLIDEAN}
 ERRORS = (ChromaError, ValueError, httpx.HTTPError)
 
 
-def advise(error: BaseException) -> str:
-    """Return what to add to the line of an error that a newcomer could not place."""
-    if isinstance(error, InternalError) and "Error finding id" in str(error):
-        return " (another process has written to this folder, and this one reads it only when it starts anew)"
-    return ""
-
-
 class ChromaStore(CandidateStore):
     """See `hubplugin.store.Store`."""
 
@@ -72,8 +65,8 @@ class ChromaStore(CandidateStore):
         url: str | None = None,
     ):
         self.url = url or f"chroma:{collection.name}"
-        self._client = ErrorTranslator(client, self.url, ERRORS, advise)
-        self._targets = ErrorTranslator(collection, self.url, ERRORS, advise)
+        self._client = ErrorTranslator(client, self.url, ERRORS)
+        self._targets = ErrorTranslator(collection, self.url, ERRORS)
         hnsw = collection.configuration_json.get("hnsw")
         if not hnsw:
             raise StoreError(
@@ -218,7 +211,7 @@ def open_url(url: str) -> ChromaStore:
         )
     place = url.partition("?")[0].partition(":")[2]
     folder, _, name = place.rpartition("/")
-    chroma = ErrorTranslator(chromadb, url, ERRORS, advise)
+    chroma = ErrorTranslator(chromadb, url, ERRORS)
     if parts.netloc:
         client = chroma.HttpClient(
             parts.hostname,

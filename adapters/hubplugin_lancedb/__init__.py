@@ -1,4 +1,4 @@
-"""hubplugin for LanceDB: a corrected copy of the vectors in a table beside the one that is corrected.
+"""hubplugin for LanceDB: more candidates are fetched and ranked again by offsets, which lie in a table beside.
 
 `hubplugin.open_store("lancedb:FOLDER/TABLE")` is the store that the jobs of `hubplugin` take.
 """

@@ -47,6 +47,8 @@ UNREADABLE = (
     "a postgresql:// URL is not readable: in a name or password write / ? # @ [ ] % as %2F %3F %23 %40 %5B %5D %25, "
     "or keep the password in PGPASSFILE"
 )
+
+
 NO_BYTE = re.compile("%00|%(?![0-9A-Fa-f]{2})")
 """What libpq refuses, and repeats."""
 

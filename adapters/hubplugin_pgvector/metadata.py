@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pydantic import Field
 
 from hubplugin.corrections import Manifest, ManifestStore, Version
-from hubplugin.errors import StoreError
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Progress
 from hubplugin_pgvector.database import WAIT_FOR_TABLE, Database, quote_name, truncate
@@ -26,12 +25,10 @@ CREATE TABLE hubplugin.corrections (
     target text, vector text, number int, content bytea NOT NULL,
     PRIMARY KEY (target, vector, number))
 """
-COLUMNS = """
-SELECT array_agg(attname::text ORDER BY attnum)
-    FROM pg_attribute JOIN pg_class c ON c.oid = attrelid JOIN pg_namespace n ON n.oid = relnamespace
-    WHERE nspname = 'hubplugin' AND relname = 'corrections' AND attnum > 0 AND NOT attisdropped
+EXISTS = """
+SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
+    WHERE nspname = 'hubplugin' AND relname = 'corrections'
 """
-EXPECTED = ["target", "vector", "number", "content"]
 OURS = "target = %(target)s AND vector = %(vector)s"
 MANIFEST = 0
 """The number of its document."""
@@ -80,20 +77,9 @@ class DocumentStore(ManifestStore[ColumnVersion]):
             yield
 
     def has_documents(self) -> bool:
-        """Return True if their table is there.
-
-        Raises:
-            StoreError: an earlier version of hubplugin made the table.
-        """
+        """Return True if their table is there."""
         # By a query, since to_regclass may know nothing of what another run has just made.
-        columns = self.database.rows(COLUMNS)[0][0]
-        if columns is None:
-            return False
-        if columns != EXPECTED:
-            raise StoreError(
-                f"{self.url}: the table hubplugin.corrections is of an earlier version of hubplugin; {MEND}"
-            )
-        return True
+        return bool(self.database.rows(EXISTS))
 
     def lock(self, mode: str) -> None:
         """Wait until no other run writes or changes this correction, FOR SHARE or FOR UPDATE."""

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from django.db.models.expressions import RawSQL
     from sqlalchemy import TextClause
 
-CANDIDATES = 10
-"""How many candidates for each result `explain` re-ranks."""
-
 
 def scale_of(model: OffsetModel, previous: float | None = None) -> float:
     """The scale of the extra dimension for the offsets of `model`, a power of two: under Euclidean distance at least
@@ -190,7 +187,7 @@ def order_by(order: RawOrder, query: np.ndarray) -> OrderBy:
 def explain(
     order: ExactOrder, query: np.ndarray, k: int, *, is_mapped: bool
 ) -> Explanation:
-    """How SQL asks for the k nearest of `query` [d]: by the index, exactly, and by the user's own index and offsets.
+    """Return how SQL asks for the k nearest of `query` [d]: by the index, and exactly.
 
     Args:
         order: What a search ranks by, `IndexedOrder` where there is an index.
@@ -198,36 +195,28 @@ def explain(
         k: The number of results.
         is_mapped: Whether `query` went through a query map.
     """
-    table, ordered = order.table, order_by(order, query)
-    names, exact = (
-        quote_name(table.key.name),
-        ExactOrder(table, offsets=order.offsets).distance(),
-    )
-    candidates = f"SELECT {names}, {exact} AS corrected FROM {table.identifier} ORDER BY {RawOrder(table).distance()}"
+    table = order.table
+    ordered = order_by(order, query)
+    exact = order_by(ExactOrder(table, offsets=order.offsets), query)
     hint = "there is none, as index=none says, so that this is the exact form"
     if isinstance(order, IndexedOrder):
-        unit = (
-            "the query divided by its length"
-            if table.metric is Metric.COSINE
-            else "the query"
-        )
-        hint = f"the vector is {unit}, then {0 if table.metric is Metric.EUCLIDEAN else order.scale:g}"
+        unit = "the query"
+        if table.metric is Metric.COSINE:
+            unit = "the query divided by its length"
+        last = order.queries(query[None])[0, -1]
+        hint = f"the vector is {unit}, then {last:g}"
 
-    def select(source: str, distance: str, vector: str) -> str:
-        statement = f"SELECT {names} FROM {source} ORDER BY {distance} LIMIT {k};"
-        return statement.replace("%s", f"'{vector}'").replace("%%", "%")
+    def select(by: OrderBy) -> str:
+        columns = quote_name(table.key.name)
+        statement = f"SELECT {columns} FROM {table.identifier} ORDER BY {by.sql}"
+        statement = statement.replace("%s", f"'{by.parameters[0]}'")
+        return f"{statement} LIMIT {k};".replace("%%", "%")
 
     lines = [
         f"-- by the index: {hint}",
-        select(table.identifier, ordered.sql, ordered.parameters[0]),
+        select(ordered),
         "-- exact: no index is used, so best behind a filter that leaves few rows",
-        select(table.identifier, exact, as_text(query)),
-        f"-- re-ranked: {CANDIDATES} candidates for each result by your own index",
-        select(
-            f"({candidates} LIMIT {CANDIDATES * k}) AS candidates",
-            "corrected",
-            as_text(query),
-        ),
+        select(exact),
     ]
     if is_mapped:
         lines.insert(

@@ -17,14 +17,6 @@ MOST_DIMENSIONS = {"vector": 2000, "halfvec": 4000}
 INTEGERS = ("smallint", "integer", "bigint")
 METRICS = {"cosine": Metric.COSINE, "ip": Metric.DOT, "l2": Metric.EUCLIDEAN}
 """By the second word of an operator class."""
-KINDS = {
-    "v": "a view",
-    "m": "a materialised view",
-    "f": "a foreign table",
-    "S": "a sequence",
-    "i": "an index",
-}
-
 TABLE = """
 SELECT c.oid::bigint, nspname::text, relname::text, relkind::text,
     EXISTS (SELECT FROM pg_inherits WHERE c.oid IN (inhparent, inhrelid))
@@ -153,14 +145,11 @@ def read(database: Database, options: Mapping[str, str]) -> VectorTable:
             f'{url}: there is no table {table}; names are as in SQL: Photos is photos, "Photos" is not'
         )
     oid, schema, name, kind, is_part = rows[0]
-    if kind not in "rp":
+    if kind != "r" or is_part:
         raise StoreError(
-            f"{url}: {table} is {KINDS.get(kind, 'no table')}; name the table that has the vectors"
-        )
-    if kind == "p" or is_part:
-        raise StoreError(
-            f"{url}: {table} is partitioned, a partition, or one of a family by inheritance; "
-            "offsets need one whole table: copy the vectors into one"
+            f"{url}: {table} is a view or the like, partitioned, a partition, or one of a "
+            "family by inheritance; offsets need one whole table: name the one that has "
+            "the vectors, or copy them into one"
         )
     columns = {column: rest for column, *rest in database.rows(COLUMNS, (oid,))}
     vectors = [name for name in columns if columns[name][0] in MOST_DIMENSIONS]

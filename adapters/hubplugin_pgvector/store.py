@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ import numpy as np
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel, Value
-from hubplugin.store import Batch, Explanation, Found, Hits, Id, Writing
+from hubplugin.store import Batch, Explanation, Found, Hits, Writing
 from hubplugin.vectors import Progress
 from hubplugin_pgvector import schema
 from hubplugin_pgvector.database import (
@@ -40,19 +38,12 @@ try:
 except ImportError:  # before 0.4, which LangChain's package for PostgreSQL asks for
     from pgvector.utils import HalfVector, Vector  # type: ignore[import-not-found,no-redef]
 
-logger = logging.getLogger("hubplugin.pgvector")
-
-INDEX = """
-SELECT pg_relation_size(indexrelid), indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)
-"""
 RIGHTS = """
 SELECT current_setting('transaction_read_only') = 'off', pg_has_role(relowner, 'USAGE'),
     has_schema_privilege(relnamespace, 'CREATE'),
     CASE WHEN to_regnamespace('hubplugin') IS NULL THEN has_database_privilege(current_database(), 'CREATE')
     ELSE has_schema_privilege('hubplugin', 'USAGE') END FROM pg_class WHERE oid = %s
 """
-SOUND = 0, 8, 4
-"""The first pgvector whose vacuum leaves HNSW indexes whole."""
 PAGE = 2048
 """Rows in one statement, of reads and of writes."""
 
@@ -87,7 +78,7 @@ class PgvectorStore(DocumentStore):
     def __init__(self, url: str):
         conninfo, self.url, options = parse_url(url)
         self.database = Database(conninfo, self.url)
-        self._pgvector = self._read_version()
+        self._require_pgvector()
         self.table = schema.read(self.database, options)
         self.metric, self.dim = self.table.metric, self.table.dim
         self.record = Path(options["record"]) if options.get("record") else None
@@ -98,20 +89,19 @@ class PgvectorStore(DocumentStore):
             f"PgvectorStore({self.url!r}, {self.metric.value}, {self.dim} dimensions)"
         )
 
-    def _read_version(self) -> tuple[int, ...]:
-        """Return the version of pgvector in the database."""
+    def _require_pgvector(self) -> None:
+        """Raise StoreError if the database has no pgvector, or too old a one."""
         query = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
         rows = self.database.rows(query, task="connecting")
         if not rows:
             raise StoreError(
                 f"{self.url}: the database has no pgvector: CREATE EXTENSION vector"
             )
-        version = tuple(map(int, re.findall(r"\d+", rows[0][0])[:3]))
-        if version < (0, 8):
+        major, minor = re.findall(r"\d+", rows[0][0])[:2]
+        if (int(major), int(minor)) < (0, 8):
             raise StoreError(
                 f"{self.url}: the database has pgvector {rows[0][0]}, and 0.8 is needed: ALTER EXTENSION vector UPDATE"
             )
-        return version
 
     def count(self) -> int:
         query = f"SELECT count(*) FROM {self.table.identifier} WHERE {self.table.has_vector}"
@@ -208,68 +198,43 @@ class PgvectorStore(DocumentStore):
         self, model: OffsetModel, progress: Progress | None = None
     ) -> PgvectorWriting:
         self.require_writable()
-        writing = PgvectorWriting(self, *self.start_version(model, progress))
-        if writing.found == "nothing" and (triggers := self.triggers()):
-            logger.warning(
-                "%s: these fire on the update of every row: %s", self.url, triggers
-            )
-        return writing
+        return PgvectorWriting(self, *self.start_version(model, progress))
 
     def triggers(self) -> str:
         return ", ".join(schema.list_triggers(self.database, self.table.oid))
 
     def notes(self) -> Sequence[str]:
-        manifest = self.read_manifest()
-        version = manifest.active.get("")
+        version = self.active()
         if version is None:
             return []
-        notes = [
-            f"offsets in the column {version.column} of {self.table.name}; {self._describe_index(version)}"
-        ]
-        if policies := schema.describe_policies(self.database, self.table.oid):
-            notes.append(
-                f"{policies} may hide rows from this role: only those it sees are counted"
-            )
-        if manifest.writing is not None:
-            half = f"{manifest.writing.column}, and its index where there is one"
-            notes.append(
-                f"{half}, are of a run that goes on or was cut off: run it again"
-            )
-        if self.table.index != "none" and self._pgvector < SOUND:
-            notes.append(
-                f"pgvector {'.'.join(map(str, self._pgvector))}: before 0.8.4 a vacuum can damage HNSW indexes: "
-                "install a newer one, then ALTER EXTENSION vector UPDATE and REINDEX"
-            )
-        return notes
+        place = f"offsets in the column {version.column} of {self.table.name}"
+        return [f"{place}; {self._describe_index(version)}"]
 
     def _describe_index(self, version: ColumnVersion) -> str:
         if self.table.index == "none":
             return "no index, as index=none says"
-        name = quote_name(self.table.schema, version.index).replace("%%", "%")
-        rows = self.database.rows(INDEX, (name,))
-        if not rows or not rows[0][1]:
-            state = "not whole" if rows else "gone"
-            return f"its index {version.index} is {state}, so that searches read all rows: hubplugin refresh"
         query = np.full(self.dim, self.dim**-0.5, np.float32)
         order = self.order(version)
         plan = self.database.rows(
             f"EXPLAIN (FORMAT JSON) {self._select(order, 10)}",
             order_by(order, query).parameters,
         )
-        is_used = json.dumps(version.index) in json.dumps(plan[0][0])
-        use = "uses" if is_used else "sorts all rows rather than use"
-        return f"a search {use} the index {version.index} ({rows[0][0] / 2**20:.1f} MB)"
+        if json.dumps(version.index) in json.dumps(plan[0][0]):
+            return f"a search uses the index {version.index}"
+        return (
+            f"a search reads all rows and not the index {version.index}: where somebody "
+            "dropped it, hubplugin refresh builds it anew"
+        )
 
     def plan(self) -> Sequence[str]:
-        column, triggers = self.base_column(), self.triggers()
-        return [
-            f"would add the column {column} to {self.table.name}, update every row once, and build an index beside it",
-            *(
-                [f"these fire on the update of every row: {triggers}"]
-                if triggers
-                else []
-            ),
+        steps = [
+            f"would add the column {self.base_column()} to {self.table.name}, update "
+            "every row once, and build an index beside it"
         ]
+        triggers = self.triggers()
+        if triggers:
+            steps.append(f"these fire on the update of every row: {triggers}")
+        return steps
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         hits = Hits([], [])
@@ -320,24 +285,10 @@ class PgvectorStore(DocumentStore):
         mapped: np.ndarray = self.map_queries(query[None], version)[0]
         return mapped
 
-    def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
+    def explain(self, query: np.ndarray, k: int = 10) -> Explanation:
         version = self.require_active()
-        query = self.map_query(
-            asked if isinstance(asked, np.ndarray) else self._read_vector(asked),
-            version,
-        )
-        return explain(self.order(version), query, k, is_mapped=version.mapped)
-
-    def _read_vector(self, id: Id) -> np.ndarray:
-        key = self.table.key
-        batch = self._read_batch(
-            f"AND {quote_name('target', key.name)} = {key.value('%(id)s::text')}",
-            {"id": str(id)},
-        )
-        if not batch.ids:
-            raise StoreError(f"{self.url} has no target with the id {id!r}")
-        vector: np.ndarray = batch.vectors[0]
-        return vector
+        mapped = self.map_query(query, version)
+        return explain(self.order(version), mapped, k, is_mapped=version.mapped)
 
     def with_filter(self, condition: str) -> PgvectorStore:
         """`condition`: what stands behind WHERE."""
@@ -388,12 +339,10 @@ class PgvectorWriting(Writing):
         store = self._store
         try:
             with store.database.transaction():
-                store.require_sight()
                 store.lock("FOR SHARE")
                 store.require_owner(self._version)
                 self._update(batch, offsets)
         except Refused as refused:
-            self._withdraw()
             way = ""
             if triggers := store.triggers():
                 way = f"; on an update fires {triggers}: disable it, run it again, and enable it"
@@ -443,16 +392,6 @@ class PgvectorWriting(Writing):
                 f"{self._store.url}: after offsets were written, {moved} of {len(before)} rows have "
                 f"another vector or are gone, and {lack} lack their offset"
             )
-
-    def _withdraw(self) -> None:
-        """Takes out a version that is half-written. Where that has to wait, `remove` does it."""
-        store = self._store
-        if self.found == "active":
-            return
-        with suppress(StoreError), store.changing():
-            store.write_manifest(store.require_owner(self._version).give_up())
-            if store.clear().find_current()[0] is None:
-                store.delete_manifest()
 
     @retry_deadlocks
     def activate(self) -> None:

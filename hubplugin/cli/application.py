@@ -11,7 +11,6 @@ import functools
 import inspect
 import json
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from hubplugin._version import __version__
+from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, HubpluginError, Parameter
 from hubplugin.results import Result
 
@@ -141,14 +141,9 @@ def options_of_all(
             "--verbose", help="Print all details, and say on stderr what is being done."
         ),
     ] = False,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads",
-            min=1,
-            help="Threads that compute; by default those of OMP_NUM_THREADS, or all.",
-        ),
-    ] = None,
+    device: Annotated[
+        str, typer.Option("--device", help="auto is cuda, then mps, then cpu.")
+    ] = "auto",
 ) -> None:
     """The options that every command has."""
 
@@ -157,15 +152,25 @@ SHARED = inspect.signature(options_of_all, eval_str=True).parameters
 
 
 def command(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Makes `function` a command of its name, with the options that every command has."""
+    """Make `function` a command of its name, with the options that every command has.
+
+    A parameter `compute` is given what a job computes with.
+    """
+    own = dict(inspect.signature(function, eval_str=True).parameters)
+    computes = own.pop("compute", None) is not None
 
     @functools.wraps(function)
     def run(
-        *, json: bool, quiet: bool, verbose: bool, threads: int | None, **arguments: Any
+        *,
+        json: bool,
+        quiet: bool,
+        verbose: bool,
+        device: str,
+        **arguments: Any,
     ) -> None:
-        if threads is not None:
-            _use(threads)
-        with _loudness(quiet, verbose):
+        with _loudness(quiet, verbose), computing(device) as compute:
+            if computes:
+                arguments["compute"] = compute
             result = function(**arguments)
         attention = bool(getattr(result, "attention", ()))
         if json or attention or not quiet:
@@ -176,10 +181,7 @@ def command(function: Callable[..., Result]) -> Callable[..., Result]:
         if attention:
             raise typer.Exit(ATTENTION)
 
-    parameters = [
-        *inspect.signature(function, eval_str=True).parameters.values(),
-        *SHARED.values(),
-    ]
+    parameters = [*own.values(), *SHARED.values()]
     signature = inspect.Signature(
         [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
     )
@@ -188,17 +190,24 @@ def command(function: Callable[..., Result]) -> Callable[..., Result]:
     return function
 
 
+@contextmanager
+def computing(device: str) -> Iterator[Compute]:
+    """Yield what a job computes with. It shows progress as bars on a terminal, as lines elsewhere, or not at all."""
+    from hubplugin.progress import bars, lines
+
+    if logging.getLogger("hubplugin").getEffectiveLevel() > logging.WARNING:
+        yield Compute(device)
+    elif sys.stderr.isatty():
+        with bars() as shown:
+            yield Compute(device, progress=shown)
+    else:
+        yield Compute(device, progress=lines(say))
+
+
 def _as_json(name: str, result: Result) -> str:
     return json.dumps(
         {"command": name, "version": JSON_VERSION, **result.as_json()}, allow_nan=False
     )
-
-
-def _use(threads: int) -> None:
-    """Computes with so many threads. The libraries look at the environment when they are imported, which is later."""
-    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(threads)
 
 
 @contextmanager

@@ -11,17 +11,16 @@ from hubplugin.cli.application import command
 from hubplugin.cli.options import (
     Answers,
     BankFile,
-    Device,
     DryRun,
     Embed,
     PairsFrom,
     Settings,
     StoreUrl,
     bank_of,
-    computing,
     pairs_of,
     parameters_of,
 )
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError
 from hubplugin.registry import open_store
 from hubplugin.results import Result
@@ -30,6 +29,7 @@ from hubplugin.results import Result
 @command
 def apply(
     store: StoreUrl,
+    compute: Compute,
     bank: BankFile = None,
     answers: Answers = None,
     embed: Embed = None,
@@ -49,29 +49,29 @@ def apply(
         bool, typer.Option("--force", help="Apply it even if the guard refuses it.")
     ] = False,
     dry_run: DryRun = False,
-    device: Device = "auto",
 ) -> Result:
     """Fit, check, write, activate; resumes where it was cut off."""
-    examples = bank_of(bank, answers, embed, pairs_from)
+    others_embed = pairs_from is not None
+    examples = bank_of(bank, answers, embed, others_embed=others_embed)
     opened = open_store(store)
     parameters = parameters_of(method, settings)
     pairs = pairs_of(opened, pairs_from, embed)
-    with computing(device) as compute:
-        return hubplugin.apply(
-            opened,
-            examples,
-            method,
-            learn=pairs or learn,
-            force=force,
-            dry_run=dry_run,
-            compute=compute,
-            **parameters,
-        )
+    return hubplugin.apply(
+        opened,
+        examples,
+        method,
+        learn=pairs or learn,
+        force=force,
+        dry_run=dry_run,
+        compute=compute,
+        **parameters,
+    )
 
 
 @command
 def refit(
     store: StoreUrl,
+    compute: Compute,
     bank: BankFile = None,
     answers: Answers = None,
     embed: Embed = None,
@@ -92,7 +92,6 @@ def refit(
         bool, typer.Option("--force", help="Activate it even if it is worse.")
     ] = False,
     dry_run: DryRun = False,
-    device: Device = "auto",
 ) -> Result:
     """Fit the correction anew on newer queries; activate it if it is not worse than the old one."""
     if settings and method is None:
@@ -101,50 +100,48 @@ def refit(
         raise InputError(
             "--pairs-from teaches a map, and --no-learn wants none: leave one of them out"
         )
-    examples = bank_of(bank, answers, embed, pairs_from)
+    others_embed = pairs_from is not None
+    examples = bank_of(bank, answers, embed, others_embed=others_embed)
     opened = open_store(store)
     parameters = {} if method is None else parameters_of(method, settings)
     pairs = pairs_of(opened, pairs_from, embed)
-    with computing(device) as compute:
-        return hubplugin.refit(
-            opened,
-            examples,
-            method,
-            learn=pairs or learn,
-            force=force,
-            dry_run=dry_run,
-            compute=compute,
-            **parameters,
-        )
+    return hubplugin.refit(
+        opened,
+        examples,
+        method,
+        learn=pairs or learn,
+        force=force,
+        dry_run=dry_run,
+        compute=compute,
+        **parameters,
+    )
 
 
 @command
 def refresh(
     store: StoreUrl,
+    compute: Compute,
     dry_run: DryRun = False,
-    device: Device = "auto",
 ) -> Result:
     """Write only the offsets that are missing or outdated."""
-    with computing(device) as compute:
-        return hubplugin.refresh(open_store(store), dry_run=dry_run, compute=compute)
+    return hubplugin.refresh(open_store(store), dry_run=dry_run, compute=compute)
 
 
 @command
 def rollback(
     store: StoreUrl,
+    compute: Compute,
     dry_run: DryRun = False,
-    device: Device = "auto",
 ) -> Result:
     """Write the model that was active before; a second rollback returns."""
-    with computing(device) as compute:
-        return hubplugin.rollback(open_store(store), dry_run=dry_run, compute=compute)
+    return hubplugin.rollback(open_store(store), dry_run=dry_run, compute=compute)
 
 
 @command
 def remove(
     store: StoreUrl,
+    compute: Compute,
     dry_run: DryRun = False,
 ) -> Result:
     """Take the correction out; the store is as if it had never been there."""
-    with computing() as compute:
-        return hubplugin.remove(open_store(store), dry_run=dry_run, compute=compute)
+    return hubplugin.remove(open_store(store), dry_run=dry_run, compute=compute)

@@ -68,10 +68,11 @@ def explain(
 
 @dataclass(frozen=True)
 class RecordedBank(Result):
-    """What is recorded now. queries: how many. dim: their dimensions. seen: how many were asked. different: about how
-    many of these differ. first, last: when the first and the last was asked. texts: whether their texts are kept.
-    clicks: how often targets were clicked for them. pairs: how many different pairs of query and target these are.
-    targets: how many were clicked. how_to_record: how to collect some. forgotten: how many were deleted just now.
+    """What is recorded now.
+
+    queries: how many. dim: their dimensions. seen: how many were asked. first, last: when the first and the last was
+    asked. clicks: how often targets were clicked for them. pairs: how many different pairs of query and target these
+    are. how_to_record: how to collect some. forgotten: how many were deleted just now.
     """
 
     store: str
@@ -81,22 +82,18 @@ class RecordedBank(Result):
     queries: int = 0
     dim: int | None = None
     seen: int | None = None
-    different: int | None = None
     first: str | None = None
     last: str | None = None
-    texts: bool | None = None
     clicks: int = 0
     pairs: int = 0
-    targets: int = 0
 
     def page(self) -> Page:
         if not self.queries:
             headline = f"no queries are recorded in {self.folder}"
             return Page(f"{headline}; to collect some: {self.how_to_record}")
         lines = [
-            f"about {self.different:,} of them are different",
-            f"{self.clicks:,} clicks on {self.pairs:,} different pairs of query and target, {self.targets:,} targets",
-            f"in {self.folder}{', with texts' if self.texts else ''}",
+            f"{self.clicks:,} clicks on {self.pairs:,} different pairs of query and target",
+            f"in {self.folder}",
         ]
         if self.forgotten:
             lines.append(f"{self.forgotten:,} forgotten, with their clicks")
@@ -168,13 +165,10 @@ def _figures(recorded: Recorded | None) -> dict[str, Any]:
         "queries": recorded.rows,
         "dim": recorded.dim,
         "seen": recorded.seen,
-        "different": recorded.different,
         "first": _moment(recorded.first),
         "last": _moment(recorded.last),
-        "texts": recorded.texts is not None,
         "clicks": sum(sum(counts.values()) for counts in recorded.clicks),
         "pairs": sum(map(len, recorded.clicks)),
-        "targets": len({target for counts in recorded.clicks for target in counts}),
     }
 
 

@@ -8,22 +8,22 @@ from typing import Annotated, Any
 import typer
 
 import hubplugin
-from hubplugin.bank import Bank, holds_texts
+from hubplugin.bank import Bank
 from hubplugin.bank.embedding import for_documents
 from hubplugin.cli.application import command
 from hubplugin.cli.options import (
     Answers,
     BankFile,
-    Device,
     Embed,
     ReportFile,
     StoreUrl,
     TargetNames,
     bank_of,
-    computing,
+    embedding,
     require_writable,
     write_report,
 )
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
 from hubplugin.jobs.naming import read_names
 from hubplugin.registry import open_store
@@ -34,6 +34,7 @@ from hubplugin.vectors import Progress, Vectors, as_vectors, require_file
 @command
 def diagnose(
     store: StoreUrl,
+    compute: Compute,
     bank: BankFile = None,
     answers: Answers = None,
     embed: Embed = None,
@@ -46,23 +47,22 @@ def diagnose(
     ] = False,
     names: TargetNames = None,
     report: ReportFile = None,
-    device: Device = "auto",
 ) -> Result:
     """What is wrong with these searches: hubness or something else? Who are the hubs, what would a fit change?"""
     require_writable(report)
     examples = bank_of(bank, answers, embed)
     opened = open_store(store)
     called = read_names(names, "--names")
-    with computing(device) as compute:
-        diagnosis = hubplugin.diagnose(
-            opened, examples, learn=learn, names=called, compute=compute
-        )
+    diagnosis = hubplugin.diagnose(
+        opened, examples, learn=learn, names=called, compute=compute
+    )
     return write_report(diagnosis, report)
 
 
 @command
 def inspect(
     store: StoreUrl,
+    compute: Compute,
     live: Annotated[
         str | None,
         typer.Option(
@@ -73,7 +73,6 @@ def inspect(
     embed: Embed = None,
     names: TargetNames = None,
     report: ReportFile = None,
-    device: Device = "auto",
 ) -> Result:
     """Which correction lies in the store, is it whole, is hubness still lower? The exit status is 4 where it is not."""
     require_writable(report)
@@ -82,13 +81,13 @@ def inspect(
         asked = Bank(live, embed=embed, name="live queries").look()
     opened = open_store(store)
     called = read_names(names, "--names")
-    with computing(device) as compute:
-        found = hubplugin.inspect(opened, asked, names=called, compute=compute)
+    found = hubplugin.inspect(opened, asked, names=called, compute=compute)
     return write_report(found, report)
 
 
 @command
 def evaluate(
+    compute: Compute,
     queries: Annotated[
         str,
         typer.Option(
@@ -163,32 +162,29 @@ def evaluate(
         called = read_names(names, "--names")
     elif names is not None:
         require_file(Path(names))
-    # Either of the two may be texts and the other vectors.
-    embeds = embed is not None
-    in_bank = bank is not None and holds_texts(bank, embeds)
-    in_queries = isinstance(source, list) or holds_texts(source, embeds)
-    by = embed if in_queries or not in_bank else None
+    by = embed
+    if embedding(bank, embed) is not None:  # either of the two may be vectors
+        by = embedding(source, embed)
     test_queries = Bank(source, embed=by, name="queries").look()
     examples = None
     if bank is not None or answers is not None:
-        examples = bank_of(bank, answers, embed if in_bank else None)
+        examples = bank_of(bank, answers, embed, others_embed=by is not None)
     if targets is not None:
         ranked = open_store(targets) if of_store else as_vectors(targets, "targets")
-    with computing() as compute:
-        if isinstance(ranked, Bank):
-            ranked = ranked.vectors(None, compute.progress)
-        results = hubplugin.evaluate(
-            ranked,
-            examples,
-            queries=_each_row(test_queries, ranked, compute.progress),
-            truth=truth,
-            methods=methods,
-            k=k,
-            names=called,
-            query_names=query_names,
-            metric=metric,
-            compute=compute,
-        )
+    if isinstance(ranked, Bank):
+        ranked = ranked.vectors(None, compute.progress)
+    results = hubplugin.evaluate(
+        ranked,
+        examples,
+        queries=_each_row(test_queries, ranked, compute.progress),
+        truth=truth,
+        methods=methods,
+        k=k,
+        names=called,
+        query_names=query_names,
+        metric=metric,
+        compute=compute,
+    )
     return write_report(results, report)
 
 

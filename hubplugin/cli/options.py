@@ -5,12 +5,9 @@ Files are looked at, and stores opened, before anything is imported that compute
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -18,8 +15,6 @@ import typer
 
 from hubplugin.atomic import lack_of_room
 from hubplugin.bank import Bank, holds_texts
-from hubplugin.cli.application import say
-from hubplugin.compute import Compute
 from hubplugin.errors import InputError
 from hubplugin.registry import without_secrets
 from hubplugin.results import Result
@@ -73,7 +68,6 @@ ReportFile = Annotated[
         help="Also write a report: one HTML file to look at.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto is cuda, then mps, then cpu.")]
 PairsFrom = Annotated[
     str | None,
     typer.Option(
@@ -87,32 +81,29 @@ DryRun = Annotated[
 ]
 
 
-@contextmanager
-def computing(device: str = "auto") -> Iterator[Compute]:
-    """Yield what a job computes with. It shows progress as bars on a terminal, as lines elsewhere, or not at all."""
-    from hubplugin.progress import bars, lines
-
-    if logging.getLogger("hubplugin").getEffectiveLevel() > logging.WARNING:
-        yield Compute(device)
-    elif sys.stderr.isatty():
-        with bars() as shown:
-            yield Compute(device, progress=shown)
-    else:
-        yield Compute(device, progress=lines(say))
+def embedding(source: str | list[str] | None, embed: str | None) -> str | None:
+    """Return `embed`, the model of texts, for a bank of texts; a file of vectors needs none."""
+    if source is None:
+        return None
+    if isinstance(source, str) and not holds_texts(source, embed is not None):
+        return None
+    return embed
 
 
 def bank_of(
     bank: str | None,
     answers: str | None,
     embed: str | None,
-    pairs_from: str | None = None,
+    *,
+    others_embed: bool = False,
 ) -> Bank:
-    """Return the bank as it was typed, whose files were looked at; without queries where none are named.
+    """Return the bank as it was typed, whose files were looked at.
 
-    With a field of pairs, which the model embeds, the bank may be of vectors.
+    It has no queries where none are named. others_embed: something else has texts, so
+    that the bank may be of vectors.
     """
-    if pairs_from is not None and (bank is None or not holds_texts(bank, embeds=True)):
-        embed = None
+    if others_embed:
+        embed = embedding(bank, embed)
     return Bank(bank, answers, embed=embed).look()
 
 
@@ -120,10 +111,6 @@ def pairs_of(store: Any, field: str | None, embed: str | None) -> Bank | None:
     """Return what is in a field of a store, as pairs; None where none is named."""
     if field is None:
         return None
-    if not store.maps_queries:
-        raise InputError(
-            f"--pairs-from {field}: {store.url} holds no map of queries, which they would teach"
-        )
     return Bank.from_field(store, field, embed)
 
 

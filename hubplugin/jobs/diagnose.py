@@ -52,12 +52,10 @@ from hubplugin.results import (
     Hub,
     Page,
     Result,
-    Row,
     Section,
     chart_occurrences,
     list_hubs,
     percent,
-    points,
     rows_of,
 )
 from hubplugin.store import Id, Store
@@ -159,7 +157,6 @@ class Diagnosis(Result):
             Section("Is it something else?", [each.row() for each in self.findings]),
             show_trial(trial, "A correction would change"),
             Section("Worth knowing", rows_of(*notes)),
-            Section("Next", self._next()),
             chart_occurrences({"raw": self.occurrences}, self.hubness.k),
         ]
         scene = f"{self.targets:,} targets · {self.queries:,} queries"
@@ -181,23 +178,6 @@ class Diagnosis(Result):
             f"the document that is found most often comes back for {self.hubness.largest:,} queries "
             f"({percent(share)}), where {usual:.1f} are usual",
             f"hubness: {hubby}. skewness {self.hubness.skewness:.2f} ({self.chance:.2f} by chance)",
-        ]
-
-    def _next(self) -> list[Row]:
-        """Return what to do next, and what it would bring: measured here, or not known yet."""
-        apply = f"hubplugin apply {self.store or 'STORE'}"
-        right = self.trial.right
-        gain = "not known without answers (--answers)"
-        if right is not None:
-            gain = f"{points(right.change)}, measured on {right.queries:,} queries"
-        if self.trial.objections:
-            gain = "would be refused"
-        learned = "not known: diagnose --learn measures it, where answers are known"
-        if self.lesson is not None:
-            learned = f"{points(self.lesson.other.change)} more, on pairs held out"
-        return [
-            Row((f"{apply}  with this bank: R@1 {gain}",)),
-            Row((f"{apply} --learn  with its answers: R@1 {learned}",)),
         ]
 
 

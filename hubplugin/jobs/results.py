@@ -186,23 +186,19 @@ class Refitted(Applied):
 
 @dataclass(frozen=True)
 class Removed(Result):
-    """What `remove` took out: the correction, and the model that was active before, null where there was none or it
-    cannot be read. written: false after a dry run, and where there was no correction."""
+    """What `remove` took out: the correction, null where there was none or it cannot be read. written: false after a
+    dry run, and where there was no correction."""
 
     store: str
     written: bool
     correction: Correction | None = None
-    previous: OffsetModel | None = None
 
     def page(self) -> Page:
         if self.written:
             return Page("correction removed")
         if self.correction is None:
             return Page("there is no correction")
-        headline = f"nothing was changed; would take out {self.correction.model}"
-        if self.previous is not None:
-            headline += f", and {self.previous}, which was active before"
-        return Page(headline)
+        return Page(f"nothing was changed; would take out {self.correction.model}")
 
 
 WRONG = 0.05
@@ -371,8 +367,6 @@ class Inspection(Result):
         for kind, ids in (("missing", self.missing_ids), ("stale", self.stale_ids)):
             if ids:
                 yield f"{kind}, for instance: {', '.join(map(repr, ids))}"
-        if self.foreign:
-            yield f"{self.foreign} with something in the place of offsets that this correction did not write"
         if self.invalid_vectors.count:
             yield str(self.invalid_vectors)
         if self.drift is not None:

@@ -329,7 +329,7 @@ def remove(
     try:
         correction = store.correction()
         written = correction is not None and not dry_run
-        removed = Removed(store.url, written, correction, store.previous())
+        removed = Removed(store.url, written, correction)
     except HubpluginError:  # a removal needs no model, and takes a damaged one out, too
         if dry_run:
             raise

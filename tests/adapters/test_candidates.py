@@ -180,37 +180,6 @@ def test_a_search_whose_correction_another_process_replaces_or_removes_answers(
     assert store.search(queries, 10) == store.search(queries, 10, raw=True)
 
 
-def test_two_runs_that_begin_at_once_share_no_name(gallery, rng):
-    _, store, model, _ = gallery
-    names = {store.name_of(store.new_version(model, 2)) for _ in range(2)}
-    assert len(names) == 2
-
-
-def test_inspect_says_how_many_candidates_are_ranked(gallery):
-    _, store, _, _ = gallery
-    count = store.active().candidates(10)
-    assert 10 < count <= COUNT
-    notes = hubplugin.inspect(store, queries=0).notes
-    assert any(f"ranks {count} candidates again" in note for note in notes)
-
-
-def test_a_zero_vector_is_counted_and_keeps_the_offset_0(gallery, rng):
-    user, _, _, vectors = gallery
-    user.add(["none"], np.zeros((1, DIM), np.float32))
-    done = hubplugin.apply(user.store(), unit(rng, 100), "is", force=True)
-    assert done.model.gallery.count == COUNT
-    report = hubplugin.inspect(user.store())
-    assert report.invalid_vectors.named == {"none": "length 0"}
-    offsets = {
-        key: offset
-        for batch in user.store().scan()
-        for key, offset in zip(batch.ids, batch.offsets, strict=True)
-    }
-    assert offsets["none"] == 0
-    offsets = offsets_of(done.model, vectors)
-    assert_ranked(user.store(), vectors, offsets, unit(rng, 10))
-
-
 def test_queries_recorded_in_a_folder_behind_the_url_are_the_bank(
     gallery, rng, tmp_path
 ):

@@ -297,15 +297,6 @@ def test_an_amendment_of_what_another_run_has_replaced_stops(vectors, models):
         amending.activate()
 
 
-def test_what_cannot_be_read_of_a_version_is_written_anew(vectors, models):
-    store = InMemory(Disk(), vectors)
-    write(store, models[0])
-    store.is_readable = lambda version: version.number != 1
-    write(store, models[0])
-    assert store.active().number == 2
-    assert names(store.disk) == ["manifest", "model", "offsets"]
-
-
 def test_a_version_keeps_its_number_and_date_when_it_is_amended(vectors, models):
     store = InMemory(Disk(), vectors)
     write(store, models[0])

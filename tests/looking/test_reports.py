@@ -125,7 +125,7 @@ def test_what_changes_is_told_as_a_user_would_say_it():
     told = describe_changes(
         (97 / 2500, 60 / 2500), 2500, side(0.536, 0.566, 0.01, 0.05)
     )
-    for part in ("falls from 97 to 60 of 2,500 queries", "53.6 to 56.6 %", "+1.0"):
+    for part in ("falls from 97 to 60 of 2,500 queries", "53.6 % to 56.6 %", "+1.0"):
         assert part in told
     assert "rises from 1 to 2 of 100" in describe_changes((0.01, 0.02), 100, None)
     assert "stays at 1 of 100" in describe_changes((0.01, 0.01), 100, None)

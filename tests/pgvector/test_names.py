@@ -67,16 +67,6 @@ def test_a_renamed_table_is_told_that_its_offsets_have_no_correction_any_more(da
     assert "hub" not in database.dump()
 
 
-def test_a_table_restored_without_the_schema_of_corrections_names_the_way_out(database):
-    database.create(VECTORS)
-    correct(database)
-    database.run("DROP SCHEMA hubplugin CASCADE")
-    with pytest.raises(StoreError, match=r"offsets whose correction is gone.*drop it"):
-        correct(database)
-    database.run("ALTER TABLE photos DROP hub_offset")
-    correct(database)
-
-
 def test_a_dump_that_is_read_back_has_its_correction(database, server):
     database.create(VECTORS)
     model = correct(database).correction().model
@@ -103,19 +93,6 @@ def test_a_manifest_that_names_a_column_of_the_user_drops_nothing(database):
     assert database.run("SELECT count(title) FROM photos") == [(0,)]
 
 
-def test_a_table_made_anew_under_the_name_of_a_dropped_one_is_told_to_remove_first(
-    database,
-):
-    database.create(VECTORS)
-    correct(database)
-    database.run("DROP TABLE photos")
-    database.create(VECTORS)
-    with pytest.raises(StoreError, match="`hubplugin remove` and apply again"):
-        hubplugin.inspect(database.open(metric="dot"))
-    hubplugin.remove(database.open(metric="dot"))
-    correct(database)
-
-
 def test_a_column_of_offsets_that_somebody_dropped_is_told_with_the_way_out(database):
     database.create(VECTORS)
     store = correct(database)
@@ -125,17 +102,3 @@ def test_a_column_of_offsets_that_somebody_dropped_is_told_with_the_way_out(data
     hubplugin.remove(store)
     assert "hub" not in database.dump()
     correct(database)
-
-
-def test_a_pgvector_whose_vacuum_damages_indexes_is_warned_of(database):
-    database.create(VECTORS)
-    assert not any("0.8.4" in note for note in correct(database).notes())
-    database.run(
-        "UPDATE pg_extension SET extversion = '0.8.3' WHERE extname = 'vector'"
-    )
-    notes = hubplugin.inspect(database.open(metric="dot"), queries=0).notes
-    assert [
-        note
-        for note in notes
-        if note.startswith("pgvector 0.8.3: before 0.8.4 a vacuum can damage")
-    ]
