@@ -129,7 +129,12 @@ class CandidateStore(ManifestStore[CandidateVersion]):
 
     @abstractmethod
     def fetch(self, queries: np.ndarray, count: int) -> list[Candidates]:
-        """Search without a correction for `count` targets near each of `queries` [m, d]."""
+        """Search without a correction.
+
+        Args:
+            queries: [m, d].
+            count: how many targets of each.
+        """
 
     @abstractmethod
     def read_targets(self, field: str | None = None) -> Iterator[Batch]:
@@ -145,12 +150,21 @@ class CandidateStore(ManifestStore[CandidateVersion]):
 
     @abstractmethod
     def read_texts(self, name: str, start: int = 0) -> list[str]:
-        """Return what was appended to the place `name`, in order, from number `start` on.
-        Nothing lies in a place that is not there."""
+        """Return what was appended to a place, in order.
+
+        Args:
+            name: the place; nothing lies in one that is not there.
+            start: the number of the first text.
+        """
 
     @abstractmethod
     def append(self, name: str, text: str) -> None:
-        """Append to the place `name`, which is made if it is not there."""
+        """Append a text.
+
+        Args:
+            name: the place, which is made if it is not there.
+            text: what is appended.
+        """
 
     @abstractmethod
     def drop(self, name: str) -> None:
@@ -161,7 +175,12 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return self.metric is not Metric.EUCLIDEAN
 
     def name_of(self, version: CandidateVersion, *parts: str) -> str:
-        """Return the name of the log of `version`, or with "model" of its model."""
+        """Return the name of a place.
+
+        Args:
+            version: whose place it is.
+            *parts: none for its log, "model" for its model.
+        """
         return self.joint.join((self.name, version.word, *parts))
 
     def read_manifest(self) -> Manifest[CandidateVersion]:
@@ -315,9 +334,15 @@ class CandidateStore(ManifestStore[CandidateVersion]):
                 yield {**found, "distances": corrected.tolist()}
 
     def calibrate(self, version: CandidateVersion, model: OffsetModel) -> float:
-        """Return the fewest candidates a result that give the calibration queries their
-        corrected first ten, but for 1 - `AGREEMENT` of these, as far as the index finds
-        them among the `WIDEST`."""
+        """Return how many candidates a result needs.
+
+        With so many the calibration queries find their corrected first ten, but for
+        1 - `AGREEMENT` of these, as far as the index finds them among the `WIDEST`.
+
+        Args:
+            version: the version, whose log is written.
+            model: its model.
+        """
         most = min(self.count(), WIDEST)
         if not most:
             return 1.0

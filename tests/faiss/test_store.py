@@ -309,3 +309,14 @@ def test_an_open_store_looks_at_the_file_as_it_is(file, model):
     assert store.search(BANK[:1], 1, raw=True).ids[0][0] >= 500
     refresh(store)
     assert inspect(opened(file), queries=0).stale == 0
+
+
+def test_ids_below_zero_are_found_as_plain_faiss_finds_them(file):
+    """Signed 64-bit hashes are common; -1 alone means that nothing was found."""
+    ids = RNG.integers(-(2**62), 2**62, len(GALLERY))
+    index = faiss.index_factory(GALLERY.shape[1], "IDMap,Flat", IP)
+    index.add_with_ids(GALLERY, ids)
+    correct(file, index, BANK, "csls")
+    _, expected = faiss.read_index(str(file)).search(GALLERY[:20], 3)
+    assert (expected < 0).any()
+    assert opened(file).search(GALLERY[:20], 3).ids == expected.tolist()
