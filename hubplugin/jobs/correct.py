@@ -155,7 +155,7 @@ def refit(
 
     The guard tries the new correction as it does in `apply`. Then old and new rank held-out queries of the new bank.
     With known answers the new one is worse if R@1 falls by more than two standard errors, otherwise if hubness rises by
-    more than `WORSE`. The old model may have been fitted on some of these queries, which speaks for it. A query map
+    more than `WORSE`. A bank smaller than the old one must rule out a fall of one point, too. The old model may have been fitted on some of these queries, which speaks for it. A query map
     would speak too loudly: with one, they are compared on queries that the old bank lacks. `rollback` writes the old
     model. Searches are unchanged whenever an error is raised.
 
@@ -204,8 +204,8 @@ def refit(
     logger.info("%s", versus)
     if versus.objection and not force:
         raise CorrectionRefused(
-            f"the new correction is worse than the active one: {versus.objection}; nothing was changed: record more "
-            "queries, or activate it all the same with ",
+            f"the new correction is not shown to be as good as the active one: {versus.objection}; nothing was "
+            "changed: record more queries, or activate it all the same with ",
             Parameter("force", True),
         )
     done = job.write(fit, teachers.bank, gallery)
@@ -356,7 +356,7 @@ def compare_with_old(fit: Fit, bank: PreparedBank, old: OffsetModel) -> OldVersu
         else:
             new = as_it_is(fit.model)
     margins = cross_validate([uncorrected, as_it_is(old), new], bank, folds)
-    return OldVersusNew.of(margins, old, fit.method)
+    return OldVersusNew.of(margins, old, fit.method, len(bank.query_bank))
 
 
 def _require_device(compute: Compute) -> None:

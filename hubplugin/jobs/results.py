@@ -115,12 +115,16 @@ WORSE = 0.1
 what the queries ask for. On eight galleries a bank of twice the size rises by 0.08 at most; every bank that rose by
 more than 0.1 lost R@1, up to 2.4 points (benchmarks/keeping.py)."""
 
+TOLERATED = 0.01
+"""The fall of R@1 that must be ruled out before a smaller bank replaces a larger one."""
+
 
 @dataclass(frozen=True)
 class OldVersusNew:
     """The old and the new correction on held-out queries of the new bank: `old` and `new`; `raw` is no correction.
 
     gain, error: of R@1 of the new one over the old one, 0 to 1, and its standard error; None without known answers.
+    queries, share: how many queries of the new bank were held out, and its size as a share of the old one's.
     """
 
     raw: Figures
@@ -128,9 +132,13 @@ class OldVersusNew:
     new: Figures
     gain: float | None
     error: float | None
+    queries: int = 0
+    share: float = 1.0
 
     @classmethod
-    def of(cls, margins: Margins, old: OffsetModel, new: Method) -> OldVersusNew:
+    def of(
+        cls, margins: Margins, old: OffsetModel, new: Method, queries: int
+    ) -> OldVersusNew:
         """Compare `old` and `new` by the `margins` of no correction, the old and the new one."""
         change = change_of(margins, 1, 2)
         return cls(
@@ -139,17 +147,35 @@ class OldVersusNew:
             Figures.of(margins, 2, new.name, new.parameters),
             gain=None if change is None else change.change.value,
             error=None if change is None else change.error,
+            queries=queries,
+            share=queries / len(old.terms[0].bank),
         )
 
     @property
     def objection(self) -> str | None:
         """Why the new one is worse, with both figures; None if it is not."""
-        if self.gain is not None and self.error is not None:
-            worse = self.gain < -2 * self.error
-        else:
+        if self.gain is None or self.error is None:
             rise = self.new.skewness - self.old.skewness
             worse = rise > WORSE * max(self.raw.skewness, 0.0)
-        return self.figures if worse else None
+            return self.figures if worse else None
+        if self.gain < -2 * self.error:
+            return self.figures
+        lowest = self.gain - 2 * self.error
+        if self.share >= 1 or lowest >= -TOLERATED:
+            return None
+        return (
+            f"{self.figures}, and so few queries do not rule out a fall of "
+            f"{-100 * lowest:.1f} points; {self._enough(self.gain, self.error):,} would do"
+        )
+
+    def _enough(self, gain: float, error: float) -> int:
+        """Return how many queries rule a fall out, if they change as much as these do."""
+        as_many_as_old = round(self.queries / self.share)
+        margin = gain + TOLERATED
+        if margin <= 0:
+            return as_many_as_old
+        wanted = self.queries * (2 * error / margin) ** 2
+        return min(as_many_as_old, round(wanted))
 
     @property
     def figures(self) -> str:

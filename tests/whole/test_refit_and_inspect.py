@@ -109,6 +109,18 @@ def test_recall_decides_where_it_is_known_and_hubness_elsewhere():
     assert versus(known, figures(0.1, 0.48), -0.02, 0.006).objection
 
 
+def test_a_smaller_bank_replaces_a_larger_one_only_where_a_fall_is_ruled_out():
+    known = figures(0.5, 0.5)
+    fewer = {"queries": 200, "share": 0.1}
+    risky = OldVersusNew(known, known, known, -0.02, 0.03, **fewer)
+    assert "2,000 would do" in str(risky.objection)
+    hopeful = OldVersusNew(known, known, known, 0.02, 0.03, **fewer)
+    assert "800 would do" in str(hopeful.objection)
+    assert OldVersusNew(known, known, known, 0.05, 0.03, **fewer).objection is None
+    as_many = OldVersusNew(known, known, known, -0.02, 0.03, 200, 1.0)
+    assert as_many.objection is None
+
+
 def test_a_whole_correction_needs_no_attention(photos, real):
     seen = hubplugin.inspect(photos, real["bank_queries"][1::2])
     assert seen.attention == []
