@@ -153,11 +153,13 @@ def refit(
 ) -> Refitted:
     """Fit the active correction of a store anew on a newer bank, and activates it if it is not worse than the old one.
 
-    The guard tries the new correction as it does in `apply`. Then old and new rank held-out queries of the new bank.
-    With known answers the new one is worse if R@1 falls by more than two standard errors, otherwise if hubness rises by
-    more than `WORSE`. A bank smaller than the old one must rule out a fall of one point, too. The old model may have been fitted on some of these queries, which speaks for it. A query map
-    would speak too loudly: with one, they are compared on queries that the old bank lacks. `rollback` writes the old
-    model. Searches are unchanged whenever an error is raised.
+    The guard tries the new correction as it does in `apply`. Then old and new rank
+    held-out queries of the new bank. With known answers the new one is worse if R@1 falls
+    by more than two standard errors, otherwise if hubness rises by more than `WORSE`. A
+    bank smaller than the old one must rule out a fall of one point, too. The old model may
+    have been fitted on some of these queries, which speaks for it. A query map would speak
+    too loudly: with one, they are compared on queries that the old bank lacks. `rollback`
+    writes the old model. Searches are unchanged whenever an error is raised.
 
     Args:
         store: a store with an active correction.
