@@ -198,20 +198,26 @@ SAMPLE = 65_536
 """Targets that are counted in the place of a million."""
 
 
-def count() -> str:
-    """Count what fits ask of a card that is not there, and predict their time from it."""
+def count(sample: int = SAMPLE, few: int = FEW, m: int = BANK) -> str:
+    """Count what fits ask of a card that is not there, and predict their time from it.
+
+    Args:
+        sample: targets that are counted in the place of `MANY`.
+        few: those that are counted in the place of `FEW`.
+        m: the size of the bank.
+    """
     rng = np.random.default_rng(0)
     lines = []
     for work in WORKS:
-        n = SAMPLE if work.targets == MANY else FEW
+        n = sample if work.targets == MANY else few
         targets = rng.normal(size=(n, DIM)).astype(np.float32)
-        bank = rng.normal(size=(BANK, DIM)).astype(np.float32)
+        bank = rng.normal(size=(m, DIM)).astype(np.float32)
         if work.method == "blend":  # whose tau comes of values that are not there
             work = replace(work, parameters={"tau": TAU, **work.parameters})
         with Card(values=False) as card:
             work.fit(targets, bank, hubplugin.Compute("cuda"))
         scale = work.targets / n
-        product = 2 * work.targets * BANK * DIM / FLOAT
+        product = 2 * work.targets * m * DIM / FLOAT
         taken = scale * (card.moved / MEMORY + card.up / BUS)
         for kind, flops in card.flops.items():
             is_half = "halves" in kind or "float16" in kind
@@ -220,8 +226,8 @@ def count() -> str:
         goal = "" if work.goal is None else f"{work.goal:g}"
         lines.append(
             [
-                f"{BANK:,} x {work.targets:,} {work}",
-                f"{card.moved / (n * BANK):.0f}",
+                f"{m:,} x {work.targets:,} {work}",
+                f"{card.moved / (n * m):.0f}",
                 str(card.launches),
                 str(card.waits),
                 f"{card.peak / 2**30:.1f}",
@@ -240,7 +246,7 @@ def count() -> str:
         "goal",
     ]
     note = (
-        f"No card: counted, for {SAMPLE:,} targets in the place of {MANY:,}. The products "
+        f"No card: counted, for {sample:,} targets in the place of {MANY:,}. The products "
         "are predicted for an H100, without what the host does before and after.\n\n"
     )
     return note + markdown(head, lines)

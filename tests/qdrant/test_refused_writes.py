@@ -71,6 +71,14 @@ class Pair:
             for store in self.stores
         ]
 
+    def is_readable(self) -> bool:
+        """Local mode may keep half of a point that it refused, and then reads no more."""
+        try:
+            self.stores[0].scroll("photos", limit=1_000, with_vectors=True)
+        except IndexError:
+            return False
+        return True
+
     def contents(self) -> list[list[str]]:
         return [sorted(map(_of_the_user, points)) for points in self.points()]
 
@@ -158,6 +166,8 @@ class Write:
 def check_alike(pair: Pair, write: Write) -> type[Exception] | None:
     plain, wrapped = map(write, pair.clients())
     assert wrapped is plain
+    if not pair.is_readable():
+        return plain
     before, after = pair.contents()
     assert after == before
     assert pair.wrong() == (0, 0, [])
