@@ -110,6 +110,16 @@ def has_enough(bank: PreparedBank, rows: np.ndarray, fewest: int) -> bool:
     )
 
 
+def require_answers(bank: PreparedBank) -> None:
+    """Raise InputError for a bank of which no answers are known."""
+    if bank.known_answers is None:
+        raise InputError(
+            "learn=True learns from what each query asks for: pass a Bank with ",
+            Parameter("answers"),
+            ", or pairs such as titles (docs/titles.md)",
+        )
+
+
 def find_pairs(
     bank: PreparedBank, name: str = "the bank", fewest: int = FEWEST_PAIRS
 ) -> np.ndarray:
@@ -124,13 +134,7 @@ def find_pairs(
         InputError: The bank has fewer.
         CorrectionRefused: They are no pairs of this gallery.
     """
-    answers = bank.known_answers
-    if answers is None:
-        raise InputError(
-            "learn=True learns from what each query asks for: pass a Bank with ",
-            Parameter("answers"),
-            ", or pairs such as titles (docs/titles.md)",
-        )
+    require_answers(bank)
     rows = find_different(bank)
     queries, answer, targets = pairs_of(bank, rows)
     if not has_enough(bank, rows, fewest):

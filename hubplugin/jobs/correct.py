@@ -41,6 +41,7 @@ from hubplugin.learning import (
     Teachers,
     learn_query_map,
     read_learn,
+    require_answers,
 )
 from hubplugin.methods import METHODS, Method, build_method
 from hubplugin.model import OffsetModel, Setting
@@ -281,7 +282,9 @@ class Job:
         return teachers
 
     def read_gallery(self, teachers: Teachers) -> tuple[SpooledGallery, Teachers]:
-        """Read everything in the store."""
+        """Read everything in the store; first what is wrong with the banks is said."""
+        if self.learn is True:
+            require_answers(teachers.bank)
         progress = teachers.bank.compute.progress
         gallery = SpooledGallery(self.store, progress, teachers.clicks)
         return gallery, teachers.against(gallery.vectors, gallery.rows)

@@ -90,6 +90,14 @@ def test_a_refit_without_queries_or_without_a_correction_says_what_is_missing(
         refit(photos, real["bank_queries"])
 
 
+def test_learning_without_answers_is_refused_before_the_gallery_is_read(photos, real):
+    worked = []
+    compute = hubplugin.Compute(progress=lambda *done: worked.append(done))
+    with pytest.raises(hubplugin.InputError, match="pass a Bank with answers="):
+        hubplugin.apply(photos, real["bank_queries"], learn=True, compute=compute)
+    assert worked == []
+
+
 def figures(skewness: float, recall: float | None = None) -> Figures:
     right = None
     if recall is not None:
