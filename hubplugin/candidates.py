@@ -35,7 +35,7 @@ WIDEST = 10_240
 """The most candidates that a search ranks again."""
 
 REQUEST = 20_000
-"""Candidates in one request: SQLite, in which Chroma looks them up, takes 32,766."""
+"""Candidates in one request: SQLite, in which a store may look them up, takes 32,766."""
 
 
 class CandidateVersion(Version):
