@@ -357,4 +357,4 @@ def _find_answers(bank: PreparedBank, parts: Sequence[_Summary]) -> Answers | No
         rows = np.where(is_nearer, nearest_rows + first, rows)
         levels = np.maximum(levels, similarity)
         first += count
-    return Answers.of(levels, rows)
+    return Answers.by_nearest(levels, rows)

@@ -1,4 +1,4 @@
-"""Whatever holds vectors (arrays, tensors, tables, files, stores), as checked blocks [rows, d] of float32.
+"""Vectors from anywhere (arrays, tensors, tables, files, stores), in checked blocks.
 
 `as_vectors` is the only reader of what a user passes as vectors.
 """
@@ -25,11 +25,14 @@ from hubplugin.errors import EmptyInput, InputError, Parameter, install
 from hubplugin.metric import Metric, normalise
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called as progress(what, done, total) while long work goes on; total is 0 where it is not known."""
+"""Called as progress(what, done, total) during long work; total is 0 if unknown."""
 
 logger = logging.getLogger(__name__)
 
 BLOCK_ROWS = 16_384
+
+Numbers: TypeAlias = range | np.ndarray
+"""Row numbers, ascending."""
 
 
 @runtime_checkable
@@ -40,49 +43,68 @@ class Scannable(Protocol):
 
 
 class Vectors(ABC):
-    """A readable set of vectors: `rows` x `dim`, read in blocks and as often as needed."""
+    """A readable set of vectors, `rows` x `dim`, read in blocks and as often as needed.
+
+    name: What errors call it.
+    """
 
     def __init__(self, name: str, rows: int, dim: int):
         if rows == 0 or dim == 0:
             raise EmptyInput(
                 f"{name} is empty: shape is [{rows}, {dim}]; at least one vector is needed"
             )
-        self.name, self.rows, self.dim = name, rows, dim
+        self.name = name
+        self.rows = rows
+        self.dim = dim
 
     @abstractmethod
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
-        """Blocks [b, dim] in order, of any numeric dtype, b <= size."""
+        """Yield blocks [b, dim] in order, b <= size, of any numeric type."""
 
-    def blocks(self, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
-        """Blocks [b, dim], b <= size, float32, C order, finite.
-
-        Raises InputError with the first row that is not finite, or if the source changed its shape.
-        """
+    def shaped_blocks(self, size: int) -> Iterator[np.ndarray]:
+        """Yield `raw_blocks`. Raises InputError if their shapes do not make up this."""
         row = 0
         for raw in self.raw_blocks(size):
-            yield self._check(raw, range(row, row + len(raw)))
             row += len(raw)
+            if raw.ndim != 2 or raw.shape[1] != self.dim:
+                raise InputError(
+                    f"{self.name}: mixed dimensions: expected {self.dim}, "
+                    f"found shape {raw.shape}"
+                )
+            if row > self.rows:
+                break
+            yield raw
         if row != self.rows:
             raise InputError(
-                f"{self.name}: expected {self.rows} rows, read {row}; the source changed while being read"
+                f"{self.name}: expected {self.rows} rows, read {row}; the source changed "
+                "while being read"
             )
 
+    def blocks(self, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
+        """Yield blocks [b, dim], b <= size, float32, C order, finite.
+
+        Raises InputError for the first row that is not finite, and if the source changed.
+        """
+        row = 0
+        for raw in self.shaped_blocks(size):
+            yield self._check(raw, range(row, row + len(raw)))
+            row += len(raw)
+
     def select(self, rows: np.ndarray) -> np.ndarray:
-        """The vectors of `rows`, which ascend, as `blocks` gives them: float32 [len(rows), dim]. One pass, which keeps
-        and checks these alone."""
-        parts, start = [], 0
-        for raw in self.raw_blocks(BLOCK_ROWS):
+        """Return the vectors of `rows`, which ascend: float32 [len(rows), dim].
+
+        One pass, which keeps and checks these alone.
+        """
+        parts = []
+        start = 0
+        for raw in self.shaped_blocks(BLOCK_ROWS):
             inside = rows[(rows >= start) & (rows < start + len(raw))]
             parts.append(self._check(raw[inside - start], inside))
             start += len(raw)
         return np.concatenate(parts)
 
-    def _check(self, raw: np.ndarray, numbers: range | np.ndarray) -> np.ndarray:
-        """Rows as `blocks` gives them; `numbers` is what errors call them."""
-        if raw.ndim != 2 or raw.shape[1] != self.dim:
-            raise InputError(
-                f"{self.name}: mixed dimensions: expected {self.dim}, found shape {raw.shape}"
-            )
+    def _check(self, raw: np.ndarray, numbers: Numbers) -> np.ndarray:
+        """Return rows as `blocks` gives them; errors call them by their `numbers`."""
         with np.errstate(over="ignore"):
             block = np.ascontiguousarray(raw, dtype=np.float32)
         finite = np.isfinite(block).all(axis=1)
@@ -94,12 +116,16 @@ class Vectors(ABC):
         return block
 
     def array(self) -> np.ndarray:
-        """All rows at once: float32 [rows, dim]. For banks; a gallery is read in blocks."""
+        """Return all rows at once, for banks: float32 [rows, dim]."""
         return np.concatenate(list(self.blocks()))
+
+    def for_source(self, values: np.ndarray) -> np.ndarray:
+        """Return `values` [rows] for all rows of the source, 0 for those left out."""
+        return values
 
 
 class Sliceable(Vectors):
-    """An array, memory map, tensor or safetensors slice: anything that answers source[a:b]."""
+    """Anything that answers source[a:b]: an array, map, tensor or safetensors slice."""
 
     def __init__(
         self,
@@ -110,17 +136,19 @@ class Sliceable(Vectors):
     ):
         if len(shape) != 2:
             raise InputError(
-                f"{name} has {len(shape)} dimension(s), shape {tuple(shape)}; expected [rows, d], one vector a row"
+                f"{name} has {len(shape)} dimension(s), shape {tuple(shape)}; expected "
+                "[rows, d], one vector a row"
             )
-        super().__init__(name, int(shape[0]), int(shape[1]))
-        self._source, self._to_numpy = source, to_numpy
+        super().__init__(name, *map(int, shape))
+        self._source = source
+        self._to_numpy = to_numpy
 
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         for start in range(0, self.rows, size):
             yield self.take(slice(start, start + size))
 
     def take(self, rows: slice | np.ndarray) -> np.ndarray:
-        """A slice of the rows, or those of some numbers, unchecked."""
+        """Return a slice of the rows, or rows by number, unchecked."""
         return self._to_numpy(self._source[rows])
 
     def select(self, rows: np.ndarray) -> np.ndarray:
@@ -128,22 +156,24 @@ class Sliceable(Vectors):
 
 
 class Directed(Vectors):
-    """The rows of `source` that have a direction; `numbers` are theirs, ascending.
-
-    Zero vectors have none."""
+    """The rows of `source` that have a direction, by their `numbers`; zero vectors have none."""
 
     def __init__(self, source: Vectors, numbers: np.ndarray):
         if not len(numbers):
             raise EmptyInput(
-                f"{source.name}: all {source.rows} rows are zero vectors, which have no cosine similarity"
+                f"{source.name}: all {source.rows} rows are zero vectors, which have no "
+                "cosine similarity"
             )
         super().__init__(source.name, len(numbers), source.dim)
-        self._source, self.numbers = source, numbers
+        self._source = source
+        self.numbers = numbers
 
     @staticmethod
     def of(vectors: Vectors, metric: Metric, *, log: bool = False) -> Vectors:
-        """`vectors` without zero vectors where the `metric` is cosine, which compares them with nothing. `log` writes
-        to the log how many there were."""
+        """Return `vectors` without zero vectors if the `metric` is cosine.
+
+        `log` writes to the log how many there were.
+        """
         if metric is not Metric.COSINE or isinstance(vectors, Directed):
             return vectors
         has_direction = np.concatenate(
@@ -153,12 +183,8 @@ class Directed(Vectors):
             return vectors
         directed = Directed(vectors, np.flatnonzero(has_direction))
         if log:
-            count = directed.left_out
-            logger.warning(
-                "%s: %d zero vectors, which have no direction, are left out",
-                directed.name,
-                count,
-            )
+            message = "%s: %d zero vectors, which have no direction, are left out"
+            logger.warning(message, directed.name, directed.left_out)
         return directed
 
     @property
@@ -177,22 +203,22 @@ class Directed(Vectors):
     def select(self, rows: np.ndarray) -> np.ndarray:
         return self._source.select(self.numbers[rows])
 
-    def of_source(self, values: np.ndarray) -> np.ndarray:
-        """`values` [rows] for all rows of the source, with 0 for zero vectors."""
+    def for_source(self, values: np.ndarray) -> np.ndarray:
         whole = np.zeros(self._source.rows, values.dtype)
         whole[self.numbers] = values
         return whole
 
 
 def original_rows(vectors: Vectors) -> np.ndarray:
-    """The row of each vector in the source, of which `vectors` may lack the zero vectors: int [n]."""
+    """Return the row of each vector in the source, with its zero vectors: int [n]."""
     return vectors.numbers if isinstance(vectors, Directed) else np.arange(vectors.rows)
 
 
 def locate_rows(vectors: Vectors | None, rows: np.ndarray) -> np.ndarray:
     """Return the places in `vectors` of `rows` of its source: int [n].
 
-    -1 for zero vectors, which `vectors` may lack, and for -1."""
+    -1 for zero vectors, which `vectors` may lack, and for -1.
+    """
     if not isinstance(vectors, Directed):
         return rows
     place = np.minimum(np.searchsorted(vectors.numbers, rows), vectors.rows - 1)
@@ -202,7 +228,7 @@ def locate_rows(vectors: Vectors | None, rows: np.ndarray) -> np.ndarray:
 def prepare_blocks(
     vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS
 ) -> Iterator[np.ndarray]:
-    """Checked blocks of `vectors`, at most `size` rows each, at unit length where the `metric` is cosine."""
+    """Yield checked blocks of at most `size` rows, at unit length if the metric is cosine."""
     row = 0
     for block in vectors.blocks(size):
         yield _prepare(block, vectors.name, range(row, row + len(block)), metric)
@@ -210,20 +236,20 @@ def prepare_blocks(
 
 
 def prepare(vectors: Vectors, metric: Metric) -> np.ndarray:
-    """All `vectors` of a bank, checked and at unit length where the `metric` is cosine: float32 [m, d]."""
+    """Return a bank checked, at unit length if the metric is cosine: float32 [m, d]."""
     return np.concatenate(list(prepare_blocks(vectors, metric)))
 
 
 def draw_sample(
     vectors: Vectors, count: int, metric: Metric, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draws rows at random, in order, but for those without a direction where the metric needs it.
+    """Draw rows at random, in order, but for zero vectors if the metric is cosine.
 
     Args:
         vectors: [n, d].
-        count: how many at most.
-        metric: says how they are prepared.
-        rng: draws.
+        count: How many at most.
+        metric: Says how they are prepared.
+        rng: Draws.
 
     Returns:
         float32 [min(count, n), d].
@@ -235,13 +261,15 @@ def draw_sample(
 
 
 def take_rows(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
-    """The `vectors` of `rows`, prepared for `metric`: float32 [len(rows), d]. `rows` ascend; the others are not read
-    where the source can be read row by row."""
+    """Return the vectors of `rows`, which ascend, prepared: float32 [len(rows), d].
+
+    The others are not read if the source can be read row by row.
+    """
     return _prepare(vectors.select(rows), vectors.name, rows, metric)
 
 
 def _prepare(
-    block: np.ndarray, name: str, numbers: range | np.ndarray, metric: Metric
+    block: np.ndarray, name: str, numbers: Numbers, metric: Metric
 ) -> np.ndarray:
     return normalise(block, name, numbers) if metric is Metric.COSINE else block
 
@@ -249,27 +277,30 @@ def _prepare(
 def to_tempfile(
     blocks: Iterable[np.ndarray], name: str, expected: int = 0
 ) -> Sliceable:
-    """Keeps blocks that can be read only once in a temporary file, which is read as often as needed.
+    """Keep blocks that can be read only once in a temporary file.
 
-    The file has no name and goes with the returned object, or with the process; memory holds one block whatever the
-    number of rows.
+    The file has no name and goes with the returned object, or with the process. Memory
+    holds one block whatever the number of rows.
 
     Args:
         blocks: [b, d] each.
-        name: what errors call them.
-        expected: about how many rows there are.
+        name: What errors call them.
+        expected: About how many rows there are.
 
     Raises:
-        InputError: there are no blocks, they differ in dimensions, or the disk is full.
+        InputError: There are no blocks, they differ in dimensions, or the disk is full.
     """
     rows = dim = 0
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - closing it would flush again what a full disk has refused
+    # Closing it would flush again what a full disk has refused.
+    file = tempfile.TemporaryFile()  # noqa: SIM115
     for block in blocks:
         if block.ndim != 2 or (dim and block.shape[1] != dim):
             raise InputError(
-                f"{name}: mixed dimensions: expected [rows, {dim}], found shape {block.shape}"
+                f"{name}: mixed dimensions: expected [rows, {dim}], "
+                f"found shape {block.shape}"
             )
-        rows, dim = rows + block.shape[0], block.shape[1]
+        rows += len(block)
+        dim = block.shape[1]
         try:
             file.write(np.ascontiguousarray(block, dtype=np.float32).tobytes())
             file.flush()
@@ -285,17 +316,17 @@ def to_tempfile(
 
 
 def cannot_keep(name: str, error: OSError, needed: int) -> InputError:
-    """The error to raise for the `error` of a disk that does not take the `needed` bytes of a temporary file with the
-    vectors `name`."""
+    """Return the error for a disk that refuses `needed` bytes of a temporary file."""
     folder = tempfile.gettempdir()
     return InputError(
-        f"{name}: cannot be kept in {folder!r}: {error.strerror or error}; at least {needed:,} bytes are needed and "
-        f"{shutil.disk_usage(folder).free:,} are free; set TMPDIR to a folder with room"
+        f"{name}: cannot be kept in {folder!r}: {error.strerror or error}; at least "
+        f"{needed:,} bytes are needed and {shutil.disk_usage(folder).free:,} are free; "
+        "set TMPDIR to a folder with room"
     )
 
 
 def fingerprint(*arrays: np.ndarray | None) -> str:
-    """A short name for the content of some arrays: the first 16 hex digits of their SHA-256."""
+    """Return a short name for the content of arrays: 16 hex digits of their SHA-256."""
     digest = hashlib.sha256()
     for array in arrays:
         if array is not None:
@@ -305,52 +336,8 @@ def fingerprint(*arrays: np.ndarray | None) -> str:
 
 
 def one_line(error: BaseException) -> str:
+    """Return the text of an error in one line, or its type if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def from_array(array: np.ndarray, name: str) -> Vectors:
-    if array.dtype.kind == "O" and array.ndim == 1 and array.size:
-        # The column of a table: one vector a row.
-        try:
-            array = np.stack([np.asarray(row) for row in array])
-        except ValueError as error:
-            raise InputError(
-                f"{name} is an object array; expected a vector of the same length in "
-                f"each row ({one_line(error)})"
-            ) from None
-    if array.dtype.kind in "UST":
-        raise only_texts(name, "is made of texts")
-    if array.dtype.kind not in "fiu":
-        raise InputError(
-            f"{name} is an array of {array.dtype}; expected floats or integers in a "
-            "matrix [rows, d]"
-        )
-    return Sliceable(name, array, array.shape, np.asarray)
-
-
-def only_texts(name: str, problem: str) -> InputError:
-    return InputError(
-        f"{name} {problem}; embed texts with the model that embedded the gallery: "
-        "pass it as ",
-        Parameter("embed"),
-        " for a query bank, or pass vectors",
-    )
-
-
-def from_tensor(tensor: Any, name: str) -> Vectors:
-    if not tensor.dtype.is_floating_point and "int" not in str(tensor.dtype):
-        raise InputError(
-            f"{name} is a tensor of {tensor.dtype}; expected floats or integers in a "
-            "matrix [rows, d]"
-        )
-    return Sliceable(name, tensor.detach(), tuple(tensor.shape), numpy)
-
-
-def numpy(tensor: Any) -> np.ndarray:
-    # numpy knows no bfloat16; a double stays one, so that what float32 cannot hold is seen.
-    plain = tensor if str(tensor.dtype) == "torch.float64" else tensor.float()
-    array: np.ndarray = plain.cpu().numpy()
-    return array
 
 
 class SupportsArray(Protocol):
@@ -378,13 +365,15 @@ OffsetsLike: TypeAlias = SupportsArray | Sequence[Number]
 
 
 def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
-    """`source` as checked `Vectors`; `name` is what errors call it ("query bank", "targets").
+    """Return `source` as checked `Vectors`; values are checked as blocks are read.
 
-    Values are checked as the blocks are read.
+    Args:
+        source: What holds vectors.
+        name: What errors call it ("query bank", "targets").
 
     Raises:
-        InputError: it is empty, not a matrix, not numeric, an object array or pickle (never unpickled), truncated, or
-            of mixed dimensions.
+        InputError: It is empty, no matrix, not numeric, an object array or pickle (never
+            unpickled), truncated, or of mixed dimensions.
     """
     if isinstance(source, Vectors):
         return source
@@ -392,12 +381,16 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
         return from_file(os.fspath(source), name)
     torch = sys.modules.get("torch")  # who has a tensor has imported it
     if torch is not None and isinstance(source, torch.Tensor):
-        return from_tensor(source, name)
+        dtype = source.dtype
+        if not dtype.is_floating_point and "int" not in str(dtype):
+            raise no_numbers(name, f"a tensor of {dtype}")
+        return Sliceable(name, source.detach(), tuple(source.shape), numpy)
     if isinstance(source, Scannable):
         return to_tempfile((batch.vectors for batch in source.scan()), name)
     if np.ma.is_masked(source):
         raise InputError(
-            f"{name} is a masked array with values that are masked; remove those rows or fill them"
+            f"{name} is a masked array with values that are masked; remove those rows or "
+            "fill them"
         )
     try:
         array = np.asarray(source)
@@ -406,14 +399,63 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
             f"{name}: {type(source).__name__} is no matrix [rows, d]: {one_line(error)}"
         ) from None
     if array.ndim == 0 and array.dtype.kind == "O":
-        adapter = f"hubplugin_{type(source).__module__.partition('.')[0]}"
-        reader = None
-        if find_spec(adapter):
-            reader = getattr(import_module(adapter), "vectors_in", None)
-        if reader is None:
-            raise InputError(f"{name}: {type(source).__name__} is no matrix [rows, d]")
-        return cast(Vectors, reader(source, name))
+        return from_adapter(source, name)
     return from_array(array, name)
+
+
+def from_adapter(source: Any, name: str) -> Vectors:
+    """Return the vectors in an object of a package that an adapter knows."""
+    adapter = f"hubplugin_{type(source).__module__.partition('.')[0]}"
+    reader = None
+    if find_spec(adapter):
+        reader = getattr(import_module(adapter), "vectors_in", None)
+    if reader is None:
+        raise InputError(f"{name}: {type(source).__name__} is no matrix [rows, d]")
+    return cast(Vectors, reader(source, name))
+
+
+def from_array(array: np.ndarray, name: str) -> Vectors:
+    """Return the vectors in a matrix, or in a column of a table with one vector a row."""
+    if array.dtype.kind == "O" and array.ndim == 1 and array.size:
+        try:
+            array = np.stack([np.asarray(row) for row in array])
+        except ValueError as error:
+            raise InputError(
+                f"{name} is an object array; expected a vector of the same length in "
+                f"each row ({one_line(error)})"
+            ) from None
+    if array.dtype.kind in "UST":
+        raise only_texts(name, "is made of texts")
+    if array.dtype.kind not in "fiu":
+        raise no_numbers(name, f"an array of {array.dtype}")
+    return Sliceable(name, array, array.shape, np.asarray)
+
+
+def no_numbers(name: str, what: str) -> InputError:
+    """Return the error for values of another type."""
+    return InputError(
+        f"{name} is {what}; expected floats or integers in a matrix [rows, d]"
+    )
+
+
+def only_texts(name: str, problem: str) -> InputError:
+    """Return the error for texts in the place of vectors."""
+    return InputError(
+        f"{name} {problem}; embed texts with the model that embedded the gallery: "
+        "pass it as ",
+        Parameter("embed"),
+        " for a query bank, or pass vectors",
+    )
+
+
+def numpy(tensor: Any) -> np.ndarray:
+    """Return a tensor as numpy's, which knows no bfloat16.
+
+    A double stays one, so that what float32 cannot hold is seen.
+    """
+    plain = tensor if str(tensor.dtype) == "torch.float64" else tensor.float()
+    array: np.ndarray = plain.cpu().numpy()
+    return array
 
 
 class _Parquet(Vectors):

@@ -1,7 +1,8 @@
-"""What is reduced over a bank for each target: a log-sum-exp, a mean of the k largest; and the answers of a bank.
+"""Reductions over a bank for each target: log-sum-exp and mean of the k largest; answers.
 
-A fit takes two passes over the similarities: the first finds the nearest target of each query (`find_answers`), the
-second reduces what the answers leave (`reduce`, `sinkhorn`). Values return from a device once a pass.
+A fit takes two passes over the similarities. The first finds the nearest target of each
+query (`find_answers`), the second reduces what the answers leave (`reduce`, `sinkhorn`).
+Values return from a device once a pass.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from importlib.util import find_spec
 import numpy as np
 
 from hubplugin.compute.device import Array, Library, split, to_host, view
-from hubplugin.compute.similarities import MOST_ANSWERS, AnswerMask, Similarities
+from hubplugin.compute.similarities import MOST_ANSWERS, Similarities
 from hubplugin.vectors import Vectors
 
 logger = logging.getLogger(__name__)
@@ -24,64 +25,55 @@ CAPABILITIES = (8, 9, 10)
 """Compute capabilities of the cards that the kernel is compiled and tried for."""
 
 GROUP = 8
-"""Columns of a group, of which a card looks at the largest first: the k largest of a row lie in the k groups with the
-largest maxima, and in the columns that belong to none. Columns of a group lie apart, so that a card reads neighbouring
-groups together."""
+"""Columns of a group. A card looks at the largest of each group first: the k largest of a
+row lie in the k groups with the largest maxima, and in the columns that belong to none.
+Columns of a group lie apart, so that a card reads neighbouring groups together."""
 
 
 def topk_values(s: Array, k: int, library: Library) -> Array:
-    """The values of the `k` largest of every row of `s` [b, m] in `library`, in any order, on the device: [b, k]. k <=
-    m."""
-    xp, m = library.xp, s.shape[1]
+    """Return the `k` largest of every row of `s` [b, m] in any order: [b, k]. k <= m."""
+    xp = library.xp
+    m = s.shape[1]
     if library.is_on_cpu:
         return xp.asarray(np.partition(view(s), m - k, axis=1)[:, m - k :])
     groups = m // GROUP
-    if groups <= k:
-        return s.topk(k, dim=1, sorted=False).values
-    best = (
-        s[:, : groups * GROUP]
-        .reshape(len(s), GROUP, groups)
-        .amax(dim=1)
-        .topk(k, dim=1, sorted=False)
-        .indices
-    )
-    columns = best[:, None, :] + groups * xp.arange(GROUP, device=s.device)[:, None]
-    inside = s.gather(1, columns.flatten(1))
-    return (
-        xp.concat([inside, s[:, groups * GROUP :]], axis=1)
-        .topk(k, dim=1, sorted=False)
-        .values
-    )
+    if groups > k:
+        grouped = s[:, : groups * GROUP].reshape(len(s), GROUP, groups)
+        best = grouped.amax(dim=1).topk(k, dim=1, sorted=False).indices
+        starts = groups * xp.arange(GROUP, device=s.device)
+        columns = best[:, None, :] + starts[:, None]
+        inside = s.gather(1, columns.flatten(1))
+        s = xp.concat([inside, s[:, groups * GROUP :]], axis=1)
+    return s.topk(k, dim=1, sorted=False).values
 
 
 def topk_mean(s: Array, k: int, library: Library) -> Array:
-    """The mean of the `k` largest of every row of `s` [b, m] in `library`; of all that are not hidden, where they are
-    fewer: [b]."""
+    """Return the mean of the `k` largest of every row of `s` [b, m]: [b].
+
+    It is of all that are not hidden if these are fewer.
+    """
     xp = library.xp
     values = s if k >= s.shape[1] else topk_values(s, k, library)
     is_there = values > -math.inf
-    with np.errstate(
-        invalid="ignore"
-    ):  # of none at all: NaN, which is told where offsets are checked
-        return xp.sum(xp.where(is_there, values, 0.0), axis=1) / xp.sum(
-            is_there, axis=1
-        )
+    total = xp.sum(xp.where(is_there, values, 0.0), axis=1)
+    # Of none at all it is NaN, which is refused where offsets are checked.
+    with np.errstate(invalid="ignore"):
+        return total / xp.sum(is_there, axis=1)
 
 
 def exponentials(x: Array, library: Library) -> tuple[Array, Array]:
-    """exp(x - peak) in the place of `x` [b, m] in `library`, and the peak [b] of each row."""
+    """Return exp(x - peak) in the place of `x` [b, m], and the peak [b] of each row."""
     xp = library.xp
-    # Of a row of which all is hidden the peak is finite, too: -inf less itself would be no number.
+    # The peak stays finite if every entry is hidden: -inf - -inf is NaN.
     peak = xp.clip(xp.max(x, axis=1), min=float(xp.finfo(x.dtype).min))
     x -= peak[:, None]
     return xp.exp(x, out=x), peak
 
 
 def log_sum_exp(x: Array, library: Library) -> Array:
-    """LSE over the rows of `x` [b, m] in `library`, which is overwritten: [b]. Offsets are checked later for the log of
-    0."""
+    """Return LSE over the rows of `x` [b, m], which is overwritten: [b]."""
     values, peak = exponentials(x, library)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore"):  # the log of 0 is refused with the offsets
         return library.xp.log(library.xp.sum(values, axis=1)) + peak
 
 
@@ -104,89 +96,78 @@ def reduce(
     similarities: Similarities,
     targets: Vectors,
     reductions: Sequence[LogSum | MeanOfLargest],
-    mask: AnswerMask | None = None,
+    answers: np.ndarray | None = None,
 ) -> list[np.ndarray]:
-    """Reduces the similarities of every target, in one pass over them.
+    """Reduce the similarities of every target, in one pass over them.
 
     Args:
-        similarities: those of the bank.
+        similarities: Those of the bank.
         targets: [n, d].
-        reductions: at most one of them is a `LogSum`.
-        mask: hides answers; by default nothing is hidden.
+        reductions: A `LogSum` may only be the last, since it overwrites the tiles.
+        answers: The thresholds of answers, which are hidden, as in `tiles`.
 
     Returns:
         The value of each reduction for every target: float64 [n] each.
     """
-    log_sum = next(
-        (reduction for reduction in reductions if isinstance(reduction, LogSum)), None
-    )
-    if log_sum is not None and len(reductions) == 1 and (mask is None or mask.largest):
-        fused = fuse_log_sum(similarities, targets, log_sum, mask)
-        if fused is not None:
-            return [fused]
-    library, tau = similarities.library, 1.0 if log_sum is None else log_sum.tau
-    log_weights = (
-        None
-        if log_sum is None or log_sum.log_weights is None
-        else library.like(log_sum.log_weights)
-    )
-    # Not in parts: small arrays that stay, between blocks that go, would leave the memory of all blocks in pieces.
+    library = similarities.library
+    last = reductions[-1]
+    tau = 1.0
+    log_weights = None
+    if isinstance(last, LogSum):
+        if len(reductions) == 1:
+            fused = fuse_log_sum(similarities, targets, last, answers)
+            if fused is not None:
+                return [fused]
+        tau = last.tau
+        if last.log_weights is not None:
+            log_weights = library.matching(last.log_weights)
+    # Allocated once: small arrays that are kept between large temporary blocks fragment
+    # the memory.
     results = [library.empty((targets.rows,), library.accumulator) for _ in reductions]
-    for tile in similarities.tiles(targets, "offsets", scale=1 / tau, mask=mask):
+    for tile in similarities.tiles(targets, "offsets", scale=1 / tau, answers=answers):
         x = tile.s
         for values, reduction in zip(results, reductions, strict=True):
             if isinstance(reduction, MeanOfLargest):
                 values[tile.rows] = topk_mean(x, reduction.k, library) * tau
-        if log_sum is not None:  # last, since it overwrites the tile
+                continue
             if log_weights is not None:
                 x += log_weights(x)
-            results[reductions.index(log_sum)][tile.rows] = log_sum_exp(x, library)
+            values[tile.rows] = log_sum_exp(x, library)
     return [to_host(values).astype(np.float64, copy=False) for values in results]
-
-
-def has_kernel(similarities: Similarities) -> bool:
-    """Return True if the fused kernel serves: unit vectors, on a card it was made for."""
-    if not similarities.is_unit or find_spec("triton") is None:
-        return False
-    device = similarities.library.device
-    if device is None or device.type != "cuda":
-        return False
-    import torch
-
-    if torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(device)[0] in CAPABILITIES
 
 
 def fuse_log_sum(
     similarities: Similarities,
     targets: Vectors,
     log_sum: LogSum,
-    mask: AnswerMask | None,
+    answers: np.ndarray | None,
 ) -> np.ndarray | None:
     """Compute a log-sum-exp by one kernel, in which no similarity reaches memory.
 
-    Args:
-        similarities, targets, mask: as in `reduce`.
-        log_sum: the reduction.
-
     Returns:
-        float64 [n]. None where there is no kernel, or it cannot run: torch serves.
+        float64 [n]. None if there is no kernel for the card or it cannot run, and for
+        vectors that are not of unit length.
     """
-    if not has_kernel(similarities):
+    library = similarities.library
+    device = library.device
+    if device is None or device.type != "cuda" or not similarities.is_unit:
+        return None
+    import torch
+
+    is_known = torch.cuda.get_device_capability(device)[0] in CAPABILITIES
+    if torch.version.hip is not None or not is_known or find_spec("triton") is None:
         return None
     from hubplugin.compute import kernels
 
-    library = similarities.library
-    bank = split(library.to_device(similarities.bank, library.xp.float32))
     weights = log_sum.log_weights
     if weights is None:
         weights = np.zeros(similarities.m)
     bias = library.to_device(weights)
+    bank = split(library.to_device(similarities.bank, library.xp.float32))
     values = library.empty((targets.rows,), library.xp.float32)
     thresholds = None
-    if mask is not None:
-        thresholds = library.to_device(similarities.lower(mask.thresholds))
+    if answers is not None:
+        thresholds = library.to_device(similarities.lower(answers))
     hub = MOST_ANSWERS * similarities.m
     for start, block in similarities.blocks(targets):
         stop = start + len(block)
@@ -206,61 +187,59 @@ def fuse_log_sum(
 # Answers
 
 SMALLEST_LOG = 20
-"""Bank queries, and targets, below which nothing is hidden: too little would remain."""
+"""Fewest bank queries, and targets, for answers to be hidden: too little would remain."""
 
 
 @dataclass(frozen=True)
 class Answers:
     """The answers of a bank in a gallery, as far as similarity tells them.
 
-    thresholds: [m], the similarity of each bank query's nearest target, of gallery and target bank: what reaches it
-    counts as an answer, also a target that comes later. weights: [m], 1 over the number of bank queries with the same
-    nearest target, so that what was asked for in many paraphrases counts once.
+    thresholds: The similarity of each bank query's nearest target, of gallery and target
+        bank [m]. What reaches it counts as an answer, also a target that comes later.
+    weights: 1 over the number of bank queries with the same nearest target [m], so that
+        what was asked for in many paraphrases counts once.
     """
 
     thresholds: np.ndarray
     weights: np.ndarray
 
-    @staticmethod
-    def of(thresholds: np.ndarray, rows: np.ndarray) -> Answers:
-        """The answers whose `thresholds` [m] are the similarities of each query's nearest target, and `rows` [m] that
-        target's number, as `nearest_targets` gives them."""
-        _, place, count = np.unique(rows, return_inverse=True, return_counts=True)
-        count[count > MOST_ANSWERS * len(rows)] = (
-            1  # a hub, not an answer: the queries that find it ask for others
-        )
-        return Answers(thresholds, 1.0 / count[place.reshape(-1)])
+    @classmethod
+    def by_nearest(cls, thresholds: np.ndarray, nearest: np.ndarray) -> Answers:
+        """Return the answers, from what `nearest_targets` returns."""
+        _, place, count = np.unique(nearest, return_inverse=True, return_counts=True)
+        # A hub is no answer: the queries that find it ask for others.
+        count[count > MOST_ANSWERS * len(nearest)] = 1
+        return cls(thresholds, 1.0 / count[place.reshape(-1)])
 
 
 def nearest_targets(
     similarities: Similarities, columns: Sequence[Vectors]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest target of every bank row of `similarities` among the targets of all `columns`, in one pass.
+    """Find the nearest target of every bank row among all `columns`, in one pass.
 
-    Returns its similarity and its number, counted through all columns, the first of several that are as near (see
-    `ANSWER_SLACK`): float64 and int64 [m].
+    Returns:
+        Its similarity and its number, counted through all columns, the first of several
+        that are as near (see `ANSWER_SLACK`): float64 and int64 [m].
     """
-    library, xp, first = similarities.library, similarities.library.xp, 0
+    library = similarities.library
+    xp = library.xp
     similarity = library.full((similarities.m,), -math.inf)
     rows = library.full((similarities.m,), 0, xp.int64)
+    first = 0
     for targets in columns:
         for tile in similarities.tiles(targets, "answers of the bank"):
-            highest, start = (
-                xp.astype(xp.max(tile.s, axis=0), library.accumulator),
-                first + tile.rows.start,
-            )
+            start = first + tile.rows.start
+            highest = xp.astype(xp.max(tile.s, axis=0), library.accumulator)
             least = similarities.lower(highest)
             is_nearer = least > similarity
             if library.is_on_cpu:
                 nearer = np.flatnonzero(view(is_nearer))  # few, after the first tiles
-                view(rows)[nearer] = (
-                    view(tile.s)[:, nearer] >= view(least)[nearer]
-                ).argmax(axis=0) + start
+                reaches = view(tile.s)[:, nearer] >= view(least)[nearer]
+                view(rows)[nearer] = reaches.argmax(axis=0) + start
             else:
-                # The first that reaches it, as bytes: of int64 a tile has no room.
+                # As bytes: for int64 of a tile's size there is no room.
                 reaches = (tile.s >= least).view(xp.uint8)
-                reached = reaches.argmax(dim=0) + start
-                rows = xp.where(is_nearer, reached, rows)
+                rows = xp.where(is_nearer, reaches.argmax(dim=0) + start, rows)
             similarity = xp.maximum(similarity, highest)
         first += targets.rows
     return to_host(similarity).astype(np.float64), to_host(rows)
@@ -269,8 +248,10 @@ def nearest_targets(
 def find_answers(
     similarities: Similarities, columns: Sequence[Vectors]
 ) -> Answers | None:
-    """The answers of the bank of `similarities` among the targets of all `columns`, in one pass; None where bank or
-    targets are too few."""
+    """Return the answers of a bank among all `columns`, in one pass.
+
+    None if bank or targets are too few.
+    """
     if min(similarities.m, sum(part.rows for part in columns)) < SMALLEST_LOG:
         return None
-    return Answers.of(*nearest_targets(similarities, columns))
+    return Answers.by_nearest(*nearest_targets(similarities, columns))

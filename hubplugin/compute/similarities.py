@@ -1,13 +1,14 @@
-"""Similarities of a bank and targets, tile by tile: the one place that multiplies matrices.
+"""Similarities of a bank and targets, tile by tile: the one place for products of matrices.
 
-A tile [targets, bank] is one product; under Euclidean, s = b.t - |b|^2/2 - |t|^2/2. Every reduction runs along its
-contiguous rows. A tile is as large as the memory budget and the cache allow; nothing of size bank x targets is held
-unless the budget has room for it.
+A tile [targets, bank] is one product; under Euclidean, s = b.t - |b|^2/2 - |t|^2/2. Every
+reduction runs along its contiguous rows. A tile is as large as the memory and the cache
+allow; nothing of size bank x targets is held unless the memory has room for it.
 
-An answer is no hub. A *log* holds queries that people asked of this very gallery. Each is near its answer because it
-was asked for it, not because the answer is a hub, so the answer's entry says nothing about hubness: an `AnswerMask`
-hides it from the sums. Where the answer is another target than the nearest, hiding each target's largest entry takes
-care of most of it.
+An answer is no hub. A *log* holds queries that people asked of this very gallery. Each is
+near its answer because it was asked for it, not because the answer is a hub, so the
+answer's entry says nothing about hubness, and no sum sees it: t is an answer of the bank
+query u if s(b_u, t) reaches a threshold of u. The answer may be another target than the
+nearest; hiding each target's largest other entry takes care of most of these.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from hubplugin.compute.device import (
     Array,
     Compute,
-    beside,
+    bank_halves,
     multiplies_halves,
     multiply,
     multiply_halves,
@@ -34,49 +35,42 @@ from hubplugin.metric import Metric, unit_length
 from hubplugin.vectors import BLOCK_ROWS, Vectors, prepare_blocks
 
 CACHE_BYTES = 8 << 20
-"""On a CPU a tile is at most this large, so that the reductions find it in cache. Measured: within 5 %
+"""The largest tile on a CPU, so that the reductions find it in cache. Measured: within 5 %
 of the best from 4 to 16 MiB on two machines; a tile of 512 MiB is a third slower."""
 
 TILE_SHARE = 0.2
-"""Of the memory of a card, for a tile and what is made of it: the rest is for what a
+"""Share of a card's memory for a tile and what is made of it. The rest is for what a
 Sinkhorn fit keeps."""
 
 TILE_COPIES = 6
-"""Arrays of the size of a tile in float32 that a card holds at once: peaks counted by
+"""Float32 arrays of a tile's size that a card holds at once: peaks counted by
 `python -m benchmarks.gpu`."""
 
 UNIT = 1.001
 """The largest length of bank vectors whose products are made of halves."""
 
 FLOAT32_SIMILARITY = 16.0
-"""Similarities up to this size lose less than 1e-5 in a float32 product; larger ones are done in float64."""
+"""The largest similarity for float32 products, which then lose less than 1e-5. Larger ones
+are computed in float64."""
 
 ANSWER_SLACK = 1e-5
-"""By how much a similarity may lie below a threshold and still reach it, beside the larger of 1 and the threshold.
-Products of other shapes, and on other processors, differ by up to 1e-6, and so do copies of a text that were embedded
-in other batches. So all copies of an answer are answers, however they were rounded (docs/speed.md)."""
+"""How far below its threshold a similarity still reaches it, beside the larger of 1 and the
+threshold. Products of other shapes, and on other processors, differ by up to 1e-6, and so
+do copies of a text that were embedded in other batches. So all copies of an answer are
+answers, however they were rounded (docs/speed.md)."""
 
 MOST_ANSWERS = 0.1
-"""A target may be the answer of this share of the bank's queries. One that is nearest to more of them is a hub, however
-it came to be one, and keeps all its entries."""
-
-
-@dataclass(frozen=True)
-class AnswerMask:
-    """Entries of bank x targets that no sum sees.
-
-    thresholds: [m], float64. t is an answer of the bank query u if s(b_u, t) >= thresholds_u. largest: whether each
-    target also loses the largest of its other entries.
-    """
-
-    thresholds: np.ndarray
-    largest: bool = True
+"""The largest share of the bank's queries that a target may be the answer of. A target that
+is nearest to more of them is a hub, however it came to be one, and keeps its entries."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """The targets `rows` against every bank row: `s` [b, m], which its reader may overwrite and the next tile does.
-    `bound` is at least every |s|."""
+    """The targets `rows` against every bank row.
+
+    s: [b, m]; its reader may overwrite it, and the next tile does.
+    bound: At least every |s|.
+    """
 
     rows: slice
     s: Array
@@ -84,33 +78,31 @@ class Tile:
 
 
 class Similarities:
-    """A resident bank [m, d] that answers targets with tiles of `scale * s(b_u, t)`."""
+    """A resident bank [m, d] that answers targets with tiles of `scale * s(b_u, t)`.
+
+    squares: |b_u|^2 [m], about the mean of the bank for distances.
+    longest: The largest |b_u|: 1 by cosine, but for what a query map gives.
+    is_unit: True if products may be made of halves.
+    """
 
     def __init__(self, bank: np.ndarray, metric: Metric, compute: Compute):
-        self.bank, self.metric, self.compute = bank, metric, compute
+        self.bank = bank
+        self.metric = metric
+        self.compute = compute
         self.library = compute.library()
-        self.m, self.dim = len(bank), int(bank.shape[1])
-        # Far from the origin |b|^2 and |t|^2 swallow the distance; it stays what it is when both are moved there.
-        self._origin = (
-            bank.mean(axis=0, dtype=np.float64) if metric is Metric.EUCLIDEAN else None
-        )
-        self._source = bank if self._origin is None else bank - self._origin
-        # But for distances they are bounds alone, for which float32 sums will do.
-        dtype = np.float64 if metric is Metric.EUCLIDEAN else None
-        self.squares = np.asarray(
-            np.einsum("jd,jd->j", self._source, self._source, dtype=dtype), np.float64
-        )
-        self.longest = math.sqrt(
-            self.squares.max()
-        )  # by cosine 1, but for what a query map gives
-        self._bank = self.library.like(self._source)
-        self._bias = self.library.like(-self.squares / 2)
-        # Halves have room for the components of unit vectors.
-        is_cosine = metric is Metric.COSINE
-        self.is_unit = (
-            is_cosine and self.longest <= UNIT and compute.precision == "auto"
-        )
-        self._by_halves = self.is_unit and multiplies_halves(self.library.device)
+        self.m, self.dim = bank.shape
+        self._origin: Any = None
+        moved = bank
+        if metric is Metric.EUCLIDEAN:
+            # Far from the origin |b|^2 and |t|^2 would swallow the distance.
+            self._origin = bank.mean(axis=0, dtype=np.float64)
+            moved = bank - self._origin
+        self.squares = np.einsum("jd,jd->j", moved, moved).astype(np.float64)
+        self.longest = math.sqrt(self.squares.max())
+        self._bank = self.library.matching(moved)
+        self._bias = self.library.matching(-self.squares / 2)
+        is_short = metric is Metric.COSINE and self.longest <= UNIT
+        self.is_unit = is_short and compute.precision == "auto"
 
     def tiles(
         self,
@@ -118,100 +110,107 @@ class Similarities:
         label: str,
         *,
         scale: float = 1.0,
-        mask: AnswerMask | None = None,
+        answers: np.ndarray | None = None,
+        largest: bool = True,
     ) -> Iterator[Tile]:
-        """Tiles over all targets, in order.
+        """Yield tiles over all targets, in order.
 
         Args:
             targets: [n, d].
-            label: the name of the work, for progress.
-            scale: the factor of all similarities.
-            mask: what it hides is -inf in the tiles.
+            label: The name of the work, for progress.
+            scale: The factor of all similarities.
+            answers: The thresholds [m] of answers, which become -inf; but see
+                `MOST_ANSWERS`.
+            largest: With answers, the largest other entry of each target becomes -inf.
         """
-        xp, height = self.library.xp, min(self.tile_rows(), targets.rows)
-        thresholds = (
-            None
-            if mask is None
-            else self.library.like(scale * self.lower(mask.thresholds))
-        )
-        outs: dict[bool, Array] = {}
-        bank = None
-        if self._by_halves:
-            bank = beside(
-                self._bank(self.library.empty((0,), xp.float32)), of_bank=True
-            )
-        for start, block in self.blocks(
-            targets, max(height, self._block_rows() // height * height)
-        ):
-            size, bias = self.longest, None
+        library = self.library
+        xp = library.xp
+        height = min(self.tile_rows(), targets.rows)
+        if answers is not None:
+            thresholds = library.matching(scale * self.lower(answers))
+        halves = None
+        if self.is_unit and multiplies_halves(library.device):
+            halves = bank_halves(self._bank(library.empty((0,), xp.float32)))
+        outs: dict[Any, Array] = {}
+        size = max(height, self._block_rows() // height * height)
+        for start, block in self.blocks(targets, size):
+            bias = None
+            bound = self.longest
             if self.metric is not Metric.COSINE:
-                exact = xp.astype(block, self.library.accumulator)
+                exact = xp.astype(block, library.accumulator)
                 squares = xp.sum(exact * exact, axis=1)
-                longest = math.sqrt(float(xp.max(squares)))
-                size = self.longest * longest
+                length = math.sqrt(float(xp.max(squares)))
+                bound = self.longest * length
                 if self.metric is Metric.EUCLIDEAN:
-                    size, bias = max(self.longest, longest) ** 2, squares * (-scale / 2)
-            bound = size * abs(scale) * (1 if bias is None else 2)
-            is_double = size > FLOAT32_SIMILARITY or self.compute.precision == "float64"
-            is_double = is_double and self.library.has_float64
-            dtype = xp.float64 if is_double else xp.float32
-            if is_double not in outs:
-                outs[is_double] = self.library.empty((height, self.m), dtype)
-            if bank is None:
+                    bound = max(self.longest, length) ** 2
+                    bias = squares * (-scale / 2)
+            is_large = bound > FLOAT32_SIMILARITY
+            dtype = xp.float32
+            if library.has_float64 and (is_large or self.compute.precision != "auto"):
+                dtype = xp.float64
+            bound *= abs(scale)
+            if dtype not in outs:
+                outs[dtype] = library.empty((height, self.m), dtype)
+            if halves is None:
                 block = xp.astype(block, dtype, copy=False) * scale
             for first in range(0, len(block), height):
-                rows = slice(first, first + height)
-                out = outs[is_double][: len(block[rows])]
-                if bank is None:
-                    s = multiply(block[rows], self._bank(out).T, out)
-                else:  # split before the scale, which halves have no room for
-                    s = multiply_halves(beside(block[rows], of_bank=False), bank, out)
+                part = block[first : first + height]
+                out = outs[dtype][: len(part)]
+                if halves is None:
+                    s = multiply(part, self._bank(out).T, out)
+                else:  # which have no room for the scale
+                    s = multiply_halves(part, halves, out)
                     s *= scale
                 if bias is not None:
                     s += self._bias(s) * scale
-                    s += xp.astype(bias[rows], dtype)[:, None]
-                if mask is not None and thresholds is not None:
-                    self._hide(s, thresholds(s), mask.largest)
+                    s += xp.astype(bias[first : first + height], dtype)[:, None]
+                if answers is not None:
+                    self._hide(s, thresholds(s), largest)
                 stop = start + first + len(s)
-                yield Tile(slice(start + first, stop), s, bound)
+                most = bound if bias is None else 2 * bound
+                yield Tile(slice(start + first, stop), s, most)
                 self.compute.report(label, stop, targets.rows)
 
     def blocks(
         self, targets: Vectors, size: int = BLOCK_ROWS
     ) -> Iterator[tuple[int, Array]]:
-        """Checked blocks of `targets` on the device, at most `size` rows each, with the number of the first row: at
-        unit length where the metric is cosine, and moved as the bank is.
+        """Yield blocks of at most `size` targets on the device, with their first row.
 
-        What cannot be used is found on a card after all have been read, so that it need not wait after each.
+        They are checked, at unit length if the metric is cosine, and moved as the bank
+        is. A card finds what cannot be used after all blocks have been read, so that it
+        need not wait after each.
         """
         if targets.dim != self.dim:
             raise InputError(
-                f"{targets.name} has {targets.dim} dimensions, the bank has {self.dim}; embed both with one model"
+                f"{targets.name} has {targets.dim} dimensions, the bank has {self.dim}; "
+                "embed both with one model"
             )
-        library, xp, start = self.library, self.library.xp, 0
-        if library.is_on_cpu:
-            for block in prepare_blocks(targets, self.metric, size):
-                yield (
-                    start,
-                    library.to_device(
-                        block if self._origin is None else block - self._origin
-                    ),
-                )
-                start += len(block)
-            return
-        origin = None if self._origin is None else library.to_device(self._origin)
+        if self.library.is_on_cpu:
+            checked = prepare_blocks(targets, self.metric, size)
+            blocks: Iterator[Array] = map(self.library.to_device, checked)
+        else:
+            blocks = self._upload(targets, size)
+        start = 0
+        for block in blocks:
+            if self._origin is not None:
+                origin = self.library.to_device(self._origin)
+                block = self.library.xp.astype(block, origin.dtype) - origin
+            yield start, block
+            start += len(block)
+
+    def _upload(self, targets: Vectors, size: int) -> Iterator[Array]:
+        """Yield blocks on a card, and raise in the end if one cannot be used."""
+        library = self.library
+        xp = library.xp
         is_broken = library.full((), False, xp.bool)
         for block in library.upload(self._raw_blocks(targets, size), size, self.dim):
             if self.metric is Metric.COSINE:
                 block, lengths = unit_length(xp, block)
-                is_broken |= ~xp.all(xp.isfinite(lengths) & (lengths > 0))
+                is_usable = xp.isfinite(lengths) & (lengths > 0)
             else:
-                is_broken |= ~xp.all(xp.isfinite(block))
-            moved = block
-            if origin is not None:
-                moved = xp.astype(block, origin.dtype) - origin
-            yield start, moved
-            start += len(block)
+                is_usable = xp.isfinite(block)
+            is_broken |= ~xp.all(is_usable)
+            yield block
         if bool(to_host(is_broken)):
             self._raise_for(targets, size)
 
@@ -233,59 +232,56 @@ class Similarities:
         raise InputError(f"{targets.name} changed while it was read; read it again")
 
     def lower(self, thresholds: Array) -> Array:
-        """The similarities [m] from which on an entry reaches its threshold [m], here or on the device: see
-        `ANSWER_SLACK`. A Euclidean entry is off by what |b|^2 loses, however near the target is to the bank row b."""
-        xp, smallest = (
-            np if isinstance(thresholds, np.ndarray) else self.library.xp,
-            np.ones(self.m),
-        )
+        """Return the similarities [m] that reach `thresholds` [m], see `ANSWER_SLACK`.
+
+        They lie where the thresholds do, here or on the device. A Euclidean entry is off
+        by what |b|^2 loses, however near the target is to the bank row b.
+        """
+        smallest: Any = 1.0
         if self.metric is Metric.EUCLIDEAN:
-            smallest = np.maximum(smallest, self.squares)
-        if not isinstance(thresholds, np.ndarray):
-            smallest = self.library.to_device(smallest, thresholds.dtype)
-        return thresholds - ANSWER_SLACK * xp.maximum(xp.abs(thresholds), smallest)
+            smallest = np.maximum(self.squares, 1.0)
+            if not isinstance(thresholds, np.ndarray):
+                smallest = self.library.to_device(smallest, thresholds.dtype)
+        return thresholds - ANSWER_SLACK * abs(thresholds).clip(smallest)
 
     def tile_rows(self) -> int:
         """Return how many targets a tile holds.
 
-        On a CPU two copies fit the budget and one fits the cache.
+        On a CPU two copies fit the memory and one fits the cache.
         """
-        budget = self.compute.bytes()
+        room = int(self.compute.bytes() * TILE_SHARE) // TILE_COPIES
         if self.library.is_on_cpu:
-            budget = min(budget // 2, CACHE_BYTES)
-        else:
-            budget = int(budget * TILE_SHARE) // TILE_COPIES
-        return int(min(max(budget // (self.m * 4), 1), BLOCK_ROWS))
+            room = min(self.compute.bytes() // 2, CACHE_BYTES)
+        return min(max(room // (self.m * 4), 1), BLOCK_ROWS)
 
     def _block_rows(self) -> int:
-        """Return how many targets are read at a time; on a CPU they fit the cache, too."""
-        return (
-            min(BLOCK_ROWS, max(CACHE_BYTES // (4 * self.dim), 1))
-            if self.library.is_on_cpu
-            else BLOCK_ROWS
-        )
+        """Return how many targets are read at a time; on a CPU they fit the cache."""
+        if not self.library.is_on_cpu:
+            return BLOCK_ROWS
+        return min(BLOCK_ROWS, max(CACHE_BYTES // (4 * self.dim), 1))
 
     def _hide(self, s: Array, thresholds: Array, largest: bool) -> None:
-        """Sets to -inf, in `s` [b, m], the answers of all targets but hubs; and then the `largest` entry of each."""
+        """Set the answers in `s` [b, m] to -inf, but for hubs, then each row's largest."""
         most = MOST_ANSWERS * self.m
-        if self.library.is_on_cpu:
-            s, thresholds = view(s), view(thresholds)
-            reached = np.flatnonzero(s.max(axis=0) >= thresholds)  # few columns are
-            rows, columns = np.nonzero(s[:, reached] >= thresholds[reached])
-            is_answer = np.bincount(rows, minlength=len(s))[rows] <= most
-            s[rows[is_answer], reached[columns[is_answer]]] = -math.inf
+        if not self.library.is_on_cpu:  # a card would have to wait for their number
+            answers = s >= thresholds
+            answers &= answers.sum(dim=1, keepdim=True) <= most
+            s.masked_fill_(answers, -math.inf)
             if largest:
-                np.put_along_axis(s, s.argmax(axis=1)[:, None], -math.inf, axis=1)
+                s.scatter_(1, s.argmax(dim=1, keepdim=True), -math.inf)
             return
-        answers = s >= thresholds  # a card would have to wait for their number
-        answers &= answers.sum(dim=1, keepdim=True) <= most
-        s.masked_fill_(answers, -math.inf)
+        s = view(s)
+        thresholds = view(thresholds)
+        reached = np.flatnonzero(s.max(axis=0) >= thresholds)  # few columns are
+        rows, columns = np.nonzero(s[:, reached] >= thresholds[reached])
+        is_answer = np.bincount(rows, minlength=len(s))[rows] <= most
+        s[rows[is_answer], reached[columns[is_answer]]] = -math.inf
         if largest:
-            s.scatter_(1, s.argmax(dim=1, keepdim=True), -math.inf)
+            np.put_along_axis(s, s.argmax(axis=1)[:, None], -math.inf, axis=1)
 
 
 def dense(similarities: Similarities, targets: Vectors) -> np.ndarray:
-    """s(b_u, t) of every bank row of `similarities` and of `targets`: float64 [m, n], for sets that fit in memory."""
+    """Return s(b_u, t) of every bank row and target: float64 [m, n]. They must fit memory."""
     parts = [
         to_host(tile.s).astype(np.float64)
         for tile in similarities.tiles(targets, "similarities")

@@ -38,7 +38,7 @@ class Method(BaseModel, ABC):
 
     answers: "kept", as in the papers, whose banks hold queries that have no answer in the gallery. "left out", for a
     log of queries that were asked of this gallery: each query's nearest target, and each target's largest similarity,
-    have no part in the sums (see `compute.AnswerMask`). "auto" leaves them out unless a target bank holds the answers.
+    have no part in the sums (see `compute.similarities`). "auto" leaves them out unless a target bank holds the answers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -1,151 +1,51 @@
-"""`OffsetModel`: what a fit returns. It turns any targets, old or new, into offsets, and lies in one file."""
+"""`OffsetModel`, the result of a fit: it gives any target an offset and lies in one file."""
 
 from __future__ import annotations
 
 import base64
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from hubplugin.compute import Compute
+from hubplugin.compute import Compute, Similarities, TopK, reduce, search
+from hubplugin.compute.device import to_host
 from hubplugin.errors import EmptyInput, InputError, ModelFileError, ZeroVector
 from hubplugin.metric import Metric
 from hubplugin.model import file
 from hubplugin.model.file import LARGEST, Header
 from hubplugin.model.query_map import QueryMap
+from hubplugin.model.terms import Term, group_by_pass, pack, unpack
 from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, prepare
 
-if TYPE_CHECKING:
-    from hubplugin.compute import LogSum, MeanOfLargest
-
 ROUNDING = 1e-6
-"""By how much float32 products of one pair differ, beside the larger of 1 and the similarity."""
+"""The largest difference of float32 products of one pair, beside the larger of 1 and the
+similarity."""
 
 PART_BYTES = 3 << 20
-"""Of a model in each of its `to_texts`, 4 MiB as base64: servers accept requests of some 32 MB."""
+"""Bytes of a model in each of its `to_texts`: 4 MiB as base64. Servers accept requests of
+some 32 MB."""
 
+Setting: TypeAlias = int | float | str | None
+"""A parameter of a method: a number or a name; None if the fit finds it."""
 
-@dataclass(frozen=True)
-class LogSumExp:
-    """scale * LSE_u( s(b_u, t)/tau + log_weights_u ) over a bank [m, d]; log_weights [m] or None for 0.
-
-    answers: [m], the similarity from which on a target counts as the answer of bank query u; its entry, and then the
-    target's largest, are left out of the sum. None leaves nothing out.
-    """
-
-    kind: ClassVar[str] = "log_sum_exp"
-    bank: np.ndarray
-    tau: float
-    scale: float
-    log_weights: np.ndarray | None = None
-    answers: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class TopKMean:
-    """scale * mean of the k largest s(b_u, t) over a bank [m, d]. answers: as in `LogSumExp`."""
-
-    kind: ClassVar[str] = "top_k_mean"
-    bank: np.ndarray
-    k: int
-    scale: float
-    answers: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class Dot:
-    """scale * s(v, t) for one vector v, held as a bank [1, d]."""
-
-    kind: ClassVar[str] = "dot"
-    bank: np.ndarray
-    scale: float
-
-
-Term = LogSumExp | TopKMean | Dot
-TERMS: dict[str, Callable[..., Term]] = {
-    term.kind: term for term in (LogSumExp, TopKMean, Dot)
-}
-
-
-def group_by_bank(terms: Sequence[Term]) -> list[list[Term]]:
-    """Return `terms` in lists, each of which one pass serves.
-
-    A log-sum-exp and the mean of the largest share it, if they share a bank and its
-    answers."""
-    lists: list[list[Term]] = []
-    for term in terms:
-        first = lists[-1][0] if lists else None
-        if (
-            isinstance(term, TopKMean)
-            and isinstance(first, LogSumExp)
-            and term.bank is first.bank
-            and term.answers is first.answers
-        ):
-            lists[-1].append(term)
-        else:
-            lists.append([term])
-    return lists
-
-
-def reduction_of(term: Term) -> LogSum | MeanOfLargest:
-    """Return the reduction that computes a term; the one vector of a `Dot` has one similarity."""
-    from hubplugin.compute import LogSum, MeanOfLargest
-
-    if isinstance(term, LogSumExp):
-        return LogSum(term.tau, term.log_weights)
-    return MeanOfLargest(term.k if isinstance(term, TopKMean) else 1)
-
-
-def pack(terms: Sequence[Term]) -> tuple[list[Header], dict[str, np.ndarray]]:
-    """`terms` as headers of a file, and the arrays in them by name. An array that several terms share is held once."""
-    headers, tensors = [], {}
-    names: dict[int, str] = {}
-    for number, term in enumerate(terms):
-        header: Header = {"kind": term.kind}
-        for key, value in vars(term).items():
-            if isinstance(value, np.ndarray):
-                name = names.setdefault(id(value), f"{number}.{key}")
-                if name == f"{number}.{key}":
-                    tensors[name] = np.ascontiguousarray(value)
-                else:
-                    header[key] = {"as": name}
-            elif value is not None:
-                header[key] = value
-        headers.append(header)
-    return headers, tensors
-
-
-def unpack(
-    headers: Sequence[Header], tensors: dict[str, np.ndarray]
-) -> tuple[Term, ...]:
-    """The terms of which `pack` made `headers` and `tensors`."""
-    terms = []
-    for number, header in enumerate(headers):
-        prefix = f"{number}."
-        fields: Header = {
-            key.removeprefix(prefix): value
-            for key, value in tensors.items()
-            if key.startswith(prefix)
-        }
-        fields |= {
-            key: tensors[value["as"]] if isinstance(value, dict) else value
-            for key, value in header.items()
-        }
-        terms.append(TERMS[fields.pop("kind")](**fields))
-    return tuple(terms)
+Value: TypeAlias = str | int | None
+"""A value in a field of a target: a text, a number or a truth value; None if missing."""
 
 
 @dataclass(frozen=True)
 class HubnessAtFit:
-    """The 10-occurrence of the gallery of the fit over `queries` queries of the bank: its skewness raw, corrected and
-    by chance; largest: the share of the queries that found the target found most often, corrected."""
+    """The 10-occurrence of the gallery of the fit, over `queries` queries of the bank.
+
+    raw, corrected, chance: Its skewness.
+    largest: The share of the queries that found the worst hub, corrected.
+    """
 
     queries: int
     raw: float
@@ -154,16 +54,9 @@ class HubnessAtFit:
     largest: float
 
 
-Setting: TypeAlias = int | float | str | None
-"""The value of a parameter of a method: a number or a name; None where the fit finds it."""
-
-Value: TypeAlias = str | int | None
-"""A value in a field of a target: a text, a number or a truth value. None: nothing is there."""
-
-
 @dataclass(frozen=True)
 class GalleryStatistics:
-    """The offsets of the gallery of the fit: how many, and their extremes and spread after centring."""
+    """The centred offsets of the gallery of the fit: number, extremes and spread."""
 
     count: int
     smallest: float
@@ -172,15 +65,17 @@ class GalleryStatistics:
 
     @property
     def cap(self) -> float:
-        """The largest offset that a later target may get: the largest of the gallery as it is stored, a float32."""
+        """The largest offset that a later target may get, as it is stored: a float32."""
         return float(np.float32(self.largest))
 
 
 @dataclass(frozen=True)
 class Activation:
-    """The targets that are among the k nearest of at least one bank member: QB-Norm's gallery activation set, the
-    potential hubs. Kept as s of each member's k-th nearest target in the gallery of the fit (`thresholds`: one
-    array [m] a term), so that a target which arrives later is in the set or not without a refit."""
+    """QB-Norm's gallery activation set: targets among the k nearest of a bank member.
+
+    thresholds: The similarity of each member's k-th nearest target in the gallery of the
+        fit, one array [m] a term. It tells of a later target, too, without a refit.
+    """
 
     k: int
     thresholds: Sequence[np.ndarray]
@@ -188,27 +83,38 @@ class Activation:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model in the JSON of results: its method, and the fingerprints that name it and its banks."""
+    """A model in the JSON of results: its method, and the names of it and its banks."""
 
     method: str
     parameters: dict[str, Setting]
     fingerprint: str
     bank_fingerprint: str
 
+    @classmethod
+    def of(cls, model: OffsetModel) -> ModelFacts:
+        """Return the facts of a model."""
+        return cls(
+            model.method, model.parameters, model.fingerprint, model.bank_fingerprint
+        )
+
 
 @dataclass(frozen=True)
 class OffsetModel:
-    """offset(t) = sum of `terms` at t, less `centre`: one number a target, to be added to s(q, t).
+    """offset(t) = sum of `terms` at t, less `centre`: a number to be added to s(q, t).
 
-    method, parameters: as given to `fit`. metric: the similarity the offsets belong to. bank_fingerprint: names the
-    query bank and the target bank. centre: mean of the raw offsets over the gallery of the fit (0 without one), so
-    that 0 is the neutral offset. gallery: None where the fit was given no targets. activation: the activation set,
-    which `rerank.Dynamic` and `DualDynamic` ask; offsets do not depend on it.
-    hubness_at_fit: counted by `apply` and `refit`, for `inspect`; it makes no other model.
-    query_map: what known answers taught, None where nothing was to be learned from them. Banks lie here as they were
-    given, and are mapped as all queries are: offsets belong to what is searched with.
-    fitted: what `offsets` would give the gallery of the fit, in its order: float32 [n]. None in a model that was read
-    from a file, or fitted without a gallery or by the workers of an executor. Whoever replaces terms takes it out.
+    method, parameters: As given to `fit`.
+    metric: The similarity that the offsets belong to.
+    terms: Their banks lie here as they were given, and are mapped as all queries are.
+    bank_fingerprint: The name of query bank and target bank.
+    centre: The mean of the raw offsets over the gallery of the fit (0 without one), so
+        that 0 is the neutral offset.
+    gallery: None if the fit was given no targets.
+    activation: What `rerank.Dynamic` and `DualDynamic` ask; offsets do not depend on it.
+    hubness_at_fit: Counted by `apply` and `refit`, for `inspect`; no part of the name.
+    query_map: What known answers taught, None if nothing.
+    fitted: What `offsets` would give the gallery of the fit: float32 [n]. None in a model
+        that was read from a file, or fitted without a gallery or by workers. Whoever
+        replaces terms takes it out.
     """
 
     method: str
@@ -227,41 +133,33 @@ class OffsetModel:
     def __get_pydantic_core_schema__(
         cls, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        def facts(model: OffsetModel) -> ModelFacts:
-            return ModelFacts(
-                model.method,
-                model.parameters,
-                model.fingerprint,
-                model.bank_fingerprint,
-            )
-
-        schema = handler.generate_schema(ModelFacts)
         as_facts = core_schema.plain_serializer_function_ser_schema(
-            facts, return_schema=schema
+            ModelFacts.of, return_schema=handler.generate_schema(ModelFacts)
         )
         return core_schema.is_instance_schema(cls, serialization=as_facts)
 
     @property
     def dim(self) -> int:
+        """Dimensions of the bank, and of all targets."""
         return int(self.terms[0].bank.shape[1])
 
     @cached_property
     def fingerprint(self) -> str:
-        """Names this very model, its centre included, whatever version of hubplugin wrote it: the first 16 hex digits
-        of the SHA-256 of what its file holds, but for `hubness_at_fit`."""
-        return file.digest(*replace(self, hubness_at_fit=None)._content())[:16]
+        """The name of this very model, whatever version of hubplugin wrote it.
+
+        The first 16 hex digits of the SHA-256 of what its file holds, but for
+        `hubness_at_fit`.
+        """
+        return file.digest(*_content(replace(self, hubness_at_fit=None)))[:16]
 
     def offsets(
-        self,
-        targets: VectorLike,
-        *,
-        compute: Compute = Compute(),
+        self, targets: VectorLike, *, compute: Compute = Compute()
     ) -> np.ndarray:
         """Return the offsets of targets, seen by the fit or not.
 
-        No offset is above the cap, the largest of the gallery of the fit: a vector that is far from the whole bank
-        would otherwise get more than any target has, and rank above them. Targets of the fit keep theirs. A model that
-        was fitted without a gallery has no cap.
+        No offset is above the largest of the gallery of the fit: a vector that is far
+        from the whole bank would otherwise rank above every target. Targets of the fit
+        keep theirs. A model that was fitted without a gallery has no such cap.
 
         Under cosine a zero vector, which has no direction, has the neutral offset 0.
 
@@ -273,7 +171,7 @@ class OffsetModel:
             float32 [n].
 
         Raises:
-            InputError: The targets cannot be used, or have other dimensions than the bank.
+            InputError: The targets cannot be used, or have other dimensions.
         """
         vectors = as_vectors(targets, "targets")
         products = vectors.rows * sum(term.bank.size for term in self.terms)
@@ -281,42 +179,48 @@ class OffsetModel:
         if not compute.library().is_on_cpu:
             # A card is through before they are looked through for zero vectors.
             try:
-                return self._capped(self.raw_offsets(vectors, compute) - self.centre)
+                return self._centred(self.raw_offsets(vectors, compute))
             except ZeroVector:
                 pass
         try:
             directed = Directed.of(vectors, self.metric)
         except EmptyInput:
             return np.zeros(vectors.rows, np.float32)
-        offsets = self._capped(self.raw_offsets(directed, compute) - self.centre)
-        if isinstance(directed, Directed) and directed is not vectors:
-            return directed.of_source(offsets)
-        return offsets
+        offsets = self._centred(self.raw_offsets(directed, compute))
+        return offsets if directed is vectors else directed.for_source(offsets)
 
-    def _capped(self, offsets: np.ndarray) -> np.ndarray:
-        """Return centred `offsets`, none above the cap of the gallery: float32 [n]."""
+    def _centred(self, raw: np.ndarray) -> np.ndarray:
+        """Return `raw` offsets centred, none above the cap: float32 [n]."""
+        offsets = raw - self.centre
         if self.gallery is not None:
             offsets = np.minimum(offsets, self.gallery.cap)
         return offsets.astype(np.float32)
 
-    def _search_vectors(self, term: Term) -> np.ndarray:
-        """Return the bank [m, d] of `term` as it is searched with."""
-        if self.query_map is None:
-            return term.bank
-        return self.query_map.of_bank(term.bank)
+    def _similarities(self, term: Term, compute: Compute) -> Similarities:
+        """Return those of the bank of `term`, as it is searched with."""
+        bank = term.bank
+        if self.query_map is not None:
+            bank = self.query_map.of_bank(bank)
+        return Similarities(bank, self.metric, compute)
 
     def queries(self, queries: VectorLike) -> np.ndarray:
-        """Return the vectors to search with in the place of `queries` [m, d]: float32 [m, d].
+        """Return the vectors to search with in the place of `queries`: float32 [m, d].
 
-        The score of the target t is its inner product with them, plus its offset.
+        The score of the target t is its inner product with them, plus its offset. Where
+        the metric is cosine, queries come to unit length before the map; what is mapped
+        has its own length. A model without a query map returns the queries.
 
-        Where the metric is cosine, queries come to unit length before the map; what is mapped has its own length. A
-        model without a query map returns the queries. Raises InputError where they cannot be used.
+        Args:
+            queries: [m, d].
+
+        Raises:
+            InputError: They cannot be used.
         """
         vectors = as_vectors(queries, "queries")
         if vectors.dim != self.dim:
             raise InputError(
-                f"queries have {vectors.dim} dimensions, the query bank of this model has {self.dim}"
+                f"queries have {vectors.dim} dimensions, the query bank of this model "
+                f"has {self.dim}"
             )
         searched = prepare(vectors, self.metric)
         return searched if self.query_map is None else self.query_map(searched)
@@ -334,21 +238,19 @@ class OffsetModel:
         return self.centre_by(self.raw_offsets(vectors, compute), vectors)
 
     def centre_by(self, raw: np.ndarray, targets: Vectors) -> OffsetModel:
-        """Do as `centre_on`, for callers who know the offsets before they are centred.
+        """Do as `centre_on`, with raw offsets that are known.
 
         Args:
-            raw: These offsets, float64 [n].
+            raw: float64 [n].
             targets: The gallery [n, d].
         """
         centre = float(self._check_finite(raw).mean())
         centred = raw - centre
-        statistics = GalleryStatistics(
+        gallery = GalleryStatistics(
             len(raw), float(centred.min()), float(centred.max()), float(centred.std())
         )
-        model = replace(self, centre=centre, gallery=statistics)
-        fitted = model._capped(centred)
-        if isinstance(targets, Directed):
-            fitted = targets.of_source(fitted)
+        model = replace(self, centre=centre, gallery=gallery)
+        fitted = targets.for_source(model._centred(raw))
         fitted.flags.writeable = False
         return replace(model, fitted=fitted)
 
@@ -359,27 +261,27 @@ class OffsetModel:
 
         Args:
             targets: The gallery [n, d].
-            k: How many of the nearest of each bank query are in the set; the paper's is 1.
+            k: How many of the nearest of each bank query are in the set; 1 in the paper.
             compute: Device, memory and progress.
 
         Raises:
             InputError: k is not in 1 ... n, or a term has no bank of examples (`dn`).
         """
-        from hubplugin.compute import TopK, search
-
         vectors = as_vectors(targets, "targets")
         if not 1 <= k <= vectors.rows:
             raise InputError(
-                f"activation set: k={k} is not between 1 and the {vectors.rows} targets of the gallery"
-            )
-        if any(isinstance(term, Dot) for term in self.terms):
-            raise InputError(
-                f"method {self.method!r} keeps the mean of its bank only, so it has no activation set"
+                f"activation set: k={k} is not between 1 and the {vectors.rows} targets "
+                "of the gallery"
             )
         thresholds = []
         for term in self.terms:
+            if term.kind == "dot":
+                raise InputError(
+                    f"method {self.method!r} keeps the mean of its bank only, so it has "
+                    "no activation set"
+                )
             nearest = TopK(k)
-            bank = self._search_vectors(term)
+            bank = self._similarities(term, compute).bank
             search(bank, vectors, self.metric, compute, nearest, label="activation set")
             thresholds.append(nearest.scores[0, :, -1])
         return replace(self, activation=Activation(k, tuple(thresholds)))
@@ -387,71 +289,51 @@ class OffsetModel:
     def is_activated(
         self, targets: VectorLike, *, compute: Compute = Compute()
     ) -> np.ndarray:
-        """Tell which targets are in the activation set, seen by the fit or not.
+        """Tell which targets are in the activation set, seen by the fit or not: bool [n].
 
         Args:
             targets: [n, d].
             compute: Device, memory and progress.
 
-        Returns:
-            bool [n].
-
         Raises:
             InputError: The model has no activation set.
         """
-        from hubplugin.compute import Similarities
-        from hubplugin.compute.device import to_host
-
         if self.activation is None:
             raise InputError(
-                "this model has no activation set; give it one with model.with_activation(targets)"
+                "this model has no activation set; give it one with "
+                "model.with_activation(targets)"
             )
         vectors = as_vectors(targets, "targets")
         inside = np.zeros(vectors.rows, bool)
-        for term, thresholds in zip(
-            self.terms, self.activation.thresholds, strict=True
-        ):
-            similarities = Similarities(
-                self._search_vectors(term), self.metric, compute
-            )
-            least = similarities.library.like(
-                thresholds - ROUNDING * max(1.0, float(np.abs(thresholds).max()))
-            )
+        for term, kth in zip(self.terms, self.activation.thresholds, strict=True):
+            similarities = self._similarities(term, compute)
+            slack = ROUNDING * max(1.0, float(np.abs(kth).max()))
+            least = similarities.library.matching(kth - slack)
             for tile in similarities.tiles(vectors, "activation set"):
                 inside[tile.rows] |= to_host((tile.s >= least(tile.s)).any(1))
         return inside
 
     def raw_offsets(self, targets: VectorLike, compute: Compute) -> np.ndarray:
-        """Return the sum of the terms, not centred, not capped.
+        """Return the sum of the terms, not centred, not capped: float64 [n].
 
         Args:
             targets: Any targets [n, d].
             compute: Device, memory and progress.
 
-        Returns:
-            float64 [n].
-
         Raises:
             InputError: It is beyond float32.
         """
-        from hubplugin.compute import AnswerMask, Similarities, reduce
-
         vectors = as_vectors(targets, "targets")
         if vectors.dim != self.dim:
             raise InputError(
-                f"{vectors.name} has {vectors.dim} dimensions, the query bank of this model has {self.dim}; "
-                "embed both with the same model"
+                f"{vectors.name} has {vectors.dim} dimensions, the query bank of this "
+                f"model has {self.dim}; embed both with the same model"
             )
         total = np.zeros(vectors.rows)
-        for terms in group_by_bank(self.terms):
-            first = terms[0]
-            mask = None
-            if not isinstance(first, Dot) and first.answers is not None:
-                mask = AnswerMask(first.answers)
-            bank = self._search_vectors(first)
-            similarities = Similarities(bank, self.metric, compute)
-            reductions = [reduction_of(term) for term in terms]
-            values = reduce(similarities, vectors, reductions, mask)
+        for terms in group_by_pass(self.terms):
+            similarities = self._similarities(terms[0], compute)
+            reductions = [term.reduction for term in terms]
+            values = reduce(similarities, vectors, reductions, terms[0].answers)
             with np.errstate(over="ignore", invalid="ignore"):
                 for term, value in zip(terms, values, strict=True):
                     total += term.scale * value
@@ -461,88 +343,45 @@ class OffsetModel:
         if not max(raw.max(), -raw.min()) < LARGEST:  # nor is NaN
             method = describe_method(self.method, self.parameters)
             raise InputError(
-                f"{method} gives offsets that are no numbers a search can add: its parameters are out of "
-                "proportion to the similarities of these vectors"
+                f"{method} gives offsets that are no numbers a search can add: its "
+                "parameters are out of proportion to the similarities of these vectors"
             )
         return raw
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to one safetensors file, whole or not at all.
 
-        Raises ModelFileError if it cannot; the file that was there before is then untouched.
+        Raises ModelFileError if it cannot; a file that was there before is untouched.
         """
         file.write(path, self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """Return the model as the bytes of a model file: safetensors with a JSON header."""
-        return file.to_bytes(*self._content())
+        """Return the bytes of a model file: safetensors with a JSON header."""
+        return file.to_bytes(*_content(self))
 
     @staticmethod
     def from_bytes(content: bytes, name: str = "model") -> OffsetModel:
-        """Return the model in the bytes of a model file.
+        """Return the model in `content`, which `to_bytes` gave; errors call it `name`.
 
-        Args:
-            content: What `to_bytes` gave.
-            name: What errors call it.
-
-        Raises:
-            ModelFileError: The bytes are damaged, are no model, or come from another version.
+        Raises ModelFileError for damaged bytes, for others, and for another version's.
         """
         return file.from_bytes(content, name, _build)
 
     def to_texts(self) -> list[str]:
         """Return `to_bytes` in base64, in parts, for a store that holds texts."""
         content = self.to_bytes()
-        parts = range(0, len(content), PART_BYTES)
-        return [
-            base64.b64encode(content[start : start + PART_BYTES]).decode()
-            for start in parts
-        ]
+        starts = range(0, len(content), PART_BYTES)
+        parts = [content[start : start + PART_BYTES] for start in starts]
+        return [base64.b64encode(part).decode() for part in parts]
 
     @staticmethod
     def from_texts(texts: Iterable[str], name: str = "model") -> OffsetModel:
-        """Return the model in the texts that `to_texts` gave.
-
-        Args:
-            texts: All of them, in order.
-            name: What errors call the model.
-
-        Raises:
-            ModelFileError: As `from_bytes`.
-        """
+        """Return the model in all `texts` of `to_texts`, in order; as `from_bytes`."""
         try:
             content = b"".join(map(base64.b64decode, texts))
         except (ValueError, TypeError) as error:
             raise ModelFileError(f"{name} is damaged: {error}; fit it again") from None
         return OffsetModel.from_bytes(content, name)
-
-    def _content(self) -> tuple[Header, dict[str, np.ndarray]]:
-        """Return header and tensors of the model file."""
-        terms, tensors = pack(self.terms)
-        if self.activation:
-            for number, thresholds in enumerate(self.activation.thresholds):
-                tensors[f"activation.{number}"] = np.ascontiguousarray(thresholds)
-        header = {
-            "format": file.FORMAT,
-            "method": self.method,
-            "parameters": self.parameters,
-            "metric": self.metric.value,
-            "dim": self.dim,
-            "bank_fingerprint": self.bank_fingerprint,
-            "centre": self.centre,
-            "gallery": asdict(self.gallery) if self.gallery else None,
-            "activation": self.activation.k if self.activation else None,
-            "terms": terms,
-        }
-        if self.hubness_at_fit is not None:
-            header["finds"] = asdict(self.hubness_at_fit)
-        if self.query_map is not None:
-            header["query_map"] = {
-                name: getattr(self.query_map, name)
-                for name in ("strength", "pairs", "whitened")
-            }
-            tensors["query_map.step"] = np.ascontiguousarray(self.query_map.step)
-        return header, tensors
 
     def __repr__(self) -> str:
         method = describe_method(self.method, self.parameters)
@@ -554,29 +393,60 @@ class OffsetModel:
         return f"OffsetModel({', '.join(parts)})"
 
 
+def _content(model: OffsetModel) -> tuple[Header, dict[str, np.ndarray]]:
+    """Return header and tensors of the file of `model`."""
+    terms, tensors = pack(model.terms)
+    header = {
+        "format": file.FORMAT,
+        "method": model.method,
+        "parameters": model.parameters,
+        "metric": model.metric.value,
+        "dim": model.dim,
+        "bank_fingerprint": model.bank_fingerprint,
+        "centre": model.centre,
+        "gallery": asdict(model.gallery) if model.gallery else None,
+        "activation": model.activation.k if model.activation else None,
+        "terms": terms,
+    }
+    if model.activation is not None:
+        for number, thresholds in enumerate(model.activation.thresholds):
+            tensors[f"activation.{number}"] = np.ascontiguousarray(thresholds)
+    if model.hubness_at_fit is not None:
+        header["finds"] = asdict(model.hubness_at_fit)
+    learned = model.query_map
+    if learned is not None:
+        header["query_map"] = {
+            "strength": learned.strength,
+            "pairs": learned.pairs,
+            "whitened": learned.whitened,
+        }
+        tensors["query_map.step"] = np.ascontiguousarray(learned.step)
+    return header, tensors
+
+
 def _build(header: Header, tensors: dict[str, np.ndarray]) -> OffsetModel:
     """Return the model whose `_content` was `header` and `tensors`."""
-    terms = unpack(header["terms"], tensors)
-    k = header["activation"]
-    activation = None
-    if k:
-        thresholds = [tensors[f"activation.{number}"] for number in range(len(terms))]
-        activation = Activation(k, tuple(thresholds))
-    gallery = header["gallery"]
-    finds = header.get("finds")
-    query_map = header.get("query_map")
-    return OffsetModel(
+    model = OffsetModel(
         header["method"],
         header["parameters"],
         Metric(header["metric"]),
-        terms,
+        unpack(header["terms"], tensors),
         header["bank_fingerprint"],
         float(header["centre"]),
-        GalleryStatistics(**gallery) if gallery else None,
-        activation,
-        HubnessAtFit(**finds) if finds else None,
-        QueryMap(tensors["query_map.step"], **query_map) if query_map else None,
     )
+    k = header["activation"]
+    if k:
+        numbers = range(len(model.terms))
+        thresholds = tuple(tensors[f"activation.{number}"] for number in numbers)
+        model = replace(model, activation=Activation(k, thresholds))
+    if header["gallery"]:
+        model = replace(model, gallery=GalleryStatistics(**header["gallery"]))
+    if "finds" in header:
+        model = replace(model, hubness_at_fit=HubnessAtFit(**header["finds"]))
+    if "query_map" in header:
+        step = tensors["query_map.step"]
+        model = replace(model, query_map=QueryMap(step, **header["query_map"]))
+    return model
 
 
 def describe_method(method: str, parameters: Mapping[str, Setting]) -> str:
@@ -591,22 +461,25 @@ def describe_method(method: str, parameters: Mapping[str, Setting]) -> str:
 def load(path: str | os.PathLike[str]) -> OffsetModel:
     """Return the model that `OffsetModel.save` wrote to `path`.
 
-    Raises ModelFileError if there is no such file, it is damaged, or another version wrote it.
+    Raises:
+        ModelFileError: There is no such file, it is damaged, or another version wrote it.
     """
     return OffsetModel.from_bytes(file.read(path), f"model file {os.fspath(path)!r}")
 
 
 def warn_if_swapped(model: OffsetModel, count: int) -> None:
-    """Warns where `fit` was probably given the gallery as its query bank: `model` goes to `count` targets, as many as
-    its bank has queries, and was fitted on another number of targets."""
+    """Warn if `fit` was probably given the gallery as its query bank.
+
+    The `model` goes to `count` targets, as many as its bank has queries, and was fitted
+    on another number of targets.
+    """
     queries = len(model.terms[0].bank)
-    if (
-        model.gallery is not None
-        and queries == count != model.gallery.count
-        and count > 1
-    ):
+    if model.gallery is None or count == 1:
+        return
+    if queries == count != model.gallery.count:
         warnings.warn(
-            f"the model was fitted on a query bank of {queries} and {model.gallery.count} targets, and is given to a "
-            f"gallery of {count}: if the two were swapped, it is fit(gallery, bank)",
+            f"the model was fitted on a query bank of {queries} and "
+            f"{model.gallery.count} targets, and is given to a gallery of {count}: if "
+            "the two were swapped, it is fit(gallery, bank)",
             stacklevel=3,
         )

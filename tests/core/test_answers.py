@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 
 import hubplugin
 from hubplugin.bank import spacing_ratio
-from hubplugin.compute import (
-    AnswerMask,
-    Compute,
-    MeanOfLargest,
-    Similarities,
-    reduce,
-)
+from hubplugin.compute import Compute, MeanOfLargest, Similarities, reduce
 from hubplugin.compute.reductions import SMALLEST_LOG
 from hubplugin.metric import Metric
 from hubplugin.vectors import as_vectors
@@ -162,7 +156,7 @@ def test_a_mean_of_fewer_than_k_takes_what_is_left():
         Similarities(bank, Metric.DOT, Compute()),
         as_vectors(targets, "t"),
         [MeanOfLargest(30)],
-        AnswerMask(levels),
+        levels,
     )
     s = np.sort(similarity(bank, targets, "dot"), axis=0)[:-1]
     np.testing.assert_allclose(mean, s.mean(axis=0), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,130 @@
+"""The terms of a model: what each sums over a bank for a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import groupby
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+
+from hubplugin.compute import LogSum, MeanOfLargest
+from hubplugin.model.file import Header
+
+
+@dataclass(frozen=True)
+class LogSumExp:
+    """scale * LSE_u( s(b_u, t)/tau + log_weights_u ) over a bank.
+
+    bank: [m, d].
+    log_weights: [m], or None for 0.
+    answers: The similarity from which on a target counts as the answer of bank query u
+        [m]. Its entry, and then the target's largest, are left out of the sum. None
+        leaves nothing out.
+    """
+
+    kind: ClassVar[str] = "log_sum_exp"
+    bank: np.ndarray
+    tau: float
+    scale: float
+    log_weights: np.ndarray | None = None
+    answers: np.ndarray | None = None
+
+    @property
+    def reduction(self) -> LogSum:
+        """The reduction that computes the sum."""
+        return LogSum(self.tau, self.log_weights)
+
+
+@dataclass(frozen=True)
+class TopKMean:
+    """scale * mean of the k largest s(b_u, t) over a bank [m, d]; answers as above."""
+
+    kind: ClassVar[str] = "top_k_mean"
+    bank: np.ndarray
+    k: int
+    scale: float
+    answers: np.ndarray | None = None
+
+    @property
+    def reduction(self) -> MeanOfLargest:
+        """The reduction that computes the mean."""
+        return MeanOfLargest(self.k)
+
+
+@dataclass(frozen=True)
+class Dot:
+    """scale * s(v, t) for one vector v, held as a bank [1, d]."""
+
+    kind: ClassVar[str] = "dot"
+    answers: ClassVar[None] = None
+    bank: np.ndarray
+    scale: float
+
+    @property
+    def reduction(self) -> MeanOfLargest:
+        """The reduction that gives the one similarity."""
+        return MeanOfLargest(1)
+
+
+Term: TypeAlias = LogSumExp | TopKMean | Dot
+
+TERMS: dict[str, Callable[..., Term]] = {
+    "log_sum_exp": LogSumExp,
+    "top_k_mean": TopKMean,
+    "dot": Dot,
+}
+
+
+def group_by_pass(terms: Sequence[Term]) -> Iterator[list[Term]]:
+    """Yield the terms that one pass serves: neighbours with one bank and its answers.
+
+    A log-sum-exp comes last, as `compute.reduce` needs it.
+    """
+    for _, group in groupby(terms, lambda term: (id(term.bank), id(term.answers))):
+        yield [*group][::-1]
+
+
+def pack(terms: Sequence[Term]) -> tuple[list[Header], dict[str, np.ndarray]]:
+    """Return `terms` as headers of a file, and their arrays by name.
+
+    An array that several terms share is held once.
+    """
+    headers = []
+    tensors = {}
+    names: dict[int, str] = {}
+    for number, term in enumerate(terms):
+        header: Header = {"kind": term.kind}
+        for field in fields(term):
+            value = getattr(term, field.name)
+            name = f"{number}.{field.name}"
+            if isinstance(value, np.ndarray):
+                first = names.setdefault(id(value), name)
+                if first == name:
+                    tensors[name] = np.ascontiguousarray(value)
+                else:
+                    header[field.name] = {"as": first}
+            elif value is not None:
+                header[field.name] = value
+        headers.append(header)
+    return headers, tensors
+
+
+def unpack(
+    headers: Sequence[Header], tensors: dict[str, np.ndarray]
+) -> tuple[Term, ...]:
+    """Return the terms that `pack` packed."""
+    terms = []
+    for number, header in enumerate(headers):
+        values = dict(header)
+        build = TERMS[values.pop("kind")]
+        for key, value in header.items():
+            if isinstance(value, dict):
+                values[key] = tensors[value["as"]]
+        for name, tensor in tensors.items():
+            place, _, key = name.partition(".")
+            if place == str(number):
+                values[key] = tensor
+        terms.append(build(**values))
+    return tuple(terms)
