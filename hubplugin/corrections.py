@@ -1,17 +1,19 @@
-"""The one document that a store keeps of its corrections, the `Manifest`, and what a job does to it.
+"""The `Manifest`, the one document that a store keeps of its corrections, and its driver.
 
-A *version* is one model written to one vector of a store. A vector has at most one active version, by which searches
-rank, and one previous version, of which only the model is left: `rollback` writes it. A store has at most one version
-that is being written. Everything else of which something may still lie in the store is retired, until it is deleted:
+A *version* is one model written to one vector of a store. A vector has at most one active
+version, by which searches rank, and one previous version, of which only the model is left:
+`rollback` writes it. A store has at most one version that is being written. Everything
+else of which something may still lie in the store is retired, until it is deleted:
 
-    begin, activate    the version that was active becomes the previous one, and its offsets are retired
+    begin, activate    the active version becomes the previous one; its offsets are retired
     begin, give_up     another run writes another model
     withdraw           the correction of one vector goes
     clear              what was retired has been deleted
 
-Each is a pure function: a manifest never changes, and each returns the next one. `ManifestStore` drives them: an
-adapter gives it one document that is read and written in one step, a place for models, and room for one number a
-target. A kill between any two steps leaves a manifest by which the next run goes on: it names what lies in the store
+Each is a pure function: a manifest never changes, and each returns the next one.
+`ManifestStore` drives them: an adapter gives it one document that is read and written in
+one step, a place for models, and room for one number a target. A kill between any two
+steps leaves a manifest by which the next run goes on: it names what lies in the store
 before that is made, and until it is gone.
 """
 
@@ -36,20 +38,32 @@ from hubplugin.store import Correction, Found, Store
 from hubplugin.vectors import Progress
 
 FORMAT = 7
-"""Of a manifest. A reader refuses any other: up to 6, each store had its own."""
+"""The version of a manifest. A reader refuses any other: up to 6, each store had its own."""
 
 
-class Version(BaseModel):
-    """One model for one vector of a store. An adapter adds fields of its own.
-
-    number: what lies in the targets is named after it. word: random, so that two runs
-    that begin at once and choose the same number do not share a name; what is deleted
-    by one of them is named after it. vector: "" in a store with one. model: its
-    fingerprint. metric, dim, mapped: of the model, and whether it has a query map.
-    made: when its writing began. owner: the run that writes it.
-    """
+class Record(BaseModel):
+    """A part of a manifest, which never changes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def replace(self, **fields: Any) -> Self:
+        """Return a copy with other `fields`."""
+        return self.model_copy(update=fields)
+
+
+class Version(Record):
+    """One model for one vector of a store. An adapter adds fields of its own.
+
+    number: What lies in the targets is named after it.
+    word: Random, so that two runs that begin at once and choose the same number share no
+        name. What one of them deletes is named after it.
+    vector: "" in a store with one.
+    model: Its fingerprint.
+    metric, dim: Those of the model.
+    mapped: True if the model has a query map.
+    made: The time when its writing began.
+    owner: The run that writes it.
+    """
 
     number: int = Field(ge=1, le=2**31 - 1)
     word: str = Field(default="", max_length=32, pattern="^[0-9a-f]*$")
@@ -78,17 +92,12 @@ class Version(BaseModel):
             **fields,
         )
 
-    def replace(self, **fields: Any) -> Self:
-        return self.model_copy(update=fields)
-
 
 V = TypeVar("V", bound=Version)
 
 
-class Manifest(BaseModel, Generic[V]):
-    """What a store knows of its corrections. `active` and `previous` are by the name of the vector."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Manifest(Record, Generic[V]):
+    """All corrections of a store; `active` and `previous` by the name of the vector."""
 
     format: int = FORMAT
     hubplugin: str = __version__
@@ -115,8 +124,14 @@ class Manifest(BaseModel, Generic[V]):
         damaged = f"{place} has a manifest that is damaged"
         try:
             values = content if isinstance(content, Mapping) else json.loads(content)
-            if isinstance(values, Mapping):
-                _require_format(values, place, mend)
+            written = values.get("format") if isinstance(values, Mapping) else FORMAT
+            if type(written) is int and written != FORMAT:
+                advice = "upgrade hubplugin" if written > FORMAT else mend
+                raise StoreError(
+                    f"{place} has a manifest in format {written} of hubplugin "
+                    f"{values.get('hubplugin')}; this version ({__version__}) reads "
+                    f"format {FORMAT}: {advice}"
+                )
             return cls.model_validate(values).replace(hubplugin=__version__)
         except ValidationError as error:
             at = ".".join(map(str, error.errors()[0]["loc"])) or "its beginning"
@@ -124,24 +139,23 @@ class Manifest(BaseModel, Generic[V]):
         except (ValueError, RecursionError):
             raise StoreError(f"{damaged}: it is no JSON; {mend}") from None
 
-    def replace(self, **fields: Any) -> Self:
-        return self.model_copy(update=fields)
-
     def find_current(self, vector: str = "") -> tuple[V | None, bool]:
-        """The version that lies in `vector`, if any, and whether it is active; a half-written one is not."""
+        """Return the version that lies in `vector`, if any, and whether it is active."""
         if vector in self.active:
             return self.active[vector], True
-        is_its_own = self.writing is not None and self.writing.vector == vector
-        return self.writing if is_its_own else None, False
+        if self.writing is not None and self.writing.vector == vector:
+            return self.writing, False
+        return None, False
 
     @property
     def maintained(self) -> tuple[V, ...]:
         """The versions whose offsets a write must bring along."""
-        return (*self.active.values(), *((self.writing,) if self.writing else ()))
+        active = tuple(self.active.values())
+        return active if self.writing is None else (*active, self.writing)
 
     @property
     def everything(self) -> tuple[V, ...]:
-        """Every version of which offsets may lie in the store."""
+        """Every version whose offsets may lie in the store."""
         return (*self.maintained, *self.retired)
 
     def find(self, vector: str, model: str, **fields: object) -> tuple[V | None, Found]:
@@ -150,16 +164,12 @@ class Manifest(BaseModel, Generic[V]):
         The active one is amended; with a half-written one a run goes on.
         """
         required = {"vector": vector, "model": model, **fields}
-
-        def fits(version: V | None) -> bool:
-            return version is not None and all(
-                getattr(version, name) == value for name, value in required.items()
-            )
-
-        if fits(self.active.get(vector)):
-            return self.active[vector], "active"
-        if fits(self.writing):
-            return self.writing, "half-written"
+        active = self.active.get(vector)
+        if active is not None and required.items() <= dict(active).items():
+            return active, "active"
+        writing = self.writing
+        if writing is not None and required.items() <= dict(writing).items():
+            return writing, "half-written"
         return None, "nothing"
 
     def give_up(self) -> Self:
@@ -223,82 +233,72 @@ class Manifest(BaseModel, Generic[V]):
         return self.replace(retired=left)
 
 
-def _require_format(values: Mapping[str, Any], place: str, mend: str) -> None:
-    """Raise StoreError if a manifest of these `values` is of another format."""
-    written = values.get("format")
-    if type(written) is not int or written == FORMAT:
-        return
-    advice = "upgrade hubplugin" if written > FORMAT else mend
-    raise StoreError(
-        f"{place} has a manifest in format {written} of hubplugin "
-        f"{values.get('hubplugin')}; this version ({__version__}) reads format "
-        f"{FORMAT}: {advice}"
-    )
-
-
 class ManifestStore(Store, Generic[V]):
     """A store whose corrections are the versions of one manifest.
 
-    An adapter gives the nine small methods that follow, and `begin`, which returns its own `Writing` of what
-    `start_version` gives. That calls `require_owner` before what must not be done beside another run, and `switch` and
-    `clear` to activate.
+    An adapter gives the nine small methods that follow, and `begin`, which returns its own
+    `Writing` of what `start_version` gives. That calls `require_owner` before what must not
+    be done beside another run, and `switch` and `clear` to activate.
     """
 
     vector: str = ""
-    """The name of the vector that is corrected, in a store where one manifest is for several."""
+    """The name of the corrected vector, where one manifest is for several."""
 
     _known: OffsetModel | None = None
 
     @abstractmethod
     def read_manifest(self) -> Manifest[V]:
-        """The manifest as it is now, an empty one if there is none. `Manifest.read` refuses what cannot be read."""
+        """Return the manifest as it is now, an empty one if there is none.
+
+        `Manifest.read` refuses what cannot be read.
+        """
 
     @abstractmethod
     def write_manifest(self, manifest: Manifest[V]) -> None:
-        """Puts `manifest` in the place of the one before, in one step."""
+        """Put `manifest` in the place of the one before, in one step."""
 
     @abstractmethod
     def delete_manifest(self) -> None:
-        """Deletes the place of the manifest, in which nothing is left."""
+        """Delete the place of the manifest, in which nothing is left."""
 
     @abstractmethod
     def new_version(self, model: OffsetModel, number: int) -> V:
-        """`Version.of` a `model` that is going to be written, with this `number` and what the adapter adds."""
+        """Return `Version.of` the `model`, with what the adapter adds."""
 
     @abstractmethod
     def read_model(self, version: V) -> OffsetModel:
-        """The model of `version`, whole. Raises StoreError or ModelFileError."""
+        """Return the model of `version`, whole. Raises StoreError or ModelFileError."""
 
     @abstractmethod
     def write_model(self, version: V, model: OffsetModel) -> None:
-        """Keeps `model`, over whatever a kill has left under the number of `version`."""
+        """Keep `model`, over whatever a kill left under the number of `version`."""
 
     @abstractmethod
     def delete_model(self, version: V) -> None:
-        """Deletes what `write_model` wrote, which may be gone."""
+        """Delete what `write_model` wrote, which may be gone."""
 
     @abstractmethod
     def make_room(self, version: V) -> None:
-        """Makes room for one number a target, where there is none yet."""
+        """Make room for one number a target if there is none yet."""
 
     @abstractmethod
     def delete_offsets(self, versions: Sequence[V], progress: Progress | None) -> None:
-        """Deletes what was written of `versions`, which may be gone, and tells `progress`."""
+        """Delete the offsets of `versions`, which may be gone, and tell `progress`."""
 
     def changing(self) -> AbstractContextManager[object]:
-        """What keeps other runs from changing the manifest meanwhile, where a store has a lock or a transaction."""
+        """Return the store's lock or transaction, which keeps other runs from the manifest."""
         return nullcontext()
 
     def find(self, manifest: Manifest[V], model: OffsetModel) -> tuple[V | None, Found]:
-        """`Manifest.find` in `manifest` for this store's vector and `model`."""
+        """Return what `manifest` has of `model` for this store's vector."""
         return manifest.find(self.vector, model.fingerprint)
 
     def next_number(self, manifest: Manifest[V]) -> int:
-        """A number that no version has had so far."""
+        """Return a number that no version has had so far."""
         return manifest.last_number + 1
 
     def seen(self) -> Manifest[V]:
-        """Return the manifest for what changes nothing, as a job has read it last."""
+        """Return the manifest as a job has read it last, for what changes nothing."""
         return self.read_manifest()
 
     def correction(self) -> Correction | None:
@@ -325,12 +325,10 @@ class ManifestStore(Store, Generic[V]):
         return version
 
     def model(self, version: V) -> OffsetModel:
-        """Return `read_model`; the model that was read last is not read again."""
-        known = self._known
-        if known is None or known.fingerprint != version.model:
-            known = self.read_model(version)
-            self._known = known
-        return known
+        """Return the model of `version`; the last one is not read again."""
+        if self._known is None or self._known.fingerprint != version.model:
+            self._known = self.read_model(version)
+        return self._known
 
     def start_version(
         self, model: OffsetModel, progress: Progress | None = None
@@ -399,16 +397,15 @@ class ManifestStore(Store, Generic[V]):
         with self.changing():
             manifest = self.read_manifest()
             gone = manifest.retired
-            if not gone:
-                return manifest
-            self.delete_offsets(gone, progress)
-            manifest = self.read_manifest()
-            kept = {version.word for version in manifest.previous.values()}
-            for version in gone:
-                if version.word not in kept:
-                    self.delete_model(version)
-            manifest = manifest.clear(gone)
-            self.write_manifest(manifest)
+            if gone:
+                self.delete_offsets(gone, progress)
+                manifest = self.read_manifest()
+                kept = {version.word for version in manifest.previous.values()}
+                for version in gone:
+                    if version.word not in kept:
+                        self.delete_model(version)
+                manifest = manifest.clear(gone)
+                self.write_manifest(manifest)
             return manifest
 
     def remove(self, progress: Progress | None = None) -> None:

@@ -1,7 +1,8 @@
 """A gallery in shards, which the workers of any `concurrent.futures.Executor` read.
 
-Workers look at all of it once: each query's nearest target, and a sample. The sample is what a correction is tried and
-fitted on, in the process that asks; offsets are then a map over the shards, `model.offsets`, by the same workers.
+Workers look at all of it once: each query's nearest target, and a sample. A correction is
+tried and fitted on the sample, in the process that asks. Offsets are then a map over the
+shards, `model.offsets`, by the same workers.
 """
 
 from __future__ import annotations
@@ -36,29 +37,25 @@ from hubplugin.errors import (
     Parameter,
 )
 from hubplugin.methods import Method
-from hubplugin.vectors import (
-    Sliceable,
-    VectorLike,
-    Vectors,
-    as_vectors,
-    one_line,
-)
+from hubplugin.vectors import Sliceable, VectorLike, Vectors, as_vectors, one_line
 
 logger = logging.getLogger(__name__)
 
 SHARD_ROWS = 250_000
-"""Rows of a shard, where they can be chosen: at 384 dimensions 384 MB, some seconds of work a pass."""
+"""Rows of a shard if nothing is said: at 384 dimensions 384 MB, some seconds a pass."""
 
 SAMPLE = 200_000
-"""Targets that a correction is fitted on, as many as Sinkhorn takes of a large gallery: docs/speed.md has the error."""
+"""Targets that a correction is fitted on, as many as Sinkhorn takes of a large gallery:
+docs/speed.md has the error."""
 
 Result = TypeVar("Result")
 
 
 class Shard(ABC):
-    """Some targets of a gallery: where they are, not what. A small value that travels to whoever reads it.
+    """Some targets of a gallery by their place: a small value that travels to workers.
 
-    name: what errors call it. rows: how many there are, of which a sample is drawn.
+    name: What errors call it.
+    rows: How many there are, of which a sample is drawn.
     """
 
     name: str
@@ -66,7 +63,7 @@ class Shard(ABC):
 
     @abstractmethod
     def vectors(self) -> Vectors | None:
-        """Return its vectors, to be read again and again where this is called. None if it has none."""
+        """Return its vectors, to be read where this is called. None if it has none."""
 
 
 @runtime_checkable
@@ -76,13 +73,14 @@ class Sharded(Protocol):
     def count(self) -> int: ...
 
     def shards(self, count: int | None) -> Sequence[Shard]:
-        """About `count` parts; by default as many as have `SHARD_ROWS` targets each."""
+        """Return about `count` parts; by default each has `SHARD_ROWS` targets."""
 
 
 GalleryLike: TypeAlias = (
     VectorLike | Sharded | Sequence["Shard | str | os.PathLike[str]"]
 )
-"""What can be read as vectors, and a gallery in parts: a list of files, or a pattern of their names."""
+"""What can be read as vectors, and a gallery in parts: a list of files, or a pattern of
+their names."""
 
 
 @dataclass(frozen=True)
@@ -96,30 +94,31 @@ class FileShard(Shard):
 
     def vectors(self) -> Vectors | None:
         whole = as_vectors(self.path, self.name)
-        if whole.rows < self.start + self.rows:
+        stop = self.start + self.rows
+        if whole.rows < stop:
             raise InputError(
-                f"{self.name}: the file has {whole.rows} rows; it changed after the shards were planned"
+                f"{self.name}: the file has {whole.rows} rows; it changed after the "
+                "shards were planned"
             )
         whole.name = self.name
         if self.rows == whole.rows or not isinstance(whole, Sliceable):
             return whole
-        rows = slice(self.start, self.start + self.rows)
-        return Sliceable(
-            self.name, whole.take(rows), (self.rows, whole.dim), np.asarray
-        )
+        return as_vectors(whole.take(slice(self.start, stop)), self.name)
 
 
 def shards_of(source: GalleryLike | None, count: int | None = None) -> list[Shard]:
-    """Divides a gallery into shards.
+    """Divide a gallery into shards.
 
     Args:
-        source: a list of shards or of files (.npy, .npz, .safetensors, .parquet); a pattern of file names, as in
-            "parts/*.parquet"; one .npy or .safetensors file, whose rows are divided; or a store that other machines can
-            read (`hubplugin.open_store`).
-        count: how many shards a file or a store becomes; by default each has some `SHARD_ROWS`.
+        source: Shards or files in a list (.npy, .npz, .safetensors, .parquet); a pattern
+            of file names, as in "parts/*.parquet"; one .npy or .safetensors file, whose
+            rows are divided; or a store that other machines can read
+            (`hubplugin.open_store`).
+        count: How many shards a file or a store becomes; by default each has some
+            `SHARD_ROWS`.
 
     Raises:
-        InputError: workers cannot read the source, such as an array in the memory of this process.
+        InputError: Workers cannot read the source, as an array in this process.
     """
     if count is not None and count < 1:
         raise InputError(Parameter("shards", count), ": expected 1 or more")
@@ -128,7 +127,7 @@ def shards_of(source: GalleryLike | None, count: int | None = None) -> list[Shar
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
         if not glob.has_magic(path):
-            return _read_rows(path, count)
+            return _divide_file(path, count)
         source = sorted(glob.glob(path))
         if not source:
             raise InputError(f"targets: no file matches {path!r}")
@@ -139,35 +138,33 @@ def shards_of(source: GalleryLike | None, count: int | None = None) -> list[Shar
             shards = list[Shard]()
             for path in source:
                 with suppress(EmptyInput):
-                    shards += _read_rows(os.fspath(path), 1)
+                    shards += _divide_file(os.fspath(path), 1)
             return shards
     raise InputError(
-        f"targets: workers cannot read {type(source).__name__} from the memory of this process; with ",
+        f"targets: workers cannot read {type(source).__name__} from the memory of this "
+        "process; with ",
         Parameter("executor"),
         " pass files, as in 'parts/*.npy', or a store",
     )
 
 
-def _read_rows(path: str, count: int | None) -> list[Shard]:
-    """Divide the rows of a file; one that cannot be read in parts is one shard."""
+def _divide_file(path: str, count: int | None) -> list[Shard]:
+    """Divide the rows of a file into `count` shards, none of them empty.
+
+    A file that cannot be read in parts is one shard.
+    """
     whole = as_vectors(path, "targets")
     path = os.path.abspath(path)
     file = os.path.basename(path)
     if not isinstance(whole, Sliceable) or path.endswith(".npz"):
         count = 1
+    parts = min(count or -(-whole.rows // SHARD_ROWS), whole.rows)
+    ends = np.linspace(0, whole.rows, parts + 1).astype(int).tolist()
     shards = list[Shard]()
-    for start, stop in even_ranges(whole.rows, count):
+    for start, stop in itertools.pairwise(ends):
         name = f"targets ({file}, rows {start} to {stop - 1})"
         shards.append(FileShard(name, path, start, stop - start))
     return shards
-
-
-def even_ranges(rows: int, count: int | None) -> list[tuple[int, int]]:
-    """First and last of `rows` rows in each of `count` shards, none of them empty; by default of as many as have
-    `SHARD_ROWS`."""
-    parts = min(count or -(-rows // SHARD_ROWS), rows)
-    ends = np.linspace(0, rows, parts + 1).astype(int).tolist()
-    return list(itertools.pairwise(ends))
 
 
 def map_shards(
@@ -177,22 +174,23 @@ def map_shards(
     compute: Compute,
     label: str,
 ) -> list[Result]:
-    """Calls a task with the number of each shard and the shard. What still runs is cancelled where one fails, or by
-    Ctrl-C.
+    """Call a task with the number of each shard and the shard.
+
+    If one fails, or by Ctrl-C, what still runs is cancelled.
 
     Args:
-        executor: its workers do the task.
-        task: must be picklable.
-        shards: the shards.
-        compute: its progress is told.
-        label: the name of the work, for progress and errors.
+        executor: Its workers do the task.
+        task: Must be picklable.
+        shards: The shards.
+        compute: Its progress is told.
+        label: The name of the work, for progress and errors.
 
     Returns:
         What the calls give, in the order of the shards.
 
     Raises:
-        ClusterError: workers are lost for good: an engine that starts a task of a lost worker anew, as Dask and Ray do,
-            has tried so before.
+        ClusterError: Workers are lost for good. An engine that starts a task of a lost
+            worker anew, as Dask and Ray do, has tried so before.
     """
     if not hasattr(executor, "submit"):
         raise InputError(
@@ -220,8 +218,8 @@ def _call(function: Callable[[], Result], shard: Shard, label: str) -> Result:
         return function()
     except BrokenExecutor as error:
         raise ClusterError(
-            f"the executor has lost its workers ({one_line(error)}); start a new one and run it again: what was "
-            "written to a store is not written again"
+            f"the executor has lost its workers ({one_line(error)}); start a new one and "
+            "run it again: what was written to a store is not written again"
         ) from None
     except Exception as error:
         cause = getattr(error, "cause", error)  # Ray wraps an error in pages of its own
@@ -243,14 +241,14 @@ def read_by_workers(
 
     Args:
         bank: The bank.
-        source: What the shards are of.
+        source: The gallery that the shards are of.
         shards: The shards.
         method: Says whether answers are looked for.
         executor: Its workers read.
 
     Returns:
-        `bank` against a sample of the gallery, drawn with a fixed seed, and what workers found in the whole of it. The
-        sample is all targets, where they are at most `SAMPLE`.
+        `bank` against a sample of the gallery, drawn with a fixed seed, and what workers
+        found in the whole of it. The sample is all targets if they are at most `SAMPLE`.
     """
     total = sum(shard.rows for shard in shards)
     if isinstance(source, Sharded):
@@ -258,36 +256,35 @@ def read_by_workers(
     quiet = bank.compute.without_progress
     queries = PreparedBank(bank.query_bank, bank.metric, quiet)
     share = SAMPLE / max(total, SAMPLE)
-    read = _ReadShard(queries, share, method.answers != "kept")
+    finds_answers = method.answers != "kept"
+    read = _ReadShard(queries, share, finds_answers)
     found = map_shards(executor, read, shards, bank.compute, "reading the gallery")
-    parts = [summary for summary, _ in found if summary is not None]
+    parts = [part for part, _ in found if part is not None]
     if not parts:
         raise EmptyInput(
-            "targets are empty: no shard has a vector with a direction; at least one is needed"
+            "targets are empty: no shard has a vector with a direction; at least one is "
+            "needed"
         )
-    rows = np.concatenate([part.sample for part in parts])
-    sample = as_vectors(rows, "targets")
-    starts = np.cumsum([0, *(part.count for part in parts)])
-    whole = Whole(
-        int(starts[-1]),
-        sum(zeros for _, zeros in found),
-        _join_surveys([part.survey for part in parts], starts),
-        _find_answers(bank, parts) if read.finds_answers else None,
-    )
-    if sample.rows < whole.count:
+    count = sum(part.count for part in parts)
+    answers = None
+    if finds_answers and min(len(bank.query_bank), count) >= SMALLEST_LOG:
+        answers = _join_answers(bank, parts)
+    zeros = sum(zeros for _, zeros in found)
+    whole = Whole(count, zeros, _join_surveys(parts), answers)
+    sample = as_vectors(np.concatenate([part.sample for part in parts]), "targets")
+    if sample.rows < count:
         message = "the correction is fitted on a sample of %d of %d targets"
-        logger.warning(message, sample.rows, whole.count)
+        logger.warning(message, sample.rows, count)
     return replace(bank, targets=sample, whole=whole)
 
 
-def _join_surveys(parts: Sequence[Survey], starts: np.ndarray) -> Survey:
-    """Join the surveys of shards, whose first rows are `starts`."""
-    largest = np.concatenate([part.largest for part in parts], axis=1)
-    largest = -np.sort(-largest, axis=1)[:, : SPACINGS + 1]
-    best = np.stack([part.largest[:, 0] for part in parts]).argmax(axis=0)
-    nearest = np.stack([part.nearest for part in parts])
-    nearest += starts[: len(parts), None]
-    return Survey(largest, nearest[best, np.arange(len(best))])
+@dataclass(frozen=True)
+class _Nearest:
+    """The nearest of `count` targets to every bank query: similarity and row [m]."""
+
+    count: int
+    similarity: np.ndarray
+    rows: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -297,26 +294,30 @@ class _Summary:
     count: How many vectors have a direction.
     sample: Some of them [s, d].
     survey: As in `PreparedBank`.
-    similarity, nearest: Those of every bank query's nearest target; empty where answers are not looked for.
+    nearest: None if answers are not looked for.
     """
 
     count: int
     sample: np.ndarray
     survey: Survey
-    similarity: np.ndarray
-    nearest: np.ndarray
+    nearest: _Nearest | None
+
+
+def _find_nearest(bank: PreparedBank, targets: Vectors) -> _Nearest:
+    similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
+    return _Nearest(targets.rows, *nearest_targets(similarities, [targets]))
 
 
 @dataclass(frozen=True)
 class _ReadShard:
-    """The work on a shard in a fit. share: The share of the rows that is drawn for the sample."""
+    """The work on a shard in a fit. share: The share of its rows in the sample."""
 
     bank: PreparedBank
     share: float
     finds_answers: bool
 
     def __call__(self, number: int, shard: Shard) -> tuple[_Summary | None, int]:
-        """Return what was seen of the vectors with a direction, if any, and the number of the others."""
+        """Return the summary of the vectors with a direction, if any, and the others' number."""
         vectors = None
         try:
             vectors = shard.vectors()
@@ -331,30 +332,36 @@ class _ReadShard:
             ) from None
         targets = bank.require_targets()
         is_drawn = np.random.default_rng([0, number]).random(targets.rows) < self.share
-        similarity = nearest = np.empty(0)
-        if self.finds_answers:
-            similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
-            similarity, nearest = nearest_targets(similarities, [targets])
         sample = targets.select(np.flatnonzero(is_drawn))
-        seen = _Summary(targets.rows, sample, bank.survey, similarity, nearest)
-        return seen, bank.zeros
+        nearest = _find_nearest(bank, targets) if self.finds_answers else None
+        return _Summary(targets.rows, sample, bank.survey, nearest), bank.zeros
 
 
-def _find_answers(bank: PreparedBank, parts: Sequence[_Summary]) -> Answers | None:
+def _join_surveys(parts: Sequence[_Summary]) -> Survey:
+    """Join the surveys of all shards."""
+    first = 0
+    nearest = []
+    for part in parts:
+        nearest.append(part.survey.nearest + first)
+        first += part.count
+    best = np.stack([part.survey.largest[:, 0] for part in parts]).argmax(axis=0)
+    largest = np.concatenate([part.survey.largest for part in parts], axis=1)
+    largest = -np.sort(-largest, axis=1)[:, : SPACINGS + 1]
+    return Survey(largest, np.stack(nearest)[best, np.arange(len(best))])
+
+
+def _join_answers(bank: PreparedBank, parts: Sequence[_Summary]) -> Answers:
     """Find the answers among the nearest targets of all shards, and of the target bank."""
-    if min(len(bank.query_bank), sum(part.count for part in parts)) < SMALLEST_LOG:
-        return None
-    similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
-    found = [(part.similarity, part.nearest, part.count) for part in parts]
+    found = [part.nearest for part in parts if part.nearest is not None]
     if bank.target_bank is not None:
-        nearest = nearest_targets(similarities, [bank.answer_vectors])
-        found.append((*nearest, len(bank.target_bank)))
+        found.append(_find_nearest(bank, bank.answer_vectors))
+    similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
     levels = np.full(similarities.m, -np.inf)
     rows = np.zeros(similarities.m, np.int64)
     first = 0
-    for similarity, nearest_rows, count in found:
-        is_nearer = similarities.lower(similarity) > levels
-        rows = np.where(is_nearer, nearest_rows + first, rows)
-        levels = np.maximum(levels, similarity)
-        first += count
+    for nearest in found:
+        is_nearer = similarities.lower(nearest.similarity) > levels
+        rows = np.where(is_nearer, nearest.rows + first, rows)
+        levels = np.maximum(levels, nearest.similarity)
+        first += nearest.count
     return Answers.by_nearest(levels, rows)

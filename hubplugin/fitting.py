@@ -11,12 +11,7 @@ from hubplugin.bank import Bank, BankLike
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, ZeroVector
 from hubplugin.executors import GalleryLike, read_by_workers, shards_of
-from hubplugin.learning import (
-    NOTHING,
-    Teachers,
-    learn_query_map,
-    read_learn,
-)
+from hubplugin.learning import NOTHING, Teachers, learn_query_map, read_learn
 from hubplugin.methods import METHODS, build_method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
@@ -36,43 +31,50 @@ def fit(
     shards: int | None = None,
     **parameters: Setting,
 ) -> OffsetModel:
-    """Estimates the offsets of a gallery from example queries.
+    """Estimate the offsets of a gallery from example queries.
 
     Args:
-        targets: the gallery [n, d]; numpy, torch, memory map, nested lists, a path (.npy, .npz, .safetensors,
-            .parquet), or a store. Needed by blend, sn and dbsn; offsets are centred on it. None where it is not known
-            yet.
-        bank: the example queries [m, d], likewise, or a `hubplugin.Bank`: texts, or queries and what is known of their
-            answers. dualis needs vectors of answers, blend and dbsn use them.
-        method: blend | is | sn | dbsn | dualis | nnn | csls | dn; `hubplugin.methods.METHODS` has the equation of each.
-            The default, blend, is made for banks of any kind and size; `hubplugin.evaluate` compares the methods.
+        targets: The gallery [n, d]: numpy, torch, memory map, nested lists, a path (.npy,
+            .npz, .safetensors, .parquet), or a store. Needed by blend, sn and dbsn;
+            offsets are centred on it. None if it is not known yet.
+        bank: The example queries [m, d], likewise, or a `hubplugin.Bank`: texts, or
+            queries and what is known of their answers. dualis needs vectors of answers,
+            blend and dbsn use them.
+        method: blend | is | sn | dbsn | dualis | nnn | csls | dn;
+            `hubplugin.methods.METHODS` has the equation of each. The default, blend, is
+            made for banks of any kind and size; `hubplugin.evaluate` compares the methods.
         metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
-        compute: device, memory, progress and precision, see `hubplugin.Compute`.
-        learn: learn a map of the query, too, from a bank whose answers are known: at least 50 different pairs. Search
-            with `model.queries(q)` then. Where held-out targets gain nothing, a warning says so. Or the pairs that
-            teach beside the bank, such as titles: `Bank(titles, rows)`. See docs/learning.md.
-        judged: a small bank with clicks that somebody has looked at, at least 50. Where clicks are noisy, it chooses
-            better how strong the map may be.
-        executor: any `concurrent.futures.Executor`, whose workers read the gallery in shards, see docs/scale.md. The
-            model is fitted on a sample of 200,000 targets. targets are files (a list, or a pattern such as
-            "parts/*.npy"), or a store that workers can open.
-        shards: into how many parts one file, or a store, is divided; by default one for 250,000 rows.
-        **parameters: those of the method; `hubplugin.methods.METHODS` has their meaning and defaults.
+        compute: Device, memory, progress and precision, see `hubplugin.Compute`.
+        learn: True learns a map of the query, too, from a bank whose answers are known: at
+            least 50 different pairs. Search with `model.queries(q)` then. A warning says so
+            if held-out targets gain nothing. Or the pairs that teach beside the bank, such
+            as titles: `Bank(titles, rows)`. See docs/learning.md.
+        judged: A small bank with clicks that somebody has looked at, at least 50. It
+            chooses better how strong the map may be if clicks are noisy.
+        executor: Any `concurrent.futures.Executor`, whose workers read the gallery in
+            shards, see docs/scale.md. The model is fitted on a sample of 200,000 targets.
+            targets are files (a list, or a pattern such as "parts/*.npy"), or a store that
+            workers can open.
+        shards: The number of parts of one file, or of a store; by default one for 250,000
+            rows.
+        **parameters: Those of the method; `hubplugin.methods.METHODS` has their meaning
+            and defaults.
 
     Returns:
         The model, whose `offsets` are those of any targets.
 
     Raises:
-        InputError: For anything that cannot be used as given.
-        ClusterError: For workers that are lost.
+        InputError: Anything cannot be used as given.
+        ClusterError: Workers are lost.
     """
     if executor is not None or shards is not None:
         require_executor(executor, shards)
     configuration = build_method(METHODS, method, parameters)
+    gallery = cast(VectorLike, targets)
     if learn is not False or judged is not None:
         learn = read_learn(learn, method, metric, targets, executor)
         teachers = Teachers.read(Bank.of(bank), learn, judged, metric, compute)
-        teachers = teachers.against(cast(VectorLike, targets))
+        teachers = teachers.against(gallery)
         prepared = teachers.bank
         model = learn_query_map(configuration, teachers).model
         if model.query_map is None:
@@ -85,10 +87,9 @@ def fit(
                 prepared, targets, parts, configuration, executor
             )
         elif targets is not None:
-            gallery = as_vectors(cast(VectorLike, targets), "targets")
+            gallery = as_vectors(gallery, "targets")
             if not compute.library().is_on_cpu:
-                # A card is through before the gallery is looked through for zero
-                # vectors.
+                # A card is through before they are looked through for zero vectors.
                 try:
                     return configuration.fit(prepared.against(gallery, trusted=True))
                 except ZeroVector:
@@ -120,6 +121,7 @@ def require_executor(executor: object, shards: int | None) -> None:
     context = getattr(executor, "_mp_context", None)
     if context is not None and context.get_start_method() == "fork":
         raise InputError(
-            "the processes of this executor are forks, which do not survive that torch has been used; make it with "
+            "the processes of this executor are forks, which do not survive that torch "
+            "has been used; make it with "
             'mp_context=multiprocessing.get_context("spawn")'
         )

@@ -18,6 +18,10 @@ import numpy as np
 
 from hubplugin.errors import InputError, ZeroVector
 
+CACHED = 1 << 18
+"""Numbers that are brought to unit length at a time: 1 MiB, which stays in the cache of a
+core. A bank of 15,000 x 384 takes half of the time of one piece."""
+
 
 class Metric(str, Enum):
     """The similarities that hubplugin corrects."""
@@ -28,7 +32,7 @@ class Metric(str, Enum):
 
     @classmethod
     def parse(cls, value: Metric | str) -> Metric:
-        """`value` as a Metric; raises InputError that lists the known ones."""
+        """Return `value` as a Metric. Raises InputError, which lists the known ones."""
         try:
             return cls(value)
         except ValueError:
@@ -39,45 +43,59 @@ class Metric(str, Enum):
 
 
 def unit_length(xp: Any, vectors: Any) -> tuple[Any, Any]:
-    """Rows of `vectors` [b, d], float32, at unit length, and the largest component of each [b], by the functions `xp`
-    of their array library. Rows of zeros stay. They are divided by a power of two first, which changes no digit and
-    leaves squares that float32 can hold: what has unit length keeps its bits."""
+    """Return rows of `vectors` [b, d], float32, at unit length; rows of zeros stay.
+
+    They are divided by a power of two first, which changes no digit and leaves squares
+    that float32 can hold: what has unit length keeps its bits.
+
+    Args:
+        xp: The functions of their array library.
+        vectors: [b, d].
+
+    Returns:
+        The rows, and the largest component of each [b].
+    """
     largest = xp.max(xp.abs(vectors), axis=1)
-    divisor = xp.where(largest == 0, xp.ones_like(largest), largest)
-    scaled = vectors / xp.exp2(xp.floor(xp.log2(divisor)))[:, None]
-    lengths = xp.sqrt(xp.sum(scaled * scaled, axis=1))
-    return scaled / xp.where(largest == 0, xp.ones_like(lengths), lengths)[
-        :, None
-    ], largest
+    is_zero = largest == 0
+    ones = xp.ones_like(largest)
+    power = xp.exp2(xp.floor(xp.log2(xp.where(is_zero, ones, largest))))
+    unit = vectors / power[:, None]
+    lengths = xp.sqrt(xp.sum(unit * unit, axis=1))
+    unit /= xp.where(is_zero, ones, lengths)[:, None]
+    return unit, largest
 
 
 def normalise(
     vectors: np.ndarray, name: str, numbers: np.ndarray | range | None = None
 ) -> np.ndarray:
-    """Rows of `vectors` [b, d] at unit length, float32.
+    """Return rows of `vectors` [b, d] at unit length, float32.
 
     Args:
         vectors: [b, d].
-        name: what the error calls them.
-        numbers: what the error calls the rows, by default 0 to b - 1.
+        name: What the error calls them.
+        numbers: What the error calls the rows, by default 0 to b - 1.
 
     Raises:
-        ZeroVector: a row is zero, and has no direction.
+        ZeroVector: A row is zero, and has no direction.
     """
-    unit, largest = unit_length(np, vectors)
-    zero = np.flatnonzero(largest == 0)
+    unit = unit_or_zero(vectors)
+    zero = np.flatnonzero(np.einsum("jd,jd->j", unit, unit) == 0)
     if zero.size:
-        row = (range(len(vectors)) if numbers is None else numbers)[int(zero[0])]
+        row = zero[0] if numbers is None else numbers[int(zero[0])]
         raise ZeroVector(
-            f"{name}: row {row} is a zero vector, which has no cosine similarity; remove it"
+            f"{name}: row {row} is a zero vector, which has no cosine similarity; "
+            "remove it"
         )
-    normalised: np.ndarray = unit.astype(np.float32, copy=False)
-    return normalised
+    return unit
 
 
 def unit_or_zero(vectors: np.ndarray) -> np.ndarray:
-    """Rows of `vectors` [b, d] at unit length, float32; a zero vector stays one."""
-    unit: np.ndarray = unit_length(np, vectors)[0].astype(np.float32, copy=False)
+    """Return rows of `vectors` [b, d] at unit length, float32; a zero vector stays."""
+    unit = np.empty(vectors.shape, np.float32)
+    height = max(CACHED // vectors.shape[1], 1)
+    for start in range(0, len(vectors), height):
+        rows = slice(start, start + height)
+        unit[rows], _ = unit_length(np, vectors[rows])
     return unit
 
 
@@ -89,36 +107,42 @@ def augment_targets(
     e: float = 1.0,
     max_offset: float = 0.0,
 ) -> np.ndarray:
-    """Adds the offsets of targets as one more component.
+    """Add the offsets of targets as one more component.
 
-    Inner product and cosine (unit vectors): [t, offset / e]. Squared Euclidean distance: [t, sqrt(2 (max_offset -
-    offset))], so that -|q' - t'|^2 / 2 = s(q, t) + offset(t) - max_offset.
+    Inner product and cosine (unit vectors): [t, offset / e]. Squared Euclidean distance:
+    [t, sqrt(2 (max_offset - offset))], so that -|q' - t'|^2 / 2 = s(q, t) + offset(t) -
+    max_offset.
 
     Args:
-        vectors: targets [n, d].
+        vectors: Targets [n, d].
         offsets: [n].
-        metric: the similarity.
-        e: the component of the queries.
-        max_offset: at least every offset.
+        metric: The similarity.
+        e: The component of the queries.
+        max_offset: At least every offset.
 
     Returns:
         float32 [n, d + 1].
     """
+    exact = offsets.astype(np.float64)
     if metric is Metric.EUCLIDEAN:
-        extra = np.sqrt(2.0 * np.maximum(max_offset - offsets.astype(np.float64), 0.0))
+        extra = np.sqrt(2.0 * np.maximum(max_offset - exact, 0.0))
     else:
-        extra = offsets.astype(np.float64) / e
-    return np.concatenate(
-        [vectors, extra[:, None].astype(np.float32)], axis=1, dtype=np.float32
-    )
+        extra = exact / e
+    return _append(vectors, extra)
 
 
 def augment_queries(
     vectors: np.ndarray, metric: Metric, *, e: float = 1.0
 ) -> np.ndarray:
-    """Queries `vectors` [m, d] as float32 [m, d + 1]: [q, e] with `e` for inner product and cosine, [q, 0] where
-    `metric` is Euclidean."""
-    extra = np.full(
-        (len(vectors), 1), 0.0 if metric is Metric.EUCLIDEAN else e, np.float32
-    )
-    return np.concatenate([vectors, extra], axis=1, dtype=np.float32)
+    """Return queries [m, d] with one more component, float32 [m, d + 1].
+
+    [q, e] for inner product and cosine, [q, 0] if `metric` is Euclidean.
+    """
+    extra = 0.0 if metric is Metric.EUCLIDEAN else e
+    return _append(vectors, np.full(len(vectors), extra))
+
+
+def _append(vectors: np.ndarray, extra: np.ndarray) -> np.ndarray:
+    """Return `vectors` [b, d] with the component `extra` [b] behind the others."""
+    column = extra[:, None].astype(np.float32)
+    return np.concatenate([vectors, column], axis=1, dtype=np.float32)

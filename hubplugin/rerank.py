@@ -1,7 +1,8 @@
-"""Corrections that depend on the query, which no stored offset can express: they re-rank a list of candidates.
+"""Corrections that depend on the query, which no stored offset can express.
 
-A rule is fitted once. Whatever it must know of a target when a query comes is what `keep` gives for it, and that
-is one number or a bit, so that any store can hold it beside the vector:
+They re-rank a list of candidates. A rule is fitted once. What it must know of a target
+when a query comes is what `keep` gives for it. That is one number or a bit, so that any
+store can hold it beside the vector:
 
     dis             the offset that the target has already, and one bit
     dualdis         the same for each of its two banks: a part of the offset, and one bit
@@ -16,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,12 +33,13 @@ from hubplugin.model import LogSumExp, OffsetModel, Setting
 from hubplugin.vectors import VectorLike, as_vectors
 
 NO_SIMILARITY = 1e-7
-"""What `DualDynamic` takes for a similarity that is not positive: the float32 rounding of 1."""
+"""The similarity that `DualDynamic` takes for one that is not positive: the float32
+rounding of 1."""
 
 
 @dataclass(frozen=True)
 class Rule(ABC):
-    """A fitted correction that depends on the query. fitted: what was made of the bank."""
+    """A fitted correction that depends on the query. fitted: What was made of the bank."""
 
     fitted: OffsetModel | Similarities
 
@@ -53,22 +55,26 @@ class Rule(ABC):
 
     @abstractmethod
     def keep(self, targets: VectorLike) -> np.ndarray:
-        """What must be known of each target [n, d] when a query comes: float32, n rows."""
+        """Return what must be known of each target [n, d] for a query: float32, n rows."""
 
     @abstractmethod
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
-        """Corrected scores [q, L] of q queries on the same L targets.
+        """Return corrected scores [q, L] of q queries on the same L targets.
 
         Args:
-            similarities: s(q, t) of these [q, L]. Each query's raw nearest target must be among the L.
+            similarities: s(q, t) of these [q, L]. Each query's raw nearest target must be
+                among the L.
             kept: `keep` of the targets.
         """
 
 
 @dataclass(frozen=True)
 class Reranker:
-    """A rule, and where to look up what it kept of each target: `kept(ids)` is `rule.keep` of those targets, in
-    that order. An adapter reads it from its store; for arrays it is `rule.keep(targets).__getitem__`."""
+    """A rule, and where to look up what it kept of each target.
+
+    kept: `kept(ids)` is `rule.keep` of those targets, in that order. An adapter reads it
+        from its store; for arrays it is `rule.keep(targets).__getitem__`.
+    """
 
     rule: Rule
     kept: Callable[[Sequence[object]], np.ndarray]
@@ -79,27 +85,30 @@ class Reranker:
         candidate_ids: Sequence[object],
         candidate_scores: Sequence[float],
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Ranks the candidates of one query by corrected scores.
+        """Rank the candidates of one query by corrected scores.
 
         Args:
             query: [d].
-            candidate_ids: the ids of the candidates.
-            candidate_scores: their raw similarities, larger is nearer; for Euclidean -distance^2 / 2.
+            candidate_ids: The ids of the candidates.
+            candidate_scores: Their raw similarities, larger is nearer; for Euclidean
+                -distance^2 / 2.
 
         Returns:
-            Positions in `candidate_ids`, and the corrected scores, best first. Equal scores keep the order of the
-            candidates.
+            Positions in `candidate_ids`, and the corrected scores, best first. Equal
+            scores keep the order of the candidates.
 
         Raises:
-            InputError: lengths or dimensions do not fit.
+            InputError: Lengths or dimensions do not fit.
         """
         if np.shape(query) != (self.rule.dim,):
             raise InputError(
-                f"query has shape {np.shape(query)}, the bank of this rule has {self.rule.dim} dimensions"
+                f"query has shape {np.shape(query)}, the bank of this rule has "
+                f"{self.rule.dim} dimensions"
             )
         if len(candidate_ids) != len(candidate_scores):
             raise InputError(
-                f"{len(candidate_ids)} candidate ids came with {len(candidate_scores)} scores; expected one each"
+                f"{len(candidate_ids)} candidate ids came with {len(candidate_scores)} "
+                "scores; expected one each"
             )
         if not len(candidate_ids):
             return np.empty(0, np.int64), np.empty(0)
@@ -111,120 +120,115 @@ class Reranker:
 
 @dataclass(frozen=True)
 class Dynamic(Rule):
-    """The offsets of a model for the queries whose raw nearest target is in the model's activation set, and the
-    raw similarities for all others: QB-Norm eq. 2 (`dis`).
+    """A model's offsets, for queries whose raw nearest target is in its activation set.
 
-    Where the model has a query map, similarities are those of `model.queries(q)` for all queries.
+    All others keep their raw similarities: QB-Norm eq. 2 (`dis`). If the model has a query
+    map, similarities are those of `model.queries(q)` for all queries.
 
-    Scores are in the log domain, tau * log of the paper's where corrected; each query is ranked by one of the
-    two, never by a mixture.
+    Scores are in the log domain, tau * log of the paper's where corrected. Each query is
+    ranked by one of the two, never by a mixture.
     """
 
     fitted: OffsetModel
 
     def keep(self, targets: VectorLike) -> np.ndarray:
-        """[n, 2]: the offset, and 1 where the target is in the activation set, else 0."""
+        """Return [n, 2]: the offset, and 1 if the target is in the set, else 0."""
         vectors = as_vectors(targets, "targets")
         offsets = self.fitted.offsets(vectors)
         return np.column_stack([offsets, self.fitted.is_activated(vectors)])
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
-        offsets, activated = kept[:, 0], kept[:, 1] > 0
+        offsets = kept[:, 0]
+        activated = kept[:, 1] > 0
         applies = activated[similarities.argmax(axis=1)]
-        scores: np.ndarray = similarities + np.where(
-            applies[:, None], offsets, np.float32(0)
-        )
+        scores: np.ndarray = similarities + applies[:, None] * offsets
         return scores
 
 
 @dataclass(frozen=True)
 class DualDynamic(Rule):
-    """`dualis`, each factor of which gives way to the raw similarity by itself: NNN appendix A1 (`dualdis`).
+    """`dualis`, each factor of which gives way to the raw similarity by itself.
 
-    The score of eq. 3 is a product, one factor a bank: exp(s/tau) / sum_u exp(s(b_u, t)/tau) for a query whose raw
-    nearest target is in that bank's activation set, and s for every other. `fitted` and `second` are models of one term
-    each, for the query bank and for the target bank.
+    NNN appendix A1 (`dualdis`). The score of eq. 3 is a product, one factor a bank:
+    exp(s/tau) / sum_u exp(s(b_u, t)/tau) for a query whose raw nearest target is in that
+    bank's activation set, and s for every other. `fitted` and `second` are models of one
+    term each, for the query bank and for the target bank.
 
-    Scores are in the log domain: lambda * log of the paper's, up to a constant, where a factor is corrected, lambda as
-    in `dualis`; and s where none is. A similarity takes the place of a probability, so it should be positive; what
-    is not counts as `NO_SIMILARITY` there, which leaves the ranking to the other factor.
+    Scores are in the log domain: lambda * log of the paper's, up to a constant, where a
+    factor is corrected, lambda as in `dualis`; and s where none is. A similarity takes the
+    place of a probability, so it should be positive. What is not counts as
+    `NO_SIMILARITY`, which leaves the ranking to the other factor.
     """
 
     fitted: OffsetModel
     second: OffsetModel
 
     def keep(self, targets: VectorLike) -> np.ndarray:
-        """[n, 4]: what `Dynamic` keeps for each of the two factors."""
+        """Return [n, 4]: what `Dynamic` keeps for each of the two factors."""
         vectors = as_vectors(targets, "targets")
-        return np.hstack(
-            [Dynamic(factor).keep(vectors) for factor in (self.fitted, self.second)]
-        )
+        factors = (self.fitted, self.second)
+        return np.hstack([Dynamic(factor).keep(vectors) for factor in factors])
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         nearest = similarities.argmax(axis=1)
-        by_query, by_target = (kept[nearest, column, None] > 0 for column in (1, 3))
-        scores: np.ndarray = similarities + np.where(
-            by_query & by_target, kept[:, 0] + kept[:, 2], np.float32(0)
-        )
-        single = (
+        by_query = kept[nearest, 1, None] > 0
+        by_target = kept[nearest, 3, None] > 0
+        both = by_query & by_target
+        scores: np.ndarray = similarities + both * (kept[:, 0] + kept[:, 2])
+        positive = np.maximum(similarities, NO_SIMILARITY)
+        for applies, factor, offsets in (
             (by_query & ~by_target, self.fitted, kept[:, 0]),
             (by_target & ~by_query, self.second, kept[:, 2]),
-        )
-        for applies, factor, offsets in single:
-            (term,) = factor.terms
-            assert isinstance(term, LogSumExp)
-            logarithm = (
-                np.log(np.maximum(similarities, NO_SIMILARITY))
-                + similarities / term.tau
-            )
+        ):
+            term = cast(LogSumExp, factor.terms[0])
+            logarithm = np.log(positive) + similarities / term.tau
             scores = np.where(applies, -term.scale * logarithm + offsets, scores)
         return scores
 
 
 @dataclass(frozen=True)
 class DualSoftmax(Rule):
-    """s * exp(T s) / ( exp(T s) + sum_u exp(T s(b_u, t)) ): dual softmax where only the query itself and the
-    bank are at hand (Sinkhorn paper section 3).
+    """s * exp(T s) / ( exp(T s) + sum_u exp(T s(b_u, t)) ): Sinkhorn paper section 3.
 
-    It multiplies a similarity by a probability, so it means something where the similarities of the candidates
-    are positive.
+    Dual softmax where only the query itself and the bank are at hand. It multiplies a
+    similarity by a probability, so it means something only where the similarities of the
+    candidates are positive.
     """
 
     fitted: Similarities
     temperature: float
 
     def keep(self, targets: VectorLike) -> np.ndarray:
-        """[n]: LSE_u( T s(b_u, t) )."""
+        """Return [n]: LSE_u( T s(b_u, t) )."""
         vectors = as_vectors(targets, "targets")
         (from_bank,) = reduce(self.fitted, vectors, [LogSum(1 / self.temperature)])
         return from_bank.astype(np.float32)
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         exponent = self.temperature * similarities
-        scores: np.ndarray = similarities * np.exp(
-            exponent - np.logaddexp(exponent, kept)
-        )
+        share = np.exp(exponent - np.logaddexp(exponent, kept))
+        scores: np.ndarray = similarities * share
         return scores
 
 
 @dataclass(frozen=True)
 class GloballyCorrected(Rule):
-    """s(q, t) - (how many of s(b_1, t) ... s(b_m, t) are larger than s(q, t)): QB-Norm section 3.4 (`gc`)."""
+    """s(q, t) less its rank among s(b_1, t) ... s(b_m, t): QB-Norm section 3.4 (`gc`)."""
 
     fitted: Similarities
 
     def keep(self, targets: VectorLike) -> np.ndarray:
-        """[n, d]: the targets' own vectors, which their store has already."""
+        """Return [n, d]: the targets' own vectors, which their store has already."""
         return as_vectors(targets, "targets").array()
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
-        xp, scores = self.fitted.library.xp, np.array(similarities, np.float64)
-        for tile in self.fitted.tiles(
-            as_vectors(kept, "candidates"), "ranks in the bank"
-        ):
+        library = self.fitted.library
+        scores = np.array(similarities, np.float64)
+        vectors = as_vectors(kept, "candidates")
+        for tile in self.fitted.tiles(vectors, "ranks in the bank"):
             for row, s in zip(scores, similarities[:, tile.rows], strict=True):
-                levels = self.fitted.library.to_device(s, tile.s.dtype)
-                row[tile.rows] -= to_host(xp.sum(tile.s > levels[:, None], axis=1))
+                own = library.to_device(s, tile.s.dtype)[:, None]
+                row[tile.rows] -= to_host(library.xp.sum(tile.s > own, axis=1))
         return scores
 
 
@@ -237,14 +241,14 @@ class QueryMethod(BaseModel, ABC):
 
     @abstractmethod
     def rule(self, bank: PreparedBank) -> Rule:
-        """The fitted rule."""
+        """Return the fitted rule."""
 
 
 class DynamicInvertedSoftmax(QueryMethod):
-    """`is` where the query's raw nearest target is among the k nearest of a bank query, no correction elsewhere.
+    """`is` for queries whose raw nearest target is among the k nearest of a bank query.
 
-    QB-Norm eq. 2; k = 1 as there, tau as in `is`. A bank that knows only a part of the gallery leaves the searches
-    of the rest as they are.
+    QB-Norm eq. 2; k = 1 as there, tau as in `is`. A bank that knows only a part of the
+    gallery leaves the searches of the rest as they are.
     """
 
     name: ClassVar[str] = "dis"
@@ -259,10 +263,10 @@ class DynamicInvertedSoftmax(QueryMethod):
 
 
 class DualDynamicInvertedSoftmax(QueryMethod):
-    """`dualis`, of which the part of a bank applies where the query's raw nearest target is among the k nearest of a
-    member of that bank. See `DualDynamic`.
+    """`dualis`, each bank's part for queries near its members. See `DualDynamic`.
 
-    NNN appendix A1; k = 1 as in QB-Norm, temperatures as in `dualis`.
+    A bank's part applies if the query's raw nearest target is among the k nearest of one
+    of its members. NNN appendix A1; k = 1 as in QB-Norm, temperatures as in `dualis`.
     """
 
     name: ClassVar[str] = "dualdis"
@@ -286,16 +290,14 @@ class DualDynamicInvertedSoftmax(QueryMethod):
 
 
 class SingleQueryDualSoftmax(QueryMethod):
-    """See `DualSoftmax`. temperature T is an inverse one; 20 is the tau of 0.05 that the other defaults have."""
+    """See `DualSoftmax`. temperature: Inverse; 20 is the tau of 0.05 of other defaults."""
 
     name: ClassVar[str] = "dsl"
     temperature: float = Field(20.0, gt=0)
 
     def rule(self, bank: PreparedBank) -> Rule:
-        return DualSoftmax(
-            Similarities(bank.query_bank, bank.metric, bank.compute),
-            self.temperature,
-        )
+        similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
+        return DualSoftmax(similarities, self.temperature)
 
 
 class GlobalCorrection(QueryMethod):
@@ -304,9 +306,8 @@ class GlobalCorrection(QueryMethod):
     name: ClassVar[str] = "gc"
 
     def rule(self, bank: PreparedBank) -> Rule:
-        return GloballyCorrected(
-            Similarities(bank.query_bank, bank.metric, bank.compute)
-        )
+        similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
+        return GloballyCorrected(similarities)
 
 
 QUERY_METHODS: dict[str, type[QueryMethod]] = {
@@ -329,17 +330,22 @@ def fit_rule(
     compute: Compute = Compute(),
     **parameters: Setting,
 ) -> Rule:
-    """Fits a correction that depends on the query.
+    """Fit a correction that depends on the query.
 
     Args:
-        targets: the gallery [n, d]; needed by dis and dualdis, else None.
-        bank: as in `hubplugin.fit`; dualdis needs the vectors of answers.
-        method: dis | dualdis | dsl | gc; `QUERY_METHODS` has each one's parameters, equation and defaults.
-        metric, compute: as in `hubplugin.fit`.
-        **parameters: of the method.
+        targets: The gallery [n, d]; needed by dis and dualdis, else None.
+        bank: As in `hubplugin.fit`; dualdis needs the vectors of answers.
+        method: dis | dualdis | dsl | gc; `QUERY_METHODS` has each one's parameters,
+            equation and defaults.
+        metric: As in `hubplugin.fit`.
+        compute: As in `hubplugin.fit`.
+        **parameters: Those of the method.
+
+    Returns:
+        The rule.
 
     Raises:
-        InputError: one line, for anything that cannot be used as given.
+        InputError: One line, for anything that cannot be used as given.
     """
     configuration = build_method(QUERY_METHODS, method, parameters)
     prepared = replace(Bank.of(bank).prepare(metric, compute), clicks=None)

@@ -1,11 +1,12 @@
-"""One cross-validation: a part of the bank is left out of the fit, and the margins of its queries tell if it helps.
+"""One cross-validation: does a correction help queries that its fit has not seen?
 
-The guard, the strength of a query map, `refit` and `diagnose` all ask `cross_validate`. Where answers are known, each
-query has a margin: the score of its own target less that of the best other. Without, only the hubness of what the
-queries find can be measured.
+The guard, the strength of a query map, `refit` and `diagnose` all ask `cross_validate`.
+Where answers are known, each query has a margin: the score of its own target less that of
+the best other. Without, only the hubness of what the queries find can be measured.
 
-A fold sees at most `FIT_ROWS` of the bank and twice as many targets, and all folds together try `HELD_OUT` queries,
-drawn at random: it costs the same whatever the size of the gallery.
+A fold sees at most `FIT_ROWS` of the bank and twice as many targets, and all folds
+together try `HELD_OUT` queries, drawn at random: it costs the same whatever the size of
+the gallery.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from hubplugin.methods import Method
 from hubplugin.model import OffsetModel, QueryMap, Setting, describe_method
 from hubplugin.vectors import as_vectors, draw_sample, take_rows
 
-FOLDS, FEWER = 5, 3
-"""Each fit keeps 4/5 of the bank, so that what is best for it is best for the whole. `FEWER` are enough for figures
-that decide nothing; fits take four fifths of the time."""
+FOLDS = 5
+"""Each fit keeps 4/5 of the bank, so that what is best for it is best for the whole."""
+
+FEWER = 3
+"""Folds for figures that decide nothing; fits take four fifths of the time."""
 
 HELD_OUT = 2_500
-"""Queries held out in all: they tell corrections that differ for 3 % of them to 0.35 points of R@1."""
+"""Queries held out in all: they tell corrections that differ for 3 % of them to 0.35 points
+of R@1."""
 
 FIT_ROWS = 2_048
 """Bank rows of one fit."""
@@ -41,11 +45,16 @@ OCCURRENCE = 10
 """Hubness is the skewness of the 10-occurrence, as in DBSN and QB-Norm."""
 
 RESAMPLES = 100
-"""Of the bootstrap of a skewness: its standard error comes out to 7 %."""
+"""Resamples of the bootstrap of a skewness: its standard error comes out to 7 %."""
 
 
 class Fold(NamedTuple):
-    """Rows of a bank: `train` [s] may be fitted on, `test` [h] are tried, and `teach` [p] teach a map."""
+    """Rows of a bank.
+
+    train: Rows that may be fitted on [s].
+    test: Rows that are tried [h].
+    teach: Rows that teach a map [p].
+    """
 
     train: np.ndarray
     test: np.ndarray
@@ -53,18 +62,19 @@ class Fold(NamedTuple):
 
 
 def make_folds(
-    rows: np.ndarray, fold_of: np.ndarray, limit: int | None = None
+    rows: np.ndarray, fold_of: np.ndarray, limit: int = HELD_OUT
 ) -> list[Fold]:
-    """Make folds of the bank queries `rows` [m]. Each is held out in the fold `fold_of` [m]; -1: in none.
+    """Make folds of the bank queries `rows` [m].
 
-    All folds together try at most `limit` queries, by default `HELD_OUT`.
+    Each is held out in the fold `fold_of` [m], -1 in none. All folds together try at most
+    `limit` queries.
     """
     count = int(fold_of.max()) + 1
-    size = (limit or HELD_OUT) // max(count, 1)
     folds = []
     for number in range(count):
         train = np.sort(rows[fold_of != number])
-        folds.append(Fold(train, rows[fold_of == number][:size], train))
+        test = rows[fold_of == number][: limit // count]
+        folds.append(Fold(train, test, train))
     return folds
 
 
@@ -74,97 +84,106 @@ def folds_of(
     count: int = FOLDS,
     may_test: np.ndarray | None = None,
 ) -> list[Fold]:
-    """Split the distinct queries of a bank into folds. Duplicates are dropped, so no fold tries a fit that saw it.
+    """Split the distinct queries of a bank into folds.
+
+    Duplicates are dropped, so no fold tries a fit that saw it. If answers are known, all
+    wordings of a target are held out together: they would give it away to each other.
 
     Args:
-        bank: its known answers decide which queries are held out together.
-        seed: of the order.
-        count: of the folds.
-        may_test: whether each query of known answer may be held out, bool [m]; then each for itself, and what it asks
-            for stays asked for. By default all wordings of a target are held out together: they would give it away to
-            each other.
+        bank: The bank.
+        seed: Of the order.
+        count: Of the folds.
+        may_test: True for each query of known answer that may be held out [m]. Then each
+            is held out for itself, and what it asks for stays asked for.
 
     Raises:
-        InputError: no query can be held out.
+        InputError: No query can be held out.
     """
     require_enough(len(bank.distinct))
     rng = np.random.default_rng(seed)
     answers = bank.known_answers
     if answers is not None and may_test is None:
-        rows, place = _by_target(bank, rng)
+        rows, place = _order_by_target(bank.distinct, answers, rng)
         others = np.setdiff1d(bank.distinct, rows)
-        never = np.full(len(others), -1)
-        fold_of = np.concatenate([place % count, never])
+        fold_of = np.concatenate([place % count, np.full(len(others), -1)])
         return make_folds(np.concatenate([rows, others]), fold_of)
     rows = rng.permutation(bank.distinct)
     is_tested = np.ones(len(rows), bool)
     if answers is not None and may_test is not None:
         is_tested = may_test[rows] & (answers[rows] >= 0)
-    return make_folds(rows, np.where(is_tested, (np.cumsum(is_tested) - 1) % count, -1))
+    order = np.cumsum(is_tested) - 1
+    return make_folds(rows, np.where(is_tested, order % count, -1))
 
 
 def paraphrase_folds(bank: PreparedBank, seed: int = 0) -> list[Fold]:
-    """Draw folds with `seed` that hold out single wordings of targets that are asked for in others, too.
+    """Draw folds that hold out single wordings of targets that are asked for in others.
 
-    They are made of as many queries as one fit has, or a fold might not see the other wordings.
+    They are made of as many queries as one fit has, or a fold might not see the other
+    wordings.
     """
-    rows = _by_target(bank, np.random.default_rng(seed))[0][: fit_rows(bank)]
-    assert bank.known_answers is not None
-    return make_folds(rows, folds_within(bank.known_answers[rows], FOLDS))
+    answers = bank.require_answers()
+    rng = np.random.default_rng(seed)
+    rows, _ = _order_by_target(bank.distinct, answers, rng)
+    rows = rows[: fit_rows(bank)]
+    return make_folds(rows, folds_within(answers[rows], FOLDS))
 
 
-def _by_target(
-    bank: PreparedBank, rng: np.random.Generator
+def _order_by_target(
+    rows: np.ndarray, answers: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct queries [m] whose answer is known, by their targets in random order, and the place of each
-    one's target in that order, ascending."""
-    assert bank.known_answers is not None
-    answered = bank.distinct[bank.known_answers[bank.distinct] >= 0]
-    numbers, target = np.unique(bank.known_answers[answered], return_inverse=True)
+    """Order the queries whose answer is known by their targets, in random order.
+
+    Returns:
+        Their rows [m], and the place of each one's target in that order, ascending.
+    """
+    answered = rows[answers[rows] >= 0]
+    numbers, target = np.unique(answers[answered], return_inverse=True)
     if len(numbers) < 2 * FOLDS:
         raise InputError(
-            f"answers name {len(numbers)} targets; holding some of them out needs at least {2 * FOLDS}"
+            f"answers name {len(numbers)} targets; holding some of them out needs at "
+            f"least {2 * FOLDS}"
         )
     place = np.argsort(rng.permutation(len(numbers)))[target.reshape(-1)]
     return answered[np.argsort(place, kind="stable")], np.sort(place)
 
 
 def folds_within(answer: np.ndarray, count: int) -> np.ndarray:
-    """Return the fold of each query, one of `count`: -1 where no other has the same `answer` [m], or the answer is -1.
+    """Return the fold of each query, so that each fold leaves wordings of its target.
 
-    The wordings of one target are spread over the folds, so that each fold leaves some of them."""
+    It is one of `count`, -1 if no other has the same `answer` [m], or the answer is -1.
+    """
     order = np.argsort(answer, kind="stable")
     _, first, group, times = np.unique(
         answer[order], return_index=True, return_inverse=True, return_counts=True
     )
     group = group.reshape(-1)
+    number = np.arange(len(answer)) - first[group] + group
     fold_of = np.empty(len(answer), np.int64)
-    fold_of[order] = np.where(
-        times[group] < 2, -1, (np.arange(len(answer)) - first[group] + group) % count
-    )
+    fold_of[order] = np.where(times[group] < 2, -1, number % count)
     fold_of[answer < 0] = -1
     return fold_of
 
 
 def require_enough(distinct: int) -> None:
-    """Raise InputError where of so many bank queries none can be held out."""
+    """Raise InputError if none of so many bank queries can be held out."""
     if distinct < 2 * FOLDS:
         raise InputError(
-            f"query bank has {distinct} distinct queries; holding some of them out needs at least {2 * FOLDS}, so that "
-            f"each of {FOLDS} folds has 2 of them"
+            f"query bank has {distinct} distinct queries; holding some of them out needs "
+            f"at least {2 * FOLDS}, so that each of {FOLDS} folds has 2 of them"
         )
 
 
 def fit_rows(bank: PreparedBank) -> int:
     """Return `FIT_ROWS`, or as many rows as memory allows.
 
-    A fit holds rows x (targets + target bank), target bank x targets, and a Sinkhorn fit its exponentials.
+    A fit holds rows x (targets + target bank), target bank x targets, and a Sinkhorn fit
+    its exponentials.
     """
     return min(FIT_ROWS, max(math.isqrt(bank.compute.bytes() // 32), 2 * FOLDS))
 
 
 def sample_of(bank: PreparedBank, seed: int = 0) -> np.ndarray:
-    """Draw targets of the gallery of `bank` [n, d] at random with `seed`."""
+    """Draw targets of the gallery of `bank` at random: [n, d]."""
     gallery = bank.require_targets()
     if gallery.rows < 2:
         raise InputError(
@@ -190,11 +209,12 @@ def pairs_of(
     """Return the pairs in the `rows` of a bank with known answers.
 
     Returns:
-        Queries [p, d], the place of each one's target [p] among those asked for, and these [c, d].
+        Queries [p, d], the place of each one's target [p] among those asked for, and these
+        [c, d].
     """
-    assert bank.known_answers is not None
-    rows = rows[bank.known_answers[rows] >= 0]
-    numbers, place = np.unique(bank.known_answers[rows], return_inverse=True)
+    answers = bank.require_answers()
+    rows = rows[answers[rows] >= 0]
+    numbers, place = np.unique(answers[rows], return_inverse=True)
     return bank.query_bank[rows], place.reshape(-1), answers_of(bank, numbers)
 
 
@@ -205,50 +225,57 @@ def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
         All of them, and the place of each row [p].
     """
     places = {row.tobytes(): place for place, row in enumerate(targets)}
-    added = list[int]()
-    columns = np.empty(len(rows), np.int64)
-    for number, row in enumerate(rows):
-        place = len(targets) + len(added)
-        columns[number] = places.setdefault(row.tobytes(), place)
-        if columns[number] == place:
-            added.append(number)
-    whole = np.concatenate([targets, rows[np.array(added, np.int64)]])
-    return whole, columns
+    added = []
+    columns = []
+    for row in rows:
+        new = len(targets) + len(added)
+        place = places.setdefault(row.tobytes(), new)
+        if place == new:
+            added.append(row)
+        columns.append(place)
+    others = np.array(added, targets.dtype).reshape(-1, targets.shape[1])
+    return np.concatenate([targets, others]), np.array(columns, np.int64)
 
 
 def training_bank(
     bank: PreparedBank, rows: np.ndarray, targets: np.ndarray, seed: int
 ) -> PreparedBank:
-    """Return `FIT_ROWS` of the `rows` of a bank, with as much of the target bank, against `targets` [n, d]."""
+    """Return `FIT_ROWS` of the `rows` of a bank, against `targets` [n, d].
+
+    It has as much of the target bank.
+    """
     limit = fit_rows(bank)
     seen = np.sort(rows[np.random.default_rng(seed).permutation(len(rows))[:limit]])
     target_bank = bank.target_bank
-    if target_bank is not None and bank.pairs is not None:
-        target_bank = target_bank[np.unique(bank.pairs[seen])]
-    elif target_bank is not None:
-        order = np.random.default_rng(seed).permutation(len(target_bank))
-        target_bank = target_bank[order[:limit]]
-    quiet = bank.compute.without_progress
-    vectors = as_vectors(targets, "targets")
+    if target_bank is not None:
+        if bank.pairs is not None:
+            order = np.unique(bank.pairs[seen])
+        else:
+            order = np.random.default_rng(seed).permutation(len(target_bank))[:limit]
+        target_bank = target_bank[order]
     return PreparedBank(
-        bank.query_bank[seen], bank.metric, quiet, target_bank, targets=vectors
+        bank.query_bank[seen],
+        bank.metric,
+        bank.compute.without_progress,
+        target_bank,
+        targets=as_vectors(targets, "targets"),
     )
 
 
 OffsetsAndMap: TypeAlias = tuple[np.ndarray | float, QueryMap | None]
-"""The offsets of the targets that queries are tried among, [n], and what maps the queries."""
+"""The offsets of the targets that queries are tried among [n], and the map of queries."""
 
 Candidate: TypeAlias = Callable[
     [PreparedBank, PreparedBank, np.ndarray], Sequence[OffsetsAndMap]
 ]
-"""What is tried: one correction, or several. It gets the bank that it is fitted on, against the targets that are tried,
-the whole bank, and the rows of the whole bank that teach."""
+"""One correction or several, to be tried. Called with the bank that it is fitted on (against
+the targets that are tried), the whole bank, and the rows of the whole bank that teach."""
 
 
 def uncorrected(
     train: PreparedBank, bank: PreparedBank, teach: np.ndarray
 ) -> list[OffsetsAndMap]:
-    """A `Candidate`: no correction."""
+    """Correct nothing: a `Candidate`."""
     return [(0.0, None)]
 
 
@@ -273,10 +300,14 @@ def as_it_is(model: OffsetModel) -> Candidate:
 class Margins:
     """The ranks of each held-out query under each candidate: [c, q].
 
-    hits [c, q, k]: the first of the `targets` that were sampled. costs: how much nearer the raw first target is than
-    the corrected one; gap: of the two nearest, on average. margins: how far a query's own target is ahead of the best
-    other; right: whether it comes first, shared among equals; ranks: the expected one. The last three are None where
-    answers are not known.
+    targets: How many were sampled.
+    gap: Between the two nearest targets, on average.
+    hits: The first of the sampled targets [c, q, k].
+    costs: How much nearer the raw first target is than the corrected one.
+    margins: How far a query's own target is ahead of the best other. None without known
+        answers, as are right and ranks.
+    right: 1 if it comes first, shared among equals, else 0.
+    ranks: Its expected rank.
     """
 
     targets: int
@@ -288,8 +319,10 @@ class Margins:
     ranks: np.ndarray | None = None
 
     def noise(self, before: int, after: int) -> float:
-        """Return the standard error of the change of the skewness from configuration `before` to `after`: a bootstrap
-        of the queries, which are the same ones."""
+        """Return the standard error of the change of the skewness between two candidates.
+
+        A bootstrap of the queries, which are the same ones.
+        """
         rng = np.random.default_rng(0)
         count = self.hits.shape[1]
         changes = []
@@ -315,26 +348,28 @@ def cross_validate(
         candidates: What is tried.
         bank: The bank, with its gallery.
         folds: Those of the bank.
-        sample: Targets that all queries are tried among [s, d]; by default `sample_of` the gallery.
+        sample: Targets that all queries are tried among [s, d]; by default `sample_of`.
     """
     if sample is None:
         sample = sample_of(bank)
     total = len(folds) * len(candidates)
-    by_fold = list[list[np.ndarray]]()
-    gaps = list[float]()
+    done = 0
+    gaps = []
+    by_fold = []
     for number, fold in enumerate(folds):
-        targets, gold = sample, None
+        targets = sample
+        gold = None
         if bank.known_answers is not None:
             # The gallery holds what held-out queries ask for.
             own = answers_of(bank, bank.known_answers[fold.test])
             targets, gold = with_rows(sample, own)
         train = training_bank(bank, fold.train, targets, number)
         trial = _FoldTrial(train, bank.query_bank[fold.test], len(sample), gold)
-        gaps.append(float((trial.nearest[:, 0] - trial.nearest[:, -1]).mean()))
+        gaps.append((trial.nearest[:, 0] - trial.nearest[:, -1]).mean())
         tried = list[tuple[np.ndarray, ...]]()
-        for place, candidate in enumerate(candidates):
+        for candidate in candidates:
             tried += trial.measure(candidate(train, bank, fold.teach))
-            done = number * len(candidates) + place + 1
+            done += 1
             bank.compute.report("trying candidates", done, total)
         by_fold.append([np.stack(arrays) for arrays in zip(*tried, strict=True)])
     joined = [np.concatenate(arrays, axis=1) for arrays in zip(*by_fold, strict=True)]
@@ -342,9 +377,13 @@ def cross_validate(
 
 
 class _FoldTrial:
-    """The held-out `queries` [h, d] of one fold among the targets of `train`, of which the first `sampled` were drawn.
+    """The held-out queries of one fold among the targets of its fit.
 
-    gold: The column of each query's answer [h], None without answers.
+    Args:
+        train: The bank of the fit.
+        queries: [h, d].
+        sampled: How many of the targets were drawn; they come first.
+        gold: The column of each query's answer [h], None without answers.
     """
 
     def __init__(
@@ -358,9 +397,8 @@ class _FoldTrial:
         self._queries = queries
         self._sampled = sampled
         self._gold = gold
-        self._similarities = self._multiply(queries)
-        few = min(2, sampled)
-        self.nearest = topk(self._similarities[:, :sampled], few)[0]
+        self._raw = self._multiply(queries)
+        self.nearest = topk(self._raw[:, :sampled], min(2, sampled))[0]
 
     def _multiply(self, queries: np.ndarray) -> np.ndarray:
         similarities = Similarities(queries, self._train.metric, self._train.compute)
@@ -369,19 +407,19 @@ class _FoldTrial:
     def measure(
         self, corrections: Sequence[OffsetsAndMap]
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield hits and costs under each correction and, with known answers, margin, right and rank."""
-        mapped = self._similarities
+        """Yield hits and costs of each correction, and what `_measure_gold` returns."""
+        mapped = self._raw
         last = None
+        count = min(OCCURRENCE, max(self._sampled // 4, 1))
         for offsets, query_map in corrections:
             if query_map is not last:  # several offsets share one map
                 last = query_map
-                mapped = self._similarities
+                mapped = self._raw
                 if query_map is not None:
                     mapped = self._multiply(query_map(self._queries))
             scores = mapped + offsets
-            count = min(OCCURRENCE, max(self._sampled // 4, 1))
             hits = topk(scores[:, : self._sampled], count)[1]
-            first = np.take_along_axis(self._similarities, hits[:, :1], axis=1)[:, 0]
+            first = np.take_along_axis(self._raw, hits[:, :1], axis=1)[:, 0]
             costs = self.nearest[:, 0] - first
             if self._gold is None:
                 yield hits, costs
@@ -390,13 +428,17 @@ class _FoldTrial:
 
 
 def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return margin, right and rank of the targets in the columns `gold` [p]; `scores` [p, n] are overwritten."""
+    """Return margin, right and rank of the targets in the columns `gold` [p].
+
+    `scores` [p, n] are overwritten.
+    """
     rows = np.arange(len(gold))
     score = scores[rows, gold]
     greater = (scores > score[:, None]).sum(axis=1)
     equal = (scores == score[:, None]).sum(axis=1)
     scores[rows, gold] = -np.inf
-    return score - scores.max(axis=1), (greater == 0) / equal, greater + (equal + 1) / 2
+    margin = score - scores.max(axis=1)
+    return margin, (greater == 0) / equal, greater + (equal + 1) / 2
 
 
 @dataclass(frozen=True)
@@ -405,7 +447,8 @@ class Figures:
 
     method, parameters: Those of the correction; "none" is no correction.
     skewness: Of the k-occurrence.
-    cost: Mean fall of the similarity of the first target, as a share of the mean distance between the two nearest.
+    cost: Mean fall of the similarity of the first target, as a share of the mean distance
+        between the two nearest.
     largest: The share of the queries that finds the worst hub.
     never: The share of the targets tried that no query finds.
     right: R@1 of no correction and of this; None without known answers.
@@ -431,7 +474,14 @@ class Figures:
         parameters: Mapping[str, Setting] | None = None,
         **fields: Any,
     ) -> Self:
-        """Return the figures of candidate `number` in `margins` against number 0, with the `fields` of a subclass."""
+        """Return the figures of a candidate against candidate 0.
+
+        Args:
+            margins: Of all candidates.
+            number: Of the candidate.
+            method, parameters: Those of the correction.
+            **fields: Of a subclass.
+        """
         occurrence = k_occurrence(margins.hits[number], margins.targets)
         costs = margins.costs[number]
         rank = None
@@ -479,7 +529,6 @@ class Figures:
 def change_of(
     margins: Margins, first: int, second: int, what: str = "queries"
 ) -> Side | None:
-    """Return R@1 under the configurations number `first` and `second`, for queries called `what`. None without known
-    answers."""
+    """Return R@1 of two candidates, for queries called `what`; None without answers."""
     right = margins.right
     return None if right is None else Side.of(right[first], right[second], what)

@@ -17,7 +17,7 @@ from hubplugin.bank.prepared import PreparedBank, require_rows
 from hubplugin.bank.texts import Texts, holds_texts, read_clicks, read_texts
 from hubplugin.compute import Compute, Similarities, dense
 from hubplugin.errors import EmptyInput, InputError, Parameter
-from hubplugin.metric import Metric, normalise
+from hubplugin.metric import Metric, unit_or_zero
 from hubplugin.vectors import (
     Progress,
     Scannable,
@@ -286,7 +286,8 @@ def _read(vectors: Vectors, metric: Metric) -> tuple[np.ndarray, np.ndarray]:
     array = vectors.array()
     if metric is not Metric.COSINE:
         return array, np.arange(len(array))
-    rows = np.flatnonzero(array.any(axis=1))
+    unit = unit_or_zero(array)
+    rows = np.flatnonzero(unit.any(axis=1))
     left_out = len(array) - len(rows)
     if not len(rows):
         raise EmptyInput(
@@ -295,7 +296,8 @@ def _read(vectors: Vectors, metric: Metric) -> tuple[np.ndarray, np.ndarray]:
     if left_out:
         message = "%s: %d zero vectors, which have no direction, are left out"
         logger.warning(message, vectors.name, left_out)
-    return normalise(array[rows], vectors.name, rows), rows
+        unit = unit[rows]
+    return unit, rows
 
 
 CLICKS = (".csv", ".tsv")

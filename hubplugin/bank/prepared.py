@@ -174,6 +174,15 @@ class PreparedBank:
         """The row of target bank or gallery that each query asks for, -1 where nothing is known."""
         return self.clicks if self.pairs is None else self.pairs
 
+    def require_answers(self) -> np.ndarray:
+        """Return the known answers [m]. Raises InputError without any."""
+        answers = self.known_answers
+        if answers is None:
+            raise InputError(
+                "the bank lacks known answers: pass ", Parameter("answers")
+            )
+        return answers
+
     def require_targets(self) -> Vectors:
         """Return the gallery. Raises InputError without one."""
         if self.targets is None:

@@ -21,9 +21,6 @@ from hubplugin.vectors import Vectors
 
 logger = logging.getLogger(__name__)
 
-CAPABILITIES = (8, 9, 10)
-"""Compute capabilities of the cards that the kernel is compiled and tried for."""
-
 GROUP = 8
 """Columns of a group. A card looks at the largest of each group first: the k largest of a
 row lie in the k groups with the largest maxima, and in the columns that belong to none.
@@ -114,8 +111,8 @@ def reduce(
     tau = 1.0
     log_weights = None
     if isinstance(last, LogSum):
-        if len(reductions) == 1:
-            fused = fuse_log_sum(similarities, targets, last, answers)
+        if len(reductions) == 1 and answers is None:
+            fused = fuse_log_sum(similarities, targets, last)
             if fused is not None:
                 return [fused]
         tau = last.tau
@@ -137,10 +134,7 @@ def reduce(
 
 
 def fuse_log_sum(
-    similarities: Similarities,
-    targets: Vectors,
-    log_sum: LogSum,
-    answers: np.ndarray | None,
+    similarities: Similarities, targets: Vectors, log_sum: LogSum
 ) -> np.ndarray | None:
     """Compute a log-sum-exp by one kernel, in which no similarity reaches memory.
 
@@ -150,30 +144,27 @@ def fuse_log_sum(
     """
     library = similarities.library
     device = library.device
-    if device is None or device.type != "cuda" or not similarities.is_unit:
+    is_card = device is not None and device.type == "cuda"
+    if not is_card or not similarities.is_unit or find_spec("triton") is None:
         return None
     import torch
 
-    is_known = torch.cuda.get_device_capability(device)[0] in CAPABILITIES
-    if torch.version.hip is not None or not is_known or find_spec("triton") is None:
-        return None
     from hubplugin.compute import kernels
 
+    capability, _ = torch.cuda.get_device_capability(device)
+    if torch.version.hip is not None or capability not in kernels.COLUMNS:
+        return None
     weights = log_sum.log_weights
     if weights is None:
         weights = np.zeros(similarities.m)
     bias = library.to_device(weights)
     bank = split(library.to_device(similarities.bank, library.xp.float32))
     values = library.empty((targets.rows,), library.xp.float32)
-    thresholds = None
-    if answers is not None:
-        thresholds = library.to_device(similarities.lower(answers))
-    hub = MOST_ANSWERS * similarities.m
     for start, block in similarities.blocks(targets):
         stop = start + len(block)
         try:
             values[start:stop] = kernels.log_sum_exp(
-                split(block), bank, bias, 1 / log_sum.tau, thresholds, hub
+                split(block), bank, bias, 1 / log_sum.tau
             )
         except Exception as error:
             if start:

@@ -34,16 +34,15 @@ METHODS: dict[str, type[Method]] = {
 }
 
 QUERY_DEPENDENT = ("dis", "dualdis", "dsl", "gc")
-"""Those of `hubplugin.rerank`, which this package does not know, by name: errors say where to find them."""
+"""Names of `hubplugin.rerank`, which this package does not know; errors point there."""
 
 __all__ = ["METHODS", "Method", "build_method", "configure"]
-
 
 Configuration = TypeVar("Configuration", bound=BaseModel)
 
 
 def configure(method: str, **parameters: Setting) -> Method:
-    """The method called `method` with `parameters`; raises InputError for an unknown name or a value out of range."""
+    """Return a method with its parameters. Raises InputError as `build_method`."""
     return build_method(METHODS, method, parameters)
 
 
@@ -60,7 +59,7 @@ def build_method(
         parameters: Those of the method.
 
     Raises:
-        InputError: One line, which lists the known names or parameters, or names the allowed range.
+        InputError: An unknown name or parameter, or a value out of range.
     """
     if not isinstance(method, str):
         raise InputError(
@@ -80,11 +79,13 @@ def build_method(
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
+        problem = (
+            f"method {method!r}: {field}={first['input']!r} is refused: {first['msg']}"
+        )
         if first["type"] == "extra_forbidden":
             takes = ", ".join(configuration.model_fields) or "none"
-            raise InputError(
-                f"{field!r} is no argument here, and no parameter of method {method!r}, which takes {takes}"
-            ) from None
-        raise InputError(
-            f"method {method!r}: {field}={first['input']!r} is refused: {first['msg']}"
-        ) from None
+            problem = (
+                f"{field!r} is no argument here, and no parameter of method {method!r}, "
+                f"which takes {takes}"
+            )
+        raise InputError(problem) from None

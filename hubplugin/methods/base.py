@@ -1,8 +1,9 @@
-"""What every method is: a checked configuration that turns a bank and targets into the terms of a model."""
+"""`Method`: a checked configuration that turns a bank and targets into a model."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias, TypeVar
 
@@ -13,7 +14,7 @@ from hubplugin.bank import PreparedBank
 from hubplugin.model import OffsetModel, Setting, Term
 
 AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]
-"""What becomes of the answers of bank queries, see `Method`."""
+"""What a fit does with the answers of bank queries, see `Method`."""
 
 Configuration = TypeVar("Configuration", bound="Method")
 
@@ -24,7 +25,7 @@ _UNSAID = (("answers", "kept"), ("sample", "auto"))
 class Solution:
     """The terms of a model.
 
-    raw: Its raw offsets for the targets of the fit [n], where they came along the way.
+    raw: Its raw offsets for the targets of the fit [n], if they came along the way.
     topk_means: The mean of the k largest similarities of each target [n], likewise.
     """
 
@@ -36,9 +37,11 @@ class Solution:
 class Method(BaseModel, ABC):
     """Parameters of one method. Temperatures are in the units of the similarity.
 
-    answers: "kept", as in the papers, whose banks hold queries that have no answer in the gallery. "left out", for a
-    log of queries that were asked of this gallery: each query's nearest target, and each target's largest similarity,
-    have no part in the sums (see `compute.similarities`). "auto" leaves them out unless a target bank holds the answers.
+    answers: "kept", as in the papers, whose banks hold queries that have no answer in the
+        gallery. "left out", for a log of queries that were asked of this gallery: each
+        query's nearest target, and each target's largest similarity, have no part in the
+        sums (see `compute.similarities`). "auto" leaves them out unless a target bank
+        holds the answers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -48,7 +51,7 @@ class Method(BaseModel, ABC):
 
     @property
     def parameters(self) -> dict[str, Setting]:
-        """The parameters that are set, by name, without `answers` where the method is the paper's."""
+        """The parameters that are set, without those that are as the paper has them."""
         return {
             key: value
             for key, value in self.model_dump(exclude_none=True).items()
@@ -56,33 +59,39 @@ class Method(BaseModel, ABC):
         }
 
     def resolve(self: Configuration, bank: PreparedBank) -> Configuration:
-        """Return this configuration with a value in the place of all that depends on the bank and the gallery."""
+        """Return this with a value for all that depends on the bank and the gallery."""
         parameters = self.resolve_parameters(bank)
         if self.answers == "auto":
             is_clean = bank.answers_are_elsewhere
             parameters["answers"] = "kept" if is_clean else "left out"
-        return self.model_copy(update=parameters) if parameters else self
+        return self.model_copy(update=parameters)
 
     def resolve_parameters(self, bank: PreparedBank) -> dict[str, Setting | None]:
-        """Return the parameters of a subclass that depend on bank and gallery, by name."""
+        """Return the parameters of a subclass that depend on bank and gallery."""
         return {}
 
-    def require_banks(self, bank: PreparedBank) -> None:
-        """Raise InputError where `bank` lacks what the method needs; the targets may come later."""
+    def thresholds(self, bank: PreparedBank) -> np.ndarray | None:
+        """Return the thresholds of the answers that are left out [m], if any are."""
+        if self.answers != "left out" or bank.answers is None:
+            return None
+        return bank.answers.thresholds
 
     @abstractmethod
     def solve(self, bank: PreparedBank) -> Solution:
-        """Return the terms whose sum at t is offset(t), up to a constant. Called on a resolved configuration."""
+        """Return the terms whose sum at t is offset(t), up to a constant.
+
+        Called on a resolved configuration.
+        """
 
     def raw_offsets(self, bank: PreparedBank) -> np.ndarray:
-        """Return what these parameters, fitted on `bank`, give its targets, not centred: float64 [n]."""
+        """Return the offsets that a fit gives the targets, not centred: float64 [n]."""
         model, raw = self.run(bank)
         if raw is None:
-            return model.raw_offsets(bank.require_targets(), bank.compute)
+            raw = model.raw_offsets(bank.require_targets(), bank.compute)
         return raw
 
     def fit(self, bank: PreparedBank) -> OffsetModel:
-        """Return the model of these parameters, centred on the targets of `bank` where it has some."""
+        """Return the model of these parameters, centred on the targets, if any."""
         model, raw = self.run(bank)
         if bank.targets is None:
             return model
@@ -91,25 +100,30 @@ class Method(BaseModel, ABC):
         model = model.centre_by(raw, bank.targets)
         if bank.whole is None or model.gallery is None:
             return model
-        # What it was fitted on is a sample, not the gallery.
+        # It was fitted on a sample, not on the gallery.
         gallery = replace(model.gallery, count=bank.whole.count)
         return replace(model, gallery=gallery, fitted=None)
 
     def run(self, bank: PreparedBank) -> tuple[OffsetModel, np.ndarray | None]:
-        """Return the model, not centred, and its raw offsets for the targets [n] where they came along the way."""
+        """Return the model, not centred, and its raw offsets if they came along [n]."""
         method = self.resolve(bank)
-        solution = method.solve(bank)
+        with ThreadPoolExecutor(1) as aside:  # a hash holds no lock, and takes a while
+            fingerprint = aside.submit(lambda: bank.fingerprint)
+            solution = method.solve(bank)
         model = OffsetModel(
             method.name,
             method.parameters,
             bank.metric,
             solution.terms,
-            bank.fingerprint,
+            fingerprint.result(),
         )
         return model, solution.raw
 
     def has_made(self, model: OffsetModel, bank: PreparedBank) -> bool:
-        """Return True if `model` is what these parameters gave on `bank`, whatever the targets were."""
+        """Return True if `model` is what these parameters gave on `bank`.
+
+        Whatever the targets were.
+        """
         given = self.parameters
         if given.get("answers") == "auto":
             del given["answers"]
@@ -119,15 +133,11 @@ class Method(BaseModel, ABC):
 
 
 class OnePassMethod(Method):
-    """A method whose terms need nothing of the gallery but, where answers are left out, the answers."""
+    """A method whose terms need nothing of the gallery but the answers, if left out."""
 
     @abstractmethod
-    def terms(
-        self, bank: PreparedBank, thresholds: np.ndarray | None
-    ) -> tuple[Term, ...]:
-        """Return the terms of the offsets. `thresholds` [m] are those of `Answers`, where answers are left out."""
+    def terms(self, bank: PreparedBank, answers: np.ndarray | None) -> tuple[Term, ...]:
+        """Return the terms; `answers` [m] are the thresholds of those left out."""
 
     def solve(self, bank: PreparedBank) -> Solution:
-        answers = bank.answers if self.answers == "left out" else None
-        thresholds = None if answers is None else answers.thresholds
-        return Solution(self.terms(bank, thresholds))
+        return Solution(self.terms(bank, self.thresholds(bank)))

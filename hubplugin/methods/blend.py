@@ -1,4 +1,4 @@
-"""`blend`: the default, half Sinkhorn and half nearest neighbours, made for banks of any kind and size."""
+"""`blend`: the default, half Sinkhorn and half nearest neighbours, for banks of any kind."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from pydantic import Field
 
 from hubplugin.bank import PreparedBank
 from hubplugin.methods.base import AnswersRule, Method, Solution
-from hubplugin.methods.nearest import NearestNeighbourNormalisation
 from hubplugin.methods.sinkhorn import DualBankSinkhorn, Sample, resolve_sample
-from hubplugin.model import LogSumExp, Setting, TopKMean
+from hubplugin.model import Setting, Term, TopKMean
 
 SPREAD_SHARE = 0.5
-"""The temperature is this share of the standard deviation of the similarities between bank and gallery. 0.35 and 0.7
-gain as much on average, and 0.35 loses 0.17 points of R@1 in its worst setting (benchmarks/settings.py)."""
+"""The temperature as a share of the standard deviation of the similarities between bank and
+gallery. 0.35 and 0.7 gain as much on average, and 0.35 loses 0.17 points of R@1 in its
+worst setting (benchmarks/settings.py)."""
 
 HALF_STRENGTH = 100
-"""Bank queries with which offsets have half their strength: m / (m + 100). Fewer queries say less about each target,
-so an offset is drawn towards the neutral 0. With 50 the mean of seventeen settings is 0.07 points of R@1 higher and the
-worst 0.12 lower; with 200 they are 0.07 lower and 0.23 higher (benchmarks/settings.py)."""
+"""Bank queries with which offsets have half their strength: m / (m + 100). Fewer queries say
+less about each target, so an offset is drawn towards the neutral 0. With 50 the mean of
+seventeen settings is 0.07 points of R@1 higher and the worst 0.12 lower; with 200 they are
+0.07 lower and 0.23 higher (benchmarks/settings.py)."""
 
 ITERATIONS = 3
 """Sinkhorn iterations. Three rank as well as the papers' ten: R@1 gains 1.83 points in the
@@ -29,16 +30,21 @@ is behind by more than 0.04 (`python -m benchmarks.settings`, the first three dr
 
 
 class Blend(Method):
-    """offset(t) = strength * ( share * dbsn(t) + (1 - share) * nnn(t) ), each of mean 0 over the gallery.
+    """offset(t) = strength * ( share * dbsn(t) + (1 - share) * nnn(t) ), each of mean 0.
 
-    A mean of offsets is an offset. Sinkhorn (`dbsn`) gains most where the bank is large and clean, the nearest
-    neighbours (`nnn`) lose least where it is small, or where some targets are asked for again and again.
+    A mean of offsets is an offset. Sinkhorn (`dbsn`) gains most if the bank is large and
+    clean. The nearest neighbours (`nnn`) lose least if it is small, or if some targets are
+    asked for again and again.
 
-    tau: of `dbsn`; by default half the standard deviation of the similarities, since embedding models differ in it by a
-        factor of five. iterations, sample: of `dbsn`. k, alpha: of `nnn`. share: of `dbsn`; 0 is `nnn` alone, 1 `dbsn`
-        alone.
-    strength: by default m / (m + 100) for a bank of m different queries. answers: by default left out unless the
-        target bank holds them. benchmarks/settings.py measures every default on seventeen real settings.
+    tau: Of `dbsn`; by default half the standard deviation of the similarities, since
+        embedding models differ in it by a factor of five.
+    iterations, sample: Of `dbsn`.
+    k, alpha: Of `nnn`.
+    share: Of `dbsn`; 0 is `nnn` alone, 1 `dbsn` alone.
+    strength: By default m / (m + 100) for a bank of m different queries.
+    answers: By default left out unless the target bank holds them.
+
+    benchmarks/settings.py measures every default on seventeen real settings.
     """
 
     name: ClassVar[str] = "blend"
@@ -62,35 +68,23 @@ class Blend(Method):
         }
 
     def solve(self, bank: PreparedBank) -> Solution:
-        assert self.tau is not None
-        assert self.strength is not None
-        sinkhorn = DualBankSinkhorn(
-            tau=self.tau,
-            iterations=self.iterations,
-            sample=self.sample,
-            answers=self.answers,
-        )
-        nearest = NearestNeighbourNormalisation(
-            k=self.k, alpha=self.alpha, answers=self.answers
-        )
-        if self.share in (0, 1):
-            alone = (sinkhorn if self.share else nearest).solve(bank)
-            terms = [
-                replace(term, scale=self.strength * term.scale) for term in alone.terms
-            ]
-            raw = None if alone.raw is None else self.strength * alone.raw
-            return Solution(tuple(terms), raw)
+        given = self.model_dump()
+        of_sinkhorn = given["strength"] * self.share
+        of_nearest = -given["strength"] * (1 - self.share) * self.alpha
+        means = TopKMean(bank.query_bank, self.k, of_nearest, self.thresholds(bank))
+        if not self.share:
+            return Solution((means,))
+        names = ("tau", "iterations", "sample", "answers")
+        sinkhorn = DualBankSinkhorn(**{name: given[name] for name in names})
         # The first product of the fit serves both terms.
-        first = sinkhorn.solve(bank, self.k)
+        k = self.k if self.share < 1 else None
+        first = sinkhorn.solve(bank, k)
         (term,) = first.terms
-        assert isinstance(term, LogSumExp)
-        of_first = self.strength * self.share
-        of_second = -self.strength * (1 - self.share) * self.alpha
-        both = (
-            replace(term, scale=of_first * term.scale),
-            TopKMean(bank.query_bank, self.k, of_second, term.answers),
-        )
-        if first.raw is None or first.topk_means is None:
-            return Solution(both)
-        raw = of_first * first.raw + of_second * first.topk_means
-        return Solution(both, raw)
+        terms: tuple[Term, ...] = (replace(term, scale=of_sinkhorn * term.scale),)
+        raw = None if first.raw is None else of_sinkhorn * first.raw
+        if k is None:
+            return Solution(terms, raw)
+        terms += (means,)
+        if raw is None or first.topk_means is None:
+            return Solution(terms)
+        return Solution(terms, raw + of_nearest * first.topk_means)

@@ -16,25 +16,25 @@ from hubplugin.model import LogSumExp, Term
 class InvertedSoftmax(OnePassMethod):
     """offset(t) = -tau * LSE_u( s(b_u, t) / tau ).
 
-    Smith et al. 2017; QB-Norm eq. 1; DBSN eq. 3. The papers use tau = 0.02 and 0.05 (beta = 20). The default
-    is 0.05: on docstring-to-function pairs 0.02 ranks worse than no correction at all.
+    Smith et al. 2017; QB-Norm eq. 1; DBSN eq. 3. The papers use tau = 0.02 and 0.05
+    (beta = 20). The default is 0.05: on docstring-to-function pairs 0.02 ranks worse than
+    no correction at all.
     """
 
     name: ClassVar[str] = "is"
     tau: float = Field(0.05, gt=0)
 
-    def terms(
-        self, bank: PreparedBank, thresholds: np.ndarray | None
-    ) -> tuple[Term, ...]:
-        return (LogSumExp(bank.query_bank, self.tau, -self.tau, answers=thresholds),)
+    def terms(self, bank: PreparedBank, answers: np.ndarray | None) -> tuple[Term, ...]:
+        return (LogSumExp(bank.query_bank, self.tau, -self.tau, answers=answers),)
 
 
 class DualInvertedSoftmax(OnePassMethod):
-    """offset(t) = -lambda * ( LSE_u( s(b_u, t)/tau_query ) + LSE_v( s(c_v, t)/tau_target ) ) over a query bank b
-    and a target bank c, lambda = tau_query tau_target / (tau_query + tau_target).
+    """offset(t) = -lambda * ( LSE_u( s(b_u, t)/tau_query ) + LSE_v( s(c_v, t)/tau_target ) ).
 
-    DBSN eq. 17-18; NNN eq. 3-5. The papers sweep both temperatures. The defaults are that of `is` for the query bank
-    and ten times it for the target bank: on docstring-to-function pairs equal ones rank worse than no correction.
+    b is the query bank, c the target bank, lambda = tau_query tau_target / (tau_query +
+    tau_target). DBSN eq. 17-18; NNN eq. 3-5. The papers sweep both temperatures. The
+    defaults are that of `is` for the query bank and ten times it for the target bank: on
+    docstring-to-function pairs equal ones rank worse than no correction.
     """
 
     name: ClassVar[str] = "dualis"
@@ -42,19 +42,20 @@ class DualInvertedSoftmax(OnePassMethod):
     tau_target: float = Field(0.5, gt=0)
 
     def require_banks(self, bank: PreparedBank) -> None:
+        self._second(bank)
+
+    def _second(self, bank: PreparedBank) -> np.ndarray:
         if bank.target_bank is None:
             raise InputError(
                 f"method {self.name!r} needs the vectors of answers in the bank: pass ",
                 Parameter("answers"),
             )
+        return bank.target_bank
 
-    def terms(
-        self, bank: PreparedBank, thresholds: np.ndarray | None
-    ) -> tuple[Term, ...]:
-        self.require_banks(bank)
-        assert bank.target_bank is not None
+    def terms(self, bank: PreparedBank, answers: np.ndarray | None) -> tuple[Term, ...]:
+        second = self._second(bank)
         scale = -self.tau_query * self.tau_target / (self.tau_query + self.tau_target)
         return (
-            LogSumExp(bank.query_bank, self.tau_query, scale, answers=thresholds),
-            LogSumExp(bank.target_bank, self.tau_target, scale),
+            LogSumExp(bank.query_bank, self.tau_query, scale, answers=answers),
+            LogSumExp(second, self.tau_target, scale),
         )

@@ -15,18 +15,17 @@ from hubplugin.model import Term, TopKMean
 class NearestNeighbourNormalisation(OnePassMethod):
     """offset(t) = -alpha * mean of the k largest s(b_u, t): NNN eq. 1-2.
 
-    The paper uses alpha = 0.75 and k = 128, tuned for each model and data set; the defaults, alpha = 0.5 and
-    k = 16, gain more on docstring-to-function pairs. A k larger than the bank takes the whole bank.
+    The paper uses alpha = 0.75 and k = 128, tuned for each model and data set; the
+    defaults, alpha = 0.5 and k = 16, gain more on docstring-to-function pairs. A k larger
+    than the bank takes the whole bank.
     """
 
     name: ClassVar[str] = "nnn"
     k: int = Field(16, ge=1)
     alpha: float = Field(0.5, gt=0)
 
-    def terms(
-        self, bank: PreparedBank, thresholds: np.ndarray | None
-    ) -> tuple[Term, ...]:
-        return (TopKMean(bank.query_bank, self.k, -self.alpha, thresholds),)
+    def terms(self, bank: PreparedBank, answers: np.ndarray | None) -> tuple[Term, ...]:
+        return (TopKMean(bank.query_bank, self.k, -self.alpha, answers),)
 
 
 class CrossDomainLocalScaling(OnePassMethod):
@@ -38,7 +37,5 @@ class CrossDomainLocalScaling(OnePassMethod):
     name: ClassVar[str] = "csls"
     k: int = Field(10, ge=1)
 
-    def terms(
-        self, bank: PreparedBank, thresholds: np.ndarray | None
-    ) -> tuple[Term, ...]:
-        return (TopKMean(bank.query_bank, self.k, -0.5, thresholds),)
+    def terms(self, bank: PreparedBank, answers: np.ndarray | None) -> tuple[Term, ...]:
+        return (TopKMean(bank.query_bank, self.k, -0.5, answers),)

@@ -17,20 +17,20 @@ from hubplugin.vectors import as_vectors, draw_sample
 logger = logging.getLogger(__name__)
 
 SAMPLED_ABOVE = 1_000_000
-"""Targets above which log alpha is sought on a sample, unless all are asked for."""
+"""The most targets for log alpha to be sought on all of them by default."""
 
 SAMPLE = 200_000
-"""Targets of such a sample, or as many as have room where they are fewer."""
+"""Targets of a sample, or as many as have room if they are fewer."""
 
 LEAST_CACHED = 10_000
-"""Targets that must find room if log alpha is to be sought on those that do: of fewer it would be too coarse, and
-each iteration is a pass over all."""
+"""Fewest targets for a sample of those that have room. Of fewer log alpha would be too
+coarse, and each iteration is a pass over all."""
 
 Sample: TypeAlias = Annotated[
     Annotated[int, Field(ge=1)] | Literal["auto"] | None,
     BeforeValidator(lambda value: None if value == "all" else value),
 ]
-"""How many targets stand for the gallery while log alpha is sought, see `SinkhornNormalisation`; None is all."""
+"""How many targets log alpha is sought on, see `SinkhornNormalisation`; None is all."""
 
 
 def resolve_sample(sample: Sample, bank: PreparedBank, tau: float) -> int | None:
@@ -48,20 +48,23 @@ def resolve_sample(sample: Sample, bank: PreparedBank, tau: float) -> int | None
 
 
 class SinkhornNormalisation(Method):
-    """offset(t) = tau * log beta(t), after `iterations` of Sinkhorn between the query bank and the targets.
+    """offset(t) = tau * log beta(t), after `iterations` between query bank and targets.
 
-    DBSN eq. 7-9, algorithm A1 (there hubness = -offset). The last half-step reads only log alpha, which
-    belongs to the bank, so the fit is a weighted inverted softmax, -tau * LSE_u( s(b_u, t)/tau + log alpha_u ),
-    and extends to targets it never saw. The paper uses tau = 0.01 and 10 iterations; the default tau is 0.05,
-    which on docstring-to-function pairs gains where 0.01 loses.
+    DBSN eq. 7-9, algorithm A1 (there hubness = -offset). The last half-step reads only log
+    alpha, which belongs to the bank. So the fit is a weighted inverted softmax,
+    -tau * LSE_u( s(b_u, t)/tau + log alpha_u ), and extends to targets it never saw. The
+    paper uses tau = 0.01 and 10 iterations; the default tau is 0.05, which on
+    docstring-to-function pairs gains where 0.01 loses.
 
-    sample: how many targets, drawn at random with a fixed seed, stand for the whole gallery while log alpha is sought.
-    A fit to a large gallery then costs one pass over it instead of `iterations`. "auto", the default, takes a sample
-    where there are more than a million targets, or more than `memory` has room for beside the bank in float16: as many
-    as have room, at most 200,000. "all" takes all of any number. A warning names the size of the sample; docs/speed.md
-    says what it costs.
+    sample: How many targets, drawn at random with a fixed seed, stand for the gallery
+        while log alpha is sought. A fit to a large gallery then costs one pass over it
+        instead of `iterations`. "auto", the default, takes a sample of more than a million
+        targets, or of more than `memory` has room for beside the bank in float16: as many
+        as have room, at most 200,000. "all" takes all. A warning names the size of the
+        sample; docs/speed.md says what it costs.
 
-    Where answers are left out, bank queries with the same nearest target share the mass of one.
+    If answers are left out, bank queries with the same nearest target share the mass of
+    one.
     """
 
     name: ClassVar[str] = "sn"
@@ -74,28 +77,29 @@ class SinkhornNormalisation(Method):
         return {"sample": resolve_sample(self.sample, bank, self.tau)}
 
     def solve(self, bank: PreparedBank, k: int | None = None) -> Solution:
-        """Run Sinkhorn. With `k`, the first product also gives the mean of the k
-        largest similarities of each target."""
+        """Run Sinkhorn.
+
+        With `k`, the first product also gives the mean of the k largest similarities of
+        each target.
+        """
         similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
         targets = bank.require_targets()
         answers = bank.answers if self.answers == "left out" else None
-        column = Columns(targets)
-        if bank.whole is not None:
-            column = Columns(targets, bank.whole.count / targets.rows)
+        mass = bank.count / targets.rows
         sample = self.sample if isinstance(self.sample, int) else targets.rows
         is_sampled = sample < targets.rows
+        seen = targets
         if is_sampled:
-            logger.warning(
-                "Sinkhorn runs on a sample of %d of %d targets; sample='all' takes all",
-                sample,
-                targets.rows,
+            message = (
+                "Sinkhorn runs on a sample of %d of %d targets; sample='all' takes all"
             )
+            logger.warning(message, sample, targets.rows)
             rng = np.random.default_rng(0)
             drawn = draw_sample(targets, sample, bank.metric, rng)
-            mass = column.mass * targets.rows / sample
-            column = Columns(as_vectors(drawn, targets.name), mass)
+            seen = as_vectors(drawn, targets.name)
+            mass = mass * targets.rows / sample
             k = None
-        columns = [column]
+        columns = [Columns(seen, mass)]
         if self.dual and bank.target_bank is not None:
             columns.append(Columns(bank.answer_vectors))
         scaling = sinkhorn(
@@ -114,8 +118,8 @@ class SinkhornNormalisation(Method):
 class DualBankSinkhorn(SinkhornNormalisation):
     """`sn` with the columns [targets ; target bank]: DBSN algorithm A2.
 
-    The target bank narrows the gap between the bank's queries and the gallery (DBSN fig. 7). Without one it
-    is `sn`.
+    The target bank narrows the gap between the bank's queries and the gallery (DBSN
+    fig. 7). Without one it is `sn`.
     """
 
     name: ClassVar[str] = "dbsn"
