@@ -4,6 +4,7 @@
     python -m benchmarks.fit --data million --repeats 1 --only "is" "blend, the default"
     python -m benchmarks.fit --check        # which is `make ratios`
     python -m benchmarks.fit --apply        # how often the fit `apply` takes, and where its time goes
+    python -m benchmarks.fit --goals        # on a machine at rest: medians of five, one thread, beside their goals
 
 Each contender runs in a process of its own, in turns with the product. Other work on the machine makes either slower
 and never faster, so a ratio is the fastest turn of the contender over the fastest of the product. On one thread it is
@@ -64,6 +65,12 @@ ABOUT = {"million": "bank 15,000, targets 1,000,000 in a mapped file, d 384"}
 BOUND = 2.0
 """Times the stored ratio that `--check` lets pass."""
 
+GOALS = {"is": 1.2, "nnn k=16": 0.9, "dbsn": 1.4, "blend, the default": 2.4}
+"""Products that a fit may take, in the median, of 8,000 targets and a bank of 4,000."""
+
+APPLY_GOAL = 2.2
+"""Fits that `apply` may take."""
+
 
 @dataclass(frozen=True)
 class Operands:
@@ -76,15 +83,19 @@ class Operands:
 
     @classmethod
     def named(cls, name: str) -> Operands:
-        """code_search, examples (what comes with the repository), million, or random (small, for `--check`)."""
+        """code_search, examples (what comes with the repository), million, goals (for `--goals`), or random (small, for
+        `--check`)."""
         if name == "million":
             return cls(*_million())
-        if name == "random":
+        drawn = {
+            "random": (128, 3_000, 2_000, 2_000),
+            "goals": (384, 4_000, 6_000, 2_000),
+        }
+        if name in drawn:
             rng = np.random.default_rng(0)
-            centre = rng.normal(size=128)
-            parts = [
-                rng.normal(size=(rows, 128)) + centre for rows in (3_000, 2_000, 2_000)
-            ]
+            dim, *sizes = drawn[name]
+            centre = rng.normal(size=dim)
+            parts = [rng.normal(size=(rows, dim)) + centre for rows in sizes]
         else:
             folder = {"code_search": CODE_SEARCH, "examples": EXAMPLES}[name]
             parts = [
@@ -309,6 +320,7 @@ def run_apart(name: str, data: str, repeats: int, threads: int) -> dict[str, Any
     turns = seconds / floors
     return found | {
         "ratio": seconds.min() / floors.min(),
+        "median": np.median(turns),
         "low": turns.min(),
         "high": turns.max(),
     }
@@ -415,43 +427,59 @@ def check() -> None:
         )
 
 
-def apply(repeats: int) -> None:
-    """`apply` on a flat Faiss index of 20,000 targets of 384 dimensions, with a log of 3,000 queries without answers:
-    times its fit, on one thread and in turns; and its profile."""
+def goals(repeats: int) -> None:
+    """Print the median of each ratio beside its goal, and what `apply` takes."""
+    print(f"{Operands.named('goals')}; {machine(1)}; medians of {repeats} in turns")
+    for name, goal in GOALS.items():
+        median = run_apart(name, "goals", repeats, 1)["median"]
+        print(f"{name}: {median:.2f} products; goal {goal:g}", flush=True)
+    for size in (8_000, 20_000):
+        apply(repeats, size)
+
+
+def apply(repeats: int, size: int, *, profiles: bool = False) -> None:
+    """Print how many fits `apply` takes, on one thread and in turns.
+
+    It writes to a flat Faiss index of `size` targets of 384 dimensions, with a log of
+    3,000 queries without answers. `profiles` shows where the time goes.
+    """
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
-    of, rng, taken = Operands.named(USUAL), np.random.default_rng(0), []
-    known = of.gallery[rng.permutation(len(of.gallery))[:20_000]]
-    more = known[
-        rng.integers(0, len(known), 20_000 - len(known))
-    ]  # such as these, where there are fewer
-    more = (
-        more
-        + rng.normal(size=more.shape).astype(np.float32) / 2 / known.shape[1] ** 0.5
-    )
-    targets, bank = np.concatenate([known, more]), of.bank[:3_000]
+    rng = np.random.default_rng(0)
+    of = Operands.named(USUAL)
+    known = of.gallery[rng.permutation(len(of.gallery))[:size]]
+    # Such as these, if there are fewer.
+    more = known[rng.integers(0, len(known), size - len(known))]
+    noise = rng.normal(size=more.shape).astype(np.float32)
+    targets = np.concatenate([known, more + noise / 2 / known.shape[1] ** 0.5])
     targets /= np.linalg.norm(targets, axis=1, keepdims=True)
+    bank = of.bank[:3_000]
     index = faiss.IndexFlatIP(targets.shape[1])
     index.add(targets)
+    taken = []
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/x.faiss"
-        for number in range(repeats + 1):
+        for _ in range(repeats + 1):
             faiss.write_index(index, file)
-            store, start = hubplugin.open_store(f"faiss:{file}"), time.process_time()
+            store = hubplugin.open_store(f"faiss:{file}")
+            start = time.process_time()
             hubplugin.apply(store, bank, compute=CPU)
             middle = time.process_time()
             hubplugin.fit(targets, bank, compute=CPU)
-            taken += (
-                [(middle - start, time.process_time() - middle)] if number else []
-            )  # the first one imports
-        whole, fit = np.median(taken, axis=0)
+            taken.append((middle - start, time.process_time() - middle))
+        # The first one imports.
+        whole, fit = np.median(taken[1:], axis=0)
         print(
-            f"apply {whole:.2f} s, fit {fit:.2f} s of processor time: {whole / fit:.2f} times; {machine(1)}"
+            f"{size:,} targets: apply {whole:.2f} s, fit {fit:.2f} s of processor time: "
+            f"{whole / fit:.2f} times; goal {APPLY_GOAL}; {machine(1)}",
+            flush=True,
         )
-        faiss.write_index(index, file)
-        with cProfile.Profile() as profile:
-            hubplugin.apply(hubplugin.open_store(f"faiss:{file}"), bank, compute=CPU)
-        pstats.Stats(profile).sort_stats("cumtime").print_stats("hubplugin", 40)
+        if profiles:
+            faiss.write_index(index, file)
+            store = hubplugin.open_store(f"faiss:{file}")
+            with cProfile.Profile() as profile:
+                hubplugin.apply(store, bank, compute=CPU)
+            pstats.Stats(profile).sort_stats("cumtime").print_stats("hubplugin", 40)
 
 
 def main() -> None:
@@ -468,6 +496,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(CONTENDERS))
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--apply", action="store_true")
+    parser.add_argument("--goals", action="store_true")
     parser.add_argument("--apart", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.apart:
@@ -475,8 +504,14 @@ def main() -> None:
             json.dumps(measure(given.apart, given.data, given.repeats, given.threads))
         )
         return
-    if given.check or given.apply:
-        check() if given.check else apply(given.repeats)
+    if given.check:
+        check()
+        return
+    if given.apply:
+        apply(given.repeats, 20_000, profiles=True)
+        return
+    if given.goals:
+        goals(given.repeats)
         return
     results: dict[str, dict[str, Any]] = {}
     found, kept = stored(), given.data in (USUAL, "million")

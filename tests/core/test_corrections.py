@@ -14,6 +14,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Hits, Writing
 from hubplugin.testing import StoreConformance
+from tests.galleries import unit
 
 
 class Disk(dict):
@@ -42,12 +43,9 @@ class InMemory(ManifestStore[Version]):
         self.disk, self.vectors = disk, vectors
 
     def read_manifest(self):
-        content = self.disk.get("manifest")
-        return (
-            Manifest[Version]()
-            if content is None
-            else Manifest[Version].read(content, self.url, "delete it")
-        )
+        if "manifest" not in self.disk:
+            return Manifest[Version]()
+        return Manifest[Version].read(self.disk["manifest"], self.url, "delete it")
 
     def write_manifest(self, manifest):
         self.disk.put("manifest", manifest.model_dump_json())
@@ -83,11 +81,8 @@ class InMemory(ManifestStore[Version]):
         return len(self.vectors)
 
     def scan(self, field=None):
-        yield Batch(
-            list(self.vectors),
-            np.stack(list(self.vectors.values())),
-            self.offsets(self.active()),
-        )
+        vectors = np.stack(list(self.vectors.values()))
+        yield Batch(list(self.vectors), vectors, self.offsets(self.active()))
 
     def begin(self, model, progress=None):
         return InMemoryWriting(self, *self.start_version(model, progress))
@@ -95,11 +90,9 @@ class InMemory(ManifestStore[Version]):
     def search(self, queries, k, *, raw=False):
         scores = queries @ np.stack(list(self.vectors.values())).T
         scores = scores + np.nan_to_num(self.offsets(None if raw else self.active()))
-        rows, ids = np.argsort(-scores, axis=1)[:, :k], list(self.vectors)
-        return Hits(
-            [[ids[row] for row in line] for line in rows],
-            np.take_along_axis(scores, rows, axis=1).tolist(),
-        )
+        rows = np.argsort(-scores, axis=1)[:, :k]
+        ids = [[list(self.vectors)[row] for row in line] for line in rows]
+        return Hits(ids, np.take_along_axis(scores, rows, axis=1).tolist())
 
 
 class InMemoryWriting(Writing):
@@ -110,17 +103,14 @@ class InMemoryWriting(Writing):
         for batch in self.store.scan():
             offsets = self.store.offsets(self.version)
             for rows in np.array_split(np.arange(len(offsets)), 3):
-                yield Batch(
-                    [batch.ids[row] for row in rows], batch.vectors[rows], offsets[rows]
-                )
+                ids = [batch.ids[row] for row in rows]
+                yield Batch(ids, batch.vectors[rows], offsets[rows])
 
     def write(self, batch, offsets):
         self.store.require_owner(self.version)
         name = f"offsets {self.version.number}"
-        self.store.disk.put(
-            name,
-            self.store.disk[name] | dict(zip(batch.ids, offsets.tolist(), strict=True)),
-        )
+        written = dict(zip(batch.ids, offsets.tolist(), strict=True))
+        self.store.disk.put(name, self.store.disk[name] | written)
 
     def activate(self):
         self.store.switch(self.version)
@@ -135,18 +125,14 @@ class TestConformance(StoreConformance):
         return InMemory(store.disk, store.vectors)
 
     def insert_plain(self, store, ids, vectors):
-        return InMemory(
-            store.disk, store.vectors | dict(zip(ids, vectors, strict=True))
-        )
+        added = dict(zip(ids, vectors, strict=True))
+        return InMemory(store.disk, store.vectors | added)
 
 
 @pytest.fixture
 def vectors(rng):
-    made = rng.normal(size=(8, 24))[rng.integers(8, size=60)] + rng.normal(
-        size=(60, 24)
-    )
-    made = (made / np.linalg.norm(made, axis=1, keepdims=True)).astype(np.float32)
-    return dict(enumerate(made))
+    centres = rng.normal(size=(8, 24))[rng.integers(8, size=60)]
+    return dict(enumerate(unit(centres + rng.normal(size=(60, 24)))))
 
 
 @pytest.fixture
@@ -167,62 +153,57 @@ WHOLE = ["manifest", "model", "model", "offsets"]
 """The active version and the model before it."""
 
 
+def overtaken():
+    return pytest.raises(StoreError, match="another run has begun since, and this one")
+
+
 @pytest.mark.parametrize("job", ["apply", "resume", "roll back", "remove"])
 def test_a_kill_before_any_change_leaves_the_old_or_the_new_and_the_next_run_finishes(
     vectors, models, job
 ):
     first, second, third = models
 
-    def prepared():
-        store = InMemory(Disk(), vectors)
+    expected = {"remove": None, "roll back": first}.get(job, third)
+
+    def run(store):
+        if expected is None:
+            store.remove()
+        else:
+            write(store, expected)
+
+    for number in itertools.count(1):
+        disk = Disk()
+        store = InMemory(disk, vectors)
         write(store, first)
         write(store, second)
         if job == "resume":
             store.begin(third)
-        return store.disk
-
-    def run(disk):
-        store = InMemory(disk, vectors)
-        if job == "remove":
-            store.remove()
-        else:
-            write(store, first if job == "roll back" else third)
-
-    expected = None if job == "remove" else first if job == "roll back" else third
-    for number in itertools.count(1):
-        disk = prepared()
         disk.changes, disk.kill_at = 0, number
         try:
-            run(disk)
+            run(InMemory(disk, vectors))
         except KeyboardInterrupt:
             pass
         else:
             break
         disk.kill_at = None
-        active = InMemory(disk, vectors).active()
-        assert (active and active.model) in (
-            second.fingerprint,
-            expected and expected.fingerprint,
-        )
+        store = InMemory(disk, vectors)
+        active = store.active()
+        old_or_new = (second.fingerprint, expected and expected.fingerprint)
+        assert (active and active.model) in old_or_new
         if active is not None:
-            report = hubplugin.inspect(InMemory(disk, vectors), queries=0)
+            report = hubplugin.inspect(store, queries=0)
             assert (report.missing, report.stale) == (0, 0)
         removed = InMemory(Disk(disk), vectors)
         removed.remove()
         assert not removed.disk
-        run(disk)
+        store = InMemory(disk, vectors)
+        run(store)
         if expected is None:
             assert not disk
-        else:
-            assert names(disk) == WHOLE
-            active, before = (
-                InMemory(disk, vectors).active(),
-                InMemory(disk, vectors).previous(),
-            )
-            assert (active.model, before.fingerprint) == (
-                expected.fingerprint,
-                second.fingerprint,
-            )
+            continue
+        assert names(disk) == WHOLE
+        assert store.active().model == expected.fingerprint
+        assert store.previous().fingerprint == second.fingerprint
     assert number > 4
 
 
@@ -233,14 +214,14 @@ def test_of_two_runs_the_one_that_began_last_writes_and_the_other_stops(
     store = InMemory(Disk(), vectors)
     write(store, first)
     older = store.begin(second)
-    batch, other = next(older.scan()), store.begin(third)
-    with pytest.raises(StoreError, match="another run has begun since"):
+    batch = next(older.scan())
+    other = store.begin(third)
+    with overtaken():
         older.write(batch, np.zeros(len(batch.ids), np.float32))
-    with pytest.raises(StoreError, match="another run has begun since"):
+    with overtaken():
         older.activate()
-    newer = store.begin(third)
-    assert newer.found == "half-written"
-    with pytest.raises(StoreError, match="another run has begun since"):
+    assert store.begin(third).found == "half-written"
+    with overtaken():
         other.activate()
     write(store, third)
     assert names(store.disk) == WHOLE
@@ -254,35 +235,25 @@ def test_a_run_that_another_overtakes_while_it_keeps_its_model_stops(
 ):
     disk = Disk()
     first, second, third = models
-    write(InMemory(disk, vectors), first)
-    overtaken, keep = InMemory(disk, vectors), InMemory.write_model
-
-    def kept(version, model):
-        del overtaken.write_model
-        jobs = {
-            "remove": lambda store: store.remove(),
-            "refresh": refresh,
-            "another model": lambda s: write(s, third),
-        }
-        jobs.get(other, lambda store: write(store, second))(InMemory(disk, vectors))
-        keep(overtaken, version, model)
-
-    overtaken.write_model = kept
-    with pytest.raises(
-        StoreError, match="another run has begun since, and this one stops"
-    ):
-        write(overtaken, second)
-    store = InMemory(disk, vectors)
-    expected = {
-        "remove": None,
-        "refresh": first,
-        "another model": third,
-        "the same model": second,
+    job, expected = {
+        "remove": (lambda store: store.remove(), None),
+        "refresh": (refresh, first),
+        "another model": (lambda store: write(store, third), third),
+        "the same model": (lambda store: write(store, second), second),
     }[other]
+    write(InMemory(disk, vectors), first)
+
+    class Overtaken(InMemory):
+        def write_model(self, version, model):
+            job(InMemory(disk, vectors))
+            super().write_model(version, model)
+
+    with overtaken():
+        write(Overtaken(disk, vectors), second)
+    store = InMemory(disk, vectors)
     correction = store.correction()
-    assert (correction and correction.model.fingerprint) == (
-        expected and expected.fingerprint
-    )
+    found = correction and correction.model.fingerprint
+    assert found == (expected and expected.fingerprint)
     store.search(np.ones((1, store.dim), np.float32), 3)
     store.remove()
     assert not disk
@@ -293,7 +264,7 @@ def test_an_amendment_of_what_another_run_has_replaced_stops(vectors, models):
     write(store, models[0])
     amending = store.begin(models[0])
     write(InMemory(store.disk, vectors), models[1])
-    with pytest.raises(StoreError, match="another run has begun since"):
+    with overtaken():
         amending.activate()
 
 

@@ -9,6 +9,13 @@ from hubplugin import Compute
 X = np.eye(4, dtype=np.float32)
 
 
+def refusal(call, **arguments):
+    with pytest.raises(hubplugin.InputError) as caught:
+        call(**arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -47,10 +54,8 @@ X = np.eye(4, dtype=np.float32)
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused_in_one_line(arguments, says):
-    with pytest.raises(hubplugin.InputError) as caught:
-        hubplugin.fit(**{"targets": None, "bank": X} | arguments)
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
+    given = {"targets": None, "bank": X, **arguments}
+    assert says in refusal(hubplugin.fit, **given)
 
 
 @pytest.mark.parametrize(
@@ -65,42 +70,29 @@ def test_arguments_that_cannot_be_used_are_refused_in_one_line(arguments, says):
     ],
 )
 def test_what_cannot_be_computed_with_is_refused_in_one_line(arguments, says):
-    with pytest.raises(hubplugin.InputError) as caught:
-        Compute(**arguments)
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert says in refusal(Compute, **arguments)
 
 
 def test_a_model_is_described_by_what_was_given_and_no_longer_than_it_need_be():
-    assert "is(tau=0.04419), cosine, bank (4, 4)" in repr(
-        hubplugin.fit(None, X, "is", tau=0.04419417382415922)
-    )
+    described = repr(hubplugin.fit(None, X, "is", tau=0.04419417382415922))
+    assert "is(tau=0.04419), cosine, bank (4, 4)" in described
     assert "dn(lam=0.5), cosine, bank (1, 4)" in repr(hubplugin.fit(None, X, "dn"))
 
 
 def test_a_fit_without_targets_is_centred_when_it_is_given_some(rng):
-    bank, targets = (
-        rng.normal(size=(20, 6)).astype(np.float32),
-        rng.normal(size=(30, 6)).astype(np.float32),
-    )
+    bank, targets = (rng.normal(size=(rows, 6)) for rows in (20, 30))
     late = hubplugin.fit(None, bank, "is")
     assert late.gallery is None
-    early = hubplugin.fit(targets, bank, "is")
-    np.testing.assert_array_equal(
-        late.centre_on(targets).offsets(targets), early.offsets(targets)
-    )
+    expected = hubplugin.fit(targets, bank, "is").offsets(targets)
+    found = late.centre_on(targets).offsets(targets)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_progress_counts_up_to_the_whole(rng):
     seen = []
-    bank, targets = rng.normal(size=(20, 6)), rng.normal(size=(30, 6))
-    hubplugin.fit(
-        targets,
-        bank,
-        "sn",
-        iterations=3,
-        compute=Compute(progress=lambda *step: seen.append(step)),
-    )
+    bank, targets = (rng.normal(size=(rows, 6)) for rows in (20, 30))
+    compute = Compute(progress=lambda *step: seen.append(step))
+    hubplugin.fit(targets, bank, "sn", iterations=3, compute=compute)
     assert [step for step in seen if step[1] == step[2] == 30]
     assert {what for what, _, _ in seen} == {
         "Sinkhorn iteration 1",
@@ -120,69 +112,63 @@ def test_a_read_only_memory_map_and_a_model_from_a_file_are_used_without_a_warni
     assert hubplugin.load(tmp_path / "m.hub").offsets(mapped).shape == (30,)
 
 
+@pytest.fixture
+def sets(rng):
+    """Gallery [300, 8] and bank [60, 8]."""
+    return [rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60)]
+
+
 def with_zeros(vectors: np.ndarray, rows: list[int]) -> np.ndarray:
     """`vectors` with zero vectors that then lie in `rows`."""
-    found = np.zeros((len(vectors) + len(rows), vectors.shape[1]), np.float32)
+    found = np.zeros((len(vectors) + len(rows), *vectors.shape[1:]), np.float32)
     found[np.delete(np.arange(len(found)), rows)] = vectors
     return found
 
 
-def test_zero_vectors_are_left_out_of_a_fit_and_have_the_offset_0(rng):
-    gallery, bank = (
-        rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60)
-    )
+def prepared(queries, answers=None, **more):
+    return hubplugin.Bank(queries, answers, **more).prepare("cosine", Compute())
+
+
+def test_zero_vectors_are_left_out_of_a_fit_and_have_the_offset_0(sets):
+    gallery, bank = sets
+    rows = [0, 7, 301]
     expected = hubplugin.fit(gallery, bank)
-    more = with_zeros(gallery, [0, 7, 301])
-    with pytest.warns(
-        UserWarning, match="targets: 3 zero vectors are left out, and keep the offset 0"
-    ):
+    more = with_zeros(gallery, rows)
+    said = "targets: 3 zero vectors are left out, and keep the offset 0"
+    with pytest.warns(UserWarning, match=said):
         model = hubplugin.fit(more, with_zeros(bank, [5]))
     assert model.gallery == expected.gallery
-    np.testing.assert_allclose(
-        model.offsets(more),
-        with_zeros(expected.offsets(gallery)[:, None], [0, 7, 301])[:, 0],
-    )
+    offsets = with_zeros(expected.offsets(gallery), rows)
+    np.testing.assert_allclose(model.offsets(more), offsets)
     assert model.offsets(np.zeros((2, 8))).tolist() == [0, 0]
-    with pytest.raises(
-        hubplugin.InputError, match="targets: all 4 rows are zero vectors"
-    ):
-        hubplugin.fit(np.zeros((4, 8)), bank)
+    said = refusal(hubplugin.fit, targets=np.zeros((4, 8)), bank=bank)
+    assert "targets: all 4 rows are zero vectors" in said
 
 
-def test_answers_stay_with_their_queries_where_zero_vectors_are_left_out(rng):
-    gallery, bank = (
-        rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60)
-    )
+def test_answers_stay_with_their_queries_where_zero_vectors_are_left_out(sets, rng):
+    gallery, bank = sets
     answers = rng.permutation(300)[:60]
-    more, queries = with_zeros(gallery, [0, 7]), with_zeros(bank, [5])
+    more = with_zeros(gallery, [0, 7])
     rows = np.delete(np.arange(302), [0, 7])[answers]
-    prepared = (
-        hubplugin.Bank(queries, np.insert(rows, 5, 9))
-        .prepare("cosine", hubplugin.Compute())
-        .against(more)
-    )
-    np.testing.assert_array_equal(prepared.clicks, answers)
+    found = prepared(with_zeros(bank, [5]), np.insert(rows, 5, 9)).against(more)
+    np.testing.assert_array_equal(found.clicks, answers)
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_zero_vectors_among_answers_are_left_out_with_their_pairs(rng, caplog, given):
-    gallery, bank = (
-        rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60)
-    )
+def test_zero_vectors_among_answers_are_left_out_with_their_pairs(
+    sets, rng, caplog, given
+):
+    gallery, bank = sets
     answers = bank + 0.1 * rng.normal(size=bank.shape).astype(np.float32)
-    expected = hubplugin.Bank(bank, answers).prepare("cosine", hubplugin.Compute())
-    queries = np.insert(
-        with_zeros(bank, [5]), 9, gallery[0], axis=0
-    )  # row 9 has an answer of zeros
+    expected = prepared(bank, answers)
+    # Row 9 has an answer of zeros.
+    queries = np.insert(with_zeros(bank, [5]), 9, gallery[0], axis=0)
     own = with_zeros(np.insert(answers, 5, gallery[1], axis=0), [9])
-    pairs = rng.permutation(62) if given else None
+    pairs = None
     if given:
-        shuffled = np.empty_like(own)
-        shuffled[pairs] = own
-        own = shuffled
-    found = hubplugin.Bank(queries, own, pairs=pairs).prepare(
-        "cosine", hubplugin.Compute()
-    )
+        pairs = rng.permutation(62)
+        own = own[np.argsort(pairs)]
+    found = prepared(queries, own, pairs=pairs)
     np.testing.assert_array_equal(found.query_bank, expected.query_bank)
     np.testing.assert_array_equal(found.target_bank[found.pairs], expected.target_bank)
     assert caplog.messages == [

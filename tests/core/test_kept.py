@@ -5,28 +5,13 @@ import pytest
 
 import hubplugin
 from hubplugin.compute import Similarities
-from tests.galleries import flat_index
+from tests.core.formulas import sinkhorn
+from tests.galleries import flat_index, unit
 
 
 @pytest.fixture
 def sets(rng):
-    return tuple(
-        rng.normal(size=(rows, 16)).astype(np.float32) for rows in (60, 90, 40)
-    )
-
-
-@pytest.fixture
-def passes(monkeypatch):
-    """What is multiplied, by the name that progress is reported under."""
-    seen = []
-    whole = Similarities.tiles
-
-    def tiles(self, targets, what, **options):
-        seen.append(what)
-        return whole(self, targets, what, **options)
-
-    monkeypatch.setattr(Similarities, "tiles", tiles)
-    return seen
+    return [rng.normal(size=(rows, 16)).astype(np.float32) for rows in (60, 90, 40)]
 
 
 @pytest.mark.parametrize("method", ["blend", "is", "nnn", "dbsn", "dualis", "dn"])
@@ -35,12 +20,9 @@ def passes(monkeypatch):
 def test_a_fit_gives_the_offsets_of_its_gallery(method, memory, zeros, sets):
     bank, targets, second = sets
     targets[:zeros] = 0
-    model = hubplugin.fit(
-        targets,
-        hubplugin.Bank(bank, second),
-        method,
-        compute=hubplugin.Compute(memory=memory),
-    )
+    compute = hubplugin.Compute(memory=memory)
+    given = hubplugin.Bank(bank, second)
+    model = hubplugin.fit(targets, given, method, compute=compute)
     assert model.fitted.dtype == np.float32
     np.testing.assert_allclose(model.fitted, model.offsets(targets), rtol=0, atol=1e-5)
     assert not model.fitted[:zeros].any()
@@ -55,11 +37,16 @@ def test_other_terms_and_files_have_none_and_nobody_can_write_to_them(sets):
         model.fitted[0] = 0
 
 
-def test_what_a_store_gets_is_not_computed_again(sets, passes, tmp_path):
-    bank, targets, _ = sets
-    bank, targets = (
-        rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (bank, targets)
-    )
+def test_what_a_store_gets_is_not_computed_again(sets, monkeypatch, tmp_path):
+    passes = []
+    whole = Similarities.tiles
+
+    def tiles(self, targets, label, **options):
+        passes.append(label)
+        return whole(self, targets, label, **options)
+
+    monkeypatch.setattr(Similarities, "tiles", tiles)
+    bank, targets, _ = map(unit, sets)
     store = hubplugin.open_store(flat_index(tmp_path / "photos.faiss", targets))
     done = hubplugin.apply(store, bank, force=True)
     assert "offsets" not in passes
@@ -71,19 +58,9 @@ def test_what_a_store_gets_is_not_computed_again(sets, passes, tmp_path):
 @pytest.mark.parametrize("device", ["numpy", "cpu"])
 def test_exponentials_kept_in_halves_are_within_the_stated_bound(tau, device, rng):
     targets = rng.normal(size=(900, 16)).astype(np.float32)
-    bank = (
-        targets[rng.integers(0, 900, 400)] + 0.8 * rng.normal(size=(400, 16))
-    ).astype(np.float32)
-    model = hubplugin.fit(
-        targets, bank, "sn", tau=tau, compute=hubplugin.Compute(device, memory="1MiB")
-    )
-    s = np.float64(bank) @ np.float64(targets).T
-    s /= np.linalg.norm(bank, axis=1)[:, None] * np.linalg.norm(targets, axis=1)
-    kernel, beta = np.exp(s / tau), np.ones(900)
-    for _ in range(10):
-        alpha = 1 / (400 * kernel @ beta)
-        beta = 1 / (900 * kernel.T @ alpha)
-    expected = tau * np.log(beta)
-    np.testing.assert_allclose(
-        model.fitted, expected - expected.mean(), rtol=0, atol=5e-4 * tau
-    )
+    bank = targets[rng.integers(0, 900, 400)] + 0.8 * rng.normal(size=(400, 16))
+    compute = hubplugin.Compute(device, memory="1MiB")
+    model = hubplugin.fit(targets, bank, "sn", tau=tau, compute=compute)
+    expected = sinkhorn(bank.astype(np.float32), targets, "cosine", tau, 10)
+    expected -= expected.mean()
+    np.testing.assert_allclose(model.fitted, expected, rtol=0, atol=5e-4 * tau)

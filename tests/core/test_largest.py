@@ -11,6 +11,7 @@ from hubplugin.compute import similarities, topk
 from hubplugin.compute.device import Library
 from hubplugin.compute.reductions import topk_values
 from tests.core.formulas import log_of, similarity, without_answers
+from tests.galleries import unit
 
 
 @settings(max_examples=80, deadline=None)
@@ -19,32 +20,23 @@ from tests.core.formulas import log_of, similarity, without_answers
     m=st.one_of(st.integers(1, 40), st.integers(250, 700), st.just(4_099)),
     k=st.integers(1, 300),
     digits=st.integers(0, 3),
-    double=st.booleans(),
+    dtype=st.sampled_from([np.float32, np.float64]),
     seed=st.integers(0, 2**20),
 )
-def test_the_largest_of_rows_are_those_of_a_sort(b, m, k, digits, double, seed):
+def test_the_largest_of_rows_are_those_of_a_sort(b, m, k, digits, dtype, seed):
     k = min(k, m)
-    s = torch.randn(
-        b, m, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    ).round(decimals=digits)
-    s = s if double else s.float()
+    s = np.random.default_rng(seed).normal(size=(b, m)).round(digits).astype(dtype)
     s[:, seed % m] = -np.inf
-    expected = s.sort(dim=1, descending=True).values[:, :k].numpy()
-    values, columns = topk(s, k)
+    expected = -np.sort(-s, axis=1)[:, :k]
+    values, columns = topk(torch.from_numpy(s), k)
     np.testing.assert_array_equal(values, expected)
-    np.testing.assert_array_equal(
-        values, np.take_along_axis(s.numpy(), columns, axis=1)
-    )
+    np.testing.assert_array_equal(values, np.take_along_axis(s, columns, axis=1))
     assert all(len(set(row)) == k for row in columns.tolist())
     library = Library(torch.device("cpu"))
-    for on_cpu in (
-        True,
-        False,
-    ):  # as a card finds them: in the groups of columns whose largest are large
-        library.is_on_cpu = on_cpu
-        np.testing.assert_array_equal(
-            -np.sort(-topk_values(s, k, library).numpy(), axis=1), expected
-        )
+    # As a processor finds them, and as a card: in the groups of columns whose largest are large.
+    for library.is_on_cpu in (True, False):
+        found = topk_values(torch.from_numpy(s), k, library).numpy()
+        np.testing.assert_array_equal(-np.sort(-found, axis=1), expected)
 
 
 def make_log(kind, m=400, n=700, d=12):
@@ -52,11 +44,9 @@ def make_log(kind, m=400, n=700, d=12):
     rng = np.random.default_rng(5)
     targets = rng.standard_normal((n, d)).astype(np.float32)
     asked = rng.integers(0, {"few are asked for": 25, "popular": 150}.get(kind, n), m)
-    if kind == "popular":
-        asked[: m // 15], asked[m // 15 : m // 5] = (
-            3,
-            4,
-        )  # below and above the share of a hub
+    if kind == "popular":  # below and above the share of a hub
+        asked[: m // 15] = 3
+        asked[m // 15 : m // 5] = 4
     bank = (targets[asked] + 0.3 * rng.standard_normal((m, d))).astype(np.float32)
     if kind == "copies":
         targets[n // 2 :] = targets[: n - n // 2]
@@ -87,6 +77,20 @@ METHODS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Tiles of 37 targets."""
+    monkeypatch.setattr(similarities, "CACHE_BYTES", 4 * 400 * 37)
+
+
+def assert_left_out(model, bank, targets, metric, parameters, atol):
+    s, weights = without_answers(similarity(bank, targets, metric), len(targets))
+    raw = log_of(model.method, s, weights, **parameters)
+    atol *= max(1.0, np.abs(s[np.isfinite(s)]).max())
+    for found in (model.fitted, model.offsets(targets)):
+        np.testing.assert_allclose(found, raw - raw.mean(), rtol=0, atol=atol)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("method", "parameters"), METHODS)
 @pytest.mark.parametrize(
@@ -94,26 +98,13 @@ METHODS = [
     [("cosine", "1GiB"), ("cosine", "1MiB"), ("euclidean", "1GiB"), ("dot", "1MiB")],
 )
 def test_answers_are_left_out_as_float64_leaves_them_out(
-    kind, method, parameters, metric, memory, monkeypatch
+    kind, method, parameters, metric, memory
 ):
-    monkeypatch.setattr(
-        similarities, "CACHE_BYTES", 4 * 400 * 37
-    )  # tiles of 37 targets
     bank, targets = make_log(kind)
-    model = hubplugin.fit(
-        targets,
-        bank,
-        method,
-        metric=metric,
-        compute=hubplugin.Compute(memory=memory),
-        answers="left out",
-        **parameters,
-    )
-    s, weights = without_answers(similarity(bank, targets, metric), len(targets))
-    raw = log_of(method, s, weights, **parameters)
-    scale = max(1.0, np.abs(s[np.isfinite(s)]).max())
-    for found in (model.fitted, model.offsets(targets)):
-        np.testing.assert_allclose(found, raw - raw.mean(), rtol=0, atol=3e-5 * scale)
+    compute = hubplugin.Compute(memory=memory)
+    given = {"metric": metric, "answers": "left out", **parameters}
+    model = hubplugin.fit(targets, bank, method, compute=compute, **given)
+    assert_left_out(model, bank, targets, metric, parameters, 3e-5)
 
 
 @pytest.mark.parametrize("apart", [1e-8, 1e-7, 1e-6])
@@ -123,50 +114,32 @@ def test_all_near_copies_of_an_answer_are_answers_however_they_are_rounded(
 ):
     multiply = similarities.multiply
 
-    def rounded(
-        rows, columns, out
-    ):  # as a product of another shape, or on another processor
+    def rounded(rows, columns, out):
+        """As a product of another shape, or on another processor."""
         result = multiply(rows, columns, out)
         steps = torch.from_numpy(rng.uniform(-2, 2, out.shape).astype(np.float32))
-        return result.add_(
-            steps, alpha=np.finfo(np.float32).eps * float(rows.norm(dim=1).max())
-        )
+        size = float(rows.norm(dim=1).max())
+        return result.add_(steps, alpha=np.finfo(np.float32).eps * size)
 
     monkeypatch.setattr(similarities, "multiply", rounded)
-    monkeypatch.setattr(similarities, "CACHE_BYTES", 4 * 400 * 37)
     bank, targets = make_log("many")
     targets[350:] = targets[:350] + apart * rng.standard_normal((350, 12))
-    bank, targets = (
-        rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (bank, targets)
-    )
-    model = hubplugin.fit(
-        targets, bank, method, metric="dot", answers="left out", **parameters
-    )
-    s, weights = without_answers(similarity(bank, targets, "dot"), len(targets))
-    raw = log_of(method, s, weights, **parameters)
-    np.testing.assert_allclose(model.fitted, raw - raw.mean(), rtol=0, atol=1e-5)
+    bank, targets = unit(bank), unit(targets)
+    given = {"metric": "dot", "answers": "left out", **parameters}
+    model = hubplugin.fit(targets, bank, method, **given)
+    assert_left_out(model, bank, targets, "dot", parameters, 1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_default_and_a_target_bank(kind, monkeypatch):
-    monkeypatch.setattr(similarities, "CACHE_BYTES", 4 * 400 * 37)
+def test_the_default_and_a_target_bank(kind):
     bank, targets = make_log(kind)
     second = np.random.default_rng(1).standard_normal((300, 12)).astype(np.float32)
     second[:40] = bank[:40]
-    model = hubplugin.fit(
-        targets,
-        hubplugin.Bank(bank, second),
-        "blend",
-        tau=0.05,
-        strength=1,
-        iterations=5,
-        answers="left out",
-    )
-    s, weights = without_answers(
-        similarity(bank, np.concatenate([targets, second]), "cosine"), len(targets)
-    )
-    both = log_of("sn", s, weights, tau=0.05, iterations=5) + log_of(
-        "nnn", s, weights, k=16
-    )
+    parameters = {"tau": 0.05, "iterations": 5}
+    given = {"strength": 1, "answers": "left out", **parameters}
+    model = hubplugin.fit(targets, hubplugin.Bank(bank, second), "blend", **given)
+    columns = np.concatenate([targets, second])
+    s, weights = without_answers(similarity(bank, columns, "cosine"), len(targets))
+    both = log_of("sn", s, weights, **parameters) + log_of("nnn", s, weights, k=16)
     raw = both[: len(targets)] / 2
     np.testing.assert_allclose(model.fitted, raw - raw.mean(), rtol=0, atol=1e-4)

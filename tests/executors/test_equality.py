@@ -6,6 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hubplugin
+from hubplugin.executors import read_by_workers, shards_of
+from hubplugin.guard import profile_of
+from hubplugin.methods import configure
 
 SETTINGS = [
     ("blend", {}),
@@ -29,15 +32,19 @@ SETTINGS = [
 ]
 
 
-def offsets(bank, method, gallery, second, **more):
+def offsets(bank, method, gallery, second=None, shards_at=None, **more):
     """Of the gallery, by a fit on one machine; by one in shards where they are given."""
-    model = hubplugin.fit(
-        more.pop("shards_at", gallery),
-        hubplugin.Bank(bank, second),
-        method,
-        **more,
-    )
+    where = gallery if shards_at is None else shards_at
+    model = hubplugin.fit(where, hubplugin.Bank(bank, second), method, **more)
     return model, model.offsets(gallery)
+
+
+def assert_same(bank, method, gallery, in_shards, second=None, **more):
+    """A fit `in_shards` is that of one machine. Returns both models."""
+    one, expected = offsets(bank, method, gallery, second, **more)
+    other, found = offsets(bank, method, gallery, second, **in_shards, **more)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    return one, other
 
 
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
@@ -45,11 +52,8 @@ def test_offsets_are_those_of_one_machine(
     method, parameters, real, gallery, parts, serial
 ):
     bank, second = real["bank_queries"][:200], real["bank_targets"][1000:1150]
-    one, expected = offsets(bank, method, gallery, second, **parameters)
-    other, found = offsets(
-        bank, method, gallery, second, shards_at=parts[8], executor=serial, **parameters
-    )
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    in_shards = {"shards_at": parts[8], "executor": serial}
+    one, other = assert_same(bank, method, gallery, in_shards, second, **parameters)
     assert other.parameters == one.parameters
     assert other.gallery.count == len(gallery)
     assert other.gallery.cap == pytest.approx(one.gallery.cap, abs=1e-5)
@@ -68,31 +72,21 @@ def test_offsets_are_those_of_one_machine(
 )
 def test_any_division_into_shards(sizes, seed, tmp_path, serial):
     rng = np.random.default_rng(seed)
-    bank, targets = (
-        rng.normal(size=(30, 6)),
-        rng.normal(size=(sum(sizes), 6)).astype(np.float32),
-    )
-    ends = np.cumsum(sizes)
-    paths = [
-        tmp_path / f"{seed}-{'-'.join(map(str, sizes))}-{number}.npy"
-        for number in range(len(sizes))
-    ]
-    for path, part in zip(paths, np.split(targets, ends[:-1]), strict=True):
-        np.save(path, part)
-    _, expected = offsets(bank, "blend", targets, None)
-    _, found = offsets(bank, "blend", targets, None, shards_at=paths, executor=serial)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    bank, targets = rng.normal(size=(30, 6)), rng.normal(size=(sum(sizes), 6))
+    paths = []
+    for number, part in enumerate(np.split(targets, np.cumsum(sizes)[:-1])):
+        paths.append(str(tmp_path / f"{number}.npy"))
+        np.save(paths[-1], part.astype(np.float32))
+    in_shards = {"shards_at": paths, "executor": serial}
+    assert_same(bank, "blend", targets, in_shards)
 
 
 def test_one_file_is_divided(gallery, real, tmp_path, serial):
-    where = tmp_path / "all.npy"
-    np.save(where, gallery)
+    np.save(tmp_path / "all.npy", gallery)
     bank = real["bank_queries"][:150]
-    _, expected = offsets(bank, "blend", gallery, None)
-    _, found = offsets(
-        bank, "blend", gallery, None, shards_at=where, executor=serial, shards=5
-    )
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    in_shards = {"shards_at": tmp_path / "all.npy", "executor": serial, "shards": 5}
+    assert_same(bank, "blend", gallery, in_shards)
+    assert len(serial.shards) == 5
 
 
 def apart(offsets: np.ndarray, exact: np.ndarray) -> float:
@@ -105,16 +99,13 @@ def test_a_sample_gives_nearly_the_offsets_of_the_whole(
     has_second, gallery, parts, real, serial, monkeypatch, caplog
 ):
     """Answers are those of the whole gallery, so that of a log no other entries are left out."""
-    bank, second = (
-        real["test_queries"][:400],
-        real["bank_targets"][1000:1150] if has_second else None,
-    )
-    _, exact = offsets(bank, "blend", gallery, second)
-    _, sampled = offsets(bank, "blend", gallery, second, sample=len(gallery) // 3)
+    bank = real["test_queries"][:400]
+    second = real["bank_targets"][1000:1150] if has_second else None
+    given = (bank, "blend", gallery, second)
+    _, exact = offsets(*given)
+    _, sampled = offsets(*given, sample=len(gallery) // 3)
     monkeypatch.setattr("hubplugin.executors.SAMPLE", len(gallery) // 3)
-    model, found = offsets(
-        bank, "blend", gallery, second, shards_at=parts[8], executor=serial
-    )
+    model, found = offsets(*given, shards_at=parts[8], executor=serial)
     assert apart(found, exact) < 1.2 * apart(sampled, exact)
     assert model.gallery.count == len(gallery)
     assert model.fitted is None
@@ -124,25 +115,18 @@ def test_a_sample_gives_nearly_the_offsets_of_the_whole(
 def test_the_guard_sees_the_bank_as_in_one_process(
     gallery, parts, real, serial, monkeypatch
 ):
-    from hubplugin.executors import read_by_workers, shards_of
-    from hubplugin.guard import profile_of
-    from hubplugin.methods import METHODS
-
-    log = hubplugin.Bank(real["test_queries"][:400]).prepare(
-        "cosine", hubplugin.Compute()
-    )
+    bank = hubplugin.Bank(real["test_queries"][:400])
+    log = bank.prepare("cosine", hubplugin.Compute())
     alone = profile_of(log.against(gallery))
     monkeypatch.setattr("hubplugin.executors.SAMPLE", len(gallery) // 3)
-    by_workers = profile_of(
-        read_by_workers(log, parts[8], shards_of(parts[8]), METHODS["blend"](), serial)
-    )
+    shards = shards_of(parts[8])
+    read = read_by_workers(log, parts[8], shards, configure("blend"), serial)
+    by_workers = profile_of(read)
     assert by_workers.spacing == pytest.approx(alone.spacing, rel=1e-6)
     assert by_workers.kind == alone.kind
 
 
 def test_what_is_no_executor_is_refused_in_one_line(parts, real):
-    with pytest.raises(
-        hubplugin.InputError,
-        match=r"executor='threads' is none; pass a concurrent.futures.Executor",
-    ):
+    said = r"executor='threads' is none; pass a concurrent.futures.Executor"
+    with pytest.raises(hubplugin.InputError, match=said):
         hubplugin.fit(parts[3], real["bank_queries"], executor="threads")

@@ -9,20 +9,30 @@ from tests.core.formulas import inverted_softmax, similarity
 
 METRICS = ["cosine", "dot", "euclidean"]
 TAU = 0.05
+TAUS = {"tau_query": TAU, "tau_target": 0.1}
 
 
 @pytest.fixture
 def sets(rng):
     """bank [60, 12], targets [90, 12], queries [25, 12], target bank [40, 12], about one centre."""
     centre = rng.normal(size=12)
-    return tuple(
+    return [
         (centre + rng.normal(size=(rows, 12))).astype(np.float32) / 4
         for rows in (60, 90, 25, 40)
-    )
+    ]
 
 
 def rescored(rule, queries, targets, metric):
     return rule.rescore(similarity(queries, targets, metric), rule.keep(targets))
+
+
+def assert_equal(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def assert_equal_but_for_a_constant(found, expected):
+    shift = found - expected
+    assert_equal(shift, shift.mean())
 
 
 def active_set(bank, targets, metric, k):
@@ -31,23 +41,18 @@ def active_set(bank, targets, metric, k):
     return np.isin(np.arange(len(targets)), nearest)
 
 
-def centred(offsets):
-    return offsets - offsets.mean()
-
-
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("k", [1, 3])
 def test_dis_is_equation_2_of_qb_norm(sets, metric, k):
     bank, targets, queries, _ = sets
     s = similarity(queries, targets, metric)
     corrected = active_set(bank, targets, metric, k)[s.argmax(axis=1)]
-    offsets = centred(inverted_softmax(bank, targets, metric, TAU))
-    expected = np.where(corrected[:, None], s + offsets, s)
     assert 0 < corrected.sum() < len(queries) or k > 1
+    offsets = inverted_softmax(bank, targets, metric, TAU)
+    offsets -= offsets.mean()
     rule = fit_rule(targets, bank, "dis", metric=metric, tau=TAU, k=k)
-    np.testing.assert_allclose(
-        rescored(rule, queries, targets, metric), expected, rtol=0, atol=1e-5
-    )
+    expected = np.where(corrected[:, None], s + offsets, s)
+    assert_equal(rescored(rule, queries, targets, metric), expected)
 
 
 @pytest.mark.parametrize("metric", ["cosine", "dot"])
@@ -56,108 +61,83 @@ def test_dualdis_is_appendix_a1_of_nnn(sets, metric, rng):
     bank, targets, _, target_bank = sets
     queries = targets[rng.integers(90, size=150)] + rng.normal(size=(150, 12)) / 8
     s = similarity(queries, targets, metric)
-    factors, active = [], []
+    paper = np.ones_like(s)
+    states = []
     for members, tau in ((bank, TAU), (target_bank, 0.1)):
-        factors.append(
-            np.exp(s / tau)
-            / np.exp(similarity(members, targets, metric) / tau).sum(axis=0)
-        )
-        active.append(active_set(members, targets, metric, 1)[s.argmax(axis=1)])
-    product = np.prod(
-        [np.where(a[:, None], f, s) for a, f in zip(active, factors, strict=True)],
-        axis=0,
-    )
-    rule = fit_rule(
-        targets,
-        hubplugin.Bank(bank, target_bank),
-        "dualdis",
-        metric=metric,
-        tau_query=TAU,
-        tau_target=0.1,
-    )
-    ours, seen = rescored(rule, queries, targets, metric), set()
-    for row, paper in enumerate(product):
+        total = np.exp(similarity(members, targets, metric) / tau).sum(axis=0)
+        is_active = active_set(members, targets, metric, 1)[s.argmax(axis=1)]
+        paper *= np.where(is_active[:, None], np.exp(s / tau) / total, s)
+        states.append(is_active)
+    both = hubplugin.Bank(bank, target_bank)
+    rule = fit_rule(targets, both, "dualdis", metric=metric, **TAUS)
+    ours = rescored(rule, queries, targets, metric)
+    seen = set(zip(*states, strict=True))
+    assert len(seen) == 4
+    for row, state in enumerate(zip(*states, strict=True)):
         positive = s[row] > 0
         assert positive.sum() > 30
-        state = (bool(active[0][row]), bool(active[1][row]))
-        expected = s[row, positive]
         if any(state):
-            expected = np.log(paper[positive]) * TAU * 0.1 / (TAU + 0.1)
-        shift = ours[row, positive] - expected
-        np.testing.assert_allclose(
-            shift, 0 if not any(state) else shift.mean(), rtol=0, atol=1e-5
-        )
-        seen.add(state)
-    assert len(seen) == 4
+            expected = np.log(paper[row, positive]) * TAU * 0.1 / (TAU + 0.1)
+            assert_equal_but_for_a_constant(ours[row, positive], expected)
+        else:
+            assert_equal(ours[row, positive], s[row, positive])
 
 
 def test_dualdis_leaves_what_has_no_positive_similarity_to_the_other_factor(sets):
     bank, targets, queries, target_bank = sets
     s = similarity(queries, targets, "euclidean")
-    rule = fit_rule(
-        targets,
-        hubplugin.Bank(bank, target_bank),
-        "dualdis",
-        metric="euclidean",
-        tau_query=TAU,
-        tau_target=0.1,
-    )
-    ours, nearest = rescored(rule, queries, targets, "euclidean"), s.argmax(axis=1)
+    both = hubplugin.Bank(bank, target_bank)
+    rule = fit_rule(targets, both, "dualdis", metric="euclidean", **TAUS)
+    ours = rescored(rule, queries, targets, "euclidean")
     own, other = (
-        active_set(members, targets, "euclidean", 1)[nearest]
+        active_set(members, targets, "euclidean", 1)[s.argmax(axis=1)]
         for members in (bank, target_bank)
     )
-    alone = own & ~other
-    assert alone.any()
-    expected = s + inverted_softmax(bank, targets, "euclidean", TAU)
+    alone = np.flatnonzero(own & ~other)
+    assert alone.size
     scale = 0.1 / (TAU + 0.1)  # of one factor's share of the score
-    for row in np.flatnonzero(alone):
-        shift = ours[row] - scale * expected[row]
-        np.testing.assert_allclose(shift, shift.mean(), rtol=0, atol=1e-5)
+    expected = scale * (s + inverted_softmax(bank, targets, "euclidean", TAU))
+    for row in alone:
+        assert_equal_but_for_a_constant(ours[row], expected[row])
 
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_single_query_dsl_needs_one_number_a_target(sets, metric):
     bank, targets, queries, _ = sets
-    s, t = similarity(queries, targets, metric), 20.0
+    s = similarity(queries, targets, metric)
+    t = 20.0
     from_bank = np.exp(t * similarity(bank, targets, metric)).sum(axis=0)
-    expected = s * np.exp(t * s) / (np.exp(t * s) + from_bank)
     rule = fit_rule(None, bank, "dsl", metric=metric, temperature=t)
     assert rule.keep(targets).shape == (len(targets),)
-    np.testing.assert_allclose(
-        rescored(rule, queries, targets, metric), expected, rtol=0, atol=1e-5
-    )
+    expected = s * np.exp(t * s) / (np.exp(t * s) + from_bank)
+    assert_equal(rescored(rule, queries, targets, metric), expected)
 
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_gc_is_the_similarity_less_its_rank_in_the_bank(sets, metric):
     bank, targets, queries, _ = sets
-    s, probe = similarity(queries, targets, metric), similarity(bank, targets, metric)
-    expected = s - (probe[None, :, :] > s[:, None, :]).sum(axis=1)
+    s = similarity(queries, targets, metric)
+    probe = similarity(bank, targets, metric)
     rule = fit_rule(None, bank, "gc", metric=metric)
-    np.testing.assert_allclose(
-        rescored(rule, queries, targets, metric), expected, rtol=0, atol=1e-5
-    )
+    expected = s - (probe[None, :, :] > s[:, None, :]).sum(axis=1)
+    assert_equal(rescored(rule, queries, targets, metric), expected)
 
 
-def test_candidates_are_ranked_as_in_the_whole_gallery(sets):
+@pytest.mark.parametrize("method", ["dis", "dualdis", "dsl", "gc"])
+def test_candidates_are_ranked_as_in_the_whole_gallery(method, sets):
     bank, targets, queries, target_bank = sets
-    for method in ("dis", "dualdis", "dsl", "gc"):
-        rule = fit_rule(targets, hubplugin.Bank(bank, target_bank), method)
-        kept = rule.keep(targets)
-        s = similarity(queries, targets, "cosine")
-        reranker = Reranker(rule, lambda ids, kept=kept: kept[ids])
-        for query, raw, corrected in zip(
-            queries, s, rule.rescore(s, kept), strict=True
-        ):
-            found = np.argsort(-raw, kind="stable")[:30]
-            order, scores = reranker.rerank(query, found, raw[found])
-            expected = sorted(found, key=lambda j: -corrected[j])
-            assert found[order].tolist() == expected, method
-            np.testing.assert_allclose(
-                scores, np.sort(corrected[found])[::-1], rtol=0, atol=1e-6
-            )
-        assert not any(map(len, reranker.rerank(queries[0], [], [])))
+    rule = fit_rule(targets, hubplugin.Bank(bank, target_bank), method)
+    kept = rule.keep(targets)
+    s = similarity(queries, targets, "cosine")
+    reranker = Reranker(rule, kept.__getitem__)
+    for query, raw, corrected in zip(queries, s, rule.rescore(s, kept), strict=True):
+        found = np.argsort(-raw, kind="stable")[:30]
+        order, scores = reranker.rerank(query, found, raw[found])
+        expected = sorted(found, key=lambda j: -corrected[j])
+        assert found[order].tolist() == expected
+        ranked = np.sort(corrected[found])[::-1]
+        np.testing.assert_allclose(scores, ranked, rtol=0, atol=1e-6)
+    assert not any(map(len, reranker.rerank(queries[0], [], [])))
 
 
 def test_a_later_target_is_in_the_set_exactly_if_a_bank_query_would_rank_it_k_th(
@@ -165,9 +145,8 @@ def test_a_later_target_is_in_the_set_exactly_if_a_bank_query_would_rank_it_k_th
 ):
     bank, targets, _, _ = sets
     model = hubplugin.fit(targets, bank, "is").with_activation(targets, k=2)
-    late = (targets[rng.permutation(90)[:30]] + rng.normal(size=(30, 12)) / 10).astype(
-        np.float32
-    )
+    late = targets[rng.permutation(90)[:30]] + rng.normal(size=(30, 12)) / 10
+    late = late.astype(np.float32)
     kth = np.sort(similarity(bank, targets, "cosine"), axis=1)[:, -2]
     expected = (similarity(bank, late, "cosine") >= kth[:, None]).any(axis=0)
     assert 0 < expected.sum() < 30
@@ -176,15 +155,18 @@ def test_a_later_target_is_in_the_set_exactly_if_a_bank_query_would_rank_it_k_th
 
 def test_the_activation_set_lies_in_the_model_file(sets, tmp_path):
     bank, targets, _, target_bank = sets
-    bank = hubplugin.Bank(bank, target_bank)
-    model = hubplugin.fit(targets, bank, "dualis").with_activation(targets, k=3)
+    plain = hubplugin.fit(targets, hubplugin.Bank(bank, target_bank), "dualis")
+    model = plain.with_activation(targets, k=3)
     model.save(tmp_path / "x.hub")
     loaded = hubplugin.load(tmp_path / "x.hub")
     assert (loaded.activation.k, loaded.fingerprint) == (3, model.fingerprint)
-    np.testing.assert_array_equal(
-        loaded.is_activated(targets), model.is_activated(targets)
-    )
-    assert model.fingerprint != hubplugin.fit(targets, bank, "dualis").fingerprint
+    found = loaded.is_activated(targets)
+    np.testing.assert_array_equal(found, model.is_activated(targets))
+    assert model.fingerprint != plain.fingerprint
+
+
+def rerank_by_dsl(bank, query, scores):
+    return Reranker(fit_rule(None, bank, "dsl"), len).rerank(query, [1, 2], scores)
 
 
 @pytest.mark.parametrize(
@@ -205,23 +187,13 @@ def test_the_activation_set_lies_in_the_model_file(sets, tmp_path):
             "no activation set",
         ),
         (lambda b, t: hubplugin.fit(t, b, "is").is_activated(t), "with_activation"),
-        (
-            lambda b, t: Reranker(fit_rule(None, b, "dsl"), len).rerank(
-                b[0], [1, 2], [0.5]
-            ),
-            "2 candidate ids came with 1",
-        ),
-        (
-            lambda b, t: Reranker(fit_rule(None, b, "dsl"), len).rerank(
-                b[0][:3], [1], [0.5]
-            ),
-            "12 dimensions",
-        ),
+        (lambda b, t: rerank_by_dsl(b, b[0], [0.5]), "2 candidate ids came with 1"),
+        (lambda b, t: rerank_by_dsl(b, b[0][:3], [0.5, 0.4]), "12 dimensions"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(sets, call, says):
     with pytest.raises(hubplugin.InputError) as caught:
-        call(sets[0], sets[1])
+        call(*sets[:2])
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -230,19 +202,15 @@ def test_dis_does_no_harm_with_an_adversarial_bank_where_is_does(real):
     """QB-Norm table 2: the bank queries that retrieve the fewest distinct targets. It knows a corner of the gallery."""
     queries, targets = real["test_queries"], real["test_targets"]
     nearest = similarity(real["bank_queries"], targets, "cosine").argmax(axis=1)
-    common = np.argsort(-np.bincount(nearest, minlength=len(targets)), kind="stable")[
-        :10
-    ]
+    found = np.bincount(nearest, minlength=len(targets))
+    common = np.argsort(-found, kind="stable")[:10]
     bank = real["bank_queries"][np.isin(nearest, common)]
-    s, own = similarity(queries, targets, "cosine"), np.arange(len(queries))
-    raw = (s.argmax(axis=1) == own).mean()
-    offsets = hubplugin.fit(targets, bank, "is").offsets(targets)
-    corrected = ((s + offsets).argmax(axis=1) == own).mean()
-    dynamic = (
-        rescored(fit_rule(targets, bank, "dis"), queries, targets, "cosine").argmax(
-            axis=1
-        )
-        == own
-    ).mean()
-    assert corrected < raw - 0.02
-    assert dynamic >= raw - 0.005
+    s = similarity(queries, targets, "cosine")
+
+    def recall(scores):
+        return (scores.argmax(axis=1) == np.arange(len(queries))).mean()
+
+    corrected = s + hubplugin.fit(targets, bank, "is").offsets(targets)
+    dynamic = rescored(fit_rule(targets, bank, "dis"), queries, targets, "cosine")
+    assert recall(corrected) < recall(s) - 0.02
+    assert recall(dynamic) >= recall(s) - 0.005
