@@ -31,9 +31,6 @@ logger = logging.getLogger(__name__)
 
 BLOCK_ROWS = 16_384
 
-Numbers: TypeAlias = range | np.ndarray
-"""Row numbers, ascending."""
-
 
 @runtime_checkable
 class Scannable(Protocol):
@@ -103,7 +100,7 @@ class Vectors(ABC):
             start += len(raw)
         return np.concatenate(parts)
 
-    def _check(self, raw: np.ndarray, numbers: Numbers) -> np.ndarray:
+    def _check(self, raw: np.ndarray, numbers: range | np.ndarray) -> np.ndarray:
         """Return rows as `blocks` gives them; errors call them by their `numbers`."""
         with np.errstate(over="ignore"):
             block = np.ascontiguousarray(raw, dtype=np.float32)
@@ -231,7 +228,10 @@ def prepare_blocks(
     """Yield checked blocks of at most `size` rows, at unit length if the metric is cosine."""
     row = 0
     for block in vectors.blocks(size):
-        yield _prepare(block, vectors.name, range(row, row + len(block)), metric)
+        if metric is Metric.COSINE:
+            numbers = range(row, row + len(block))
+            block = normalise(block, vectors.name, numbers)
+        yield block
         row += len(block)
 
 
@@ -265,13 +265,8 @@ def take_rows(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
 
     The others are not read if the source can be read row by row.
     """
-    return _prepare(vectors.select(rows), vectors.name, rows, metric)
-
-
-def _prepare(
-    block: np.ndarray, name: str, numbers: Numbers, metric: Metric
-) -> np.ndarray:
-    return normalise(block, name, numbers) if metric is Metric.COSINE else block
+    block = vectors.select(rows)
+    return normalise(block, vectors.name, rows) if metric is Metric.COSINE else block
 
 
 def to_tempfile(

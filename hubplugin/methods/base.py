@@ -70,6 +70,9 @@ class Method(BaseModel, ABC):
         """Return the parameters of a subclass that depend on bank and gallery."""
         return {}
 
+    def require_banks(self, bank: PreparedBank) -> None:
+        """Raise InputError if `bank` lacks what the method needs beside targets."""
+
     def thresholds(self, bank: PreparedBank) -> np.ndarray | None:
         """Return the thresholds of the answers that are left out [m], if any are."""
         if self.answers != "left out" or bank.answers is None:
