@@ -35,17 +35,25 @@ WAITS = 18
 
 def banks(rng, bank=400, targets=700, dim=24):
     made = [
-        rng.normal(size=(rows, dim)).astype(np.float32) for rows in (bank, targets, 300)
+        rng.normal(size=(rows, dim)).astype(np.float32) for rows in (targets, bank, 300)
     ]
     half = targets // 2
-    made[1][half : 2 * half] = made[1][:half]  # copies of answers
+    made[0][half : 2 * half] = made[0][:half]  # copies of answers
     return made
 
 
-def fit(targets, bank, second, method, compute, **parameters):
+@pytest.fixture
+def sets(rng):
+    """Targets [700, 24], bank [400, 24] and target bank [300, 24]."""
+    return banks(rng)
+
+
+def fit(sets, method="is", device="cuda", memory=None, precision="auto", **parameters):
+    targets, bank, second = sets
     given = hubplugin.Bank(bank)
     if method in ("dualis", "dbsn", "blend"):
         given = hubplugin.Bank(bank, second)
+    compute = hubplugin.Compute(device, memory, precision=precision)
     return hubplugin.fit(targets, given, method, compute=compute, **parameters)
 
 
@@ -54,26 +62,24 @@ def fit(targets, bank, second, method, compute, **parameters):
 @pytest.mark.parametrize("answers", ["kept", "left out"])
 @pytest.mark.parametrize(("method", "parameters"), METHODS)
 def test_a_card_gives_the_offsets_of_float64(
-    method, parameters, answers, metric, memory, rng
+    method, parameters, answers, metric, memory, sets, rng
 ):
-    if metric != "cosine" and "tau" in parameters:
-        parameters = {**parameters, "tau": 0.5}
-    bank, targets, second = banks(rng)
     options = {"metric": metric, "answers": answers, **parameters}
-    exact = hubplugin.Compute("numpy", precision="float64")
-    expected = fit(targets, bank, second, method, exact, **options)
+    if metric != "cosine" and "tau" in parameters:
+        options["tau"] = 0.5
+    expected = fit(sets, method, "numpy", precision="float64", **options)
     newer = rng.normal(size=(90, 24)).astype(np.float32)
     with Card() as card:
-        compute = hubplugin.Compute("cuda", memory=memory)
-        model = fit(targets, bank, second, method, compute, **options)
+        model = fit(sets, method, memory=memory, **options)
         # By dot product and Euclidean distance each block is asked for its longest vector.
         assert card.waits <= (WAITS if metric == "cosine" else 40)
-        assert card.down < 200 * len(targets)  # nothing of the size of bank x targets
+        assert card.down < 200 * len(sets[0])  # nothing of the size of bank x targets
+        compute = hubplugin.Compute("cuda", memory=memory)
         by_card = model.offsets(newer, compute=compute)
     np.testing.assert_allclose(model.fitted, expected.fitted, atol=2e-5)
-    np.testing.assert_allclose(
-        by_card, expected.offsets(newer, compute=exact), atol=2e-5
-    )
+    exact = hubplugin.Compute("numpy", precision="float64")
+    by_numpy = expected.offsets(newer, compute=exact)
+    np.testing.assert_allclose(by_card, by_numpy, atol=2e-5)
 
 
 @pytest.mark.parametrize("answers", ["kept", "left out"])
@@ -81,34 +87,32 @@ def test_a_card_gives_the_offsets_of_float64(
 def test_what_a_fit_holds_beside_its_bank_stays_within_the_memory(
     method, parameters, answers, rng
 ):
-    bank, targets, second = banks(rng, 4_000, 6_000)
+    sets = banks(rng, 4_000, 6_000)
     with Card(values=False) as card:
-        compute = hubplugin.Compute("cuda", memory="64MiB")
-        fit(targets, bank, second, method, compute, answers=answers, **parameters)
-    of_bank = 2.5 * bank.nbytes  # as it came, and in halves beside each other
+        fit(sets, method, memory="64MiB", answers=answers, **parameters)
+    of_bank = 2.5 * sets[1].nbytes  # as it came, and in halves beside each other
     assert card.peak - of_bank <= 64 * 2**20
 
 
 def test_a_bank_of_100_000_leaves_room_on_a_card_of_24_gigabytes(rng):
-    bank, targets, second = banks(rng, 100_000, 2_000)
+    sets = banks(rng, 100_000, 2_000)
     with Card(total=24e9, values=False) as card:
-        fit(targets, bank, second, "dbsn", hubplugin.Compute("cuda"))
+        fit(sets, "dbsn")
     assert card.peak < 24e9 - card.taken
 
 
 def test_a_second_fit_in_a_process_is_the_first_again(rng):
-    bank, targets, second = banks(rng, 2_000, 6_000)
+    sets = banks(rng, 2_000, 6_000)
     with Card(total=1.2e8, taken=1e7) as card:
-        compute = hubplugin.Compute("cuda")
-        first = fit(targets, bank, second, "sn", compute)
+        first = fit(sets, "sn")
         flops = dict(card.flops)
         card.reset()
-        again = fit(targets, bank, second, "sn", compute)
+        again = fit(sets, "sn")
     assert dict(card.flops) == flops
     assert again.fingerprint == first.fingerprint
 
 
-def test_the_kernel_is_launched_on_the_card_of_its_tensors(monkeypatch, rng):
+def test_the_kernel_is_launched_on_the_card_of_its_tensors(monkeypatch):
     """Triton launches on the current card, wherever the tensors lie."""
     current = [0]
     launched = []
@@ -137,10 +141,9 @@ def test_the_kernel_is_launched_on_the_card_of_its_tensors(monkeypatch, rng):
     assert launched == [1]
 
 
-def test_a_second_card_fits_and_a_third_is_not_there(rng):
-    bank, targets, second = banks(rng)
+def test_a_second_card_fits_and_a_third_is_not_there(sets):
     with Card(devices=2):
-        fit(targets, bank, second, "is", hubplugin.Compute("cuda:1"))
+        fit(sets, device="cuda:1")
         with pytest.raises(hubplugin.InputError, match="invalid device ordinal"):
             hubplugin.Compute("cuda:2").library()
 
@@ -149,25 +152,23 @@ def test_a_second_card_fits_and_a_third_is_not_there(rng):
     ("capability", "hip"), [((7, 5), None), ((12, 0), None), ((9, 4), "6.4")]
 )
 def test_a_card_that_the_kernel_was_not_made_for_computes_by_torch(
-    capability, hip, monkeypatch, rng
+    capability, hip, monkeypatch, sets
 ):
     monkeypatch.setattr(torch.version, "hip", hip)
-    bank, targets, second = banks(rng)
     with Card(capability=capability) as card:
-        fit(targets, bank, second, "is", hubplugin.Compute("cuda"))
+        fit(sets)
     assert "kernel of halves" not in card.flops
 
 
-def test_a_launch_that_is_refused_is_told_and_torch_computes(monkeypatch, caplog, rng):
-    bank, targets, second = banks(rng)
-    expected = fit(targets, bank, second, "is", hubplugin.Compute("numpy"))
+def test_a_launch_that_is_refused_is_told_and_torch_computes(monkeypatch, caplog, sets):
+    expected = fit(sets, device="numpy")
 
     def refused(*_, **__):
         raise RuntimeError("out of resource: tensor memory")
 
     monkeypatch.setattr(Card, "kernel", refused)
     with Card(), caplog.at_level(logging.WARNING, "hubplugin"):
-        model = fit(targets, bank, second, "is", hubplugin.Compute("cuda"))
+        model = fit(sets)
     assert "no fused kernel on this card, torch serves: out of resource" in caplog.text
     np.testing.assert_allclose(model.fitted, expected.fitted, atol=1e-5)
 
@@ -182,88 +183,79 @@ def test_memory_beyond_the_card_is_refused():
     "turn",
     [lambda x: x[::-1], lambda x: x.astype(np.longdouble), lambda x: x.astype(">f8")],
 )
-def test_a_gallery_that_numpy_reads_is_read_for_a_card(turn, rng):
-    bank, targets, second = banks(rng)
-    expected = fit(turn(targets), bank, second, "is", hubplugin.Compute("numpy"))
+def test_a_gallery_that_numpy_reads_is_read_for_a_card(turn, sets):
+    sets[0] = turn(sets[0])
+    expected = fit(sets, device="numpy")
     with Card():
-        model = fit(turn(targets), bank, second, "is", hubplugin.Compute("cuda"))
+        model = fit(sets)
     np.testing.assert_allclose(model.fitted, expected.fitted, atol=1e-5)
 
 
-def test_a_source_that_grew_while_it_was_read_is_told(monkeypatch, rng):
-    bank, targets, second = banks(rng)
+def test_a_source_that_grew_while_it_was_read_is_told(monkeypatch, sets):
     read = Sliceable.raw_blocks
 
     def grown(vectors, size):
         yield from read(vectors, size)
         if vectors.name == "targets":
-            yield targets[:1]
+            yield sets[0][:1]
 
     monkeypatch.setattr(Sliceable, "raw_blocks", grown)
-    with (
-        Card(),
-        pytest.raises(hubplugin.InputError, match="expected 700 rows, read 701"),
-    ):
-        fit(targets, bank, second, "is", hubplugin.Compute("cuda"))
+    told = pytest.raises(hubplugin.InputError, match="expected 700 rows, read 701")
+    with Card(), told:
+        fit(sets)
 
 
 @pytest.mark.parametrize("row", [0, 699])
-def test_what_is_not_finite_is_named_after_the_pass(row, rng):
-    bank, targets, second = banks(rng)
-    targets[row, 2] = np.inf
+def test_what_is_not_finite_is_named_after_the_pass(row, sets):
+    sets[0][row, 2] = np.inf
     line = f"targets: row {row} holds a value that is NaN, infinity or too large"
     with Card(), pytest.raises(hubplugin.InputError, match=line):
-        fit(targets, bank, second, "is", hubplugin.Compute("cuda"))
+        fit(sets)
 
 
 @pytest.mark.parametrize("method", ["is", "blend"])
-def test_zero_vectors_are_found_in_the_pass_and_left_out(method, rng):
-    bank, targets, second = banks(rng)
-    targets[[3, 650]] = 0
+def test_zero_vectors_are_found_in_the_pass_and_left_out(method, sets):
+    sets[0][[3, 650]] = 0
     told = pytest.warns(UserWarning, match="targets: 2 zero vectors are left out")
     with told:
-        expected = fit(targets, bank, second, method, hubplugin.Compute("numpy"))
+        expected = fit(sets, method, "numpy")
     with Card(), told:
-        model = fit(targets, bank, second, method, hubplugin.Compute("cuda"))
+        model = fit(sets, method)
     np.testing.assert_allclose(model.fitted, expected.fitted, atol=1e-5)
 
 
 def test_uploaded_blocks_wait_for_computing(rng):
     """At most three: a card that is slower than its host would fill with blocks."""
-    bank, _, _ = banks(rng)
-    targets = rng.normal(size=(16_384 * 6, 8)).astype(np.float32)
+    sets = banks(rng, targets=16_384 * 6, dim=8)
     with Card(values=False) as card:
-        fit(targets, bank[:, :8], None, "is", hubplugin.Compute("cuda"))
+        fit(sets)
     assert card.paced >= 3
 
 
-def test_products_with_a_vector_need_no_float64_where_tf32_is_allowed(rng):
-    bank, targets, second = banks(rng)
+def test_products_with_a_vector_need_no_float64_where_tf32_is_allowed(sets):
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
         with Card() as card:
-            fit(targets, bank, second, "sn", hubplugin.Compute("cuda"))
+            fit(sets, "sn")
     finally:
         torch.set_float32_matmul_precision(before)
     assert "mv float64" not in card.flops
     assert card.flops["mv float32"]
 
 
-def test_answers_that_are_known_are_ranked_on_the_card(rng):
-    bank, targets, _ = banks(rng)
+def test_answers_that_are_known_are_ranked_on_the_card(sets):
+    given = hubplugin.Bank(sets[1], np.arange(400))
     with Card() as card:
-        compute = hubplugin.Compute("cuda")
-        given = hubplugin.Bank(bank, np.arange(400))
-        hubplugin.fit(targets, given, compute=compute)
+        hubplugin.fit(sets[0], given, compute=hubplugin.Compute("cuda"))
     assert card.waits < 40
 
 
 def test_the_kernel_serves_a_fit_as_the_interpreter_runs_it(rng):
-    bank, targets, second = banks(rng, 100, 200)
-    expected = fit(targets, bank, second, "is", hubplugin.Compute("numpy"))
+    sets = banks(rng, 100, 200)
+    expected = fit(sets, device="numpy")
     with Card(interpreted=True) as card:
-        model = fit(targets, bank, second, "is", hubplugin.Compute("cuda"))
+        model = fit(sets)
     assert card.flops["kernel of halves"]
     np.testing.assert_allclose(model.fitted, expected.fitted, atol=1e-6)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hubplugin
+from hubplugin.errors import ModelFileError
 from hubplugin.model import FORMAT
 
 METHODS = ["blend", "is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
@@ -15,14 +16,12 @@ METHODS = ["blend", "is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
 
 @pytest.fixture
 def fitted(rng):
-    def fit(method, **arguments):
-        bank, targets, second = (
-            rng.normal(size=(rows, 6)).astype(np.float32) for rows in (20, 30, 10)
-        )
-        return hubplugin.fit(
-            targets, hubplugin.Bank(bank, second), method, **arguments
-        ), targets
+    bank, targets, second = (rng.normal(size=(rows, 6)) for rows in (20, 30, 10))
 
+    def fit(method, **arguments):
+        return hubplugin.fit(targets, hubplugin.Bank(bank, second), method, **arguments)
+
+    fit.targets = targets
     return fit
 
 
@@ -40,13 +39,12 @@ def with_header(content: bytes, change) -> bytes:
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
 @pytest.mark.parametrize("method", METHODS)
 def test_save_and_load_give_the_same_model(method, metric, fitted, tmp_path, rng):
-    model, targets = fitted(method, metric=metric)
+    model = fitted(method, metric=metric)
     model.save(tmp_path / "m.hub")
     again = hubplugin.load(tmp_path / "m.hub")
     # The fit has them from its last pass, the file from a new one.
-    np.testing.assert_allclose(
-        again.offsets(targets), model.offsets(targets), rtol=0, atol=1e-5
-    )
+    found, expected = (each.offsets(fitted.targets) for each in (again, model))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     later = 3 * rng.normal(size=(30, 6))
     np.testing.assert_array_equal(again.offsets(later), model.offsets(later))
     for field in (
@@ -63,9 +61,8 @@ def test_save_and_load_give_the_same_model(method, metric, fitted, tmp_path, rng
 
 
 def test_the_header_names_what_the_file_holds(fitted):
-    content = fitted("dbsn")[0].to_bytes()
     seen = {}
-    with_header(content, seen.update)
+    with_header(fitted("dbsn").to_bytes(), seen.update)
     assert seen["method"] == "dbsn"
     assert seen["parameters"] == {"tau": 0.05, "iterations": 10}
     assert (seen["metric"], seen["dim"], seen["format"]) == ("cosine", 6, FORMAT)
@@ -74,7 +71,7 @@ def test_the_header_names_what_the_file_holds(fitted):
 
 
 def refusal(path):
-    with pytest.raises(hubplugin.errors.ModelFileError) as caught:
+    with pytest.raises(ModelFileError) as caught:
         hubplugin.load(path)
     assert "\n" not in str(caught.value)
     assert path.name in str(caught.value)
@@ -84,11 +81,9 @@ def refusal(path):
 @pytest.mark.parametrize("format", [99, 5])
 def test_a_model_file_of_another_format_is_refused_by_version(format, fitted, tmp_path):
     path = tmp_path / "m.hub"
-    content = with_header(
-        fitted("is")[0].to_bytes(),
-        lambda header: header.update(format=format, hubplugin="9.9\x1b[2J"),
-    )
-    path.write_bytes(content)
+    other = {"format": format, "hubplugin": "9.9\x1b[2J"}
+    whole = fitted("is").to_bytes()
+    path.write_bytes(with_header(whole, lambda header: header.update(other)))
     said = refusal(path)
     assert f"format {format}, written by hubplugin '9.9" in said
     assert said.isprintable()
@@ -96,24 +91,21 @@ def test_a_model_file_of_another_format_is_refused_by_version(format, fitted, tm
 
 def test_texts_that_are_no_model_are_refused_in_one_line():
     for texts in (["%"], ["a"], [], [7]):
-        with pytest.raises(
-            hubplugin.errors.ModelFileError, match=r"^photos is damaged"
-        ):
+        with pytest.raises(ModelFileError, match=r"^photos is damaged"):
             hubplugin.OffsetModel.from_texts(texts, "photos")
 
 
 def test_a_truncated_file_and_a_header_without_its_fields_are_refused(fitted, tmp_path):
-    path, whole = tmp_path / "m.hub", fitted("is")[0].to_bytes()
-    for content in (
-        *(whole[:cut] for cut in (0, 5, 40, -1)),
-        with_header(whole, lambda header: header.pop("terms")),
-    ):
+    path = tmp_path / "m.hub"
+    whole = fitted("is").to_bytes()
+    cut = [whole[:stop] for stop in (0, 5, 40, -1)]
+    for content in (*cut, with_header(whole, lambda header: header.pop("terms"))):
         path.write_bytes(content)
         assert "damaged" in refusal(path)
 
 
 def test_a_flipped_bit_is_noticed_wherever_it_is(fitted, tmp_path):
-    model, _ = fitted("dbsn")
+    model = fitted("dbsn")
     whole = model.to_bytes()
     for place in np.random.default_rng(0).permutation(len(whole))[:400]:
         content = bytearray(whole)
@@ -121,11 +113,10 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(fitted, tmp_path):
         (tmp_path / "m.hub").write_bytes(content)
         try:
             again = hubplugin.load(tmp_path / "m.hub")
-        except hubplugin.errors.ModelFileError:
+        except ModelFileError:
             continue
-        assert (
-            again.fingerprint == model.fingerprint
-        )  # the bit was in what says who wrote the file
+        # The bit was in what says who wrote the file.
+        assert again.fingerprint == model.fingerprint
 
 
 def test_other_files_are_refused(tmp_path):
@@ -139,26 +130,26 @@ def test_other_files_are_refused(tmp_path):
 
 
 def test_a_link_stays_a_link_and_a_folder_is_refused(fitted, tmp_path):
-    model, _ = fitted("is")
+    model = fitted("is")
     (tmp_path / "link.hub").symlink_to("there.hub")
     model.save(tmp_path / "link.hub")
     assert os.readlink(tmp_path / "link.hub") == "there.hub"
     assert hubplugin.load(tmp_path / "there.hub").fingerprint == model.fingerprint
     (tmp_path / "folder").mkdir()
-    with pytest.raises(hubplugin.errors.ModelFileError, match="no regular file"):
+    with pytest.raises(ModelFileError, match="no regular file"):
         model.save(tmp_path / "folder")
     assert "Is a directory" in refusal(tmp_path / "folder")
     for name in ("x" * 300, "a\0b"):
-        with pytest.raises(hubplugin.errors.ModelFileError, match="cannot write"):
+        with pytest.raises(ModelFileError, match="cannot write"):
             model.save(tmp_path / name)
-        with pytest.raises(hubplugin.errors.ModelFileError, match="cannot read"):
+        with pytest.raises(ModelFileError, match="cannot read"):
             hubplugin.load(tmp_path / name)
 
 
 def test_a_later_version_of_hubplugin_names_a_model_as_this_one_does(
     fitted, tmp_path, monkeypatch
 ):
-    model, _ = fitted("dbsn")
+    model = fitted("dbsn")
     model.save(tmp_path / "m.hub")
     monkeypatch.setattr("hubplugin.__version__", "7.0")
     assert hubplugin.load(tmp_path / "m.hub").fingerprint == model.fingerprint

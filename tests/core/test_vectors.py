@@ -26,22 +26,21 @@ def refusal(source, name="query bank"):
     return message
 
 
+def assert_reads(source, expected=X):
+    np.testing.assert_array_equal(as_vectors(source).array(), expected)
+
+
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "i4", "i8", ">f4"])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_numpy_of_any_numeric_type_and_memory_order(dtype, order):
-    np.testing.assert_array_equal(
-        as_vectors(np.asarray(X, dtype, order=order)).array(), X
-    )
+    assert_reads(np.asarray(X, dtype, order=order))
 
 
 def test_strided_views_lists_and_memory_maps(tmp_path):
+    assert_reads(np.repeat(X, 2, axis=0)[::2])
+    assert_reads(X.tolist())
     np.save(tmp_path / "x.npy", X)
-    for source in (
-        np.repeat(X, 2, axis=0)[::2],
-        X.tolist(),
-        np.load(tmp_path / "x.npy", mmap_mode="r"),
-    ):
-        np.testing.assert_array_equal(as_vectors(source).array(), X)
+    assert_reads(np.load(tmp_path / "x.npy", mmap_mode="r"))
 
 
 @pytest.mark.parametrize(
@@ -49,9 +48,9 @@ def test_strided_views_lists_and_memory_maps(tmp_path):
 )
 def test_torch_tensors(dtype):
     tensor = torch.from_numpy(X).to(dtype)
-    np.testing.assert_array_equal(as_vectors(tensor).array(), X)
+    assert_reads(tensor)
     if tensor.is_floating_point():
-        np.testing.assert_array_equal(as_vectors(tensor.requires_grad_()).array(), X)
+        assert_reads(tensor.requires_grad_())
 
 
 def column(*rows):
@@ -66,12 +65,9 @@ def test_the_column_of_a_table_with_one_vector_a_row():
 
     for rows in (X.tolist(), list(X)):
         table = pd.DataFrame({"text": list("abcd"), "embedding": rows})
-        for source in (
-            table["embedding"],
-            table["embedding"].to_numpy(),
-            list(table["embedding"]),
-        ):
-            np.testing.assert_array_equal(as_vectors(source).array(), X)
+        assert_reads(table["embedding"])
+        assert_reads(table["embedding"].to_numpy())
+        assert_reads(list(table["embedding"]))
     assert "is made of texts" in refusal(table["text"])
 
 
@@ -112,7 +108,7 @@ def test_files_are_read_in_blocks_and_truncated_ones_refused(suffix, write, tmp_
     blocks = list(vectors.blocks(3))
     assert [len(block) for block in blocks] in ([3, 1], [3, 1, 0])
     for _ in range(2):  # as often as needed
-        np.testing.assert_array_equal(vectors.array(), X)
+        assert_reads(vectors)
         np.testing.assert_array_equal(vectors.select(np.array([0, 3])), X[[0, 3]])
     path.write_bytes(path.read_bytes()[:-7])
     assert f"cannot be read as {suffix}" in refusal(path)
@@ -120,11 +116,11 @@ def test_files_are_read_in_blocks_and_truncated_ones_refused(suffix, write, tmp_
 
 def test_one_of_several_arrays_is_named_behind_a_hash(tmp_path):
     np.savez(tmp_path / "x.npz", a=X, b=X + 1)
-    np.testing.assert_array_equal(as_vectors(f"{tmp_path}/x.npz#b").array(), X + 1)
+    assert_reads(f"{tmp_path}/x.npz#b", X + 1)
     assert "a, b" in refusal(tmp_path / "x.npz")
     assert "a, b" in refusal(f"{tmp_path}/x.npz#c")
     table(tmp_path / "x.parquet", {"a": X.tolist(), "b": (X + 1).tolist()})
-    np.testing.assert_array_equal(as_vectors(f"{tmp_path}/x.parquet#b").array(), X + 1)
+    assert_reads(f"{tmp_path}/x.parquet#b", X + 1)
 
 
 def test_pickles_are_never_unpickled(tmp_path):
@@ -258,12 +254,10 @@ def test_blocks_that_can_be_read_once_are_spooled_and_leave_no_file_and_none_ope
     vectors = to_tempfile(iter([X, X + 1]), "gallery")
     assert not list(tmp_path.iterdir()), "not even while it is read: a kill leaves none"
     for _ in range(2):
-        np.testing.assert_array_equal(vectors.array(), np.concatenate([X, X + 1]))
+        assert_reads(vectors, np.concatenate([X, X + 1]))
     del vectors
     gc.collect()
-    assert not [
-        warning for warning in recwarn if issubclass(warning.category, ResourceWarning)
-    ]
+    assert not any(issubclass(told.category, ResourceWarning) for told in recwarn)
 
 
 @pytest.mark.skipif(
@@ -277,19 +271,23 @@ def test_a_gallery_for_which_the_disk_has_no_room_is_refused(monkeypatch):
 
 
 def test_bank_and_targets_of_different_dimensions_are_both_named():
-    with pytest.raises(
-        hubplugin.InputError, match=r"targets has 2 dimensions, the query bank has 3"
+    other = np.ones((5, 2))
+    for call, said in (
+        (
+            lambda: hubplugin.fit(other, X, "is"),
+            "targets has 2 dimensions, the query bank has 3",
+        ),
+        (
+            lambda: hubplugin.fit(None, hubplugin.Bank(X, other), "dualis"),
+            "query bank has 3 dimensions, target bank has 2",
+        ),
+        (
+            lambda: hubplugin.fit(None, X, "is").offsets(other),
+            "targets has 2 dimensions, the query bank of this model has 3",
+        ),
     ):
-        hubplugin.fit(np.ones((5, 2)), X, "is")
-    with pytest.raises(
-        hubplugin.InputError, match=r"query bank has 3 dimensions, target bank has 2"
-    ):
-        hubplugin.fit(None, hubplugin.Bank(X, np.ones((5, 2))), "dualis")
-    with pytest.raises(
-        hubplugin.InputError,
-        match=r"targets has 2 dimensions, the query bank of this model has 3",
-    ):
-        hubplugin.fit(None, X, "is").offsets(np.ones((5, 2)))
+        with pytest.raises(hubplugin.InputError, match=said):
+            call()
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e20, 1e38])
