@@ -134,21 +134,15 @@ class Similarities:
         outs: dict[Any, Array] = {}
         size = max(height, self._block_rows() // height * height)
         for start, block in self.blocks(targets, size):
-            bias = None
-            bound = self.longest
-            if self.metric is not Metric.COSINE:
-                exact = xp.astype(block, library.accumulator)
-                squares = xp.sum(exact * exact, axis=1)
-                length = math.sqrt(float(xp.max(squares)))
-                bound = self.longest * length
-                if self.metric is Metric.EUCLIDEAN:
-                    bound = max(self.longest, length) ** 2
-                    bias = squares * (-scale / 2)
-            is_large = bound > FLOAT32_SIMILARITY
+            bound, squares = self._measure(block)
+            is_double = bound > FLOAT32_SIMILARITY or self.compute.precision != "auto"
             dtype = xp.float32
-            if library.has_float64 and (is_large or self.compute.precision != "auto"):
+            if is_double and library.has_float64:
                 dtype = xp.float64
             bound *= abs(scale)
+            if squares is not None:
+                bound *= 2
+                bias = squares * (-scale / 2)
             if dtype not in outs:
                 outs[dtype] = library.empty((height, self.m), dtype)
             if halves is None:
@@ -161,15 +155,25 @@ class Similarities:
                 else:  # which have no room for the scale
                     s = multiply_halves(part, halves, out)
                     s *= scale
-                if bias is not None:
+                if squares is not None:
                     s += self._bias(s) * scale
                     s += xp.astype(bias[first : first + height], dtype)[:, None]
                 if answers is not None:
                     self._hide(s, thresholds(s), largest)
                 stop = start + first + len(s)
-                most = bound if bias is None else 2 * bound
-                yield Tile(slice(start + first, stop), s, most)
+                yield Tile(slice(start + first, stop), s, bound)
                 self.compute.report(label, stop, targets.rows)
+
+    def _measure(self, block: Array) -> tuple[float, Array | None]:
+        """Return the size of the largest s(b_u, t) of a block, and |t|^2 for distances."""
+        if self.metric is Metric.COSINE:
+            return self.longest, None
+        exact = self.library.xp.astype(block, self.library.accumulator)
+        squares = self.library.xp.sum(exact * exact, axis=1)
+        length = math.sqrt(float(self.library.xp.max(squares)))
+        if self.metric is Metric.EUCLIDEAN:
+            return max(self.longest, length) ** 2, squares
+        return self.longest * length, None
 
     def blocks(
         self, targets: Vectors, size: int = BLOCK_ROWS
