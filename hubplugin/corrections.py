@@ -1,18 +1,19 @@
-"""The `Manifest`, the one document that a store keeps of its corrections, and its driver.
+"""The `Manifest`, a store's one document of its corrections, and its driver.
 
-A *version* is one model written to one vector of a store. A vector has at most one active
-version, by which searches rank, and one previous version, of which only the model is left:
-`rollback` writes it. A store has at most one version that is being written. Everything
-else of which something may still lie in the store is retired, until it is deleted:
+A *version* is one model written to one vector of a store. A vector has at most one
+active version, by which searches rank, and one previous version, of which only the
+model is left: `rollback` writes it. A store has at most one version that is being
+written. Everything else of which something may still lie in the store is retired, until
+it is deleted:
 
-    begin, activate    the active version becomes the previous one; its offsets are retired
-    begin, give_up     another run writes another model
-    withdraw           the correction of one vector goes
-    clear              what was retired has been deleted
+    begin, activate    the active version becomes the previous one; its offsets are
+    retired begin, give_up     another run writes another model withdraw           the
+    correction of one vector goes clear              what was retired has been deleted
 
 Each is a pure function: a manifest never changes, and each returns the next one.
-`ManifestStore` drives them: an adapter gives it one document that is read and written in
-one step, a place for models, and room for one number a target. A kill between any two
+`ManifestStore` drives them: an adapter gives it one document that is read and written
+in one step, a place for models, and room for one number a target. A kill between any
+two
 steps leaves a manifest by which the next run goes on: it names what lies in the store
 before that is made, and until it is gone.
 """
@@ -38,7 +39,8 @@ from hubplugin.store import Correction, Found, Store
 from hubplugin.vectors import Progress
 
 FORMAT = 7
-"""The version of a manifest. A reader refuses any other: up to 6, each store had its own."""
+"""The version of a manifest. A reader refuses any other: up to 6, each store had its
+own."""
 
 
 class Record(BaseModel):
@@ -55,8 +57,8 @@ class Version(Record):
     """One model for one vector of a store. An adapter adds fields of its own.
 
     number: What lies in the targets is named after it.
-    word: Random, so that two runs that begin at once and choose the same number share no
-        name. What one of them deletes is named after it.
+    word: Random, so that two runs that begin at once and choose the same number share
+        no name. What one of them deletes is named after it.
     vector: "" in a store with one.
     model: Its fingerprint.
     metric, dim: Those of the model.
@@ -140,7 +142,7 @@ class Manifest(Record, Generic[V]):
             raise StoreError(f"{damaged}: it is no JSON; {mend}") from None
 
     def find_current(self, vector: str = "") -> tuple[V | None, bool]:
-        """Return the version that lies in `vector`, if any, and whether it is active."""
+        """Return the version in `vector`, if any, and True if it is active."""
         if vector in self.active:
             return self.active[vector], True
         if self.writing is not None and self.writing.vector == vector:
@@ -227,7 +229,7 @@ class Manifest(Record, Generic[V]):
         )
 
     def clear(self, gone: Sequence[V]) -> Self:
-        """Return the manifest once the versions `gone`, which were retired, are deleted."""
+        """Return the manifest once the retired versions `gone` are deleted."""
         numbers = {version.number for version in gone}
         left = tuple(v for v in self.retired if v.number not in numbers)
         return self.replace(retired=left)
@@ -236,9 +238,9 @@ class Manifest(Record, Generic[V]):
 class ManifestStore(Store, Generic[V]):
     """A store whose corrections are the versions of one manifest.
 
-    An adapter gives the nine small methods that follow, and `begin`, which returns its own
-    `Writing` of what `start_version` gives. That calls `require_owner` before what must not
-    be done beside another run, and `switch` and `clear` to activate.
+    An adapter gives the nine small methods that follow, and `begin`, which returns its
+    own `Writing` of what `start_version` gives. That calls `require_owner` before what
+    must not be done beside another run, and `switch` and `clear` to activate.
     """
 
     vector: str = ""
@@ -286,7 +288,7 @@ class ManifestStore(Store, Generic[V]):
         """Delete the offsets of `versions`, which may be gone, and tell `progress`."""
 
     def changing(self) -> AbstractContextManager[object]:
-        """Return the store's lock or transaction, which keeps other runs from the manifest."""
+        """Return the lock or transaction that keeps other runs from the manifest."""
         return nullcontext()
 
     def find(self, manifest: Manifest[V], model: OffsetModel) -> tuple[V | None, Found]:

@@ -1,8 +1,8 @@
 """A gallery in shards, which the workers of any `concurrent.futures.Executor` read.
 
-Workers look at all of it once: each query's nearest target, and a sample. A correction is
-tried and fitted on the sample, in the process that asks. Offsets are then a map over the
-shards, `model.offsets`, by the same workers.
+Workers look at all of it once: each query's nearest target, and a sample. A correction
+is tried and fitted on the sample, in the process that asks. Offsets are then a map over
+the shards, `model.offsets`, by the same workers.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ def shards_of(source: GalleryLike | None, count: int | None = None) -> list[Shar
     """Divide a gallery into shards.
 
     Args:
-        source: Shards or files in a list (.npy, .npz, .safetensors, .parquet); a pattern
-            of file names, as in "parts/*.parquet"; one .npy or .safetensors file, whose
-            rows are divided; or a store that other machines can read
+        source: Shards or files in a list (.npy, .npz, .safetensors, .parquet); a
+            pattern of file names, as in "parts/*.parquet"; one .npy or .safetensors
+            file, whose rows are divided; or a store that other machines can read
             (`hubplugin.open_store`).
         count: How many shards a file or a store becomes; by default each has some
             `SHARD_ROWS`.
@@ -247,8 +247,9 @@ def read_by_workers(
         executor: Its workers read.
 
     Returns:
-        `bank` against a sample of the gallery, drawn with a fixed seed, and what workers
-        found in the whole of it. The sample is all targets if they are at most `SAMPLE`.
+        `bank` against a sample of the gallery, drawn with a fixed seed, and what
+        workers found in the whole of it. The sample is all targets if they are at most
+        `SAMPLE`.
     """
     total = sum(shard.rows for shard in shards)
     if isinstance(source, Sharded):
@@ -317,7 +318,7 @@ class _ReadShard:
     finds_answers: bool
 
     def __call__(self, number: int, shard: Shard) -> tuple[_Summary | None, int]:
-        """Return the summary of the vectors with a direction, if any, and the others' number."""
+        """Return the summary of a shard, if any, and its number of zero vectors."""
         vectors = None
         try:
             vectors = shard.vectors()
@@ -351,7 +352,7 @@ def _join_surveys(parts: Sequence[_Summary]) -> Survey:
 
 
 def _join_answers(bank: PreparedBank, parts: Sequence[_Summary]) -> Answers:
-    """Find the answers among the nearest targets of all shards, and of the target bank."""
+    """Find the answers among the nearest targets of shards and target bank."""
     found = [part.nearest for part in parts if part.nearest is not None]
     if bank.target_bank is not None:
         found.append(_find_nearest(bank, bank.answer_vectors))

@@ -34,29 +34,31 @@ def fit(
     """Estimate the offsets of a gallery from example queries.
 
     Args:
-        targets: The gallery [n, d]: numpy, torch, memory map, nested lists, a path (.npy,
-            .npz, .safetensors, .parquet), or a store. Needed by blend, sn and dbsn;
-            offsets are centred on it. None if it is not known yet.
+        targets: The gallery [n, d]: numpy, torch, memory map, nested lists, a path
+            (.npy, .npz, .safetensors, .parquet), or a store. Needed by blend, sn and
+            dbsn; offsets are centred on it. None if it is not known yet.
         bank: The example queries [m, d], likewise, or a `hubplugin.Bank`: texts, or
             queries and what is known of their answers. dualis needs vectors of answers,
             blend and dbsn use them.
         method: blend | is | sn | dbsn | dualis | nnn | csls | dn;
             `hubplugin.methods.METHODS` has the equation of each. The default, blend, is
-            made for banks of any kind and size; `hubplugin.evaluate` compares the methods.
-        metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
+            made for banks of any kind and size; `hubplugin.evaluate` compares the
+            methods.
+        metric: cosine | dot | euclidean. Temperatures are in the units of the
+            similarity.
         compute: Device, memory, progress and precision, see `hubplugin.Compute`.
-        learn: True learns a map of the query, too, from a bank whose answers are known: at
-            least 50 different pairs. Search with `model.queries(q)` then. A warning says so
-            if held-out targets gain nothing. Or the pairs that teach beside the bank, such
-            as titles: `Bank(titles, rows)`. See docs/learning.md.
+        learn: True learns a map of the query, too, from a bank whose answers are known:
+            at least 50 different pairs. Search with `model.queries(q)` then. A warning
+            says so if held-out targets gain nothing. Or the pairs that teach beside the
+            bank, such as titles: `Bank(titles, rows)`. See docs/learning.md.
         judged: A small bank with clicks that somebody has looked at, at least 50. It
             chooses better how strong the map may be if clicks are noisy.
         executor: Any `concurrent.futures.Executor`, whose workers read the gallery in
-            shards, see docs/scale.md. The model is fitted on a sample of 200,000 targets.
-            targets are files (a list, or a pattern such as "parts/*.npy"), or a store that
-            workers can open.
-        shards: The number of parts of one file, or of a store; by default one for 250,000
-            rows.
+            shards, see docs/scale.md. The model is fitted on a sample of 200,000
+            targets. targets are files (a list, or a pattern such as "parts/*.npy"), or
+            a store that workers can open.
+        shards: The number of parts of one file, or of a store; by default one for
+            250,000 rows.
         **parameters: Those of the method; `hubplugin.methods.METHODS` has their meaning
             and defaults.
 

@@ -19,8 +19,8 @@ import numpy as np
 from hubplugin.errors import InputError, ZeroVector
 
 CACHED = 1 << 18
-"""Numbers that are brought to unit length at a time: 1 MiB, which stays in the cache of a
-core. A bank of 15,000 x 384 takes half of the time of one piece."""
+"""Numbers that are brought to unit length at a time: 1 MiB, which stays in the cache of
+a core. A bank of 15,000 x 384 takes half of the time of one piece."""
 
 
 class Metric(str, Enum):
@@ -109,9 +109,9 @@ def augment_targets(
 ) -> np.ndarray:
     """Add the offsets of targets as one more component.
 
-    Inner product and cosine (unit vectors): [t, offset / e]. Squared Euclidean distance:
-    [t, sqrt(2 (max_offset - offset))], so that -|q' - t'|^2 / 2 = s(q, t) + offset(t) -
-    max_offset.
+    Inner product and cosine (unit vectors): [t, offset / e]. Squared Euclidean
+    distance: [t, sqrt(2 (max_offset - offset))], so that -|q' - t'|^2 / 2 = s(q, t) +
+    offset(t) - max_offset.
 
     Args:
         vectors: Targets [n, d].

@@ -5,8 +5,8 @@ when a query comes is what `keep` gives for it. That is one number or a bit, so 
 store can hold it beside the vector:
 
     dis             the offset that the target has already, and one bit
-    dualdis         the same for each of its two banks: a part of the offset, and one bit
-    dsl             one number
+    dualdis         the same for each of its two banks: a part of the offset, and one
+    bit dsl             one number
     gc              nothing: it reads the candidates' own vectors
 
 New targets get theirs from `keep` without a refit, as they get their offsets.
@@ -39,7 +39,10 @@ rounding of 1."""
 
 @dataclass(frozen=True)
 class Rule(ABC):
-    """A fitted correction that depends on the query. fitted: What was made of the bank."""
+    """A fitted correction that depends on the query.
+
+    fitted: What was made of the bank.
+    """
 
     fitted: OffsetModel | Similarities
 
@@ -55,15 +58,15 @@ class Rule(ABC):
 
     @abstractmethod
     def keep(self, targets: VectorLike) -> np.ndarray:
-        """Return what must be known of each target [n, d] for a query: float32, n rows."""
+        """Return what a query must know of each target [n, d]: float32, n rows."""
 
     @abstractmethod
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         """Return corrected scores [q, L] of q queries on the same L targets.
 
         Args:
-            similarities: s(q, t) of these [q, L]. Each query's raw nearest target must be
-                among the L.
+            similarities: s(q, t) of these [q, L]. Each query's raw nearest target must
+                be among the L.
             kept: `keep` of the targets.
         """
 
@@ -72,8 +75,8 @@ class Rule(ABC):
 class Reranker:
     """A rule, and where to look up what it kept of each target.
 
-    kept: `kept(ids)` is `rule.keep` of those targets, in that order. An adapter reads it
-        from its store; for arrays it is `rule.keep(targets).__getitem__`.
+    kept: `kept(ids)` is `rule.keep` of those targets, in that order. An adapter reads
+        it from its store; for arrays it is `rule.keep(targets).__getitem__`.
     """
 
     rule: Rule
@@ -122,11 +125,11 @@ class Reranker:
 class Dynamic(Rule):
     """A model's offsets, for queries whose raw nearest target is in its activation set.
 
-    All others keep their raw similarities: QB-Norm eq. 2 (`dis`). If the model has a query
-    map, similarities are those of `model.queries(q)` for all queries.
+    All others keep their raw similarities: QB-Norm eq. 2 (`dis`). If the model has a
+    query map, similarities are those of `model.queries(q)` for all queries.
 
-    Scores are in the log domain, tau * log of the paper's where corrected. Each query is
-    ranked by one of the two, never by a mixture.
+    Scores are in the log domain, tau * log of the paper's where corrected. Each query
+    is ranked by one of the two, never by a mixture.
     """
 
     fitted: OffsetModel
@@ -150,13 +153,13 @@ class DualDynamic(Rule):
     """`dualis`, each factor of which gives way to the raw similarity by itself.
 
     NNN appendix A1 (`dualdis`). The score of eq. 3 is a product, one factor a bank:
-    exp(s/tau) / sum_u exp(s(b_u, t)/tau) for a query whose raw nearest target is in that
-    bank's activation set, and s for every other. `fitted` and `second` are models of one
-    term each, for the query bank and for the target bank.
+    exp(s/tau) / sum_u exp(s(b_u, t)/tau) for a query whose raw nearest target is in
+    that bank's activation set, and s for every other. `fitted` and `second` are models
+    of one term each, for the query bank and for the target bank.
 
     Scores are in the log domain: lambda * log of the paper's, up to a constant, where a
-    factor is corrected, lambda as in `dualis`; and s where none is. A similarity takes the
-    place of a probability, so it should be positive. What is not counts as
+    factor is corrected, lambda as in `dualis`; and s where none is. A similarity takes
+    the place of a probability, so it should be positive. What is not counts as
     `NO_SIMILARITY`, which leaves the ranking to the other factor.
     """
 
@@ -191,8 +194,8 @@ class DualSoftmax(Rule):
     """s * exp(T s) / ( exp(T s) + sum_u exp(T s(b_u, t)) ): Sinkhorn paper section 3.
 
     Dual softmax where only the query itself and the bank are at hand. It multiplies a
-    similarity by a probability, so it means something only where the similarities of the
-    candidates are positive.
+    similarity by a probability, so it means something only where the similarities of
+    the candidates are positive.
     """
 
     fitted: Similarities
@@ -213,7 +216,7 @@ class DualSoftmax(Rule):
 
 @dataclass(frozen=True)
 class GloballyCorrected(Rule):
-    """s(q, t) less its rank among s(b_1, t) ... s(b_m, t): QB-Norm section 3.4 (`gc`)."""
+    """s(q, t) less its rank among s(b_1, t) ... s(b_m, t): QB-Norm 3.4 (`gc`)."""
 
     fitted: Similarities
 
@@ -265,8 +268,9 @@ class DynamicInvertedSoftmax(QueryMethod):
 class DualDynamicInvertedSoftmax(QueryMethod):
     """`dualis`, each bank's part for queries near its members. See `DualDynamic`.
 
-    A bank's part applies if the query's raw nearest target is among the k nearest of one
-    of its members. NNN appendix A1; k = 1 as in QB-Norm, temperatures as in `dualis`.
+    A bank's part applies if the query's raw nearest target is among the k nearest of
+    one of its members. NNN appendix A1; k = 1 as in QB-Norm, temperatures as in
+    `dualis`.
     """
 
     name: ClassVar[str] = "dualdis"
@@ -290,7 +294,10 @@ class DualDynamicInvertedSoftmax(QueryMethod):
 
 
 class SingleQueryDualSoftmax(QueryMethod):
-    """See `DualSoftmax`. temperature: Inverse; 20 is the tau of 0.05 of other defaults."""
+    """See `DualSoftmax`.
+
+    temperature: Inverse; 20 is the tau of 0.05 of other defaults.
+    """
 
     name: ClassVar[str] = "dsl"
     temperature: float = Field(20.0, gt=0)

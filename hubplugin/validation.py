@@ -1,8 +1,8 @@
 """One cross-validation: does a correction help queries that its fit has not seen?
 
 The guard, the strength of a query map, `refit` and `diagnose` all ask `cross_validate`.
-Where answers are known, each query has a margin: the score of its own target less that of
-the best other. Without, only the hubness of what the queries find can be measured.
+Where answers are known, each query has a margin: the score of its own target less that
+of the best other. Without, only the hubness of what the queries find can be measured.
 
 A fold sees at most `FIT_ROWS` of the bank and twice as many targets, and all folds
 together try `HELD_OUT` queries, drawn at random: it costs the same whatever the size of
@@ -35,8 +35,8 @@ FEWER = 3
 """Folds for figures that decide nothing; fits take four fifths of the time."""
 
 HELD_OUT = 2_500
-"""Queries held out in all: they tell corrections that differ for 3 % of them to 0.35 points
-of R@1."""
+"""Queries held out in all: they tell corrections that differ for 3 % of them to 0.35
+points of R@1."""
 
 FIT_ROWS = 2_048
 """Bank rows of one fit."""
@@ -66,8 +66,8 @@ def make_folds(
 ) -> list[Fold]:
     """Make folds of the bank queries `rows` [m].
 
-    Each is held out in the fold `fold_of` [m], -1 in none. All folds together try at most
-    `limit` queries.
+    Each is held out in the fold `fold_of` [m], -1 in none. All folds together try at
+    most `limit` queries.
     """
     count = int(fold_of.max()) + 1
     folds = []
@@ -86,15 +86,16 @@ def folds_of(
 ) -> list[Fold]:
     """Split the distinct queries of a bank into folds.
 
-    Duplicates are dropped, so no fold tries a fit that saw it. If answers are known, all
+    Duplicates are dropped, so no fold tries a fit that saw it. If answers are known,
+    all
     wordings of a target are held out together: they would give it away to each other.
 
     Args:
         bank: The bank.
         seed: Of the order.
         count: Of the folds.
-        may_test: True for each query of known answer that may be held out [m]. Then each
-            is held out for itself, and what it asks for stays asked for.
+        may_test: True for each query of known answer that may be held out [m]. Then
+            each is held out for itself, and what it asks for stays asked for.
 
     Raises:
         InputError: No query can be held out.
@@ -176,8 +177,8 @@ def require_enough(distinct: int) -> None:
 def fit_rows(bank: PreparedBank) -> int:
     """Return `FIT_ROWS`, or as many rows as memory allows.
 
-    A fit holds rows x (targets + target bank), target bank x targets, and a Sinkhorn fit
-    its exponentials.
+    A fit holds rows x (targets + target bank), target bank x targets, and a Sinkhorn
+    fit its exponentials.
     """
     return min(FIT_ROWS, max(math.isqrt(bank.compute.bytes() // 32), 2 * FOLDS))
 
@@ -194,7 +195,7 @@ def sample_of(bank: PreparedBank, seed: int = 0) -> np.ndarray:
 
 
 def answers_of(bank: PreparedBank, numbers: np.ndarray) -> np.ndarray:
-    """Return the targets that `PreparedBank.known_answers` calls `numbers` [p]: [p, d]."""
+    """Return the targets `numbers` [p] of `PreparedBank.known_answers`: [p, d]."""
     if bank.pairs is not None and bank.target_bank is not None:
         gold: np.ndarray = bank.target_bank[numbers]
         return gold
@@ -209,8 +210,8 @@ def pairs_of(
     """Return the pairs in the `rows` of a bank with known answers.
 
     Returns:
-        Queries [p, d], the place of each one's target [p] among those asked for, and these
-        [c, d].
+        Queries [p, d], the place of each one's target [p] among those asked for, and
+        these [c, d].
     """
     answers = bank.require_answers()
     rows = rows[answers[rows] >= 0]
@@ -219,7 +220,7 @@ def pairs_of(
 
 
 def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Add to `targets` [n, d] those of `rows` [p, d] that are not among them, once each.
+    """Add to `targets` [n, d] those of `rows` [p, d] that are missing, once each.
 
     Returns:
         All of them, and the place of each row [p].
@@ -263,13 +264,15 @@ def training_bank(
 
 
 OffsetsAndMap: TypeAlias = tuple[np.ndarray | float, QueryMap | None]
-"""The offsets of the targets that queries are tried among [n], and the map of queries."""
+"""The offsets of the targets that queries are tried among [n], and the map of
+queries."""
 
 Candidate: TypeAlias = Callable[
     [PreparedBank, PreparedBank, np.ndarray], Sequence[OffsetsAndMap]
 ]
-"""One correction or several, to be tried. Called with the bank that it is fitted on (against
-the targets that are tried), the whole bank, and the rows of the whole bank that teach."""
+"""One correction or several, to be tried. Called with the bank that it is fitted on
+(against the targets that are tried), the whole bank, and the rows of the whole bank
+that teach."""
 
 
 def uncorrected(
@@ -319,7 +322,7 @@ class Margins:
     ranks: np.ndarray | None = None
 
     def noise(self, before: int, after: int) -> float:
-        """Return the standard error of the change of the skewness between two candidates.
+        """Return the standard error of the change of the skewness.
 
         A bootstrap of the queries, which are the same ones.
         """
@@ -340,7 +343,7 @@ def cross_validate(
     folds: Sequence[Fold],
     sample: np.ndarray | None = None,
 ) -> Margins:
-    """Fit each candidate on what each fold leaves, and try it on what the fold holds out.
+    """Fit each candidate on a part of the bank, and try it on the rest.
 
     The folds are the outer loop, so that each is multiplied once.
 
@@ -447,8 +450,8 @@ class Figures:
 
     method, parameters: Those of the correction; "none" is no correction.
     skewness: Of the k-occurrence.
-    cost: Mean fall of the similarity of the first target, as a share of the mean distance
-        between the two nearest.
+    cost: Mean fall of the similarity of the first target, as a share of the mean
+        distance between the two nearest.
     largest: The share of the queries that finds the worst hub.
     never: The share of the targets tried that no query finds.
     right: R@1 of no correction and of this; None without known answers.

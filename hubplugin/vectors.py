@@ -34,7 +34,7 @@ BLOCK_ROWS = 16_384
 
 @runtime_checkable
 class Scannable(Protocol):
-    """A store: something that yields batches with `.vectors` [b, d], every vector once."""
+    """A store: it yields batches with `.vectors` [b, d], every vector once."""
 
     def scan(self) -> Iterator[Any]: ...
 
@@ -80,7 +80,8 @@ class Vectors(ABC):
     def blocks(self, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
         """Yield blocks [b, dim], b <= size, float32, C order, finite.
 
-        Raises InputError for the first row that is not finite, and if the source changed.
+        Raises InputError for the first row that is not finite, and if the source
+        changed.
         """
         row = 0
         for raw in self.shaped_blocks(size):
@@ -153,7 +154,7 @@ class Sliceable(Vectors):
 
 
 class Directed(Vectors):
-    """The rows of `source` that have a direction, by their `numbers`; zero vectors have none."""
+    """The rows `numbers` of `source`: those that are no zero vectors."""
 
     def __init__(self, source: Vectors, numbers: np.ndarray):
         if not len(numbers):
@@ -225,7 +226,7 @@ def locate_rows(vectors: Vectors | None, rows: np.ndarray) -> np.ndarray:
 def prepare_blocks(
     vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS
 ) -> Iterator[np.ndarray]:
-    """Yield checked blocks of at most `size` rows, at unit length if the metric is cosine."""
+    """Yield checked blocks of at most `size` rows, of unit length by cosine."""
     row = 0
     for block in vectors.blocks(size):
         if metric is Metric.COSINE:
@@ -336,7 +337,10 @@ def one_line(error: BaseException) -> str:
 
 
 class SupportsArray(Protocol):
-    """Anything that numpy.asarray reads: an array, a tensor, a column or a table of Arrow, pandas or polars."""
+    """Anything that numpy.asarray reads.
+
+    An array, a tensor, a column or a table of Arrow, pandas or polars.
+    """
 
     def __array__(self) -> np.ndarray: ...
 
@@ -351,9 +355,10 @@ VectorLike: TypeAlias = (
     | str
     | os.PathLike[str]
 )
-"""numpy array, torch tensor, memory map, nested lists, a table's column with one vector a row, `Vectors`, a store with
-`scan()`, or a path (.npy, .npz, .safetensors, .parquet; `file#name` names one array or column of several). And what
-belongs to a package X, such as a Faiss index, if `hubplugin_X.vectors_in(source, name)` reads it."""
+"""numpy array, torch tensor, memory map, nested lists, a table's column with one vector
+a row, `Vectors`, a store with `scan()`, or a path (.npy, .npz, .safetensors, .parquet;
+`file#name` names one array or column of several). And what belongs to a package X, such
+as a Faiss index, if `hubplugin_X.vectors_in(source, name)` reads it."""
 
 OffsetsLike: TypeAlias = SupportsArray | Sequence[Number]
 """One number a target [n], in an array, a tensor or a list."""
@@ -367,8 +372,8 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
         name: What errors call it ("query bank", "targets").
 
     Raises:
-        InputError: It is empty, no matrix, not numeric, an object array or pickle (never
-            unpickled), truncated, or of mixed dimensions.
+        InputError: It is empty, no matrix, not numeric, an object array or pickle
+            (never unpickled), truncated, or of mixed dimensions.
     """
     if isinstance(source, Vectors):
         return source
@@ -410,7 +415,7 @@ def from_adapter(source: Any, name: str) -> Vectors:
 
 
 def from_array(array: np.ndarray, name: str) -> Vectors:
-    """Return the vectors in a matrix, or in a column of a table with one vector a row."""
+    """Return the vectors in a matrix, or in a column with one vector a row."""
     if array.dtype.kind == "O" and array.ndim == 1 and array.size:
         try:
             array = np.stack([np.asarray(row) for row in array])
@@ -500,8 +505,7 @@ class _Parquet(Vectors):
 
 
 def require_file(path: Path, name: str = "", expected: str = "a file") -> None:
-    """Raises InputError where there is no file `path`, or a folder in its place. The error says what was `expected`,
-    and that it would hold `name`."""
+    """Raise InputError if `path` is no file; the error says what was `expected`."""
     begins = f"{name}: " if name else ""
     if os.path.isdir(path):
         raise InputError(f"{begins}{str(path)!r} is a folder; expected {expected}")
@@ -586,7 +590,7 @@ READERS: dict[str, Callable[[str, Path, str | None], Vectors]] = {
 def _choose(
     name: str, path: Path, part: str | None, parts: list[str], kind: str
 ) -> str:
-    """The `part` that the user named, or the only one; raises InputError where that is none of `parts`."""
+    """Return the `part` that the user named, or the only one of `parts`."""
     if part is None and len(parts) == 1:
         return parts[0]
     if part in parts:

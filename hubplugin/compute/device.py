@@ -354,9 +354,9 @@ def multiply(rows: Array, columns: Array, out: Array | None = None) -> Array:
     """Return `rows` [b, d] times `columns` [d, m] or [d], at full precision.
 
     A program may allow TF32 or bfloat16 products for its training; ten bits of mantissa
-    over tau are not enough here. The setting belongs to the whole process, so it is read
-    and never changed. Where it allows less than float32, the product is done in float64.
-    It is read again afterwards, since another thread may have changed it.
+    over tau are not enough here. The setting belongs to the whole process, so it is
+    read and never changed. Where it allows less than float32, the product is done in
+    float64. It is read again afterwards, since another thread may have changed it.
     """
     if isinstance(rows, np.ndarray):
         return np.matmul(rows, columns, out=out)

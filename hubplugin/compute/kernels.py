@@ -31,9 +31,10 @@ DEPTH = 32
 """Components of a program's tile."""
 
 COLUMNS = {8: 128, 9: 256, 10: 128}
-"""Bank rows of a program's tile, by compute capability. On 9.x a prototype with 256 took a
-quarter of a float32 product (H200). On 8.x so many spill registers; 10.x has half of the
-tensor memory that they take. All of it was compiled for each card, and runs in the tests."""
+"""Bank rows of a program's tile, by compute capability. On 9.x a prototype with 256
+took a quarter of a float32 product (H200). On 8.x so many spill registers; 10.x has
+half of the tensor memory that they take. All of it was compiled for each card, and runs
+in the tests."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -1,8 +1,8 @@
-"""Reductions over a bank for each target: log-sum-exp and mean of the k largest; answers.
+"""Reductions over a bank for each target, and the answers of a bank.
 
 A fit takes two passes over the similarities. The first finds the nearest target of each
-query (`find_answers`), the second reduces what the answers leave (`reduce`, `sinkhorn`).
-Values return from a device once a pass.
+query (`find_answers`), the second reduces what the answers leave (`reduce`,
+`sinkhorn`). Values return from a device once a pass.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from hubplugin.vectors import Vectors
 logger = logging.getLogger(__name__)
 
 GROUP = 8
-"""Columns of a group. A card looks at the largest of each group first: the k largest of a
-row lie in the k groups with the largest maxima, and in the columns that belong to none.
-Columns of a group lie apart, so that a card reads neighbouring groups together."""
+"""Columns of a group. A card looks at the largest of each group first: the k largest of
+a row lie in the k groups with the largest maxima, and in the columns that belong to
+none. Columns of a group lie apart, so that a card reads neighbouring groups
+together."""
 
 
 def topk_values(s: Array, k: int, library: Library) -> Array:
-    """Return the `k` largest of every row of `s` [b, m] in any order: [b, k]. k <= m."""
+    """Return the `k` largest of every row of `s` [b, m], in any order: [b, k]."""
     xp = library.xp
     m = s.shape[1]
     if library.is_on_cpu:
@@ -178,15 +179,17 @@ def fuse_log_sum(
 # Answers
 
 SMALLEST_LOG = 20
-"""Fewest bank queries, and targets, for answers to be hidden: too little would remain."""
+"""Fewest bank queries, and targets, for answers to be hidden: too little would
+remain."""
 
 
 @dataclass(frozen=True)
 class Answers:
     """The answers of a bank in a gallery, as far as similarity tells them.
 
-    thresholds: The similarity of each bank query's nearest target, of gallery and target
-        bank [m]. What reaches it counts as an answer, also a target that comes later.
+    thresholds: The similarity of each bank query's nearest target, of gallery and
+        target bank [m]. What reaches it counts as an answer, also a target that comes
+        later.
     weights: 1 over the number of bank queries with the same nearest target [m], so that
         what was asked for in many paraphrases counts once.
     """

@@ -1,14 +1,14 @@
-"""Similarities of a bank and targets, tile by tile: the one place for products of matrices.
+"""Similarities of a bank and targets, tile by tile: all products of matrices.
 
-A tile [targets, bank] is one product; under Euclidean, s = b.t - |b|^2/2 - |t|^2/2. Every
-reduction runs along its contiguous rows. A tile is as large as the memory and the cache
-allow; nothing of size bank x targets is held unless the memory has room for it.
+A tile [targets, bank] is one product; under Euclidean, s = b.t - |b|^2/2 - |t|^2/2.
+Every reduction runs along its contiguous rows. A tile is as large as the memory and the
+cache allow; nothing of size bank x targets is held unless the memory has room for it.
 
-An answer is no hub. A *log* holds queries that people asked of this very gallery. Each is
-near its answer because it was asked for it, not because the answer is a hub, so the
-answer's entry says nothing about hubness, and no sum sees it: t is an answer of the bank
-query u if s(b_u, t) reaches a threshold of u. The answer may be another target than the
-nearest; hiding each target's largest other entry takes care of most of these.
+An answer is no hub. A *log* holds queries that people asked of this very gallery. Each
+is near its answer because it was asked for it, not because the answer is a hub, so the
+answer's entry says nothing about hubness, and no sum sees it: t is an answer of the
+bank query u if s(b_u, t) reaches a threshold of u. The answer may be another target
+than the nearest; hiding each target's largest other entry takes care of most of these.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from hubplugin.metric import Metric, unit_length
 from hubplugin.vectors import BLOCK_ROWS, Vectors, prepare_blocks
 
 CACHE_BYTES = 8 << 20
-"""The largest tile on a CPU, so that the reductions find it in cache. Measured: within 5 %
-of the best from 4 to 16 MiB on two machines; a tile of 512 MiB is a third slower."""
+"""The largest tile on a CPU, so that the reductions find it in cache. Measured: within
+5 % of the best from 4 to 16 MiB on two machines; a tile of 512 MiB is a third
+slower."""
 
 TILE_SHARE = 0.2
 """Share of a card's memory for a tile and what is made of it. The rest is for what a
@@ -50,18 +51,19 @@ UNIT = 1.001
 """The largest length of bank vectors whose products are made of halves."""
 
 FLOAT32_SIMILARITY = 16.0
-"""The largest similarity for float32 products, which then lose less than 1e-5. Larger ones
-are computed in float64."""
+"""The largest similarity for float32 products, which then lose less than 1e-5. Larger
+ones are computed in float64."""
 
 ANSWER_SLACK = 1e-5
-"""How far below its threshold a similarity still reaches it, beside the larger of 1 and the
-threshold. Products of other shapes, and on other processors, differ by up to 1e-6, and so
-do copies of a text that were embedded in other batches. So all copies of an answer are
-answers, however they were rounded (docs/speed.md)."""
+"""How far below its threshold a similarity still reaches it, beside the larger of 1 and
+the threshold. Products of other shapes, and on other processors, differ by up to 1e-6,
+and so do copies of a text that were embedded in other batches. So all copies of an
+answer are answers, however they were rounded (docs/speed.md)."""
 
 MOST_ANSWERS = 0.1
-"""The largest share of the bank's queries that a target may be the answer of. A target that
-is nearest to more of them is a hub, however it came to be one, and keeps its entries."""
+"""The largest share of the bank's queries that a target may be the answer of. A target
+that is nearest to more of them is a hub, however it came to be one, and keeps its
+entries."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class Similarities:
                 self.compute.report(label, stop, targets.rows)
 
     def _measure(self, block: Array) -> tuple[float, Array | None]:
-        """Return the size of the largest s(b_u, t) of a block, and |t|^2 for distances."""
+        """Return a bound of |s(b_u, t)| in a block, and |t|^2 for distances."""
         if self.metric is Metric.COSINE:
             return self.longest, None
         exact = self.library.xp.astype(block, self.library.accumulator)
@@ -238,8 +240,8 @@ class Similarities:
     def lower(self, thresholds: Array) -> Array:
         """Return the similarities [m] that reach `thresholds` [m], see `ANSWER_SLACK`.
 
-        They lie where the thresholds do, here or on the device. A Euclidean entry is off
-        by what |b|^2 loses, however near the target is to the bank row b.
+        They lie where the thresholds do, here or on the device. A Euclidean entry is
+        off by what |b|^2 loses, however near the target is to the bank row b.
         """
         smallest: Any = 1.0
         if self.metric is Metric.EUCLIDEAN:
@@ -265,7 +267,7 @@ class Similarities:
         return min(BLOCK_ROWS, max(CACHE_BYTES // (4 * self.dim), 1))
 
     def _hide(self, s: Array, thresholds: Array, largest: bool) -> None:
-        """Set the answers in `s` [b, m] to -inf, but for hubs, then each row's largest."""
+        """Set answers in `s` [b, m] to -inf, then each row's largest; see `tiles`."""
         most = MOST_ANSWERS * self.m
         if not self.library.is_on_cpu:  # a card would have to wait for their number
             answers = s >= thresholds
@@ -285,7 +287,7 @@ class Similarities:
 
 
 def dense(similarities: Similarities, targets: Vectors) -> np.ndarray:
-    """Return s(b_u, t) of every bank row and target: float64 [m, n]. They must fit memory."""
+    """Return s(b_u, t) of every bank row and target at once: float64 [m, n]."""
     parts = [
         to_host(tile.s).astype(np.float64)
         for tile in similarities.tiles(targets, "similarities")

@@ -22,16 +22,16 @@ from hubplugin.vectors import Vectors
 SAFE_DRIFT = {4: 20.0, 2: 12.0}
 """The largest change of log alpha that kept exponentials serve, by bytes of a number.
 
-What lies below the type's range beside its column's peak (87 in the exponent, for halves
-26) stays far below it."""
+What lies below the type's range beside its column's peak (87 in the exponent, for
+halves 26) stays far below it."""
 
 HALF_TERMS = 256
-"""Fewest targets, and different bank rows, for halves. They round each exponential by up
-to 5e-4, which averages out: log alpha comes within 1e-5 of float64's (the tests)."""
+"""Fewest targets, and different bank rows, for halves. They round each exponential by
+up to 5e-4, which averages out: log alpha comes within 1e-5 of float64's (the tests)."""
 
 HALF_TAU = 0.1
-"""The largest temperature for halves. A log sum of which one term is nearly all is off by
-up to 5e-4, an offset by tau times that."""
+"""The largest temperature for halves. A log sum of which one term is nearly all is off
+by up to 5e-4, an offset by tau times that."""
 
 NARROW = 40.0
 """Exponents of at most this size do not vanish beside a row's largest in float32, which
@@ -42,14 +42,17 @@ KEPT_SHARE = 0.8
 blocks of targets and tiles."""
 
 BLOCK_BYTES = 1 << 20
-"""Bytes of float32 exponentials that a thread reads at a time, so that the second product
-of an iteration finds them in the cache of a core. Measured where that is 2 MiB (Intel,
-AMX): 0.5 to 1.5 MiB are alike, 2 a tenth slower."""
+"""Bytes of float32 exponentials that a thread reads at a time, so that the second
+product of an iteration finds them in the cache of a core. Measured where that is 2 MiB
+(Intel, AMX): 0.5 to 1.5 MiB are alike, 2 a tenth slower."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Targets that Sinkhorn scales. mass: how many targets each stands for in a sample."""
+    """Targets that Sinkhorn scales.
+
+    mass: How many targets each stands for in a sample.
+    """
 
     targets: Vectors
     mass: float = 1.0
@@ -84,8 +87,8 @@ class Kernel:
     """K = exp( s(b_u, t_j)/tau + log alpha_u ) [n, m], block by block.
 
     K is kept if memory has room for all of it, in float32 or else in halves (see
-    `HALF_TERMS`). Later iterations then multiply it by two vectors, K w and K' beta with
-    w = exp(change of log alpha), instead of multiplying matrices.
+    `HALF_TERMS`). Later iterations then multiply it by two vectors, K w and K' beta
+    with w = exp(change of log alpha), instead of multiplying matrices.
 
     Args:
         similarities: Those of the bank.
@@ -198,8 +201,8 @@ class Kernel:
     ) -> Iterator[tuple[slice, Array, Array]]:
         """Yield K in order, as rows, values [b, m] and weights w [m].
 
-        values * w is K but for a factor of each row, see `_log_scale`, and one of all. A
-        block may overwrite the one before.
+        values * w is K but for a factor of each row, see `_log_scale`, and one of all.
+        A block may overwrite the one before.
         """
         library = self._library
         m = self._similarities.m
@@ -274,7 +277,7 @@ def sinkhorn(
     answers: Answers | None = None,
     k: int | None = None,
 ) -> Scaling:
-    """Run Sinkhorn over the targets of all columns: DBSN algorithm A1 in the log domain.
+    """Run Sinkhorn over all columns: DBSN algorithm A1 in the log domain.
 
     From log beta_j = log w_j:
 
@@ -285,7 +288,8 @@ def sinkhorn(
     w_j is the mass of target j; n is the sum of them.
 
     The log beta that ends the last iteration reads only log alpha. It is a weighted
-    log-sum-exp over any targets and is left to the caller. One pass over the similarities
+    log-sum-exp over any targets and is left to the caller. One pass over the
+    similarities
     is one iteration: a block of K gives its beta = w / (n K 1), and K' beta is the
     block's share of the next log alpha. No row of that product can underflow: each log
     alpha gives every bank row a share of 1/m over n columns, so some target holds at

@@ -37,11 +37,11 @@ class Solution:
 class Method(BaseModel, ABC):
     """Parameters of one method. Temperatures are in the units of the similarity.
 
-    answers: "kept", as in the papers, whose banks hold queries that have no answer in the
-        gallery. "left out", for a log of queries that were asked of this gallery: each
-        query's nearest target, and each target's largest similarity, have no part in the
-        sums (see `compute.similarities`). "auto" leaves them out unless a target bank
-        holds the answers.
+    answers: "kept", as in the papers, whose banks hold queries that have no answer in
+        the gallery. "left out", for a log of queries that were asked of this gallery:
+        each query's nearest target, and each target's largest similarity, have no part
+        in the sums (see `compute.similarities`). "auto" leaves them out unless a target
+        bank holds the answers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

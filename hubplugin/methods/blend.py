@@ -1,4 +1,4 @@
-"""`blend`: the default, half Sinkhorn and half nearest neighbours, for banks of any kind."""
+"""`blend`, the default: half Sinkhorn and half nearest neighbours."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from hubplugin.methods.sinkhorn import DualBankSinkhorn, Sample, resolve_sample
 from hubplugin.model import Setting, Term, TopKMean
 
 SPREAD_SHARE = 0.5
-"""The temperature as a share of the standard deviation of the similarities between bank and
-gallery. 0.35 and 0.7 gain as much on average, and 0.35 loses 0.17 points of R@1 in its
-worst setting (benchmarks/settings.py)."""
+"""The temperature as a share of the standard deviation of the similarities between bank
+and gallery. 0.35 and 0.7 gain as much on average, and 0.35 loses 0.17 points of R@1 in
+its worst setting (benchmarks/settings.py)."""
 
 HALF_STRENGTH = 100
-"""Bank queries with which offsets have half their strength: m / (m + 100). Fewer queries say
-less about each target, so an offset is drawn towards the neutral 0. With 50 the mean of
-seventeen settings is 0.07 points of R@1 higher and the worst 0.12 lower; with 200 they are
-0.07 lower and 0.23 higher (benchmarks/settings.py)."""
+"""Bank queries with which offsets have half their strength: m / (m + 100). Fewer
+queries say less about each target, so an offset is drawn towards the neutral 0. With 50
+the mean of seventeen settings is 0.07 points of R@1 higher and the worst 0.12 lower;
+with 200 they are 0.07 lower and 0.23 higher (benchmarks/settings.py)."""
 
 ITERATIONS = 3
-"""Sinkhorn iterations. Three rank as well as the papers' ten: R@1 gains 1.83 points in the
-mean of seventeen settings (1.80 with ten) and 1.38 in 24 further ones (1.33); no setting
-is behind by more than 0.04 (`python -m benchmarks.settings`, the first three draws)."""
+"""Sinkhorn iterations. Three rank as well as the papers' ten: R@1 gains 1.83 points in
+the mean of seventeen settings (1.80 with ten) and 1.38 in 24 further ones (1.33); no
+setting is behind by more than 0.04 (`python -m benchmarks.settings`, the first three
+draws)."""
 
 
 class Blend(Method):
-    """offset(t) = strength * ( share * dbsn(t) + (1 - share) * nnn(t) ), each of mean 0.
+    """offset(t) = strength * ( share * dbsn(t) + (1 - share) * nnn(t) ), centred.
 
-    A mean of offsets is an offset. Sinkhorn (`dbsn`) gains most if the bank is large and
-    clean. The nearest neighbours (`nnn`) lose least if it is small, or if some targets are
-    asked for again and again.
+    A mean of offsets is an offset. Sinkhorn (`dbsn`) gains most if the bank is large
+    and clean. The nearest neighbours (`nnn`) lose least if it is small, or if some
+    targets are asked for again and again.
 
     tau: Of `dbsn`; by default half the standard deviation of the similarities, since
         embedding models differ in it by a factor of five.

@@ -13,9 +13,9 @@ from hubplugin.model import Dot, Term, TopKMean
 
 
 class DistributionNormalisation(OnePassMethod):
-    """offset(t) = -lam * mean(B_q).t, rank-equal to (q - lam mean(B_q)).(t - lam mean(B_t)).
+    """offset(t) = -lam * mean(B_q).t.
 
-    NNN appendix A3; lam = 0.5 as there. The mean is not normalised. Under Euclidean the
+    Rank-equal to (q - lam mean(B_q)).(t - lam mean(B_t)): NNN appendix A3; lam = 0.5 as there. The mean is not normalised. Under Euclidean the
     product becomes s(mean(B_q), t).
     """
 

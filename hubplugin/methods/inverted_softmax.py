@@ -17,8 +17,8 @@ class InvertedSoftmax(OnePassMethod):
     """offset(t) = -tau * LSE_u( s(b_u, t) / tau ).
 
     Smith et al. 2017; QB-Norm eq. 1; DBSN eq. 3. The papers use tau = 0.02 and 0.05
-    (beta = 20). The default is 0.05: on docstring-to-function pairs 0.02 ranks worse than
-    no correction at all.
+    (beta = 20). The default is 0.05: on docstring-to-function pairs 0.02 ranks worse
+    than no correction at all.
     """
 
     name: ClassVar[str] = "is"
@@ -29,12 +29,14 @@ class InvertedSoftmax(OnePassMethod):
 
 
 class DualInvertedSoftmax(OnePassMethod):
-    """offset(t) = -lambda * ( LSE_u( s(b_u, t)/tau_query ) + LSE_v( s(c_v, t)/tau_target ) ).
+    """`is` over two banks.
+
+    offset(t) = -lambda ( LSE_u( s(b_u, t)/tau_query ) + LSE_v( s(c_v, t)/tau_target ) )
 
     b is the query bank, c the target bank, lambda = tau_query tau_target / (tau_query +
     tau_target). DBSN eq. 17-18; NNN eq. 3-5. The papers sweep both temperatures. The
-    defaults are that of `is` for the query bank and ten times it for the target bank: on
-    docstring-to-function pairs equal ones rank worse than no correction.
+    defaults are that of `is` for the query bank and ten times it for the target bank:
+    on docstring-to-function pairs equal ones rank worse than no correction.
     """
 
     name: ClassVar[str] = "dualis"

@@ -16,8 +16,8 @@ class NearestNeighbourNormalisation(OnePassMethod):
     """offset(t) = -alpha * mean of the k largest s(b_u, t): NNN eq. 1-2.
 
     The paper uses alpha = 0.75 and k = 128, tuned for each model and data set; the
-    defaults, alpha = 0.5 and k = 16, gain more on docstring-to-function pairs. A k larger
-    than the bank takes the whole bank.
+    defaults, alpha = 0.5 and k = 16, gain more on docstring-to-function pairs. A k
+    larger than the bank takes the whole bank.
     """
 
     name: ClassVar[str] = "nnn"
@@ -29,9 +29,9 @@ class NearestNeighbourNormalisation(OnePassMethod):
 
 
 class CrossDomainLocalScaling(OnePassMethod):
-    """offset(t) = -1/2 * mean of the k largest s(b_u, t), rank-equal to 2 s(q, t) - r(q) - r(t).
+    """offset(t) = -1/2 * mean of the k largest s(b_u, t).
 
-    QB-Norm section 3.4; k = 10 as there and in Lample et al. 2018.
+    Rank-equal to 2 s(q, t) - r(q) - r(t): QB-Norm section 3.4; k = 10 as there and in Lample et al. 2018.
     """
 
     name: ClassVar[str] = "csls"

@@ -1,4 +1,4 @@
-"""Sinkhorn normalisation over the targets (`sn`), and over the targets and a target bank (`dbsn`)."""
+"""Sinkhorn normalisation, over one bank (`sn`) and over two (`dbsn`)."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def resolve_sample(sample: Sample, bank: PreparedBank, tau: float) -> int | None
 class SinkhornNormalisation(Method):
     """offset(t) = tau * log beta(t), after `iterations` between query bank and targets.
 
-    DBSN eq. 7-9, algorithm A1 (there hubness = -offset). The last half-step reads only log
-    alpha, which belongs to the bank. So the fit is a weighted inverted softmax,
-    -tau * LSE_u( s(b_u, t)/tau + log alpha_u ), and extends to targets it never saw. The
-    paper uses tau = 0.01 and 10 iterations; the default tau is 0.05, which on
+    DBSN eq. 7-9, algorithm A1 (there hubness = -offset). The last half-step reads only
+    log alpha, which belongs to the bank. So the fit is a weighted inverted softmax,
+    -tau * LSE_u( s(b_u, t)/tau + log alpha_u ), and extends to targets it never saw.
+    The paper uses tau = 0.01 and 10 iterations; the default tau is 0.05, which on
     docstring-to-function pairs gains where 0.01 loses.
 
     sample: How many targets, drawn at random with a fixed seed, stand for the gallery
         while log alpha is sought. A fit to a large gallery then costs one pass over it
-        instead of `iterations`. "auto", the default, takes a sample of more than a million
-        targets, or of more than `memory` has room for beside the bank in float16: as many
-        as have room, at most 200,000. "all" takes all. A warning names the size of the
-        sample; docs/speed.md says what it costs.
+        instead of `iterations`. "auto", the default, takes a sample of more than a
+        million targets, or of more than `memory` has room for beside the bank in
+        float16: as many as have room, at most 200,000. "all" takes all. A warning names
+        the size of the sample; docs/speed.md says what it costs.
 
     If answers are left out, bank queries with the same nearest target share the mass of
     one.

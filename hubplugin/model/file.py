@@ -1,4 +1,4 @@
-"""The model file: safetensors with a JSON header, a checksum over both, written whole or not at all."""
+"""The model file: safetensors with a JSON header and a checksum over both."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from hubplugin._version import __version__
 from hubplugin.errors import ModelFileError
 
 FORMAT = 6
-"""Version of the model file. A reader refuses others, so that none takes a model for a part of it: 4 knew no query map,
-and 5 had models that moved targets, too."""
+"""The version of the model file. A reader refuses others, so that none takes a part of
+a
+model for the model: 4 knew no query map, 5 had models that moved targets, too."""
 
 LARGEST = 1e38
-"""Numbers are used as float32, which ends at 3.4e38."""
+"""The largest number that is used as float32, which ends at 3.4e38."""
 
 Model = TypeVar("Model")
 
@@ -28,7 +29,7 @@ Header: TypeAlias = dict[str, Any]
 
 
 def to_bytes(header: Header, tensors: dict[str, np.ndarray]) -> bytes:
-    """A model file with this `header` and these `tensors`."""
+    """Return a model file with this `header` and these `tensors`."""
     from safetensors.numpy import save
 
     origin = {"hubplugin": __version__, "sha256": digest(header, tensors)}
@@ -38,15 +39,15 @@ def to_bytes(header: Header, tensors: dict[str, np.ndarray]) -> bytes:
 def from_bytes(
     content: bytes, name: str, build: Callable[[Header, dict[str, np.ndarray]], Model]
 ) -> Model:
-    """Builds a model from the bytes of a model file.
+    """Build a model from the bytes of a model file.
 
     Args:
-        content: the bytes.
-        name: what errors call the file.
-        build: makes the model of its header and its tensors.
+        content: The bytes.
+        name: What errors call the file.
+        build: Makes the model of its header and its tensors.
 
     Raises:
-        ModelFileError: the bytes are damaged, are no model, or come from another version.
+        ModelFileError: The bytes are damaged, are no model, or of another version.
     """
     from safetensors.numpy import load
 
@@ -77,7 +78,7 @@ def from_bytes(
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
-    """The content of the file `path`. Raises ModelFileError if it cannot be read."""
+    """Return the content of a file. Raises ModelFileError if it cannot be read."""
     try:
         with atomic.open_own(os.path.realpath(path)) as file:
             return file.read()
@@ -88,9 +89,9 @@ def read(path: str | os.PathLike[str]) -> bytes:
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Writes a file with this `content` whole or not at all; where `path` is a link, the file that it leads to.
+    """Write a file whole or not at all; if `path` is a link, the file that it leads to.
 
-    Raises ModelFileError if it cannot; the file that was there before is then untouched.
+    Raises ModelFileError if it cannot; a file that was there before is untouched.
     """
     try:
         atomic.write(os.path.realpath(path), content)
@@ -101,6 +102,7 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def digest(header: Header, tensors: dict[str, np.ndarray]) -> str:
+    """Return the SHA-256 of a model."""
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for key in sorted(tensors):
         digest.update(f"{key}{tensors[key].shape}{tensors[key].dtype.str}".encode())

@@ -1,4 +1,4 @@
-"""`OffsetModel`, the result of a fit: it gives any target an offset and lies in one file."""
+"""`OffsetModel`, the result of a fit: it gives any target its offset."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from hubplugin.model.terms import Term, group_by_pass, pack, unpack
 from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, prepare
 
 ROUNDING = 1e-6
-"""The largest difference of float32 products of one pair, beside the larger of 1 and the
-similarity."""
+"""The largest difference of float32 products of one pair, beside the larger of 1 and
+the similarity."""
 
 PART_BYTES = 3 << 20
-"""Bytes of a model in each of its `to_texts`: 4 MiB as base64. Servers accept requests of
-some 32 MB."""
+"""Bytes of a model in each of its `to_texts`: 4 MiB as base64. Servers accept requests
+of some 32 MB."""
 
 Setting: TypeAlias = int | float | str | None
 """A parameter of a method: a number or a name; None if the fit finds it."""
 
 Value: TypeAlias = str | int | None
-"""A value in a field of a target: a text, a number or a truth value; None if missing."""
+"""A value in a field of a target: a text, a number or a truth value; None if
+missing."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class GalleryStatistics:
 
     @property
     def cap(self) -> float:
-        """The largest offset that a later target may get, as it is stored: a float32."""
+        """The largest offset of a later target, as it is stored: a float32."""
         return float(np.float32(self.largest))
 
 
@@ -73,8 +74,8 @@ class GalleryStatistics:
 class Activation:
     """QB-Norm's gallery activation set: targets among the k nearest of a bank member.
 
-    thresholds: The similarity of each member's k-th nearest target in the gallery of the
-        fit, one array [m] a term. It tells of a later target, too, without a refit.
+    thresholds: The similarity of each member's k-th nearest target in the gallery of
+        the fit, one array [m] a term. It tells of a later target, too, without a refit.
     """
 
     k: int
@@ -109,12 +110,13 @@ class OffsetModel:
     centre: The mean of the raw offsets over the gallery of the fit (0 without one), so
         that 0 is the neutral offset.
     gallery: None if the fit was given no targets.
-    activation: What `rerank.Dynamic` and `DualDynamic` ask; offsets do not depend on it.
+    activation: What `rerank.Dynamic` and `DualDynamic` ask; offsets do not depend on
+        it.
     hubness_at_fit: Counted by `apply` and `refit`, for `inspect`; no part of the name.
     query_map: What known answers taught, None if nothing.
-    fitted: What `offsets` would give the gallery of the fit: float32 [n]. None in a model
-        that was read from a file, or fitted without a gallery or by workers. Whoever
-        replaces terms takes it out.
+    fitted: What `offsets` would give the gallery of the fit: float32 [n]. None in a
+        model that was read from a file, or fitted without a gallery or by workers.
+        Whoever replaces terms takes it out.
     """
 
     method: str
@@ -228,7 +230,7 @@ class OffsetModel:
     def centre_on(
         self, targets: VectorLike, *, compute: Compute = Compute()
     ) -> OffsetModel:
-        """Return this model with offsets of mean 0 over a gallery, and their statistics.
+        """Return this model with offsets of mean 0 over a gallery.
 
         Args:
             targets: The gallery [n, d].
@@ -261,7 +263,8 @@ class OffsetModel:
 
         Args:
             targets: The gallery [n, d].
-            k: How many of the nearest of each bank query are in the set; 1 in the paper.
+            k: How many of the nearest of each bank query are in the set; 1 in the
+                paper.
             compute: Device, memory and progress.
 
         Raises:
@@ -289,7 +292,7 @@ class OffsetModel:
     def is_activated(
         self, targets: VectorLike, *, compute: Compute = Compute()
     ) -> np.ndarray:
-        """Tell which targets are in the activation set, seen by the fit or not: bool [n].
+        """Tell which targets, old or new, are in the activation set: bool [n].
 
         Args:
             targets: [n, d].
@@ -462,7 +465,8 @@ def load(path: str | os.PathLike[str]) -> OffsetModel:
     """Return the model that `OffsetModel.save` wrote to `path`.
 
     Raises:
-        ModelFileError: There is no such file, it is damaged, or another version wrote it.
+        ModelFileError: There is no such file, it is damaged, or another version wrote
+            it.
     """
     return OffsetModel.from_bytes(file.read(path), f"model file {os.fspath(path)!r}")
 
