@@ -15,8 +15,9 @@ from hubplugin.model import Dot, Term, TopKMean
 class DistributionNormalisation(OnePassMethod):
     """offset(t) = -lam * mean(B_q).t.
 
-    Rank-equal to (q - lam mean(B_q)).(t - lam mean(B_t)): NNN appendix A3; lam = 0.5 as there. The mean is not normalised. Under Euclidean the
-    product becomes s(mean(B_q), t).
+    Rank-equal to (q - lam mean(B_q)).(t - lam mean(B_t)): NNN appendix A3; lam = 0.5 as
+    there. The mean is not normalised. Under Euclidean the product becomes s(mean(B_q),
+    t).
     """
 
     name: ClassVar[str] = "dn"
