@@ -17,6 +17,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import QueryMap
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
+from tests.galleries import unit as at_unit_length
 
 DEVICES = ["cpu", "numpy"]
 if torch.cuda.is_available():
@@ -42,49 +43,48 @@ SETTINGS = [
 
 
 def unit(rng, rows, d):
-    x = rng.normal(size=(rows, d))
-    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+    return at_unit_length(rng.normal(size=(rows, d)))
+
+
+def units(rng, *sizes, d):
+    """Unit vectors, as many sets as there are sizes."""
+    return [unit(rng, rows, d) for rows in sizes]
+
+
+def assert_near(found, expected, atol=1e-5):
+    np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
 
 
 def assert_true(
-    method, parameters, metric, bank, targets, target_bank, atol=1e-5, **options
+    method, parameters, metric, bank, targets, second=None, atol=1e-5, compute=Compute()
 ):
-    model = hubplugin.fit(
-        targets,
-        hubplugin.Bank(bank, target_bank),
-        method,
-        metric=metric,
-        **options,
-        **parameters,
-    )
-    ours = model.offsets(targets, **options)
+    given = hubplugin.Bank(bank, second)
+    options = {"metric": metric, "compute": compute, **parameters}
+    model = hubplugin.fit(targets, given, method, **options)
+    ours = model.offsets(targets, compute=compute)
     assert ours.dtype == np.float32
     assert ours.shape == (len(targets),)
-    expected = formulas.offsets(
-        method, bank, targets, metric, target_bank, **parameters
-    )
-    np.testing.assert_allclose(ours, expected, rtol=0, atol=atol)
-    served = hubplugin.OffsetModel.from_bytes(
-        model.to_bytes()
-    )  # which has forgotten the offsets of its fit
+    expected = formulas.offsets(method, bank, targets, metric, second, **parameters)
+    assert_near(ours, expected, atol)
+    # Which has forgotten the offsets of its fit.
+    served = hubplugin.OffsetModel.from_bytes(model.to_bytes())
     for device in ("numpy", "cpu"):
-        compute = replace(options.get("compute", Compute()), device=device)
-        np.testing.assert_allclose(
-            served.offsets(targets, compute=compute), expected, rtol=0, atol=atol
-        )
+        found = served.offsets(targets, compute=replace(compute, device=device))
+        assert_near(found, expected, atol)
+
+
+def of_real(real, *sizes):
+    names = ("bank_queries", "test_targets", "bank_targets")
+    return [real[name][:size] for name, size in zip(names, sizes, strict=False)]
 
 
 def test_every_method_is_compared_with_its_formula():
-    assert {method for method, _ in SETTINGS} == {*METHODS} - {
-        "blend"
-    }  # whose formula is in test_answers
+    # That of "blend" is in test_answers.
+    assert {method for method, _ in SETTINGS} == {*METHODS} - {"blend"}
 
 
 SETS = {
-    "unit": (
-        METRICS,
-        lambda rng: (unit(rng, 70, 24), unit(rng, 150, 24), unit(rng, 40, 24)),
-    ),
+    "unit": (METRICS, lambda rng: units(rng, 70, 150, 40, d=24)),
     "similarities in the hundreds": (
         METRICS[1:],
         lambda rng: (
@@ -93,20 +93,14 @@ SETS = {
     ),
     "far from the origin": (
         METRICS[2:],
-        lambda rng: (unit(rng, r, 8) + np.float32(1e5) for r in (40, 60, 20)),
+        lambda rng: (x + np.float32(1e5) for x in units(rng, 40, 60, 20, d=8)),
     ),
-    "bank of one": (
-        METRICS[:1],
-        lambda rng: (unit(rng, 1, 8), unit(rng, 40, 8), unit(rng, 20, 8)),
-    ),
-    "one target": (
-        METRICS[:1],
-        lambda rng: (unit(rng, 30, 8), unit(rng, 1, 8), unit(rng, 20, 8)),
-    ),
+    "bank of one": (METRICS[:1], lambda rng: units(rng, 1, 40, 20, d=8)),
+    "one target": (METRICS[:1], lambda rng: units(rng, 30, 1, 20, d=8)),
     "duplicate rows": (
         METRICS[:1],
         lambda rng: (
-            *(np.repeat(unit(rng, 25, 8), 3, 0) for _ in "bt"),
+            *(np.repeat(x, 3, 0) for x in units(rng, 25, 25, d=8)),
             unit(rng, 20, 8),
         ),
     ),
@@ -133,11 +127,7 @@ def test_every_method_is_its_formula(method, parameters, case, metric, rng):
 def test_every_method_is_its_formula_on_real_vectors_and_every_device(
     method, parameters, metric, device, real
 ):
-    sets = (
-        real["bank_queries"][:200],
-        real["test_targets"][:220],
-        real["bank_targets"][:150],
-    )
+    sets = of_real(real, 200, 220, 150)
     assert_true(method, parameters, metric, *sets, compute=Compute(device))
 
 
@@ -157,17 +147,16 @@ def test_offsets_that_would_be_no_numbers_are_refused(method, parameters, rng):
 
 
 @pytest.mark.parametrize(
-    "seed", [16, 23, 43, 59]
-)  # whose offsets came out finite, by luck and rounding
+    "seed",
+    [16, 23, 43, 59],  # whose offsets came out finite, by luck and rounding
+)
 @pytest.mark.parametrize("metric", ["dot", "euclidean"])
 def test_a_temperature_below_the_rounding_of_similarities_is_refused(metric, seed):
     rng = np.random.default_rng(seed)
     bank, targets = 3 * rng.normal(size=(30, 8)), 3 * rng.normal(size=(50, 8))
     for tau in (1e-17, 1e-30):
-        with pytest.raises(
-            InputError,
-            match=f"tau={tau:g} is out of proportion .* below their rounding",
-        ):
+        said = f"tau={tau:g} is out of proportion .* below their rounding"
+        with pytest.raises(InputError, match=said):
             hubplugin.fit(targets, bank, "sn", metric=metric, tau=tau)
 
 
@@ -181,78 +170,40 @@ def test_a_bank_that_a_query_map_makes_longer_overflows_nothing(stretch, rng):
     found = replace(model, query_map=stretched).centre_on(targets).offsets(targets)
     raw = (1 + stretch) * formulas.similarity(bank, targets, "cosine") / 0.017
     expected = -0.017 * np.logaddexp.reduce(raw, axis=0)
-    np.testing.assert_allclose(found, expected - expected.mean(), rtol=0, atol=1e-5)
+    assert_near(found, expected - expected.mean())
 
 
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
 def test_many_tiles_and_blocks_equal_one(method, parameters, rng, monkeypatch):
     # A bank of 5,000 leaves 26 targets to a tile at 1 MiB, and blocks of 60 end in the middle of one.
     monkeypatch.setattr("hubplugin.compute.similarities.BLOCK_ROWS", 60)
-    bank, targets, target_bank = (
-        unit(rng, 5_000, 4),
-        unit(rng, 137, 4),
-        unit(rng, 50, 4),
-    )
-    assert_true(
-        method,
-        parameters,
-        "cosine",
-        bank,
-        targets,
-        target_bank,
-        compute=Compute(memory="1MiB"),
-    )
+    sets = units(rng, 5_000, 137, 50, d=4)
+    compute = Compute(memory="1MiB")
+    assert_true(method, parameters, "cosine", *sets, compute=compute)
 
 
 @pytest.mark.parametrize("tau", [0.001, 0.005, 0.05, 0.2, 1.0])
-@pytest.mark.parametrize(
-    "memory", ["4MiB", "2MiB", "1MiB"]
-)  # exponentials held in float32, in float16, not at all
+# Exponentials held in float32, in float16, not at all.
+@pytest.mark.parametrize("memory", ["4MiB", "2MiB", "1MiB"])
 def test_sinkhorn_is_true_whatever_room_there_is(memory, tau, real):
-    bank, targets, second = (
-        real["bank_queries"][:700],
-        real["test_targets"][:600],
-        real["bank_targets"][:240],
-    )
     parameters = {"tau": tau, "iterations": 10}
-    assert_true(
-        "dbsn",
-        parameters,
-        "cosine",
-        bank,
-        targets,
-        second,
-        compute=Compute(memory=memory),
-    )
+    sets = of_real(real, 700, 600, 240)
+    assert_true("dbsn", parameters, "cosine", *sets, compute=Compute(memory=memory))
 
 
 @pytest.mark.parametrize("metric", ["dot", "euclidean"])
 def test_large_similarities_are_not_held_in_float16(metric, rng):
     bank, targets = (3 * rng.normal(size=(650, 4)).astype(np.float32) for _ in range(2))
-    assert_true(
-        "sn",
-        {"tau": 10, "iterations": 4},
-        metric,
-        bank,
-        targets,
-        None,
-        compute=Compute(memory="1MiB"),
-    )
+    parameters = {"tau": 10, "iterations": 4}
+    compute = Compute(memory="1MiB")
+    assert_true("sn", parameters, metric, bank, targets, compute=compute)
 
 
 def test_float64_is_exact_to_the_float32_that_offsets_come_in(real):
-    bank, targets = real["bank_queries"][:200], real["test_targets"][:300]
     parameters = {"tau": 0.01, "iterations": 10}
-    assert_true(
-        "sn",
-        parameters,
-        "cosine",
-        bank,
-        targets,
-        None,
-        atol=3e-7,
-        compute=Compute(precision="float64"),
-    )
+    sets = of_real(real, 200, 300)
+    compute = Compute(precision="float64")
+    assert_true("sn", parameters, "cosine", *sets, atol=3e-7, compute=compute)
 
 
 def test_float64_is_asked_of_devices_that_have_it(monkeypatch):
@@ -264,50 +215,33 @@ def test_float64_is_asked_of_devices_that_have_it(monkeypatch):
 def test_a_sample_counts_for_as_many_targets_as_it_stands_for():
     # Every target twice over is the same gallery as every target once, each standing for two.
     rng = np.random.default_rng(1)
-    bank, half, second = unit(rng, 60, 8), unit(rng, 50, 8), unit(rng, 30, 8)
+    bank, half, second = units(rng, 60, 50, 30, d=8)
     similarities = Similarities(bank, Metric.COSINE, Compute("cpu"))
-    given = [Columns(as_vectors(half), mass=2.0), Columns(as_vectors(second))]
-    twice = [
-        Columns(as_vectors(np.concatenate([half, half]))),
-        Columns(as_vectors(second)),
-    ]
-    expected = sinkhorn(
-        similarities, twice, 0.05, 10, np.arange(similarities.m)
-    ).log_alpha
-    np.testing.assert_allclose(
-        sinkhorn(similarities, given, 0.05, 10, np.arange(similarities.m)).log_alpha,
-        expected,
-        atol=1e-4,
+    others = Columns(as_vectors(second))
+    given = Columns(as_vectors(half), mass=2.0)
+    twice = Columns(as_vectors(np.concatenate([half, half])))
+    found, expected = (
+        sinkhorn(similarities, [columns, others], 0.05, 10, np.arange(60)).log_alpha
+        for columns in (given, twice)
     )
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
 def test_a_target_the_fit_never_saw_gets_the_offset_of_the_fits_own_last_step(
     method, parameters, rng
 ):
-    bank, target_bank = unit(rng, 50, 16), unit(rng, 30, 16)
-    seen, fresh = unit(rng, 80, 16), unit(rng, 25, 16)
+    bank, target_bank, seen, fresh = units(rng, 50, 30, 80, 25, d=16)
     model = hubplugin.fit(seen, hubplugin.Bank(bank, target_bank), method, **parameters)
-    if method in (
-        "sn",
-        "dbsn",
-    ):  # the iterations end on a step that reads the bank's weights alone
+    both = np.concatenate([seen, fresh])
+    if method in ("sn", "dbsn"):
+        # The iterations end on a step that reads the bank's weights alone.
         columns = seen if method == "sn" else np.concatenate([seen, target_bank])
-        raw = formulas.last_half_step(
-            bank, columns, np.concatenate([seen, fresh]), "cosine", **parameters
-        )
+        raw = formulas.last_half_step(bank, columns, both, "cosine", **parameters)
     else:  # no target's offset knows of another
-        raw = formulas.raw_offsets(
-            method,
-            bank,
-            np.concatenate([seen, fresh]),
-            "cosine",
-            target_bank,
-            **parameters,
-        )
-    np.testing.assert_allclose(
-        model.offsets(fresh), (raw - raw[:80].mean())[80:], rtol=0, atol=1e-5
-    )
+        given = (bank, both, "cosine", target_bank)
+        raw = formulas.raw_offsets(method, *given, **parameters)
+    assert_near(model.offsets(fresh), (raw - raw[:80].mean())[80:])
 
 
 @given(
@@ -327,16 +261,8 @@ def test_sinkhorn_is_finite_and_true_at_any_size_and_temperature(
     tau = float(np.exp(log_tau))
     # Offsets of size tau * log m pass 1e-5 relative to themselves once tau is large.
     atol = 1e-5 * max(1.0, tau)
-    bank, targets = unit(rng, m, d), unit(rng, n, d)
-    assert_true(
-        "sn",
-        {"tau": tau, "iterations": iterations},
-        metric,
-        bank,
-        targets,
-        None,
-        atol=atol,
-    )
+    parameters = {"tau": tau, "iterations": iterations}
+    assert_true("sn", parameters, metric, *units(rng, m, n, d=d), atol=atol)
 
 
 @pytest.fixture
@@ -364,21 +290,16 @@ def test_a_program_that_allows_reduced_precision_products_gets_true_offsets_and_
             return whole(*factors, **options)
 
         monkeypatch.setattr(torch, name, spy)
-    given = (
-        {"tau": 0.02, "iterations": 10},
-        "cosine",
-        unit(rng, rows, 16),
-        unit(rng, rows, 16),
-        None,
-    )
-    assert_true("sn", *given, compute=Compute("cpu", memory=memory))
+    parameters = {"tau": 0.02, "iterations": 10}
+    compute = Compute("cpu", memory=memory)
+    sets = units(rng, rows, rows, d=16)
+    assert_true("sn", parameters, "cosine", *sets, compute=compute)
     assert set(seen) == {(torch.float64, "medium")}
 
 
 def test_a_setting_that_another_thread_makes_meanwhile_is_noticed(rng, monkeypatch):
-    settings = iter(
-        [False, True]
-    )  # before and after the first product; then what it is left at
+    # Before and after the first product; then what it is left at.
+    settings = iter([False, True])
     monkeypatch.setattr(
         "hubplugin.compute.device.reduces_precision",
         lambda factor: next(settings, True),
@@ -403,15 +324,8 @@ def test_the_setting_of_one_backend_is_read_too(rng):
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     try:
         assert reduces_precision(torch.zeros(1))
-        assert_true(
-            "is",
-            {"tau": 0.02},
-            "cosine",
-            unit(rng, 40, 16),
-            unit(rng, 30, 16),
-            None,
-            compute=Compute("cpu"),
-        )
+        sets = units(rng, 40, 30, d=16)
+        assert_true("is", {"tau": 0.02}, "cosine", *sets, compute=Compute("cpu"))
     finally:
         torch.backends.mkldnn.matmul.fp32_precision = "none"
     assert not reduces_precision(torch.zeros(1))
