@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -18,6 +19,10 @@ FORMAT = 6
 """The version of the model file. A reader refuses others, so that none takes a part of
 a
 model for the model: 4 knew no query map, 5 had models that moved targets, too."""
+
+PART_BYTES = 3 << 20
+"""Bytes of a model in each of its texts: 4 MiB as base64. Servers accept requests of
+some 32 MB."""
 
 LARGEST = 1e38
 """The largest number that is used as float32, which ends at 3.4e38."""
@@ -75,6 +80,21 @@ def from_bytes(
         raise ModelFileError(
             f"{name} is damaged or not a hubplugin model: {error!r}; fit it again"
         ) from None
+
+
+def to_texts(content: bytes) -> list[str]:
+    """Return the bytes of a model file in base64, in parts."""
+    starts = range(0, len(content), PART_BYTES)
+    parts = [content[start : start + PART_BYTES] for start in starts]
+    return [base64.b64encode(part).decode() for part in parts]
+
+
+def from_texts(texts: Iterable[str], name: str) -> bytes:
+    """Return what `to_texts` split. Raises ModelFileError for other texts."""
+    try:
+        return b"".join(map(base64.b64decode, texts))
+    except (ValueError, TypeError) as error:
+        raise ModelFileError(f"{name} is damaged: {error}; fit it again") from None
 
 
 def read(path: str | os.PathLike[str]) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from hubplugin.compute import Compute, Similarities, TopK, reduce, search
 from hubplugin.compute.device import to_host
-from hubplugin.errors import EmptyInput, InputError, ModelFileError, ZeroVector
+from hubplugin.errors import EmptyInput, InputError, ZeroVector
 from hubplugin.metric import Metric
 from hubplugin.model import file
 from hubplugin.model.file import LARGEST, Header
@@ -27,10 +26,6 @@ from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, prepare
 ROUNDING = 1e-6
 """The largest difference of float32 products of one pair, beside the larger of 1 and
 the similarity."""
-
-PART_BYTES = 3 << 20
-"""Bytes of a model in each of its `to_texts`: 4 MiB as base64. Servers accept requests
-of some 32 MB."""
 
 Setting: TypeAlias = int | float | str | None
 """A parameter of a method: a number or a name; None if the fit finds it."""
@@ -81,6 +76,38 @@ class Activation:
     k: int
     thresholds: Sequence[np.ndarray]
 
+    @classmethod
+    def find(
+        cls, model: OffsetModel, targets: Vectors, k: int, compute: Compute
+    ) -> Activation:
+        """Return the set of a gallery [n, d]."""
+        thresholds = []
+        for term in model.terms:
+            if term.kind == "dot":
+                raise InputError(
+                    f"method {model.method!r} keeps the mean of its bank only, so it has "
+                    "no activation set"
+                )
+            nearest = TopK(k)
+            bank = model.similarities(term, compute).bank
+            label = "activation set"
+            search(bank, targets, model.metric, compute, nearest, label=label)
+            thresholds.append(nearest.scores[0, :, -1])
+        return cls(k, tuple(thresholds))
+
+    def holds(
+        self, model: OffsetModel, targets: Vectors, compute: Compute
+    ) -> np.ndarray:
+        """Tell which targets [n, d] are in the set: bool [n]."""
+        inside = np.zeros(targets.rows, bool)
+        for term, kth in zip(model.terms, self.thresholds, strict=True):
+            similarities = model.similarities(term, compute)
+            slack = ROUNDING * max(1.0, float(np.abs(kth).max()))
+            least = similarities.library.matching(kth - slack)
+            for tile in similarities.tiles(targets, "activation set"):
+                inside[tile.rows] |= to_host((tile.s >= least(tile.s)).any(1))
+        return inside
+
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -99,8 +126,21 @@ class ModelFacts:
         )
 
 
+class ShownByFacts:
+    """A model whose JSON is its `ModelFacts`."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        as_facts = core_schema.plain_serializer_function_ser_schema(
+            ModelFacts.of, return_schema=handler.generate_schema(ModelFacts)
+        )
+        return core_schema.is_instance_schema(cls, serialization=as_facts)
+
+
 @dataclass(frozen=True)
-class OffsetModel:
+class OffsetModel(ShownByFacts):
     """offset(t) = sum of `terms` at t, less `centre`: a number to be added to s(q, t).
 
     method, parameters: As given to `fit`.
@@ -110,13 +150,11 @@ class OffsetModel:
     centre: The mean of the raw offsets over the gallery of the fit (0 without one), so
         that 0 is the neutral offset.
     gallery: None if the fit was given no targets.
-    activation: What `rerank.Dynamic` and `DualDynamic` ask; offsets do not depend on
-        it.
+    activation: What `rerank.Dynamic` asks; offsets do not depend on it.
     hubness_at_fit: Counted by `apply` and `refit`, for `inspect`; no part of the name.
     query_map: What known answers taught, None if nothing.
-    fitted: What `offsets` would give the gallery of the fit: float32 [n]. None in a
-        model that was read from a file, or fitted without a gallery or by workers.
-        Whoever replaces terms takes it out.
+    fitted: The `offsets` of the gallery of the fit: float32 [n]. None in a model from
+        a file, or fitted without a gallery or by workers, or with other terms.
     """
 
     method: str
@@ -130,15 +168,6 @@ class OffsetModel:
     hubness_at_fit: HubnessAtFit | None = None
     query_map: QueryMap | None = None
     fitted: np.ndarray | None = field(default=None, compare=False, repr=False)
-
-    @classmethod
-    def __get_pydantic_core_schema__(
-        cls, source: object, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        as_facts = core_schema.plain_serializer_function_ser_schema(
-            ModelFacts.of, return_schema=handler.generate_schema(ModelFacts)
-        )
-        return core_schema.is_instance_schema(cls, serialization=as_facts)
 
     @property
     def dim(self) -> int:
@@ -163,7 +192,7 @@ class OffsetModel:
         from the whole bank would otherwise rank above every target. Targets of the fit
         keep theirs. A model that was fitted without a gallery has no such cap.
 
-        Under cosine a zero vector, which has no direction, has the neutral offset 0.
+        Under cosine a zero vector has the neutral offset 0.
 
         Args:
             targets: [n, d], or a store or a file of them.
@@ -198,7 +227,7 @@ class OffsetModel:
             offsets = np.minimum(offsets, self.gallery.cap)
         return offsets.astype(np.float32)
 
-    def _similarities(self, term: Term, compute: Compute) -> Similarities:
+    def similarities(self, term: Term, compute: Compute) -> Similarities:
         """Return those of the bank of `term`, as it is searched with."""
         bank = term.bank
         if self.query_map is not None:
@@ -208,9 +237,9 @@ class OffsetModel:
     def queries(self, queries: VectorLike) -> np.ndarray:
         """Return the vectors to search with in the place of `queries`: float32 [m, d].
 
-        The score of the target t is its inner product with them, plus its offset. Where
-        the metric is cosine, queries come to unit length before the map; what is mapped
-        has its own length. A model without a query map returns the queries.
+        The score of the target t is its inner product with them, plus its offset. By
+        cosine, queries come to unit length before the map; what is mapped has its own
+        length. A model without a query map returns the queries.
 
         Args:
             queries: [m, d].
@@ -240,13 +269,9 @@ class OffsetModel:
         return self.centre_by(self.raw_offsets(vectors, compute), vectors)
 
     def centre_by(self, raw: np.ndarray, targets: Vectors) -> OffsetModel:
-        """Do as `centre_on`, with raw offsets that are known.
-
-        Args:
-            raw: float64 [n].
-            targets: The gallery [n, d].
-        """
-        centre = float(self._check_finite(raw).mean())
+        """Do as `centre_on`, if the `raw` offsets [n] of the `targets` are known."""
+        _require_finite(self, raw)
+        centre = float(raw.mean())
         centred = raw - centre
         gallery = GalleryStatistics(
             len(raw), float(centred.min()), float(centred.max()), float(centred.std())
@@ -276,18 +301,8 @@ class OffsetModel:
                 f"activation set: k={k} is not between 1 and the {vectors.rows} targets "
                 "of the gallery"
             )
-        thresholds = []
-        for term in self.terms:
-            if term.kind == "dot":
-                raise InputError(
-                    f"method {self.method!r} keeps the mean of its bank only, so it has "
-                    "no activation set"
-                )
-            nearest = TopK(k)
-            bank = self._similarities(term, compute).bank
-            search(bank, vectors, self.metric, compute, nearest, label="activation set")
-            thresholds.append(nearest.scores[0, :, -1])
-        return replace(self, activation=Activation(k, tuple(thresholds)))
+        found = Activation.find(self, vectors, k, compute)
+        return replace(self, activation=found)
 
     def is_activated(
         self, targets: VectorLike, *, compute: Compute = Compute()
@@ -307,14 +322,7 @@ class OffsetModel:
                 "model.with_activation(targets)"
             )
         vectors = as_vectors(targets, "targets")
-        inside = np.zeros(vectors.rows, bool)
-        for term, kth in zip(self.terms, self.activation.thresholds, strict=True):
-            similarities = self._similarities(term, compute)
-            slack = ROUNDING * max(1.0, float(np.abs(kth).max()))
-            least = similarities.library.matching(kth - slack)
-            for tile in similarities.tiles(vectors, "activation set"):
-                inside[tile.rows] |= to_host((tile.s >= least(tile.s)).any(1))
-        return inside
+        return self.activation.holds(self, vectors, compute)
 
     def raw_offsets(self, targets: VectorLike, compute: Compute) -> np.ndarray:
         """Return the sum of the terms, not centred, not capped: float64 [n].
@@ -334,22 +342,14 @@ class OffsetModel:
             )
         total = np.zeros(vectors.rows)
         for terms in group_by_pass(self.terms):
-            similarities = self._similarities(terms[0], compute)
+            similarities = self.similarities(terms[0], compute)
             reductions = [term.reduction for term in terms]
             values = reduce(similarities, vectors, reductions, terms[0].answers)
             with np.errstate(over="ignore", invalid="ignore"):
                 for term, value in zip(terms, values, strict=True):
                     total += term.scale * value
-        return self._check_finite(total)
-
-    def _check_finite(self, raw: np.ndarray) -> np.ndarray:
-        if not max(raw.max(), -raw.min()) < LARGEST:  # nor is NaN
-            method = describe_method(self.method, self.parameters)
-            raise InputError(
-                f"{method} gives offsets that are no numbers a search can add: its "
-                "parameters are out of proportion to the similarities of these vectors"
-            )
-        return raw
+        _require_finite(self, total)
+        return total
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to one safetensors file, whole or not at all.
@@ -372,19 +372,12 @@ class OffsetModel:
 
     def to_texts(self) -> list[str]:
         """Return `to_bytes` in base64, in parts, for a store that holds texts."""
-        content = self.to_bytes()
-        starts = range(0, len(content), PART_BYTES)
-        parts = [content[start : start + PART_BYTES] for start in starts]
-        return [base64.b64encode(part).decode() for part in parts]
+        return file.to_texts(self.to_bytes())
 
     @staticmethod
     def from_texts(texts: Iterable[str], name: str = "model") -> OffsetModel:
         """Return the model in all `texts` of `to_texts`, in order; as `from_bytes`."""
-        try:
-            content = b"".join(map(base64.b64decode, texts))
-        except (ValueError, TypeError) as error:
-            raise ModelFileError(f"{name} is damaged: {error}; fit it again") from None
-        return OffsetModel.from_bytes(content, name)
+        return OffsetModel.from_bytes(file.from_texts(texts, name), name)
 
     def __repr__(self) -> str:
         method = describe_method(self.method, self.parameters)
@@ -394,6 +387,16 @@ class OffsetModel:
         if self.query_map is not None:
             parts.append(f"queries mapped by {self.query_map.pairs} pairs")
         return f"OffsetModel({', '.join(parts)})"
+
+
+def _require_finite(model: OffsetModel, raw: np.ndarray) -> None:
+    """Raise InputError if `raw` offsets of a model are beyond float32."""
+    if not max(raw.max(), -raw.min()) < LARGEST:  # nor is NaN
+        raise InputError(
+            f"{describe_method(model.method, model.parameters)} gives offsets that are "
+            "no numbers a search can add: its parameters are out of proportion to the "
+            "similarities of these vectors"
+        )
 
 
 def _content(model: OffsetModel) -> tuple[Header, dict[str, np.ndarray]]:
