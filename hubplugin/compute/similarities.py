@@ -288,9 +288,7 @@ class Similarities:
 
 def dense(similarities: Similarities, targets: Vectors) -> np.ndarray:
     """Return s(b_u, t) of every bank row and target at once: float64 [m, n]."""
-    parts = [
-        to_host(tile.s).astype(np.float64)
-        for tile in similarities.tiles(targets, "similarities")
-    ]
-    whole: np.ndarray = np.concatenate(parts).T
+    whole = np.empty((similarities.m, targets.rows))
+    for tile in similarities.tiles(targets, "similarities"):
+        whole[:, tile.rows] = to_host(tile.s).T
     return whole
