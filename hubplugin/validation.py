@@ -226,7 +226,7 @@ def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
         All of them, and the place of each row [p].
     """
     places = {row.tobytes(): place for place, row in enumerate(targets)}
-    added = []
+    added = list[np.ndarray]()
     columns = []
     for row in rows:
         new = len(targets) + len(added)

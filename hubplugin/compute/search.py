@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hubplugin.compute.device import Array, Compute, Library, to_host, view
+from hubplugin.compute.device import Array, Compute, to_host, view
 from hubplugin.compute.similarities import Similarities
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
@@ -36,11 +36,6 @@ class Pass:
     similarities: Similarities
     targets: Vectors
     offsets: np.ndarray
-
-    @property
-    def library(self) -> Library:
-        """The array library."""
-        return self.similarities.library
 
 
 @dataclass(frozen=True)
@@ -110,7 +105,7 @@ class TopK(Collector):
         self.k = k
 
     def begin(self, whole: Pass) -> None:
-        library = whole.library
+        library = whole.similarities.library
         self.k = min(self.k, whole.targets.rows)
         self._library = library
         shape = (len(whole.offsets), whole.similarities.m, self.k)
@@ -172,7 +167,7 @@ class TruthCounts(Collector):
             raise InputError("true pairs must be ordered by query")
 
     def begin(self, whole: Pass) -> None:
-        library = whole.library
+        library = whole.similarities.library
         self._library = library
         scores = self._score_pairs(whole.similarities, whole.targets)
         self._true = scores + whole.offsets[:, self.target_rows]

@@ -92,7 +92,8 @@ class Similarities:
         self.metric = metric
         self.compute = compute
         self.library = compute.library()
-        self.m, self.dim = bank.shape
+        self.m = len(bank)
+        self.dim = int(bank.shape[1])
         self._origin: Any = None
         moved = bank
         if metric is Metric.EUCLIDEAN:

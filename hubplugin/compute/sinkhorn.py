@@ -345,7 +345,7 @@ def _balance(
     total = np.full(len(same), -math.inf)
     np.logaddexp.at(total, same, log_sums)
     copies = np.bincount(same, minlength=len(same))[same]
-    balanced = log_alpha - (total[same] - np.log(copies))
+    balanced: np.ndarray = log_alpha - (total[same] - np.log(copies))
     is_hidden = balanced == math.inf
     if is_hidden.any():
         balanced[is_hidden] = min(balanced[np.isfinite(balanced)], default=0.0)
