@@ -1,11 +1,18 @@
 """A store is read, fitted on and written by shards, and searched as if one process had done it."""
 
-import faiss
+import uuid
+
 import numpy as np
 import pytest
+from qdrant_client import QdrantClient, models
 
 import hubplugin
+import hubplugin_qdrant
 from hubplugin.errors import InputError, StoreError
+from hubplugin_qdrant.store import QdrantStore
+from tests.galleries import flat_index
+
+COSINE = models.VectorParams(size=384, distance=models.Distance.COSINE)
 
 
 @pytest.fixture
@@ -14,23 +21,15 @@ def bank(real):
 
 
 def test_a_faiss_file_is_for_one_process(tmp_path, gallery, bank, serial):
-    index = faiss.IndexFlatIP(gallery.shape[1])
-    index.add(gallery.astype(np.float32))
-    faiss.write_index(index, str(tmp_path / "a.faiss"))
-    store = hubplugin.open_store(f"faiss:{tmp_path}/a.faiss")
+    url = flat_index(tmp_path / "a.faiss", gallery.astype(np.float32))
+    store = hubplugin.open_store(url)
     with pytest.raises(StoreError, match="cannot be read in parts by other machines"):
         hubplugin.apply(store, bank, executor=serial)
 
 
 def test_a_local_collection_is_for_one_process(gallery, bank, serial):
-    from qdrant_client import QdrantClient, models
-
-    import hubplugin_qdrant
-
     client = QdrantClient(":memory:")
-    client.create_collection(
-        "c", models.VectorParams(size=384, distance=models.Distance.COSINE)
-    )
+    client.create_collection("c", COSINE)
     client.upload_collection("c", gallery[:200])
     store = hubplugin_qdrant.open_store(client, "c")
     with pytest.raises(StoreError, match="other machines cannot open it"):
@@ -40,13 +39,8 @@ def test_a_local_collection_is_for_one_process(gallery, bank, serial):
 @pytest.fixture
 def collection(monkeypatch, gallery):
     """A store that workers seem to open by its URL; half of the ids are numbers, half are UUIDs."""
-    import uuid
-
-    from qdrant_client import QdrantClient, models
-
-    from hubplugin_qdrant.store import QdrantStore
-
-    client, vectors = QdrantClient(":memory:"), gallery[:900].astype(np.float32)
+    client = QdrantClient(":memory:")
+    vectors = gallery[:900].astype(np.float32).tolist()
     dice = np.random.default_rng(3)
     ids = [
         *dice.choice(10**6, 450, replace=False).tolist(),
@@ -54,13 +48,8 @@ def collection(monkeypatch, gallery):
     ]
 
     def made(name: str) -> QdrantStore:
-        client.create_collection(
-            name,
-            vectors_config=models.VectorParams(
-                size=384, distance=models.Distance.COSINE
-            ),
-        )
-        client.upsert(name, models.Batch(ids=ids, vectors=vectors.tolist()))
+        client.create_collection(name, COSINE)
+        client.upsert(name, models.Batch(ids=ids, vectors=vectors))
         return opened(f"qdrant://here/{name}")
 
     def opened(url: str) -> QdrantStore:
@@ -71,11 +60,10 @@ def collection(monkeypatch, gallery):
 
 
 def offsets_of(store) -> dict[int | str, float]:
-    return {
-        each: value
-        for batch in store.scan()
-        for each, value in zip(batch.ids, batch.offsets.tolist(), strict=True)
-    }
+    offsets = {}
+    for batch in store.scan():
+        offsets.update(zip(batch.ids, batch.offsets.tolist(), strict=True))
+    return offsets
 
 
 def test_a_collection_by_shards_has_the_offsets_of_one_process(
@@ -84,14 +72,11 @@ def test_a_collection_by_shards_has_the_offsets_of_one_process(
     one, other = collection("a"), collection("b")
     alone = hubplugin.apply(one, bank)
     shared = hubplugin.apply(other, bank, executor=serial, shards=4)
-    assert (shared.scanned, shared.missing, shared.stale) == (
-        alone.scanned,
-        alone.missing,
-        alone.stale,
-    )
-    expected, found = offsets_of(one), offsets_of(other)
-    assert list(found) == list(expected)
-    np.testing.assert_allclose(list(found.values()), list(expected.values()), atol=1e-5)
+    for name in ("scanned", "missing", "stale"):
+        assert getattr(shared, name) == getattr(alone, name)
+    expected = offsets_of(one)
+    assert list(offsets_of(other)) == list(expected)
+    assert offsets_of(other) == pytest.approx(expected, abs=1e-5, rel=0)
     assert other.correction().active
 
 
@@ -111,18 +96,12 @@ def test_a_second_coordinator_takes_over_and_the_first_activates_nothing(
         shard = store.shards(1)[0]
         joined, writing, _ = first.share().join(shard)
         second = store.begin(other)
-        with pytest.raises(
-            StoreError, match="another run has begun since, and this one stops"
-        ):
+        said = "another run has begun since, and this one stops"
+        with pytest.raises(StoreError, match=said):
             first.share().join(shard)
-        with (
-            pytest.raises(
-                StoreError, match="another run has begun since, and this one stops"
-            ),
-            writing,
-        ):
+        with pytest.raises(StoreError, match=said), writing:
             list(writing.scan())
-        with pytest.raises(StoreError, match="another run has begun since"):
+        with pytest.raises(StoreError, match=said):
             first.activate()
         second.close()
     assert not joined.correction().active
@@ -131,19 +110,14 @@ def test_a_second_coordinator_takes_over_and_the_first_activates_nothing(
 def test_zero_vectors_are_counted_by_the_workers_and_keep_the_offset_0(
     collection, bank, serial
 ):
-    from qdrant_client import models
-
-    store, dim = collection("a"), bank.shape[1]
+    store = collection("a")
     zeros = [key for batch in store.shards(3)[1].scan() for key in batch.ids]
-    store.client.update_vectors(
-        "a", [models.PointVectors(id=key, vector=[0.0] * dim) for key in zeros]
-    )
+    vector = [0.0] * bank.shape[1]
+    points = [models.PointVectors(id=key, vector=vector) for key in zeros]
+    store.client.update_vectors("a", points)
     done = hubplugin.apply(store, bank, executor=serial, shards=3, force=True)
-    assert (done.model.gallery.count, done.scanned, done.invalid_vectors.count) == (
-        900 - len(zeros),
-        900,
-        len(zeros),
-    )
+    assert done.model.gallery.count == 900 - len(zeros)
+    assert (done.scanned, done.invalid_vectors.count) == (900, len(zeros))
     assert done.invalid_vectors.named[zeros[0]] == "length 0"
     offsets = offsets_of(store)
     assert not any(offsets[key] for key in zeros)
