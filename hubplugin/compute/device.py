@@ -173,7 +173,6 @@ class Compute:
         return replace(self, progress=None)
 
     def report(self, label: str, done: int, total: int) -> None:
-        """Report progress, if anybody listens."""
         if self.progress is not None:
             self.progress(label, done, total)
 

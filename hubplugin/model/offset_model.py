@@ -81,6 +81,11 @@ class Activation:
         cls, model: OffsetModel, targets: Vectors, k: int, compute: Compute
     ) -> Activation:
         """Return the set of a gallery [n, d]."""
+        if not 1 <= k <= targets.rows:
+            raise InputError(
+                f"activation set: k={k} is not between 1 and the {targets.rows} targets "
+                "of the gallery"
+            )
         thresholds = []
         for term in model.terms:
             if term.kind == "dot":
@@ -89,7 +94,7 @@ class Activation:
                     "no activation set"
                 )
             nearest = TopK(k)
-            bank = model.similarities(term, compute).bank
+            bank = model._similarities(term, compute).bank
             label = "activation set"
             search(bank, targets, model.metric, compute, nearest, label=label)
             thresholds.append(nearest.scores[0, :, -1])
@@ -101,7 +106,7 @@ class Activation:
         """Tell which targets [n, d] are in the set: bool [n]."""
         inside = np.zeros(targets.rows, bool)
         for term, kth in zip(model.terms, self.thresholds, strict=True):
-            similarities = model.similarities(term, compute)
+            similarities = model._similarities(term, compute)
             slack = ROUNDING * max(1.0, float(np.abs(kth).max()))
             least = similarities.library.matching(kth - slack)
             for tile in similarities.tiles(targets, "activation set"):
@@ -227,7 +232,7 @@ class OffsetModel(ShownByFacts):
             offsets = np.minimum(offsets, self.gallery.cap)
         return offsets.astype(np.float32)
 
-    def similarities(self, term: Term, compute: Compute) -> Similarities:
+    def _similarities(self, term: Term, compute: Compute) -> Similarities:
         """Return those of the bank of `term`, as it is searched with."""
         bank = term.bank
         if self.query_map is not None:
@@ -269,7 +274,12 @@ class OffsetModel(ShownByFacts):
         return self.centre_by(self.raw_offsets(vectors, compute), vectors)
 
     def centre_by(self, raw: np.ndarray, targets: Vectors) -> OffsetModel:
-        """Do as `centre_on`, if the `raw` offsets [n] of the `targets` are known."""
+        """Do as `centre_on`, if the offsets are known.
+
+        Args:
+            raw: They, before they are centred: float64 [n].
+            targets: The gallery [n, d].
+        """
         _require_finite(self, raw)
         centre = float(raw.mean())
         centred = raw - centre
@@ -296,11 +306,6 @@ class OffsetModel(ShownByFacts):
             InputError: k is not in 1 ... n, or a term has no bank of examples (`dn`).
         """
         vectors = as_vectors(targets, "targets")
-        if not 1 <= k <= vectors.rows:
-            raise InputError(
-                f"activation set: k={k} is not between 1 and the {vectors.rows} targets "
-                "of the gallery"
-            )
         found = Activation.find(self, vectors, k, compute)
         return replace(self, activation=found)
 
@@ -335,14 +340,9 @@ class OffsetModel(ShownByFacts):
             InputError: It is beyond float32.
         """
         vectors = as_vectors(targets, "targets")
-        if vectors.dim != self.dim:
-            raise InputError(
-                f"{vectors.name} has {vectors.dim} dimensions, the query bank of this "
-                f"model has {self.dim}; embed both with the same model"
-            )
         total = np.zeros(vectors.rows)
         for terms in group_by_pass(self.terms):
-            similarities = self.similarities(terms[0], compute)
+            similarities = self._similarities(terms[0], compute)
             reductions = [term.reduction for term in terms]
             values = reduce(similarities, vectors, reductions, terms[0].answers)
             with np.errstate(over="ignore", invalid="ignore"):
@@ -364,9 +364,14 @@ class OffsetModel(ShownByFacts):
 
     @staticmethod
     def from_bytes(content: bytes, name: str = "model") -> OffsetModel:
-        """Return the model in `content`, which `to_bytes` gave; errors call it `name`.
+        """Return the model in the bytes of a model file.
 
-        Raises ModelFileError for damaged bytes, for others, and for another version's.
+        Args:
+            content: What `to_bytes` gave.
+            name: What errors call it.
+
+        Raises:
+            ModelFileError: They are damaged, no model, or of another version.
         """
         return file.from_bytes(content, name, _build)
 
@@ -376,7 +381,12 @@ class OffsetModel(ShownByFacts):
 
     @staticmethod
     def from_texts(texts: Iterable[str], name: str = "model") -> OffsetModel:
-        """Return the model in all `texts` of `to_texts`, in order; as `from_bytes`."""
+        """Return the model in the texts of `to_texts`.
+
+        Args:
+            texts: All of them, in order.
+            name: As in `from_bytes`, whose errors it raises.
+        """
         return OffsetModel.from_bytes(file.from_texts(texts, name), name)
 
     def __repr__(self) -> str:

@@ -283,7 +283,7 @@ def test_bank_and_targets_of_different_dimensions_are_both_named():
         ),
         (
             lambda: hubplugin.fit(None, X, "is").offsets(other),
-            "targets has 2 dimensions, the query bank of this model has 3",
+            "targets has 2 dimensions, the bank has 3; embed both with one model",
         ),
     ):
         with pytest.raises(hubplugin.InputError, match=said):
