@@ -193,11 +193,9 @@ class OffsetModel(ShownByFacts):
     ) -> np.ndarray:
         """Return the offsets of targets, seen by the fit or not.
 
-        No offset is above the largest of the gallery of the fit: a vector that is far
-        from the whole bank would otherwise rank above every target. Targets of the fit
-        keep theirs. A model that was fitted without a gallery has no such cap.
-
-        Under cosine a zero vector has the neutral offset 0.
+        No offset is above the largest of the gallery of the fit, if there was one: a
+        vector that is far from the whole bank would otherwise rank above every target.
+        By cosine a zero vector has the neutral offset 0.
 
         Args:
             targets: [n, d], or a store or a file of them.
