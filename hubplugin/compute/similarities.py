@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -210,7 +210,7 @@ class Similarities:
         library = self.library
         xp = library.xp
         is_broken = library.full((), False, xp.bool)
-        for block in library.upload(self._raw_blocks(targets, size), size, self.dim):
+        for block in library.upload(targets.shaped_blocks(size), size, self.dim):
             if self.metric is Metric.COSINE:
                 block, lengths = unit_length(xp, block)
                 is_usable = xp.isfinite(lengths) & (lengths > 0)
@@ -219,24 +219,9 @@ class Similarities:
             is_broken |= ~xp.all(is_usable)
             yield block
         if bool(to_host(is_broken)):
-            self._raise_for(targets, size)
-
-    def _raw_blocks(self, targets: Vectors, size: int) -> Iterator[np.ndarray]:
-        """Yield blocks whose shapes are checked, as `Vectors.blocks` checks them."""
-        rows = 0
-        for block in targets.raw_blocks(size):
-            rows += len(block)
-            if block.ndim != 2 or block.shape[1] != self.dim or rows > targets.rows:
-                self._raise_for(targets, size)
-            yield block
-        if rows != targets.rows:
-            self._raise_for(targets, size)
-
-    def _raise_for(self, targets: Vectors, size: int) -> NoReturn:
-        """Raise the error of `prepare_blocks`, which names the row."""
-        for _ in prepare_blocks(targets, self.metric, size):
-            pass
-        raise InputError(f"{targets.name} changed while it was read; read it again")
+            for _ in prepare_blocks(targets, self.metric, size):
+                pass  # until it raises an error that names the row
+            raise InputError(f"{targets.name} changed while it was read; read it again")
 
     def lower(self, thresholds: Array) -> Array:
         """Return the similarities [m] that reach `thresholds` [m], see `ANSWER_SLACK`.
