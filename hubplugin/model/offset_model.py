@@ -231,7 +231,7 @@ class OffsetModel(ShownByFacts):
         return offsets.astype(np.float32)
 
     def _similarities(self, term: Term, compute: Compute) -> Similarities:
-        """Return those of the bank of `term`, as it is searched with."""
+        """Return the similarities of the bank of `term`, mapped as queries are."""
         bank = term.bank
         if self.query_map is not None:
             bank = self.query_map.of_bank(bank)
@@ -272,10 +272,10 @@ class OffsetModel(ShownByFacts):
         return self.centre_by(self.raw_offsets(vectors, compute), vectors)
 
     def centre_by(self, raw: np.ndarray, targets: Vectors) -> OffsetModel:
-        """Do as `centre_on`, if the offsets are known.
+        """Do as `centre_on`, for callers who know the raw offsets.
 
         Args:
-            raw: They, before they are centred: float64 [n].
+            raw: The raw offsets of the targets, float64 [n].
             targets: The gallery [n, d].
         """
         _require_finite(self, raw)
@@ -369,7 +369,7 @@ class OffsetModel(ShownByFacts):
             name: What errors call it.
 
         Raises:
-            ModelFileError: They are damaged, no model, or of another version.
+            ModelFileError: The bytes are damaged, no model, or of another version.
         """
         return file.from_bytes(content, name, _build)
 
