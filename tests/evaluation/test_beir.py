@@ -64,8 +64,9 @@ def test_files_that_are_missing_or_of_another_form_are_named(folder):
     (folder / "corpus.jsonl").unlink()
     with pytest.raises(InputError, match=r"BEIR: there is no file .*corpus.jsonl"):
         read_beir(folder)
-    with pytest.raises(InputError, match=r"dev\.tsv"):
-        read_beir(folder, "dev")
+    (folder / "qrels" / "test.tsv").unlink()
+    with pytest.raises(InputError, match=r"test\.tsv"):
+        read_beir(folder)
 
 
 def evaluated(*arguments):

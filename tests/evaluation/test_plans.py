@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import linprog
 
 from hubplugin import InputError
-from hubplugin.evaluation.ranked import (
+from hubplugin.evaluation.plans import (
     hungarian,
     l2_transport,
     optimal_transport,
