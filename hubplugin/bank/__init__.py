@@ -1,4 +1,4 @@
-"""Banks: queries and what is known of their answers, of what kind they are, and texts that become vectors."""
+"""Banks: queries, known answers, the kind of a bank, and texts that become vectors."""
 
 from hubplugin.bank.bank import Bank as Bank
 from hubplugin.bank.bank import BankLike as BankLike
@@ -11,6 +11,7 @@ from hubplugin.bank.prepared import SURVEYED as SURVEYED
 from hubplugin.bank.prepared import PreparedBank as PreparedBank
 from hubplugin.bank.prepared import Survey as Survey
 from hubplugin.bank.prepared import Whole as Whole
+from hubplugin.bank.prepared import find_missing as find_missing
 from hubplugin.bank.prepared import places as places
 from hubplugin.bank.prepared import read_store as read_store
 from hubplugin.bank.prepared import spacing_ratio as spacing_ratio

@@ -91,13 +91,13 @@ def test_answers_that_are_vectors_are_a_target_bank(answers, tmp_path, monkeypat
         ({"answers": "log.txt"}, "there is no file 'log.txt'"),
         (
             {"answers": np.arange(19)},
-            "one id or row of the gallery for each of the 20 bank queries",
+            "answers: 19 were given; expected one id or row of the gallery for each of the 20 bank queries",
         ),
         (
             {"answers": np.full(20, 30)},
             "bank query 0 belongs to row 30, which is outside the gallery of 30 rows",
         ),
-        ({"answers": np.full(20, -1)}, "none of what they name is in targets"),
+        ({"answers": np.full(20, -1)}, "all of them are -1, which stands for none"),
         ({"answers": ["a"] * 20}, "must be rows of the gallery, which are numbers"),
         ({"queries": None}, "no queries were given"),
         (
@@ -112,7 +112,7 @@ def test_answers_that_are_vectors_are_a_target_bank(answers, tmp_path, monkeypat
         ),
         (
             {"pairs": [0.5] * 20, **VECTORS},
-            "one row of the target bank for each of the 20 bank queries",
+            "pairs are float64; expected one row of the target bank for each of the 20 bank queries",
         ),
         (
             {"pairs": [3] * 20, **VECTORS},

@@ -1,15 +1,18 @@
 """What becomes of targets that a log asked for, where its answers are known."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin.bank import Bank, places
+from hubplugin.bank import Bank, find_missing, places
 from hubplugin.compute import Compute
 from hubplugin.guard import judge, try_paraphrases
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.registry import open_store
+from hubplugin.store import Batch
 from hubplugin.validation import FOLDS, fitted_by, folds_within
 from tests.core import formulas
 from tests.galleries import flat_index, unit
@@ -110,15 +113,50 @@ def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
     applied = hubplugin.apply(store, hubplugin.Bank(queries, some_gone))
     assert applied.trial.queries == (clicks < 190).sum()
     assert applied.trial.asked is not None
-    with pytest.raises(hubplugin.InputError, match="none of what they name is in"):
+    with pytest.raises(
+        hubplugin.InputError,
+        match=r"none of the ids that they name is in .*photos.faiss: they are such as 0 "
+        r"\(int\), and its ids are such as 1000 \(int\)",
+    ):
         hubplugin.apply(store, hubplugin.Bank(queries, clicks))
+    texts = [str(1_000 + row) for row in clicks]
+    with pytest.raises(hubplugin.InputError, match=r"'1000' \(str\), .* 1000 \(int\)"):
+        hubplugin.apply(store, hubplugin.Bank(queries, texts))
 
 
 def test_digits_that_were_clicked_are_a_text_in_a_store_of_texts():
     wanted = {7, "042", "a", -1, 9}
-    assert places(["7", "042", "a", "b", "-1"], 10, wanted) == {
-        7: 10,
-        "042": 11,
-        "a": 12,
-    }
+    found = places(["7", "042", "a", "b", "-1"], 10, wanted)
+    assert found == {7: 10, "7": 10, "042": 11, "a": 12}, "the first is an example"
     assert places([7, 42, 9], 0, wanted) == {7: 0, 9: 2}
+
+
+def test_no_click_is_none_even_where_a_target_has_the_id_of_none(wordings):
+    queries, targets, _ = wordings
+    batch = Batch([-1, 5], targets[:2], np.full(2, np.nan))
+    store = SimpleNamespace(scan=lambda: iter([batch]))
+    bank = Bank(queries[:20], [5] + 19 * [-1]).prepare("cosine", Compute())
+    assert bank.against(store).clicks.tolist() == [1] + 19 * [-1]
+    assert find_missing(store, [5, 7, -1]) == {7}
+
+
+@pytest.mark.parametrize("share", [0, 0.2])
+def test_wordings_that_wrong_clicks_alone_make_are_said_to_look_like_it(real, share):
+    """Each function is asked for once: two queries share one only by a wrong click."""
+    rng = np.random.default_rng(1)
+    queries = unit(real["test_queries"])
+    gallery = unit(real["test_targets"])
+    clicks = np.arange(len(queries))
+    wrong = np.flatnonzero(rng.random(len(queries)) < share)
+    shown = np.argsort(-(queries @ gallery.T), axis=1)[:, :10]
+    clicks[wrong] = shown[wrong, rng.integers(10, size=len(wrong))]
+    trial = judge(gallery, Bank(queries, clicks))
+    assert trial.clicks_look_wrong is (share > 0)
+    assert ("these look like wrong clicks" in str(trial)) is (share > 0)
+
+
+def test_true_wordings_do_not_look_like_wrong_clicks(wordings):
+    queries, targets, clicks = wordings
+    trial = judge(targets, Bank(queries, clicks))
+    assert trial.asked is not None
+    assert not trial.clicks_look_wrong
