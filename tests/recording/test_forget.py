@@ -102,6 +102,12 @@ def test_the_command_forgets_and_says_so(asked, tmp_path):
     said = json.loads(CliRunner().invoke(app, typed).stdout)
     assert (said["forgotten"], said["queries"]) == (2, CLICKS - 2)
     assert read(folder).rows == CLICKS - 2
+    wrong = Recorder(folder)
+    for query in queries[2:5]:
+        wrong.click(query, 999_999)  # which is no target of the store
+    wrong.close()
+    said = json.loads(CliRunner().invoke(app, ["bank", place, "--json"]).stdout)
+    assert (said["clicks"], said["pairs"], said["unknown"]) == (CLICKS - 2, CLICKS - 2, 3)
     said = CliRunner().invoke(app, ["bank", place, "--forget", "today"])
     assert "16 hexadecimal digits" in said.output
     assert said.exit_code == 1
