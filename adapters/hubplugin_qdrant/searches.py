@@ -116,9 +116,7 @@ def click(
             place = cached.collection
             ids = [as_target(target)]
             if not (yield Call(cache.raw.retrieve, place, ids, with_payload=False)):
-                raise InputError(
-                    f"what was clicked is no point of {collection_name!r}"
-                )
+                raise InputError(f"what was clicked is no point of {collection_name!r}")
             recorder.within(place, using or "").click(query, target)
     except Exception as error:  # who clicked has been sent on already
         recorder.fail(error, "a click is")

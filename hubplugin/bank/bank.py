@@ -14,7 +14,7 @@ import numpy as np
 
 from hubplugin.bank.embedding import Embed, embed_texts
 from hubplugin.bank.prepared import PreparedBank, require_rows
-from hubplugin.bank.texts import Texts, holds_texts, read_clicks, read_texts
+from hubplugin.bank.texts import Texts, read_clicks, read_texts
 from hubplugin.compute import Compute, Similarities, dense
 from hubplugin.errors import EmptyInput, InputError, Parameter
 from hubplugin.metric import Metric, normalise
@@ -153,24 +153,15 @@ class Bank:
     @cached_property
     def texts(self) -> Texts | None:
         """The queries as texts, None if they are vectors."""
-        queries: Any = self.queries
-        if isinstance(queries, (str, os.PathLike)):
-            if self.embed is None and not holds_texts(queries):
-                return None
-            texts = read_texts(queries, self.name)
-            if self.embed is None:
-                raise InputError(
-                    f"{texts.name} has texts; name the model that embeds queries: ",
-                    Parameter("embed", "sentence-transformers:NAME"),
-                    " or module:function",
-                )
-            return texts
         if self.embed is None:
             return None
+        queries: Any = self.queries
         if queries is None:
             where = "bank" if self.name == "query bank" else self.name
             embed = Parameter("embed", self.embed)
             raise InputError(embed, " is for texts; pass them as ", Parameter(where))
+        if isinstance(queries, (str, os.PathLike)):
+            return read_texts(queries, self.name)
         lines = list(queries)
         if not lines or not all(isinstance(line, str) for line in lines):
             raise InputError(

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hubplugin.errors import InputError
-
 
 def k_occurrence(hits: np.ndarray, targets: int) -> np.ndarray:
     """Count how often each target is found: int64 [targets].
@@ -109,12 +107,7 @@ class Hubness:
 
     @classmethod
     def of(cls, occurrence: np.ndarray, k: int) -> Hubness:
-        """Return the statistics of `occurrence`. Raises InputError if it is empty."""
-        if not occurrence.size:
-            raise InputError(
-                "hubness of no targets is not defined; "
-                "expected a k-occurrence [n], n at least 1"
-            )
+        """Return the statistics of `occurrence` [n]."""
         return cls(
             k,
             skewness(occurrence),

@@ -107,7 +107,11 @@ def test_the_command_forgets_and_says_so(asked, tmp_path):
         wrong.click(query, 999_999)  # which is no target of the store
     wrong.close()
     said = json.loads(CliRunner().invoke(app, ["bank", place, "--json"]).stdout)
-    assert (said["clicks"], said["pairs"], said["unknown"]) == (CLICKS - 2, CLICKS - 2, 3)
+    assert (said["clicks"], said["pairs"], said["unknown"]) == (
+        CLICKS - 2,
+        CLICKS - 2,
+        3,
+    )
     said = CliRunner().invoke(app, ["bank", place, "--forget", "today"])
     assert "16 hexadecimal digits" in said.output
     assert said.exit_code == 1
