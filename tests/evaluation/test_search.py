@@ -1,4 +1,4 @@
-"""The streamed search against the whole matrix of scores in float64."""
+"""The streamed search: ties, small galleries and memory."""
 
 import subprocess
 import sys
@@ -9,52 +9,15 @@ import pytest
 from hubplugin.compute import Compute, TopK, TruthCounts, search
 from hubplugin.metric import Metric
 from hubplugin.vectors import as_vectors, prepare
-from tests.core.formulas import similarity
-
-METRICS = ["cosine", "dot", "euclidean"]
 
 
-def run(queries, targets, metric, *collectors, **options):
-    metric = Metric(metric)
+def run(queries, targets, metric, collector):
     bank = prepare(as_vectors(queries, "queries"), metric)
     gallery = as_vectors(targets, "targets")
-    compute = Compute("cpu", "1MiB", options.pop("progress", None))
-    search(bank, gallery, metric, compute, *collectors, **options)
+    search(bank, gallery, metric, Compute("cpu", "1MiB"), collector)
 
 
-@pytest.mark.parametrize("metric", METRICS)
-def test_nearest_and_competitors_are_those_of_the_whole_matrix_under_every_candidate(
-    rng, metric
-):
-    """Of more targets than one block, two candidates, and two true targets a query."""
-    queries = rng.normal(size=(90, 8))
-    targets = rng.normal(size=(20_000, 8)) + 0.2
-    offsets = np.zeros((2, 20_000), np.float32)
-    offsets[1] = rng.normal(size=20_000) / 10
-    truth = np.repeat(np.arange(90), 2), rng.integers(0, 20_000, 180)
-    top = TopK(10)
-    counts = TruthCounts(*truth)
-    seen = []
-
-    def progress(what, done, total):
-        seen.append((done, total))
-
-    run(queries, targets, metric, top, counts, offsets=offsets, progress=progress)
-    assert seen == sorted(seen)
-    assert seen[-1] == (20_000, 20_000)
-    for candidate in range(2):
-        scores = similarity(queries, targets, metric) + offsets[candidate]
-        expected = -np.sort(-scores, axis=1)[:, :10]
-        np.testing.assert_allclose(top.scores[candidate], expected, atol=1e-5)
-        found = np.take_along_axis(scores, top.rows[candidate], 1)
-        np.testing.assert_allclose(found, expected, atol=1e-5)
-        margin = scores[truth[0]] - scores[truth][:, None]
-        too_near_for_float32 = (np.abs(margin) < 1e-5).sum(axis=1) - 1
-        error = np.abs(counts.greater[candidate] - (margin > 0).sum(axis=1))
-        assert (error <= too_near_for_float32).all()
-
-
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", Metric)
 def test_copies_of_the_true_target_tie_with_it_wherever_they_stand(rng, metric):
     copies = np.broadcast_to(rng.normal(size=384), (17_001, 384))
     counts = TruthCounts(np.arange(70), rng.integers(0, 17_001, 70))
@@ -65,7 +28,7 @@ def test_copies_of_the_true_target_tie_with_it_wherever_they_stand(rng, metric):
 
 def test_a_gallery_smaller_than_k_is_returned_whole(rng):
     top = TopK(10)
-    run(rng.normal(size=(3, 4)), rng.normal(size=(5, 4)), "dot", top)
+    run(rng.normal(size=(3, 4)), rng.normal(size=(5, 4)), Metric.DOT, top)
     assert (np.sort(top.rows[0], axis=1) == np.arange(5)).all()
 
 
