@@ -278,18 +278,16 @@ class Recorder:
 
     Args:
         folder: Where the sample lies, on a disk of this machine: the locks of network
-            disks cannot be trusted. Any number of processes may record to it at the same
-            time, and go on after a restart. `hubplugin.apply` and `hubplugin bank` read
-            it.
+            disks cannot be trusted. Any number of processes may record to it, and go on
+            after a restart. `hubplugin.apply` and `hubplugin bank` read it.
         size: How many different queries are kept, drawn at random from all that were
-            ever asked, each counted once; 10,000 take 15 MB at 384 dimensions. Vectors
-            of each dimension have a sample of their own.
+            ever asked; 10,000 take 15 MB at 384 dimensions. Vectors of each dimension
+            have a sample of their own.
         texts: Whether the texts that come with queries are kept, too. By default they
             are not, since people write private things.
-        seconds: Between one writing to the disk and the next, which a thread of its own
-            does.
-        collections: Names of the collections of a Qdrant client whose queries are kept,
-            as searches name them; all by default.
+        seconds: Between two writings to the disk, by a thread of its own.
+        collections: Names of collections of a Qdrant client whose queries are kept; all
+            by default.
 
     Raises:
         InputError: `size` or `seconds` is not above 0, `collections` is one text, or the
@@ -352,7 +350,6 @@ class Recorder:
         """Record queries that were asked. Never raises.
 
         It takes microseconds a query: the bytes are hashed, and almost always dropped.
-        Once more than 2 * `size` may be kept since the last writing, they are written.
 
         Args:
             queries: One query [d], or several [m, d].
@@ -376,7 +373,7 @@ class Recorder:
             self._heard[dim] = (seen + 1, first, now)
             if id < self._bounds.get(dim, ALL) and _has_direction(vector):
                 self._rows.append((dim, id, vector, now, text))
-            is_full = len(self._rows) > 2 * self.size
+            is_full = len(self._rows) > 2 * self.size  # since the last writing
             self._write_later()
         if is_full:
             self.flush()
@@ -392,8 +389,7 @@ class Recorder:
         """Return the id of a query [d], 16 hexadecimal digits.
 
         With it in an answer over HTTP, `click` needs no vector. It is a hash of the
-        vector's float32 bytes: the same in every process, and nothing is kept for it.
-        Raises InputError for what is no query.
+        float32 bytes, the same everywhere. Raises InputError for what is no query.
         """
         vectors = _vectors(query)
         if len(vectors) != 1:
@@ -403,9 +399,8 @@ class Recorder:
     def click(self, query: VectorLike | str, target: int | str | UUID) -> None:
         """Record a click. Never raises.
 
-        Clicks of queries that the sample drops are dropped, so that those that stay are
-        as uniform as the queries. Any process may be told of a click, whichever answered
-        the query.
+        Clicks of queries that the sample drops are dropped, so those that stay are as
+        uniform as the queries. Any process may be told of a click.
 
         Args:
             query: The query that was asked [d], or its `id_of`.
@@ -423,11 +418,10 @@ class Recorder:
             self.fail(error, "a click is")
 
     def forget(self, ids: Collection[str]) -> int:
-        """Delete queries with their clicks, by whichever process they were recorded.
+        """Delete queries with their clicks, whichever process has recorded them.
 
-        What another process was asked within its last minute (`seconds`) it writes
-        later: forget it again then. A correction that was fitted on these queries keeps
-        them until the next `hubplugin.refit`.
+        What another process heard within its last `seconds` it writes later: forget it
+        again then. A correction that was fitted on it keeps it until the next refit.
 
         Args:
             ids: Those of the queries, which `id_of` gives.

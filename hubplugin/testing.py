@@ -46,8 +46,8 @@ with_and_without_a_map = pytest.mark.parametrize(
 )
 
 
-class StoreConformance(ABC):
-    """The tests. Subclass it as `Test...`, and say how a store is made.
+class Gallery(ABC):
+    """A gallery in a store of the adapter, and what can be asserted of it.
 
     rows, dim: The size of the gallery in the tests.
     recall: The least share of the exact corrected top 10 that a search must return; 1.0
@@ -141,6 +141,19 @@ class StoreConformance(ABC):
         query_map = QueryMap(step.astype(np.float32), 1.0, 200)
         mapped = replace(self._model(), query_map=query_map)
         return mapped.centre_on(self.vectors())
+
+    def _pairs(self, store: Store) -> tuple[np.ndarray, np.ndarray]:
+        """Return two queries for each target, and their ids.
+
+        A map finds the way from the ones to the others.
+        """
+        self._models(store, mapped=True)
+        rng = np.random.default_rng(8)
+        vectors = self.vectors()
+        turn = np.eye(self.dim) + 0.3 * rng.normal(size=(self.dim, self.dim))
+        moved = vectors + 0.1 * vectors.std() * rng.normal(size=vectors.shape)
+        queries = np.concatenate([vectors, moved]) @ np.linalg.inv(turn)
+        return self._scale(queries), np.array(2 * self.ids())
 
     def _cut_off(
         self, moment: str, store: Store, model: OffsetModel
@@ -269,6 +282,10 @@ class StoreConformance(ABC):
         assert (store.dim, store.metric) == (self.dim, self.metric)
         self._assert_ranking(store, None)
         return store
+
+
+class StoreConformance(Gallery):
+    """The tests. Subclass it as `Test...`, and say how a store is made."""
 
     def test_without_a_correction_a_scan_sees_every_vector_once_and_searches_are_raw(
         self, store: Store
@@ -489,19 +506,6 @@ class StoreConformance(ABC):
         assert second.fingerprint != first.fingerprint
         assert None not in (first.query_map, second.query_map)
         self._assert_active(store, second)
-
-    def _pairs(self, store: Store) -> tuple[np.ndarray, np.ndarray]:
-        """Return two queries for each target, and their ids.
-
-        A map finds the way from the ones to the others.
-        """
-        self._models(store, mapped=True)
-        rng = np.random.default_rng(8)
-        vectors = self.vectors()
-        turn = np.eye(self.dim) + 0.3 * rng.normal(size=(self.dim, self.dim))
-        moved = vectors + 0.1 * vectors.std() * rng.normal(size=vectors.shape)
-        queries = np.concatenate([vectors, moved]) @ np.linalg.inv(turn)
-        return self._scale(queries), np.array(2 * self.ids())
 
     def test_an_inspection_counts_what_mapped_queries_find(self, store: Store) -> None:
         write(store, self._models(store, mapped=True)[0])

@@ -48,13 +48,17 @@ def skewness_in(scores, k):
 
 
 def assert_figures(result, scores, true=None):
-    """`result` has the figures of ranking by `scores` [q, n]."""
+    """`result` has the figures of ranking by `scores` [q, n].
+
+    Float32 may put two targets that are nearly equal the other way round.
+    """
     ranks = ranks_in(scores, true)
     for k in (1, 5, 10):
         assert result.recall[k].value == pytest.approx((ranks <= k).mean())
     assert result.median_rank.value == np.median(ranks)
-    assert result.mean_rank.value == pytest.approx(ranks.mean())
-    assert result.hubness.skewness == pytest.approx(skewness_in(scores, 10))
+    assert result.mean_rank.value == pytest.approx(ranks.mean(), rel=1e-3)
+    skewness = skewness_in(scores, 10)
+    assert result.hubness.skewness == pytest.approx(skewness, rel=1e-2)
     if true is None:
         precision = np.where(ranks <= 10, 1 / ranks, 0).mean()
         assert result.mean_average_precision.value == pytest.approx(precision)
