@@ -38,7 +38,9 @@ class Truth:
     @property
     def numbers(self) -> np.ndarray:
         """The number of each pair among those of its query, from 1: [p]."""
-        return np.arange(len(self.query_rows)) - np.repeat(self.starts, self.counts) + 1
+        first = np.repeat(self.starts, self.counts)
+        numbers: np.ndarray = np.arange(1, len(first) + 1) - first
+        return numbers
 
     @property
     def judged(self) -> np.ndarray:
@@ -112,7 +114,8 @@ def ndcg(ranks: Ranks, k: int) -> np.ndarray:
     by_grade = np.lexsort((-truth.grades, truth.query_rows))
     gain = _discounted(ranks.grades, ranks.values, k, truth)
     best_gain = _discounted(truth.grades[by_grade], truth.numbers, k, truth)
-    return gain / best_gain
+    share: np.ndarray = gain / best_gain
+    return share
 
 
 def _discounted(

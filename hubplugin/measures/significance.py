@@ -24,6 +24,9 @@ REJECTED = TAILS[0]
 PRECISION = 1e-6
 """Precision of the ends of an interval of a change."""
 
+DRAWN = 1 << 22
+"""Values that are drawn at one time: 32 MiB."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -97,7 +100,7 @@ class Side:
 def interval(
     values: np.ndarray,
     seed: int,
-    statistic: Callable[[np.ndarray], float] = np.mean,
+    statistic: Callable[..., np.ndarray] = np.mean,
     resamples: int = RESAMPLES,
 ) -> Figure:
     """Return a figure of queries with its percentile bootstrap interval (Efron 1979).
@@ -105,14 +108,21 @@ def interval(
     Args:
         values: Of the queries [j].
         seed: Of the resampling.
-        statistic: The figure, of values.
+        statistic: Reduces the axis that it is given as `axis`, as np.mean does.
         resamples: How many.
     """
     values = np.sort(values)
-    value = float(statistic(values))
-    if len(values) < 2 or not np.ptp(values):
+    value = float(statistic(values, axis=0))
+    count = len(values)
+    if count < 2 or not np.ptp(values):
         return Figure(value, value, value)
-    low, high = np.quantile(_resample(values, seed, statistic, resamples), TAILS)
+    rng = np.random.default_rng(seed)
+    drawn = list[np.ndarray]()
+    batch = max(1, DRAWN // count)
+    for start in range(0, resamples, batch):
+        rows = rng.integers(0, count, (min(batch, resamples - start), count))
+        drawn.append(statistic(values[rows], axis=1))
+    low, high = np.quantile(np.concatenate(drawn), TAILS)
     return Figure(value, float(low), float(high))
 
 
@@ -136,29 +146,15 @@ def hubness_interval(
         seed: Of the resampling.
         resamples: How many.
     """
-
-    def figure(rows: np.ndarray) -> float:
-        return statistic(k_occurrence(rows, targets))
-
-    hits = hits[np.lexsort(hits.T)]
-    value = figure(hits)
-    drawn = _resample(hits, seed, figure, resamples)
-    low, high = np.quantile(drawn - drawn.mean(), TAILS)
-    return Figure(value, value + float(low), value + float(high))
-
-
-def _resample(
-    rows: np.ndarray,
-    seed: int,
-    statistic: Callable[[np.ndarray], float],
-    resamples: int,
-) -> np.ndarray:
-    """Return a statistic of as many rows, drawn again and again: [resamples]."""
     rng = np.random.default_rng(seed)
+    hits = hits[np.lexsort(hits.T)]
+    value = statistic(k_occurrence(hits, targets))
     drawn = np.empty(resamples)
     for number in range(resamples):
-        drawn[number] = statistic(rows[rng.integers(0, len(rows), len(rows))])
-    return drawn
+        sample = hits[rng.integers(0, len(hits), len(hits))]
+        drawn[number] = statistic(k_occurrence(sample, targets))
+    low, high = np.quantile(drawn - drawn.mean(), TAILS)
+    return Figure(value, value + float(low), value + float(high))
 
 
 def measure_change(raw: np.ndarray, corrected: np.ndarray) -> Comparison:
