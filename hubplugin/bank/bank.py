@@ -321,7 +321,9 @@ def _open_answers(answers: Any) -> Vectors | np.ndarray | Path:
     """Return answers as vectors [p, d], as ids [m], or as a file of clicks."""
     if not isinstance(answers, (str, os.PathLike)):
         ids = _one_dimensional(answers)
-        return as_vectors(answers, "target bank") if ids is None else ids
+        if ids is not None:
+            return ids
+        return as_vectors(answers, "target bank")
     path = Path(answers)
     if path.suffix in CLICKS + NO_ANSWERS:
         require_file(path, "answers")

@@ -155,7 +155,9 @@ class BankProfile:
             return "mixture"
         if self.own_share < OWN_SHARE <= self.target_share:
             return "swapped"
-        one_set = self.own_share < (OWN_SHARE if self.near < NEARER else COPIES)
+        one_set = self.own_share < OWN_SHARE
+        if self.near >= NEARER:  # they find their targets
+            one_set = self.own_share < COPIES
         far = self.like_documents and self.near < AS_NEAR and not self.answers_stand_out
         if (one_set or far) and not self.known:
             return "documents"
@@ -294,6 +296,11 @@ def profile(
     second = bank.target_bank
     if share < OWN_SHARE and second is not None and len(second) >= FEWEST:
         target_share = own_share(_unit(second, metric), unit, compute, rng)
+    is_answered = None
+    if answered:
+        is_answered = True
+    elif bank.answers_are_elsewhere:
+        is_answered = False
     variance_between = float(from_bank.mean(axis=1).var())
     return BankProfile(
         distinct=distinct,
@@ -306,7 +313,7 @@ def profile(
         clustered=_join_count(from_bank.argmax(axis=1), _neighbours(unit, compute)),
         agreement=_correlation(_nearness(from_bank), _nearness(from_gallery)),
         known=known,
-        answered=answered or (False if bank.answers_are_elsewhere else None),
+        answered=is_answered,
     )
 
 
