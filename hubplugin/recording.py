@@ -304,10 +304,8 @@ class Recorder:
         collections: Iterable[str] | None = None,
     ):
         if isinstance(collections, str):
-            raise InputError(
-                f"collections={collections!r}: expected a list of names, such as "
-                f"[{collections!r}]"
-            )
+            given = f"collections={collections!r}"
+            raise InputError(f"{given}: expected a list of names, as [{collections!r}]")
         if size < 1 or seconds <= 0:
             raise InputError(
                 "a recorder needs a size and seconds above 0; "
@@ -316,10 +314,8 @@ class Recorder:
         # Absolute, since a program may change its folder before it ends.
         self.folder = Path(folder).absolute()
         if self.folder.is_file():
-            raise InputError(
-                f"{self.folder} is a file; queries are recorded in a folder: name "
-                "another"
-            )
+            expected = "queries are recorded in a folder: name another"
+            raise InputError(f"{self.folder} is a file; {expected}")
         self.size = size
         self.texts = texts
         self.seconds = seconds

@@ -230,7 +230,7 @@ def test_names_become_folders_inside(tmp_path):
     [
         ({"size": 0}, "above 0"),
         ({"seconds": 0}, "above 0"),
-        ({"collections": "photos"}, r"expected a list of names, such as \['photos'\]"),
+        ({"collections": "photos"}, r"expected a list of names, as \['photos'\]"),
         ({"folder": __file__}, "is a file; queries are recorded in"),
     ],
 )
