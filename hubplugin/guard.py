@@ -128,15 +128,6 @@ class Trial(Figures):
             return False
         return None if self.right is None else self.right.change.sign > 0
 
-    @property
-    def clicks_look_wrong(self) -> bool:
-        """True if other wordings find their targets far less often than all queries."""
-        if self.asked is None or self.right is None:
-            return False
-        usual = self.right.before
-        error = math.sqrt(usual * (1 - usual) / self.asked.queries)
-        return self.asked.before < min(AS_OFTEN * usual, usual - 2 * error)
-
     def outlook(self) -> str:
         """Return the forecast in words that follow "it would"."""
         if self.objections:
@@ -312,6 +303,13 @@ def try_paraphrases(bank: PreparedBank, tried: Candidate, seed: int = 0) -> Side
     return change_of(margins, 0, 1, "other wordings")
 
 
+def look_like_wrong_clicks(asked: Side, all_queries: Side) -> bool:
+    """Return True if other wordings find their target far less often than all queries."""
+    usual = all_queries.before
+    error = math.sqrt(usual * (1 - usual) / asked.queries)
+    return asked.before < min(AS_OFTEN * usual, usual - 2 * error)
+
+
 def objections_to_recall(trial: Trial) -> list[str]:
     """Return objections by R@1 and the mean rank, with known answers."""
     right = trial.right
@@ -361,12 +359,7 @@ def _notes(trial: Trial) -> list[str]:
     notes = [] if trial.bank.doubt is None else [trial.bank.doubt]
     right = trial.right
     asked = trial.asked
-    if asked is not None and right is not None and trial.clicks_look_wrong:
-        notes.append(
-            f"asked before: {asked}: these look like wrong clicks, since of all queries "
-            f"{100 * right.before:.1f} % find their target"
-        )
-    elif asked is not None and asked.change.sign:
+    if asked is not None and asked.change.sign:
         notes.append(f"asked before: {asked}")
     if not trial.measurable:
         line = f"no effect can be measured: {trial.change_of_skewness()}"

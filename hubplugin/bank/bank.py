@@ -49,7 +49,7 @@ Pairs: TypeAlias = Sequence[int] | np.ndarray | None
 """Which vector among the answers belongs to each query, see `Bank`."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Bank:
     """Example queries, and what is known of their answers.
 
@@ -81,6 +81,10 @@ class Bank:
     pairs: Pairs = None
     embed: Embed = None
     name: str = "query bank"
+
+    def __repr__(self) -> str:
+        asked = _describe(self.queries)
+        return f"<Bank: queries {asked}, answers {_describe(self.answers)}>"
 
     @classmethod
     def of(cls, bank: BankLike, name: str = "query bank") -> Bank:
@@ -143,9 +147,9 @@ class Bank:
                 if place < MOST_PAIRS:
                     pairs[place] = (text, id)
         if not pairs:
+            fields = ", ".join(getattr(store, "fields", list)()) or "no fields"
             raise InputError(
-                f"{url}: no target has a text in {field!r}; name a field whose values "
-                "are texts"
+                f"{url}: no target has a text in {field!r}; there are {fields}"
             )
         texts, ids = zip(*pairs, strict=True)
         return cls(texts, np.array(ids, object), embed=embed, name=name)
@@ -253,7 +257,7 @@ class Bank:
         compute = compute.settled()
         vectors = self.vectors(gallery, compute.progress)
         queries, rows = _read(vectors, metric)
-        bank = PreparedBank(queries, metric, compute)
+        bank = PreparedBank(queries, metric, compute, rows=rows)
         if self.answers is None and self.pairs is None:
             return bank
         known = self.known
@@ -265,31 +269,45 @@ class Bank:
                 f"{known.dim}; embed both with the same model"
             )
         answers, answer_rows = _read(known, metric)
+        own = rows
         if self.pairs is not None:
             what = "row of the target bank"
             given = _one_each(self.pairs, vectors.rows, what, "pairs", "iu")
             require_rows(given, 0, known.rows, "pairs", "target bank")
-            rows = given[rows]
+            own = given[rows]
         elif known.rows != vectors.rows:
             return replace(bank, target_bank=answers)
         # Zero vectors among the answers have no place.
         place = np.full(known.rows, -1)
         place[answer_rows] = np.arange(len(answers))
-        pairs = place[rows]
+        pairs = place[own]
         is_known = pairs >= 0
         if not is_known.any():
             raise InputError(
                 f"{vectors.name}: no query has an answer that is no zero vector"
             )
-        queries = queries[is_known]
+        bank = bank.take(np.flatnonzero(is_known))
+        rows = rows[is_known]
         pairs = pairs[is_known]
         if self.pairs is None:
             answers = answers[pairs]
             pairs = np.arange(len(answers))
-        bank = replace(bank, query_bank=queries, target_bank=answers, pairs=pairs)
+        bank = replace(bank, target_bank=answers, pairs=pairs, rows=rows)
         if self.pairs is None and not _look_like_pairs(bank, answers):
             return replace(bank, pairs=None)
         return bank
+
+
+def _describe(part: Any) -> str:
+    """Return the file of `part`, or its size."""
+    if part is None:
+        return "none"
+    if isinstance(part, (str, os.PathLike)):
+        return os.fspath(part)
+    if isinstance(part, Vectors):
+        return f"{part.rows:,} x {part.dim}"
+    shape = getattr(part, "shape", None) or (len(part),)
+    return " x ".join(f"{size:,}" for size in shape)
 
 
 BankLike: TypeAlias = Bank | VectorLike | Sequence[str]

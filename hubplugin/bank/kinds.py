@@ -125,7 +125,9 @@ class BankProfile:
         of its neighbours that are.
     agreement: Correlation, over targets, between how near the bank and how near the
         gallery itself comes.
-    known: True if answers are known, so that documents may be asked by documents.
+    known: True if answers are known, so that documents may be asked by documents. If
+        they are of this gallery, a bank may look as if it came from elsewhere: a trial
+        on held-out queries then says whether it does harm.
     answered: Whether the answers are in the gallery, as far as clicks, pairs or the
         target bank say; None if nothing does.
     told: False for a bank that is too small to tell.
@@ -161,7 +163,8 @@ class BankProfile:
         far = self.like_documents and self.near < AS_NEAR and not self.answers_stand_out
         if (one_set or far) and not self.known:
             return "documents"
-        if self.finds_a_corner and self.own_share < OVERLAP:
+        is_told = self.answered or self.own_share >= OVERLAP
+        if self.finds_a_corner and not is_told:
             return "elsewhere"
         if self.answered or self.answers_stand_out:
             return "log"

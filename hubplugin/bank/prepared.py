@@ -118,6 +118,8 @@ class PreparedBank:
         for none.
     targets: The gallery, without zero vectors if the metric is cosine.
     whole: What workers found, if `targets` are a sample of the gallery.
+    rows: The row of each query in what was given, int [m]; None if they were put
+        together.
     """
 
     query_bank: np.ndarray
@@ -128,6 +130,7 @@ class PreparedBank:
     clicks: np.ndarray | None = None
     targets: Vectors | None = None
     whole: Whole | None = None
+    rows: np.ndarray | None = None
 
     def against(
         self,
@@ -168,19 +171,29 @@ class PreparedBank:
             unknown = np.full(len(part.query_bank), -1)
             clicks.append(unknown if part.clicks is None else part.clicks)
         queries = np.concatenate([self.query_bank, pairs.query_bank])
-        return replace(self, query_bank=queries, clicks=np.concatenate(clicks))
+        clicked = np.concatenate(clicks)
+        return replace(self, query_bank=queries, clicks=clicked, rows=None)
 
     def take(self, rows: np.ndarray) -> PreparedBank:
         """Return this bank with the queries `rows` alone."""
         pairs = None if self.pairs is None else self.pairs[rows]
         clicks = None if self.clicks is None else self.clicks[rows]
         queries = self.query_bank[rows]
-        return replace(self, query_bank=queries, pairs=pairs, clicks=clicks)
+        return replace(self, query_bank=queries, pairs=pairs, clicks=clicks, rows=None)
 
     @property
     def known_answers(self) -> np.ndarray | None:
         """The row of target bank or gallery that each query asks for, -1 if unknown."""
         return self.clicks if self.pairs is None else self.pairs
+
+    def require_answers(self) -> np.ndarray:
+        """Return the known answers [m]. Raises InputError without any."""
+        answers = self.known_answers
+        if answers is None:
+            raise InputError(
+                "the bank lacks known answers: pass ", Parameter("answers")
+            )
+        return answers
 
     def require_targets(self) -> Vectors:
         """Return the gallery. Raises InputError without one."""
@@ -352,19 +365,22 @@ def _rows_of(
 def places(
     ids: Sequence[int | str], first: int, clicked: Container[int | str]
 ) -> dict[int | str, int]:
-    """Return the rows of the `ids` that were `clicked`, and of the first as an example.
+    """Return the rows of the `ids` that were `clicked`; the first id has the row `first`.
 
-    The first id has the row `first`. Clicks have digits as a number, a store of texts
-    has them as a text.
+    Clicks may have as a number what is a text of digits in the store, and the other way
+    round. The id of row 0 is there, too, as an example of the store's ids.
     """
     rows: dict[int | str, int] = {}
-    by_number: dict[int | str, int] = {}
+    by_other: dict[int | str, int] = {}
     for row, id in enumerate(ids, start=first):
-        if id in clicked or row == first:
+        if id in clicked or not row:
             rows[id] = row
-        if isinstance(id, str) and is_number(id) and int(id) in clicked:
-            by_number[int(id)] = row
-    return rows | by_number
+        other: int | str = str(id)
+        if isinstance(id, str) and is_number(id):
+            other = int(id)
+        if other in clicked:
+            by_other[other] = row
+    return rows | by_other
 
 
 def read_store(

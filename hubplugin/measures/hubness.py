@@ -172,6 +172,16 @@ def never_found_by_chance(queries: int, k: int, targets: int) -> float:
     return float((1 - min(k, targets) / targets) ** queries)
 
 
+def largest_by_chance(queries: int, k: int, targets: int) -> int:
+    """Return the largest N expected if each query finds any `k` of `targets`.
+
+    One in twenty such galleries has a larger one.
+    """
+    chances = binomial(queries, min(k, targets) / targets)
+    as_large = chances[::-1].cumsum()[::-1]
+    return int(np.flatnonzero(targets * as_large >= 0.05)[-1])
+
+
 def binomial(draws: int, p: float) -> np.ndarray:
     """Return the chance of 0, 1, ... `draws` successes of chance `p`: [draws + 1]."""
     if p >= 1:

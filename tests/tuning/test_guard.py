@@ -219,6 +219,9 @@ def test_a_bank_about_another_subject_is_refused(gallery, queries, documents):
         # The gallery cannot tell:
         ({"clustered": 0.3, "agreement": 0.4, "own_share": 1.0}, "clean or log", True),
         ({"clustered": 0.3, "agreement": 0.6}, "elsewhere", False),
+        # Its own answers decide:
+        ({"clustered": 0.3, "agreement": 0.4, "answered": True}, "log", True),
+        ({"clustered": 0.3, "agreement": 0.4, "answered": False}, "elsewhere", False),
         ({"clustered": 0.3, "agreement": 0.7}, "clean or log", False),
         ({"clustered": 0.1, "agreement": 0.2, "answered": False}, "clean", False),
         ({"one_sided": 0.5, "near": 0.6}, "documents", False),
