@@ -293,7 +293,7 @@ class StoreConformance(Gallery):
         self._assert_raw(store)
 
     @with_and_without_a_map
-    def test_searches_return_the_exact_corrected_ranking(
+    def test_searches_return_the_exact_corrected_ranking_and_a_refresh_keeps_it(
         self, store: Store, mapped: bool
     ) -> None:
         model, _ = self._models(store, mapped)
@@ -307,6 +307,10 @@ class StoreConformance(Gallery):
             offsets = model.offsets(vectors)
             np.testing.assert_allclose(batch.vectors, vectors, rtol=0, atol=1e-5)
             np.testing.assert_allclose(batch.offsets, offsets, rtol=0, atol=precision)
+        refreshed = refresh(store)
+        assert (refreshed.scanned, refreshed.missing) == (self.rows, 0)
+        assert refreshed.stale == 0
+        self._assert_ranking(store, model)
 
     @with_and_without_a_map
     def test_searches_stay_as_they_are_until_another_correction_takes_their_place(
@@ -405,15 +409,6 @@ class StoreConformance(Gallery):
         fresh = self.queries(seed=3, count=5)
         store = self.insert_plain(store, self.fresh_ids(), fresh)
         self._assert_ranking(store, model, fresh)
-
-    def test_a_refresh_of_a_whole_correction_changes_nothing(
-        self, store: Store
-    ) -> None:
-        write(store, self._model())
-        hits = store.search(self.queries(), K)
-        applied = refresh(store)
-        assert (applied.scanned, applied.missing, applied.stale) == (self.rows, 0, 0)
-        assert store.search(self.queries(), K).ids == hits.ids
 
     @pytest.mark.parametrize("found", ["nothing", "half", "offsets", "query map"])
     def test_a_removal_leaves_the_store_as_it_was(

@@ -285,11 +285,12 @@ def rank_arrays(
     given = as_truth(truth, task.queries.rows, whole.rows, task.query_names, called)
     pairs = _leave_out_zeros(given, queries, gallery)
     arrays = Arrays(prepare(queries, metric), gallery, metric, task, pairs, prepared)
-    if methods is None:
-        methods = arrays.default_methods()
+    if methods is None and prepared is not None:
+        has_answers = prepared.target_bank is not None
+        methods = [name for name in METHODS if name != "dualis" or has_answers]
     # A label that is there twice is ranked once.
     candidates = {RAW: Candidate(RAW, RAW, {}, np.zeros(gallery.rows, np.float32))}
-    for method in methods:
+    for method in methods or ():
         candidates[method] = arrays.by_method(method)
     for label, model in models.items():
         candidates[label] = arrays.by_model(label, model)
@@ -338,13 +339,6 @@ class Arrays:
     task: Task
     truth: Truth
     bank: PreparedBank | None
-
-    def default_methods(self) -> list[str]:
-        """Return the additive methods that the bank allows."""
-        if self.bank is None:
-            return []
-        has_target_bank = self.bank.target_bank is not None
-        return [name for name in METHODS if name != "dualis" or has_target_bank]
 
     def by_method(self, method: str) -> Candidate:
         """Return the candidate of a method with its parameters, as 'is tau=0.05'."""
