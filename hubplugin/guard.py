@@ -452,11 +452,13 @@ def _remedy(bank: BankProfile, method: str = "blend") -> Parts:
     """Say what to do about an objection to a fit of `method` on `bank`."""
     answers = Parameter("answers")
     if bank.kind == "documents":
-        ask = " if documents are to be asked by documents"
-        return (*COLLECT, ", pass ", answers, ask)
+        by_documents = " if documents are to be asked by documents"
+        return (*COLLECT, ", pass ", answers, by_documents)
     if bank.kind == "swapped":
-        pass_ = "pass the queries as the bank and the documents that answer them as "
-        return (pass_, answers)
+        return (
+            "pass the queries as the bank and the documents that answer them as ",
+            answers,
+        )
     if method == "blend" or bank.objection:
         return COLLECT
     return USE_BLEND

@@ -208,8 +208,8 @@ def _transaction(
 
 def _has_direction(vector: bytes) -> bool:
     """Return True for finite numbers that are not all 0: others are no example."""
-    values = np.frombuffer(vector, np.float32)
-    return bool(np.isfinite(values).all() and values.any())
+    length = np.linalg.norm(np.frombuffer(vector, np.float32).astype(np.float64))
+    return bool(0 < length < np.inf)
 
 
 def _vectors(queries: Any) -> list[bytes]:

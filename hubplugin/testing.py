@@ -235,8 +235,8 @@ class Gallery(ABC):
 
     def _assert_hits(self, hits: Hits, scores: np.ndarray) -> None:
         """Assert that `hits` are the first by `scores` [q, t], in their order."""
-        row = {key: number for number, key in enumerate(self.ids() + self.fresh_ids())}
-        ranked = np.array([[row[key] for key in line] for line in hits.ids])
+        ids = self.ids() + self.fresh_ids()
+        ranked = np.array([[ids.index(key) for key in line] for line in hits.ids])
         assert ranked.shape == (len(scores), K)
         least = np.sort(scores, axis=1)[:, -K][:, None] - 1e-5
         is_right = np.take_along_axis(scores, ranked, axis=1) >= least
@@ -259,8 +259,8 @@ class Gallery(ABC):
         return similarities
 
     def _vectors_of(self, ids: Sequence[Id]) -> np.ndarray:
-        row = {key: number for number, key in enumerate(self.ids())}
-        return self.vectors()[[row[key] for key in ids]]
+        known = self.ids()
+        return self.vectors()[[known.index(key) for key in ids]]
 
     def _assert_raw(self, store: Store) -> Store:
         """Assert that the store is as if it had never been corrected.

@@ -110,11 +110,10 @@ def evaluate(
             )
         by_row = cast(Names, names)
         metric = Metric.parse(metric or Metric.COSINE)
-        models = models or {}
-        return results_of(
-            rank_arrays(task, targets, truth, by_row, metric, bank, methods, models),
-            task,
+        ranked = rank_arrays(
+            task, targets, truth, by_row, metric, bank, methods, models or {}
         )
+        return results_of(ranked, task)
     given = {"bank": bank, "methods": methods, "models": models, "metric": metric}
     for name, value in given.items():
         if value is not None:

@@ -356,7 +356,12 @@ class Arrays:
             if parameters:
                 given = ", ".join(parameters)
                 raise InputError(f"method {name!r} takes no parameters, got {given}")
-            return self._by_plan(name)
+            require_solvable(name, len(self.queries), self.targets.rows)
+
+            def plan(rows: slice) -> np.ndarray:
+                return PLANS[name](self._similarities(slice(None)))[rows]
+
+            return Candidate(method, name, {}, scores=plan)
         if name not in METHODS and name not in QUERY_METHODS:
             known = ", ".join([*METHODS, *QUERY_METHODS, *PLANS])
             raise InputError(f"unknown method {name!r}: use one of {known}")
@@ -375,14 +380,6 @@ class Arrays:
             return rule.rescore(self._similarities(rows), kept)
 
         return Candidate(method, name, configuration.model_dump(), scores=scores)
-
-    def _by_plan(self, name: str) -> Candidate:
-        require_solvable(name, len(self.queries), self.targets.rows)
-
-        def scores(rows: slice) -> np.ndarray:
-            return PLANS[name](self._similarities(slice(None)))[rows]
-
-        return Candidate(name, name, {}, scores=scores)
 
     def by_model(self, label: str, model: OffsetModel) -> Candidate:
         """Return the candidate of a fitted model. Raises InputError for other metrics."""

@@ -103,7 +103,7 @@ def read_truth(
     """
     true: list[dict[Id, float]] = [{} for _ in range(queries)]
     value: Any = source
-    path = Path("truth.npy")  # an array is read like this file
+    path = Path("array.npy")  # an array is read as if it came from such a file
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         value = _read(path)
