@@ -353,11 +353,11 @@ def _rows_of(
         )
     if unknown:
         message = (
-            "%d of %d clicked ids are not in the store, whose ids are such as %r, "
-            "and are left out: %s"
+            "%d of %d clicked ids are not in the store, and are left out: %s; its ids "
+            "are such as %r"
         )
         first = list_first(unknown)
-        logger.warning(message, len(unknown), len(clicked), example, first)
+        logger.warning(message, len(unknown), len(clicked), first, example)
     known = {id: row for id, row in ids.items() if id not in none}
     return np.array([known.get(id, -1) for id in clicks.tolist()], np.int64)
 
