@@ -452,8 +452,12 @@ def _remedy(bank: BankProfile, method: str = "blend") -> Parts:
     """Say what to do about an objection to a fit of `method` on `bank`."""
     answers = Parameter("answers")
     if bank.kind == "documents":
-        by_documents = " if documents are to be asked by documents"
-        return (*COLLECT, ", pass ", answers, by_documents)
+        return (
+            *COLLECT,
+            ", pass ",
+            answers,
+            " if documents are to be asked by documents",
+        )
     if bank.kind == "swapped":
         return (
             "pass the queries as the bank and the documents that answer them as ",

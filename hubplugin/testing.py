@@ -307,9 +307,8 @@ class StoreConformance(Gallery):
             offsets = model.offsets(vectors)
             np.testing.assert_allclose(batch.vectors, vectors, rtol=0, atol=1e-5)
             np.testing.assert_allclose(batch.offsets, offsets, rtol=0, atol=precision)
-        refreshed = refresh(store)
-        assert (refreshed.scanned, refreshed.missing) == (self.rows, 0)
-        assert refreshed.stale == 0
+        again = refresh(store)
+        assert (again.scanned, again.missing, again.stale) == (self.rows, 0, 0)
         self._assert_ranking(store, model)
 
     @with_and_without_a_map

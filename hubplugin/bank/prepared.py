@@ -358,7 +358,7 @@ def _rows_of(
         )
         first = list_first(unknown)
         logger.warning(message, len(unknown), len(clicked), first, example)
-    known = {id: row for id, row in ids.items() if id not in none}
+    known = {**ids, -1: -1, "-1": -1}
     return np.array([known.get(id, -1) for id in clicks.tolist()], np.int64)
 
 

@@ -108,10 +108,15 @@ def evaluate(
             raise InputError(
                 "a filter is for a store; arrays and files are searched whole"
             )
-        by_row = cast(Names, names)
-        metric = Metric.parse(metric or Metric.COSINE)
         ranked = rank_arrays(
-            task, targets, truth, by_row, metric, bank, methods, models or {}
+            task,
+            targets,
+            truth,
+            cast(Names, names),
+            Metric.parse(metric or Metric.COSINE),
+            bank,
+            methods,
+            models or {},
         )
         return results_of(ranked, task)
     given = {"bank": bank, "methods": methods, "models": models, "metric": metric}
