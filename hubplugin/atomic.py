@@ -1,4 +1,4 @@
-"""Files of our own: written whole or not at all, and never through a link to what is somebody else's."""
+"""Files of our own: written whole or not at all, and never through a link."""
 
 from __future__ import annotations
 
@@ -14,68 +14,70 @@ from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY = ".tmp"
-"""How the name ends that a file has until it is whole: `<name>.<8 hex digits>.tmp`."""
-
-
-def open_own(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> BinaryIO:
-    """The file `path`, opened with these `flags` of os.open, if it is a file of our own.
-
-    Raises OSError for a link, and for what is no regular file: reading a pipe might never end.
-    """
-    try:
-        descriptor = os.open(path, flags | _NO_LINK, 0o600)
-    except OSError as error:
-        raise (
-            OSError(error.errno, "it is a link") if os.path.islink(path) else error
-        ) from None
-    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
-    if kind != stat.S_IFREG:
-        os.close(descriptor)
-        code = errno.EISDIR if kind == stat.S_IFDIR else errno.EINVAL
-        raise OSError(code, os.strerror(code) if code == errno.EISDIR else NOT_REGULAR)
-    return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "rb")
-
-
-_NO_LINK = (
-    getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_BINARY", 0)
-)
+"""End of the name of a file until it is whole: `<name>.<8 hex digits>.tmp`."""
 
 
 NOT_REGULAR = "it is no regular file"
 
 
+def open_own(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> BinaryIO:
+    """Open a file of our own with these `flags` of os.open.
+
+    Raises OSError for a link, and for what is no regular file: reading a pipe might
+    never end.
+    """
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):  # none is on all systems
+        flags |= getattr(os, name, 0)
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        if os.path.islink(path):
+            raise OSError(error.errno, "it is a link") from None
+        raise
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind == stat.S_IFREG:
+        return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "rb")
+    os.close(descriptor)
+    if kind == stat.S_IFDIR:
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    raise OSError(errno.EINVAL, NOT_REGULAR)
+
+
 def lack_of_room(folder: str | os.PathLike[str], needed: int = 0) -> str:
-    """Why no file of `needed` bytes can be made in `folder`, as far as that can be told without leaving one; ""
-    otherwise. Asked before a work that ends with it."""
+    """Return why no file of `needed` bytes can be made in `folder`, "" if it can.
+
+    No file is left behind. It is asked before a work that ends with such a file.
+    """
     try:
         tempfile.TemporaryFile(dir=folder).close()
         free = shutil.disk_usage(folder).free
     except OSError as error:
         return error.strerror or str(error)
-    short = f"{os.strerror(errno.ENOSPC)}, {needed:,} bytes are needed and {free:,} were free"
-    return short if free < needed else ""
+    if free >= needed:
+        return ""
+    full = os.strerror(errno.ENOSPC)
+    return f"{full}, {needed:,} bytes are needed and {free:,} were free"
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A new file to write to, which takes the place of the file `path` once all of it is on the disk.
+    """Yield a new file that replaces the file `path` once all of it is on the disk.
 
         with replacing("photos.hub") as file:
             file.write(content)
 
-    Until then it lies beside `path` as `<path>.<8 hex digits>.tmp`. That name is taken exclusively: two writers do not
-    share it, and nothing that lies there is written to, a link neither. Whatever is raised meanwhile, it is deleted and
-    `path` is as it was; only a process that is killed outright leaves it.
+    Until then it lies beside `path` as `<path>.<8 hex digits>.tmp`. That name is taken
+    exclusively: two writers do not share it, and nothing that lies there is written to,
+    a link neither. Whatever is raised meanwhile, it is deleted and `path` is as it was;
+    only a process that is killed outright leaves it.
 
     Args:
-        path: a link is itself replaced.
-        mode: of the new file, less the umask.
+        path: A link is itself replaced.
+        mode: The mode of the new file, less the umask.
 
     Raises:
-        OSError: as where a device or a pipe has the name.
-        ValueError: the path has a null byte.
+        OSError: It cannot be written, or a device or a pipe has the name.
+        ValueError: The path has a null byte.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, NOT_REGULAR)
@@ -93,6 +95,6 @@ def replacing(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[Binar
 
 
 def write(path: str | os.PathLike[str], content: bytes, mode: int = 0o666) -> None:
-    """Replaces the file `path` by one with this `content` and `mode`, as `replacing` does."""
+    """Replace the file `path` by one with this `content`, as `replacing` does."""
     with replacing(path, mode) as file:
         file.write(content)

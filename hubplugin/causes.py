@@ -1,4 +1,7 @@
-"""Causes of bad searches besides hubness that a user can act on, each told by samples of queries and documents."""
+"""Causes of bad searches besides hubness that a user can act on.
+
+Each is told by samples of queries and documents.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,12 @@ from hubplugin.results import DIRECTIONS, Row, percent
 
 @dataclass(frozen=True)
 class Finding:
-    """One possible cause.
+    """A possible cause of bad searches.
 
-    found: whether it is there; None where nothing shows that. says: what was seen, one sentence. advice: what to do if
-    it is there, or what to look at where nothing tells. figures: the numbers behind `found`.
+    found: Whether it is there; None if nothing shows that.
+    says: What was seen, in one sentence.
+    advice: What to do if it is there, or what to look at if nothing tells.
+    figures: The numbers behind `found`.
     """
 
     cause: str
@@ -48,94 +53,102 @@ def check_model(
     compute: Compute,
     rng: np.random.Generator,
 ) -> Finding:
-    """Checks whether another model embedded the queries.
+    """Check whether another model embedded the queries.
 
     Args:
-        queries: a sample of them, [m, d].
-        targets: documents drawn at random, [s, d].
-        metric: of the search.
-        compute: multiplies them.
-        rng: draws the directions that lie as near as by chance.
+        queries: A sample of them, [m, d].
+        targets: Documents drawn at random, [s, d].
+        metric: That of the search.
+        compute: Multiplies them.
+        rng: Draws the directions that lie as near as by chance.
     """
     cause = "another model"
     if min(len(queries), len(targets)) < FEWEST:
-        says = (
-            f"{len(queries)} queries and {len(targets)} documents are too few to tell"
-        )
-        return Finding(cause, None, says)
+        few = f"{len(queries)} queries and {len(targets)} documents are too few to tell"
+        return Finding(cause, None, few)
     near = typical_similarity(queries, targets, metric, compute, rng)
     says = (
-        f"the queries come {max(near, 0):.0%} as near to the documents as these to each other, where 0% is chance "
-        f"(below {CHANCE:.0%} another model embedded the queries)"
+        f"the queries come {max(near, 0):.0%} as near to the documents as these to each "
+        f"other, where 0% is chance (below {CHANCE:.0%} another model embedded the "
+        "queries)"
     )
     advice = "embed the queries with the very model that embedded the documents"
     return Finding(cause, near < CHANCE, says, advice, {"near": near})
 
 
 APART = 0.25
-"""Squared distance of the means of queries and documents, beside the variance of the documents, from which on the
-queries are moved as a whole. Seen were 0.07 to 0.25 for texts of one kind (0.28 in a small log of twelve languages),
-0.28 for E5 with the wrong prefix, 0.6 for Korean queries to English documents, 1.5 for captions to images."""
+"""Squared distance of two means above which the queries are moved as a whole.
+
+It is a share of the variance of the documents. Seen were 0.07 to 0.25 for texts of one
+kind (0.28 in a small log of twelve languages), 0.28 for E5 with the wrong prefix, 0.6
+for Korean queries to English documents, 1.5 for captions to images."""
 
 
 def check_shift(queries: np.ndarray, targets: np.ndarray) -> Finding:
-    """Checks whether all `queries` [m, d] are moved the same way beside the documents `targets` [s, d]. Vectors do not
-    tell what moved them: a prefix that they lack, or a modality that they have."""
-    means = [part.mean(axis=0, dtype=np.float64) for part in (queries, targets)]
-    distance = np.square(means[0] - means[1]).sum()
+    """Check whether all queries [m, d] are moved the same way beside documents [s, d].
+
+    Vectors do not tell what moved them: a prefix that they lack, or a modality.
+    """
+    mean = targets.mean(axis=0, dtype=np.float64)
+    distance = np.square(queries.mean(axis=0, dtype=np.float64) - mean).sum()
     variance = targets.var(axis=0, dtype=np.float64).sum()
     apart = float(distance / max(variance, 1e-30))
     found = None if apart >= APART else False
     says = (
-        f"the means of queries and documents lie apart by {apart:.2f} of the documents' variance ({APART} or more "
-        "where something moves all queries)"
+        f"the means of queries and documents lie apart by {apart:.2f} of the documents' "
+        f"variance ({APART} or more where something moves all queries)"
     )
     advice = (
-        "captions beside images and queries in another language are moved, which is no trouble; else see whether both "
-        "got the prefix that the model asks for, such as 'query: ' and 'passage: '"
+        "captions beside images and queries in another language are moved, which is no "
+        "trouble; else see whether both got the prefix that the model asks for, such as "
+        "'query: ' and 'passage: '"
     )
     return Finding("prefix or shift", found, says, advice, {"apart": apart})
 
 
 NEAR = 0.05
-"""Targets are near duplicates if they lie nearer than this share of the mean squared distance of any two. A share,
-since models differ in how near they put everything; of any two, so that a gallery may be full of copies."""
+"""Share of the mean squared distance of any two targets below which two are copies.
+
+It is a share, since models differ in how near they put everything; of any two, so that a
+gallery may be full of copies."""
 
 SAME = 1e-6
-"""Squared distance, as a share of the squared length, below which two vectors are one and the same but for rounding."""
+"""Share of the squared length below which two vectors are the same but for rounding."""
 
 COPIES = 0.05
 """Share of all places that copies take, from which on they are a trouble."""
 
 
 def check_copies(lists: np.ndarray, vectors: np.ndarray, spread: float) -> Finding:
-    """Checks whether copies of a document take places below it in the same answer.
+    """Check whether copies of a document take places below it in the same answer.
 
     Args:
-        lists: rows of `vectors` that each query finds, best first, [m, k].
-        vectors: the documents in these lists, [v, d].
-        spread: half the mean squared distance of any two documents.
+        lists: Rows of `vectors` that each query finds, best first, [m, k].
+        vectors: The documents in these lists, [v, d].
+        spread: Half the mean squared distance of any two documents.
     """
     same = SAME * float((vectors.astype(np.float64) ** 2).sum(axis=1).mean()) / 2
     near = max(NEAR * spread, same)
-    exact = close = 0
-    for rows in lists:
-        distance = distance_above(vectors[rows])
-        exact += int((distance <= same).sum())
-        close += int((distance <= near).sum())
-    places = close / lists.size
-    same_share = exact / lists.size
+    above = np.stack([distance_above(vectors[rows]) for rows in lists])
+    places = float((above <= near).mean())
+    exact = float((above <= same).mean())
     says = (
-        f"{percent(places)} of all places are taken by copies of a document higher up, {percent(same_share)} by exact "
-        "ones"
+        f"{percent(places)} of all places are taken by copies of a document higher up, "
+        f"{percent(exact)} by exact ones"
     )
-    figures = {"places": places, "places_exact": same_share}
-    advice = "keep one of each, or group answers by what they are copies of: no offset can tell copies apart"
+    advice = (
+        "keep one of each, or group answers by what they are copies of: no offset can "
+        "tell copies apart"
+    )
+    figures = {"places": places, "places_exact": exact}
     return Finding("copies", places >= COPIES, says, advice, figures)
 
 
 def distance_above(vectors: np.ndarray) -> np.ndarray:
-    """Half the squared distance of each of `vectors` [k, d] to the nearest above it; infinite for the first."""
+    """Return half the squared distance of each vector to the nearest above it.
+
+    vectors: [k, d]. It is infinite for the first.
+    """
     rows = vectors.astype(np.float64)
     distance = ((rows[:, None, :] - rows[None, :, :]) ** 2).sum(axis=2) / 2
     distance[np.triu_indices(len(rows))] = np.inf
@@ -144,19 +157,19 @@ def distance_above(vectors: np.ndarray) -> np.ndarray:
 
 
 LIFTED = 3.0
-"""Long vectors are a trouble from three times their share of the places on."""
+"""Share of the places, over that of the documents, from which long vectors are a trouble."""
 
 LONG = 0.1
 """The share of the vectors that count as long: those of the largest length."""
 
 
 def check_lengths(places: np.ndarray, targets: np.ndarray, metric: Metric) -> Finding:
-    """Checks whether long vectors win by their length.
+    """Check whether long vectors win by their length.
 
     Args:
-        places: lengths of the vectors in places of answers.
-        targets: lengths of documents drawn at random, [s].
-        metric: of the search.
+        places: Lengths of the vectors in places of answers.
+        targets: Lengths of documents drawn at random, [s].
+        metric: That of the search.
     """
     cause = "lengths"
     if metric is not Metric.DOT:
@@ -165,14 +178,18 @@ def check_lengths(places: np.ndarray, targets: np.ndarray, metric: Metric) -> Fi
     taken = float((places > limit).mean())
     documents = float((targets > limit).mean())
     says = (
-        f"vectors have lengths of {targets.min():.3g} to {targets.max():.3g}, and the longest {100 * documents:.0f} % "
-        f"take {100 * taken:.0f} % of all places of a search by dot product"
+        f"vectors have lengths of {targets.min():.3g} to {targets.max():.3g}, and the "
+        f"longest {100 * documents:.0f} % take {100 * taken:.0f} % of all places of a "
+        "search by dot product"
+    )
+    advice = (
+        "normalise the vectors or search by cosine, unless the model was trained for dot "
+        "product"
     )
     differ = documents > 0 and float(np.ptp(targets)) > 0.01 * limit
-    trouble = differ and taken >= LIFTED * documents
-    advice = "normalise the vectors or search by cosine, unless the model was trained for dot product"
+    is_trouble = differ and taken >= LIFTED * documents
     figures = {"places": taken, "documents": documents}
-    return Finding(cause, trouble, says, advice, figures)
+    return Finding(cause, is_trouble, says, advice, figures)
 
 
 HUBBY = 0.35

@@ -1,12 +1,15 @@
-"""The guard refuses a correction that would do harm, and says which kind of bank it sees.
+"""The guard refuses a correction that would do harm, and says what kind of bank it sees.
 
-Of a log whose answers are known it also looks at what was asked before: single wordings are held out, of targets that
-the log asks for in others, too. All wordings of a target are held out together otherwise.
+Of a log whose answers are known it also looks at what was asked before: single wordings
+are held out, of targets that the log asks for in others, too. Otherwise all wordings of
+a target are held out together.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from pydantic import computed_field
@@ -40,26 +43,43 @@ from hubplugin.validation import (
 from hubplugin.vectors import VectorLike, as_vectors, take_rows
 
 FEW = 100
-"""Distinct bank queries below which little is to be expected, and nothing is said of what was asked before. With 100
-the default gains 1.0 points of R@1 on the logs of docs/measurements/methods.md, where 300 gain 1.6. Of 20 draws of 12
-to 50 queries of `examples/data` one lowers hubness by more than chance, of four draws of 100 three do, of 16 draws of
-150 to 1,200 all do."""
+"""Distinct bank queries below which little is to be expected of a correction.
+
+Nothing is said then of what was asked before. With 100 the default gains 1.0 points of
+R@1 on the logs of docs/measurements/methods.md, where 300 gain 1.6. Of 20 draws of 12
+to 50 queries of `examples/data` one lowers hubness by more than chance, of four draws
+of 100 three do, of 16 draws of 150 to 1,200 all do."""
 
 FEWEST_PARAPHRASES = 50
-"""Other wordings of targets that stay asked for, below which nothing is said of what was asked before."""
+"""Other wordings of targets below which nothing is said of what was asked before."""
 
-SMALLEST_PAIRED, SMALLEST = 200, 400
-"""Distinct bank queries that a method needs whose offsets keep their full strength with a small bank: with fewer, R@1
-falls on text and code by up to 3 points. Without pairs it takes more, since only pairs show the fall."""
+AS_OFTEN = 0.8
+"""R@1 of other wordings, as a share of that of all queries, below which clicks are wrong.
 
+If a log asks once for each target, two queries share one only by a wrong click. On eight
+such logs with 10 to 50 % wrong clicks the share is below this in 36 of 37 draws of clicks
+on any of the first ten (0.42 to 0.92), and in half of those on the first ones, which look
+right. On logs with true other wordings (commands, ICD, CWE, packages) it is 0.93 to 1.02."""
 
-MOVED_QUERIES, MOVED_TARGETS = 64, 2048
+SMALLEST_PAIRED = 200
+"""Distinct bank queries that methods other than `blend` need, with known answers.
+
+With fewer, R@1 falls on text and code by up to 3 points: their offsets keep their full
+strength."""
+
+SMALLEST = 400
+"""The same without known answers, which alone would show the fall."""
+
+MOVED_QUERIES = 64
+MOVED_TARGETS = 2048
 """The bank queries and targets whose displacement is looked at, drawn evenly."""
 
 FARTHEST = 0.05
-"""The share of the gallery that may on average be nearer to a query than its corrected nearest target. On 27
-banks of text and code, text and image, two languages and query logs it is at most 0.017, by `blend`, `dbsn`, `is` or
-`nnn`. On the same banks as if another model had embedded them it is 0.11 to 0.47 (benchmarks/guard.py)."""
+"""The share of the gallery that may be nearer to a query than its corrected first target.
+
+On 27 banks of text and code, text and image, two languages and query logs it is on
+average at most 0.017, by `blend`, `dbsn`, `is` or `nnn`. On the same banks as if another
+model had embedded them it is 0.11 to 0.47 (benchmarks/guard.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +89,8 @@ class Trial(Figures):
     raw: The figures of no correction.
     noise: The standard error of the change of the skewness.
     bank: What kind of bank it is.
-    asked: R@1 of other wordings of what a log asks for. None where its answers are not known, or few are asked again.
+    asked: R@1 of other wordings of what a log asks for. None if its answers are not
+        known, or few are asked again.
     objections: Reasons to refuse it.
     notes: What is no reason to refuse but worth knowing.
     """
@@ -84,24 +105,25 @@ class Trial(Figures):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def measurable(self) -> bool:
-        """True if the correction changes hubness, or R@1 of either kind, by more than chance."""
-        sides = (self.right, self.asked)
-        return bool(self.hubness) or any(
-            side is not None and bool(side.change.sign) for side in sides
-        )
+        """True if hubness, or R@1 of either kind, changes beyond chance."""
+        signs = [side.change.sign for side in (self.right, self.asked) if side]
+        return any([self.hubness, *signs])
 
     @property
     def hubness(self) -> int:
-        """1 where hubness rises beyond chance, -1 where it falls, else 0."""
+        """1 if hubness rises beyond chance, -1 if it falls, else 0."""
+        low, high = self._rise()
+        return int(low > 0) - int(high < 0)
+
+    def _rise(self) -> tuple[float, float]:
+        """Return the 95 % interval of the rise of skewness."""
         rise = self.skewness - self.raw.skewness
-        if abs(rise) <= 1.96 * self.noise:
-            return 0
-        return 1 if rise > 0 else -1
+        return rise - 1.96 * self.noise, rise + 1.96 * self.noise
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def helps(self) -> bool | None:
-        """True if nothing is objected and more right answers come first, beyond chance. None without known answers."""
+        """True if R@1 rises beyond chance without an objection; None if not known."""
         if self.objections:
             return False
         return None if self.right is None else self.right.change.sign > 0
@@ -112,24 +134,22 @@ class Trial(Figures):
             return f"be refused: {'; '.join(self.objections)}"
         if not self.measurable:
             return "be applied, and no effect can be measured"
-        hubness = {
-            1: "raise hubness",
-            0: "leave hubness as it is",
-            -1: "lower hubness",
-        }[self.hubness]
+        changes = {1: "raise hubness", 0: "leave hubness as it is", -1: "lower hubness"}
+        hubness = changes[self.hubness]
         if self.right is None:
-            return f"{hubness}; whether it would help is not known without answers (--answers)"
-        helps = {1: "help", 0: "neither help nor harm beyond chance", -1: "do harm"}[
-            self.right.change.sign
-        ]
-        return f"{helps}, and {hubness}"
+            unknown = "whether it would help is not known without answers (--answers)"
+            return f"{hubness}; {unknown}"
+        effects = {1: "help", 0: "neither help nor harm beyond chance", -1: "do harm"}
+        return f"{effects[self.right.change.sign]}, and {hubness}"
 
     def change_of_skewness(self) -> str:
-        """Describe the change with its 95 % interval, of held-out queries that are drawn anew."""
-        rise = self.skewness - self.raw.skewness
-        room = 1.96 * self.noise
-        change = f"hubness (skewness) goes {_change(self.raw.skewness, self.skewness)}"
-        return f"{change} on {self.queries:,} held-out queries (a change of {rise - room:+.2f} to {rise + room:+.2f})"
+        """Describe the change with its 95 % interval over other held-out queries."""
+        low, high = self._rise()
+        change = _change(self.raw.skewness, self.skewness)
+        return (
+            f"hubness (skewness) goes {change} on {self.queries:,} held-out queries "
+            f"(a change of {low:+.2f} to {high:+.2f})"
+        )
 
     def __str__(self) -> str:
         verdict = "passed"
@@ -138,13 +158,14 @@ class Trial(Figures):
         lines = [verdict, self.raw.figures(), self.figures()]
         if not self.bank.objection:  # which is among the objections
             lines.append(str(self.bank))
-        return "\n  ".join([*lines, *(f"note: {note}" for note in self.notes)])
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n  ".join(lines)
 
     def require_passed(self) -> Trial:
-        """Return this trial. Raises CorrectionRefused, with the numbers and what to do, where there is an objection."""
+        """Return this trial. Raises CorrectionRefused if there is an objection."""
         if self.objections:
-            text = f"{self.name} is refused: {'; '.join(self.objections)}"
-            raise CorrectionRefused(text, *_ways_out(_remedy(self.bank, self.method)))
+            refused = f"{self.name} is refused: {'; '.join(self.objections)}"
+            raise _refusal(refused, *_remedy(self.bank, self.method))
         return self
 
 
@@ -158,61 +179,30 @@ def judge(
     seed: int = 0,
     **parameters: Setting,
 ) -> Trial:
-    """Try a correction on held-out bank queries: what it would change, and what speaks against it.
+    """Try a correction on held-out bank queries: what would change, what is against it.
 
-    `Trial.require_passed` raises CorrectionRefused where there is an objection, as `hubplugin.apply` does. There is one
+    `Trial.require_passed` raises CorrectionRefused if there is an objection, as
+    `hubplugin.apply` does. There is one
 
     - if the bank is of the wrong kind, see `BankProfile`;
-    - with known answers, if R@1 of held-out queries falls beyond chance, or, with 200 of them, neither it nor the mean
-      rank of their targets gets better;
+    - with known answers, if R@1 of held-out queries falls beyond chance, or, with 200
+      of them, neither it nor the mean rank of their targets gets better;
     - with a log, also if R@1 of other wordings of what it asked for falls;
-    - with another method than `blend`, if the bank is small, if it looks like a log and the method keeps its answers,
-      or, without known answers, if hubness does not fall.
+    - with another method than `blend`, if the bank is small, if it looks like a log and
+      the method keeps its answers, or, without known answers, if hubness does not fall.
 
     Args:
-        targets, bank, method, metric, compute, **parameters: as in `hubplugin.fit`.
-        seed: of what is drawn.
+        targets, bank, method, metric, compute, **parameters: As in `hubplugin.fit`.
+        seed: The seed of what is drawn.
 
     Raises:
-        InputError: for anything that cannot be used.
+        InputError: Something cannot be used.
     """
     if seed < 0:
         raise InputError(Parameter("seed", seed), ": expected 0 or more")
     configuration = build_method(METHODS, method, parameters)
     prepared = Bank.of(bank).prepare(metric, compute).against(targets)
     return judge_by(prepared, configuration, seed)
-
-
-def require_kind(bank: PreparedBank) -> BankProfile:
-    """Return what kind of bank it is. Raises CorrectionRefused where that speaks against it.
-
-    It costs a few products of samples, and comes before anything is fitted.
-    """
-    bank_profile = profile_of(bank)
-    if bank_profile.objection:
-        raise CorrectionRefused(
-            bank_profile.objection, *_ways_out(_remedy(bank_profile))
-        )
-    return bank_profile
-
-
-def profile_of(
-    bank: PreparedBank, seed: int = 0, sample: np.ndarray | None = None
-) -> BankProfile:
-    """Return what kind of bank it is.
-
-    Pairs and clicks tell what each query asks for, so documents may ask by them.
-
-    Args:
-        bank: The bank, with its gallery.
-        seed: The seed of the samples.
-        sample: That of the gallery, where it was drawn before.
-    """
-    order = np.random.default_rng(seed).permutation(bank.distinct)
-    queries = bank.query_bank[order[: 2 * fit_rows(bank)]]
-    if sample is None:
-        sample = sample_of(bank, seed)
-    return profile(bank, queries, sample, _is_answered(bank, sample), seed)
 
 
 def judge_by(
@@ -228,15 +218,16 @@ def judge_by(
         bank: The bank, with its gallery.
         method: The method that is tried.
         seed: The seed of what is drawn.
-        bank_profile: That of the bank, where it is known.
+        bank_profile: That of the bank, if it is known.
         learned: Tried in the place of the method alone.
     """
-    # Without answers nothing but its kind speaks against a bank for the default.
-    count = FEWER if bank.known_answers is None and isinstance(method, Blend) else FOLDS
+    count = FOLDS
+    if bank.known_answers is None and isinstance(method, Blend):
+        count = FEWER  # nothing but its kind speaks against such a bank
     folds = folds_of(bank, seed, count)
     sample = sample_of(bank, seed)
-    candidates = [uncorrected, learned or fitted_by(method)]
-    margins = cross_validate(candidates, bank, folds, sample)
+    tried = learned or fitted_by(method)
+    margins = cross_validate([uncorrected, tried], bank, folds, sample)
     bank_profile = bank_profile or profile_of(bank, seed, sample)
     trial = Trial.of(
         margins,
@@ -259,8 +250,39 @@ def judge_by(
     return replace(trial, objections=tuple(objections), notes=tuple(notes))
 
 
+def profile_of(
+    bank: PreparedBank, seed: int = 0, sample: np.ndarray | None = None
+) -> BankProfile:
+    """Return the kind of a bank.
+
+    Pairs and clicks tell what each query asks for, so documents may ask by them.
+
+    Args:
+        bank: The bank, with its gallery.
+        seed: The seed of the samples.
+        sample: That of the gallery, if it was drawn before.
+    """
+    order = np.random.default_rng(seed).permutation(bank.distinct)
+    queries = bank.query_bank[order[: 2 * fit_rows(bank)]]
+    if sample is None:
+        sample = sample_of(bank, seed)
+    return profile(bank, queries, sample, _is_answered(bank, sample), seed)
+
+
+def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:
+    """Return True if most of the queries' own targets are in the gallery.
+
+    It is seen on a `sample` of the gallery; False if nothing says so.
+    """
+    if bank.pairs is None:
+        return bank.clicks is not None
+    _, columns = with_rows(sample, answers_of(bank, bank.pairs[bank.distinct]))
+    share = float((columns < len(sample)).mean())
+    return share * bank.count / len(sample) > 0.5
+
+
 def try_paraphrases(bank: PreparedBank, tried: Candidate, seed: int = 0) -> Side | None:
-    """Try a correction on held-out wordings of targets that a log asks for in others, too.
+    """Try a correction on held-out wordings of targets that a log asks for in others.
 
     Args:
         bank: The log.
@@ -268,7 +290,8 @@ def try_paraphrases(bank: PreparedBank, tried: Candidate, seed: int = 0) -> Side
         seed: The seed of the folds.
 
     Returns:
-        R@1 under no correction and under `tried`. None for a log that has few such wordings.
+        R@1 under no correction and under `tried`. None for a log that has few such
+        wordings.
     """
     if len(bank.distinct) < FEW:
         return None
@@ -280,45 +303,44 @@ def try_paraphrases(bank: PreparedBank, tried: Candidate, seed: int = 0) -> Side
     return change_of(margins, 0, 1, "other wordings")
 
 
-def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:
-    """Return True if most of the queries' own targets are in the gallery, seen on its `sample`; False where nothing
-    says so."""
-    if bank.pairs is None:
-        return bank.clicks is not None
-    _, columns = with_rows(sample, answers_of(bank, bank.pairs[bank.distinct]))
-    share = float((columns < len(sample)).mean())
-    return share * bank.count / len(sample) > 0.5
+def look_like_wrong_clicks(asked: Side, all_queries: Side) -> bool:
+    """Return True if other wordings find their target far less often than all queries."""
+    usual = all_queries.before
+    error = math.sqrt(usual * (1 - usual) / asked.queries)
+    return asked.before < min(AS_OFTEN * usual, usual - 2 * error)
 
 
 def objections_to_recall(trial: Trial) -> list[str]:
-    """Return objections by R@1 and the mean rank, with known answers. A few queries say nothing."""
-    right, rank, raw_rank = trial.right, trial.rank, trial.raw.rank
+    """Return objections by R@1 and the mean rank, with known answers."""
+    right = trial.right
+    rank = trial.rank
+    raw_rank = trial.raw.rank
     if right is None or rank is None or raw_rank is None:
         return []
-    recall = f"R@1 of held-out bank queries goes {_change(100 * right.before, 100 * right.after)}"
+    change = _change(100 * right.before, 100 * right.after)
+    recall = f"R@1 of held-out bank queries goes {change}"
     if right.change.sign < 0:
         return [recall]
-    if (
-        right.change.value <= 0
-        and rank >= raw_rank
-        and trial.queries >= SMALLEST_PAIRED
-    ):
-        return [
-            f"{recall}, and the mean rank of their targets {_change(raw_rank, rank)}"
-        ]
-    return []
+    is_better = right.change.value > 0 or rank < raw_rank
+    if is_better or trial.queries < SMALLEST_PAIRED:  # a few queries say nothing
+        return []
+    change_of_rank = _change(raw_rank, rank)
+    return [f"{recall}, and the mean rank of their targets {change_of_rank}"]
 
 
 def objections_to_method(method: Method, trial: Trial) -> list[str]:
-    """Objections to a `method` other than the default by its `trial`. The default is made for banks of any size, with
-    or without answers."""
-    bank = trial.bank
+    """Return objections to a method other than the default.
+
+    The default is made for banks of any size, with or without answers.
+    """
     if isinstance(method, Blend):
         return []
+    bank = trial.bank
     objections = _objections_to_size(method, bank.distinct, trial.right is not None)
     if bank.kind == "log" and bank.answers_stand_out and method.answers == "kept":
         objections.append(
-            f"{bank}, and {method.name!r} would push down what it asks for; pass answers='left out'"
+            f"{bank}, and {method.name!r} would push down what it asks for; "
+            "pass answers='left out'"
         )
     if trial.right is None and trial.skewness >= trial.raw.skewness:
         objections.append(trial.change_of_skewness())
@@ -329,79 +351,95 @@ def _objections_to_size(method: Method, distinct: int, paired: bool) -> list[str
     smallest = SMALLEST_PAIRED if paired else SMALLEST
     if isinstance(method, Blend) or distinct >= smallest:
         return []
-    return [
-        f"{method.name!r} needs {smallest} distinct queries, the bank has {distinct}"
-    ]
+    needs = f"needs {smallest} distinct queries, the bank has {distinct}"
+    return [f"{method.name!r} {needs}"]
 
 
 def _notes(trial: Trial) -> list[str]:
     notes = [] if trial.bank.doubt is None else [trial.bank.doubt]
+    right = trial.right
+    asked = trial.asked
+    if asked is not None and asked.change.sign:
+        notes.append(f"asked before: {asked}")
     if not trial.measurable:
         line = f"no effect can be measured: {trial.change_of_skewness()}"
-        right = trial.right
         if right is not None:
             change = _change(100 * right.before, 100 * right.after)
             line += f", R@1 {change} (+- {196 * right.error:.1f})"
         return [*notes, line]
     if trial.skewness > trial.raw.skewness:
         notes.append(trial.change_of_skewness())
-    if trial.asked is not None and trial.asked.change.sign:
-        notes.append(f"asked before: {trial.asked}")
     return notes
 
 
 def small_bank(distinct: int) -> list[str]:
-    """Say what to expect of a bank of so few `distinct` queries; nothing of a larger one."""
+    """Say what to expect of a bank of few `distinct` queries; nothing of a larger one."""
     if distinct >= FEW:
         return []
     return [
-        f"the bank has {distinct} distinct queries: below {FEW} expect little; collect 300 or more"
+        f"the bank has {distinct} distinct queries: below {FEW} expect little; "
+        "collect 300 or more"
     ]
 
 
+def require_kind(bank: PreparedBank) -> BankProfile:
+    """Return the kind of a bank. Raises CorrectionRefused if that speaks against it.
+
+    It costs a few products of samples, and comes before anything is fitted.
+    """
+    seen = profile_of(bank)
+    if seen.objection:
+        raise _refusal(seen.objection, *_remedy(seen))
+    return seen
+
+
 def require_size(bank: PreparedBank, method: Method) -> None:
-    """Raise CorrectionRefused for a `bank` that is too small for `method`, which is seen without the gallery."""
+    """Raise CorrectionRefused for a bank that is too small for `method`.
+
+    That is seen without the gallery.
+    """
     distinct = len(bank.distinct)
     try:
         require_enough(distinct)
     except InputError as error:
-        raise CorrectionRefused(*error.args, *_ways_out(COLLECT)) from None
-    for objection in _objections_to_size(
-        method, distinct, bank.known_answers is not None
-    ):
-        raise CorrectionRefused(objection, *_ways_out(USE_BLEND))
+        raise _refusal(*error.args, *COLLECT) from None
+    is_paired = bank.known_answers is not None
+    objections = _objections_to_size(method, distinct, is_paired)
+    if objections:
+        raise _refusal(*objections, *USE_BLEND)
 
 
 def require_displacement(model: OffsetModel, bank: PreparedBank) -> None:
-    """Raise CorrectionRefused if the offsets of `model` reach too far to be found among the candidates of a search, by
-    the queries of `bank`."""
+    """Raise CorrectionRefused if offsets reach beyond the candidates of a search."""
     share = displacement(model, bank)
     if share > FARTHEST:
-        raise CorrectionRefused(
-            "the offsets are far wider than the similarities to the bank: what comes first would have "
-            f"{share:.0%} of the gallery nearer to the query ({FARTHEST:.0%} at most); nothing was changed: embed the "
-            "bank with the gallery's model, or pass ",
-            Parameter("force", True),
+        raise _refusal(
+            "the offsets are far wider than the similarities to the bank: what comes "
+            f"first would have {share:.0%} of the gallery nearer to the query "
+            f"({FARTHEST:.0%} at most)",
+            "embed the bank with the gallery's model",
         )
 
 
 def displacement(model: OffsetModel, bank: PreparedBank) -> float:
-    """Return the mean share of the gallery that is nearer to a query of `bank` than its nearest target as `model`
-    corrects it."""
+    """Return how much of the gallery is nearer to a query than what comes first.
+
+    A mean share, 0 to 1, over queries of `bank`, whose nearest target `model` corrects.
+    """
     gallery = bank.require_targets()
     rows = pick_evenly(np.arange(gallery.rows), MOVED_TARGETS)
     targets = take_rows(gallery, rows, bank.metric)
     queries = pick_evenly(bank.query_bank, MOVED_QUERIES)
-    offsets = model.offsets(targets)
     if model.query_map is not None:
         queries = model.query_map(queries)
     columns = as_vectors(targets, "targets")
     raw = dense(Similarities(queries, model.metric, bank.compute), columns)
-    best = np.argmax(raw + offsets, axis=1)
+    best = np.argmax(raw + model.offsets(targets), axis=1)
     return float((raw > np.take_along_axis(raw, best[:, None], axis=1)).mean())
 
 
-Parts = tuple[str | Parameter, ...]
+Parts: TypeAlias = tuple[str | Parameter, ...]
+
 COLLECT: Parts = ("collect queries that people ask of this very gallery",)
 USE_BLEND: Parts = (
     "use ",
@@ -412,26 +450,30 @@ USE_BLEND: Parts = (
 
 def _remedy(bank: BankProfile, method: str = "blend") -> Parts:
     """Say what to do about an objection to a fit of `method` on `bank`."""
+    answers = Parameter("answers")
     if bank.kind == "documents":
         return (
             *COLLECT,
             ", pass ",
-            Parameter("answers"),
+            answers,
             " if documents are to be asked by documents",
         )
     if bank.kind == "swapped":
         return (
             "pass the queries as the bank and the documents that answer them as ",
-            Parameter("answers"),
+            answers,
         )
-    return COLLECT if method == "blend" or bank.objection else USE_BLEND
+    if method == "blend" or bank.objection:
+        return COLLECT
+    return USE_BLEND
 
 
-def _ways_out(mend: Parts) -> Parts:
-    """The end of a refusal."""
-    return (
+def _refusal(reason: str, *remedy: str | Parameter) -> CorrectionRefused:
+    """Return the error with a reason and what to do."""
+    return CorrectionRefused(
+        reason,
         "; nothing was changed: ",
-        *mend,
+        *remedy,
         ", or apply it all the same with ",
         Parameter("force", True),
     )

@@ -207,9 +207,9 @@ def _transaction(
 
 
 def _has_direction(vector: bytes) -> bool:
-    """True for finite numbers that are not all 0: others are no example of a query."""
-    values = np.frombuffer(vector, np.float32)
-    return bool(np.isfinite(values).all() and values.any())
+    """Return True for finite numbers that are not all 0: others are no example."""
+    length = np.linalg.norm(np.frombuffer(vector, np.float32).astype(np.float64))
+    return bool(0 < length < np.inf)
 
 
 def _vectors(queries: Any) -> list[bytes]:
@@ -238,7 +238,7 @@ def as_id(search: str) -> str:
 
 
 def as_target(target: object) -> int | str:
-    """Return the id of a target as it is kept: digits are a number, as in a file of clicks.
+    """Return the id of a target as it is kept: digits are a number.
 
     Digits that begin with 0 stay a text. Raises InputError for what is no id, without
     repeating it: it may be what somebody wrote.
@@ -257,7 +257,7 @@ def as_target(target: object) -> int | str:
 
 
 def is_number(text: str) -> bool:
-    """True for digits that stay the same as a number: 042, a barcode, does not."""
+    """Return True for digits that stay the same as a number, unlike 042, a barcode."""
     return (
         text.isascii()
         and text.isdecimal()
@@ -273,23 +273,25 @@ class Recorder:
         recorder.add(queries)                         # beside each index.search(queries, k)
         recorder.click(query, 4711)                   # where somebody clicked what the search found
 
-    Nothing that goes wrong while recording is raised: a folder that cannot be written is one line in the log, and what
-    was asked meanwhile is dropped.
+    Nothing that goes wrong while recording is raised: a folder that cannot be written is
+    one line in the log, and what was asked meanwhile is dropped.
 
     Args:
-        folder: where the sample lies, on a disk of this machine: the locks of network disks cannot be trusted. Any
-            number of processes may record to it at the same time, and go on after a restart. `hubplugin.apply` and
-            `hubplugin bank` read it.
-        size: how many different queries are kept, drawn at random from all that were ever asked, each counted once;
-            10,000 take 15 MB at 384 dimensions. Vectors of each dimension have a sample of their own.
-        texts: whether the texts that come with queries are kept, too. By default they are not, since people write
-            private things.
-        seconds: between one writing to the disk and the next, which a thread of its own does.
-        collections: of a Qdrant client, those whose queries are kept, by their names or as searches name them; all by
-            default.
+        folder: Where the sample lies, on a disk of this machine: the locks of network
+            disks cannot be trusted. Any number of processes may record to it, and go on
+            after a restart. `hubplugin.apply` and `hubplugin bank` read it.
+        size: How many different queries are kept, drawn at random from all that were
+            ever asked; 10,000 take 15 MB at 384 dimensions. Vectors of each dimension
+            have a sample of their own.
+        texts: Whether the texts that come with queries are kept, too. By default they
+            are not, since people write private things.
+        seconds: Between two writings to the disk, by a thread of its own.
+        collections: Names of collections of a Qdrant client whose queries are kept; all
+            by default.
 
     Raises:
-        InputError: `size` or `seconds` is not above 0, `collections` is one text, or the place of `folder` is a file.
+        InputError: `size` or `seconds` is not above 0, `collections` is one text, or the
+            place of `folder` is a file.
     """
 
     def __init__(
@@ -302,10 +304,8 @@ class Recorder:
         collections: Iterable[str] | None = None,
     ):
         if isinstance(collections, str):
-            raise InputError(
-                f"collections={collections!r}: expected a list of names, such as "
-                f"[{collections!r}]"
-            )
+            given = f"collections={collections!r}"
+            raise InputError(f"{given}: expected a list of names, as [{collections!r}]")
         if size < 1 or seconds <= 0:
             raise InputError(
                 "a recorder needs a size and seconds above 0; "
@@ -314,10 +314,8 @@ class Recorder:
         # Absolute, since a program may change its folder before it ends.
         self.folder = Path(folder).absolute()
         if self.folder.is_file():
-            raise InputError(
-                f"{self.folder} is a file; queries are recorded in a folder: name "
-                "another"
-            )
+            expected = "queries are recorded in a folder: name another"
+            raise InputError(f"{self.folder} is a file; {expected}")
         self.size = size
         self.texts = texts
         self.seconds = seconds
@@ -329,6 +327,9 @@ class Recorder:
         if hasattr(os, "register_at_fork"):
             # A forked process has other threads, and locks that nobody may release.
             os.register_at_fork(after_in_child=self._begin)
+
+    def __repr__(self) -> str:
+        return f"<Recorder: {self.folder}, of {self.size:,} queries at most>"
 
     def _begin(self) -> None:
         self._adding = threading.Lock()
@@ -345,10 +346,9 @@ class Recorder:
         self._clicks: list[tuple[str, str, float]] = []
 
     def add(self, queries: VectorLike, text: str | None = None) -> None:
-        """Takes note of queries that were asked. Never raises.
+        """Record queries that were asked. Never raises.
 
         It takes microseconds a query: the bytes are hashed, and almost always dropped.
-        Where more than 2 * `size` may be kept since the last writing, they are written.
 
         Args:
             queries: One query [d], or several [m, d].
@@ -372,7 +372,7 @@ class Recorder:
             self._heard[dim] = (seen + 1, first, now)
             if id < self._bounds.get(dim, ALL) and _has_direction(vector):
                 self._rows.append((dim, id, vector, now, text))
-            is_full = len(self._rows) > 2 * self.size
+            is_full = len(self._rows) > 2 * self.size  # since the last writing
             self._write_later()
         if is_full:
             self.flush()
@@ -385,10 +385,10 @@ class Recorder:
 
     @staticmethod
     def id_of(query: VectorLike) -> str:
-        """The id of a query [d], 16 hexadecimal digits: with it in an answer over HTTP, `click` needs no vector.
+        """Return the id of a query [d], 16 hexadecimal digits.
 
-        It is a hash of the vector's float32 bytes: the same in every process, and nothing is kept for it. Raises
-        InputError for what is no query.
+        With it in an answer over HTTP, `click` needs no vector. It is a hash of the
+        float32 bytes, the same everywhere. Raises InputError for what is no query.
         """
         vectors = _vectors(query)
         if len(vectors) != 1:
@@ -396,14 +396,14 @@ class Recorder:
         return _id(vectors[0])
 
     def click(self, query: VectorLike | str, target: int | str | UUID) -> None:
-        """Takes note of a click. Never raises.
+        """Record a click. Never raises.
+
+        Clicks of queries that the sample drops are dropped, so those that stay are as
+        uniform as the queries. Any process may be told of a click.
 
         Args:
             query: The query that was asked [d], or its `id_of`.
             target: The id in the store of what was clicked.
-
-        Clicks of queries that the sample drops are dropped, so that those that stay are as uniform as the queries. Any
-        process may be told of a click, whichever answered the query.
         """
         try:
             id = as_id(query) if isinstance(query, str) else self.id_of(query)
@@ -417,14 +417,20 @@ class Recorder:
             self.fail(error, "a click is")
 
     def forget(self, ids: Collection[str]) -> int:
-        """Deletes the queries of these ids, which `id_of` gives, with their clicks: from the folder and the folders in
-        it, by whichever process they were recorded. Returns how many there were.
+        """Delete queries with their clicks, whichever process has recorded them.
 
-        What another process was asked within its last minute (`seconds`) it writes later: forget it again then. A
-        correction that was fitted on these queries keeps them until the next `hubplugin.refit`.
+        What another process heard within its last `seconds` it writes later: forget it
+        again then. A correction that was fitted on it keeps it until the next refit.
 
-        Raises InputError for what is no id, and StoreError for a file that cannot be read or written, which is then
-        left as it is.
+        Args:
+            ids: Those of the queries, which `id_of` gives.
+
+        Returns:
+            How many there were, in the folder and the folders in it.
+
+        Raises:
+            InputError: One of them is no id.
+            StoreError: A file cannot be read or written, and is left as it is.
         """
         forgotten = {as_id(id) for id in ids}
         self.flush()  # or what is in memory would be written after it was forgotten
@@ -438,8 +444,8 @@ class Recorder:
         return count
 
     def flush(self) -> None:
-        """Writes what is not on disk yet, here and `within`. Never raises."""
-        for recorder in (self, *list(self._within.values())):
+        """Write what is not on disk yet, here and `within`. Never raises."""
+        for recorder in (self, *self._within.values()):
             try:
                 recorder._write()
             except Exception as error:
@@ -483,26 +489,30 @@ class Recorder:
         """
         if what not in self._failed:
             self._failed.add(what)
-            logging.getLogger(__name__).warning(
-                "%s not recorded in %s: %s; searches go on", what, self.folder, error
-            )
+            message = "%s not recorded in %s: %s; searches go on"
+            logging.getLogger(__name__).warning(message, what, self.folder, error)
 
     def close(self) -> None:
-        """Writes what is not on disk yet. It happens by itself where Python ends."""
+        """Write what is not on disk yet. It happens by itself where Python ends."""
         self.flush()
 
     def within(self, *names: str) -> Recorder:
-        """A recorder of the same settings for what is called `names`, such as a collection and its vector: its folder
-        lies in this one's. Raises InputError for more than 64 of them."""
-        if names not in self._within:
-            if len(self._within) >= MOST_WITHIN:
-                raise InputError(
-                    f"{MOST_WITHIN} samples are kept in it already; "
-                    f"{'/'.join(names)} is left out"
-                )
-            folder = folder_within(self.folder, *names)
-            self._within.setdefault(
-                names,
-                Recorder(folder, self.size, texts=self.texts, seconds=self.seconds),
+        """Return a recorder of the same settings in a folder inside this one's.
+
+        Args:
+            names: What its queries are asked of, such as a collection and its vector.
+
+        Raises:
+            InputError: There are 64 of them already.
+        """
+        found = self._within.get(names)
+        if found is not None:
+            return found
+        if len(self._within) >= MOST_WITHIN:
+            raise InputError(
+                f"{MOST_WITHIN} samples are kept in it already; "
+                f"{'/'.join(names)} is left out"
             )
-        return self._within[names]
+        folder = folder_within(self.folder, *names)
+        made = Recorder(folder, self.size, texts=self.texts, seconds=self.seconds)
+        return self._within.setdefault(names, made)

@@ -46,11 +46,15 @@ with_and_without_a_map = pytest.mark.parametrize(
 )
 
 
-class StoreConformance(ABC):
-    """The tests. Subclass it as `Test...`, and say how a store is made.
+class Gallery(ABC):
+    """A gallery in a store of the adapter, and what can be asserted of it.
 
-    rows, dim: the size of the gallery in the tests. recall: the least share of the exact corrected top 10 that
-    a search must return; 1.0 for an exact store. metric: that of the store that `create` makes.
+    rows, dim: The size of the gallery in the tests.
+    recall: The least share of the exact corrected top 10 that a search must return; 1.0
+        for an exact store.
+    metric: That of the store that `create` makes.
+    resumes: False for a store that is one file: what a killed run has written is
+        written again.
     """
 
     rows: int = 300
@@ -58,51 +62,54 @@ class StoreConformance(ABC):
     recall: float = 1.0
     metric: Metric = Metric.COSINE
     resumes: bool = True
-    """False for a store that is one file: what a killed run has written is written again."""
 
     @abstractmethod
     def create(self, ids: Sequence[Id], vectors: np.ndarray) -> Store:
-        """A fresh store, as its user would have filled it.
+        """Return a fresh store, as its user would have filled it.
 
         Args:
-            ids: of the targets.
+            ids: Of the targets.
             vectors: [n, d], in the same order.
         """
 
     @abstractmethod
     def reopen(self, store: Store) -> Store:
-        """The data of `store` opened anew, as another process would; `store` is not used again."""
+        """Return the data of `store` opened anew, as another process would.
+
+        `store` is not used again.
+        """
 
     def insert_plain(
         self, store: Store, ids: Sequence[Id], vectors: np.ndarray
     ) -> Store:
-        """Adds targets past hubplugin, as another program would. Leave it out where the store cannot.
+        """Add targets past hubplugin, as another program would.
+
+        Leave it out if the store cannot.
 
         Args:
-            store: what they are added to; behind the query map, where one stands before what is added.
-            ids: of the new targets.
+            store: What they are added to; behind the query map, if one stands before
+                what is added.
+            ids: Of the new targets.
             vectors: [n, d], in the same order.
         """
         pytest.skip("this store takes no targets past hubplugin")
 
     def ids(self) -> list[Id]:
-        """Ids of the gallery; override it for a store that takes strings."""
+        """Return ids of the gallery; override it for a store that takes strings."""
         return list(range(self.rows))
 
     def fresh_ids(self) -> list[Id]:
-        """Five ids that are not in the gallery, of the same kind."""
+        """Return five ids that are not in the gallery, of the same kind."""
         return list(range(self.rows, self.rows + 5))
 
     def vectors(self) -> np.ndarray:
-        """The gallery: clustered, so that it has hubs; at unit length where the metric is cosine."""
+        """Return the gallery: clustered, so that it has hubs; unit length for cosine."""
         rng = np.random.default_rng(1)
-        centres = rng.normal(size=(8, self.dim))
-        return self._scale(
-            centres[rng.integers(8, size=self.rows)]
-            + rng.normal(size=(self.rows, self.dim))
-        )
+        centres = rng.normal(size=(8, self.dim))[rng.integers(8, size=self.rows)]
+        return self._scale(centres + rng.normal(size=(self.rows, self.dim)))
 
     def queries(self, seed: int = 2, count: int = 40) -> np.ndarray:
+        """Return queries near targets of the gallery."""
         rng = np.random.default_rng(seed)
         near = self.vectors()[rng.integers(self.rows, size=count)]
         scale = 0.5 * float(np.abs(near).mean())
@@ -118,12 +125,11 @@ class StoreConformance(ABC):
         return vectors.astype(np.float32)
 
     def _model(self, method: str = "is") -> OffsetModel:
-        return fit(
-            self.vectors(), self.queries(seed=4, count=200), method, metric=self.metric
-        )
+        bank = self.queries(seed=4, count=200)
+        return fit(self.vectors(), bank, method, metric=self.metric)
 
     def _models(self, store: Store, mapped: bool) -> tuple[OffsetModel, OffsetModel]:
-        """Two models; `mapped` ones have query maps that change most rankings."""
+        """Return two models; `mapped` ones have maps that change most rankings."""
         if not mapped:
             return self._model(), self._model("nnn")
         if not store.maps_queries or self.metric is Metric.EUCLIDEAN:
@@ -132,29 +138,22 @@ class StoreConformance(ABC):
 
     def _map_queries(self, seed: int) -> OffsetModel:
         step = 0.1 * np.random.default_rng(seed).normal(size=(self.dim, self.dim))
-        model = replace(
-            self._model(), query_map=QueryMap(step.astype(np.float32), 1.0, 200)
-        )
-        return model.centre_on(self.vectors())
+        query_map = QueryMap(step.astype(np.float32), 1.0, 200)
+        mapped = replace(self._model(), query_map=query_map)
+        return mapped.centre_on(self.vectors())
 
-    def _assert_active(
-        self, store: Store, model: OffsetModel, previous: OffsetModel | None = None
-    ) -> Store:
-        """Opened anew, `model` is active and whole, and searches rank by it. previous: what `rollback` would
-        write. Returns the store, opened anew."""
-        store = self.reopen(store)
-        correction, report = store.correction(), inspect(store, queries=0)
-        assert correction is not None
-        assert correction.active
-        assert correction.model.fingerprint == model.fingerprint
-        assert (report.missing, report.stale) == (0, 0)
-        self._assert_ranking(store.search(self.queries(), K), model)
-        self._assert_ranking(store.search(self.queries(), K, raw=True), None)
-        if previous is not None:
-            stored = store.previous()
-            assert stored is not None
-            assert stored.fingerprint == previous.fingerprint
-        return store
+    def _pairs(self, store: Store) -> tuple[np.ndarray, np.ndarray]:
+        """Return two queries for each target, and their ids.
+
+        A map finds the way from the ones to the others.
+        """
+        self._models(store, mapped=True)
+        rng = np.random.default_rng(8)
+        vectors = self.vectors()
+        turn = np.eye(self.dim) + 0.3 * rng.normal(size=(self.dim, self.dim))
+        moved = vectors + 0.1 * vectors.std() * rng.normal(size=vectors.shape)
+        queries = np.concatenate([vectors, moved]) @ np.linalg.inv(turn)
+        return self._scale(queries), np.array(2 * self.ids())
 
     def _cut_off(
         self, moment: str, store: Store, model: OffsetModel
@@ -179,29 +178,65 @@ class StoreConformance(ABC):
                 raise KeyboardInterrupt
         return self.reopen(store), written
 
+    def _assert_active(
+        self, store: Store, model: OffsetModel, previous: OffsetModel | None = None
+    ) -> Store:
+        """Assert that `model` is active and whole, and searches rank by it.
+
+        `previous` is what `rollback` would write. Returns the store, opened anew.
+        """
+        store = self.reopen(store)
+        correction = store.correction()
+        assert correction is not None
+        assert correction.active
+        assert correction.model.fingerprint == model.fingerprint
+        self._assert_counts(store, self.rows)
+        self._assert_ranking(store, model)
+        if previous is not None:
+            stored = store.previous()
+            assert stored is not None
+            assert stored.fingerprint == previous.fingerprint
+        return store
+
+    def _assert_counts(self, store: Store, count: int, lacking: int = 0) -> None:
+        """Assert that an inspection counts `count` targets and their lacking offsets.
+
+        A store whose neutral offset is a number like any other cannot tell that one is
+        missing rather than stale.
+        """
+        report = inspect(store, queries=0)
+        assert (report.count, report.missing + report.stale) == (count, lacking)
+
     def _assert_ranking(
         self,
-        hits: Hits,
+        store: Store,
         model: OffsetModel | None,
         fresh: np.ndarray | None = None,
         *,
         refreshed: bool = False,
     ) -> None:
-        """`hits` are the exact ranking by `model`, up to ties and to the recall that the store promises. fresh: targets
-        behind the gallery, which have the offset 0 until they are `refreshed`."""
+        """Assert that searches return the exact rankings, raw and by `model`.
+
+        They may differ by ties and by the recall that the store promises. `fresh` are
+        targets behind the gallery, which have the offset 0 until they are `refreshed`.
+        """
         vectors = self.vectors()
-        ids = self.ids()
         if fresh is not None:
             vectors = np.concatenate([vectors, fresh])
-            ids += self.fresh_ids()
-        offsets = np.zeros(len(ids))
+        raw = store.search(self.queries(), K, raw=True)
+        self._assert_hits(raw, self._similarities(None, vectors))
+        offsets = np.zeros(len(vectors))
         if model is not None:
             offsets += model.offsets(vectors)
         if not refreshed:
             offsets[self.rows :] = 0
-        scores = self._similarities(model, self.queries(), vectors) + offsets
-        row = {key: number for number, key in enumerate(ids)}
-        ranked = np.array([[row[key] for key in line] for line in hits.ids])
+        scores = self._similarities(model, vectors) + offsets
+        self._assert_hits(store.search(self.queries(), K), scores)
+
+    def _assert_hits(self, hits: Hits, scores: np.ndarray) -> None:
+        """Assert that `hits` are the first by `scores` [q, t], in their order."""
+        ids = self.ids() + self.fresh_ids()
+        ranked = np.array([[ids.index(key) for key in line] for line in hits.ids])
         assert ranked.shape == (len(scores), K)
         least = np.sort(scores, axis=1)[:, -K][:, None] - 1e-5
         is_right = np.take_along_axis(scores, ranked, axis=1) >= least
@@ -210,24 +245,28 @@ class StoreConformance(ABC):
             assert sorted(line) in (line, line[::-1])
 
     def _similarities(
-        self, model: OffsetModel | None, queries: np.ndarray, vectors: np.ndarray
+        self, model: OffsetModel | None, vectors: np.ndarray
     ) -> np.ndarray:
-        """Return similarities [q, t] in float64, of queries as the map of `model` has them."""
-        mapped = queries.astype(np.float64)
+        """Return similarities [q, t] in float64, of queries as `model` maps them."""
+        queries = self.queries().astype(np.float64)
         targets = vectors.astype(np.float64)
         if model is not None and model.query_map is not None:
-            mapped = mapped + mapped @ model.query_map.step.astype(np.float64).T
+            queries = queries + queries @ model.query_map.step.astype(np.float64).T
+        similarities: np.ndarray = queries @ targets.T
         if self.metric is Metric.EUCLIDEAN:
-            differences = mapped[:, None, :] - targets[None, :, :]
-            return np.asarray(-(differences**2).sum(axis=2) / 2)
-        return np.asarray(mapped @ targets.T)
+            lengths = (queries**2).sum(axis=1)[:, None] + (targets**2).sum(axis=1)
+            similarities -= lengths / 2
+        return similarities
 
     def _vectors_of(self, ids: Sequence[Id]) -> np.ndarray:
-        row = {key: number for number, key in enumerate(self.ids())}
-        return self.vectors()[[row[key] for key in ids]]
+        known = self.ids()
+        return self.vectors()[[known.index(key) for key in ids]]
 
     def _assert_raw(self, store: Store) -> Store:
-        """Opened anew, the store is as if it had never been corrected. It, opened anew."""
+        """Assert that the store is as if it had never been corrected.
+
+        Returns it, opened anew.
+        """
         store = self.reopen(store)
         assert store.correction() is None
         assert store.previous() is None
@@ -241,8 +280,12 @@ class StoreConformance(ABC):
         assert store.count() == len(ids) == self.rows
         assert set(ids) == set(self.ids())
         assert (store.dim, store.metric) == (self.dim, self.metric)
-        self._assert_ranking(store.search(self.queries(), K), None)
+        self._assert_ranking(store, None)
         return store
+
+
+class StoreConformance(Gallery):
+    """The tests. Subclass it as `Test...`, and say how a store is made."""
 
     def test_without_a_correction_a_scan_sees_every_vector_once_and_searches_are_raw(
         self, store: Store
@@ -250,23 +293,23 @@ class StoreConformance(ABC):
         self._assert_raw(store)
 
     @with_and_without_a_map
-    def test_searches_return_the_exact_corrected_ranking(
+    def test_searches_return_the_exact_corrected_ranking_and_a_refresh_keeps_it(
         self, store: Store, mapped: bool
     ) -> None:
         model, _ = self._models(store, mapped)
         applied = write(store, model)
         assert (applied.scanned, applied.missing) == (self.rows, self.rows)
-        self._assert_ranking(store.search(self.queries(), K), model)
+        self._assert_ranking(store, model)
         store = self._assert_active(store, model)
+        precision = max(store.precision, 1e-5)
         for batch in store.scan():
             vectors = self._vectors_of(batch.ids)
+            offsets = model.offsets(vectors)
             np.testing.assert_allclose(batch.vectors, vectors, rtol=0, atol=1e-5)
-            np.testing.assert_allclose(
-                batch.offsets,
-                model.offsets(vectors),
-                rtol=0,
-                atol=max(store.precision, 1e-5),
-            )
+            np.testing.assert_allclose(batch.offsets, offsets, rtol=0, atol=precision)
+        again = refresh(store)
+        assert (again.scanned, again.missing, again.stale) == (self.rows, 0, 0)
+        self._assert_ranking(store, model)
 
     @with_and_without_a_map
     def test_searches_stay_as_they_are_until_another_correction_takes_their_place(
@@ -291,7 +334,7 @@ class StoreConformance(ABC):
                 assert correction is not None
                 assert correction.active is (active is not None)
                 writing.activate()
-            self._assert_ranking(store.search(self.queries(), K), model)
+            self._assert_ranking(store, model)
         self._assert_active(store, second, previous=first)
 
     @with_and_without_a_map
@@ -303,13 +346,12 @@ class StoreConformance(ABC):
         store, written = self._cut_off(moment, store, model)
         correction = store.correction()
         assert correction is None or not correction.active
-        self._assert_ranking(store.search(self.queries(), K), None)
+        self._assert_ranking(store, None)
+        there: list[Id] = []
         with store.begin(model) as writing:
-            lacking = [
-                batch.take(np.flatnonzero(np.isnan(batch.offsets)))
-                for batch in writing.scan()
-            ]
-        there = [key for batch in lacking for key in batch.ids]
+            for batch in writing.scan():
+                lacks = np.flatnonzero(np.isnan(batch.offsets))
+                there += batch.take(lacks).ids
         if self.resumes:
             there += written
         assert sorted(there, key=str) == sorted(self.ids(), key=str)
@@ -351,64 +393,45 @@ class StoreConformance(ABC):
             hits = store.search(fresh, K)
             for key, found in zip(self.fresh_ids(), hits.ids, strict=True):
                 assert key in found
-        report = inspect(store, queries=0)
-        # A store whose neutral offset is a number like any other cannot tell that it is missing.
-        assert (report.count, report.missing + report.stale) == (self.rows + 5, 5)
+        self._assert_counts(store, self.rows + 5, lacking=5)
         applied = refresh(store)
         assert applied.missing + applied.stale == 5
         store = self.reopen(store)
-        report = inspect(store, queries=0)
-        assert (report.missing, report.stale) == (0, 0)
-        hits = store.search(self.queries(), K)
-        self._assert_ranking(hits, model, fresh, refreshed=True)
-        self._assert_ranking(store.search(self.queries(), K, raw=True), None, fresh)
+        self._assert_counts(store, self.rows + 5)
+        self._assert_ranking(store, model, fresh, refreshed=True)
 
     def test_a_target_without_an_offset_is_neither_lifted_nor_sunk(
         self, store: Store
     ) -> None:
-        model, fresh = self._model(), self.queries(seed=3, count=5)
-        write(store, model)
-        store = self.insert_plain(store, self.fresh_ids(), fresh)
-        self._assert_ranking(store.search(self.queries(), K), model, fresh)
-
-    def test_a_refresh_of_a_whole_correction_changes_nothing(
-        self, store: Store
-    ) -> None:
         model = self._model()
         write(store, model)
-        hits = store.search(self.queries(), K)
-        applied = refresh(store)
-        assert (applied.scanned, applied.missing, applied.stale) == (self.rows, 0, 0)
-        assert store.search(self.queries(), K).ids == hits.ids
+        fresh = self.queries(seed=3, count=5)
+        store = self.insert_plain(store, self.fresh_ids(), fresh)
+        self._assert_ranking(store, model, fresh)
 
-    @with_and_without_a_map
+    @pytest.mark.parametrize("found", ["nothing", "half", "offsets", "query map"])
     def test_a_removal_leaves_the_store_as_it_was(
-        self, store: Store, mapped: bool
+        self, store: Store, found: str
     ) -> None:
+        models = self._models(store, mapped=found == "query map")
         raw = store.search(self.queries(), K)
-        for model in self._models(store, mapped):
-            write(store, model)
+        if found == "half":
+            store, _ = self._cut_off("within a batch", store, models[0])
+        elif found != "nothing":
+            for model in models:
+                write(store, model)
         store.remove()
         after = self._assert_raw(store).search(self.queries(), K)
         assert after.ids == raw.ids
         np.testing.assert_allclose(after.scores, raw.scores, rtol=0, atol=1e-5)
 
-    def test_a_removal_takes_a_half_written_correction_out(self, store: Store) -> None:
-        store, _ = self._cut_off("within a batch", store, self._model())
-        store.remove()
-        self._assert_raw(store)
-
-    def test_a_removal_without_a_correction_does_nothing(self, store: Store) -> None:
-        store.remove()
-        self._assert_raw(store)
-
     def test_what_does_not_fit_the_store_is_refused_and_changes_nothing(
         self, store: Store
     ) -> None:
         wrong = np.ones((3, self.dim + 1), np.float32)
-        wrong_metric = (
-            Metric.EUCLIDEAN if self.metric is not Metric.EUCLIDEAN else Metric.DOT
-        )
+        wrong_metric = Metric.EUCLIDEAN
+        if self.metric is wrong_metric:
+            wrong_metric = Metric.DOT
         with pytest.raises(HubpluginError, match=str(self.dim + 1)):
             apply(store, wrong)
         with pytest.raises(HubpluginError, match=wrong_metric.value):
@@ -425,12 +448,17 @@ class StoreConformance(ABC):
     def test_a_rollback_writes_the_model_before_and_a_second_one_returns(
         self, store: Store, mapped: bool
     ) -> None:
-        first, second = self._model("csls"), self._models(store, mapped)[0]
+        first = self._model("csls")
+        second, _ = self._models(store, mapped)
         write(store, first)
         with pytest.raises(StoreError, match="before"):
             rollback(store)
         write(store, second)
         for now, previous in ((first, second), (second, first)):
+            planned = rollback(store, dry_run=True)
+            assert planned.model.fingerprint == now.fingerprint
+            assert not planned.written
+            store = self._assert_active(store, previous, now)
             rollback(store)
             store = self._assert_active(store, now, previous)
 
@@ -439,12 +467,11 @@ class StoreConformance(ABC):
     def test_a_rollback_is_possible_behind_a_run_that_was_cut_off(
         self, store: Store, moment: str, of: str
     ) -> None:
-        first, second = self._model(), self._model("nnn")
+        first, second = self._models(store, mapped=False)
         write(store, first)
         write(store, second)
-        store, _ = self._cut_off(
-            moment, store, first if of == "the model before" else self._model("csls")
-        )
+        model = first if of == "the model before" else self._model("csls")
+        store, _ = self._cut_off(moment, store, model)
         store = self._assert_active(store, second, previous=first)
         rollback(store)
         self._assert_active(store, first, previous=second)
@@ -452,7 +479,7 @@ class StoreConformance(ABC):
     def test_a_rollback_gives_later_targets_offsets_and_a_refresh_keeps_the_model_before(
         self, store: Store
     ) -> None:
-        first, second = self._model(), self._model("nnn")
+        first, second = self._models(store, mapped=False)
         write(store, first)
         write(store, second)
         fresh = self.queries(seed=3, count=5)
@@ -460,22 +487,8 @@ class StoreConformance(ABC):
         refresh(store)
         store = self.reopen(store)
         rollback(store)
-        report = inspect(store, queries=0)
-        assert (report.count, report.missing, report.stale) == (self.rows + 5, 0, 0)
-        self._assert_ranking(
-            store.search(self.queries(), K), first, fresh, refreshed=True
-        )
-
-    def test_a_dry_rollback_changes_nothing(self, store: Store) -> None:
-        first, second = self._model(), self._model("nnn")
-        write(store, first)
-        write(store, second)
-        planned = rollback(store, dry_run=True)
-        assert (planned.model.fingerprint, planned.written) == (
-            first.fingerprint,
-            False,
-        )
-        self._assert_active(store, second, previous=first)
+        self._assert_counts(store, self.rows + 5)
+        self._assert_ranking(store, first, fresh, refreshed=True)
 
     def test_what_pairs_teach_is_applied_and_learned_anew_by_a_refit(
         self, store: Store
@@ -487,18 +500,6 @@ class StoreConformance(ABC):
         assert second.fingerprint != first.fingerprint
         assert None not in (first.query_map, second.query_map)
         self._assert_active(store, second)
-
-    def _pairs(self, store: Store) -> tuple[np.ndarray, np.ndarray]:
-        """Queries of which a map finds the way to their targets, two for each, and the ids of these."""
-        self._models(store, mapped=True)
-        rng, vectors = np.random.default_rng(8), self.vectors()
-        turn = np.eye(self.dim) + 0.3 * rng.normal(size=(self.dim, self.dim))
-        paraphrases = np.concatenate(
-            [vectors, vectors + 0.1 * vectors.std() * rng.normal(size=vectors.shape)]
-        )
-        return self._scale(paraphrases @ np.linalg.inv(turn)), np.array(
-            [*self.ids(), *self.ids()]
-        )
 
     def test_an_inspection_counts_what_mapped_queries_find(self, store: Store) -> None:
         write(store, self._models(store, mapped=True)[0])

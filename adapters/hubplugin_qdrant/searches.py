@@ -15,7 +15,7 @@ from typing import Any
 from qdrant_client import models
 
 from hubplugin.errors import InputError, Parameter
-from hubplugin.recording import Recorder
+from hubplugin.recording import Recorder, as_target
 from hubplugin_qdrant.calls import Call, Operation
 from hubplugin_qdrant.manifest import QdrantManifest
 from hubplugin_qdrant.metadata import (
@@ -113,7 +113,11 @@ def click(
             query = nearest((yield from _embed(cache, query)))
         cached = yield from cache.lookup(collection_name)
         if _keeps(recorder, collection_name, cached.collection):
-            recorder.within(cached.collection, using or "").click(query, target)
+            place = cached.collection
+            ids = [as_target(target)]
+            if not (yield Call(cache.raw.retrieve, place, ids, with_payload=False)):
+                raise InputError(f"what was clicked is no point of {collection_name!r}")
+            recorder.within(place, using or "").click(query, target)
     except Exception as error:  # who clicked has been sent on already
         recorder.fail(error, "a click is")
 

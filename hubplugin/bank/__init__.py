@@ -1,17 +1,33 @@
-"""Banks: queries and what is known of their answers, of what kind they are, and texts that become vectors."""
+"""Banks: queries, known answers, the kind of a bank, and texts that become vectors."""
 
-from hubplugin.bank.bank import Bank as Bank
-from hubplugin.bank.bank import BankLike as BankLike
-from hubplugin.bank.kinds import SEEN as SEEN
-from hubplugin.bank.kinds import BankProfile as BankProfile
-from hubplugin.bank.kinds import own_share as own_share
-from hubplugin.bank.kinds import profile as profile
-from hubplugin.bank.prepared import SPACINGS as SPACINGS
-from hubplugin.bank.prepared import SURVEYED as SURVEYED
-from hubplugin.bank.prepared import PreparedBank as PreparedBank
-from hubplugin.bank.prepared import Survey as Survey
-from hubplugin.bank.prepared import Whole as Whole
-from hubplugin.bank.prepared import places as places
-from hubplugin.bank.prepared import read_store as read_store
-from hubplugin.bank.prepared import spacing_ratio as spacing_ratio
-from hubplugin.bank.texts import holds_texts as holds_texts
+from hubplugin.bank.bank import Bank, BankLike
+from hubplugin.bank.kinds import SEEN, BankProfile, own_share, profile
+from hubplugin.bank.prepared import (
+    SPACINGS,
+    PreparedBank,
+    Survey,
+    Whole,
+    find_missing,
+    places,
+    read_store,
+    spacing_ratio,
+)
+from hubplugin.bank.texts import holds_texts
+
+__all__ = [
+    "SEEN",
+    "SPACINGS",
+    "Bank",
+    "BankLike",
+    "BankProfile",
+    "PreparedBank",
+    "Survey",
+    "Whole",
+    "find_missing",
+    "holds_texts",
+    "own_share",
+    "places",
+    "profile",
+    "read_store",
+    "spacing_ratio",
+]

@@ -17,10 +17,10 @@ from hubplugin.vectors import Progress, as_vectors, one_line
 logger = logging.getLogger(__name__)
 
 Embedder: TypeAlias = Callable[[Sequence[str]], Any]
-"""Texts [b] in, their vectors [b, d] out: an array, a tensor or lists."""
+"""A function from texts [b] to vectors [b, d]: an array, a tensor or lists."""
 
 Embed: TypeAlias = Embedder | str | None
-"""What embeds texts, or its name: `sentence-transformers:NAME` or `module:function`."""
+"""A model of texts, or its name: `sentence-transformers:NAME` or `module:function`."""
 
 QUERIES = "sentence-transformers"
 DOCUMENTS = "sentence-transformers-documents"
@@ -80,27 +80,26 @@ def embed_texts(
     """Embed texts, each different one once.
 
     Args:
-        texts: the texts.
-        embed: a function, or the name of a model.
-        name: what errors call the texts.
-        progress: is told.
-        dim: how many dimensions the gallery has; a model of others is refused after its first batch.
+        texts: The texts.
+        embed: A function, or the name of a model.
+        name: What errors call the texts.
+        progress: Is told after each batch.
+        dim: How many dimensions the gallery has; a model of others is refused after its
+            first batch.
 
     Returns:
         float32 [len(texts), d].
 
     Raises:
-        InputError: the model cannot be had, or returns no matrix of so many rows.
+        InputError: The model cannot be had, or returns no matrix of so many rows.
     """
     if isinstance(embed, str):
         embed = embedder_of(embed)
-    row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-    different = list(row_of)
-    logger.info(
-        "%s: %d texts, %d of them to be embedded", name, len(texts), len(different)
-    )
+    different = list(dict.fromkeys(texts))
+    count = len(different)
+    logger.info("%s: %d texts, %d of them to be embedded", name, len(texts), count)
     parts: list[np.ndarray] = []
-    for start in range(0, len(different), BATCH):
+    for start in range(0, count, BATCH):
         batch = different[start : start + BATCH]
         try:
             output = embed(batch)
@@ -119,7 +118,7 @@ def embed_texts(
             )
         parts.append(vectors)
         if progress is not None:
-            progress("embedding texts", start + len(batch), len(different))
-    rows = [row_of[text] for text in texts]
-    embedded: np.ndarray = np.concatenate(parts)[rows]
+            progress("embedding texts", start + len(batch), count)
+    row_of = {text: row for row, text in enumerate(different)}
+    embedded: np.ndarray = np.concatenate(parts)[[row_of[text] for text in texts]]
     return embedded

@@ -1,9 +1,9 @@
-"""`PreparedBank`: checked queries, what is known of their answers, and the gallery once it is known."""
+"""`PreparedBank`: checked queries, known answers, and the gallery once it is known."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -37,29 +37,38 @@ from hubplugin.vectors import (
 logger = logging.getLogger(__name__)
 
 SPREAD_SAMPLE = 4_096
-"""Targets of which the spread of similarities is taken. On six sets (text and code, text and image, two languages, a
-query log) these move it by at most 0.03 %, and which `SURVEYED` queries of the bank are drawn by at most 1.7 %. R@1 of
-the default is the same as with all targets (benchmarks/settings.py)."""
+"""Targets of which the spread of similarities is taken.
+
+On six sets (text and code, text and image, two languages, a query log) these move it by
+at most 0.03 %, and which `SURVEYED` queries of the bank are drawn by at most 1.7 %. R@1
+of the default is the same as with all targets (benchmarks/settings.py)."""
 
 SURVEYED = 512
-"""Bank queries that the kind of a bank is judged by: the spacing ratio then has a standard error of about 0.05."""
+"""Bank queries that the kind of a bank is judged by.
+
+The spacing ratio then has a standard error of about 0.05."""
 
 SPACINGS = 10
-"""Gaps between neighbours in a query's list that the spacing ratio reads: the first, and those it is compared with."""
+"""Gaps between neighbours in a query's list that the spacing ratio reads."""
 
 
 def spacing_ratio(largest: np.ndarray) -> float:
-    """Return how far the nearest target stands out: about 1 and below where answers are elsewhere, above 1 in a log.
+    """Return how far the nearest target stands out.
 
-    largest: the `SPACINGS` + 1 largest similarities of each query, the largest first: [m, k].
+    It is about 1 and below if answers are elsewhere, above 1 in a log. With
+    s_1 >= s_2 >= ... the similarities of one query, the gaps j (s_j - s_j+1) have one
+    mean for all j if the upper end of their distribution is exponential (Renyi's
+    representation of order statistics). It is less for small j if the end is shorter.
+    The ratio is the mean of the first gap over the mean of the others, over all queries:
+    it knows neither scale nor metric. An answer makes the first gap larger. 1 for fewer
+    than 3 targets.
 
-    With s_1 >= s_2 >= ... the similarities of one query, the gaps j (s_j - s_j+1) have one mean for all j if the upper
-    end of their distribution is exponential (Renyi's representation of order statistics). It is less for small j if
-    the end is shorter. The ratio is the mean of the first gap over the mean of the others, over all queries: it knows
-    neither scale nor metric. An answer makes the first gap larger. 1 where there are fewer than 3 targets.
+    Measured (benchmarks/settings.py): banks whose answers are elsewhere 0.60 to 0.95,
+    logs 0.95 to 3.5, on text and code, text and images, and across languages.
 
-    Measured (benchmarks/settings.py): banks whose answers are elsewhere 0.60 to 0.95, logs 0.95 to 3.5, on text and
-    code, text and images, and across languages.
+    Args:
+        largest: The `SPACINGS` + 1 largest similarities of each query, the largest
+            first: [m, k].
     """
     gaps = -np.diff(largest, axis=1) * np.arange(1, largest.shape[1])
     if gaps.shape[1] < 2 or not gaps[:, 1:].mean() > 0:
@@ -83,8 +92,10 @@ class Survey:
 class Whole:
     """A gallery that workers have read, where `PreparedBank.targets` is a sample of it.
 
-    count: Targets with a direction. zeros: Zero vectors beside these. survey: As in `PreparedBank`. answers: The
-    answers of the bank; None where nobody asks.
+    count: Targets with a direction.
+    zeros: Zero vectors beside these.
+    survey: As in `PreparedBank`.
+    answers: The answers of the bank; None if nobody asks.
     """
 
     count: int
@@ -95,16 +106,20 @@ class Whole:
 
 @dataclass(frozen=True, eq=False)
 class PreparedBank:
-    """Checked queries, what is known of their answers, and the gallery once it is known.
+    """Checked queries, known answers, and the gallery once it is known.
 
-    Everything that tries or fits a correction takes this. A fold or a sample is a prepared bank with fewer rows.
+    Everything that tries or fits a correction takes this. A fold or a sample is a
+    prepared bank with fewer rows.
 
-    query_bank: [m, d], at unit length where the metric is cosine, as is target_bank.
+    query_bank: [m, d], at unit length if the metric is cosine, as is target_bank.
     target_bank: Vectors of answers [p, d].
     pairs: The row of the target bank that belongs to each query, int [m].
-    clicks: The row of the gallery that belongs to each query, or the id in a store; -1 for none.
-    targets: The gallery, without zero vectors where the metric is cosine.
-    whole: What workers found, where `targets` are a sample of the gallery.
+    clicks: The row of the gallery that belongs to each query, or the id in a store; -1
+        for none.
+    targets: The gallery, without zero vectors if the metric is cosine.
+    whole: What workers found, if `targets` are a sample of the gallery.
+    rows: The row of each query in what was given, int [m]; None if they were put
+        together.
     """
 
     query_bank: np.ndarray
@@ -115,6 +130,7 @@ class PreparedBank:
     clicks: np.ndarray | None = None
     targets: Vectors | None = None
     whole: Whole | None = None
+    rows: np.ndarray | None = None
 
     def against(
         self,
@@ -123,11 +139,11 @@ class PreparedBank:
         *,
         trusted: bool = False,
     ) -> PreparedBank:
-        """Return this bank with a gallery, which is read once for zero vectors if the metric is cosine.
+        """Return this bank with a gallery, read once for zero vectors under cosine.
 
         Args:
             targets: The gallery [n, d].
-            ids: The row of each id, where a store was read.
+            ids: The rows of ids in a store that was read, as `places` gives them.
             trusted: Does not look for zero vectors: a fit raises ZeroVector for one.
 
         Raises:
@@ -137,41 +153,37 @@ class PreparedBank:
         if clicks is not None and ids is None and isinstance(targets, Scannable):
             targets, ids = read_store(targets, clicks)
         whole = as_vectors(targets, "targets")
-        if whole.dim != self.query_bank.shape[1]:
+        dim = self.query_bank.shape[1]
+        if whole.dim != dim:
             raise InputError(
-                f"{whole.name} has {whole.dim} dimensions, the query bank has {self.query_bank.shape[1]}; embed both "
-                "with the same model"
+                f"{whole.name} has {whole.dim} dimensions, the query bank has {dim}; "
+                "embed both with the same model"
             )
         gallery = whole if trusted else Directed.of(whole, self.metric)
         if clicks is not None:
-            clicks = _rows_of(clicks, whole.rows, ids)
-            if not (clicks >= 0).any():
-                raise InputError(
-                    f"answers: none of what they name is in {whole.name}; one for each query, they are ids"
-                )
-            clicks = locate_rows(gallery, clicks)
+            clicks = locate_rows(gallery, _rows_of(clicks, whole, ids))
         return replace(self, targets=gallery, clicks=clicks)
 
     def with_pairs(self, pairs: PreparedBank) -> PreparedBank:
         """Return this bank with the queries and clicks of `pairs` behind its own."""
-        clicks = [
-            np.full(len(part.query_bank), -1) if part.clicks is None else part.clicks
-            for part in (self, pairs)
-        ]
+        clicks = []
+        for part in (self, pairs):
+            unknown = np.full(len(part.query_bank), -1)
+            clicks.append(unknown if part.clicks is None else part.clicks)
         queries = np.concatenate([self.query_bank, pairs.query_bank])
-        return replace(self, query_bank=queries, clicks=np.concatenate(clicks))
+        clicked = np.concatenate(clicks)
+        return replace(self, query_bank=queries, clicks=clicked, rows=None)
 
     def take(self, rows: np.ndarray) -> PreparedBank:
         """Return this bank with the queries `rows` alone."""
         pairs = None if self.pairs is None else self.pairs[rows]
         clicks = None if self.clicks is None else self.clicks[rows]
-        return replace(
-            self, query_bank=self.query_bank[rows], pairs=pairs, clicks=clicks
-        )
+        queries = self.query_bank[rows]
+        return replace(self, query_bank=queries, pairs=pairs, clicks=clicks, rows=None)
 
     @property
     def known_answers(self) -> np.ndarray | None:
-        """The row of target bank or gallery that each query asks for, -1 where nothing is known."""
+        """The row of target bank or gallery that each query asks for, -1 if unknown."""
         return self.clicks if self.pairs is None else self.pairs
 
     def require_answers(self) -> np.ndarray:
@@ -227,7 +239,10 @@ class PreparedBank:
 
     @cached_property
     def answer_vectors(self) -> Vectors:
-        """The target bank as columns beside the targets: one object, so that products with it can be held."""
+        """The target bank as columns beside the targets.
+
+        It is one object, so that products with it can be held.
+        """
         if self.target_bank is None:
             raise InputError(
                 "the bank lacks the vectors of answers: pass ", Parameter("answers")
@@ -245,11 +260,20 @@ class PreparedBank:
         """The nearest targets of `surveyed` in the whole gallery."""
         if self.whole is not None:
             return self.whole.survey
-        return survey(self, self.require_targets())
+        return self._survey(self.require_targets())
+
+    def _survey(self, targets: Vectors) -> Survey:
+        top = TopK(SPACINGS + 1)
+        label = "looking at the bank"
+        search(self.surveyed, targets, self.metric, self.compute, top, label=label)
+        return Survey(top.scores[0], top.rows[0, :, 0])
 
     @cached_property
     def deviation(self) -> float:
-        """The standard deviation of the similarities between bank and gallery, of a sample of both."""
+        """The standard deviation of the similarities between bank and gallery.
+
+        It is that of a sample of both.
+        """
         rng = np.random.default_rng(0)
         sample = draw_sample(self.require_targets(), SPREAD_SAMPLE, self.metric, rng)
         of_prepared = Metric.DOT if self.metric is Metric.COSINE else self.metric
@@ -259,15 +283,17 @@ class PreparedBank:
 
     @cached_property
     def answers_are_elsewhere(self) -> bool:
-        """True if the target bank holds the answers: the nearest target stands out more there than in the gallery.
+        """True if the target bank holds the answers.
 
-        Without a target bank nothing says so, and answers are left out: on seventeen settings that costs the default
-        0.06 points of R@1 on average, while keeping them costs 3.3 on the worst log (benchmarks/settings.py).
+        The nearest target stands out more there than in the gallery. Without a target
+        bank nothing says so, and answers are left out: on seventeen settings that costs
+        the default 0.06 points of R@1 on average, while keeping them costs 3.3 on the
+        worst log (benchmarks/settings.py).
         """
         # Too few answers have gaps to compare.
         if self.target_bank is None or len(self.target_bank) <= SPACINGS:
             return False
-        in_target_bank = spacing_ratio(survey(self, self.answer_vectors).largest)
+        in_target_bank = spacing_ratio(self._survey(self.answer_vectors).largest)
         return in_target_bank > spacing_ratio(self.survey.largest)
 
     @cached_property
@@ -282,44 +308,58 @@ class PreparedBank:
         return find_answers(similarities, columns)
 
 
-def survey(bank: PreparedBank, targets: Vectors) -> Survey:
-    """Find the nearest of `targets` for a sample of `bank`."""
-    top = TopK(SPACINGS + 1)
-    label = "looking at the bank"
-    search(bank.surveyed, targets, bank.metric, bank.compute, top, label=label)
-    return Survey(top.scores[0], top.rows[0, :, 0])
-
-
 def require_rows(
     rows: np.ndarray, lowest: int, count: int, name: str, where: str
 ) -> None:
-    """Raise InputError if one of `rows`, which errors call `name`, is outside `lowest` ... `count` - 1."""
+    """Raise InputError if one of `rows` is outside `lowest` ... `count` - 1.
+
+    Errors call the rows `name`.
+    """
     outside = np.flatnonzero((rows < lowest) | (rows >= count))
     if outside.size:
+        row = rows[outside[0]]
         raise InputError(
-            f"{name}: bank query {outside[0]} belongs to row {rows[outside[0]]}, which is outside the {where} of "
-            f"{count} rows"
+            f"{name}: bank query {outside[0]} belongs to row {row}, which is outside the "
+            f"{where} of {count} rows"
         )
 
 
 def _rows_of(
-    clicks: np.ndarray, count: int, ids: Mapping[int | str, int] | None
+    clicks: np.ndarray, gallery: Vectors, ids: Mapping[int | str, int] | None
 ) -> np.ndarray:
-    """Return the rows [m] of what was clicked, -1 for nothing. The log names ids that are not in the store."""
+    """Return the rows [m] of what was clicked, -1 for nothing.
+
+    The log names ids that are not in the store. Raises InputError if none is.
+    """
+    none = (-1, "-1")  # beside texts, numpy makes a text of -1
+    clicked = [id for id in clicks.tolist() if id not in none]
+    if not clicked:
+        raise InputError("answers: all of them are -1, which stands for none")
     if ids is None:
         if clicks.dtype.kind not in "iu":
             raise InputError(
-                "answers must be rows of the gallery, which are numbers, or vectors; -1 for none"
+                "answers must be rows of the gallery, which are numbers, or vectors; -1 "
+                f"for none; given: {clicked[0]!r}"
             )
-        require_rows(clicks, -1, count, "answers", "gallery")
+        require_rows(clicks, -1, gallery.rows, "answers", "gallery")
         return clicks.astype(np.int64)
-    # Beside texts, numpy makes a text of -1.
-    clicked = [id for id in clicks.tolist() if id not in (-1, "-1")]
     unknown = [id for id in clicked if id not in ids]
+    example = next(iter(ids), None)
+    if len(unknown) == len(clicked):
+        raise InputError(
+            f"answers: none of the ids that they name is in {gallery.name}: they are "
+            f"such as {clicked[0]!r} ({type(clicked[0]).__name__}), and its ids are such "
+            f"as {example!r} ({type(example).__name__})"
+        )
     if unknown:
-        message = "%d of %d clicked ids are not in the store, and are left out: %s"
-        logger.warning(message, len(unknown), len(clicked), list_first(unknown))
-    return np.array([ids.get(id, -1) for id in clicks.tolist()], np.int64)
+        message = (
+            "%d of %d clicked ids are not in the store, and are left out: %s; its ids "
+            "are such as %r"
+        )
+        first = list_first(unknown)
+        logger.warning(message, len(unknown), len(clicked), first, example)
+    known = {**ids, -1: -1, "-1": -1}
+    return np.array([known.get(id, -1) for id in clicks.tolist()], np.int64)
 
 
 def places(
@@ -327,22 +367,26 @@ def places(
 ) -> dict[int | str, int]:
     """Return the rows of the `ids` that were `clicked`; the first id has the row `first`.
 
-    Clicks have digits as a number, a store of texts has them as a text.
+    Clicks may have as a number what is a text of digits in the store, and the other way
+    round. The id of row 0 is there, too, as an example of the store's ids.
     """
     rows: dict[int | str, int] = {}
-    by_number: dict[int | str, int] = {}
+    by_other: dict[int | str, int] = {}
     for row, id in enumerate(ids, start=first):
-        if id in clicked:
+        if id in clicked or not row:
             rows[id] = row
-        if isinstance(id, str) and is_number(id) and int(id) in clicked:
-            by_number[int(id)] = row
-    return rows | by_number
+        other: int | str = str(id)
+        if isinstance(id, str) and is_number(id):
+            other = int(id)
+        if other in clicked:
+            by_other[other] = row
+    return rows | by_other
 
 
 def read_store(
     store: Scannable, clicks: np.ndarray
 ) -> tuple[Vectors, dict[int | str, int]]:
-    """Read `store` once. Returns its vectors, and the rows of the ids in `clicks` [m]."""
+    """Read a store once. Returns its vectors, and the rows of the ids in `clicks` [m]."""
     rows: dict[int | str, int] = {}
     wanted = set(clicks.tolist())
 
@@ -354,3 +398,11 @@ def read_store(
             yield batch.vectors
 
     return to_tempfile(read(), "targets"), rows
+
+
+def find_missing(store: Scannable, clicked: Iterable[int | str]) -> set[int | str]:
+    """Return those of the `clicked` ids that are not in a store, which is read."""
+    missing = set(clicked)
+    for batch in store.scan():
+        missing -= places(batch.ids, 0, missing).keys()
+    return missing

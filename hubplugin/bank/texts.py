@@ -1,4 +1,7 @@
-"""Texts and clicks from a log: .txt has a text in each line; .csv, .tsv, .jsonl and .parquet are read by pyarrow."""
+"""Texts and clicks from a log.
+
+A .txt file has a text in each line; pyarrow reads .csv, .tsv, .jsonl and .parquet.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ logger = logging.getLogger(__name__)
 READABLE = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 
 TEXT = ("query", "text", "question")
-"""What the column of the texts may be called; of several the first that the file has."""
+"""Names of the column of texts; the first that the file has is read."""
 
 TARGET = ("target", "id", "target_id", "document", "doc_id")
-"""What the column of what was clicked may be called, likewise."""
+"""Names of the column of clicked targets, likewise."""
 
 BLOCK = 16 << 20
 """Bytes of a file that are read at a time. A row must fit."""
@@ -34,25 +37,34 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class Texts:
-    """texts: those that are not empty. rows: the row of each in the file, counted from 0. name: for errors."""
+    """Texts of a log that are not empty.
 
-    texts: list[str]
-    rows: list[int]
+    rows: The row of each in the file, counted from 0.
+    name: What errors call them.
+    """
+
+    texts: Sequence[str]
+    rows: Sequence[int]
     name: str
 
 
-def holds_texts(path: str | Path, embeds: bool = False) -> bool:
-    """True if the file `path` is of a kind that holds texts.
+def holds_texts(path: Any, embeds: bool = False) -> bool:
+    """Return True if the file `path` is of a kind that holds texts.
 
-    A .parquet file may hold texts or vectors: texts if a model `embeds`."""
-    return Path(path).suffix in READABLE and (embeds or Path(path).suffix != ".parquet")
+    A .parquet file may hold texts or vectors: texts if a model `embeds`.
+    """
+    suffix = Path(path).suffix
+    return suffix in READABLE and (embeds or suffix != ".parquet")
 
 
-def read_texts(path: str | Path, name: str = "query bank") -> Texts:
-    """The texts in the file `path`, which errors call `name`: its lines, or its column query, text or question. Empty
-    ones are left out and counted in the log.
+def read_texts(path: Any, name: str = "query bank") -> Texts:
+    """Read the lines of a file, or its column query, text or question.
 
-    Raises InputError for a file that is not there, damaged or of another kind, and for one without such a column.
+    Empty ones are left out and counted in the log. Errors call the texts `name`.
+
+    Raises:
+        InputError: The file is not there, damaged or of another kind, or has no such
+            column.
     """
     path = Path(path)
     require_file(path, name, f"a file, {', '.join(READABLE)}")
@@ -69,7 +81,8 @@ def read_texts(path: str | Path, name: str = "query bank") -> Texts:
         rows = next(iter(read_columns(path, TEXT).values()), ())
         if not rows:
             raise InputError(
-                f"{path.name} has no column called {' or '.join(TEXT)}; rename the one that has the texts"
+                f"{path.name} has no column called {' or '.join(TEXT)}; rename the one "
+                "that has the texts"
             )
     texts = {}
     for row, text in enumerate(rows):
@@ -77,21 +90,19 @@ def read_texts(path: str | Path, name: str = "query bank") -> Texts:
             texts[row] = text.strip()
     if not texts:
         raise InputError(f"{name} has no texts")
-    if len(texts) < len(rows):
-        logger.warning(
-            "%s: %d of %d rows have no text and are left out",
-            name,
-            len(rows) - len(texts),
-            len(rows),
-        )
-    return Texts(list(texts.values()), list(texts), name)
+    lacking = len(rows) - len(texts)
+    if lacking:
+        message = "%s: %d of %d rows have no text and are left out"
+        logger.warning(message, name, lacking, len(rows))
+    return Texts([*texts.values()], [*texts], name)
 
 
 def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[str | None]]:
-    """Read the columns `names` of the table in the file `path`, as far as it has them.
+    """Read columns of the table in a file, as far as it has them.
 
     Each is the text of each row, None for an empty one. Raises InputError if pyarrow is
-    missing, and for a file that it cannot read."""
+    missing, and for a file that it cannot read.
+    """
     try:
         import pyarrow as pa
         from pyarrow import csv, dataset, json
@@ -105,9 +116,8 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[str | None]
     elif kind != "parquet":
         delimiter = "\t" if kind == "tsv" else ","
         parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-        kind = dataset.CsvFileFormat(
-            parse, read_options=csv.ReadOptions(block_size=BLOCK)
-        )
+        read = csv.ReadOptions(block_size=BLOCK)
+        kind = dataset.CsvFileFormat(parse, read_options=read)
     texts = pa.schema([(name, pa.string()) for name in names])
     try:
         table = dataset.dataset(path, schema=texts, format=kind).to_table().to_pydict()
@@ -128,24 +138,24 @@ def read_clicks(
     texts: Sequence[str | None] | None = None,
     rows: Iterable[int] | None = None,
 ) -> np.ndarray:
-    """Reads the id of the target that each bank query led to.
+    """Read the id of the target that each bank query led to.
 
-    Of several clicks of a query the most frequent target counts, of equally frequent ones the first in the file: a bank
-    query has one id, and a click may be a slip. Clicks of queries that are not in the bank are counted and named in the
-    log.
+    Of several clicks of a query the most frequent target counts, of equally frequent
+    ones the first in the file: a bank query has one id, and a click may be a slip.
+    Clicks of queries that are not in the bank are counted and named in the log.
 
     Args:
-        path: .csv or .tsv with the columns `query`, the text of a bank query or its row counted from 0, and `target`,
-            an id in the store.
-        count: how many bank queries there are.
-        texts: their texts [count].
-        rows: the rows that they have in the file of the bank, where some were left out.
+        path: .csv or .tsv with the columns `query`, the text of a bank query or its row
+            counted from 0, and `target`, an id in the store.
+        count: How many bank queries there are.
+        texts: Their texts [count].
+        rows: The rows that they have in the file of the bank, if some were left out.
 
     Returns:
         [count], -1 for none.
 
     Raises:
-        InputError: the file cannot be read, or has nothing of the bank.
+        InputError: The file cannot be read, or has nothing of the bank.
     """
     columns = read_columns(path, (*TEXT, *TARGET))
     queries = next((columns[name] for name in TEXT if name in columns), None)
@@ -166,9 +176,11 @@ def read_clicks(
         if not query or not target:
             continue
         given += 1
-        if query.strip() not in places:
+        asked = places.get(query.strip())
+        if asked is None:
             unknown.append(query.strip())
-        for place in places.get(query.strip(), ()):
+            continue
+        for place in asked:
             clicks[place][as_target(target.strip())] += 1
     if len(unknown) == given:
         raise InputError(
@@ -176,21 +188,19 @@ def read_clicks(
             f"the text of a query, or its row from 0 to {count - 1}"
         )
     if unknown:
-        logger.warning(
-            "%s: %d of %d clicks are of queries that are not in the bank, "
-            "and are left out: %s",
-            path.name,
-            len(unknown),
-            given,
-            list_first(unknown),
+        message = (
+            "%s: %d of %d clicks are of queries that are not in the bank, and are left "
+            "out: %s"
         )
+        first = list_first(unknown)
+        logger.warning(message, path.name, len(unknown), given, first)
     ids = [counts.most_common(1)[0][0] if counts else -1 for counts in clicks]
     fit = all(isinstance(id, int) and id < 2**63 for id in ids)
     return np.array(ids, np.int64 if fit else object)
 
 
 def list_first(items: Collection[object]) -> str:
-    """The first few of them that differ."""
+    """Return the first few of the items that differ."""
     distinct = [repr(item) for item in dict.fromkeys(items)]
     if len(distinct) > NAMED:
         distinct[NAMED:] = ["..."]

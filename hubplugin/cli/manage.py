@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from hubplugin.bank import find_missing
 from hubplugin.cli.application import command
 from hubplugin.cli.options import StoreUrl, require_writable
 from hubplugin.errors import InputError, Parameter
@@ -72,7 +74,8 @@ class RecordedBank(Result):
 
     queries: how many. dim: their dimensions. seen: how many were asked. first, last: when the first and the last was
     asked. clicks: how often targets were clicked for them. pairs: how many different pairs of query and target these
-    are. how_to_record: how to collect some. forgotten: how many were deleted just now.
+    are. unknown: clicks on targets that the store does not have, which are not among them; 0 of a folder alone.
+    how_to_record: how to collect some. forgotten: how many were deleted just now.
     """
 
     store: str
@@ -86,6 +89,7 @@ class RecordedBank(Result):
     last: str | None = None
     clicks: int = 0
     pairs: int = 0
+    unknown: int = 0
 
     def page(self) -> Page:
         if not self.queries:
@@ -95,6 +99,10 @@ class RecordedBank(Result):
             f"{self.clicks:,} clicks on {self.pairs:,} different pairs of query and target",
             f"in {self.folder}",
         ]
+        if self.unknown:
+            lines.append(
+                f"{self.unknown:,} clicks more are on targets that are not in the store"
+            )
         if self.forgotten:
             lines.append(f"{self.forgotten:,} forgotten, with their clicks")
         headline = f"{self.queries:,} queries of {self.dim} dimensions"
@@ -136,6 +144,7 @@ def bank(
     dim = None
     folder: Path | None = Path(place)
     how = Store.how_to_record
+    store: Store | None = None
     if not os.path.isdir(place):
         store = open_store(place)
         name = store.url
@@ -148,7 +157,8 @@ def bank(
     if ids and folder.is_dir():
         forgotten = Recorder(folder).forget(ids)
     recorded = read(folder, dim)
-    described = RecordedBank(name, str(folder), how, forgotten, **_figures(recorded))
+    figures = _figures(recorded, store)
+    described = RecordedBank(name, str(folder), how, forgotten, **figures)
     if export is not None:
         if recorded is None:
             raise InputError(f"{name}: {described.page().headline}")
@@ -158,17 +168,28 @@ def bank(
     return described
 
 
-def _figures(recorded: Recorded | None) -> dict[str, Any]:
+def _figures(recorded: Recorded | None, store: Store | None) -> dict[str, Any]:
     if recorded is None:
         return {}
+    clicks = Counter[int | str]()
+    pairs = Counter[int | str]()
+    for counts in recorded.clicks:
+        clicks.update(counts)
+        pairs.update(counts.keys())
+    unknown = 0
+    if store is not None and clicks:
+        for target in find_missing(store, clicks):
+            unknown += clicks.pop(target)
+            del pairs[target]
     return {
         "queries": recorded.rows,
         "dim": recorded.dim,
         "seen": recorded.seen,
         "first": _moment(recorded.first),
         "last": _moment(recorded.last),
-        "clicks": sum(sum(counts.values()) for counts in recorded.clicks),
-        "pairs": sum(map(len, recorded.clicks)),
+        "clicks": clicks.total(),
+        "pairs": pairs.total(),
+        "unknown": unknown,
     }
 
 

@@ -1,4 +1,4 @@
-"""A folder as BEIR has it: corpus.jsonl, queries.jsonl, and qrels/SPLIT.tsv."""
+"""A folder as BEIR has it: corpus.jsonl, queries.jsonl, and qrels/test.tsv."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from hubplugin.vectors import require_file
 
 @dataclass(frozen=True)
 class Beir:
-    """documents [n]: title and text of each, ids [n]. queries [q]: those with a relevant document, query_ids [q].
-    qrels: the file that says which."""
+    """A data set of BEIR.
+
+    documents, ids: Title and text of each document, and its id [n].
+    queries, query_ids: The queries that have a relevant document [q].
+    qrels: The file that says which.
+    """
 
     documents: list[str]
     ids: list[str]
@@ -23,35 +27,33 @@ class Beir:
     qrels: Path
 
 
-def read_beir(folder: Path, split: str = "test") -> Beir:
-    """Reads a data set of BEIR from `folder`, with the qrels of `split`. Raises InputError for a file that is missing
-    or of another form, and for a corpus without texts."""
-    qrels = folder / "qrels" / f"{split}.tsv"
+def read_beir(folder: Path) -> Beir:
+    """Read the data set in `folder`, with its test queries.
+
+    Raises InputError for a file that is missing or of another form, and for a corpus
+    without texts.
+    """
+    qrels = folder / "qrels" / "test.tsv"
     judged = {query for query, _, _ in read_qrels(qrels)}
     documents = _texts(folder / "corpus.jsonl")
     queries = _texts(folder / "queries.jsonl")
-    queries = {key: text for key, text in queries.items() if key in judged}
-    if not queries:
+    query_ids = [key for key in queries if key in judged]
+    if not query_ids:
         raise InputError(
             f"{str(folder)!r} has no queries of {qrels.name}; expected a BEIR folder"
         )
-    return Beir(
-        list(documents.values()),
-        list(documents),
-        list(queries.values()),
-        list(queries),
-        qrels,
-    )
+    asked = [queries[key] for key in query_ids]
+    return Beir([*documents.values()], [*documents], asked, query_ids, qrels)
 
 
 def _texts(path: Path) -> dict[str, str]:
     """Return title and text of each line by its id."""
     require_file(path, "BEIR")
     columns = read_columns(path, ("_id", "title", "text"))
-    texts = columns.get("text", [])
+    texts = columns.get("text", [None])
     titles = columns.get("title", [None] * len(texts))
-    keys = columns.get("_id", [])
-    if not keys or not texts or None in keys or None in texts:
+    keys = columns.get("_id", [None])
+    if None in keys or None in texts:
         raise InputError(f"{path.name} has no _id and text in each line, as BEIR has")
     found = {}
     for key, title, text in zip(keys, titles, texts, strict=True):

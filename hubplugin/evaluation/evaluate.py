@@ -1,4 +1,4 @@
-"""`evaluate`: raw search and corrections side by side, on queries whose true targets are known."""
+"""`evaluate`: raw search and corrections side by side, on queries of known answers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,8 @@ import numpy as np
 from hubplugin.bank import BankLike
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
-from hubplugin.evaluation.ranked import (
-    PLANS,
-    Ranked,
-    Ranking,
-    Task,
-    rank_arrays,
-    rank_store,
-)
+from hubplugin.evaluation.plans import PLANS
+from hubplugin.evaluation.ranked import Ranked, Ranking, Task, rank_arrays, rank_store
 from hubplugin.evaluation.results import (
     Answer,
     Example,
@@ -30,7 +24,6 @@ from hubplugin.jobs.naming import Naming
 from hubplugin.measures import hubness
 from hubplugin.measures.retrieval import average_precision, ndcg
 from hubplugin.measures.significance import (
-    Figure,
     adjust,
     hubness_interval,
     interval,
@@ -59,78 +52,84 @@ def evaluate(
     seed: int = 0,
     compute: Compute = Compute(),
 ) -> Results:
-    """Ranks targets for queries whose true targets are known, raw and corrected, and measures recall and hubness.
+    """Measure recall and hubness of rankings, raw and corrected, on known answers.
 
-    All additive methods share one product of queries and targets. Memory holds the queries, one block of targets, and
-    k rows a query and one offset a target for each method. Under cosine zero vectors, which have no direction, are left
-    out of queries and of arrays of targets, and counted in the log; so are pairs of the truth that name them.
+    All additive methods share one product of queries and targets. Memory holds the
+    queries, one block of targets, and k rows a query and one offset a target for each
+    method. Under cosine zero vectors, which have no direction, are left out of queries
+    and of arrays of targets, and counted in the log; so are pairs of the truth that
+    name them.
 
     Args:
-        targets: [n, d], ranked raw and under each method. Or a store, which is searched as it is, raw and by its active
-            correction, as an application does it: index, quantisation and filter included. Nothing is changed.
-        bank: of arrays only, as in `hubplugin.fit`.
+        targets: [n, d], ranked raw and under each method. Or a store, which is searched
+            as it is, raw and by its active correction, as an application does it:
+            index, quantisation and filter included. Nothing is changed.
+        bank: For arrays only, as in `hubplugin.fit`.
         queries: [q, d].
-        truth: see `TruthLike`; by default row i of the targets is the true one of query i.
-        methods: of arrays only: names, with parameters where they differ from the defaults ("is",
-            "nnn k=128 alpha=0.75"). They are the additive methods, the query-dependent ones (dis, dualdis, dsl, gc),
-            and otn, l2n and hn, which need no bank and compare up to 25 million pairs. By default every additive method
-            that the bank allows.
-        models: of arrays only: fitted models by label, as {"learned": hubplugin.fit(..., learn=True)}.
-        k: how many targets a query finds, of the k-occurrence, mAP@k and nDCG@k; 10 as in the papers.
-        condition: of a store only, a filter, see `hubplugin.store.Store.with_filter`.
-        names: what reports and a qrels file call targets: a sequence, or a text file with one a line. Of a store a
-            function of ids, as `hubplugin.jobs.naming` gives it.
-        query_names: what they call queries.
-        metric: of arrays only, as in `hubplugin.fit`.
-        seed: of the bootstrap and of samples.
-        compute: device and memory.
+        truth: See `TruthLike`; by default row i of the targets is the true one of query
+            i.
+        methods: For arrays only: names, with parameters where they differ from the
+            defaults ("is", "nnn k=128 alpha=0.75"). They are the additive methods, the
+            query-dependent ones (dis, dualdis, dsl, gc), and otn, l2n and hn, which
+            need no bank and compare up to 25 million pairs. By default every additive
+            method that the bank allows.
+        models: For arrays only: fitted models by label, as {"learned":
+            hubplugin.fit(..., learn=True)}.
+        k: How many targets a query finds, of the k-occurrence, mAP@k and nDCG@k; 10 as
+            in the papers.
+        condition: For a store only, a filter, see `hubplugin.store.Store.with_filter`.
+        names: What reports and a qrels file call targets: a sequence, or a text file
+            with one a line. For a store a function of ids, as `hubplugin.jobs.naming`
+            gives it.
+        query_names: What they call queries.
+        metric: For arrays only, as in `hubplugin.fit`.
+        seed: The seed of the bootstrap and of samples.
+        compute: Device and memory.
+
+    Returns:
+        Figures of each ranking, hubs and examples; the raw search comes first.
 
     Raises:
-        InputError: for anything that cannot be used as given, and where no query finds a true target of a store.
+        InputError: Something cannot be used as given, or no query finds a true target
+            of a store.
     """
     vectors = as_vectors(queries, "queries")
     if seed < 0:
         raise InputError(Parameter("seed", seed), ": expected 0 or more")
-    task = Task(
-        vectors, as_names(query_names, vectors.rows, "query_names"), k, seed, compute
-    )
+    called = as_names(query_names, vectors.rows, "query_names")
+    task = Task(vectors, called, k, seed, compute)
     if names is not None and callable(names) != isinstance(targets, Store):
         raise InputError(
             Parameter("names"),
             ": expected a function of ids for a store, or one for each row of an array",
         )
-    if isinstance(targets, Store):
-        for_arrays = {
-            "bank": bank,
-            "methods": methods,
-            "models": models,
-            "metric": metric,
-        }
-        for name, value in for_arrays.items():
-            if value is not None:
-                raise InputError(
-                    Parameter(name),
-                    " is for arrays and files; a store is searched as it is",
-                )
-        if truth is None:
+    if not isinstance(targets, Store):
+        if condition is not None:
             raise InputError(
-                "a store needs ids of true targets: pass ", Parameter("truth")
+                "a filter is for a store; arrays and files are searched whole"
             )
-        naming = cast(Naming | None, names)
-        return results_of(rank_store(task, targets, truth, condition, naming), task)
-    if condition is not None:
-        raise InputError("a filter is for a store; arrays and files are searched whole")
-    ranked = rank_arrays(
-        task,
-        targets,
-        truth,
-        cast(Names, names),
-        Metric.parse(metric or Metric.COSINE),
-        bank,
-        methods,
-        models or {},
-    )
-    return results_of(ranked, task)
+        ranked = rank_arrays(
+            task,
+            targets,
+            truth,
+            cast(Names, names),
+            Metric.parse(metric or Metric.COSINE),
+            bank,
+            methods,
+            models or {},
+        )
+        return results_of(ranked, task)
+    given = {"bank": bank, "methods": methods, "models": models, "metric": metric}
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(
+                Parameter(name),
+                " is for arrays and files; a store is searched as it is",
+            )
+    if truth is None:
+        raise InputError("a store needs ids of true targets: pass ", Parameter("truth"))
+    naming = cast(Naming | None, names)
+    return results_of(rank_store(task, targets, truth, condition, naming), task)
 
 
 HUBS = 20
@@ -141,36 +140,41 @@ EXAMPLES = 3
 
 
 def results_of(ranked: Ranked, task: Task) -> Results:
-    """Return all figures of the rankings in `ranked` for the queries of `task`."""
-    occurrences = [
-        hubness.k_occurrence(ranking.nearest[ranking.nearest >= 0], len(ranked.ids))
-        for ranking in ranked.rankings
-    ]
+    """Return all figures of rankings for the queries of a task."""
+    size = len(ranked.ids)
+    occurrences = []
+    for ranking in ranked.rankings:
+        found = ranking.nearest[ranking.nearest >= 0]
+        occurrences.append(hubness.k_occurrence(found, size))
     methods = _measure_methods(ranked, occurrences, task)
-    best = usable_best(methods)
-    rows = hubness.hubs(occurrences[0], HUBS).tolist()
-    never: list[int] = []
-    if ranked.count == len(ranked.ids):  # all targets are known by name
-        never = hubness.pick_evenly(np.flatnonzero(occurrences[0] == 0), HUBS).tolist()
-    names = ranked.names([ranked.ids[row] for row in [*rows, *never]])
+    rows = hubness.hubs(occurrences[0], HUBS)
+    never = np.zeros(0, np.int64)
+    if ranked.count == size:  # all targets are known by name
+        never = hubness.pick_evenly(np.flatnonzero(occurrences[0] == 0), HUBS)
+    shown = [ranked.ids[row] for row in [*rows.tolist(), *never.tolist()]]
+    names = ranked.names(shown)
     hubs = []
-    for row, name in zip(rows, names, strict=False):
+    for number, row in enumerate(rows):
         found_by = {}
         for method, occurrence in zip(methods, occurrences, strict=True):
             found_by[method.label] = int(occurrence[row])
-        hubs.append(Hub(id=ranked.ids[row], name=name, found_by=found_by))
+        hubs.append(Hub(id=shown[number], name=names[number], found_by=found_by))
+    best = usable_best(methods)
+    recommended = None
     examples: list[Example] = []
     if best is not None:
-        shown = ranked.rankings[methods.index(best)]
-        examples += _draw_examples(ranked, shown, "won", task)
-        examples += _draw_examples(ranked, shown, "lost", task)
+        if best.sign > 0:
+            recommended = best.label
+        corrected = ranked.rankings[methods.index(best)]
+        examples += _draw_examples(ranked, corrected, "won", task)
+        examples += _draw_examples(ranked, corrected, "lost", task)
     return Results(
         queries=len(ranked.queries),
         judged=len(ranked.judged),
         k=task.k,
         seed=task.seed,
         methods=methods,
-        best=best.label if best is not None and best.sign > 0 else None,
+        best=recommended,
         hubs=hubs,
         anti_hubs=names[len(hubs) :],
         examples=examples,
@@ -192,7 +196,7 @@ def _measure_methods(
         recall = {}
         for k in recall_at:
             recall[k] = interval((ranking.best <= k).astype(np.float64), task.seed)
-        figures: dict[str, Any] = {}
+        figures = _measure_whole_gallery(ranking, len(ranked.ids), task)
         if ranked.count is None:
             times = hubness.count_targets(occurrence)
             times.pop(0, None)  # nobody knows how many there are that no query finds
@@ -201,8 +205,6 @@ def _measure_methods(
             times = hubness.count_targets(of_all)
             figures["hubness"] = hubness.Hubness.of(of_all, task.k)
             figures["most_found"] = hubness.share_of_most_found(of_all)
-        if ranking.ranks is not None:
-            figures |= _measure_whole_gallery(ranking, len(ranked.ids), task)
         if number:
             figures["versus_raw"] = versus[number - 1]
             figures["adjusted_p"] = adjusted[number - 1]
@@ -226,44 +228,39 @@ def _measure_methods(
 
 def _measure_whole_gallery(
     ranking: Ranking, targets: int, task: Task
-) -> dict[str, Figure]:
-    """Return the figures that need the ranks of all true targets."""
-    assert ranking.ranks is not None
+) -> dict[str, Any]:
+    """Return the figures that need the ranks of all true targets, which arrays have."""
+    ranks = ranking.ranks
+    if ranks is None:
+        return {}
+    seed = task.seed
     return {
-        "median_rank": interval(ranking.best, task.seed, np.median),
-        "mean_rank": interval(ranking.best, task.seed),
-        "mean_average_precision": interval(
-            average_precision(ranking.ranks, task.k), task.seed
-        ),
-        "ndcg": interval(ndcg(ranking.ranks, task.k), task.seed),
-        "skewness": hubness_interval(
-            ranking.nearest, targets, hubness.skewness, task.seed
-        ),
+        "median_rank": interval(ranks.best, seed, np.median),
+        "mean_rank": interval(ranks.best, seed),
+        "mean_average_precision": interval(average_precision(ranks, task.k), seed),
+        "ndcg": interval(ndcg(ranks, task.k), seed),
+        "skewness": hubness_interval(ranking.nearest, targets, hubness.skewness, seed),
     }
 
 
 def _draw_examples(
-    ranked: Ranked, shown: Ranking, outcome: Literal["won", "lost"], task: Task
+    ranked: Ranked, corrected: Ranking, outcome: Literal["won", "lost"], task: Task
 ) -> Iterator[Example]:
-    """Draw some judged queries that `shown` has won, or lost, at random."""
+    """Draw some judged queries that `corrected` has won, or lost, at random."""
     raw = ranked.rankings[0]
-    before, after = (raw, shown) if outcome == "won" else (shown, raw)
-    happened = np.flatnonzero((before.best > 1) & (after.best <= 1))
+    winner, loser = (corrected, raw) if outcome == "won" else (raw, corrected)
+    happened = np.flatnonzero((winner.best <= 1) & (loser.best > 1))
     rng = np.random.default_rng(task.seed)
     for place in rng.permutation(happened)[:EXAMPLES].tolist():
         true = ranked.true[place]
+        judged = ranked.judged[place]
         answers = []
-        for ranking in (raw, shown):
-            rows = ranking.nearest[ranked.judged[place]]
+        for ranking in (raw, corrected):
+            rows = ranking.nearest[judged]
             ids = [ranked.ids[row] for row in rows[rows >= 0].tolist()]
-            names = ranked.names(ids)
-            answers.append(
-                [
-                    Answer(name, key in true)
-                    for key, name in zip(ids, names, strict=True)
-                ]
-            )
-        row = int(ranked.queries[ranked.judged[place]])
+            named = zip(ids, ranked.names(ids), strict=True)
+            answers.append([Answer(name, key in true) for key, name in named])
+        row = int(ranked.queries[judged])
         query = f"query {row}"
         if task.query_names is not None:
             query = str(task.query_names[row])

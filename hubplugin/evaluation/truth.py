@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,17 +22,22 @@ TruthLike: TypeAlias = (
     | os.PathLike[str]
     | None
 )
-"""For each query the id of its true target, or a list of them; -1 or an empty list where none is known. Ids are those
-of a store; of an array they are rows, or its names. Or a path: an .npy or .json file of that, or a qrels file, of TREC
-(lines of 'query 0 target relevance') or of BEIR (tabs between query, target and relevance, under a header). None: row i
-of an array belongs to row i of the queries."""
+"""For each query the id of its true target, or a list of them.
+
+-1 or an empty list where none is known. Ids are those of a store; of an array they are
+rows, or its names. Or a path: an .npy or .json file of that, or a qrels file, of TREC
+(lines of 'query 0 target relevance') or of BEIR (tabs between query, target and
+relevance, under a header). None: row i of an array belongs to row i of the queries."""
 
 Names: TypeAlias = Sequence[object] | str | os.PathLike[str] | None
 """One a vector, in their order: a sequence, or a text file with one a line."""
 
 
 def as_names(source: Names, rows: int, label: str) -> Sequence[object] | None:
-    """`source` as a sequence of `rows` entries; errors call it `label`. Raises InputError for another number."""
+    """Return `source` as a sequence of `rows` names. Raises InputError otherwise.
+
+    Errors call it `label`.
+    """
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         try:
@@ -72,13 +76,16 @@ def as_truth(
                 Parameter("truth"),
             )
         source = np.arange(queries)
-    true = read_truth(source, queries, query_names)
-    query_rows = np.repeat(np.arange(queries), [len(each) for each in true])
-    keys = [*chain.from_iterable(true)]
+    pairs = []
+    for row, grades in enumerate(read_truth(source, queries, query_names)):
+        for key, grade in grades.items():
+            pairs.append((row, key, grade))
+    query_rows, keys, grades_of_pairs = zip(*pairs, strict=True)
     target_rows = np.array(_locate(keys, names, targets, "names"))
-    grades = np.array([*chain.from_iterable(each.values() for each in true)])
     order = np.lexsort((target_rows, query_rows))
-    return Truth(query_rows, target_rows[order], grades[order])
+    return Truth(
+        np.array(query_rows), target_rows[order], np.array(grades_of_pairs)[order]
+    )
 
 
 def read_truth(
@@ -95,19 +102,19 @@ def read_truth(
         InputError: The source cannot be used, or judges no query.
     """
     true: list[dict[Id, float]] = [{} for _ in range(queries)]
-    path = None
+    value: Any = source
+    path = Path("array.npy")  # an array is read as if it came from such a file
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
-    if path is None or path.suffix in (".npy", ".json"):
-        value = source if path is None else _read(path)
+        value = _read(path)
+    if path.suffix in (".npy", ".json"):
         for row, keys in enumerate(_lists(value, queries)):
             true[row] = {_as_id(key): 1.0 for key in keys}
             true[row].pop(-1, None)
     else:
-        qrels = read_qrels(path)
-        names = [query for query, _, _ in qrels]
+        names = [query for query, _, _ in value]
         rows = _locate(names, query_names, queries, "query_names")
-        for row, (_, target, grade) in zip(rows, qrels, strict=True):
+        for row, (_, target, grade) in zip(rows, value, strict=True):
             true[row][target] = grade
     if not any(true):
         raise InputError(
@@ -116,35 +123,14 @@ def read_truth(
     return true
 
 
-def _lists(source: Any, queries: int) -> list[list[Any]]:
-    """Return what is true for each query."""
-    rows = source if isinstance(source, (list, tuple)) else np.asarray(source).tolist()
-    if not isinstance(rows, (list, tuple)):
-        raise InputError(
-            "ground truth is no list with an id, or a list of them, for each query"
-        )
-    if len(rows) != queries:
-        raise InputError(
-            f"ground truth has {len(rows)} rows for {queries} queries; "
-            "expected one row a query"
-        )
-    return [np.atleast_1d(np.asarray(row, object)).tolist() for row in rows]
-
-
-def _as_id(key: object) -> Id:
-    if isinstance(key, np.generic):
-        key = key.item()
-    if type(key) is int or type(key) is str:
-        return key
-    raise InputError(f"ground truth: {key!r} is no id; expected numbers or texts")
-
-
 def _read(path: Path) -> Any:
-    """Return what an .npy or a .json file holds."""
+    """Return what an .npy or a .json file holds, or the judgements of a qrels file."""
     name = f"ground truth {path.name}"
     require_file(path, "ground truth")
     if path.suffix == ".npy":
         return open_npy(path, name)
+    if path.suffix != ".json":
+        return read_qrels(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -174,6 +160,29 @@ def read_qrels(path: Path) -> list[tuple[str, str, float]]:
             "'query 0 target relevance', or an .npy or .json file"
         ) from None
     return judgements
+
+
+def _lists(source: Any, queries: int) -> list[list[Any]]:
+    """Return what is true for each query."""
+    rows = source if isinstance(source, (list, tuple)) else np.asarray(source).tolist()
+    if not isinstance(rows, (list, tuple)):
+        raise InputError(
+            "ground truth is no list with an id, or a list of them, for each query"
+        )
+    if len(rows) != queries:
+        raise InputError(
+            f"ground truth has {len(rows)} rows for {queries} queries; "
+            "expected one row a query"
+        )
+    return [np.atleast_1d(np.asarray(row, object)).tolist() for row in rows]
+
+
+def _as_id(key: object) -> Id:
+    if isinstance(key, np.generic):
+        key = key.item()
+    if type(key) is int or type(key) is str:
+        return key
+    raise InputError(f"ground truth: {key!r} is no id; expected numbers or texts")
 
 
 def _locate(

@@ -1,7 +1,8 @@
 """How unevenly a search finds its targets: statistics of the k-occurrence.
 
-The k-occurrence N_k(t) is the number of queries that have the target t among their k nearest (Radovanovic et al.
-2010). Over n targets and q queries its mean is always k q / n; the rest of its distribution is hubness.
+The k-occurrence N_k(t) is the number of queries that have the target t among their k
+nearest (Radovanovic et al. 2010). Over n targets and q queries its mean is always
+k q / n; the rest of its distribution is hubness.
 """
 
 from __future__ import annotations
@@ -11,87 +12,90 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hubplugin.errors import InputError
-
 
 def k_occurrence(hits: np.ndarray, targets: int) -> np.ndarray:
-    """N_k of every target: int64 [targets], from `hits` [q, k], the rows of the `targets` targets that each query
-    finds."""
+    """Count how often each target is found: int64 [targets].
+
+    Args:
+        hits: The rows of the targets that each query finds [q, k].
+        targets: How many targets there are.
+    """
     return np.bincount(np.asarray(hits).reshape(-1), minlength=targets)
 
 
 def add_never_found(occurrence: np.ndarray, targets: int) -> np.ndarray:
     """Return the k-occurrence of all `targets`, from that of those found at all."""
-    never = np.zeros(max(targets - len(occurrence), 0), np.int64)
-    return np.concatenate([occurrence.astype(np.int64), never])
+    return np.pad(occurrence, (0, max(targets - len(occurrence), 0)))
 
 
 def skewness(occurrence: np.ndarray) -> float:
-    """Third standardised moment of N, mean((N - mean)^3) / std^3 with the population's std; 0 where all N are equal.
+    """Return the third standardised moment of N; 0 if all N are equal.
 
-    The definition of Radovanovic et al. 2010, and of QB-Norm table 3 and DBSN table 5, which use it; it is
-    scipy.stats.skew with its default bias=True. 0 is symmetric; what users call hubness is above 1.
+    mean((N - mean)^3) / std^3 with the population's std, as in Radovanovic et al. 2010,
+    QB-Norm table 3 and DBSN table 5: scipy.stats.skew with its default bias=True. 0 is
+    symmetric; what users call hubness is above 1.
     """
     return _moment(occurrence, 3)
 
 
 def skewness_by_chance(queries: int, k: int, targets: int) -> float:
-    """`skewness` of the k-occurrence where each of `queries` finds any `k` of `targets`: of the binomial distribution,
-    (1 - 2p) / sqrt(q p (1 - p)) with p = k / n.
+    """Return the skewness expected if each query finds any `k` of `targets`.
 
-    No correction comes below it for long; with few queries it is large.
+    N is then binomial: (1 - 2p) / sqrt(q p (1 - p)) with p = k / n. No correction comes
+    below it for long; with few queries it is large.
     """
     p = min(k, targets) / targets
-    spread = queries * p * (1 - p)
-    return float((1 - 2 * p) / spread**0.5) if spread else 0.0
+    variance = queries * p * (1 - p)
+    if not variance:
+        return 0.0
+    return float((1 - 2 * p) / variance**0.5)
 
 
 def kurtosis(occurrence: np.ndarray) -> float:
-    """Fourth standardised moment of `occurrence` less 3, so that a normal distribution has 0 (Fisher): NNN table 3."""
-    return _moment(occurrence, 4) - 3.0 if np.ptp(occurrence) else 0.0
+    """Return the fourth standardised moment of N less 3: NNN table 3.
+
+    A normal distribution has 0 (Fisher), and so has an N that is equal everywhere.
+    """
+    if not np.ptp(occurrence):
+        return 0.0
+    return _moment(occurrence, 4) - 3.0
+
+
+def _moment(occurrence: np.ndarray, order: int) -> float:
+    if not np.ptp(occurrence):
+        return 0.0
+    centred = occurrence - occurrence.mean()
+    variance = (centred**2).mean()
+    return float((centred**order).mean() / variance ** (order / 2))
 
 
 def mean_absolute_error(occurrence: np.ndarray) -> float:
-    """mean |N - mean(N)| of N = `occurrence`, in queries: NNN table 3, where N should be the same for every target."""
+    """Return mean |N - mean(N)|, in queries: NNN table 3, where all N should be equal."""
     return float(np.abs(occurrence - occurrence.mean()).mean())
 
 
 def robin_hood(occurrence: np.ndarray) -> float:
-    """Share of all finds in `occurrence` that would have to move for every target to be found equally often, 0 to 1.
+    """Return the share of finds that must move until all N are equal, 0 to 1.
 
     sum |N - mean(N)| / (2 sum N), the Hoover index (Feldbauer et al. 2018).
     """
     mean = float(occurrence.mean())
-    return mean_absolute_error(occurrence) / (2 * mean) if mean else 0.0
+    if not mean:
+        return 0.0
+    return mean_absolute_error(occurrence) / (2 * mean)
 
 
 def anti_hub_share(occurrence: np.ndarray) -> float:
-    """Share of the targets of `occurrence` that no query finds, 0 to 1."""
+    """Return the share of the targets that no query finds, 0 to 1."""
     return float((occurrence == 0).mean())
-
-
-def count_targets(occurrence: np.ndarray) -> dict[int, int]:
-    """Return how many targets have each k-occurrence N in `occurrence` [n], by N."""
-    values, times = np.unique(occurrence, return_counts=True)
-    return dict(zip(values.tolist(), times.tolist(), strict=True))
-
-
-def pick_evenly(rows: np.ndarray, count: int) -> np.ndarray:
-    """At most `count` of `rows`, evenly over all of them."""
-    places = np.linspace(0, len(rows) - 1, min(len(rows), count)).astype(int)
-    picked: np.ndarray = rows[places]
-    return picked
-
-
-def hubs(occurrence: np.ndarray, count: int = 20) -> np.ndarray:
-    """Rows of the targets with the highest `occurrence`, the highest first: int64 [min(count, n)], at most `count`;
-    equals in row order."""
-    return np.argsort(-occurrence, kind="stable")[:count]
 
 
 @dataclass(frozen=True)
 class Hubness:
-    """Statistics of the k-occurrence; each field is the function of that name over it, `largest` its maximum."""
+    """Statistics of N among the `k` nearest, by the functions of the same names.
+
+    largest: The largest N.
+    """
 
     k: int
     skewness: float
@@ -103,11 +107,7 @@ class Hubness:
 
     @classmethod
     def of(cls, occurrence: np.ndarray, k: int) -> Hubness:
-        """Return the statistics of `occurrence`, counted among the `k` nearest. Raises InputError where it is empty."""
-        if not occurrence.size:
-            raise InputError(
-                "hubness of no targets is not defined; expected a k-occurrence [n], n at least 1"
-            )
+        """Return the statistics of `occurrence` [n]."""
         return cls(
             k,
             skewness(occurrence),
@@ -119,12 +119,25 @@ class Hubness:
         )
 
 
-def _moment(occurrence: np.ndarray, order: int) -> float:
-    if not np.ptp(occurrence):
-        return 0.0
-    centred = occurrence - occurrence.mean()
-    variance = (centred**2).mean()
-    return float((centred**order).mean() / variance ** (order / 2))
+def count_targets(occurrence: np.ndarray) -> dict[int, int]:
+    """Return how many targets have each N in `occurrence` [n], by N."""
+    values, times = np.unique(occurrence, return_counts=True)
+    return dict(zip(values.tolist(), times.tolist(), strict=True))
+
+
+def hubs(occurrence: np.ndarray, count: int = 20) -> np.ndarray:
+    """Return the rows of the `count` targets with the largest N, the largest first.
+
+    Equals come in the order of their rows: int64 [min(count, n)].
+    """
+    return np.argsort(-occurrence, kind="stable")[:count]
+
+
+def pick_evenly(rows: np.ndarray, count: int) -> np.ndarray:
+    """Return at most `count` of `rows`, evenly spaced."""
+    places = np.linspace(0, len(rows) - 1, min(len(rows), count)).astype(int)
+    picked: np.ndarray = rows[places]
+    return picked
 
 
 MOST = 0.01
@@ -132,40 +145,53 @@ MOST = 0.01
 
 
 def most_found(targets: int) -> int:
-    """Return how many targets the most found `MOST` of them are: at least one."""
+    """Return how many of so many targets are "the most found": at least one."""
     return max(1, round(MOST * targets))
 
 
 def share_of_most_found(occurrence: np.ndarray) -> float:
-    """Return the share of all places that the most found `MOST` of the targets take, 0 to 1."""
+    """Return the share of all places that the most found targets take, 0 to 1."""
     total = occurrence.sum()
+    if not total:
+        return 0.0
     top = np.sort(occurrence)[-most_found(len(occurrence)) :]
-    return float(top.sum() / total) if total else 0.0
+    return float(top.sum() / total)
 
 
 def share_of_most_found_by_chance(queries: int, k: int, targets: int) -> float:
-    """`share_of_most_found` of `targets` as it is expected where `queries` find any `k` of them."""
+    """Return `share_of_most_found` expected if each query finds any `k` of `targets`."""
     share = most_found(targets) / targets
     p = min(k, targets) / targets
-    chances = binomial(queries, p)[::-1]  # of the largest k-occurrence first
+    chances = binomial(queries, p)[::-1]  # of the largest N first
     counted = np.diff(np.minimum(chances.cumsum(), share), prepend=0.0)
     return float(counted @ np.arange(queries, -1, -1)) / (queries * p)
 
 
 def never_found_by_chance(queries: int, k: int, targets: int) -> float:
-    """The share of `targets` that no query finds, as it is expected where `queries` find any `k` of them."""
+    """Return `anti_hub_share` expected if each query finds any `k` of `targets`."""
     return float((1 - min(k, targets) / targets) ** queries)
 
 
+def largest_by_chance(queries: int, k: int, targets: int) -> int:
+    """Return the largest N expected if each query finds any `k` of `targets`.
+
+    One in twenty such galleries has a larger one.
+    """
+    chances = binomial(queries, min(k, targets) / targets)
+    as_large = chances[::-1].cumsum()[::-1]
+    return int(np.flatnonzero(targets * as_large >= 0.05)[-1])
+
+
 def binomial(draws: int, p: float) -> np.ndarray:
-    """The chance of 0, 1, ... `draws` successes, where each has the chance `p`: [draws + 1]."""
+    """Return the chance of 0, 1, ... `draws` successes of chance `p`: [draws + 1]."""
     if p >= 1:
         return np.append(np.zeros(draws), 1.0)
     successes = np.arange(draws + 1)
-    # lgamma(draws + 1) - lgamma(i + 1) - lgamma(draws - i + 1), summed up instead of called.
+    # log(draws choose successes), summed up step by step.
     steps = np.log(np.arange(draws, 0, -1)) - np.log(np.arange(1, draws + 1))
-    choose = np.concatenate([[0.0], np.cumsum(steps)])
+    log_choose = np.concatenate([[0.0], np.cumsum(steps)])
+    failures = draws - successes
     chances: np.ndarray = np.exp(
-        choose + successes * math.log(p) + (draws - successes) * math.log1p(-p)
+        log_choose + successes * math.log(p) + failures * math.log1p(-p)
     )
     return chances

@@ -1,8 +1,9 @@
-"""How well a search finds the targets that are true for a query: every figure is a function of their ranks.
+"""How well a search finds the targets that are true for a query.
 
-A query may have any number of true targets. Figures come for each judged query [j], so that their mean, their
-interval and a paired test need nothing else. Ranks start at 1 and are expected ranks: within a group of tied
-scores every order is as likely, so constant scores are no perfect recall.
+A query may have any number of true targets, and every figure is a function of their
+ranks. Figures come for each judged query [j], so that their mean, their interval and a
+paired test need nothing else. Ranks start at 1 and are expected ranks: within a group
+of tied scores every order is as likely, so constant scores are no perfect recall.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 class Truth:
     """Pairs of a query and a target that is true for it, ordered by query: [p] each.
 
-    grades: how relevant the target is, above 0; 1 where nothing else is known. Used by nDCG alone.
+    grades: How relevant the target is, above 0; 1 if nothing else is known. Only nDCG
+        uses them.
     """
 
     query_rows: np.ndarray
@@ -34,6 +36,13 @@ class Truth:
         return np.diff(np.append(self.starts, len(self.query_rows)))
 
     @property
+    def numbers(self) -> np.ndarray:
+        """The number of each pair among those of its query, from 1: [p]."""
+        first = np.repeat(self.starts, self.counts)
+        numbers: np.ndarray = np.arange(1, len(first) + 1) - first
+        return numbers
+
+    @property
     def judged(self) -> np.ndarray:
         """Rows of the queries that have a true target: [j]."""
         judged: np.ndarray = self.query_rows[self.starts]
@@ -42,7 +51,10 @@ class Truth:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Expected ranks [p] of the true targets, and their grades [p]: ascending within each query."""
+    """Expected ranks [p] of the true targets, and their grades [p].
+
+    Both ascend with the rank within each query.
+    """
 
     truth: Truth
     values: np.ndarray
@@ -50,58 +62,65 @@ class Ranks:
 
     @property
     def best(self) -> np.ndarray:
-        """Rank of each judged query's first true target: float64 [j]."""
+        """The rank of each judged query's first true target: float64 [j]."""
         best: np.ndarray = self.values[self.truth.starts]
         return best
 
 
 def rank_pairs(truth: Truth, greater: np.ndarray, equal: np.ndarray) -> Ranks:
-    """Ranks of the true targets in `truth`, from the number of other targets that score higher, `greater` [p], and that
-    tie, `equal` [p].
+    """Return the expected ranks of the true targets.
 
-    r of the N targets of a tied group are true; the i-th of them to come stands, on average over all orders of the
-    group, at greater + i (N + 1) / (r + 1). For r = 1 that is the middle of the group. Within a group the lower grade
-    comes first, the worst case.
+    r of the N targets of a tied group are true; the i-th of them to come stands, on
+    average over all orders of the group, at greater + i (N + 1) / (r + 1). For r = 1
+    that is the middle of the group. Within a group the lower grade comes first, the
+    worst case.
+
+    Args:
+        truth: The true targets.
+        greater: How many other targets score higher than each [p].
+        equal: How many other targets tie with each [p].
     """
     order = np.lexsort((truth.grades, greater, truth.query_rows))
-    greater, equal, queries = greater[order], equal[order], truth.query_rows
+    greater = greater[order]
+    equal = equal[order]
+    queries = truth.query_rows
     first = np.flatnonzero(np.diff(queries, prepend=-1) | np.diff(greater, prepend=-1))
     sizes = np.diff(np.append(first, len(queries)))
-    place = np.arange(len(queries)) - np.repeat(first, sizes) + 1
-    return Ranks(
-        truth,
-        greater + place * (equal + 2) / (np.repeat(sizes, sizes) + 1),
-        truth.grades[order],
-    )
+    number = np.arange(len(queries)) - np.repeat(first, sizes) + 1
+    values = greater + number * (equal + 2) / (np.repeat(sizes, sizes) + 1)
+    return Ranks(truth, values, truth.grades[order])
 
 
 def average_precision(ranks: Ranks, k: int) -> np.ndarray:
-    """AP@k of `ranks`: sum over the true targets among the first `k` of precision at their rank, over the number of
-    true targets; float64 [j]. Its mean is mAP@k."""
-    place = (
-        np.arange(len(ranks.values))
-        - np.repeat(ranks.truth.starts, ranks.truth.counts)
-        + 1
-    )
-    precision = np.where(ranks.values <= k, place / ranks.values, 0.0)
-    mean: np.ndarray = (
-        np.add.reduceat(precision, ranks.truth.starts) / ranks.truth.counts
-    )
+    """Return AP@k: float64 [j]. Its mean is mAP@k.
+
+    The sum, over the true targets among the first `k`, of the precision at their rank,
+    divided by the number of true targets.
+    """
+    truth = ranks.truth
+    precision = np.where(ranks.values <= k, truth.numbers / ranks.values, 0.0)
+    mean: np.ndarray = np.add.reduceat(precision, truth.starts) / truth.counts
     return mean
 
 
 def ndcg(ranks: Ranks, k: int) -> np.ndarray:
-    """nDCG@k of `ranks`: sum of grade / log2(1 + rank) over the first `k`, over the same sum of the best order; float64
-    [j].
+    """Return nDCG@k: float64 [j].
 
-    The gain is the grade itself (Järvelin & Kekäläinen 2002), as trec_eval has it.
+    The sum of grade / log2(1 + rank) over the first `k`, divided by the same sum of the
+    best order. The gain is the grade itself (Järvelin & Kekäläinen 2002), as trec_eval
+    has it.
     """
-    gains = np.where(ranks.values <= k, ranks.grades / np.log2(1 + ranks.values), 0.0)
     truth = ranks.truth
-    best = truth.grades[np.lexsort((-truth.grades, truth.query_rows))]
-    place = np.arange(len(best)) - np.repeat(truth.starts, truth.counts) + 1
-    ideal = np.where(place <= k, best / np.log2(1 + place), 0.0)
-    normalised: np.ndarray = np.add.reduceat(gains, truth.starts) / np.add.reduceat(
-        ideal, truth.starts
-    )
-    return normalised
+    by_grade = np.lexsort((-truth.grades, truth.query_rows))
+    gain = _discounted(ranks.grades, ranks.values, k, truth)
+    best_gain = _discounted(truth.grades[by_grade], truth.numbers, k, truth)
+    share: np.ndarray = gain / best_gain
+    return share
+
+
+def _discounted(
+    grades: np.ndarray, ranks: np.ndarray, k: int, truth: Truth
+) -> np.ndarray:
+    gains = np.where(ranks <= k, grades / np.log2(1 + ranks), 0.0)
+    total: np.ndarray = np.add.reduceat(gains, truth.starts)
+    return total

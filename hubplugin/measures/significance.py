@@ -1,4 +1,4 @@
-"""How sure a figure is: bootstrap intervals over queries, and the paired test of a change on the same queries.
+"""How sure a figure is: bootstrap intervals and the paired test of a change.
 
 No figure depends on the order in which the queries come.
 """
@@ -17,6 +17,12 @@ RESAMPLES = 1000
 
 TAILS = (0.025, 0.975)
 """The quantiles that an interval of 95 % ends at."""
+
+REJECTED = TAILS[0]
+"""The chance at one end below which the paired test rejects a change."""
+
+PRECISION = 1e-6
+"""Precision of the ends of an interval of a change."""
 
 DRAWN = 1 << 22
 """Values that are drawn at one time: 32 MiB."""
@@ -40,9 +46,10 @@ class Figure:
 class Comparison:
     """Two methods on the same queries: how often a true target comes first.
 
-    won, lost: queries that only the one, or only the other, answers right at rank 1. difference: of R@1, with its
-    interval, see `measure_change`. p: McNemar's exact test, two-sided, that won and lost are equally likely; below 0.05
-    where the interval leaves out 0, and nowhere else.
+    won, lost: Queries that only the second, or only the first, answers right at rank 1.
+    difference: The change of R@1, see `measure_change`.
+    p: McNemar's exact test, two-sided, that won and lost are equally likely; below 0.05
+        exactly where the interval leaves out 0.
     """
 
     won: int
@@ -53,8 +60,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Side:
-    """R@1 of some `queries`, 0 to 1, before and after, the standard error of the change, and the change with its
-    interval, see `measure_change`; what the queries are."""
+    """R@1 of some queries before and after, 0 to 1.
+
+    error: The standard error of the change.
+    queries, what: How many queries, and what they are called.
+    change: The change with its interval, see `measure_change`.
+    """
 
     before: float
     after: float
@@ -65,21 +76,24 @@ class Side:
 
     @classmethod
     def of(cls, raw: np.ndarray, corrected: np.ndarray, label: str) -> Side:
-        """The side of the queries that `label` names, from whether each was right, `raw` and `corrected`: [q]."""
-        change, queries = measure_change(raw, corrected).difference, len(raw)
-        error = (
-            float((corrected - raw).std(ddof=1) / math.sqrt(queries))
-            if queries > 1
-            else math.nan
-        )
-        return cls(
-            float(raw.mean()), float(corrected.mean()), error, queries, label, change
-        )
+        """Return the side of the queries called `label`.
+
+        raw, corrected: How right each query was, before and after, 0 to 1 [q].
+        """
+        error = math.nan
+        if len(raw) > 1:
+            error = float((corrected - raw).std(ddof=1) / math.sqrt(len(raw)))
+        change = measure_change(raw, corrected).difference
+        before = float(raw.mean())
+        after = float(corrected.mean())
+        return cls(before, after, error, len(raw), label, change)
 
     def __str__(self) -> str:
+        low = 100 * self.change.low
+        high = 100 * self.change.high
         return (
-            f"R@1 {100 * self.before:.1f} -> {100 * self.after:.1f} (95 % interval of the change "
-            f"{100 * self.change.low:+.1f} to {100 * self.change.high:+.1f}, {self.queries} {self.what})"
+            f"R@1 {100 * self.before:.1f} -> {100 * self.after:.1f} (95 % interval of "
+            f"the change {low:+.1f} to {high:+.1f}, {self.queries} {self.what})"
         )
 
 
@@ -89,27 +103,27 @@ def interval(
     statistic: Callable[..., np.ndarray] = np.mean,
     resamples: int = RESAMPLES,
 ) -> Figure:
-    """A figure of queries with its percentile bootstrap interval (Efron 1979).
+    """Return a figure of queries with its percentile bootstrap interval (Efron 1979).
 
     Args:
-        values: of the queries [j].
-        seed: of the resampling.
-        statistic: reduces the axis that it is given as `axis`, as np.mean does.
-        resamples: how many.
+        values: Of the queries [j].
+        seed: Of the resampling.
+        statistic: Reduces the axis that it is given as `axis`, as np.mean does.
+        resamples: How many.
     """
     values = np.sort(values)
     value = float(statistic(values, axis=0))
-    if len(values) < 2 or not np.ptp(values):
-        return Figure(value=value, low=value, high=value)
-    generator, drawn = np.random.default_rng(seed), list[np.ndarray]()
-    batch = max(1, DRAWN // len(values))
+    count = len(values)
+    if count < 2 or not np.ptp(values):
+        return Figure(value, value, value)
+    rng = np.random.default_rng(seed)
+    drawn = list[np.ndarray]()
+    batch = max(1, DRAWN // count)
     for start in range(0, resamples, batch):
-        rows = generator.integers(
-            0, len(values), (min(batch, resamples - start), len(values))
-        )
+        rows = rng.integers(0, count, (min(batch, resamples - start), count))
         drawn.append(statistic(values[rows], axis=1))
     low, high = np.quantile(np.concatenate(drawn), TAILS)
-    return Figure(value=value, low=float(low), high=float(high))
+    return Figure(value, float(low), float(high))
 
 
 def hubness_interval(
@@ -119,106 +133,111 @@ def hubness_interval(
     seed: int,
     resamples: int = RESAMPLES,
 ) -> Figure:
-    """A figure of the k-occurrence over resampled queries.
+    """Return a figure of the k-occurrence with its interval over resampled queries.
 
-    Resampling adds Poisson noise to every count, which moves all figures towards that noise; so the percentiles are
-    taken around the figure itself: value + (percentile - mean of the resamples).
+    Resampling adds Poisson noise to every count, which moves all figures towards that
+    noise; so the percentiles are taken around the figure itself:
+    value + (percentile - mean of the resamples).
 
     Args:
-        hits: the rows that each query finds [q, k].
-        targets: how many targets there are.
-        statistic: the figure, of the k-occurrence of all targets.
-        seed: of the resampling.
-        resamples: how many.
+        hits: The rows that each query finds [q, k].
+        targets: How many targets there are.
+        statistic: The figure, of the k-occurrence of all targets.
+        seed: Of the resampling.
+        resamples: How many.
     """
-    generator, hits = np.random.default_rng(seed), hits[np.lexsort(hits.T)]
+    rng = np.random.default_rng(seed)
+    hits = hits[np.lexsort(hits.T)]
     value = statistic(k_occurrence(hits, targets))
-    samples = (
-        hits[generator.integers(0, len(hits), len(hits))] for _ in range(resamples)
-    )
-    drawn = np.array([statistic(k_occurrence(sample, targets)) for sample in samples])
+    drawn = np.empty(resamples)
+    for number in range(resamples):
+        sample = hits[rng.integers(0, len(hits), len(hits))]
+        drawn[number] = statistic(k_occurrence(sample, targets))
     low, high = np.quantile(drawn - drawn.mean(), TAILS)
-    return Figure(value=value, low=value + float(low), high=value + float(high))
+    return Figure(value, value + float(low), value + float(high))
 
 
 def measure_change(raw: np.ndarray, corrected: np.ndarray) -> Comparison:
-    """The change from the mean of `raw` to that of `corrected`, from 0 to 1 and of the same queries: [j] each.
+    """Compare how right the same queries are before and after, 0 to 1: [j] each.
 
-    The test gives the change of each query a sign at random (Fisher 1935): of right and wrong answers it is McNemar's
-    exact test. The interval holds every change d that the same test does not reject. So its lower end is the smallest d
-    with a chance of at least 2.5 % that queries drawn with probability 1/2 change by d or less in the mean (Hartigan
-    1969). It is exact for right and wrong answers; of shares between them each gain counts as their mean, and each
-    loss.
+    The test gives the change of each query a sign at random (Fisher 1935): of right and
+    wrong answers it is McNemar's exact test. The interval holds every change d that the
+    same test does not reject. So its lower end is the smallest d with a chance of at
+    least 2.5 % that queries drawn with probability 1/2 change by d or less in the mean
+    (Hartigan 1969). It is exact for right and wrong answers; of shares between them
+    each gain counts as their mean, and each loss.
     """
     change = np.asarray(corrected, np.float64) - raw
-    won, lost = int((change > 0).sum()), int((change < 0).sum())
+    won = int((change > 0).sum())
+    lost = int((change < 0).sum())
     at_most = binomial(won + lost, 0.5).cumsum()
-    no_gain, no_loss = float(at_most[lost]), float(at_most[won])
-    low, high = (
-        _lower_end(change, no_gain < REJECTED),
-        -_lower_end(-change, no_loss < REJECTED),
-    )
-    difference = Figure(value=float(change.mean()), low=low, high=high)
-    return Comparison(
-        won=won, lost=lost, difference=difference, p=min(1.0, 2 * min(no_gain, no_loss))
-    )
+    no_gain = float(at_most[lost])
+    no_loss = float(at_most[won])
+    low = _lower_end(change, no_gain < REJECTED)
+    high = -_lower_end(-change, no_loss < REJECTED)
+    difference = Figure(float(change.mean()), low, high)
+    return Comparison(won, lost, difference, min(1.0, 2 * min(no_gain, no_loss)))
 
 
-REJECTED = TAILS[0]
+def _lower_end(change: np.ndarray, is_gain: bool) -> float:
+    """Return the lower end of the interval of `measure_change`.
 
+    Args:
+        change: That of each query [j].
+        is_gain: True if the test rejects 0, which is then below the lower end.
+    """
+    won = change[change > 0]
+    lost = change[change < 0]
+    unchanged = len(change) - len(won) - len(lost)
+    # The chance that fewer than i of the unchanged queries are drawn, by i.
+    fewer = np.append(0.0, binomial(unchanged, 0.5).cumsum())
+    won_drawn, won_chances = _likely_counts(len(won))
+    lost_drawn, lost_chances = _likely_counts(len(lost))
+    chances = np.outer(won_chances, lost_chances)
+    mean_won = won.sum() / max(len(won), 1)
+    mean_lost = lost.sum() / max(len(lost), 1)
 
-def _lower_end(change: np.ndarray, gain: bool) -> float:
-    """See `measure_change`. gain: whether the test rejects 0, which is then below the lower end."""
-    won, lost = change[change > 0], change[change < 0]
-    same = np.append(0.0, binomial(len(change) - len(won) - len(lost), 0.5).cumsum())
-    drawn = [_likely_counts(len(part)) for part in (won, lost)]
-    chances = np.outer(drawn[0][1], drawn[1][1])
-
-    def chance(d: float) -> float:
-        sums = [
-            count * (part.mean() - d if len(part) else 0.0)
-            for (count, _), part in zip(drawn, (won, lost), strict=True)
-        ]
-        needed = (
-            np.add.outer(*sums) / d
-        )  # so many that stay the same bring the mean to d
+    def chance_of(d: float) -> float:
+        """Return the chance that the queries drawn change by `d` or less in the mean."""
+        won_above = won_drawn * (mean_won - d)
+        lost_above = lost_drawn * (mean_lost - d)
+        # So many unchanged queries bring the mean to d.
+        needed = np.add.outer(won_above, lost_above) / d
+        # For a positive d so many or more, for a negative one so many or fewer.
+        limit = np.ceil(needed) if d > 0 else np.floor(needed) + 1
+        right = fewer[np.clip(limit, 0, unchanged + 1).astype(int)]
         if d > 0:
-            return float(
-                (
-                    chances
-                    * (1 - same[np.clip(np.ceil(needed), 0, len(same) - 1).astype(int)])
-                ).sum()
-            )
-        return float(
-            (
-                chances
-                * same[np.clip(np.floor(needed), -1, len(same) - 2).astype(int) + 1]
-            ).sum()
-        )
+            right = 1 - right
+        return float((chances * right).sum())
 
-    low, high = (0.0, 1.0) if gain else (-1.0, 0.0)
+    low = 0.0 if is_gain else -1.0
+    high = low + 1.0
     while high - low > PRECISION:
         middle = (low + high) / 2
-        low, high = (middle, high) if chance(middle) < REJECTED else (low, middle)
+        if chance_of(middle) < REJECTED:
+            low = middle
+        else:
+            high = middle
     return min(high, float(change.mean()))
 
 
-PRECISION = 1e-6
-"""Of the ends of an interval."""
-
-
 def _likely_counts(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """How many of `count` are drawn with probability 1/2, and the chance of each, but for numbers that never come."""
+    """Return how many of `count` may be drawn with probability 1/2, and the chances.
+
+    Numbers that practically never come are left out.
+    """
     chances = binomial(count, 0.5)
     likely = np.flatnonzero(chances > 1e-10)
     return likely, chances[likely]
 
 
 def adjust(p: Sequence[float]) -> list[float]:
-    """The p of several tests, so corrected that of those below a level no more than that share are false on average
-    (Benjamini & Hochberg 1995)."""
+    """Correct the p of several tests for their number (Benjamini & Hochberg 1995).
+
+    Of those below a level, no more than that share are false on average.
+    """
     order = np.argsort(p)[::-1]
     scaled = np.asarray(p, np.float64)[order] * len(p) / np.arange(len(p), 0, -1)
     adjusted = np.empty(len(p))
     adjusted[order] = np.minimum(np.minimum.accumulate(scaled), 1.0)
-    return list(map(float, adjusted))
+    return [float(each) for each in adjusted]

@@ -1,6 +1,7 @@
 """A BEIR folder is evaluated by name, its corpus embedded or in a store."""
 
 import json
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -23,27 +24,20 @@ def embed(texts):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Documents of two words each, and queries that ask for one of them in other words."""
+    """Documents of two words each, and queries that ask for one of them in others."""
     found = tmp_path / "colours"
     (found / "qrels").mkdir(parents=True)
-    pairs = [(one, other) for one in WORDS for other in WORDS if one < other]
-    lines = [
-        {"_id": f"d{row}", "title": one, "text": other}
-        for row, (one, other) in enumerate(pairs)
-    ]
-    (found / "corpus.jsonl").write_text(
-        "".join(f"{json.dumps(line)}\n" for line in lines)
-    )
-    lines = [
-        {"_id": f"q{row}", "text": f"{other} {one} {one}"}
-        for row, (one, other) in enumerate(pairs)
-    ]
-    lines.append({"_id": "unjudged", "text": "red"})
-    (found / "queries.jsonl").write_text(
-        "".join(f"{json.dumps(line)}\n" for line in lines)
-    )
-    judged = "".join(f"q{row}\td{row}\t1\n" for row in range(len(pairs)))
-    (found / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
+    documents = []
+    queries = [{"_id": "unjudged", "text": "red"}]
+    judged = ["query-id\tcorpus-id\tscore"]
+    for row, (one, other) in enumerate(combinations(sorted(WORDS), 2)):
+        documents.append({"_id": f"d{row}", "title": one, "text": other})
+        queries.append({"_id": f"q{row}", "text": f"{other} {one} {one}"})
+        judged.append(f"q{row}\td{row}\t1")
+    for name, lines in (("corpus", documents), ("queries", queries)):
+        text = "\n".join(json.dumps(line) for line in lines)
+        (found / f"{name}.jsonl").write_text(text)
+    (found / "qrels" / "test.tsv").write_text("\n".join(judged))
     (tmp_path / "words_model.py").write_text(MODEL.format(words=WORDS))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -53,7 +47,7 @@ def folder(tmp_path, monkeypatch):
 def test_a_folder_is_read_with_the_queries_that_are_judged(folder):
     beir = read_beir(folder)
     assert (len(beir.documents), len(beir.queries)) == (28, 28)
-    assert beir.documents[beir.ids.index("d0")] == "red small"
+    assert beir.documents[beir.ids.index("d0")] == "blue flat"
     assert "unjudged" not in beir.query_ids
 
 
@@ -61,44 +55,26 @@ def test_files_that_are_missing_or_of_another_form_are_named(folder):
     (folder / "corpus.jsonl").write_text('{"id": 1}\n')
     with pytest.raises(InputError, match=r"corpus\.jsonl has no _id and text"):
         read_beir(folder)
-    (folder / "corpus.jsonl").unlink()
-    with pytest.raises(InputError, match=r"BEIR: there is no file .*corpus.jsonl"):
-        read_beir(folder)
-    with pytest.raises(InputError, match=r"dev\.tsv"):
-        read_beir(folder, "dev")
-
-
-def evaluated(*arguments):
-    done = CliRunner().invoke(app, ["evaluate", *map(str, arguments), "--json"])
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
+    for name in ("corpus.jsonl", "qrels/test.tsv"):
+        (folder / name).unlink()
+        with pytest.raises(InputError, match=f"there is no file .*{name}"):
+            read_beir(folder)
 
 
 @pytest.mark.slow
-def test_the_command_embeds_the_corpus_and_the_queries(folder):
-    rng = np.random.default_rng(1)
-    np.save("bank.npy", rng.random((40, len(WORDS)), np.float32))
-    given = (
-        "--queries",
-        folder,
-        "--embed",
-        "words_model:embed",
-        "--bank",
-        "bank.npy",
-        "--method",
-        "is tau=0.1",
-    )
-    told = evaluated(*given, "--report", "report.html")
-    assert Path("report.html").read_text().startswith("<!DOCTYPE html>")
-    assert (told["queries"], told["judged"], told["targets"]) == (28, 28, 28)
-    assert [method["label"] for method in told["methods"]] == ["raw", "is tau=0.1"]
-    assert told["methods"][0]["recall"]["1"]["value"] == 1.0
-
-
-@pytest.mark.slow
-def test_the_queries_of_a_folder_ask_a_file_of_vectors(folder):
+def test_the_command_embeds_the_queries_and_the_corpus_or_reads_its_vectors(folder):
     from words_model import embed
 
+    rng = np.random.default_rng(1)
+    np.save("bank.npy", rng.random((40, len(WORDS)), np.float32))
     np.save("corpus.npy", embed(read_beir(folder).documents))
-    told = evaluated("--queries", folder, "--embed", "words_model:embed", "corpus.npy")
-    assert told["methods"][0]["recall"]["1"]["value"] == 1.0
+    given = ["evaluate", "--queries", str(folder), "--embed", "words_model:embed"]
+    bank = ["--bank", "bank.npy", "--method", "is tau=0.1", "--report", "report.html"]
+    for corpus, labels in ((bank, ["raw", "is tau=0.1"]), (["corpus.npy"], ["raw"])):
+        done = CliRunner().invoke(app, [*given, *corpus, "--json"])
+        assert done.exit_code == 0, done.output
+        told = json.loads(done.stdout)
+        assert (told["queries"], told["judged"], told["targets"]) == (28, 28, 28)
+        assert [method["label"] for method in told["methods"]] == labels
+        assert told["methods"][0]["recall"]["1"]["value"] == 1.0
+    assert Path("report.html").read_text().startswith("<!DOCTYPE html>")

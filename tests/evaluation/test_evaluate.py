@@ -1,4 +1,4 @@
-"""`evaluate` as a user calls it: figures against the whole matrix in float64, and refusals."""
+"""`evaluate` as a user calls it: figures against the whole matrix in float64."""
 
 from dataclasses import replace
 
@@ -13,175 +13,159 @@ from hubplugin.rerank import fit_rule
 from tests.core.formulas import inverted_softmax, similarity
 
 RULES = ["dis", "dualdis", "dsl", "gc"]
+PLANS = ["otn", "l2n", "hn"]
 
 
 @pytest.fixture(scope="module")
 def scene():
-    """Pairs and a bank of others, all drawn towards one direction, some targets more than others."""
+    """Pairs and a bank of others, some targets drawn towards one direction more."""
     rng = np.random.default_rng(11)
     pull = rng.normal(size=12)
-
-    def pairs(rows):
-        meaning = rng.normal(size=(rows, 12))
-        hubness = rng.exponential(0.5, (rows, 1))
-        return meaning + 0.5 * pull + 0.35 * rng.normal(
-            size=(rows, 12)
-        ), meaning + hubness * pull
-
-    (queries, targets), (query_bank, target_bank) = pairs(150), pairs(400)
-    return {
-        "queries": queries,
-        "targets": targets,
-        "bank": hubplugin.Bank(query_bank, target_bank),
-    }
+    meaning = rng.normal(size=(550, 12))
+    noise = 0.35 * rng.normal(size=(550, 12))
+    queries = meaning + 0.5 * pull + noise
+    targets = meaning + rng.exponential(0.5, (550, 1)) * pull
+    bank = hubplugin.Bank(queries[150:], targets[150:])
+    return {"queries": queries[:150], "targets": targets[:150], "bank": bank}
 
 
 @pytest.fixture(scope="module")
 def evaluation(scene):
-    return hubplugin.evaluate(
-        **scene, methods=["is", "dbsn", "nnn k=5", *RULES, "otn", "l2n", "hn"], k=5
-    )
+    methods = ["is", "dbsn", "nnn k=5", *RULES, *PLANS]
+    return hubplugin.evaluate(**scene, methods=methods, k=5)
 
 
-def ranks_in(scores):
-    own = np.diag(scores)[:, None]
-    return 1 + (scores > own).sum(axis=1)
+def ranks_in(scores, true=None):
+    """Return the rank of the first true target [q] by `scores` [q, n]."""
+    true = np.arange(len(scores))[:, None] if true is None else true
+    own = np.take_along_axis(scores, true, axis=1).max(axis=1)
+    return 1 + (scores > own[:, None]).sum(axis=1)
 
 
 def skewness_in(scores, k):
-    found = np.argsort(-scores, axis=1)[:, :k]
+    found = np.argpartition(-scores, k, axis=1)[:, :k]
     return stats.skew(np.bincount(found.ravel(), minlength=scores.shape[1]))
 
 
+def assert_figures(result, scores, true=None):
+    """`result` has the figures of ranking by `scores` [q, n].
+
+    Float32 may put two targets that are nearly equal the other way round.
+    """
+    ranks = ranks_in(scores, true)
+    for k in (1, 5, 10):
+        assert result.recall[k].value == pytest.approx((ranks <= k).mean())
+    assert result.median_rank.value == np.median(ranks)
+    assert result.mean_rank.value == pytest.approx(ranks.mean(), rel=1e-3)
+    skewness = skewness_in(scores, 10)
+    assert result.hubness.skewness == pytest.approx(skewness, rel=1e-2)
+    if true is None:
+        precision = np.where(ranks <= 10, 1 / ranks, 0).mean()
+        assert result.mean_average_precision.value == pytest.approx(precision)
+
+
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
-def test_raw_and_corrected_figures_are_those_of_the_whole_matrix(scene, metric):
-    found = hubplugin.evaluate(**scene, methods=["is tau=0.5"], metric=metric)
-    raw = similarity(scene["queries"], scene["targets"], metric)
-    corrected = raw + inverted_softmax(
-        scene["bank"].queries, scene["targets"], metric, 0.5
-    )
-    for result, scores in zip(found.methods, (raw, corrected), strict=True):
-        ranks = ranks_in(scores)
-        for k in (1, 5, 10):
-            assert result.recall[k].value == pytest.approx((ranks <= k).mean())
-        assert result.median_rank.value == np.median(ranks)
-        assert result.mean_rank.value == pytest.approx(ranks.mean())
-        assert result.mean_average_precision.value == pytest.approx(
-            np.where(ranks <= 10, 1 / ranks, 0).mean()
-        )
-        assert result.hubness.skewness == pytest.approx(skewness_in(scores, 10))
+def test_raw_and_corrected_figures_are_those_of_the_whole_matrix(scene, metric, rng):
+    """Of more targets than one block, and two true ones for each query."""
+    bank = scene["bank"]
+    queries = scene["queries"]
+    targets = np.concatenate([scene["targets"], rng.normal(size=(17_000, 12))])
+    true = np.stack([np.arange(150), rng.integers(0, 17_150, 150)], axis=1)
+    given = {"queries": queries, "truth": true, "metric": metric}
+    found = hubplugin.evaluate(targets, bank, **given, methods=["is tau=0.5"])
+    raw = similarity(queries, targets, metric)
+    assert_figures(found.raw, raw, true)
+    offsets = inverted_softmax(bank.queries, targets, metric, 0.5)
+    assert_figures(found["is tau=0.5"], raw + offsets, true)
 
 
 def test_a_model_with_a_query_map_is_ranked_by_mapped_queries_beside_others(scene, rng):
-    targets, queries = scene["targets"], scene["queries"]
+    targets = scene["targets"]
     plain = hubplugin.fit(targets, scene["bank"], "is")
     step = (0.2 * rng.normal(size=(12, 12))).astype(np.float32)
     mapped = replace(plain, query_map=QueryMap(step, 1.0, 200)).centre_on(targets)
     found = hubplugin.evaluate(
         targets,
-        queries=queries,
+        queries=scene["queries"],
         methods=[],
         models={"mapped": mapped, "plain": plain},
-        metric="cosine",
     )
-    q = queries / np.linalg.norm(queries, axis=1, keepdims=True)
-    for label, asked, model in (
-        ("raw", q, None),
-        ("mapped", q + q @ step.astype(np.float64).T, mapped),
-        ("plain", q, plain),
-    ):
-        scores = asked @ (targets / np.linalg.norm(targets, axis=1, keepdims=True)).T
-        scores += 0 if model is None else model.offsets(targets)
-        ranks = ranks_in(scores)
-        assert found[label].recall[1].value == pytest.approx((ranks <= 1).mean())
-        assert found[label].mean_rank.value == pytest.approx(ranks.mean())
-        assert found[label].hubness.skewness == pytest.approx(skewness_in(scores, 10))
+    raw = similarity(scene["queries"], targets, "cosine")
+    assert_figures(found.raw, raw)
+    assert_figures(found["plain"], raw + plain.offsets(targets))
+    unit = scene["queries"]
+    unit = unit / np.linalg.norm(unit, axis=1, keepdims=True)
+    turned = unit + unit @ step.astype(np.float64).T
+    lengths = np.linalg.norm(targets, axis=1)
+    scores = turned @ targets.T / lengths + mapped.offsets(targets)
+    assert_figures(found["mapped"], scores)
     assert found["mapped"].mean_rank.value != found["plain"].mean_rank.value
 
 
 def test_every_kind_of_method_stands_in_the_result(evaluation):
-    assert [m.label for m in evaluation.methods] == [
-        "raw",
-        "is",
-        "dbsn",
-        "nnn k=5",
-        *RULES,
-        "otn",
-        "l2n",
-        "hn",
-    ]
-    assert [m.label for m in evaluation.methods if not m.storable] == [
-        *RULES,
-        "otn",
-        "l2n",
-        "hn",
-    ]
+    labels = ["raw", "is", "dbsn", "nnn k=5", *RULES, *PLANS]
+    assert [each.label for each in evaluation.methods] == labels
+    storable = [each.label for each in evaluation.methods if each.storable]
+    assert storable == labels[:4]
     assert evaluation["nnn k=5"].parameters == {"k": 5, "alpha": 0.5}
 
 
 def test_a_query_dependent_rule_is_ranked_by_its_own_scores(scene, evaluation):
     rule = fit_rule(scene["targets"], scene["bank"], "dsl")
-    scores = rule.rescore(
-        similarity(scene["queries"], scene["targets"], "cosine"),
-        rule.keep(scene["targets"]),
-    )
-    assert evaluation["dsl"].recall[1].value == pytest.approx(
-        (ranks_in(scores) == 1).mean(), abs=0.007
-    )
-    assert evaluation["dsl"].hubness.skewness == pytest.approx(
-        skewness_in(scores, 5), abs=0.02
-    )
+    raw = similarity(scene["queries"], scene["targets"], "cosine")
+    scores = rule.rescore(raw, rule.keep(scene["targets"]))
+    found = evaluation["dsl"]
+    first = (ranks_in(scores) == 1).mean()
+    assert found.recall[1].value == pytest.approx(first, abs=0.007)
+    assert found.hubness.skewness == pytest.approx(skewness_in(scores, 5), abs=0.02)
 
 
 def test_the_zeros_of_a_sparse_plan_are_no_hits(evaluation):
-    matched = evaluation["hn"].recall[1].value
+    found = evaluation["hn"]
+    matched = found.recall[1].value
     middle_of_the_rest = (150 + 1 + 2) / 2 - 0.5
-    assert evaluation["hn"].recall[5].value == matched
-    assert evaluation["hn"].mean_rank.value == pytest.approx(
-        matched + (1 - matched) * middle_of_the_rest, abs=0.6
-    )
+    assert found.recall[5].value == matched
+    expected = matched + (1 - matched) * middle_of_the_rest
+    assert found.mean_rank.value == pytest.approx(expected, abs=0.6)
 
 
 def test_a_transductive_plan_is_never_recommended(evaluation):
     assert evaluation["otn"].recall[1].value > evaluation["is"].recall[1].value
-    assert evaluation.best not in ("otn", "l2n", "hn")
+    assert evaluation.best not in PLANS
 
 
 def test_on_real_pairs_the_helpful_method_is_chosen_and_the_harmful_one_named(real):
     found = hubplugin.evaluate(
-        real["test_targets"], hubplugin.Bank(real["bank_queries"], real["bank_targets"]), queries=real["test_queries"],
+        real["test_targets"],
+        hubplugin.Bank(real["bank_queries"], real["bank_targets"]),
+        queries=real["test_queries"],
         methods=["is tau=0.02", "dbsn"],
-    )  # fmt: skip
-    told = " ".join(str(found).split())
-    first = 100 * found["dbsn"].recall[1].value
-    assert found["dbsn"].versus_raw.difference.low > 0
-    assert (
-        f"Best is dbsn, because it puts the most true targets first: {first:.1f}"
-        in told
     )
+    first = 100 * found["dbsn"].recall[1].value
+    best = "Best is dbsn, because it puts the most true targets first"
+    assert found["dbsn"].versus_raw.difference.low > 0
+    assert f"{best}: {first:.1f}" in " ".join(str(found).split())
     harmful = next(row for row in str(found).splitlines() if "is tau=0.02" in row)
     assert harmful.endswith("worse")
 
 
 def test_nothing_is_chosen_where_nothing_helps(rng):
     vectors = np.eye(60) + 0.01 * rng.normal(size=(60, 60))
-    found = hubplugin.evaluate(
-        vectors, vectors[::-1], queries=vectors, methods=["is", "nnn"]
-    )
+    given = {"queries": vectors, "methods": ["is", "nnn"]}
+    found = hubplugin.evaluate(vectors, vectors[::-1], **given)
     assert found.best is None
     assert "No correction; no usable" in str(found)
 
 
 def test_any_two_methods_can_be_compared(evaluation):
-    there, back = evaluation.compare("is", "dbsn"), evaluation.compare("dbsn", "is")
-    assert (there.won, there.lost) == (back.lost, back.won)
-    assert there.p == back.p
+    there = evaluation.compare("is", "dbsn")
+    back = evaluation.compare("dbsn", "is")
+    assert (there.won, there.lost, there.p) == (back.lost, back.won, back.p)
 
 
 def test_the_same_seed_gives_the_same_result(scene):
-    first, second = (
-        hubplugin.evaluate(**scene, methods=["is"], seed=4) for _ in range(2)
-    )
+    first = hubplugin.evaluate(**scene, methods=["is"], seed=4)
+    second = hubplugin.evaluate(**scene, methods=["is"], seed=4)
     assert first.as_json() == second.as_json()
 
 
@@ -202,11 +186,16 @@ def test_the_same_seed_gives_the_same_result(scene):
         ({"seed": -1}, "seed=-1: expected 0 or more"),
         ({"names": ["a"]}, "names has 1 entries for 150 vectors"),
         ({"queries": np.ones((150, 3))}, "3 dimensions"),
+        ({"truth": [[3]] + [[]] * 149, "zero": 3}, "has a zero vector.*embed what it"),
     ],
 )
 def test_bad_input_is_one_line_that_says_what_to_do(scene, change, said):
+    given = {**scene, "methods": ["is"], **change}
+    given["targets"] = given["targets"].copy()
+    if "zero" in given:
+        given["targets"][given.pop("zero")] = 0
     with pytest.raises(InputError, match=said) as refused:
-        hubplugin.evaluate(**{**scene, "methods": ["is"], **change})
+        hubplugin.evaluate(**given)
     assert "\n" not in str(refused.value)
 
 
@@ -217,21 +206,10 @@ def test_zero_vectors_among_targets_and_queries_are_left_out_and_counted(scene, 
     truth = [[3], *([row, 3] for row in rows)]
     given = {"bank": scene["bank"], "methods": ["is", "dis", "otn"]}
     found = hubplugin.evaluate(targets, queries=queries, truth=truth, **given)
-    assert caplog.messages == [
-        "queries: 1 zero vectors, which have no direction, are left out",
-        "targets: 2 zero vectors, which have no direction, are left out",
-    ]
+    left_out = "zero vectors, which have no direction, are left out"
+    assert caplog.messages == [f"queries: 1 {left_out}", f"targets: 2 {left_out}"]
     expected = hubplugin.evaluate(**scene | given)
     assert (found.queries, found.judged, found.targets) == (150, 150, 150)
     for one, other in zip(found.methods, expected.methods, strict=True):
         assert one.recall == other.recall
     assert [hub.id for hub in found.hubs] == [rows[hub.id] for hub in expected.hubs]
-
-
-def test_a_ground_truth_of_zero_vectors_alone_is_refused_in_one_line(scene):
-    targets = np.insert(scene["targets"], 3, 0, axis=0)
-    with pytest.raises(
-        InputError,
-        match=r"every pair of the ground truth has a zero vector.*embed what it names anew",
-    ):
-        hubplugin.evaluate(targets, queries=scene["queries"], truth=[[3]] + [[]] * 149)

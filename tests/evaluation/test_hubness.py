@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from hubplugin import InputError
 from hubplugin.measures import hubness
 
 occurrences = arrays(np.int64, st.integers(2, 60), elements=st.integers(0, 400)).filter(
@@ -38,11 +37,6 @@ def test_one_hub_that_takes_every_find():
     )  # six of the eight finds would have to move
     assert taken.anti_hub_share == pytest.approx(3 / 4)
     assert taken.largest == 8
-
-
-def test_an_empty_gallery_has_no_hubness():
-    with pytest.raises(InputError, match="no targets"):
-        hubness.Hubness.of(np.array([], np.int64), 1)
 
 
 @pytest.mark.parametrize(

@@ -88,22 +88,15 @@ def test_a_written_document_has_its_offset_and_keeps_it_when_its_metadata_is_upd
 
 def test_a_pipeline_comes_back_from_its_yaml_corrected(store, search):
     question = search.questions[0]
-    asked = {
-        "dense": {"query_embedding": embed([question])[0]},
-        "sparse": {"query_sparse_embedding": example.words(question)},
-        "hybrid": {
-            "query_embedding": embed([question])[0],
-            "query_sparse_embedding": example.words(question),
-        },
-    }
+    dense = {"query_embedding": embed([question])[0]}
+    sparse = {"query_sparse_embedding": example.words(question)}
+    asked = {"dense": dense, "sparse": sparse, "hybrid": dense | sparse}
     pipeline = Pipeline()
     for name, kind in zip(asked, RETRIEVERS, strict=True):
         pipeline.add_component(name, kind(store, top_k=5))
     pipeline.add_component("writer", DocumentWriter(store))
-    before, written = (
-        pipeline.run(asked | {"writer": {"documents": []}}),
-        pipeline.dumps(),
-    )
+    before = pipeline.run(asked | {"writer": {"documents": []}})
+    written = pipeline.dumps()
     store.close()
     again = Pipeline.loads(written, allowed_modules=["hubplugin_qdrant.haystack"])
     for name in asked:

@@ -22,10 +22,8 @@ AGAIN = "00000000-0000-0000-0000-0000000000aa"
 def plain(functions):
     client = QdrantClient(":memory:")
     example.create_collection(client)
-    texts, metadata = (
-        [each.code for each in functions],
-        [each.metadata for each in functions],
-    )
+    texts = [each.code for each in functions]
+    metadata = [each.metadata for each in functions]
     example.store(client, HYBRID).add_texts(texts, metadata)
     return client
 
@@ -40,16 +38,14 @@ def client(plain, search):
     return HubQdrantClient.wrap(plain)
 
 
+def ask(store, search):
+    return [example.names(store, question) for question in search.questions]
+
+
 def test_a_search_returns_the_corrected_ranking(plain, client, search):
-    found = [
-        example.names(example.store(client, DENSE), question)
-        for question in search.questions
-    ]
+    found = ask(example.store(client, DENSE), search)
     assert found == [search.best(question) for question in search.questions]
-    assert found != [
-        example.names(example.store(plain, DENSE), question)
-        for question in search.questions
-    ]
+    assert found != ask(example.store(plain, DENSE), search)
 
 
 def test_a_hybrid_search_fuses_the_corrected_ranking(plain, client, search):
@@ -57,9 +53,8 @@ def test_a_hybrid_search_fuses_the_corrected_ranking(plain, client, search):
         words = example.names(example.store(plain, SPARSE), question)
         fused: dict[str, float] = {}
         for ranking in (search.best(question), words):
-            for rank, name in enumerate(
-                ranking
-            ):  # Qdrant's reciprocal rank fusion, ranks from 0
+            # Qdrant's reciprocal rank fusion, ranks from 0.
+            for rank, name in enumerate(ranking):
                 fused[name] = fused.get(name, 0.0) + 1 / (2 + rank)
         found = example.store(client, HYBRID).similarity_search_with_score(
             question, k=5
@@ -108,6 +103,6 @@ def test_every_way_to_make_a_wrapped_store_gives_a_corrected_one(
         if store.get_by_ids([AGAIN]):
             assert UUID(AGAIN) in stored_offsets(store.client.raw, COLLECTION)
             store.delete([AGAIN])
-        found = [example.names(store, question) for question in search.questions]
+        found = ask(store, search)
         assert found == [search.best(question) for question in search.questions]
         store.client.close()

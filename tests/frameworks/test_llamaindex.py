@@ -38,13 +38,14 @@ def index(plain, search):
     return example.index_of(HubQdrantClient.wrap(plain))
 
 
+def ask(index, search):
+    return [example.names(index, question) for question in search.questions]
+
+
 def test_a_search_returns_the_corrected_ranking(plain, index, search):
-    found = [example.names(index, question) for question in search.questions]
+    found = ask(index, search)
     assert found == [search.best(question) for question in search.questions]
-    assert found != [
-        example.names(example.index_of(plain), question)
-        for question in search.questions
-    ]
+    assert found != ask(example.index_of(plain), search)
 
 
 def test_a_search_of_an_index_without_hybrid_returns_the_corrected_ranking(functions):
@@ -57,7 +58,7 @@ def test_a_search_of_an_index_without_hybrid_returns_the_corrected_ranking(funct
     search = corrected(plain, "dense", "", functions)
     store = QdrantVectorStore("dense", HubQdrantClient.wrap(plain))
     index = VectorStoreIndex.from_vector_store(store, example.MiniLM())
-    found = [example.names(index, question) for question in search.questions]
+    found = ask(index, search)
     assert found == [search.best(question) for question in search.questions]
 
 

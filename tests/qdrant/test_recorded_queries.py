@@ -172,6 +172,19 @@ def test_clicks_join_the_queries_of_their_collection_and_vector(
     assert tuple(recorded.array()[row].tolist()) in asked([three])
 
 
+@pytest.mark.parametrize("place", ["photos", "phtos"])
+def test_clicks_on_what_is_no_point_are_one_line_in_the_log(folder, caplog, place):
+    photos = Photos(QdrantClient(":memory:"), "", models.Distance.COSINE)
+    client = photos.wrapped(record=folder)
+    client.query_points("photos", photos.queries[0])
+    for _ in range(3):
+        client.click(place, photos.queries[0], 999_999)
+    client.close()
+    assert read(folder / "photos").answers is None
+    (record,) = caplog.records
+    assert place in record.message
+
+
 def test_a_click_that_cannot_be_recorded_fails_nothing(folder, caplog):
     photos = Photos(QdrantClient(":memory:"), "", models.Distance.COSINE)
     client = photos.wrapped(record=Recorder(folder, collections=["photos"]))

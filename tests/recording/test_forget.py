@@ -19,24 +19,18 @@ N, D, CLICKS = 500, 16, 420
 @pytest.fixture
 def asked(rng, tmp_path):
     """The URL of an index, and queries that are recorded beside it with a click each."""
-    targets, answers = (
-        unit(rng.normal(size=(N, D))),
-        np.tile(rng.permutation(N)[: CLICKS // 3], 3),
-    )
-    words = 0.8 * rng.normal(size=(N, D)) / D**0.5
-    queries = unit(
-        targets[answers] + words[answers] + 0.4 * rng.normal(size=(CLICKS, D)) / D**0.5
-    )
+    targets = unit(rng.normal(size=(N, D)))
+    answers = np.tile(rng.permutation(N)[: CLICKS // 3], 3)
+    queries = unit(targets[answers] + 0.9 * rng.normal(size=(CLICKS, D)) / D**0.5)
     recorded(tmp_path / "photos.faiss.queries", queries, clicks=answers)
     return flat_index(tmp_path / "photos.faiss", targets), queries
 
 
 def known(url, queries):
-    """Which of `queries` are in the bank of the active model."""
+    """Return which of `queries` are in the bank of the active model."""
     bank = hubplugin.open_store(url).correction().model.terms[0].bank
-    return [
-        bool((np.abs(bank - query).max(axis=1) < 1e-4).any()) for query in unit(queries)
-    ]
+    distance = np.abs(bank[None] - unit(queries)[:, None]).max(axis=2)
+    return (distance.min(axis=1) < 1e-4).tolist()
 
 
 def test_a_query_and_its_clicks_are_in_no_record_and_after_a_refit_in_no_correction(
@@ -102,6 +96,16 @@ def test_the_command_forgets_and_says_so(asked, tmp_path):
     said = json.loads(CliRunner().invoke(app, typed).stdout)
     assert (said["forgotten"], said["queries"]) == (2, CLICKS - 2)
     assert read(folder).rows == CLICKS - 2
+    wrong = Recorder(folder)
+    for query in queries[2:5]:
+        wrong.click(query, 999_999)  # which is no target of the store
+    wrong.close()
+    said = json.loads(CliRunner().invoke(app, ["bank", place, "--json"]).stdout)
+    assert (said["clicks"], said["pairs"], said["unknown"]) == (
+        CLICKS - 2,
+        CLICKS - 2,
+        3,
+    )
     said = CliRunner().invoke(app, ["bank", place, "--forget", "today"])
     assert "16 hexadecimal digits" in said.output
     assert said.exit_code == 1

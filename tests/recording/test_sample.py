@@ -39,12 +39,11 @@ def test_the_smallest_ids_of_all_different_queries_are_kept_whoever_was_asked(
             for vector in vectors(numbers):
                 recorders[each].add(vector)
             recorders[each].flush()
-        found, asked = (
-            read(folder),
-            [number for *_, numbers in turns for number in numbers],
-        )
-        kept = ([], 0) if found is None else (found.ids, found.seen)
-        assert kept == (ids(asked)[:size] if asked else [], len(asked))
+        found = read(folder)
+        asked = [number for *_, numbers in turns for number in numbers]
+        assert (found is None) is (not asked)
+        if asked:
+            assert (found.ids, found.seen) == (ids(asked)[:size], len(asked))
 
 
 def test_a_query_that_is_asked_again_has_its_last_time_and_keeps_its_text(tmp_path):
@@ -110,16 +109,14 @@ def test_a_query_with_many_targets_keeps_the_most_clicked_and_of_these_the_lates
 
 def test_made_up_ids_of_queries_push_no_click_of_a_real_one_out(tmp_path):
     recorder = recorded(tmp_path, vectors(range(1000)), 1000)
-    for forged in range(1, 5001):
-        recorder.click(f"{forged:016x}", 8)
+    made_up = [f"{forged:016x}" for forged in range(1, 5001)]
+    for id in made_up:
+        recorder.click(id, 8)
     for id in read(tmp_path).ids:
         recorder.click(id, 7)
     recorder.flush()
     assert read(tmp_path).clicks == [{7: 1}] * 1000
-    assert (
-        Recorder(tmp_path).forget([f"{forged:016x}" for forged in range(1, 5001)])
-        == 1000
-    ), "no more are held"
+    assert recorder.forget(made_up) == 1000, "no more are held"
 
 
 def test_what_is_not_in_the_sample_has_no_clicks_and_takes_none_away(tmp_path):

@@ -26,14 +26,11 @@ def read(real):
             counts[self.name] = counts.get(self.name, 0) + 1
             return super().raw_blocks(size)
 
-    def counted(name, array):
-        return Counted(name, array, array.shape, np.asarray)
-
-    parts = [
-        (name, real[name][:400])
-        for name in ("bank_queries", "test_targets", "bank_targets")
-    ]
-    return [counted(name, array) for name, array in parts], counts
+    parts = []
+    for name in ("bank_queries", "test_targets", "bank_targets"):
+        array = real[name][:400]
+        parts.append(Counted(name, array, array.shape, np.asarray))
+    return parts, counts
 
 
 def test_a_store_is_corrected_with_each_bank_read_once(read, tmp_path):
@@ -52,8 +49,9 @@ def test_the_experiment_of_a_large_gallery_reads_its_sample_alone(read, monkeypa
     assert counts == {"bank_queries": 1, "test_targets": 1}, "read for zero vectors"
 
 
-QUERIES, GALLERY, ROWS = np.eye(20, 30), np.eye(30), np.arange(20)
-VECTORS = {"answers": GALLERY[:20]}
+QUERIES = np.eye(20, 30)
+GALLERY = np.eye(30)
+ROWS = np.arange(20)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +62,8 @@ VECTORS = {"answers": GALLERY[:20]}
 def test_answers_one_for_each_query_are_rows_or_ids(answers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("ids.npy", ROWS)
-    Path("clicks.csv").write_text(
-        "query,target\n" + "".join(f"{row},{row}\n" for row in ROWS)
-    )
+    lines = ["query,target", *(f"{row},{row}" for row in ROWS)]
+    Path("clicks.csv").write_text("\n".join(lines))
     prepared = Bank(QUERIES, answers).prepare("cosine", Compute()).against(GALLERY)
     assert prepared.clicks.tolist() == ROWS.tolist()
     assert prepared.target_bank is None
@@ -85,53 +82,55 @@ def test_answers_that_are_vectors_are_a_target_bank(answers, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("answers", "pairs", "says"),
     [
-        ({"answers": ROWS, "pairs": ROWS}, "pairs are of answers that are vectors"),
-        ({"answers": "log.txt"}, "there is no file 'log.txt'"),
+        (ROWS, ROWS, "pairs are of answers that are vectors"),
+        ("log.txt", None, "there is no file 'log.txt'"),
         (
-            {"answers": np.arange(19)},
-            "one id or row of the gallery for each of the 20 bank queries",
+            np.arange(19),
+            None,
+            "answers: 19 were given; expected one id or row of the gallery for each of "
+            "the 20 bank queries",
         ),
         (
-            {"answers": np.full(20, 30)},
-            "bank query 0 belongs to row 30, which is outside the gallery of 30 rows",
+            np.full(20, 30),
+            None,
+            "query 0 belongs to row 30, which is outside the gallery of 30 rows",
         ),
-        ({"answers": np.full(20, -1)}, "none of what they name is in targets"),
-        ({"answers": ["a"] * 20}, "must be rows of the gallery, which are numbers"),
-        ({"queries": None}, "no queries were given"),
+        (np.full(20, -1), None, "all of them are -1, which stands for none"),
+        (["a"] * 20, None, "must be rows of the gallery, which are numbers.* 'a'"),
+        (None, [0] * 20, "without answers"),
         (
-            {"queries": np.eye(9, 30)},
-            "9 distinct queries; holding some of them out needs at least 10",
-        ),
-        ({"targets": np.eye(1, 30)}, "has one row; hubness needs at least 2 targets"),
-        ({"pairs": [0] * 20}, "without answers"),
-        (
-            {"pairs": [0] * 19 + [20], **VECTORS},
+            QUERIES,
+            [0] * 19 + [20],
             "query 19 belongs to row 20, which is outside the target bank of 20",
         ),
         (
-            {"pairs": [0.5] * 20, **VECTORS},
-            "one row of the target bank for each of the 20 bank queries",
+            QUERIES,
+            [0.5] * 20,
+            "pairs are float64; expected one row of the target bank for each of the 20",
         ),
         (
-            {"pairs": [3] * 20, **VECTORS},
+            QUERIES,
+            [3] * 20,
             "answers name 1 targets; holding some of them out needs at least 10",
         ),
     ],
 )
-def test_a_bank_that_cannot_be_used_is_refused_in_one_line(change, says):
-    given = {
-        "queries": QUERIES,
-        "answers": None,
-        "pairs": None,
-        "targets": GALLERY,
-        "metric": "cosine",
-    } | change
+def test_answers_that_cannot_be_used_are_refused_in_one_line(answers, pairs, says):
     with pytest.raises(hubplugin.InputError, match=says) as caught:
-        judge(
-            given["targets"],
-            Bank(given["queries"], given["answers"], pairs=given["pairs"]),
-            metric=given["metric"],
-        )
+        judge(GALLERY, Bank(QUERIES, answers, pairs=pairs))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("queries", "targets", "says"),
+    [
+        (None, GALLERY, "no queries were given"),
+        (np.eye(9, 30), GALLERY, "9 distinct queries; .* needs at least 10"),
+        (QUERIES, GALLERY[:1], "has one row; hubness needs at least 2 targets"),
+    ],
+)
+def test_a_bank_or_gallery_that_cannot_be_tried_is_refused(queries, targets, says):
+    with pytest.raises(hubplugin.InputError, match=says):
+        judge(targets, Bank(queries))

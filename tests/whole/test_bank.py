@@ -215,7 +215,7 @@ def test_clicked_ids_that_the_store_lacks_are_counted_and_named(bank, caplog):
 def test_what_goes_wrong_is_one_line_in_the_words_that_were_typed(bank):
     Path("log.txt").write_text("query 1\nquery 2\n")
     for options, said in (
-        (("--bank", "log.txt"), "name the model that embeds queries: --embed"),
+        (("--bank", "log.txt"), "for a file of texts name the model, --embed"),
         (("--bank", "bank.npy", "--answers", "log.txt"), "expected .csv, .tsv or .npy"),
     ):
         error = typed("apply", "faiss:photos.faiss", *options, status=1).stderr
