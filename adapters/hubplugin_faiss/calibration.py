@@ -4,7 +4,6 @@ bank: warned of, or refused where it is too much."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 
 import faiss
 import numpy as np
@@ -12,8 +11,9 @@ import numpy as np
 from hubplugin.errors import CorrectionRefused, Parameter, StoreError
 from hubplugin.metric import Metric, augment_queries, augment_targets, unit_or_zero
 from hubplugin.model import OffsetModel
-from hubplugin_faiss.encoding.codecs import bank_queries
-from hubplugin_faiss.handlers.base import IndexHandler, name_of, reason
+from hubplugin_faiss.encoding.offsets import bank_queries
+from hubplugin_faiss.handlers.base import IndexHandler
+from hubplugin_faiss.objects import name_of, parts, reason
 from hubplugin_faiss.scale import IndexScale
 
 QUERIES, K = 400, 10
@@ -125,8 +125,8 @@ def exact_rankings(
     highest = max(
         float(extra.offsets(extra.query[None]).max()) for extra in upgraded.extras
     )
-    plain: list[tuple[np.ndarray, np.ndarray]] = []
-    corrected: list[tuple[np.ndarray, np.ndarray]] = []
+    plain = faiss.ResultHeap(len(queries), K, keep_max=not upgraded.euclidean)
+    corrected = faiss.ResultHeap(len(queries), K, keep_max=not upgraded.euclidean)
     for batch in upgraded.scan():
         labels = np.array(batch.ids)
         vectors = batch.vectors
@@ -137,19 +137,13 @@ def exact_rankings(
             vectors = unit_or_zero(vectors)
         extended = augment_targets(vectors, offsets, metric, max_offset=highest)
         sides = (plain, queries, vectors), (corrected, augmented, extended)
-        for found, asked, targets in sides:
-            scores, rows = faiss.knn(
-                asked, targets, min(K, len(targets)), metric=upgraded.index.metric_type
-            )
-            found.append((-scores if upgraded.euclidean else scores, labels[rows]))
-    return best_of(plain), best_of(corrected)
-
-
-def best_of(found: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Return the ids of the best among the scores and ids of all blocks: int64 [m, K]."""
-    scores, ids = (np.concatenate(part, axis=1) for part in zip(*found, strict=True))
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :K]
-    return np.take_along_axis(ids, order, axis=1)
+        for best, asked, targets in sides:
+            k = min(K, len(targets))
+            scores, rows = faiss.knn(asked, targets, k, upgraded.index.metric_type)
+            best.add_result(scores, labels[rows])
+    plain.finalize()
+    corrected.finalize()
+    return plain.I, corrected.I
 
 
 def affordable_queries(raw: IndexHandler) -> int:
@@ -160,12 +154,3 @@ def affordable_queries(raw: IndexHandler) -> int:
     sizes = [int(part.code_size) for part in parts(index) if hasattr(part, "code_size")]
     read = 2 * index.ntotal * max(sizes, default=4 * int(index.d))
     return min(QUERIES // 4, int(READ // read))
-
-
-def parts(index: faiss.Index) -> Iterator[faiss.Index]:
-    """Yield `index` and those inside it that find its candidates."""
-    index = faiss.downcast_index(index)
-    yield index
-    inner = getattr(index, "index", None) or getattr(index, "base_index", None)
-    if inner is not None:
-        yield from parts(inner)

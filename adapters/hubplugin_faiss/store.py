@@ -24,7 +24,6 @@ import os
 import re
 import shutil
 import stat
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -44,8 +43,8 @@ from hubplugin.registry import without_secrets
 from hubplugin.store import Batch, Correction, Found, Hits, Writing, require_room
 from hubplugin.vectors import Progress
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import is_mapped, reason
-from hubplugin_faiss.index import as_unit, normalises_queries, upgrade_by
+from hubplugin_faiss.index import as_unit, upgrade_by
+from hubplugin_faiss.objects import is_mapped, normalises_queries, reason
 from hubplugin_faiss.scale import IndexScale
 
 ADD_BEHIND_MAP = (
@@ -104,7 +103,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             f"hubplugin.Recorder({str(self.record)!r}).add(queries) beside each search"
         )
         self._said = metric
-        self._lock: weakref.ref[BinaryIO] | None = None
+        self._lock: BinaryIO | None = None
         self._scanned: Seen | None = None
         self._read()
 
@@ -131,8 +130,7 @@ class FaissStore(ManifestStore[FaissVersion]):
     def _refresh(self) -> None:
         """Read the file anew if another program has changed it, unless a run of this
         store is writing it."""
-        lock = None if self._lock is None else self._lock()
-        is_writing = lock is not None and not lock.closed
+        is_writing = self._lock is not None and not self._lock.closed
         if not is_writing and look_at(self.path) != self._seen:
             self._read()
 
@@ -262,9 +260,8 @@ class FaissStore(ManifestStore[FaissVersion]):
                 folder = os.open(self.hub, os.O_RDONLY | os.O_NOFOLLOW)
                 permit(folder, self.path)
                 os.close(folder)
-            with contextlib.suppress(FileExistsError), create(path) as new:
-                permit(new.fileno(), self.path)
-            lock = open_own(path, os.O_RDWR)
+            lock = open_own(path, os.O_RDWR | os.O_CREAT)
+            permit(lock.fileno(), self.path)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Another run may have deleted it when it ended.
@@ -277,7 +274,7 @@ class FaissStore(ManifestStore[FaissVersion]):
                 f"{str(self.path)!r} is being written by another run; nothing was "
                 "changed: wait until it ends"
             )
-        self._lock = weakref.ref(lock)
+        self._lock = lock
         return lock
 
     def release(self, lock: BinaryIO) -> None:
@@ -340,26 +337,30 @@ class FaissStore(ManifestStore[FaissVersion]):
     def _rounding(
         self, scale: IndexScale, batch: Batch, offsets: np.ndarray
     ) -> np.ndarray:
-        """Return how far from `offsets` [b] lies what codes hold of them, or of
-        offsets beside them, as far as it fits the codes. What does not is stale: a
-        refresh makes codes with room for it."""
+        """Return how far from `offsets` [b] lies what codes hold of them, or of offsets
+        beside them.
+
+        Offsets that do not fit the codes are stale: a refresh makes codes with room for
+        them.
+        """
         vectors = batch.vectors
         rows = int(batch.place or 0) + np.arange(len(vectors))
         right = scale.to_index(offsets.astype(np.float64), vectors)
         most = self.handler.most_lost()
-
-        def error(shift: float) -> np.ndarray:
-            held = self.handler.round_offsets(right + shift, vectors, rows)
+        largest = np.zeros(len(right))
+        quarter = 0.0
+        for shift in (0, -2, -1, 1, 2):
+            moved = right + shift * quarter
+            held = self.handler.round_offsets(moved, vectors, rows)
             errors = np.nan_to_num(np.abs(held - right))  # NaN: not a finite vector
-            return np.asarray(np.minimum(errors, most))
-
-        errors = error(0)
-        quarter = float(errors.mean())  # of the distance between two levels
-        largest = np.max(
-            [errors, *(error(shift * quarter) for shift in (-2, -1, 1, 2))], axis=0
+            errors = np.minimum(errors, most)
+            largest = np.maximum(largest, errors)
+            if shift == 0:
+                quarter = float(errors.mean())  # of the distance between two levels
+        return (
+            np.asarray(scale.to_model(right + largest, vectors) - offsets)
+            + self.precision
         )
-        moved = scale.to_model(right + largest, vectors)
-        return np.asarray(moved - offsets) + self.precision
 
     def count(self) -> int:
         return self.handler.count
@@ -367,10 +368,10 @@ class FaissStore(ManifestStore[FaissVersion]):
     @property
     def raw(self) -> faiss.Index:
         """The index without offsets."""
-        if not self.handler.extras:
-            return self.index
         if self._raw is None:
-            self._raw = self.handler.downgrade()
+            self._raw = self.index
+            if self.handler.extras:
+                self._raw = self.handler.downgrade()
         return self._raw
 
     def correction(self) -> Correction | None:
@@ -423,20 +424,16 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._scanned = None
         if scanned is None:
             self._refresh()
-        lock = self.acquire()
-        try:
+        with contextlib.ExitStack() as undo:
+            lock = self.acquire()
+            undo.callback(self.release, lock)
             self._require_unchanged(scanned)
             self.require_writable()
             previous = self.read_manifest()
-            try:
-                version, found = self.start_version(model, progress)
-            except BaseException:
-                self.give_up(previous)
-                raise
-            return FaissWriting(self, model, version, found, (lock, previous))
-        except BaseException:
-            self.release(lock)
-            raise
+            undo.callback(self.give_up, previous)
+            version, found = self.start_version(model, progress)
+            undo.pop_all()
+        return FaissWriting(self, model, version, found, (lock, previous))
 
     def give_up(self, previous: Manifest[FaissVersion]) -> None:
         """Put back the manifest of before a run that leaves nothing."""
@@ -591,12 +588,6 @@ def look_at(path: Path) -> Seen:
     return Seen(content, status.st_ino, status.st_mtime_ns)
 
 
-def create(path: Path) -> BinaryIO:
-    """Create the file `path`, where nothing may lie yet, and open it for writing."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    return os.fdopen(os.open(path, flags, 0o600), "wb")
-
-
 def permit(descriptor: int, like: Path) -> None:
     """Give an open file or folder the mode and the owner of the file `like`: a bank
     holds queries, which not everybody may read."""
@@ -604,8 +595,8 @@ def permit(descriptor: int, like: Path) -> None:
     mode = status.st_mode & 0o777
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
         mode |= 0o700 | (mode & 0o444) >> 2  # who reads a folder also enters it
-    os.fchmod(descriptor, mode)
-    with contextlib.suppress(OSError):  # only root may
+    with contextlib.suppress(OSError):  # only its owner may, and only root the second
+        os.fchmod(descriptor, mode)
         os.fchown(descriptor, status.st_uid, status.st_gid)
 
 

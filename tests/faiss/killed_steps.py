@@ -22,7 +22,7 @@ import numpy as np
 
 import hubplugin
 import hubplugin_faiss
-from hubplugin_faiss.encoding import codecs
+from hubplugin_faiss.encoding import offsets
 
 warnings.simplefilter("ignore")
 faiss.omp_set_num_threads(1)
@@ -96,7 +96,7 @@ def lying() -> list[str]:
 
 
 def same_bits(fingerprint: str) -> int:
-    """In the place of `codecs.model_bits`, whose 12 bits any two models may share."""
+    """In the place of `offsets.model_bits`, whose 12 bits any two models may share."""
     return int(fingerprint != "")
 
 
@@ -131,5 +131,5 @@ def main(step: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[2:] == ["alike"]:
-        codecs.model_bits = same_bits
+        offsets.model_bits = same_bits
     main(sys.argv[1])

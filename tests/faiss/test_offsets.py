@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin_faiss
-from hubplugin_faiss.encoding.codecs import UpgradeSpec
+from hubplugin_faiss.encoding.offsets import UpgradeSpec
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -97,6 +97,6 @@ def test_a_model_is_never_taken_for_none():
     names = (f"{number:016x}" for number in range(20_000))
     like_none = next(name for name in names if zlib.crc32(name.encode()) % 2**12 == 0)
     for name, other in ((like_none, ""), ("", like_none)):
-        extra = UpgradeSpec(0, 0, name).extra_dimensions([0.0], 1, False, b"state")
+        extra = UpgradeSpec(0, 0, False, name).extra_dimensions([0.0], 1, b"state")
         assert extra.has_fingerprint(name)
         assert not extra.has_fingerprint(other)

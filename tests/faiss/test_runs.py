@@ -17,7 +17,7 @@ import hubplugin
 import hubplugin_faiss
 from hubplugin import apply, open_store, refit, refresh, rollback
 from hubplugin.store import Store
-from hubplugin_faiss.encoding import codecs
+from hubplugin_faiss.encoding import offsets
 from tests.faiss import killed_steps
 from tests.faiss.cases import draw, filled, grow, written
 from tests.faiss.cases import stored as stored_in
@@ -139,7 +139,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_index_and_a_rerun_finish
 ):
     alike = ["alike"] if kind == "IVF16,Flat" else []
     if alike:
-        monkeypatch.setattr(codecs, "model_bits", killed_steps.same_bits)
+        monkeypatch.setattr(offsets, "model_bits", killed_steps.same_bits)
     file = tmp_path / "before/x.faiss"
     file.parent.mkdir()
     np.save(tmp_path / "bank.npy", BANK)

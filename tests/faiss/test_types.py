@@ -10,7 +10,7 @@ import pytest
 
 import hubplugin
 import hubplugin_faiss
-from hubplugin_faiss.encoding.layout import ids_of_list
+from hubplugin_faiss.encoding.layout import InvertedLists
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexHandler
 from hubplugin_faiss.handlers.lists import list_ranks
@@ -276,7 +276,7 @@ def test_training_lists_and_search_settings_are_kept(metric):
     raw, new = case.index, downcast_to_ivf(upgraded)
     assert (new.nprobe, new.parallel_mode, new.max_codes) == (3, 1, 77)
     for number in range(8):
-        kept, ids = (ids_of_list(each.invlists, number) for each in (new, raw))
+        kept, ids = (InvertedLists(each).ids(number) for each in (new, raw))
         np.testing.assert_array_equal(kept, ids)
     centres = new.quantizer.reconstruct_n(0, 8)[:, :24]
     np.testing.assert_array_equal(centres, raw.quantizer.reconstruct_n(0, 8))
