@@ -16,20 +16,22 @@ from hubplugin_faiss.handlers.base import IndexHandler
 from hubplugin_faiss.objects import name_of, parts, reason
 from hubplugin_faiss.scale import IndexScale
 
-QUERIES, K = 400, 10
-"""Bank queries that are tried, and how many results of each."""
+QUERIES = 400
+"""Bank queries that are tried."""
+
+K = 10
+"""Results of each."""
 
 WORK = 4e11
 """Fewer queries are tried, down to a tenth, where all would take more products than
-this with the gallery: some ten seconds of one core."""
+this with the gallery: some ten seconds of one core. An exhaustive index for which a
+tenth is too much is not tried."""
 
-READ = 64 << 30
-"""An index that reads all its codes for each query is not tried where the fewest
-queries would read more bytes."""
+TOLERATED = 0.01
+"""The largest loss of recall@10 without a warning; codes in a row lose no more."""
 
-TOLERATED, PROMISED = 0.01, 0.05
-"""The largest losses of recall@10: of which no warning speaks, and which is not refused
-where inverted lists or a graph find the targets. Codes in a row lose `TOLERATED`."""
+PROMISED = 0.05
+"""The largest loss that is not refused where inverted lists or a graph find targets."""
 
 
 def require_recall(
@@ -66,7 +68,8 @@ def require_recall(
     error = float((before - after).std() / np.sqrt(len(queries)))
     if lost <= max(TOLERATED, 2 * error):
         return
-    most, advice = TOLERATED, ""
+    most = TOLERATED
+    advice = ""
     wide = faiss.IndexIVF | faiss.IndexHNSW
     if any(isinstance(part, wide) for part in parts(raw.index)):
         most = PROMISED
@@ -148,9 +151,7 @@ def exact_rankings(
 
 def affordable_queries(raw: IndexHandler) -> int:
     """Return how many queries an upgrade of `raw` is tried with."""
-    index = raw.index
-    if not raw.exhaustive:
-        return int(np.clip(WORK / (index.ntotal * index.d), QUERIES / 10, QUERIES))
-    sizes = [int(part.code_size) for part in parts(index) if hasattr(part, "code_size")]
-    read = 2 * index.ntotal * max(sizes, default=4 * int(index.d))
-    return min(QUERIES // 4, int(READ // read))
+    count = WORK / (raw.count * raw.index.d)
+    if raw.exhaustive:  # it reads all its codes for each query
+        return int(min(count, QUERIES / 4))
+    return int(np.clip(count, QUERIES / 10, QUERIES))

@@ -286,8 +286,8 @@ class CorrectedSearch:
         ascending, places = np.unique(rows, return_inverse=True)
         vectors = self._vectors.select(ascending)[places].astype(np.float64)
         if self._euclidean:
-            return np.asarray(-((vectors - query) ** 2).sum(axis=1) / 2)
-        return np.asarray(vectors @ query.astype(np.float64))
+            return -((vectors - query) ** 2).sum(axis=1) / 2
+        return vectors @ query.astype(np.float64)
 
     def _upper_bound(self, last: float, corrections: np.ndarray) -> float:
         """Return the largest corrected score of a target whose similarity is at most

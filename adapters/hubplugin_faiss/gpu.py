@@ -19,11 +19,6 @@ from hubplugin_faiss.objects import (
 PARTS = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96)
 """In how many parts, of 8 bits each, PQ codes lie on a GPU."""
 
-SCALARS = (
-    "fp16", "8bit", "8bit_uniform", "8bit_direct", "6bit", "4bit", "4bit_uniform",
-)  # fmt: skip
-"""The scalar codes that inverted lists have on a GPU."""
-
 
 def for_gpu(index: faiss.Index) -> faiss.Index:
     """Return a copy of an upgraded index that `faiss.index_cpu_to_gpu` takes.
@@ -55,7 +50,7 @@ def cloneable(index: faiss.Index) -> faiss.Index:
     match part:
         case faiss.IndexPreTransform():
             inner = cloneable(part.index)
-            return pretransform([as_one(transforms_of(part), int(inner.d))], inner)
+            return pretransform([as_one(transforms_of(part), inner.d)], inner)
         case faiss.IndexIDMap():
             return id_map_like(part, cloneable(part.index))
         case faiss.IndexIVF():
@@ -97,7 +92,7 @@ def as_one(steps: list[faiss.VectorTransform], d_out: int) -> faiss.LinearTransf
 def copy_lists(part: faiss.IndexIVF) -> faiss.Index:
     """Return a copy of an index with lists, with as many parts of PQ codes as there are
     on a GPU."""
-    d = int(part.d)
+    d = part.d
     match part:
         case faiss.IndexIVFPQ():
             if part.pq.nbits != 8:
@@ -113,8 +108,7 @@ def copy_lists(part: faiss.IndexIVF) -> faiss.Index:
             d = part.pq.dsub * min(count for count in PARTS if count >= part.pq.M)
             is_there = True
         case faiss.IndexIVFScalarQuantizer():
-            kinds = {getattr(faiss.ScalarQuantizer, f"QT_{kind}") for kind in SCALARS}
-            is_there = part.sq.qtype in kinds
+            is_there = part.sq.qtype != faiss.ScalarQuantizer.QT_bf16
         case _:
             is_there = type(part) is faiss.IndexIVFFlat
     if not is_there:

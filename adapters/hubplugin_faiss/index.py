@@ -229,7 +229,7 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
     if selected.size:
         handler.remove(selected)
         index.ntotal = handler.recount()
-    return handler.count - int(index.ntotal)
+    return handler.count - index.ntotal
 
 
 class Gallery(Vectors):
@@ -246,7 +246,7 @@ class Gallery(Vectors):
 
     def __init__(self, index: faiss.Index, name: str = "index"):
         self._handler = handler_for(index)
-        super().__init__(name, self._handler.count, int(index.d))
+        super().__init__(name, self._handler.count, index.d)
 
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         for batch in self._handler.scan(size):

@@ -108,7 +108,7 @@ def linear_transform(matrix: np.ndarray, bias: np.ndarray) -> faiss.LinearTransf
 def with_map(index: faiss.Index, query_map: QueryMap) -> faiss.Index:
     """Return `index` behind a linear transform that maps queries by `query_map`, and that
     must not map what is added."""
-    bias = np.full(int(index.d), -0.0)
+    bias = np.full(index.d, -0.0)
     return pretransform([linear_transform(query_map.whole, bias)], index)
 
 
@@ -125,7 +125,7 @@ def is_mapped(index: faiss.Index) -> bool:
     if type(transform) is not faiss.LinearTransform or not transform.have_bias:
         return False
     bias = faiss.vector_to_array(transform.b)
-    return bool(not bias.any() and np.signbit(bias).all())
+    return not bias.any() and np.signbit(bias).all()
 
 
 def normalises_queries(index: faiss.Index) -> bool:

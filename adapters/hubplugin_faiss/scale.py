@@ -82,7 +82,7 @@ class IndexScale:
         if self.nearness is None:
             return offsets
         lengths, bias = self._lengths_and_bias(vectors, self.nearness)
-        return np.asarray(lengths * offsets - bias)
+        return lengths * offsets - bias
 
     def to_model(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """Return the offsets of the model for which the index holds `offsets` [b]: [b].
@@ -92,7 +92,7 @@ class IndexScale:
         if self.nearness is None:
             return offsets
         lengths, bias = self._lengths_and_bias(vectors, self.nearness)
-        return np.asarray((offsets + bias) / lengths)
+        return (offsets + bias) / lengths
 
     def _lengths_and_bias(
         self, vectors: np.ndarray, nearness: float

@@ -24,7 +24,8 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -103,7 +104,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             f"hubplugin.Recorder({str(self.record)!r}).add(queries) beside each search"
         )
         self._said = metric
-        self._lock: BinaryIO | None = None
+        self._lock: Callable[[], BinaryIO | None] = lambda: None  # a weak reference
         self._scanned: Seen | None = None
         self._read()
 
@@ -124,13 +125,13 @@ class FaissStore(ManifestStore[FaissVersion]):
         self.dim = int(index.d)
         self._seen = seen
         self._of_model: Metric | None = None
-        self._scale: tuple[str, IndexScale] | None = None
         self._raw: faiss.Index | None = None
 
     def _refresh(self) -> None:
         """Read the file anew if another program has changed it, unless a run of this
         store is writing it."""
-        is_writing = self._lock is not None and not self._lock.closed
+        lock = self._lock()
+        is_writing = lock is not None and not lock.closed
         if not is_writing and look_at(self.path) != self._seen:
             self._read()
 
@@ -240,9 +241,15 @@ class FaissStore(ManifestStore[FaissVersion]):
             return file.read()
 
     def _write_file(self, name: str, content: bytes) -> None:
-        path = self._place(name)
-        with making(path, needed=len(content)), replacing(path, 0o600) as file:
+        with self._new_file(name, len(content)) as file:
             file.write(content)
+
+    @contextlib.contextmanager
+    def _new_file(self, name: str, size: int) -> Iterator[BinaryIO]:
+        """Open a file of ours of `size` bytes, which takes its name once it is whole."""
+        path = self._place(name)
+        with making(path, needed=size), replacing(path, 0o600) as file:
+            yield file
             permit(file.fileno(), self.path)
 
     def _delete_file(self, name: str) -> None:
@@ -274,7 +281,7 @@ class FaissStore(ManifestStore[FaissVersion]):
                 f"{str(self.path)!r} is being written by another run; nothing was "
                 "changed: wait until it ends"
             )
-        self._lock = lock
+        self._lock = weakref.ref(lock)
         return lock
 
     def release(self, lock: BinaryIO) -> None:
@@ -327,12 +334,6 @@ class FaissStore(ManifestStore[FaissVersion]):
         """True if a linear transform before the index can map queries, so that the file
         stays plain Faiss."""
         return not normalises_queries(self.index)
-
-    def scale(self, model: OffsetModel) -> IndexScale:
-        """Return the scale between offsets of `model` and those that the index holds."""
-        if self._scale is None or self._scale[0] != model.fingerprint:
-            self._scale = model.fingerprint, IndexScale.of(self.handler, model)
-        return self._scale[1]
 
     def _rounding(
         self, scale: IndexScale, batch: Batch, offsets: np.ndarray
@@ -402,7 +403,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         if version is None:
             yield from batches
             return
-        scale = self.scale(self.model(version))
+        scale = IndexScale.of(self.handler, self.model(version))
         for batch in batches:
             offsets = scale.to_model(batch.offsets, batch.vectors).astype(np.float32)
             rounding = partial(self._rounding, scale, batch)
@@ -432,8 +433,9 @@ class FaissStore(ManifestStore[FaissVersion]):
             previous = self.read_manifest()
             undo.callback(self.give_up, previous)
             version, found = self.start_version(model, progress)
+            writing = FaissWriting(self, model, version, found, lock, previous)
             undo.pop_all()
-        return FaissWriting(self, model, version, found, (lock, previous))
+        return writing
 
     def give_up(self, previous: Manifest[FaissVersion]) -> None:
         """Put back the manifest of before a run that leaves nothing."""
@@ -447,8 +449,11 @@ class FaissStore(ManifestStore[FaissVersion]):
         """Put `index`, with the offsets of `version` or without any, in the place of the
         file."""
         new = self._place("index.faiss")
+        for left in self.hub.glob(f"{new.name}.*.tmp"):  # by a run that was killed
+            left.unlink(missing_ok=True)
         try:
-            self._write_index(new, index)
+            with self._new_file(new.name, self.path.stat().st_size) as file:
+                faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
             seen = look_at(new)  # which a new name does not change
             if version is not None:
                 manifest = self.require_owner(version)
@@ -465,19 +470,6 @@ class FaissStore(ManifestStore[FaissVersion]):
         flush_names(self.path.parent)
         self._take(index, seen)
         self._scanned = None
-
-    def _write_index(self, path: Path, index: faiss.Index) -> None:
-        size = self.path.stat().st_size
-        for left in self.hub.glob(f"{path.name}.*.tmp"):  # by a run that was killed
-            left.unlink(missing_ok=True)
-        with making(path, needed=size), replacing(path, 0o600) as file:
-            try:
-                faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
-            except RuntimeError as error:
-                raise StoreError(
-                    f"Faiss cannot write {str(path)!r}: {reason(error)}"
-                ) from None
-            permit(file.fileno(), self.path)
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         self._refresh()
@@ -517,7 +509,8 @@ class FaissStore(ManifestStore[FaissVersion]):
 class FaissWriting(Writing):
     """The offsets of `version`, of `model`, on their way into the file of `store`.
 
-    begun: the right to write, and the manifest to put back if it comes to nothing.
+    lock: The right to write.
+    previous: The manifest to put back if it comes to nothing.
     """
 
     takes_all = True  # codes are made anew
@@ -528,13 +521,16 @@ class FaissWriting(Writing):
         model: OffsetModel,
         version: FaissVersion,
         found: Found,
-        begun: tuple[BinaryIO, Manifest[FaissVersion]],
+        lock: BinaryIO,
+        previous: Manifest[FaissVersion],
     ):
         self.found = found
         self._store = store
         self._model = model
         self._version = version
-        self._lock, self._previous = begun
+        self._lock = lock
+        self._previous = previous
+        self._scale = IndexScale.of(store.handler, model)
         self._offsets = np.full(store.count(), np.nan, np.float32)
 
     def scan(self) -> Iterator[Batch]:
@@ -546,8 +542,7 @@ class FaissWriting(Writing):
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         """Keep the `offsets` [b] of a whole batch of `scan`."""
         first = int(batch.place or 0)
-        scale = self._store.scale(self._model)
-        held = scale.to_index(offsets, batch.vectors)
+        held = self._scale.to_index(offsets, batch.vectors)
         self._offsets[first : first + len(held)] = held
 
     def activate(self) -> None:
@@ -560,11 +555,10 @@ class FaissWriting(Writing):
             raise StoreError(
                 f"{store.url}: {missing} targets have no offset yet; run apply again"
             )
-        scale = store.scale(self._model)
-        handler = handler_for(store.raw)
+        raw = handler_for(store.raw)
         force = self.forced or is_amended
         try:
-            upgraded = upgrade_by(handler, self._offsets, self._model, scale, force)
+            upgraded = upgrade_by(raw, self._offsets, self._model, self._scale, force)
             store.replace(upgraded, self._version)
         except HubpluginError:
             store.give_up(self._previous.replace(writing=None))

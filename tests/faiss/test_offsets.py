@@ -6,8 +6,9 @@ import faiss
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
-import hubplugin_faiss
+from hubplugin_faiss import downgrade, upgrade
 from hubplugin_faiss.encoding.offsets import UpgradeSpec
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
@@ -57,19 +58,17 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
     cases.look_everywhere(index)
     offsets = offsets_of(shape, size, n, rng)
 
-    upgraded = hubplugin_faiss.upgrade(index, offsets)
+    upgraded = upgrade(index, offsets)
 
-    np.testing.assert_array_equal(
-        faiss.serialize_index(hubplugin_faiss.downgrade(upgraded)),
+    assert_array_equal(
+        faiss.serialize_index(downgrade(upgraded)),
         faiss.serialize_index(index),
     )
     stored = cases.stored(upgraded)
     decoded = cases.decoded(upgraded)
     spread = max(float(offsets.max()), 0.0) - min(float(offsets.min()), 0.0)
     rounding = {"SQ4": 0.02, "SQ6": 0.005, "SQ8": 0.0005}.get(kind.split(",")[-1], 3e-6)
-    np.testing.assert_allclose(
-        stored, offsets, rtol=0, atol=rounding * 2 * spread + 1e-7
-    )
+    assert_allclose(stored, offsets, rtol=0, atol=rounding * 2 * spread + 1e-7)
 
     scores, found = upgraded.search(queries, n)
     asked = cases.unit(queries) if kind == "L2norm,Flat" else queries
@@ -86,7 +85,7 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
         scored = cases.as_similarities(scores[query][reached[query]], metric)
         apart = scored - truth[query, rows]
         rounded = 1e-5 * scale + 2e-6
-        np.testing.assert_allclose(apart, apart.mean(), rtol=0, atol=rounded)
+        assert_allclose(apart, apart.mean(), rtol=0, atol=rounded)
         if metric == IP:
             # 16 bits hold huge offsets only in larger units, by whose square all scores are shifted alike.
             shift = 2e-8 * np.abs(offsets).max() ** 2

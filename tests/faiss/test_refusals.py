@@ -6,9 +6,11 @@ import sys
 import faiss
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import hubplugin
 import hubplugin_faiss
+from hubplugin_faiss import add, downgrade, upgrade
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -95,7 +97,7 @@ REFUSED = {
 def test_an_index_that_cannot_be_upgraded_says_why_in_one_line(says):
     make, given = REFUSED[says]
     with pytest.raises(hubplugin.HubpluginError) as caught:
-        hubplugin_faiss.upgrade(make(), given)
+        upgrade(make(), given)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -103,9 +105,9 @@ def test_an_index_that_cannot_be_upgraded_says_why_in_one_line(says):
 def test_downgrade_and_add_need_an_upgraded_index():
     says = r"is not upgraded; upgrade\(index, model\) puts offsets into it"
     with pytest.raises(hubplugin.StoreError, match=says):
-        hubplugin_faiss.downgrade(flat())
+        downgrade(flat())
     with pytest.raises(hubplugin.StoreError, match=says):
-        hubplugin_faiss.add(flat(), X, OFFSETS)
+        add(flat(), X, OFFSETS)
 
 
 @pytest.mark.parametrize(
@@ -122,16 +124,16 @@ def test_downgrade_and_add_need_an_upgraded_index():
 )
 def test_what_cannot_be_added_is_refused_and_nothing_is_added(says, kind, given):
     case = cases.made(kind, IP, n=300, d=8)
-    upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
+    upgraded = upgrade(case.index, case.offsets)
     with pytest.raises(hubplugin.HubpluginError) as caught:
-        hubplugin_faiss.add(upgraded, *given)
+        add(upgraded, *given)
     assert says in str(caught.value)
     assert upgraded.ntotal == 300
 
 
 def test_a_model_fitted_without_targets_is_centred_on_the_index():
     model = hubplugin.fit(None, X[:20], "is")
-    offsets = cases.stored(hubplugin_faiss.upgrade(flat(), model))
+    offsets = cases.stored(upgrade(flat(), model))
     assert abs(offsets.mean()) < 1e-6
     assert offsets.std() > 1e-4
 
@@ -149,10 +151,10 @@ def test_an_upgrade_that_finds_less_than_is_promised_is_refused_unless_forced(tm
         match=r"take recall@10 of bank queries from .*, and 0\.05 is the most",
     )
     with refused:
-        hubplugin_faiss.upgrade(index, model)
+        upgrade(index, model)
     with refused:
         hubplugin.apply(hubplugin_faiss.open_store(file), model)
-    np.testing.assert_array_equal(faiss.serialize_index(index), before)
+    assert_array_equal(faiss.serialize_index(index), before)
     assert file.read_bytes() == content
     assert list(tmp_path.iterdir()) == [file]
     store = hubplugin_faiss.open_store(file)
@@ -169,19 +171,19 @@ def test_a_loss_that_is_not_refused_is_a_warning_with_what_helps():
         r"recall@10 of bank queries from 0\.\d+ to 0\.\d+ .*a larger nprobe, efSearch"
     )
     with pytest.warns(UserWarning, match=says):
-        hubplugin_faiss.upgrade(cases.filled("HNSW8", vectors), model, force=True)
+        upgrade(cases.filled("HNSW8", vectors), model, force=True)
 
 
 def test_vectors_are_not_added_with_another_model():
     model, another = (
         hubplugin.fit(X, bank, "nnn", metric="dot", k=2) for bank in (X[:20], X[20:40])
     )
-    upgraded = hubplugin_faiss.upgrade(flat(), model)
+    upgraded = upgrade(flat(), model)
     says = "are those of another model; add with that one"
     with pytest.raises(hubplugin.StoreError, match=says):
-        hubplugin_faiss.add(upgraded, X[:3], another)
+        add(upgraded, X[:3], another)
     assert upgraded.ntotal == 50
-    hubplugin_faiss.add(upgraded, X[:3], model)
+    add(upgraded, X[:3], model)
     assert upgraded.ntotal == 53
 
 

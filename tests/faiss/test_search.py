@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
 import hubplugin
-import hubplugin_faiss
 from hubplugin.model import QueryMap
 from hubplugin.rerank import Dynamic, fit_rule
-from hubplugin_faiss import CorrectedSearch
+from hubplugin_faiss import CorrectedSearch, upgrade
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -34,9 +34,9 @@ def test_certified_answers_are_the_exact_corrected_ranking(seed, metric, k, spre
     assert (found.fetched <= 80).all()
     for query in np.flatnonzero(found.certified):
         best = -np.sort(-truth[query])[:k]
-        np.testing.assert_allclose(truth[query, found.ids[query]], best, atol=1e-5)
+        assert_allclose(truth[query, found.ids[query]], best, atol=1e-5)
         scores = cases.as_similarities(found.scores[query], metric)
-        np.testing.assert_allclose(scores, best, atol=1e-5)
+        assert_allclose(scores, best, atol=1e-5)
 
 
 @pytest.mark.parametrize("metric", [IP, L2])
@@ -75,7 +75,7 @@ def test_what_no_longer_fits_is_refused():
     search = CorrectedSearch(case.index, offsets)
     before = search.search(case.queries, 5)
     offsets[:] = 0
-    np.testing.assert_array_equal(search.search(case.queries, 5), before)
+    assert_array_equal(search.search(case.queries, 5), before)
     for queries in (case.queries[:, :5], case.queries * np.nan):
         with pytest.raises(hubplugin.InputError, match="expected finite queries"):
             search.search(queries, 5)
@@ -140,7 +140,7 @@ def test_an_index_that_cannot_be_upgraded_says_so_and_finds_the_corrected_rankin
     file = cases.written(tmp_path / "x.faiss", case.index)
     says = r"^[^\n]*hubplugin_faiss\.CorrectedSearch\([^\n]*$"
     with pytest.raises(hubplugin.StoreError, match=says):
-        hubplugin_faiss.upgrade(case.index, model)
+        upgrade(case.index, model)
     with pytest.raises(hubplugin.StoreError, match=says):
         hubplugin.open_store(f"faiss:{file}")
     search = CorrectedSearch(case.index, model, vectors=case.vectors)

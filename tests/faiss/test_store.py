@@ -7,12 +7,14 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import hubplugin
 import hubplugin_faiss
 from hubplugin import inspect, open_store, refresh
 from hubplugin.jobs.write import Applied
 from hubplugin.store import Store
+from hubplugin_faiss import add, read_index, upgrade
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -58,10 +60,10 @@ def test_apply_inspect_refresh_and_remove(file, model, kind):
     assert (counted.written, counted.missing, file.read_bytes()) == (False, 500, before)
     done = hubplugin.apply(store, model)
     assert (done.scanned, done.missing) == (500, 500)
-    found, beside = hubplugin_faiss.read_index(file)
+    found, beside = read_index(file)
     assert beside.fingerprint == model.fingerprint
-    expected = hubplugin_faiss.upgrade(index, model).search(BANK, 5)[1]
-    np.testing.assert_array_equal(found.search(BANK, 5)[1], expected)
+    expected = upgrade(index, model).search(BANK, 5)[1]
+    assert_array_equal(found.search(BANK, 5)[1], expected)
     assert "every target has its offset" in str(inspect(opened(file)))
     assert refresh(opened(file)).stale == 0
     assert store.search(BANK[:5], 10, raw=True).ids == raw.ids
@@ -105,8 +107,8 @@ def test_newcomers_make_no_offset_stale_where_codes_change_lengths(file, kind, m
     index.train(np.concatenate([gallery, newcomers]))
     index.add(gallery)
     correct(file, index, bank, "nnn", metric="cosine", k=5)
-    index, kept = hubplugin_faiss.read_index(file)
-    hubplugin_faiss.add(index, newcomers, kept)
+    index, kept = read_index(file)
+    add(index, newcomers, kept)
     cases.written(file, index)
     assert inspect(opened(file)).stale == 0
 
@@ -151,13 +153,13 @@ def test_zero_vectors_are_counted_and_keep_the_offset_0_whatever_codes_make_of_t
     done = correct(file, index, BANK, "nnn", metric="cosine", k=4)
     assert done.model.gallery.count == 500
     assert done.invalid_vectors.count == 1
-    index, kept = hubplugin_faiss.read_index(file)
+    index, kept = read_index(file)
     now = (index.search(BANK, 10)[1] == 500).any(axis=1).mean()
     # By L2 a zero vector is near to all queries, raw and corrected.
     assert metric == L2 or now <= found
     assert inspect(opened(file), queries=0).stale == 0
 
-    hubplugin_faiss.add(index, zero, kept)
+    add(index, zero, kept)
     assert abs(cases.stored(index)[-1]) < cases.tolerance(kind)
     cases.written(file, index)
     seen = inspect(opened(file), queries=0)
@@ -199,7 +201,7 @@ def test_a_hub_whose_offset_the_codes_cannot_hold_is_stale_and_a_refresh_makes_r
     found = batch.take(np.flatnonzero(np.isin(batch.ids, planted)))
     right = model.offsets(found.vectors)
     assert right.max() < 2 * model.gallery.smallest
-    np.testing.assert_allclose(found.offsets, right, atol=0.02)
+    assert_allclose(found.offsets, right, atol=0.02)
     assert not np.isin(store.search(asked, 10).ids, planted).any()
 
 
@@ -215,7 +217,7 @@ def test_a_vector_that_is_not_finite_hides_no_stale_offset_beside_it(file):
 @pytest.mark.parametrize("kind", ["Flat", "IDMap2,Flat"])
 def test_foreign_vectors_do_not_keep_a_refresh_from_the_others(file, model, kind):
     correct(file, cases.filled(kind, GALLERY), model)
-    index, _ = hubplugin_faiss.read_index(file)
+    index, _ = read_index(file)
     foreign = np.stack([0.5 * GALLERY[0], np.zeros(16), BANK[0], np.full(16, np.nan)])
     cases.put(index, foreign.astype(np.float32), np.arange(500, 504))
     cases.written(file, index)
@@ -228,18 +230,18 @@ def test_foreign_vectors_do_not_keep_a_refresh_from_the_others(file, model, kind
     assert says in str(done)
     smallest = model.gallery.smallest
     expected = np.array([smallest, 0, model.offsets(BANK[:1])[0], smallest])
-    stored = cases.stored(hubplugin_faiss.read_index(file)[0])
-    np.testing.assert_allclose(stored[500:], expected, atol=1e-5)
-    np.testing.assert_allclose(stored[:500], model.offsets(GALLERY), atol=1e-5)
+    stored = cases.stored(read_index(file)[0])
+    assert_allclose(stored[500:], expected, atol=1e-5)
+    assert_allclose(stored[:500], model.offsets(GALLERY), atol=1e-5)
     assert inspect(opened(file)).stale == 0
 
 
 def test_a_model_of_cosine_for_vectors_of_all_lengths_is_refused_on_refresh(model):
     raw = cases.filled("Flat", 3 * GALLERY)
-    upgraded = hubplugin_faiss.upgrade(raw, np.zeros(500, np.float32))
-    says = "the model does not suit this IndexFlatIP: of 500 entries 500 with"
+    upgraded = upgrade(raw, np.zeros(500, np.float32))
+    says = "the model does not suit this IndexFlat: of 500 entries 500 with"
     with pytest.raises(hubplugin.InputError, match=says):
-        hubplugin_faiss.upgrade(upgraded, model)
+        upgrade(upgraded, model)
 
 
 CUT_OFF = faiss.serialize_index(cases.filled("IVF4,SQ4", GALLERY)).tobytes()[:-300]

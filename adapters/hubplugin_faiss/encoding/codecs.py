@@ -47,7 +47,7 @@ class OffsetCoder:
             components = np.zeros((len(values), len(self.extra.query)), np.float32)
             components[:, i] = np.clip(values - bases[:, i], *self.codec.limits)
             held = self.codec.decode(self.codec.encode(components))
-            return np.asarray(held[:, i] + bases[:, i])
+            return held[:, i] + bases[:, i]
 
         return self.extra.components_for(offsets, self.codec.carriers, quantise)
 
@@ -134,11 +134,11 @@ class Codec(ABC):
 
     def encode(self, vectors: np.ndarray) -> np.ndarray:
         """Return the codes of `vectors` [n, d]: uint8 [n, bytes]."""
-        return np.asarray(self.quantizer.compute_codes(vectors))
+        return self.quantizer.compute_codes(vectors)
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
         """Return the vectors that `codes` [n, bytes] stand for: float32 [n, d]."""
-        return np.asarray(self.quantizer.decode(np.ascontiguousarray(codes)))
+        return self.quantizer.decode(np.ascontiguousarray(codes))
 
     @abstractmethod
     def with_tables(self, tables: np.ndarray) -> Codec:
@@ -168,7 +168,7 @@ def codec_of(index: faiss.Index) -> Codec:
         return ScalarCodec(index.sq)
     if hasattr(index, "pq"):
         return ProductCodec(index.pq)
-    return FloatCodec(int(index.d))
+    return FloatCodec(index.d)
 
 
 class FloatCodec(Codec):
@@ -225,8 +225,8 @@ class ScalarCodec(Codec):
                 "hubplugin_faiss.CorrectedSearch(index, offsets)"
             )
         self.quantizer = quantizer
-        self.d = int(quantizer.d)
-        self.bits = int(quantizer.bits) * self.d
+        self.d = quantizer.d
+        self.bits = quantizer.bits * self.d
         # The smallest value and the range of each component; nothing for floats.
         trained = faiss.vector_to_array(quantizer.trained)
         self.tables = trained.reshape(-1, self.d).T
@@ -346,9 +346,9 @@ class ProductCodec(Codec):
 
     def __init__(self, quantizer: faiss.ProductQuantizer):
         self.quantizer = quantizer
-        self.d = int(quantizer.d)
-        self.bits = int(quantizer.M * quantizer.nbits)
-        self.part = int(quantizer.dsub)
+        self.d = quantizer.d
+        self.bits = quantizer.M * quantizer.nbits
+        self.part = quantizer.dsub
         self.carriers = range(0, self.d, self.part)
         codebooks = faiss.vector_to_array(quantizer.centroids)
         self.tables = codebooks.reshape(quantizer.M, -1)
@@ -369,7 +369,7 @@ class ProductCodec(Codec):
     def design(
         self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
     ) -> OffsetCoder:
-        levels = int(self.quantizer.ksub)
+        levels = self.quantizer.ksub
         parts = 1
         if levels < 256:
             parts = 2

@@ -6,7 +6,6 @@ A row counts as one list, so that all indexes are read and written alike.
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,37 +16,45 @@ MOVED = 1 << 15
 """Codes that are moved at once within a list; whole blocks of them."""
 
 
-class CodeLists(ABC):
-    """The codes of an index in lists, each in the blocks of a `packer`.
+class CodeLists:
+    """The codes of an index in inverted lists, each in the blocks of a packer.
 
-    Without a packer, each code of `code_size` bytes is a block of its own.
+    Without a packer, each code is a block of its own.
     """
 
-    def __init__(self, code_size: int, packer: Any = None):
+    def __init__(self, index: faiss.IndexIVF):
+        self._lists = faiss.downcast_InvertedLists(index.invlists)
+        self._pack_by(self._lists.code_size, getattr(self._lists, "packer", None))
+
+    def _pack_by(self, code_size: int, packer: Any) -> None:
         self._packer = packer
-        self._code_size = int(code_size)
-        self._block_size = self._code_size
+        self._code_size = code_size
+        self._block_size = code_size
         self._per_block = 1
         if packer is not None:
             self._code_size = packer.code_size
             self._block_size = packer.block_size
             self._per_block = packer.nvec
 
-    @abstractmethod
     def sizes(self) -> np.ndarray:
         """Return how many codes each list has: int64 [lists]."""
+        numbers = range(self._lists.nlist)
+        return np.array([self._lists.list_size(number) for number in numbers])
 
-    @abstractmethod
     def ids(self, number: int) -> np.ndarray:
         """Return the ids of the list `number`: int64 [size], to be written to."""
+        size = self._lists.list_size(number)
+        if not size:  # there may be no memory
+            return np.empty(0, np.int64)
+        return faiss.rev_swig_ptr(self._lists.get_ids(number), size)
 
-    @abstractmethod
     def resize(self, number: int, size: int) -> None:
         """Make room for so many codes in the list `number`."""
+        self._lists.resize(number, size)
 
-    @abstractmethod
     def _memory(self, number: int) -> Any:
         """Return where the blocks of the list `number` begin."""
+        return self._lists.get_codes(number)
 
     def read(self, number: int, start: int, stop: int) -> np.ndarray:
         """Return the codes from `start` to before `stop` of the list `number`: uint8
@@ -97,7 +104,7 @@ class CodeLists(ABC):
         if last == 0:  # there may be no memory
             return np.empty((0, self._block_size), np.uint8)
         whole = faiss.rev_swig_ptr(self._memory(number), last * self._block_size)
-        return np.asarray(whole.reshape(last, self._block_size)[first:])
+        return whole.reshape(last, self._block_size)[first:]
 
     def _unpacked(self, blocks: np.ndarray) -> np.ndarray:
         """Return zeros, with room for the codes of `blocks`."""
@@ -112,7 +119,7 @@ class OneRow(CodeLists):
         packer = None
         if isinstance(index, faiss.IndexFastScan):
             packer = index.get_CodePacker()
-        super().__init__(index.code_size, packer)
+        self._pack_by(index.code_size, packer)
 
     def sizes(self) -> np.ndarray:
         return np.array([self._index.ntotal])
@@ -129,30 +136,6 @@ class OneRow(CodeLists):
 
     def _memory(self, number: int) -> Any:
         return self._index.codes.data()
-
-
-class InvertedLists(CodeLists):
-    """The inverted lists of an index."""
-
-    def __init__(self, index: faiss.IndexIVF):
-        self._lists = faiss.downcast_InvertedLists(index.invlists)
-        super().__init__(self._lists.code_size, getattr(self._lists, "packer", None))
-
-    def sizes(self) -> np.ndarray:
-        numbers = range(self._lists.nlist)
-        return np.array([self._lists.list_size(number) for number in numbers])
-
-    def ids(self, number: int) -> np.ndarray:
-        size = self._lists.list_size(number)
-        if not size:  # there may be no memory
-            return np.empty(0, np.int64)
-        return np.asarray(faiss.rev_swig_ptr(self._lists.get_ids(number), size))
-
-    def resize(self, number: int, size: int) -> None:
-        self._lists.resize(number, size)
-
-    def _memory(self, number: int) -> Any:
-        return self._lists.get_codes(number)
 
 
 def parts_by_list(numbers: np.ndarray) -> Iterator[tuple[int, slice]]:

@@ -59,8 +59,8 @@ class ExtraDimensions:
 
     def has_fingerprint(self, fingerprint: str) -> bool:
         """Return True if the last bits of the query name the model `fingerprint`."""
-        bits = int(self.query[-1:].astype(np.float32).view(np.uint32)[0])
-        return bits % (1 << MODEL_BITS) == model_bits(fingerprint)
+        bits = self.query[-1:].astype(np.float32).view(np.uint32)
+        return int(bits[0]) % (1 << MODEL_BITS) == model_bits(fingerprint)
 
     def offsets(self, components: np.ndarray) -> np.ndarray:
         """Return the offsets [n] that the extra `components` [n, w] of targets encode."""
@@ -70,7 +70,7 @@ class ExtraDimensions:
             offsets = (q @ q - ((q - t) ** 2).sum(axis=1)) / 2
         else:
             offsets = t @ q - q @ q
-        return np.asarray(offsets, np.float32)
+        return offsets.astype(np.float32)
 
     def components_for(
         self,
@@ -216,7 +216,7 @@ def bank_queries(model: OffsetModel, count: int) -> np.ndarray | None:
 def evenly(rows: np.ndarray, count: int) -> np.ndarray:
     """Return at most `count` of `rows` [n, ...], evenly drawn."""
     places = np.linspace(0, len(rows) - 1, min(len(rows), count))
-    return np.asarray(rows[places.astype(np.int64)])
+    return rows[places.astype(np.int64)]
 
 
 def nearness_of(queries: np.ndarray, vectors: np.ndarray, count: int) -> float:

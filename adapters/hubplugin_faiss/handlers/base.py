@@ -59,8 +59,8 @@ class IndexHandler:
 
     def __init__(self, index: faiss.Index):
         self.index = index
-        self.count = int(index.ntotal)
-        self.euclidean = bool(index.metric_type == faiss.METRIC_L2)
+        self.count: int = index.ntotal
+        self.euclidean: bool = index.metric_type == faiss.METRIC_L2
 
     def check(self) -> None:
         """Raise StoreError if this index, as it stands, cannot be upgraded."""
@@ -95,7 +95,7 @@ class IndexHandler:
     def row_blocks(self, most: int | None = None) -> Iterator[np.ndarray]:
         """Yield the numbers of all entries, in blocks of about `BLOCK_BYTES`, and of at
         most so many."""
-        size = max(1, BLOCK_BYTES // (4 * int(self.index.d)))
+        size = max(1, BLOCK_BYTES // (4 * self.index.d))
         if most is not None:
             size = min(size, most)
         for first in range(0, self.count, size):
@@ -153,7 +153,7 @@ class IndexHandler:
         """Bring the number of entries up to date, here and in the indexes around, after
         entries were added or removed; return it."""
         self.index.ntotal = self.inner.recount()
-        return int(self.index.ntotal)
+        return self.index.ntotal
 
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
         """Return `vectors` [n, d] as this index reconstructs them once they are added by

@@ -31,7 +31,7 @@ class BaseIndexHandler(IndexHandler):
     dimensions, which transforms before it append, behind the `d` of its vectors.
     """
 
-    lists_in: ClassVar[Callable[[faiss.Index], CodeLists]] = OneRow
+    lists_in: ClassVar[type[CodeLists]] = CodeLists
     """Finds the codes of an index."""
 
     residual = False
@@ -41,7 +41,7 @@ class BaseIndexHandler(IndexHandler):
         super().__init__(index)
         self.extra = extra
         self.extras = []
-        self.d = int(index.d)
+        self.d = index.d
         if extra is not None:
             self.extras = [extra]
             self.d -= len(extra.query)
@@ -178,7 +178,7 @@ class BaseIndexHandler(IndexHandler):
             extra = np.tile(self.extra.query, (len(vectors), 1))
             added = np.concatenate([vectors, extra], axis=1)
         decoded = self.codec.decode(self.codec.encode(added - centres)) + centres
-        return np.asarray(decoded[:, : self.d])
+        return decoded[:, : self.d]
 
     def round_offsets(
         self, offsets: np.ndarray, vectors: np.ndarray, rows: np.ndarray
@@ -244,7 +244,7 @@ class BaseIndexHandler(IndexHandler):
 
     def recount(self) -> int:
         self.index.ntotal = int(self.lists.sizes().sum())
-        return int(self.index.ntotal)
+        return self.index.ntotal
 
 
 class FlatCodesHandler(BaseIndexHandler):
@@ -254,6 +254,7 @@ class FlatCodesHandler(BaseIndexHandler):
         "IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexScalarQuantizer", "IndexPQ", "IndexPQFastScan",
     )  # fmt: skip
     exhaustive = True
+    lists_in = OneRow
 
     def empty(self, d: int, centres: np.ndarray | None) -> faiss.Index:
         old = self.storage

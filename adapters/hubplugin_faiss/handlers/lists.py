@@ -10,7 +10,6 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.encoding.layout import InvertedLists
 from hubplugin_faiss.encoding.offsets import ExtraDimensions, evenly
 from hubplugin_faiss.handlers.codes import BaseIndexHandler, graph_over
 from hubplugin_faiss.objects import copy_settings, name_of, pretransform
@@ -45,7 +44,6 @@ class InvertedListsHandler(BaseIndexHandler):
     names: ClassVar[tuple[str, ...]] = (
         "IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ", "IndexIVFPQFastScan",
     )  # fmt: skip
-    lists_in = InvertedLists
 
     def __init__(self, index: faiss.IndexIVF, extra: ExtraDimensions | None = None):
         lists = faiss.downcast_InvertedLists(index.invlists)
@@ -58,7 +56,7 @@ class InvertedListsHandler(BaseIndexHandler):
         self.quantizer = faiss.downcast_index(index.quantizer)
         self.ranked = isinstance(self.quantizer, FLOATS)
         is_float = isinstance(index, faiss.IndexIVFFlat)
-        self.holds_differences = bool(index.by_residual) and not is_float
+        self.holds_differences = index.by_residual and not is_float
         self.residual = self.holds_differences and self.ranked
 
     def centres(self, numbers: np.ndarray) -> np.ndarray:
@@ -71,7 +69,7 @@ class InvertedListsHandler(BaseIndexHandler):
         if self.extra is not None:
             quantizer = narrow_quantizer(quantizer, self.d)
         vectors = np.ascontiguousarray(vectors, np.float32)
-        return np.asarray(quantizer.search(vectors, 1)[1].ravel())
+        return quantizer.search(vectors, 1)[1].ravel()
 
     def empty(self, d: int, centres: np.ndarray | None) -> faiss.Index:
         if centres is None:
@@ -103,8 +101,9 @@ class InvertedListsHandler(BaseIndexHandler):
     def pad(self, d: int) -> faiss.Index:
         """Return a copy with `d` components, as many as it has or, of PQ codes of 8 bits,
         more parts, which hold 0."""
-        behind = (0, (d - int(self.index.d)) // self.codec.part)
-        new = self.empty(d, np.zeros((len(self.sizes), d - int(self.index.d))))
+        width = d - self.index.d
+        behind = (0, width // self.codec.part)
+        new = self.empty(d, np.zeros((len(self.sizes), width)))
         padded = np.pad(self.codec.tables, (behind, (0, 0)))
         self.codec.with_tables(padded).install(new)
         return self.fill(new, lambda codes, rows: np.pad(codes, ((0, 0), behind)))
@@ -149,7 +148,7 @@ class InvertedListsHandler(BaseIndexHandler):
 
     @property
     def _has_array(self) -> bool:
-        return bool(self.index.direct_map.type == faiss.DirectMap.Array)
+        return self.index.direct_map.type == faiss.DirectMap.Array
 
     def append(self, numbers: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> None:
         with rebuild_map(self.index):
@@ -183,7 +182,7 @@ def rebuild_map(index: faiss.IndexIVF) -> Iterator[None]:
 
 def centroids(quantizer: faiss.Index, numbers: np.ndarray) -> np.ndarray:
     """Return the centroids of the lists `numbers` [n]: float32 [n, d]."""
-    return np.asarray(quantizer.reconstruct_batch(np.ascontiguousarray(numbers)))
+    return quantizer.reconstruct_batch(np.ascontiguousarray(numbers))
 
 
 def quantizer_like(old: faiss.Index, centres: np.ndarray) -> faiss.Index:
@@ -207,7 +206,7 @@ def widen_quantizer(quantizer: faiss.Index, components: np.ndarray) -> faiss.Ind
     if isinstance(quantizer, FLOATS):
         centres = centroids(quantizer, np.arange(nlist))
         return quantizer_like(quantizer, np.concatenate([centres, components], axis=1))
-    d = int(quantizer.d)
+    d = quantizer.d
     drop = faiss.RemapDimensionsTransform(d + width, d, False)
     return pretransform([drop], faiss.clone_index(quantizer))
 
@@ -271,4 +270,4 @@ def similarities(
     products = queries @ vectors.T
     if euclidean:
         products -= (vectors**2).sum(axis=1) / 2
-    return np.asarray(products)
+    return products

@@ -108,7 +108,7 @@ class IdMapHandler(WrapperHandler):
                 "Faiss's own remove_ids over inverted lists does; build it anew, and use "
                 "hubplugin_faiss.remove_ids"
             )
-        return np.asarray(self._ids[rows])
+        return self._ids[rows]
 
     def order(self) -> np.ndarray:
         """Return the order in which vectors were added, whatever their ids."""
@@ -258,7 +258,7 @@ class PreTransformHandler(WrapperHandler):
         were given as numbers stay as they are."""
         if self._shift is None or self.holds_offsets_of(""):
             return 0.0
-        return np.asarray(inner @ self._shift)
+        return inner @ self._shift
 
     def _transform(self, vectors: np.ndarray) -> np.ndarray:
         """Return `vectors` [b, d] behind all transforms but those that append extra
@@ -371,7 +371,7 @@ class RefineHandler(WrapperHandler):
     def recount(self) -> int:
         self._base.recount()
         self.index.ntotal = self.inner.recount()
-        return int(self.index.ntotal)
+        return self.index.ntotal
 
     def _offsets_of_base(self, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Return the offsets [n] in the base index of `vectors` [n, d] with `offsets`
@@ -398,7 +398,7 @@ class RefineHandler(WrapperHandler):
         added_first = self._base.quantise(vectors)
         added_second = self.inner.quantise(vectors)
         added, cost = columns(added_first, added_second, offsets)
-        return np.asarray(added @ shares + cost, np.float32)
+        return (added @ shares + cost).astype(np.float32)
 
     def _excess(
         self, of_first: np.ndarray, of_second: np.ndarray, shrunk: float
@@ -440,7 +440,7 @@ def slope(x: np.ndarray, y: np.ndarray) -> float:
     not vary."""
     x = x - x.mean(axis=0, dtype=np.float64)
     y = y - y.mean(axis=0, dtype=np.float64)
-    spread = float((x**2).sum())
+    spread = (x**2).sum()
     if not spread:
         return 1.0
-    return float((x * y).sum()) / spread
+    return float((x * y).sum() / spread)
