@@ -57,8 +57,14 @@ def require_recall(
     Raises:
         CorrectionRefused: `upgraded` loses more than is promised for the type of `raw`.
     """
-    count = affordable_queries(raw)
-    queries = None if count < QUERIES / 10 else bank_queries(model, count)
+    affordable = WORK / (raw.count * raw.index.d)
+    if raw.exhaustive:  # it reads all its codes for each query
+        count = min(affordable, QUERIES / 4)
+        if count < QUERIES / 10:
+            return
+    else:
+        count = np.clip(affordable, QUERIES / 10, QUERIES)
+    queries = bank_queries(model, int(count))
     if queries is None or upgraded.count < 10 * K:
         return
     raw_truth, truth = exact_rankings(raw, upgraded, model, scale, queries)
@@ -147,11 +153,3 @@ def exact_rankings(
     plain.finalize()
     corrected.finalize()
     return plain.I, corrected.I
-
-
-def affordable_queries(raw: IndexHandler) -> int:
-    """Return how many queries an upgrade of `raw` is tried with."""
-    count = WORK / (raw.count * raw.index.d)
-    if raw.exhaustive:  # it reads all its codes for each query
-        return int(min(count, QUERIES / 4))
-    return int(np.clip(count, QUERIES / 10, QUERIES))
