@@ -9,6 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import hubplugin
 import hubplugin_faiss
+from hubplugin import OffsetModel
 from hubplugin.errors import InputError, StoreError
 from hubplugin.model import QueryMap
 from hubplugin_faiss import add, downgrade, upgrade
@@ -19,7 +20,7 @@ D, K = 24, 10
 pytestmark = pytest.mark.filterwarnings("ignore:recall@10")  # of random banks
 
 
-def model_of(vectors: np.ndarray, rng: np.random.Generator) -> hubplugin.OffsetModel:
+def model_of(vectors: np.ndarray, rng: np.random.Generator) -> OffsetModel:
     """A model with a map that is far from a rotation."""
     (bank,) = cases.draw(rng, 200, d=D)
     step = (0.4 * rng.normal(size=(D, D))).astype(np.float32)
@@ -28,7 +29,7 @@ def model_of(vectors: np.ndarray, rng: np.random.Generator) -> hubplugin.OffsetM
 
 
 def expected(
-    model: hubplugin.OffsetModel, queries: np.ndarray, vectors: np.ndarray
+    model: OffsetModel, queries: np.ndarray, vectors: np.ndarray
 ) -> np.ndarray:
     q = queries.astype(np.float64)
     mapped = q + q @ model.query_map.step.T.astype(np.float64)

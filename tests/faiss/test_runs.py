@@ -17,7 +17,15 @@ import pytest
 from numpy.testing import assert_allclose
 
 import hubplugin
-from hubplugin import apply, open_store, refit, refresh, rollback
+from hubplugin import (
+    HubpluginError,
+    StoreError,
+    apply,
+    open_store,
+    refit,
+    refresh,
+    rollback,
+)
 from hubplugin.store import Store
 from hubplugin_faiss import read_index
 from tests.faiss.cases import draw, filled, grow, written
@@ -85,7 +93,7 @@ def test_nothing_else_writes_while_a_run_does(corrected, what):
     with opened(corrected).begin(fitted("dn")):
         before = corrected.read_bytes(), sorted(os.walk(f"{corrected}.hub"))
         with pytest.raises(
-            hubplugin.StoreError,
+            StoreError,
             match="is being written by another run; nothing was changed",
         ):
             WRITERS[what](store)
@@ -127,7 +135,7 @@ def test_what_finds_no_room_says_how_much_it_needs_and_leaves_all_as_it_was(
     grow(corrected, BANK[:1])  # so that a refresh has something to do
     before, store = lying_in(corrected.parent), opened(corrected)
     needed = r"cannot write '.*': File too large, [\d,]+ bytes are needed and [\d,]+ were free; nothing was changed"
-    with pytest.raises(hubplugin.StoreError, match=needed), full_disk(size):
+    with pytest.raises(StoreError, match=needed), full_disk(size):
         WRITERS[what](store)
     assert lying_in(corrected.parent) == before
 
@@ -227,7 +235,7 @@ def test_a_manifest_of_another_version_or_a_damaged_one_is_refused_still_searche
     before = lying_in(corrected.parent)
     for use in (refresh, lambda store: apply(store, fitted("is"))):
         with pytest.raises(
-            hubplugin.StoreError,
+            StoreError,
             match=r"manifest\.json' has a manifest .*hubplugin remove faiss:",
         ):
             use(opened(corrected))
@@ -240,7 +248,7 @@ def test_a_manifest_of_another_version_or_a_damaged_one_is_refused_still_searche
 
 def test_a_run_that_is_refused_leaves_no_folder(photos):
     faiss.write_index(faiss.IndexFlatIP(16), str(photos))  # empty
-    with pytest.raises(hubplugin.HubpluginError, match="is empty"):
+    with pytest.raises(HubpluginError, match="is empty"):
         opened(photos).begin(fitted())
     assert os.listdir(photos.parent) == ["photos.faiss"]
 
@@ -275,14 +283,14 @@ def test_what_another_program_writes_while_a_run_reads_or_fits_stays(corrected, 
 
     compute = hubplugin.Compute(progress=replace)
     if what in ("apply", "refit"):
-        with pytest.raises(hubplugin.StoreError, match="it stays as that program left"):
+        with pytest.raises(StoreError, match="it stays as that program left"):
             hubplugin.apply(store, BANK, **FIT, compute=compute)
     else:
         with store.begin(fitted("is")) as writing:
             for batch in writing.scan():
                 writing.write(batch, fitted("is").offsets(batch.vectors))
             replace()
-            with pytest.raises(hubplugin.StoreError, match="it stays as that program"):
+            with pytest.raises(StoreError, match="it stays as that program"):
                 writing.activate()
     assert corrected.read_bytes() == content
     WRITERS["model"](store)  # run again, it finds what is there
@@ -316,7 +324,7 @@ def test_a_correction_whose_model_is_lost_is_refused_and_taken_out_all_the_same(
     else:
         fitted("dn").save(model)
     for use in (read_index, lambda path: refresh(opened(path))):
-        with pytest.raises(hubplugin.StoreError, match=f"remove faiss:{corrected}"):
+        with pytest.raises(StoreError, match=f"remove faiss:{corrected}"):
             use(corrected)
     hubplugin.remove(opened(corrected))
     assert corrected.read_bytes() == raw
@@ -339,7 +347,7 @@ def test_what_a_link_in_the_folder_leads_to_stays_as_it_is(
         victim.write_bytes(b"precious")
     before = lying_in(victim), victim.stat().st_mode
     link.symlink_to(victim)
-    with contextlib.suppress(hubplugin.HubpluginError):
+    with contextlib.suppress(HubpluginError):
         WRITERS[what](opened(corrected))
     assert (lying_in(victim), victim.stat().st_mode) == before
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-import hubplugin
+from hubplugin import StoreError, fit
 from hubplugin_faiss import add, downgrade, remove_ids, upgrade
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexHandler
@@ -99,7 +99,7 @@ def test_offsets_that_make_up_for_lengths_leave_a_search_by_l2_what_it_finds(kin
     vectors = (vectors * rng.lognormal(0, 0.15, size=(4000, 1))).astype(np.float32)
     index = cases.filled(kind, vectors, L2)
     faiss.ParameterSpace().set_index_parameter(index, "nprobe", 8)
-    model = hubplugin.fit(vectors, queries[:200], "dbsn", metric="euclidean", tau=0.05)
+    model = fit(vectors, queries[:200], "dbsn", metric="euclidean", tau=0.05)
     offsets = model.offsets(vectors)
     upgraded = upgrade(index, model, force=True)
     raw, asked = cases.similarities(queries[200:], vectors, L2), queries[200:]
@@ -136,7 +136,7 @@ def test_offsets_are_held_or_refused_however_large_they_are(kind, size):
     index = cases.filled(kind, vectors)
     if size > 1e15:
         says = r"offsets from -\S+ to \S+ do not fit the codes of this Index"
-        with pytest.raises(hubplugin.StoreError, match=says):
+        with pytest.raises(StoreError, match=says):
             upgrade(index, offsets)
     else:
         held = stored(upgrade(index, offsets))
@@ -207,7 +207,7 @@ def test_offsets_in_bf16_survive_kernels_that_round_queries(tmp_path, d, metric)
 @both
 def test_upgraded_shards_rank_as_one_index(kind, metric):
     vectors, queries, bank = cases.draw(np.random.default_rng(9), 600, 40, 100, d=24)
-    model = hubplugin.fit(vectors, bank, "csls")
+    model = fit(vectors, bank, "csls")
     shards = faiss.IndexShards(24, False, True)  # ids go on from shard to shard
     parts = [
         upgrade(cases.filled(kind, part, metric), model, force=True)
@@ -374,7 +374,7 @@ def test_direct_maps_know_what_was_added_and_an_array_refuses_ids_that_it_cannot
     more = {"ids": np.array([900, 901, 902])}
     given = upgraded, case.vectors[:3], case.offsets[:3]
     says = r"holds no ids but 0, 1, 2, .*DirectMap\.Hashtable"
-    with pytest.raises(hubplugin.StoreError, match=says):
+    with pytest.raises(StoreError, match=says):
         add(*given, **more)
     assert_array_equal(faiss.serialize_index(upgraded), before)
     faiss.extract_index_ivf(upgraded).set_direct_map_type(faiss.DirectMap.Hashtable)
@@ -387,7 +387,7 @@ def test_direct_maps_know_what_was_added_and_an_array_refuses_ids_that_it_cannot
     assert (
         faiss.extract_index_ivf(upgraded).direct_map.type == faiss.DirectMap.Hashtable
     )
-    with pytest.raises(hubplugin.StoreError, match="has ids of its own: pass ids="):
+    with pytest.raises(StoreError, match="has ids of its own: pass ids="):
         add(*given)
 
 
@@ -427,7 +427,7 @@ def test_offsets_of_a_model_are_on_the_scale_of_the_index_without_its_norm_bias(
 ):
     """The mean that a PCA takes off, and the length that codes leave: the ranking comes near that by cosine."""
     index, vectors, _, bank = off_centre(kind, metric)
-    model = hubplugin.fit(vectors, bank, "nnn", k=5)
+    model = fit(vectors, bank, "nnn", k=5)
     upgraded = upgrade(index, model)
     rows = decoded(upgraded).astype(np.float64)
     lengths = np.linalg.norm(rows, axis=1)
@@ -449,7 +449,7 @@ def test_offsets_of_a_model_are_on_the_scale_of_the_index_without_its_norm_bias(
 def test_what_a_pca_adds_to_similarities_is_no_part_of_what_is_corrected(kind):
     """It takes the mean off targets and queries, which adds to the similarity of each target a bias of its own."""
     index, vectors, queries, bank = off_centre(kind, IP)
-    model = hubplugin.fit(index, bank, "nnn", k=5, metric="dot")
+    model = fit(index, bank, "nnn", k=5, metric="dot")
     upgraded = upgrade(index, model)
     offsets = model.offsets(decoded(index))
     atol = 1e-3 if "SQ8" in kind else 1e-5
@@ -478,7 +478,7 @@ def test_a_model_of_unit_vectors_is_exact_in_a_refined_index(kind, metric):
     case = cases.made(kind, metric)
     rng = np.random.default_rng(7)
     bank, queries = cases.draw(rng, 100, 40, d=24)
-    model = hubplugin.fit(case.index, bank, "nnn", k=5)
+    model = fit(case.index, bank, "nnn", k=5)
     upgraded = upgrade(case.index, model)
     cases.look_everywhere(upgraded)
     faiss.ParameterSpace().set_index_parameter(upgraded, "k_factor_rf", 60)
@@ -494,7 +494,7 @@ def test_offsets_that_find_no_room_are_refused(kind):
     case = cases.made(kind, L2)
     upgraded = upgrade(case.index, case.offsets / 20)
     says = r"find no room in the codes of this .*upgrade\(index, model\)"
-    with pytest.raises(hubplugin.StoreError, match=says):
+    with pytest.raises(StoreError, match=says):
         add(upgraded, case.vectors[:50], case.offsets[:50])
     assert upgraded.ntotal == 600
     add(upgraded, case.vectors[:50], case.offsets[:50] / 20)
@@ -547,6 +547,6 @@ def test_the_rank_of_a_list_is_that_of_its_best_entry_above_its_centroid(metric,
 def test_a_graph_that_plain_faiss_cannot_remove_from_loses_nothing():
     _, upgraded = fresh("HNSW16,Flat", IP)
     before = faiss.serialize_index(upgraded)
-    with pytest.raises(hubplugin.StoreError, match="cannot remove entries, nor can"):
+    with pytest.raises(StoreError, match="cannot remove entries, nor can"):
         remove_ids(upgraded, np.array([1]))
     assert_array_equal(faiss.serialize_index(upgraded), before)
