@@ -99,23 +99,24 @@ class BaseIndexHandler(IndexHandler):
         rows = np.unique(np.concatenate([spread, ends, self.starts[self.sizes > 0]]))
         numbers = self.numbers[rows]
         ranks = self.ranks(offsets, spec.queries)
-        bases = None
+        ranks_of_rows = None
         if self.residual:
-            bases = ranks[numbers]
-        coder = self.codec.design(spec, offsets[rows], bases)
+            ranks_of_rows = ranks[numbers]
+        coder = self.codec.design(spec, offsets[rows], ranks_of_rows)
         centres = coder.centres(ranks)
+        bases = centres  # from which codes hold differences
+        if not self.residual:
+            bases = np.zeros_like(centres)
+        coder.require_holds(offsets[rows], bases[numbers], name_of(self.index))
         width = len(coder.extra.query)
         new = self.empty(self.d + width, centres)
         tables = np.concatenate([self.codec.tables, coder.codec.tables])
         self.codec.with_tables(tables).install(new)
-        if not self.residual:
-            centres = np.zeros_like(centres)
-        coder.require_holds(offsets[rows], centres[numbers], name_of(self.index))
 
         def append(codes: np.ndarray, rows: np.ndarray) -> np.ndarray:
-            bases = centres[self.numbers[rows]]
-            components = coder.components_for(offsets[rows], bases)
-            return coder.join(codes, components - bases)
+            about = bases[self.numbers[rows]]
+            components = coder.components_for(offsets[rows], about)
+            return coder.join(codes, components - about)
 
         remap = faiss.RemapDimensionsTransform(self.d, self.d + width, False)
         centring = faiss.CenteringTransform(self.d + width)
