@@ -4,7 +4,6 @@ bank: warned of, or refused where it is too much."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 
 import faiss
 import numpy as np
@@ -12,24 +11,27 @@ import numpy as np
 from hubplugin.errors import CorrectionRefused, Parameter, StoreError
 from hubplugin.metric import Metric, augment_queries, augment_targets, unit_or_zero
 from hubplugin.model import OffsetModel
-from hubplugin_faiss.encoding.codecs import bank_queries
-from hubplugin_faiss.handlers.base import IndexHandler, name_of, reason
+from hubplugin_faiss.encoding.offsets import bank_queries
+from hubplugin_faiss.handlers.base import IndexHandler
+from hubplugin_faiss.objects import name_of, parts, reason
 from hubplugin_faiss.scale import IndexScale
 
-QUERIES, K = 400, 10
-"""Bank queries that are tried, and how many results of each."""
+QUERIES = 400
+"""Bank queries that are tried."""
+
+K = 10
+"""Results of each."""
 
 WORK = 4e11
 """Fewer queries are tried, down to a tenth, where all would take more products than
-this with the gallery: some ten seconds of one core."""
+this with the gallery: some ten seconds of one core. An exhaustive index for which a
+tenth is too much is not tried."""
 
-READ = 64 << 30
-"""An index that reads all its codes for each query is not tried where the fewest
-queries would read more bytes."""
+TOLERATED = 0.01
+"""The largest loss of recall@10 without a warning; codes in a row lose no more."""
 
-TOLERATED, PROMISED = 0.01, 0.05
-"""The largest losses of recall@10: of which no warning speaks, and which is not refused
-where inverted lists or a graph find the targets. Codes in a row lose `TOLERATED`."""
+PROMISED = 0.05
+"""The largest loss that is not refused where inverted lists or a graph find targets."""
 
 
 def require_recall(
@@ -55,8 +57,14 @@ def require_recall(
     Raises:
         CorrectionRefused: `upgraded` loses more than is promised for the type of `raw`.
     """
-    count = affordable_queries(raw)
-    queries = None if count < QUERIES / 10 else bank_queries(model, count)
+    affordable = WORK / (raw.count * raw.index.d)
+    if raw.exhaustive:  # it reads all its codes for each query
+        count = min(affordable, QUERIES / 4)
+        if count < QUERIES / 10:
+            return
+    else:
+        count = np.clip(affordable, QUERIES / 10, QUERIES)
+    queries = bank_queries(model, int(count))
     if queries is None or upgraded.count < 10 * K:
         return
     raw_truth, truth = exact_rankings(raw, upgraded, model, scale, queries)
@@ -66,7 +74,8 @@ def require_recall(
     error = float((before - after).std() / np.sqrt(len(queries)))
     if lost <= max(TOLERATED, 2 * error):
         return
-    most, advice = TOLERATED, ""
+    most = TOLERATED
+    advice = ""
     wide = faiss.IndexIVF | faiss.IndexHNSW
     if any(isinstance(part, wide) for part in parts(raw.index)):
         most = PROMISED
@@ -125,8 +134,8 @@ def exact_rankings(
     highest = max(
         float(extra.offsets(extra.query[None]).max()) for extra in upgraded.extras
     )
-    plain: list[tuple[np.ndarray, np.ndarray]] = []
-    corrected: list[tuple[np.ndarray, np.ndarray]] = []
+    plain = faiss.ResultHeap(len(queries), K, keep_max=not upgraded.euclidean)
+    corrected = faiss.ResultHeap(len(queries), K, keep_max=not upgraded.euclidean)
     for batch in upgraded.scan():
         labels = np.array(batch.ids)
         vectors = batch.vectors
@@ -137,35 +146,10 @@ def exact_rankings(
             vectors = unit_or_zero(vectors)
         extended = augment_targets(vectors, offsets, metric, max_offset=highest)
         sides = (plain, queries, vectors), (corrected, augmented, extended)
-        for found, asked, targets in sides:
-            scores, rows = faiss.knn(
-                asked, targets, min(K, len(targets)), metric=upgraded.index.metric_type
-            )
-            found.append((-scores if upgraded.euclidean else scores, labels[rows]))
-    return best_of(plain), best_of(corrected)
-
-
-def best_of(found: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Return the ids of the best among the scores and ids of all blocks: int64 [m, K]."""
-    scores, ids = (np.concatenate(part, axis=1) for part in zip(*found, strict=True))
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :K]
-    return np.take_along_axis(ids, order, axis=1)
-
-
-def affordable_queries(raw: IndexHandler) -> int:
-    """Return how many queries an upgrade of `raw` is tried with."""
-    index = raw.index
-    if not raw.exhaustive:
-        return int(np.clip(WORK / (index.ntotal * index.d), QUERIES / 10, QUERIES))
-    sizes = [int(part.code_size) for part in parts(index) if hasattr(part, "code_size")]
-    read = 2 * index.ntotal * max(sizes, default=4 * int(index.d))
-    return min(QUERIES // 4, int(READ // read))
-
-
-def parts(index: faiss.Index) -> Iterator[faiss.Index]:
-    """Yield `index` and those inside it that find its candidates."""
-    index = faiss.downcast_index(index)
-    yield index
-    inner = getattr(index, "index", None) or getattr(index, "base_index", None)
-    if inner is not None:
-        yield from parts(inner)
+        for best, asked, targets in sides:
+            k = min(K, len(targets))
+            scores, rows = faiss.knn(asked, targets, k, upgraded.index.metric_type)
+            best.add_result(scores, labels[rows])
+    plain.finalize()
+    corrected.finalize()
+    return plain.I, corrected.I

@@ -19,11 +19,12 @@ from hubplugin.rerank import (
     Reranker,
     Rule,
 )
-from hubplugin.vectors import OffsetsLike, VectorLike, as_vectors
-from hubplugin_faiss.calibration import parts
-from hubplugin_faiss.index import normalises_queries, require_offsets
+from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
+from hubplugin_faiss.index import require_offsets
+from hubplugin_faiss.objects import normalises_queries, parts
 
 GROWTH = 4
+"""By how much more is fetched each time, until results are certain."""
 
 
 class Searchable(Protocol):
@@ -37,8 +38,9 @@ class Searchable(Protocol):
 class Certified:
     """Results of `CorrectedSearch.search_certified`.
 
-    scores, ids: [m, k], as Faiss gives them. certified: whether they are certain to be
-    the k best of the corrected ranking [m]. fetched: how many candidates that took [m].
+    scores, ids: [m, k], as Faiss gives them.
+    certified: True where they are certain to be the k best of the corrected ranking [m].
+    fetched: How many candidates that took [m].
     """
 
     scores: np.ndarray
@@ -58,8 +60,8 @@ class CorrectedSearch:
     approximate one may miss what its raw search misses.
 
     Codes without room for an offset (RaBitQ, LSH, additive quantisers) score so roughly
-    that offsets drown in their errors. With `vectors`, they find candidates, and these
-    are ranked by their true similarities.
+    that offsets drown in their errors. With `vectors`, they find candidates, which are
+    ranked by their true similarities.
 
     Args:
         index: Anything with Faiss's `search` whose ids are 0 ... n - 1, and whose scores
@@ -87,6 +89,7 @@ class CorrectedSearch:
     ):
         self._index = index
         self._limit = limit
+        self._d = getattr(index, "d", None)
         metric = getattr(index, "metric_type", faiss.METRIC_INNER_PRODUCT)
         if metric not in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
             raise InputError(
@@ -94,45 +97,31 @@ class CorrectedSearch:
                 "is no part of it"
             )
         self._euclidean = metric == faiss.METRIC_L2
-        self._scores_bits = False
-        self._vectors = None if vectors is None else as_vectors(vectors, "vectors")
-        model = correction.fitted if isinstance(correction, Dynamic) else correction
+        self._vectors: Vectors | None = None
+        if vectors is not None:
+            self._vectors = as_vectors(vectors, "vectors")
+            if targets is None:
+                targets = self._vectors
+        model = correction
+        if isinstance(correction, Dynamic):
+            model = correction.fitted
         self._map: OffsetModel | None = None
         if isinstance(model, OffsetModel) and model.query_map is not None:
             self._map = model
+        self._scores_bits = False
         if isinstance(index, faiss.Index):
-            self._check(faiss.downcast_index(index))
+            self._require_ranks(faiss.downcast_index(index))
         self._rule: Rule | None = None
-        count = getattr(index, "ntotal", None)
-        if isinstance(correction, OffsetModel | Rule):
-            targets = self._vectors if targets is None else targets
-            if targets is None:
-                raise InputError(
-                    f"{type(correction).__name__} needs to know the gallery: pass "
-                    "targets="
-                )
-            gallery = as_vectors(targets, "targets")
-            if isinstance(correction, OffsetModel):
-                correction = correction.offsets(gallery)
-        if isinstance(correction, Rule):
-            self._rule = correction
-            self._corrections = correction.keep(gallery)
-        else:
-            offsets = np.array(correction)
-            expected = offsets.size if count is None else count
-            self._corrections = require_offsets(offsets, expected, "the index")
+        self._corrections = self._read(correction, targets)
         self._count = len(self._corrections)
-        if count not in (None, self._count):
-            raise InputError(
-                f"{self._count} targets were given, the index holds {count}"
-            )
         if self._vectors is not None:
             shape = [self._vectors.rows, self._vectors.dim]
-            expected = [self._count, getattr(index, "d", self._vectors.dim)]
+            expected = [self._count, self._d or self._vectors.dim]
             if shape != expected:
                 raise InputError(f"vectors have shape {shape}: expected {expected}")
 
-    def _check(self, index: faiss.Index) -> None:
+    def _require_ranks(self, index: faiss.Index) -> None:
+        """Raise InputError unless what `index` returns can be ranked again."""
         if self._map is not None and normalises_queries(index):
             raise refuse_query_map("an index that normalises queries (L2norm)")
         if isinstance(index, faiss.IndexIDMap):
@@ -141,17 +130,43 @@ class CorrectedSearch:
                 "lies inside, faiss.downcast_index(index.index), and take "
                 "faiss.vector_to_array(index.id_map)[ids]"
             )
-        self._scores_bits = any(
-            isinstance(part, faiss.IndexLSH) for part in parts(index)
-        )
-        if self._scores_bits and self._vectors is None:
+        if any(isinstance(part, faiss.IndexLSH) for part in parts(index)):
+            self._scores_bits = True
+            if self._vectors is None:
+                raise InputError(
+                    "an index of bits (LSH) has no similarities to rank by: pass the "
+                    "originals, vectors="
+                )
+
+    def _read(
+        self,
+        correction: OffsetsLike | OffsetModel | Rule,
+        targets: VectorLike | None,
+    ) -> np.ndarray:
+        """Return what is known of each target: offsets [n], or the numbers of a rule
+        [n, w]."""
+        count = getattr(self._index, "ntotal", None)
+        if not isinstance(correction, OffsetModel | Rule):
+            offsets = np.array(correction)
+            if count is None:
+                count = offsets.size
+            return require_offsets(offsets, count, "the index")
+        if targets is None:
             raise InputError(
-                "an index of bits (LSH) has no similarities to rank by: pass the "
-                "originals, vectors="
+                f"{type(correction).__name__} needs to know the gallery: pass targets="
             )
+        gallery = as_vectors(targets, "targets")
+        if count not in (None, gallery.rows):
+            raise InputError(
+                f"{gallery.rows} targets were given, the index holds {count}"
+            )
+        if isinstance(correction, OffsetModel):
+            return correction.offsets(gallery)
+        self._rule = correction
+        return correction.keep(gallery)
 
     def search(self, x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Searches by the corrected ranking.
+        """Search by the corrected ranking.
 
         Args:
             x: Queries [m, d].
@@ -169,7 +184,7 @@ class CorrectedSearch:
         return answers.scores, answers.ids
 
     def search_certified(self, x: np.ndarray, k: int) -> Certified:
-        """Searches as `search` does.
+        """Search as `search` does.
 
         Args:
             x: Queries [m, d].
@@ -188,34 +203,41 @@ class CorrectedSearch:
         fetch = min(GROWTH * k, most)
         while len(left):
             raw, found = self._index.search(queries[left], fetch)
-            raw = raw.astype(np.float64) * (-0.5 if self._euclidean else 1.0)
-            ended = (found < 0).any(axis=1)  # it probes too little
-            for query, similarities, candidates in zip(left, raw, found, strict=True):
-                there = candidates >= 0
+            similarities = raw.astype(np.float64)
+            if self._euclidean:
+                similarities /= -2
+            goes_on = []
+            for query, similar, rows in zip(left, similarities, found, strict=True):
+                there = rows >= 0
                 best, names, bound = self._rank(
-                    queries[query], similarities[there], candidates[there]
+                    queries[query], similar[there], rows[there]
                 )
-                scores[query, : len(best[:k])] = best[:k]
-                ids[query, : len(best[:k])] = names[:k]
-                is_whole = there.all() and len(best) >= k
-                is_certain = is_whole and best[k - 1] >= bound
-                certified[query] = is_certain or there.sum() == self._count
+                size = min(k, len(best))
+                scores[query, :size] = best[:size]
+                ids[query, :size] = names[:size]
                 fetched[query] = fetch
+                if there.sum() == self._count:
+                    certified[query] = True
+                elif there.all():  # else the index probes too little
+                    certified[query] = size == k and best[k - 1] >= bound
+                    if not certified[query]:
+                        goes_on.append(query)
             if fetch == most:
                 break
-            left = left[~certified[left] & ~ended]
+            left = np.array(goes_on, np.int64)
             fetch = min(GROWTH * fetch, most)
         if self._euclidean:
-            scores = -2 * scores
+            scores *= -2
         return Certified(scores.astype(np.float32), ids, certified, fetched)
 
     def _as_queries(self, x: np.ndarray, k: int) -> np.ndarray:
+        """Return queries as the index is searched with them. Raises InputError if they
+        or `k` cannot be used, or the index has changed."""
         queries = np.ascontiguousarray(x, np.float32)
-        d = getattr(self._index, "d", None)
-        fits = queries.ndim == 2 and d in (None, queries.shape[1]) and k >= 1
+        fits = queries.ndim == 2 and self._d in (None, queries.shape[1]) and k >= 1
         if not fits or not np.isfinite(queries).all():
             raise InputError(
-                f"expected finite queries [m, {d or 'd'}] and k >= 1, got shape "
+                f"expected finite queries [m, {self._d or 'd'}] and k >= 1, got shape "
                 f"{queries.shape}, k = {k}"
             )
         count = getattr(self._index, "ntotal", self._count)
@@ -224,7 +246,9 @@ class CorrectedSearch:
                 f"the index holds {count} now, and {self._count} when this was made: "
                 "make it anew"
             )
-        return queries if self._map is None else self._map.queries(queries)
+        if self._map is None:
+            return queries
+        return self._map.queries(queries)
 
     def _rank(
         self, query: np.ndarray, similarities: np.ndarray, rows: np.ndarray
@@ -238,7 +262,9 @@ class CorrectedSearch:
                 f"the index returned id {rows.max()}, and {self._count} targets were "
                 "given: its ids must be 0, 1, 2, ..."
             )
-        last = np.inf if self._scores_bits else float(similarities[-1])
+        last = float(similarities[-1])
+        if self._scores_bits:
+            last = np.inf
         if self._vectors is not None:
             similarities = self._true_similarities(query, rows)
             order = np.argsort(-similarities, kind="stable")
@@ -257,12 +283,11 @@ class CorrectedSearch:
     def _true_similarities(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return the similarities of `query` [d] and the vectors `rows` [b]: float64."""
         assert self._vectors is not None
-        order = np.argsort(rows, kind="stable")
-        vectors = np.empty((len(rows), self._vectors.dim))
-        vectors[order] = self._vectors.select(rows[order])
+        ascending, places = np.unique(rows, return_inverse=True)
+        vectors = self._vectors.select(ascending)[places].astype(np.float64)
         if self._euclidean:
-            return np.asarray(-((vectors - query) ** 2).sum(axis=1) / 2)
-        return np.asarray(vectors @ query.astype(np.float64))
+            return -((vectors - query) ** 2).sum(axis=1) / 2
+        return vectors @ query.astype(np.float64)
 
     def _upper_bound(self, last: float, corrections: np.ndarray) -> float:
         """Return the largest corrected score of a target whose similarity is at most

@@ -1,5 +1,4 @@
-"""An index in memory: its vectors and their offsets, what is refused, and the public
-functions on it."""
+"""An index in memory: the public functions on it, its vectors, and what is refused."""
 
 from __future__ import annotations
 
@@ -18,10 +17,11 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, refuse_query_map, warn_if_swapped
 from hubplugin.store import Batch
 from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
-from hubplugin_faiss.calibration import parts, require_recall
-from hubplugin_faiss.encoding.codecs import upgrade_spec
+from hubplugin_faiss.calibration import require_recall
+from hubplugin_faiss.encoding.offsets import upgrade_spec
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexHandler, name_of, with_map
+from hubplugin_faiss.handlers.base import IndexHandler
+from hubplugin_faiss.objects import name_of, normalises_queries, with_map
 from hubplugin_faiss.scale import IndexScale
 
 
@@ -32,40 +32,47 @@ def upgrade(
     force: bool = False,
     compute: Compute = Compute(),
 ) -> faiss.Index:
-    """A stock Faiss index of the same d that ranks by similarity + offset.
+    """Return a stock Faiss index of the same d that ranks by similarity + offset.
 
-    Search, reconstruct, write_index and all else work as before. Inner product scores are s + offset; L2 distances
-    are |q - t|^2 + 2 (M - offset), with M a little above the largest offset. A vector that is added through plain
-    Faiss is neutral under inner product and has the largest offset under L2: use `add`.
+    Search, reconstruct, write_index and all else work as before. Inner product scores
+    are s + offset. L2 distances are |q - t|^2 + 2 (M - offset), with M a little above
+    the largest offset. A vector that is added through plain Faiss is neutral under inner
+    product and has the largest offset under L2: use `add`.
 
-    With a model, an approximate index is searched with queries of its bank before and after. If recall falls by more
-    than 0.01, a warning says by how much; if it falls by more than docs/faiss-types.md promises for the type, the
-    upgrade is refused. Recall is measured over what the index reconstructs, without what its codes lose of a vector.
+    With a model, an approximate index is searched with queries of its bank before and
+    after. If recall falls by more than 0.01, a warning says by how much. If it falls by
+    more than docs/faiss-types.md promises for the type, the upgrade is refused. Recall
+    is measured over what the index reconstructs, without what its codes lose of a
+    vector.
 
-    A model with a query map puts that before the index, as one more transform: searches map their queries, in plain
-    Faiss, too. Plain `add` would map what it adds, and `reconstruct` would turn it back as if it were a rotation: use
-    `add` of this package, and reconstruct what lies behind, `faiss.downcast_index(index).index`.
+    A model with a query map puts that before the index, as one more transform: searches
+    map their queries, in plain Faiss, too. Plain `add` would map what it adds, and
+    `reconstruct` would turn it back as if it were a rotation: use `add` of this package,
+    and reconstruct what lies behind, `faiss.downcast_index(index).index`.
 
-    Of an index that is upgraded already all offsets are replaced. Entries that the model cannot judge get its smallest
-    offset, and a warning names them: such as vectors that plain Faiss added and that are not of unit length, where the
-    model is for cosine.
+    All offsets of an index that is upgraded already are replaced. Entries that the model
+    cannot judge get its smallest offset, and a warning names them: such as vectors that
+    plain Faiss added and that are not of unit length, where the model is for cosine.
 
     Args:
-        index: a trained, filled faiss.Index with inner product or L2, upgraded or not. It is not changed.
-        model_or_offsets: an `OffsetModel` for the metric of the index (cosine if its vectors are of unit length); its
-            offsets are centred on the index if it was fitted without targets. Or offsets [ntotal] in the order of the
-            ids 0, 1, 2, ... that a search returns, for `IndexIDMap` in the order in which vectors were added.
-        force: upgrade it even if recall falls by more than is promised for its type.
-        compute: where offsets are computed, and within what memory.
+        index: A trained, filled faiss.Index with inner product or L2, upgraded or not.
+            It is not changed.
+        model_or_offsets: An `OffsetModel` for the metric of the index (cosine if its
+            vectors are of unit length); its offsets are centred on the index if it was
+            fitted without targets. Or offsets [ntotal] in the order of the ids 0, 1, 2,
+            ... that a search returns, for `IndexIDMap` in the order in which vectors
+            were added.
+        force: Upgrade it even if recall falls by more than is promised for its type.
+        compute: Where offsets are computed, and within what memory.
 
     Returns:
         The upgraded index.
 
     Raises:
-        StoreError: the index is untrained, empty or of a type that cannot carry offsets.
-        InputError: the offsets or the model do not suit it, or the model cannot judge more than half of
-            the entries of an upgraded one.
-        CorrectionRefused: the upgraded index would find much less than the raw one does.
+        StoreError: The index is untrained, empty or of a type that cannot carry offsets.
+        InputError: The offsets or the model do not suit it, or the model cannot judge
+            more than half of the entries of an upgraded one.
+        CorrectionRefused: The upgraded index would find much less than the raw one does.
     """
     handler = handler_for(index)
     was_upgraded = bool(handler.extras)
@@ -75,16 +82,14 @@ def upgrade(
     if not isinstance(model_or_offsets, OffsetModel):
         offsets = require_offsets(model_or_offsets, handler.count, "the index")
         offsets = offsets[handler.order()]
-        return handler.upgrade(offsets, upgrade_spec(offsets, None))
+        return handler.upgrade(offsets, upgrade_spec(offsets, handler.euclidean))
     model = model_or_offsets
     require_suits(model, index)
     if model.query_map is not None and normalises_queries(index):
         raise refuse_query_map("an index that normalises queries (L2norm)")
     warn_if_swapped(model, handler.count)
     if model.gallery is None:
-        unit = model.metric is Metric.COSINE
-        gallery = Gallery(handler.index, unit=unit, tolerant=was_upgraded)
-        model = model.centre_on(gallery, compute=compute)
+        model = model.centre_on(Gallery(handler.index), compute=compute)
     scale = IndexScale.of(handler, model)
     offsets = offsets_by(model, handler, scale, compute, tolerant=was_upgraded)
     return upgrade_by(handler, offsets, model, scale, force)
@@ -97,19 +102,20 @@ def upgrade_by(
     scale: IndexScale,
     force: bool = False,
 ) -> faiss.Index:
-    """An upgraded index, behind the query map of the model.
+    """Return an upgraded index, behind the query map of the model.
 
     Args:
-        handler: of the raw index.
-        offsets: of its entries in scan order, on `scale` [n].
-        model: gives the offsets.
-        scale: the scale on which the index holds them.
-        force: only warn where it finds too little.
+        handler: That of the raw index.
+        offsets: Those of its entries in scan order, on `scale` [n].
+        model: Gives the offsets.
+        scale: The scale on which the index holds them.
+        force: Only warn where it finds too little.
 
     Raises:
-        CorrectionRefused: the upgraded index finds too little.
+        CorrectionRefused: The upgraded index finds too little.
     """
-    upgraded = handler.upgrade(offsets, upgrade_spec(offsets, model))
+    spec = upgrade_spec(offsets, handler.euclidean, model)
+    upgraded = handler.upgrade(offsets, spec)
     if model.query_map is not None:
         upgraded = with_map(upgraded, model.query_map)
     if handler.lossy or not handler.exhaustive:
@@ -118,10 +124,10 @@ def upgrade_by(
 
 
 def downgrade(index: faiss.Index) -> faiss.Index:
-    """The index as it was before `upgrade`, with what has been added since.
+    """Return the index as it was before `upgrade`, with what has been added since.
 
     Args:
-        index: an upgraded index. It is not changed.
+        index: An upgraded index. It is not changed.
 
     Returns:
         The raw index.
@@ -129,9 +135,7 @@ def downgrade(index: faiss.Index) -> faiss.Index:
     Raises:
         StoreError: `index` is not upgraded.
     """
-    handler = handler_for(index)
-    require_upgraded(handler)
-    return handler.downgrade()
+    return upgraded_handler(index).downgrade()
 
 
 def add(
@@ -142,21 +146,22 @@ def add(
     *,
     compute: Compute = Compute(),
 ) -> None:
-    """Adds `vectors` [n, d] to an upgraded index, each with its offset.
+    """Add `vectors` [n, d] to an upgraded index, each with its offset.
 
     Args:
-        index: an upgraded index. It is changed in place, or left as it is where an error is raised.
-        vectors: the new vectors [n, d]; of unit length for a model for cosine.
-        model_or_offsets: the model that the index was upgraded with, or offsets [n].
+        index: An upgraded index. It is changed in place, or left as it is where an error
+            is raised.
+        vectors: The new vectors [n, d]; of unit length for a model for cosine.
+        model_or_offsets: The model that the index was upgraded with, or offsets [n].
         ids: int64 [n], for an index that has ids of its own.
-        compute: where offsets are computed, and within what memory.
+        compute: Where offsets are computed, and within what memory.
 
     Raises:
-        StoreError: the index is not upgraded, has offsets of another model, or its codes have no room for these.
-        InputError: vectors, offsets, model or ids do not suit the index.
+        StoreError: The index is not upgraded, has offsets of another model, or its codes
+            have no room for these.
+        InputError: Vectors, offsets, model or ids do not suit the index.
     """
-    handler = handler_for(index)
-    require_upgraded(handler)
+    handler = upgraded_handler(index)
     added = as_vectors(vectors, "vectors")
     if added.dim != index.d:
         raise InputError(
@@ -179,31 +184,36 @@ def add(
         ids = np.ascontiguousarray(ids, np.int64)
         if ids.shape != (len(block),):
             raise InputError(
-                f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for each"
+                f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for "
+                "each"
             )
-    handler.plan_append(block, offsets, ids)()
-    index.ntotal = handler.index.ntotal
+    append = handler.plan_append(block, offsets, ids)
+    append()
+    index.ntotal = handler.recount()
 
 
 def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
-    """Removes entries from an upgraded index, as the index's own remove_ids does.
+    """Remove entries from an upgraded index, as the index's own remove_ids does.
 
-    It also removes from refined indexes, whose type in Faiss removes nothing. There the ids of what stays close up, as
-    they do in a Flat index. In an IDMap over inverted lists each entry keeps its id, which Faiss itself mixes up.
+    It also removes from refined indexes, whose type in Faiss removes nothing. There the
+    ids of what stays close up, as they do in a Flat index. In an IDMap over inverted
+    lists each entry keeps its id, which Faiss itself mixes up.
 
     Args:
-        index: an upgraded index. It is changed in place, or left as it is where an error is raised.
-        ids: int64 [n], as a search returns them, or a selector of these; ids that are not in the index are passed over.
+        index: An upgraded index. It is changed in place, or left as it is where an error
+            is raised.
+        ids: int64 [n], as a search returns them, or a selector of these; ids that are not
+            in the index are passed over.
 
     Returns:
         How many entries were removed.
 
     Raises:
-        StoreError: the index is not upgraded, or its type, or that of its direct map, removes nothing.
-        InputError: the ids are no whole numbers.
+        StoreError: The index is not upgraded, or its type, or that of its direct map,
+            removes nothing.
+        InputError: The ids are no whole numbers.
     """
-    handler = handler_for(index)
-    require_upgraded(handler)
+    handler = upgraded_handler(index)
     handler.require_removes()
     labels = np.unique(handler.labels())
     if isinstance(ids, faiss.IDSelector):
@@ -212,13 +222,14 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
         numbers = np.asarray(ids)
         if numbers.size and numbers.dtype.kind not in "iu":
             raise InputError(
-                f"ids are of type {numbers.dtype}: expected whole numbers, or a faiss.IDSelector"
+                f"ids are of type {numbers.dtype}: expected whole numbers, or a "
+                "faiss.IDSelector"
             )
         selected = labels[np.isin(labels, numbers.astype(np.int64))]
     if selected.size:
         handler.remove(selected)
-        index.ntotal = handler.index.ntotal
-    return handler.count - int(index.ntotal)
+        index.ntotal = handler.recount()
+    return handler.count - index.ntotal
 
 
 class Gallery(Vectors):
@@ -227,42 +238,28 @@ class Gallery(Vectors):
 
     Args:
         index: A faiss.Index of a type that can be upgraded.
-        name: What errors call it.
-        unit: Refuse vectors that cannot be of unit length, as a model for cosine needs
-            them.
-        tolerant: `raw_blocks` refuses none.
+        name: The name that errors give it.
 
     Raises:
         StoreError: The type of the index cannot carry offsets.
-        InputError: While it is read, at the first vector that is not of unit length.
     """
 
-    def __init__(
-        self,
-        index: faiss.Index,
-        name: str = "index",
-        *,
-        unit: bool = False,
-        tolerant: bool = False,
-    ):
-        self.handler = handler_for(index)
-        self.unit = unit
-        self.tolerant = tolerant
-        super().__init__(name, self.handler.count, int(index.d))
+    def __init__(self, index: faiss.Index, name: str = "index"):
+        self._handler = handler_for(index)
+        super().__init__(name, self._handler.count, index.d)
 
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
-        batches = self.handler.scan(size)
-        if self.unit:
-            batches = as_unit(batches, self.handler, self.name, self.tolerant)
-        for batch in batches:
-            yield batch.vectors
+        for batch in self._handler.scan(size):
+            yield self._handler.with_zeros(batch.vectors)
 
 
 def as_unit(
     batches: Iterable[Batch], handler: IndexHandler, name: str, tolerant: bool
 ) -> Iterator[Batch]:
     """Yield `batches` that `handler` has read, with zeros where codes stand for these.
-    Raises InputError, unless `tolerant`, if vectors cannot be of unit length."""
+
+    Raises InputError, unless `tolerant`, if vectors cannot be of unit length.
+    """
     for batch in batches:
         vectors = handler.with_zeros(batch.vectors)
         if not tolerant and (batch.place == 0 or not handler.lossy):
@@ -285,7 +282,7 @@ def offsets_by(
 
     Args:
         model: Gives the offsets.
-        handler: Of the index.
+        handler: That of the index.
         scale: The scale on which the index holds offsets.
         compute: Device, memory and progress.
         tolerant: Do not check that vectors are of unit length for cosine.
@@ -323,88 +320,88 @@ def offsets_by(
 def require_unit(
     vectors: np.ndarray, name: str, first_row: int = 0, *, lossy: bool = False
 ) -> None:
-    """Raises InputError at the first vector that is neither of unit length nor zero.
+    """Raise InputError at the first vector that is neither of unit length nor zero.
 
     Args:
         vectors: [b, d].
-        name: what the error calls them.
-        first_row: the number of the first vector.
-        lossy: codes have changed lengths, PQ down to a half, so that only what cannot have been unit vectors is
-            refused.
+        name: The name that the error gives them.
+        first_row: The number of the first vector.
+        lossy: Codes have changed lengths, PQ down to a half, so that only what cannot
+            have been unit vectors is refused.
     """
-    fault = ""
     rows = np.flatnonzero(vectors.any(axis=1))
+    if not len(rows):
+        return
     lengths = np.linalg.norm(vectors[rows], axis=1)
     if lossy:
-        length = float(np.median(lengths)) if len(rows) else 1.0
-        if not 0.3 < length < 1.7:
-            fault = f"its codes stand for vectors of about length {length:.3g}"
+        length = float(np.median(lengths))
+        if 0.3 < length < 1.7:
+            return
+        fault = f"its codes stand for vectors of about length {length:.3g}"
     else:
         bad = np.flatnonzero(np.abs(lengths - 1) > UNIT)
-        if bad.size:
-            row = first_row + int(rows[bad[0]])
-            fault = f"row {row} has length {lengths[bad[0]]:.4g}"
-    if fault:
-        raise InputError(
-            f"{name}: the model is for cosine, but {fault} and Faiss does not normalise; take unit vectors "
-            "(faiss.normalize_L2), or fit with ",
-            Parameter("metric", "dot"),
-            " or 'euclidean'",
-        )
-
-
-def normalises_queries(index: faiss.Index) -> bool:
-    """Whether `index` brings queries to unit length (L2norm): what a query map returns has its own."""
-    return any(
-        isinstance(
-            faiss.downcast_VectorTransform(part.chain.at(number)),
-            faiss.NormalizationTransform,
-        )
-        for part in parts(index)
-        if isinstance(part, faiss.IndexPreTransform)
-        for number in range(part.chain.size())
+        if not bad.size:
+            return
+        row = first_row + int(rows[bad[0]])
+        fault = f"row {row} has length {lengths[bad[0]]:.4g}"
+    raise InputError(
+        f"{name}: the model is for cosine, but {fault} and Faiss does not normalise; "
+        "take unit vectors (faiss.normalize_L2), or fit with ",
+        Parameter("metric", "dot"),
+        " or 'euclidean'",
     )
 
 
-def require_upgraded(handler: IndexHandler) -> None:
+def upgraded_handler(index: faiss.Index) -> IndexHandler:
+    """Return the handler of an upgraded index. Raises StoreError if it is not upgraded."""
+    handler = handler_for(index)
     if not handler.extras:
         raise StoreError(
-            f"this {name_of(handler.index)} is not upgraded; upgrade(index, model) puts offsets into it"
+            f"this {name_of(handler.index)} is not upgraded; upgrade(index, model) puts "
+            "offsets into it"
         )
+    return handler
 
 
 def require_suits(model: OffsetModel, index: faiss.Index) -> None:
-    """Raises InputError if the offsets of `model` do not belong to the similarity of `index`."""
+    """Raise InputError if the offsets of `model` do not belong to the similarity of
+    `index`."""
     if model.dim != index.d:
         raise InputError(
-            f"the model has {model.dim} dimensions, the index has {index.d}; fit one on its vectors"
+            f"the model has {model.dim} dimensions, the index has {index.d}; fit one on "
+            "its vectors"
         )
-    euclidean = index.metric_type == faiss.METRIC_L2
-    if model.metric is (Metric.DOT if euclidean else Metric.EUCLIDEAN):
+    wrong, right, ranks_by = Metric.EUCLIDEAN, Metric.DOT, "inner product"
+    if index.metric_type == faiss.METRIC_L2:
+        wrong, right, ranks_by = Metric.DOT, Metric.EUCLIDEAN, "L2"
+    if model.metric is wrong:
         raise InputError(
-            f"the model is for {model.metric.value}, the index ranks by {'L2' if euclidean else 'inner product'}; "
-            f"fit with metric={'euclidean' if euclidean else 'dot'!r}, or 'cosine' if its vectors are of unit length"
+            f"the model is for {wrong.value}, the index ranks by {ranks_by}; fit with "
+            f"metric={right.value!r}, or 'cosine' if its vectors are of unit length"
         )
 
 
 def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
-    """Raises InputError or StoreError unless the offsets in the upgraded index of `handler` are of `model`, or of no
-    model."""
+    """Raise InputError or StoreError unless the offsets in the upgraded index of
+    `handler` are those of `model`, or of no model."""
     require_suits(model, handler.index)
     if model.gallery is None:
         raise InputError(
-            "the model is not centred on the index: use model = model.centre_on(targets), then upgrade"
+            "the model is not centred on the index: use "
+            "model = model.centre_on(targets), then upgrade"
         )
-    if not (
-        handler.holds_offsets_of("") or handler.holds_offsets_of(model.fingerprint)
-    ):
+    if not any(map(handler.holds_offsets_of, ("", model.fingerprint))):
         raise StoreError(
-            "the offsets in this index are those of another model; add with that one, or take this one for all: "
-            "index = upgrade(index, model)"
+            "the offsets in this index are those of another model; add with that one, or "
+            "take this one for all: index = upgrade(index, model)"
         )
 
 
 def require_offsets(values: OffsetsLike | None, count: int, name: str) -> np.ndarray:
+    """Return `values` as offsets: float32 [count].
+
+    Raises InputError, which calls what they are for `name`, if they are none.
+    """
     try:
         offsets = np.asarray([] if values is None else values, dtype=np.float32)
     except (TypeError, ValueError):
@@ -413,11 +410,13 @@ def require_offsets(values: OffsetsLike | None, count: int, name: str) -> np.nda
         ) from None
     if offsets.shape != (count,):
         raise InputError(
-            f"offsets have shape {list(offsets.shape)}, {name} holds {count}: expected an OffsetModel, or one for each"
+            f"offsets have shape {list(offsets.shape)}, {name} holds {count}: expected "
+            "an OffsetModel, or one for each"
         )
-    if not np.isfinite(offsets).all():
-        bad = int(np.argmin(np.isfinite(offsets)))
+    finite = np.isfinite(offsets)
+    if not finite.all():
         raise InputError(
-            f"offsets: entry {bad} is NaN, infinite or too large for float32"
+            f"offsets: entry {int(np.argmin(finite))} is NaN, infinite or too large for "
+            "float32"
         )
     return offsets

@@ -25,7 +25,7 @@ import re
 import shutil
 import stat
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,8 +44,8 @@ from hubplugin.registry import without_secrets
 from hubplugin.store import Batch, Correction, Found, Hits, Writing, require_room
 from hubplugin.vectors import Progress
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import is_mapped, reason
-from hubplugin_faiss.index import as_unit, normalises_queries, upgrade_by
+from hubplugin_faiss.index import as_unit, upgrade_by
+from hubplugin_faiss.objects import is_mapped, normalises_queries, reason
 from hubplugin_faiss.scale import IndexScale
 
 ADD_BEHIND_MAP = (
@@ -104,7 +104,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             f"hubplugin.Recorder({str(self.record)!r}).add(queries) beside each search"
         )
         self._said = metric
-        self._lock: weakref.ref[BinaryIO] | None = None
+        self._lock: Callable[[], BinaryIO | None] = lambda: None  # a weak reference
         self._scanned: Seen | None = None
         self._read()
 
@@ -125,13 +125,12 @@ class FaissStore(ManifestStore[FaissVersion]):
         self.dim = int(index.d)
         self._seen = seen
         self._of_model: Metric | None = None
-        self._scale: tuple[str, IndexScale] | None = None
         self._raw: faiss.Index | None = None
 
     def _refresh(self) -> None:
         """Read the file anew if another program has changed it, unless a run of this
         store is writing it."""
-        lock = None if self._lock is None else self._lock()
+        lock = self._lock()
         is_writing = lock is not None and not lock.closed
         if not is_writing and look_at(self.path) != self._seen:
             self._read()
@@ -242,9 +241,15 @@ class FaissStore(ManifestStore[FaissVersion]):
             return file.read()
 
     def _write_file(self, name: str, content: bytes) -> None:
-        path = self._place(name)
-        with making(path, needed=len(content)), replacing(path, 0o600) as file:
+        with self._new_file(name, len(content)) as file:
             file.write(content)
+
+    @contextlib.contextmanager
+    def _new_file(self, name: str, size: int) -> Iterator[BinaryIO]:
+        """Open a file of ours of `size` bytes, which takes its name once it is whole."""
+        path = self._place(name)
+        with making(path, needed=size), replacing(path, 0o600) as file:
+            yield file
             permit(file.fileno(), self.path)
 
     def _delete_file(self, name: str) -> None:
@@ -262,9 +267,8 @@ class FaissStore(ManifestStore[FaissVersion]):
                 folder = os.open(self.hub, os.O_RDONLY | os.O_NOFOLLOW)
                 permit(folder, self.path)
                 os.close(folder)
-            with contextlib.suppress(FileExistsError), create(path) as new:
-                permit(new.fileno(), self.path)
-            lock = open_own(path, os.O_RDWR)
+            lock = open_own(path, os.O_RDWR | os.O_CREAT)
+            permit(lock.fileno(), self.path)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Another run may have deleted it when it ended.
@@ -331,35 +335,33 @@ class FaissStore(ManifestStore[FaissVersion]):
         stays plain Faiss."""
         return not normalises_queries(self.index)
 
-    def scale(self, model: OffsetModel) -> IndexScale:
-        """Return the scale between offsets of `model` and those that the index holds."""
-        if self._scale is None or self._scale[0] != model.fingerprint:
-            self._scale = model.fingerprint, IndexScale.of(self.handler, model)
-        return self._scale[1]
-
     def _rounding(
         self, scale: IndexScale, batch: Batch, offsets: np.ndarray
     ) -> np.ndarray:
-        """Return how far from `offsets` [b] lies what codes hold of them, or of
-        offsets beside them, as far as it fits the codes. What does not is stale: a
-        refresh makes codes with room for it."""
+        """Return how far from `offsets` [b] lies what codes hold of them, or of offsets
+        beside them.
+
+        Offsets that do not fit the codes are stale: a refresh makes codes with room for
+        them.
+        """
         vectors = batch.vectors
         rows = int(batch.place or 0) + np.arange(len(vectors))
         right = scale.to_index(offsets.astype(np.float64), vectors)
         most = self.handler.most_lost()
-
-        def error(shift: float) -> np.ndarray:
-            held = self.handler.round_offsets(right + shift, vectors, rows)
+        largest = np.zeros(len(right))
+        quarter = 0.0
+        for shift in (0, -2, -1, 1, 2):
+            moved = right + shift * quarter
+            held = self.handler.round_offsets(moved, vectors, rows)
             errors = np.nan_to_num(np.abs(held - right))  # NaN: not a finite vector
-            return np.asarray(np.minimum(errors, most))
-
-        errors = error(0)
-        quarter = float(errors.mean())  # of the distance between two levels
-        largest = np.max(
-            [errors, *(error(shift * quarter) for shift in (-2, -1, 1, 2))], axis=0
+            errors = np.minimum(errors, most)
+            largest = np.maximum(largest, errors)
+            if shift == 0:
+                quarter = float(errors.mean())  # of the distance between two levels
+        return (
+            np.asarray(scale.to_model(right + largest, vectors) - offsets)
+            + self.precision
         )
-        moved = scale.to_model(right + largest, vectors)
-        return np.asarray(moved - offsets) + self.precision
 
     def count(self) -> int:
         return self.handler.count
@@ -367,10 +369,10 @@ class FaissStore(ManifestStore[FaissVersion]):
     @property
     def raw(self) -> faiss.Index:
         """The index without offsets."""
-        if not self.handler.extras:
-            return self.index
         if self._raw is None:
-            self._raw = self.handler.downgrade()
+            self._raw = self.index
+            if self.handler.extras:
+                self._raw = self.handler.downgrade()
         return self._raw
 
     def correction(self) -> Correction | None:
@@ -401,7 +403,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         if version is None:
             yield from batches
             return
-        scale = self.scale(self.model(version))
+        scale = IndexScale.of(self.handler, self.model(version))
         for batch in batches:
             offsets = scale.to_model(batch.offsets, batch.vectors).astype(np.float32)
             rounding = partial(self._rounding, scale, batch)
@@ -423,20 +425,17 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._scanned = None
         if scanned is None:
             self._refresh()
-        lock = self.acquire()
-        try:
+        with contextlib.ExitStack() as undo:
+            lock = self.acquire()
+            undo.callback(self.release, lock)
             self._require_unchanged(scanned)
             self.require_writable()
             previous = self.read_manifest()
-            try:
-                version, found = self.start_version(model, progress)
-            except BaseException:
-                self.give_up(previous)
-                raise
-            return FaissWriting(self, model, version, found, (lock, previous))
-        except BaseException:
-            self.release(lock)
-            raise
+            undo.callback(self.give_up, previous)
+            version, found = self.start_version(model, progress)
+            writing = FaissWriting(self, model, version, found, lock, previous)
+            undo.pop_all()
+        return writing
 
     def give_up(self, previous: Manifest[FaissVersion]) -> None:
         """Put back the manifest of before a run that leaves nothing."""
@@ -450,8 +449,11 @@ class FaissStore(ManifestStore[FaissVersion]):
         """Put `index`, with the offsets of `version` or without any, in the place of the
         file."""
         new = self._place("index.faiss")
+        for left in self.hub.glob(f"{new.name}.*.tmp"):  # by a run that was killed
+            left.unlink(missing_ok=True)
         try:
-            self._write_index(new, index)
+            with self._new_file(new.name, self.path.stat().st_size) as file:
+                faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
             seen = look_at(new)  # which a new name does not change
             if version is not None:
                 manifest = self.require_owner(version)
@@ -468,19 +470,6 @@ class FaissStore(ManifestStore[FaissVersion]):
         flush_names(self.path.parent)
         self._take(index, seen)
         self._scanned = None
-
-    def _write_index(self, path: Path, index: faiss.Index) -> None:
-        size = self.path.stat().st_size
-        for left in self.hub.glob(f"{path.name}.*.tmp"):  # by a run that was killed
-            left.unlink(missing_ok=True)
-        with making(path, needed=size), replacing(path, 0o600) as file:
-            try:
-                faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
-            except RuntimeError as error:
-                raise StoreError(
-                    f"Faiss cannot write {str(path)!r}: {reason(error)}"
-                ) from None
-            permit(file.fileno(), self.path)
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         self._refresh()
@@ -520,7 +509,8 @@ class FaissStore(ManifestStore[FaissVersion]):
 class FaissWriting(Writing):
     """The offsets of `version`, of `model`, on their way into the file of `store`.
 
-    begun: the right to write, and the manifest to put back if it comes to nothing.
+    lock: The right to write.
+    previous: The manifest to put back if it comes to nothing.
     """
 
     takes_all = True  # codes are made anew
@@ -531,13 +521,16 @@ class FaissWriting(Writing):
         model: OffsetModel,
         version: FaissVersion,
         found: Found,
-        begun: tuple[BinaryIO, Manifest[FaissVersion]],
+        lock: BinaryIO,
+        previous: Manifest[FaissVersion],
     ):
         self.found = found
         self._store = store
         self._model = model
         self._version = version
-        self._lock, self._previous = begun
+        self._lock = lock
+        self._previous = previous
+        self._scale = IndexScale.of(store.handler, model)
         self._offsets = np.full(store.count(), np.nan, np.float32)
 
     def scan(self) -> Iterator[Batch]:
@@ -549,8 +542,7 @@ class FaissWriting(Writing):
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         """Keep the `offsets` [b] of a whole batch of `scan`."""
         first = int(batch.place or 0)
-        scale = self._store.scale(self._model)
-        held = scale.to_index(offsets, batch.vectors)
+        held = self._scale.to_index(offsets, batch.vectors)
         self._offsets[first : first + len(held)] = held
 
     def activate(self) -> None:
@@ -563,11 +555,10 @@ class FaissWriting(Writing):
             raise StoreError(
                 f"{store.url}: {missing} targets have no offset yet; run apply again"
             )
-        scale = store.scale(self._model)
-        handler = handler_for(store.raw)
+        raw = handler_for(store.raw)
         force = self.forced or is_amended
         try:
-            upgraded = upgrade_by(handler, self._offsets, self._model, scale, force)
+            upgraded = upgrade_by(raw, self._offsets, self._model, self._scale, force)
             store.replace(upgraded, self._version)
         except HubpluginError:
             store.give_up(self._previous.replace(writing=None))
@@ -591,12 +582,6 @@ def look_at(path: Path) -> Seen:
     return Seen(content, status.st_ino, status.st_mtime_ns)
 
 
-def create(path: Path) -> BinaryIO:
-    """Create the file `path`, where nothing may lie yet, and open it for writing."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    return os.fdopen(os.open(path, flags, 0o600), "wb")
-
-
 def permit(descriptor: int, like: Path) -> None:
     """Give an open file or folder the mode and the owner of the file `like`: a bank
     holds queries, which not everybody may read."""
@@ -604,8 +589,8 @@ def permit(descriptor: int, like: Path) -> None:
     mode = status.st_mode & 0o777
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
         mode |= 0o700 | (mode & 0o444) >> 2  # who reads a folder also enters it
-    os.fchmod(descriptor, mode)
-    with contextlib.suppress(OSError):  # only root may
+    with contextlib.suppress(OSError):  # only its owner may, and only root the second
+        os.fchmod(descriptor, mode)
         os.fchown(descriptor, status.st_uid, status.st_gid)
 
 

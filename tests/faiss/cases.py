@@ -8,6 +8,7 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from hubplugin_faiss.handlers import handler_for
 
@@ -208,4 +209,4 @@ def assert_ranked(
     """`labels` [m, k] are the k best of the scores `truth` [m, n], up to scores that differ by less than `ties`."""
     found = np.take_along_axis(truth, rows_of(labels, ids), axis=1)
     best = -np.sort(-truth, axis=1)[:, : labels.shape[1]]
-    np.testing.assert_allclose(found, best, rtol=0, atol=ties)
+    assert_allclose(found, best, rtol=0, atol=ties)

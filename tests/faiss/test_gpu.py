@@ -5,11 +5,13 @@ from dataclasses import replace
 import faiss
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import hubplugin
 import hubplugin_faiss
 from hubplugin.errors import StoreError
 from hubplugin.model import QueryMap
+from hubplugin_faiss import upgrade
 from tests.faiss.cases import draw, filled
 
 D = 16
@@ -22,7 +24,7 @@ MOVED = [
 def upgraded(factory, metric, rng):
     vectors, queries = draw(rng, 1_000, 40)
     offsets = 0.05 * rng.normal(size=1_000)
-    return hubplugin_faiss.upgrade(filled(factory, vectors, metric), offsets), queries
+    return upgrade(filled(factory, vectors, metric), offsets), queries
 
 
 @pytest.mark.parametrize("metric", [faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2])
@@ -36,11 +38,9 @@ def test_a_copy_for_a_gpu_is_cloned_and_finds_the_same(factory, metric, rng):
     del index  # nothing of the copy belongs to what it was made from
     for each in (copy, faiss.clone_index(copy)):
         scores, ids = each.search(queries, 10)
-        np.testing.assert_array_equal(ids, before[1])
+        assert_array_equal(ids, before[1])
         # Parts of PQ codes that hold 0 change the order in which Faiss sums.
-        np.testing.assert_allclose(
-            scores, before[0], rtol=0, atol=1e-6 if "PQ" in factory else 0
-        )
+        assert_allclose(scores, before[0], rtol=0, atol=1e-6 if "PQ" in factory else 0)
 
 
 def test_pq_codes_have_a_number_of_parts_that_a_gpu_reads(rng):
@@ -54,10 +54,10 @@ def test_a_query_map_goes_along(rng):
     vectors, bank, queries = draw(rng, 1_000, 300, 40)
     turned = QueryMap(0.3 * rng.normal(size=(D, D)).astype(np.float32), 1.0, 200)
     model = replace(hubplugin.fit(vectors, bank), query_map=turned)
-    index = hubplugin_faiss.upgrade(filled("Flat", vectors), model)
+    index = upgrade(filled("Flat", vectors), model)
     found = faiss.clone_index(hubplugin_faiss.for_gpu(index)).search(queries, 10)
     for part, expected in zip(found, index.search(queries, 10), strict=True):
-        np.testing.assert_array_equal(part, expected)
+        assert_array_equal(part, expected)
 
 
 @pytest.mark.parametrize(

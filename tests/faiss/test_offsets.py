@@ -6,9 +6,10 @@ import faiss
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
-import hubplugin_faiss
-from hubplugin_faiss.encoding.codecs import UpgradeSpec
+from hubplugin_faiss import downgrade, upgrade
+from hubplugin_faiss.encoding.offsets import UpgradeSpec
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -57,19 +58,17 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
     cases.look_everywhere(index)
     offsets = offsets_of(shape, size, n, rng)
 
-    upgraded = hubplugin_faiss.upgrade(index, offsets)
+    upgraded = upgrade(index, offsets)
 
-    np.testing.assert_array_equal(
-        faiss.serialize_index(hubplugin_faiss.downgrade(upgraded)),
+    assert_array_equal(
+        faiss.serialize_index(downgrade(upgraded)),
         faiss.serialize_index(index),
     )
     stored = cases.stored(upgraded)
     decoded = cases.decoded(upgraded)
     spread = max(float(offsets.max()), 0.0) - min(float(offsets.min()), 0.0)
     rounding = {"SQ4": 0.02, "SQ6": 0.005, "SQ8": 0.0005}.get(kind.split(",")[-1], 3e-6)
-    np.testing.assert_allclose(
-        stored, offsets, rtol=0, atol=rounding * 2 * spread + 1e-7
-    )
+    assert_allclose(stored, offsets, rtol=0, atol=rounding * 2 * spread + 1e-7)
 
     scores, found = upgraded.search(queries, n)
     asked = cases.unit(queries) if kind == "L2norm,Flat" else queries
@@ -86,7 +85,7 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
         scored = cases.as_similarities(scores[query][reached[query]], metric)
         apart = scored - truth[query, rows]
         rounded = 1e-5 * scale + 2e-6
-        np.testing.assert_allclose(apart, apart.mean(), rtol=0, atol=rounded)
+        assert_allclose(apart, apart.mean(), rtol=0, atol=rounded)
         if metric == IP:
             # 16 bits hold huge offsets only in larger units, by whose square all scores are shifted alike.
             shift = 2e-8 * np.abs(offsets).max() ** 2
@@ -97,6 +96,6 @@ def test_a_model_is_never_taken_for_none():
     names = (f"{number:016x}" for number in range(20_000))
     like_none = next(name for name in names if zlib.crc32(name.encode()) % 2**12 == 0)
     for name, other in ((like_none, ""), ("", like_none)):
-        extra = UpgradeSpec(0, 0, name).extra_dimensions([0.0], 1, False, b"state")
+        extra = UpgradeSpec(0, 0, False, name).extra_dimensions([0.0], 1, b"state")
         assert extra.has_fingerprint(name)
         assert not extra.has_fingerprint(other)

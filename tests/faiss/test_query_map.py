@@ -5,11 +5,14 @@ from dataclasses import replace
 import faiss
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import hubplugin
 import hubplugin_faiss
+from hubplugin import OffsetModel
 from hubplugin.errors import InputError, StoreError
 from hubplugin.model import QueryMap
+from hubplugin_faiss import add, downgrade, upgrade
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -17,7 +20,7 @@ D, K = 24, 10
 pytestmark = pytest.mark.filterwarnings("ignore:recall@10")  # of random banks
 
 
-def model_of(vectors: np.ndarray, rng: np.random.Generator) -> hubplugin.OffsetModel:
+def model_of(vectors: np.ndarray, rng: np.random.Generator) -> OffsetModel:
     """A model with a map that is far from a rotation."""
     (bank,) = cases.draw(rng, 200, d=D)
     step = (0.4 * rng.normal(size=(D, D))).astype(np.float32)
@@ -26,7 +29,7 @@ def model_of(vectors: np.ndarray, rng: np.random.Generator) -> hubplugin.OffsetM
 
 
 def expected(
-    model: hubplugin.OffsetModel, queries: np.ndarray, vectors: np.ndarray
+    model: OffsetModel, queries: np.ndarray, vectors: np.ndarray
 ) -> np.ndarray:
     q = queries.astype(np.float64)
     mapped = q + q @ model.query_map.step.T.astype(np.float64)
@@ -38,23 +41,23 @@ def test_what_is_added_is_not_mapped_and_what_is_removed_is_gone(kind, rng):
     case = cases.made(kind, IP, n=300)
     model = model_of(case.vectors, rng)
     (new,) = cases.draw(rng, 40, d=D)
-    index = hubplugin_faiss.upgrade(case.index, model)
+    index = upgrade(case.index, model)
     ids = np.arange(10_000, 10_040) if "IDMap" in kind else None
-    hubplugin_faiss.add(index, new, model, ids)
+    add(index, new, model, ids)
     assert index.ntotal == 340
     names = np.concatenate([case.ids, np.arange(300, 340) if ids is None else ids])
     everything = np.concatenate([case.vectors, new])
     wanted = expected(model, case.queries, everything)
     scores, found = index.search(case.queries, K)
-    np.testing.assert_array_equal(found, names[cases.best(wanted)])
+    assert_array_equal(found, names[cases.best(wanted)])
     best = -np.sort(-wanted, axis=1)[:, :K]
-    np.testing.assert_allclose(scores, best, rtol=0, atol=2e-4)
+    assert_allclose(scores, best, rtol=0, atol=2e-4)
     assert hubplugin_faiss.remove_ids(index, found[:1, 0]) == 1
     assert index.ntotal == 339
     kept = names != found[0, 0]
     left = np.arange(339) if kind == "Flat" else names[kept]  # whose ids close up
     found = index.search(case.queries, K)[1]
-    np.testing.assert_array_equal(found, left[cases.best(wanted[:, kept])])
+    assert_array_equal(found, left[cases.best(wanted[:, kept])])
 
 
 def test_what_a_plain_add_puts_through_the_map_is_named_by_inspect_and_comes_last(
@@ -72,15 +75,15 @@ def test_what_a_plain_add_puts_through_the_map_is_named_by_inspect_and_comes_las
     hubplugin.refresh(store)
     (batch,) = store.scan()
     smallest = applied.model.gallery.smallest
-    np.testing.assert_allclose(batch.offsets[300:], smallest, atol=1e-5)
+    assert_allclose(batch.offsets[300:], smallest, atol=1e-5)
 
 
 def test_a_map_within_another_index_is_refused(rng):
     case = cases.made("Flat", IP, n=300)
-    upgraded = hubplugin_faiss.upgrade(case.index, model_of(case.vectors, rng))
+    upgraded = upgrade(case.index, model_of(case.vectors, rng))
     says = "a query map stands within this IndexPreTransform"
     with pytest.raises(StoreError, match=says):
-        hubplugin_faiss.downgrade(faiss.IndexPreTransform(upgraded))
+        downgrade(faiss.IndexPreTransform(upgraded))
 
 
 @pytest.mark.parametrize("way", ["upgrade", "CorrectedSearch"])
@@ -101,16 +104,14 @@ def test_the_map_stands_before_an_index_of_any_type(kind, metric, rng):
     """What lies behind is an upgraded index like any other, which is tested by itself."""
     case = cases.made(kind, metric)
     model = model_of(case.vectors, rng)
-    upgraded = hubplugin_faiss.upgrade(case.index, model, force=True)
+    upgraded = upgrade(case.index, model, force=True)
     upgraded = faiss.deserialize_index(faiss.serialize_index(upgraded))
     scores, found = upgraded.search(case.queries, K)
     behind = faiss.downcast_index(upgraded.index)
     wanted, as_found = behind.search(model.queries(case.queries), K)
-    np.testing.assert_allclose(
-        scores, wanted, rtol=0, atol=0.1 if "fs" in kind else 1e-4
-    )
+    assert_allclose(scores, wanted, rtol=0, atol=0.1 if "fs" in kind else 1e-4)
     assert (found == as_found).mean() > (0.9 if "fs" in kind else 0.99)
-    downgraded = hubplugin_faiss.downgrade(upgraded)
-    np.testing.assert_array_equal(
+    downgraded = downgrade(upgraded)
+    assert_array_equal(
         faiss.serialize_index(downgraded), faiss.serialize_index(case.index)
     )

@@ -6,9 +6,12 @@ import sys
 import faiss
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import hubplugin
 import hubplugin_faiss
+from hubplugin import HubpluginError, StoreError, fit
+from hubplugin_faiss import add, downgrade, upgrade
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -42,7 +45,7 @@ def without_order() -> faiss.Index:
 def fitted(metric: str, d: int = 8) -> hubplugin.OffsetModel:
     rng = np.random.default_rng(2)
     targets, bank = rng.normal(size=(40, d)), rng.normal(size=(30, d))
-    return hubplugin.fit(targets, bank, "nnn", metric=metric, k=3)
+    return fit(targets, bank, "nnn", metric=metric, k=3)
 
 
 def with_nan() -> np.ndarray:
@@ -94,18 +97,18 @@ REFUSED = {
 @pytest.mark.parametrize("says", REFUSED)
 def test_an_index_that_cannot_be_upgraded_says_why_in_one_line(says):
     make, given = REFUSED[says]
-    with pytest.raises(hubplugin.HubpluginError) as caught:
-        hubplugin_faiss.upgrade(make(), given)
+    with pytest.raises(HubpluginError) as caught:
+        upgrade(make(), given)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_downgrade_and_add_need_an_upgraded_index():
     says = r"is not upgraded; upgrade\(index, model\) puts offsets into it"
-    with pytest.raises(hubplugin.StoreError, match=says):
-        hubplugin_faiss.downgrade(flat())
-    with pytest.raises(hubplugin.StoreError, match=says):
-        hubplugin_faiss.add(flat(), X, OFFSETS)
+    with pytest.raises(StoreError, match=says):
+        downgrade(flat())
+    with pytest.raises(StoreError, match=says):
+        add(flat(), X, OFFSETS)
 
 
 @pytest.mark.parametrize(
@@ -117,30 +120,29 @@ def test_downgrade_and_add_need_an_upgraded_index():
         ("has ids of its own: pass ids=", "IDMap2,Flat", (X, OFFSETS)),
         ("ids of shape (4,)", "IDMap2,Flat", (X, OFFSETS, np.arange(4))),
         ("row 0 has length 3", "Flat", (3 * X, fitted("cosine"))),
-        ("model.centre_on(targets)", "Flat", (X, hubplugin.fit(None, X, "is"))),
+        ("model.centre_on(targets)", "Flat", (X, fit(None, X, "is"))),
     ],
 )
 def test_what_cannot_be_added_is_refused_and_nothing_is_added(says, kind, given):
     case = cases.made(kind, IP, n=300, d=8)
-    upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
-    with pytest.raises(hubplugin.HubpluginError) as caught:
-        hubplugin_faiss.add(upgraded, *given)
+    upgraded = upgrade(case.index, case.offsets)
+    with pytest.raises(HubpluginError) as caught:
+        add(upgraded, *given)
     assert says in str(caught.value)
     assert upgraded.ntotal == 300
 
 
 def test_a_model_fitted_without_targets_is_centred_on_the_index():
-    model = hubplugin.fit(None, X[:20], "is")
-    offsets = cases.stored(hubplugin_faiss.upgrade(flat(), model))
+    model = fit(None, X[:20], "is")
+    offsets = cases.stored(upgrade(flat(), model))
     assert abs(offsets.mean()) < 1e-6
     assert offsets.std() > 1e-4
 
 
-@pytest.mark.filterwarnings("ignore:recall@10")
 def test_an_upgrade_that_finds_less_than_is_promised_is_refused_unless_forced(tmp_path):
     vectors, bank = cases.draw(np.random.default_rng(4), 2000, 300)
     index = cases.filled("HNSW4", vectors)
-    model = hubplugin.fit(vectors, bank, "nnn", k=3, alpha=2.0)
+    model = fit(vectors, bank, "nnn", k=3, alpha=2.0)
     before = faiss.serialize_index(index)
     file = cases.written(tmp_path / "x.faiss", index)
     content = file.read_bytes()
@@ -149,39 +151,33 @@ def test_an_upgrade_that_finds_less_than_is_promised_is_refused_unless_forced(tm
         match=r"take recall@10 of bank queries from .*, and 0\.05 is the most",
     )
     with refused:
-        hubplugin_faiss.upgrade(index, model)
+        upgrade(index, model)
     with refused:
         hubplugin.apply(hubplugin_faiss.open_store(file), model)
-    np.testing.assert_array_equal(faiss.serialize_index(index), before)
+    assert_array_equal(faiss.serialize_index(index), before)
     assert file.read_bytes() == content
     assert list(tmp_path.iterdir()) == [file]
     store = hubplugin_faiss.open_store(file)
-    hubplugin.apply(store, model, force=True)
-    hubplugin.apply(store, hubplugin.fit(vectors, bank, "nnn", k=3), force=True)
-    assert hubplugin.rollback(store).written
-    assert hubplugin.refresh(store).stale == 0
-
-
-def test_a_loss_that_is_not_refused_is_a_warning_with_what_helps():
-    vectors, bank = cases.draw(np.random.default_rng(4), 3000, 300)
-    model = hubplugin.fit(vectors, bank, "nnn", k=3, alpha=1.0)
     says = (
         r"recall@10 of bank queries from 0\.\d+ to 0\.\d+ .*a larger nprobe, efSearch"
     )
     with pytest.warns(UserWarning, match=says):
-        hubplugin_faiss.upgrade(cases.filled("HNSW8", vectors), model, force=True)
+        hubplugin.apply(store, model, force=True)
+    hubplugin.apply(store, fit(vectors, bank, "nnn", k=3), force=True)
+    assert hubplugin.rollback(store).written
+    assert hubplugin.refresh(store).stale == 0
 
 
 def test_vectors_are_not_added_with_another_model():
     model, another = (
-        hubplugin.fit(X, bank, "nnn", metric="dot", k=2) for bank in (X[:20], X[20:40])
+        fit(X, bank, "nnn", metric="dot", k=2) for bank in (X[:20], X[20:40])
     )
-    upgraded = hubplugin_faiss.upgrade(flat(), model)
+    upgraded = upgrade(flat(), model)
     says = "are those of another model; add with that one"
-    with pytest.raises(hubplugin.StoreError, match=says):
-        hubplugin_faiss.add(upgraded, X[:3], another)
+    with pytest.raises(StoreError, match=says):
+        add(upgraded, X[:3], another)
     assert upgraded.ntotal == 50
-    hubplugin_faiss.add(upgraded, X[:3], model)
+    add(upgraded, X[:3], model)
     assert upgraded.ntotal == 53
 
 

@@ -1,9 +1,11 @@
 """Runs that write an index file: one at a time, only what they have read, and nothing left behind by what fails."""
 
 import contextlib
+import itertools
 import os
+import re
 import shutil
-import subprocess
+import signal
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -12,13 +14,20 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import hubplugin
-import hubplugin_faiss
-from hubplugin import apply, open_store, refit, refresh, rollback
+from hubplugin import (
+    HubpluginError,
+    StoreError,
+    apply,
+    open_store,
+    refit,
+    refresh,
+    rollback,
+)
 from hubplugin.store import Store
-from hubplugin_faiss.encoding import codecs
-from tests.faiss import killed_steps
+from hubplugin_faiss import read_index
 from tests.faiss.cases import draw, filled, grow, written
 from tests.faiss.cases import stored as stored_in
 
@@ -84,7 +93,7 @@ def test_nothing_else_writes_while_a_run_does(corrected, what):
     with opened(corrected).begin(fitted("dn")):
         before = corrected.read_bytes(), sorted(os.walk(f"{corrected}.hub"))
         with pytest.raises(
-            hubplugin.StoreError,
+            StoreError,
             match="is being written by another run; nothing was changed",
         ):
             WRITERS[what](store)
@@ -103,7 +112,7 @@ def test_an_old_index_that_is_put_back_is_the_active_one_again(corrected):
     apply(opened(corrected), fitted("dn"))
     assert opened(corrected).previous().fingerprint == fitted().fingerprint
     rollback(opened(corrected))
-    np.testing.assert_allclose(stored(corrected), fitted().offsets(GALLERY), atol=1e-5)
+    assert_allclose(stored(corrected), fitted().offsets(GALLERY), atol=1e-5)
 
 
 def lying_in(folder: Path) -> dict[str, bytes]:
@@ -126,35 +135,92 @@ def test_what_finds_no_room_says_how_much_it_needs_and_leaves_all_as_it_was(
     grow(corrected, BANK[:1])  # so that a refresh has something to do
     before, store = lying_in(corrected.parent), opened(corrected)
     needed = r"cannot write '.*': File too large, [\d,]+ bytes are needed and [\d,]+ were free; nothing was changed"
-    with pytest.raises(hubplugin.StoreError, match=needed), full_disk(size):
+    with pytest.raises(StoreError, match=needed), full_disk(size):
         WRITERS[what](store)
     assert lying_in(corrected.parent) == before
 
 
+CHANGES = "os.remove", "os.rename", "os.rmdir", "os.mkdir", "open"
+"""The events that Python reports when names are made, changed or deleted."""
+
+
+def run_in_child(step: Callable[[], object], kill_before: int | None = None) -> bool:
+    """Run `step` in a process that is killed before its change of this number; return
+    True if it was not."""
+    child = os.fork()
+    if child:
+        status = os.waitpid(child, 0)[1]
+        assert status in (0, signal.SIGKILL), "the step itself failed"
+        return status == 0
+    changes = itertools.count()
+
+    def watch(event: str, arguments: tuple) -> None:
+        is_write = event != "open" or arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if event in CHANGES and is_write and next(changes) == kill_before:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    with contextlib.suppress(BaseException):
+        step()
+        os._exit(0)
+    os._exit(1)
+
+
+def seen(path: Path) -> tuple:
+    """Return the ranking, the model and the one before. Raise if they do not fit."""
+    index, model = read_index(path)
+    models = model, opened(path).previous()
+    names = [each and each.fingerprint for each in models]
+    return *[part.tobytes() for part in index.search(BANK, 10)], *names
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return what lies there, whatever numbers versions have."""
+    return sorted(re.sub(r"\d+\.", "N.", str(path)) for path in folder.rglob("*"))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("step", killed_steps.STEPS)
+@pytest.mark.parametrize("what", ["model", "refresh", "rollback", "remove"])
 @pytest.mark.parametrize("kind", ["HNSW8", "IVF16,Flat"])
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new_index_and_a_rerun_finishes(
-    tmp_path, monkeypatch, kind, step
+    tmp_path, kind, what
 ):
-    alike = ["alike"] if kind == "IVF16,Flat" else []
-    if alike:
-        monkeypatch.setattr(codecs, "model_bits", killed_steps.same_bits)
-    file = tmp_path / "before/x.faiss"
-    file.parent.mkdir()
-    np.save(tmp_path / "bank.npy", BANK)
-    fitted("dn").save(tmp_path / "next.hub")
-    written(file, filled(kind, GALLERY))
-    if step != "apply":
+    """Each change of a name is a moment: what is written before it has no name."""
+    photos = written(tmp_path / "photos.faiss", filled(kind, GALLERY))
+    if what != "model":
         for method in ("csls", "nnn"):
-            apply(opened(file), fitted(method))
-    if step == "refresh":
-        grow(file, BANK)
-    command = [sys.executable, "-W", "ignore", killed_steps.__file__, step, *alike]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert "'before'" in run.stdout, "no kill came before the end"
-    assert "'after'" in run.stdout, "no kill came once the new index was in its place"
+            apply(opened(photos), fitted(method))
+    if what == "refresh":
+        grow(photos, BANK)
+    kept = shutil.copytree(tmp_path, tmp_path.with_name("kept"))
+
+    def run(what: str, kill_before: int | None = None) -> bool:
+        return run_in_child(lambda: WRITERS[what](opened(photos)), kill_before)
+
+    before = seen(photos)
+    run(what)
+    after = seen(photos)
+    left = names_in(tmp_path)
+    found = set()
+    for moment in itertools.count():
+        shutil.rmtree(tmp_path)
+        shutil.copytree(kept, tmp_path)
+        if run(what, moment):
+            break
+        now = seen(photos)
+        found.add(now)
+        # What was killed is known by its content: copied, and then added to.
+        copied = shutil.copytree(tmp_path, tmp_path.with_name("copied")) / photos.name
+        assert seen(copied) == now
+        grow(copied, BANK[:1])
+        if now[2] is not None:
+            assert opened(copied).correction().model.fingerprint == now[2]
+        shutil.rmtree(copied.parent)
+        # A rollback would go back once more.
+        run("refresh" if what == "rollback" and now == after else what)
+        assert seen(photos) == after, f"the run after kill {moment} does not finish"
+        assert names_in(tmp_path) == left
+    assert found == {before, after}
 
 
 @pytest.mark.parametrize(
@@ -169,7 +235,7 @@ def test_a_manifest_of_another_version_or_a_damaged_one_is_refused_still_searche
     before = lying_in(corrected.parent)
     for use in (refresh, lambda store: apply(store, fitted("is"))):
         with pytest.raises(
-            hubplugin.StoreError,
+            StoreError,
             match=r"manifest\.json' has a manifest .*hubplugin remove faiss:",
         ):
             use(opened(corrected))
@@ -182,7 +248,7 @@ def test_a_manifest_of_another_version_or_a_damaged_one_is_refused_still_searche
 
 def test_a_run_that_is_refused_leaves_no_folder(photos):
     faiss.write_index(faiss.IndexFlatIP(16), str(photos))  # empty
-    with pytest.raises(hubplugin.HubpluginError, match="is empty"):
+    with pytest.raises(HubpluginError, match="is empty"):
         opened(photos).begin(fitted())
     assert os.listdir(photos.parent) == ["photos.faiss"]
 
@@ -217,14 +283,14 @@ def test_what_another_program_writes_while_a_run_reads_or_fits_stays(corrected, 
 
     compute = hubplugin.Compute(progress=replace)
     if what in ("apply", "refit"):
-        with pytest.raises(hubplugin.StoreError, match="it stays as that program left"):
+        with pytest.raises(StoreError, match="it stays as that program left"):
             hubplugin.apply(store, BANK, **FIT, compute=compute)
     else:
         with store.begin(fitted("is")) as writing:
             for batch in writing.scan():
                 writing.write(batch, fitted("is").offsets(batch.vectors))
             replace()
-            with pytest.raises(hubplugin.StoreError, match="it stays as that program"):
+            with pytest.raises(StoreError, match="it stays as that program"):
                 writing.activate()
     assert corrected.read_bytes() == content
     WRITERS["model"](store)  # run again, it finds what is there
@@ -245,33 +311,6 @@ def test_a_run_that_was_cut_off_is_not_fitted_again_unless_the_index_is_another(
     assert opened(photos).correction() is None
 
 
-@pytest.mark.parametrize("then", ["copied", "added to"])
-def test_a_run_that_was_killed_right_behind_its_last_step_is_known_by_content(
-    photos, tmp_path, then
-):
-    child = os.fork()
-    if child == 0:
-        last = []
-
-        def watch(event: str, arguments: tuple[object, ...]) -> None:
-            if last and event == "open":  # the folder, to flush it
-                os._exit(9)
-            if event == "os.rename" and str(arguments[1]) == str(photos):
-                last.append(1)
-
-        sys.addaudithook(watch)
-        apply(opened(photos), fitted())
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 9 << 8
-    if then == "copied":
-        shutil.copytree(photos.parent, tmp_path / "elsewhere")
-        photos = tmp_path / "elsewhere" / photos.name
-    else:
-        grow(photos, BANK[:1])
-    assert opened(photos).correction().model.fingerprint == fitted().fingerprint
-    assert refresh(opened(photos)).scanned == 900 + (then == "added to")
-
-
 @pytest.mark.parametrize("damage", ["missing", "cut off", "of another index"])
 def test_a_correction_whose_model_is_lost_is_refused_and_taken_out_all_the_same(
     corrected, damage
@@ -284,8 +323,8 @@ def test_a_correction_whose_model_is_lost_is_refused_and_taken_out_all_the_same(
         model.write_bytes(model.read_bytes()[:100])
     else:
         fitted("dn").save(model)
-    for use in (hubplugin_faiss.read_index, lambda path: refresh(opened(path))):
-        with pytest.raises(hubplugin.StoreError, match=f"remove faiss:{corrected}"):
+    for use in (read_index, lambda path: refresh(opened(path))):
+        with pytest.raises(StoreError, match=f"remove faiss:{corrected}"):
             use(corrected)
     hubplugin.remove(opened(corrected))
     assert corrected.read_bytes() == raw
@@ -308,7 +347,7 @@ def test_what_a_link_in_the_folder_leads_to_stays_as_it_is(
         victim.write_bytes(b"precious")
     before = lying_in(victim), victim.stat().st_mode
     link.symlink_to(victim)
-    with contextlib.suppress(hubplugin.HubpluginError):
+    with contextlib.suppress(HubpluginError):
         WRITERS[what](opened(corrected))
     assert (lying_in(victim), victim.stat().st_mode) == before
 

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
 import hubplugin
-import hubplugin_faiss
+from hubplugin import InputError, StoreError, fit
 from hubplugin.model import QueryMap
 from hubplugin.rerank import Dynamic, fit_rule
-from hubplugin_faiss import CorrectedSearch
+from hubplugin_faiss import CorrectedSearch, upgrade
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -34,9 +35,9 @@ def test_certified_answers_are_the_exact_corrected_ranking(seed, metric, k, spre
     assert (found.fetched <= 80).all()
     for query in np.flatnonzero(found.certified):
         best = -np.sort(-truth[query])[:k]
-        np.testing.assert_allclose(truth[query, found.ids[query]], best, atol=1e-5)
+        assert_allclose(truth[query, found.ids[query]], best, atol=1e-5)
         scores = cases.as_similarities(found.scores[query], metric)
-        np.testing.assert_allclose(scores, best, atol=1e-5)
+        assert_allclose(scores, best, atol=1e-5)
 
 
 @pytest.mark.parametrize("metric", [IP, L2])
@@ -44,7 +45,7 @@ def test_certified_answers_are_the_exact_corrected_ranking(seed, metric, k, spre
 def test_a_query_map_is_part_of_the_ranking_that_is_certified(metric, dynamic, rng):
     case = cases.made("Flat", metric)
     step = (0.2 * rng.normal(size=(24, 24))).astype(np.float32)
-    plain = hubplugin.fit(case.vectors, case.queries + 0.1, "is")
+    plain = fit(case.vectors, case.queries + 0.1, "is")
     model = replace(plain, query_map=QueryMap(step, 1.0, 200)).centre_on(case.vectors)
     model = model.with_activation(case.vectors)
     q = case.queries.astype(np.float64)
@@ -75,13 +76,13 @@ def test_what_no_longer_fits_is_refused():
     search = CorrectedSearch(case.index, offsets)
     before = search.search(case.queries, 5)
     offsets[:] = 0
-    np.testing.assert_array_equal(search.search(case.queries, 5), before)
+    assert_array_equal(search.search(case.queries, 5), before)
     for queries in (case.queries[:, :5], case.queries * np.nan):
-        with pytest.raises(hubplugin.InputError, match="expected finite queries"):
+        with pytest.raises(InputError, match="expected finite queries"):
             search.search(queries, 5)
     case.index.remove_ids(np.arange(10))
     says = "the index holds 590 now, and 600 when this was made"
-    with pytest.raises(hubplugin.InputError, match=says):
+    with pytest.raises(InputError, match=says):
         search.search(case.queries, 5)
 
 
@@ -96,14 +97,14 @@ def test_what_no_longer_fits_is_refused():
             "OffsetModel needs to know the gallery: pass targets=",
             "Flat",
             IP,
-            {"correction": hubplugin.fit(None, np.eye(24), "is")},
+            {"correction": fit(None, np.eye(24), "is")},
         ),
         (r"bits \(LSH\) has no similarities.*vectors=", "LSH", L2, {}),
     ],
 )
 def test_what_does_not_fit_is_refused(says, kind, metric, arguments):
     index = cases.made(kind, metric).index
-    with pytest.raises(hubplugin.InputError, match=says):
+    with pytest.raises(InputError, match=says):
         CorrectedSearch(index, **{"correction": np.zeros(600), **arguments})
 
 
@@ -136,12 +137,12 @@ def test_an_index_that_cannot_be_upgraded_says_so_and_finds_the_corrected_rankin
     middle = 0.3 * rng.normal(size=24)
     queries, bank = cases.draw(rng, 40, 100, d=24, at=middle)
     case = cases.made(kind, metric)
-    model = hubplugin.fit(case.vectors, bank)
+    model = fit(case.vectors, bank)
     file = cases.written(tmp_path / "x.faiss", case.index)
     says = r"^[^\n]*hubplugin_faiss\.CorrectedSearch\([^\n]*$"
-    with pytest.raises(hubplugin.StoreError, match=says):
-        hubplugin_faiss.upgrade(case.index, model)
-    with pytest.raises(hubplugin.StoreError, match=says):
+    with pytest.raises(StoreError, match=says):
+        upgrade(case.index, model)
+    with pytest.raises(StoreError, match=says):
         hubplugin.open_store(f"faiss:{file}")
     search = CorrectedSearch(case.index, model, vectors=case.vectors)
     similarities = cases.similarities(queries, case.vectors, metric)

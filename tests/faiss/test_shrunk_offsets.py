@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import hubplugin
-import hubplugin_faiss
+from hubplugin_faiss import add, upgrade
 from tests.faiss import cases
 
 
@@ -39,8 +39,8 @@ def test_newcomers_have_the_share_of_offsets_of_those_that_were_there(metric):
     share = slope_of(raw, vectors[:500]) ** 2
     assert 0.1 < share < 0.8
 
-    index = hubplugin_faiss.upgrade(raw, model, force=True)
-    hubplugin_faiss.add(index, vectors[500:], model)
+    index = upgrade(raw, model, force=True)
+    add(index, vectors[500:], model)
     coded, found = cases.decoded(first_stage(index)), cases.stored(first_stage(index))
     found -= lengths(coded) ** 2 / 2 if metric == faiss.METRIC_L2 else 0
     for part in (slice(0, 500), slice(500, 600)):
@@ -73,5 +73,5 @@ def test_a_first_stage_by_l2_finds_vectors_of_unlike_lengths_as_before(kind, rea
         return cases.recall(index.search(queries, 10)[1], cases.best(scores))
 
     raw = recall(index, scores)
-    upgraded = hubplugin_faiss.upgrade(index, offsets.astype(np.float32))
+    upgraded = upgrade(index, offsets.astype(np.float32))
     assert recall(upgraded, scores + offsets) > raw - 0.02

@@ -7,12 +7,14 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import hubplugin
 import hubplugin_faiss
-from hubplugin import inspect, open_store, refresh
+from hubplugin import InputError, StoreError, inspect, open_store, refresh
 from hubplugin.jobs.write import Applied
 from hubplugin.store import Store
+from hubplugin_faiss import add, read_index, upgrade
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -48,23 +50,20 @@ KINDS = (
 
 
 @pytest.mark.parametrize("kind", cases.slow_but({"Flat", "IVF4,SQ4"}, KINDS))
-def test_apply_inspect_refresh_and_remove(file, model, kind):
+def test_apply_writes_what_upgrade_makes_and_remove_gives_back_the_bytes(
+    file, model, kind
+):
     index = cases.filled(kind, GALLERY)
-    cases.look_everywhere(index)
     before = cases.written(file, index).read_bytes()
     store = opened(file)
-    raw = store.search(BANK[:5], 10)
-    counted = hubplugin.apply(store, model, dry_run=True)
-    assert (counted.written, counted.missing, file.read_bytes()) == (False, 500, before)
-    done = hubplugin.apply(store, model)
-    assert (done.scanned, done.missing) == (500, 500)
-    found, beside = hubplugin_faiss.read_index(file)
+    assert not hubplugin.apply(store, model, dry_run=True, force=True).written
+    assert file.read_bytes() == before
+    hubplugin.apply(store, model, force=True)
+    found, beside = read_index(file)
     assert beside.fingerprint == model.fingerprint
-    expected = hubplugin_faiss.upgrade(index, model).search(BANK, 5)[1]
-    np.testing.assert_array_equal(found.search(BANK, 5)[1], expected)
+    expected = faiss.serialize_index(upgrade(index, model, force=True))
+    assert_array_equal(faiss.serialize_index(found), expected)
     assert "every target has its offset" in str(inspect(opened(file)))
-    assert refresh(opened(file)).stale == 0
-    assert store.search(BANK[:5], 10, raw=True).ids == raw.ids
     store.remove()
     assert file.read_bytes() == before
     assert os.listdir(file.parent) == [file.name]
@@ -105,8 +104,8 @@ def test_newcomers_make_no_offset_stale_where_codes_change_lengths(file, kind, m
     index.train(np.concatenate([gallery, newcomers]))
     index.add(gallery)
     correct(file, index, bank, "nnn", metric="cosine", k=5)
-    index, kept = hubplugin_faiss.read_index(file)
-    hubplugin_faiss.add(index, newcomers, kept)
+    index, kept = read_index(file)
+    add(index, newcomers, kept)
     cases.written(file, index)
     assert inspect(opened(file)).stale == 0
 
@@ -151,13 +150,13 @@ def test_zero_vectors_are_counted_and_keep_the_offset_0_whatever_codes_make_of_t
     done = correct(file, index, BANK, "nnn", metric="cosine", k=4)
     assert done.model.gallery.count == 500
     assert done.invalid_vectors.count == 1
-    index, kept = hubplugin_faiss.read_index(file)
+    index, kept = read_index(file)
     now = (index.search(BANK, 10)[1] == 500).any(axis=1).mean()
     # By L2 a zero vector is near to all queries, raw and corrected.
     assert metric == L2 or now <= found
     assert inspect(opened(file), queries=0).stale == 0
 
-    hubplugin_faiss.add(index, zero, kept)
+    add(index, zero, kept)
     assert abs(cases.stored(index)[-1]) < cases.tolerance(kind)
     cases.written(file, index)
     seen = inspect(opened(file), queries=0)
@@ -199,7 +198,7 @@ def test_a_hub_whose_offset_the_codes_cannot_hold_is_stale_and_a_refresh_makes_r
     found = batch.take(np.flatnonzero(np.isin(batch.ids, planted)))
     right = model.offsets(found.vectors)
     assert right.max() < 2 * model.gallery.smallest
-    np.testing.assert_allclose(found.offsets, right, atol=0.02)
+    assert_allclose(found.offsets, right, atol=0.02)
     assert not np.isin(store.search(asked, 10).ids, planted).any()
 
 
@@ -215,7 +214,7 @@ def test_a_vector_that_is_not_finite_hides_no_stale_offset_beside_it(file):
 @pytest.mark.parametrize("kind", ["Flat", "IDMap2,Flat"])
 def test_foreign_vectors_do_not_keep_a_refresh_from_the_others(file, model, kind):
     correct(file, cases.filled(kind, GALLERY), model)
-    index, _ = hubplugin_faiss.read_index(file)
+    index, _ = read_index(file)
     foreign = np.stack([0.5 * GALLERY[0], np.zeros(16), BANK[0], np.full(16, np.nan)])
     cases.put(index, foreign.astype(np.float32), np.arange(500, 504))
     cases.written(file, index)
@@ -228,18 +227,18 @@ def test_foreign_vectors_do_not_keep_a_refresh_from_the_others(file, model, kind
     assert says in str(done)
     smallest = model.gallery.smallest
     expected = np.array([smallest, 0, model.offsets(BANK[:1])[0], smallest])
-    stored = cases.stored(hubplugin_faiss.read_index(file)[0])
-    np.testing.assert_allclose(stored[500:], expected, atol=1e-5)
-    np.testing.assert_allclose(stored[:500], model.offsets(GALLERY), atol=1e-5)
+    stored = cases.stored(read_index(file)[0])
+    assert_allclose(stored[500:], expected, atol=1e-5)
+    assert_allclose(stored[:500], model.offsets(GALLERY), atol=1e-5)
     assert inspect(opened(file)).stale == 0
 
 
 def test_a_model_of_cosine_for_vectors_of_all_lengths_is_refused_on_refresh(model):
     raw = cases.filled("Flat", 3 * GALLERY)
-    upgraded = hubplugin_faiss.upgrade(raw, np.zeros(500, np.float32))
-    says = "the model does not suit this IndexFlatIP: of 500 entries 500 with"
-    with pytest.raises(hubplugin.InputError, match=says):
-        hubplugin_faiss.upgrade(upgraded, model)
+    upgraded = upgrade(raw, np.zeros(500, np.float32))
+    says = "the model does not suit this IndexFlat: of 500 entries 500 with"
+    with pytest.raises(InputError, match=says):
+        upgrade(upgraded, model)
 
 
 CUT_OFF = faiss.serialize_index(cases.filled("IVF4,SQ4", GALLERY)).tobytes()[:-300]
@@ -258,7 +257,7 @@ CUT_OFF = faiss.serialize_index(cases.filled("IVF4,SQ4", GALLERY)).tobytes()[:-3
 def test_what_faiss_refuses_comes_back_as_one_line(file, content, says):
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(hubplugin.StoreError) as caught:
+    with pytest.raises(StoreError) as caught:
         opened(file)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -279,7 +278,7 @@ def test_the_metric_is_said_or_the_models_or_what_the_index_computes(file, model
         "?color=red": "the only option is metric",
     }
     for said, says in refused.items():
-        with pytest.raises(hubplugin.InputError, match=says):
+        with pytest.raises(InputError, match=says):
             hubplugin.apply(open_store(f"faiss:{file}{said}"), model)
 
 
@@ -293,7 +292,7 @@ def test_lists_on_disk_are_refused_until_they_are_loaded_into_memory(file, model
     lists.this.disown()
     cases.written(file, index)
     says = r"lists on disk, in .*; load"
-    with pytest.raises(hubplugin.StoreError, match=says) as caught:
+    with pytest.raises(StoreError, match=says) as caught:
         opened(file)
     index = faiss.read_index(str(file))
     exec(str(caught.value).partition("then go on: ")[2], locals() | {"faiss": faiss})

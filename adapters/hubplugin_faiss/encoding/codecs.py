@@ -1,5 +1,4 @@
-"""What an upgrade asks for, how extra dimensions carry an offset, and how the codes of a
-quantiser carry these.
+"""How codes hold vectors, and how a few more bits of the same kind hold an offset.
 
 A code is a row of fields of equal size, lowest bit first. Extra dimensions are a few
 more fields at its end, written by a quantiser of the same kind: scalar, product, or
@@ -8,9 +7,8 @@ none.
 
 from __future__ import annotations
 
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -18,192 +16,7 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin.metric import Metric, normalise
-from hubplugin.model import OffsetModel
-
-MODEL_BITS, STATE_BITS = 12, 8
-"""How many of the last bits of the query's last extra component name the model, and how
-many its quantiser's state."""
-
-PADDING = 1e-20
-"""A component that holds no more than these bits: its square is nothing beside any
-similarity."""
-
-
-@dataclass(frozen=True)
-class ExtraDimensions:
-    """The constant extra components of every query, which define how a target's extra
-    components encode its offset.
-
-    With q the extra components [w] of a query and t those of a target, they add to the
-    similarity, up to a constant,
-
-        inner product    offset(t) = q.t - q.q
-        Euclidean        offset(t) = (q.q - |q - t|^2) / 2
-
-    A vector that is added through plain Faiss gets q as well. Under inner product that
-    is the neutral offset 0, whatever q is. Under Euclidean nothing can lie nearer to a
-    query, so it is the largest offset.
-    """
-
-    query: np.ndarray
-    euclidean: bool
-
-    def has_fingerprint(self, fingerprint: str) -> bool:
-        """Return True if the last bits of the query name the model `fingerprint`."""
-        bits = int(self.query[-1:].astype(np.float32).view(np.uint32)[0])
-        return bits & ((1 << MODEL_BITS) - 1) == model_bits(fingerprint)
-
-    def offsets(self, components: np.ndarray) -> np.ndarray:
-        """Return the offsets that the extra `components` [n, w] of targets stand for:
-        float32 [n]."""
-        q = self.query.astype(np.float64)
-        t = components.astype(np.float64)
-        if self.euclidean:
-            return np.asarray((q @ q - ((q - t) ** 2).sum(axis=1)) / 2, np.float32)
-        return np.asarray(t @ q - q @ q, np.float32)
-
-    def components_for(
-        self,
-        offsets: np.ndarray,
-        dimensions: Sequence[int] = (0,),
-        quantise: Callable[[int, np.ndarray], np.ndarray] | None = None,
-    ) -> np.ndarray:
-        """Return the extra components of targets with `offsets` [n]: float32 [n, w].
-
-        Each dimension takes what is left of the offset, less the q_i^2 that the later
-        ones hold in reserve, as far as its quantiser can express it, and leaves the rest
-        to the next one. The neutral offset fills every dimension with its reserve.
-
-        Args:
-            offsets: [n].
-            dimensions: The dimensions to write to, ascending.
-            quantise: Makes of a dimension's number and values [n] what codes hold of
-                them; by default they hold all.
-        """
-        q = self.query.astype(np.float64)
-        components = np.zeros((len(offsets), len(q)), np.float32)
-        rest = q @ q + (-2 if self.euclidean else 1) * offsets.astype(np.float64)
-        for i in dimensions:
-            value = rest - q[i + 1 :] @ q[i + 1 :]
-            value = (
-                q[i] + np.sqrt(np.maximum(value, 0)) if self.euclidean else value / q[i]
-            )
-            held = value if quantise is None else quantise(i, value)
-            components[:, i] = held
-            rest -= (held - q[i]) ** 2 if self.euclidean else held * q[i]
-        return components
-
-
-def model_bits(fingerprint: str) -> int:
-    """Return what names a model: 0 for none, and for no model 0."""
-    bits = zlib.crc32(fingerprint.encode()) % (1 << MODEL_BITS)
-    return max(bits, int(fingerprint != ""))
-
-
-@dataclass(frozen=True)
-class UpgradeSpec:
-    """What the handlers of one index share when it is upgraded.
-
-    low, high: The range of offsets that must find room; the neutral offset 0 lies in it.
-    fingerprint: That of the model, "" where offsets come from no model.
-    queries: Queries of the bank [m, d], behind a query map, by which lists are ranked;
-        None where offsets come from no model.
-    """
-
-    low: float
-    high: float
-    fingerprint: str
-    queries: np.ndarray | None = None
-
-    def first_component(self, euclidean: bool, room: float = 1e30) -> float:
-        """Return the query's first extra component, so that no component has to be more
-        than `room` times as large as it is."""
-        if euclidean:
-            return -float(np.sqrt(2 * self.high))
-        return max(E, max(-self.low, self.high) / room)
-
-    def cover(self, offsets: np.ndarray) -> UpgradeSpec:
-        """Return the same with room for `offsets` [n], too, and for half their range
-        more on either side, since targets that are added later may lie beyond."""
-        room = float(np.ptp(offsets)) / 2
-        return replace(
-            self,
-            low=min(self.low, float(offsets.min()) - room),
-            high=max(self.high, float(offsets.max()) + room),
-        )
-
-    def extra_dimensions(
-        self,
-        query: Sequence[float] | np.ndarray,
-        width: int,
-        euclidean: bool,
-        state: bytes = b"",
-    ) -> ExtraDimensions:
-        """Return `width` extra dimensions that begin with `query`. The last bits of the
-        last one name the model and the `state` of a quantiser.
-
-        So an index and the model beside it are known to belong together, and Faiss
-        itself, which compares the transforms, refuses to merge indexes whose codes do
-        not mean the same. Where the last component is padding they are next to nothing;
-        else it becomes a little longer. Some kernels of Faiss round a query to bf16 (on
-        CPUs with AVX512_SPR), so that the components that carry offsets may need all
-        their bits.
-        """
-        padded = np.zeros(width, np.float32)
-        padded[: len(query)] = query
-        padded[-1] = padded[-1] or PADDING
-        size = MODEL_BITS + STATE_BITS
-        marks = zlib.crc32(state) % (1 << STATE_BITS) << MODEL_BITS
-        marks |= model_bits(self.fingerprint)
-        bits = padded[-1:].view(np.uint32)
-        bits[:] = (bits >> size << size) + np.uint32((1 << size) + marks)
-        return ExtraDimensions(padded, euclidean)
-
-
-def upgrade_spec(offsets: np.ndarray, model: OffsetModel | None) -> UpgradeSpec:
-    """Return a spec with room for `offsets` [n], and for those of the gallery of
-    `model`."""
-    if model is None:
-        return UpgradeSpec(0.0, 0.0, "").cover(offsets)
-    queries = bank_queries(model, QUERIES)
-    if queries is not None:
-        queries = model.queries(queries)
-    ends = [offsets.min(), offsets.max()]
-    if model.gallery is not None:
-        ends += [model.gallery.smallest, model.gallery.largest]
-    return UpgradeSpec(0.0, 0.0, model.fingerprint, queries).cover(np.array(ends))
-
-
-QUERIES, FEWEST = 200, 20
-"""How many queries of the bank say what is near to what, and how few are too few. On six
-settings lists that are ranked by 100 find as much as by 400, to 0.002, and by 40, to
-0.005."""
-
-
-def bank_queries(model: OffsetModel, count: int) -> np.ndarray | None:
-    """Return at most `count` queries of the bank of `model`, evenly drawn, of unit
-    length for cosine, before its query map; None if they are too few."""
-    bank = model.terms[0].bank
-    if len(bank) < FEWEST:
-        return None
-    queries = evenly(bank, count)
-    if model.metric is Metric.COSINE:
-        queries = normalise(queries, "query bank")
-    return queries
-
-
-def evenly(rows: np.ndarray, count: int) -> np.ndarray:
-    """Return at most `count` of `rows` [n, ...], evenly drawn."""
-    places = np.linspace(0, len(rows) - 1, min(len(rows), count))
-    return np.asarray(rows[places.astype(np.int64)])
-
-
-E = 1e-3
-"""The query's extra component under inner product, wherever the offsets allow it. Scores
-are shifted by E^2, which is below rounding, and a stored offset / E keeps every digit in
-a float of any size."""
-
+from hubplugin_faiss.encoding.offsets import ExtraDimensions, UpgradeSpec
 
 LARGEST = 65504.0
 """The largest number in the 16 bits of an fp16; what is larger becomes infinite there,
@@ -211,41 +24,32 @@ and scores become NaN."""
 
 
 @dataclass(frozen=True)
-class Coder:
-    """Appends extra dimensions to codes of `head_bits` bits, as `extra_bits` more, and
-    removes them again.
+class OffsetCoder:
+    """Appends extra dimensions to codes of `head_bits` bits, and removes them again.
 
-    quantiser: Encodes extra components [n, w]; None for floats, which stay as they are.
-    offset_components: Which of them carry the offset; the others are padding.
-    limits: The smallest and the largest value that a component may have.
-    step: The extra components of centroids are multiples of it, 0 for no restriction.
+    extra: The extra dimensions.
+    codec: The codec of these alone.
     """
 
     extra: ExtraDimensions
-    quantiser: Any
-    offset_components: Sequence[int]
+    codec: Codec
     head_bits: int
-    extra_bits: int
-    limits: tuple[float, float] = (-np.inf, np.inf)
-    step: float = 0.0
 
-    def components_for(
-        self, offsets: np.ndarray, bases: np.ndarray | None = None
-    ) -> np.ndarray:
+    def components_for(self, offsets: np.ndarray, bases: np.ndarray) -> np.ndarray:
         """Return the extra components [n, w] that come closest to `offsets` [n] after
-        coding, where codes hold differences from `bases`: the extra components [n, w]
-        of centroids, or None."""
+        coding.
+
+        bases: The extra components of centroids, from which codes hold differences:
+            [n, w], or [1, w] for all.
+        """
 
         def quantise(i: int, values: np.ndarray) -> np.ndarray:
-            about = 0.0 if bases is None else bases[:, i]
             components = np.zeros((len(values), len(self.extra.query)), np.float32)
-            components[:, i] = np.clip(values - about, *self.limits)
-            if self.quantiser is not None:
-                codes = self.quantiser.compute_codes(components)
-                components = self.quantiser.decode(codes)
-            return np.asarray(components[:, i] + about)
+            components[:, i] = np.clip(values - bases[:, i], *self.codec.limits)
+            held = self.codec.decode(self.codec.encode(components))
+            return held[:, i] + bases[:, i]
 
-        return self.extra.components_for(offsets, self.offset_components, quantise)
+        return self.extra.components_for(offsets, self.codec.carriers, quantise)
 
     def centres(self, offsets: np.ndarray) -> np.ndarray:
         """Return extra components [n, w] of centroids whose lists shall rank as if every
@@ -255,18 +59,17 @@ class Coder:
         neutral is a level in every list.
         """
         components = self.extra.components_for(offsets)
-        if self.step:
-            first = self.extra.query[0]
-            steps = np.round((components[:, 0] - first) / self.step)
-            components[:, 0] = first + steps * self.step
         components[:, 1:] = self.extra.query[1:]
+        step = self.codec.step
+        if step:
+            first = self.extra.query[0]
+            steps = np.round((components[:, 0] - first) / step)
+            components[:, 0] = first + steps * step
         return components
 
-    def require_holds(
-        self, offsets: np.ndarray, bases: np.ndarray | None, name: str
-    ) -> None:
-        """Raises StoreError unless codes of the index `name` hold `offsets` [n] to within
-        a tenth of their range. Faiss encodes very large components wrongly.
+    def require_holds(self, offsets: np.ndarray, bases: np.ndarray, name: str) -> None:
+        """Raise StoreError unless codes of the index `name` hold `offsets` [n] to within
+        a tenth of their range: Faiss encodes very large components wrongly.
 
         bases: As in `components_for`.
         """
@@ -283,47 +86,72 @@ class Coder:
     def join(self, heads: np.ndarray, components: np.ndarray) -> np.ndarray:
         """Return codes `heads` [n, bytes] with the codes of extra `components` [n, w]
         appended: uint8 [n, bytes]."""
-        if self.quantiser is None:
-            extra = np.ascontiguousarray(components, np.float32).view(np.uint8)
-        else:
-            extra = self.quantiser.compute_codes(components)
+        tails = self.codec.encode(components)
         if self.head_bits % 8 == 0:
-            return np.concatenate([heads, extra], axis=1)
-        head, tail = _bits(heads, self.head_bits), _bits(extra, self.extra_bits)
-        both = np.concatenate([head, tail], axis=1)
-        return np.packbits(both, axis=1, bitorder="little")
+            return np.concatenate([heads, tails], axis=1)
+        bits = [first_bits(heads, self.head_bits), first_bits(tails, self.codec.bits)]
+        return np.packbits(np.concatenate(bits, axis=1), axis=1, bitorder="little")
 
     def head(self, codes: np.ndarray) -> np.ndarray:
         """Return codes [n, bytes] without their extra dimensions."""
         if self.head_bits % 8 == 0:
-            return np.ascontiguousarray(codes[:, : self.head_bits // 8])
-        return np.packbits(_bits(codes, self.head_bits), axis=1, bitorder="little")
+            return codes[:, : self.head_bits // 8]
+        bits = first_bits(codes, self.head_bits)
+        return np.packbits(bits, axis=1, bitorder="little")
 
 
-def _bits(codes: np.ndarray, count: int) -> np.ndarray:
-    return np.unpackbits(codes, axis=1, bitorder="little")[:, :count]
+def first_bits(codes: np.ndarray, count: int) -> np.ndarray:
+    """Return the first `count` bits of each of `codes` [n, bytes]: uint8 [n, count]."""
+    return np.unpackbits(codes, axis=1, count=count, bitorder="little")
 
 
 class Codec(ABC):
-    """One kind of codes: designs extra dimensions for them, and widens the quantiser that
-    writes them.
+    """A quantiser of Faiss: writes vectors [n, d] as codes of `bits` bits, and reads
+    these.
 
-    What the quantiser was trained to are its `tables`, one for each `part` of so many
-    components.
+    What it was trained to are its `tables` [d / part, numbers], one for each `part` of
+    so many components.
     """
 
-    lossy = False
-    """Whether codes may change the length of a vector by more than a hundredth."""
+    d: int
+    bits: int
+    tables: np.ndarray
+    part = 1
 
-    def __init__(self, index: faiss.Index):
-        self.index = index
-        self.part = int(index.pq.dsub) if hasattr(index, "pq") else 1
-        self.euclidean = index.metric_type == faiss.METRIC_L2
+    lossy = False
+    """True if codes may change the length of a vector by more than a hundredth."""
+
+    carriers: Sequence[int] = (0,)
+    """The extra dimensions that carry an offset; the others are padding."""
+
+    limits = (-np.inf, np.inf)
+    """The smallest and the largest component of an offset."""
+
+    step = 0.0
+    """The extra components of centroids are multiples of it; 0 for no restriction."""
+
+    quantizer: Any = None
+
+    def encode(self, vectors: np.ndarray) -> np.ndarray:
+        """Return the codes of `vectors` [n, d]: uint8 [n, bytes]."""
+        return self.quantizer.compute_codes(vectors)
+
+    def decode(self, codes: np.ndarray) -> np.ndarray:
+        """Return the vectors that `codes` [n, bytes] stand for: float32 [n, d]."""
+        return self.quantizer.decode(np.ascontiguousarray(codes))
+
+    @abstractmethod
+    def with_tables(self, tables: np.ndarray) -> Codec:
+        """Return a codec of this kind for as many components as `tables` are for."""
+
+    @abstractmethod
+    def install(self, index: faiss.Index) -> None:
+        """Make this the codec of `index`."""
 
     @abstractmethod
     def design(
         self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
-    ) -> Coder:
+    ) -> OffsetCoder:
         """Return the coder of extra dimensions with room for the offsets of a spec.
 
         Args:
@@ -333,35 +161,41 @@ class Codec(ABC):
                 codes hold differences from centroids.
         """
 
-    @abstractmethod
-    def coder(
-        self, d: int, extra: ExtraDimensions, tables: np.ndarray | None = None
-    ) -> Coder:
-        """Return the coder of extra dimensions.
 
-        Args:
-            d: How many components stand before them.
-            extra: The extra dimensions.
-            tables: Of the quantiser; by default of the one that wrote them into this
-                index.
-        """
+def codec_of(index: faiss.Index) -> Codec:
+    """Return the codec of `index`. Raises StoreError if it cannot carry offsets."""
+    if hasattr(index, "sq"):
+        return ScalarCodec(index.sq)
+    if hasattr(index, "pq"):
+        return ProductCodec(index.pq)
+    return FloatCodec(index.d)
 
-    def tables(self, quantiser: Any = None) -> np.ndarray:
-        """Return those of `quantiser`, by default the one of this index: float32
-        [parts, numbers]."""
-        return np.empty((0, 0), np.float32)
 
-    def train(self, index: faiss.Index, tables: np.ndarray) -> None:  # noqa: B027
-        """Give the quantiser of `index` these `tables`."""
+class FloatCodec(Codec):
+    """Components as float32: one extra dimension is exact."""
 
-    def widen(self, new: faiss.Index, coder: Coder) -> None:
-        """Give the widened index `new` the quantiser of this one, extended by that of
-        `coder`."""
-        self.train(new, np.concatenate([self.tables(), self.tables(coder.quantiser)]))
+    def __init__(self, d: int):
+        self.d = d
+        self.bits = 32 * d
+        self.tables = np.empty((d, 0))
 
-    def narrow(self, new: faiss.Index, d: int) -> None:
-        """Give the index `new` the first `d` components of the quantiser of this one."""
-        self.train(new, self.tables()[: d // self.part])
+    def encode(self, vectors: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(vectors, np.float32).view(np.uint8)
+
+    def decode(self, codes: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(codes).view(np.float32)
+
+    def with_tables(self, tables: np.ndarray) -> FloatCodec:
+        return FloatCodec(len(tables))
+
+    def install(self, index: faiss.Index) -> None:
+        """Do nothing: an index of floats has no quantiser."""
+
+    def design(
+        self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
+    ) -> OffsetCoder:
+        extra = spec.extra_dimensions([spec.first_component()], 1)
+        return OffsetCoder(extra, FloatCodec(1), self.bits)
 
 
 class ScalarCodec(Codec):
@@ -382,74 +216,67 @@ class ScalarCodec(Codec):
         faiss.ScalarQuantizer.QT_4bit: 15,
     }
 
-    def __init__(self, index: faiss.Index):
-        super().__init__(index)
-        self.kind = index.sq.qtype
-        self.lossy = self.kind not in self.FLOATS
-        if self.lossy and self.kind not in self.LEVELS:
+    def __init__(self, quantizer: faiss.ScalarQuantizer):
+        kind = quantizer.qtype
+        if kind not in self.FLOATS | self.LEVELS:
             raise StoreError(
-                f"codes of type {self.kind} of faiss.ScalarQuantizer in this "
-                f"{type(index).__name__} cannot carry offsets; build it with SQ8, or "
-                "leave it as it is and search with "
+                f"codes of type {kind} of faiss.ScalarQuantizer cannot carry offsets; "
+                "build the index with SQ8, or leave it as it is and search with "
                 "hubplugin_faiss.CorrectedSearch(index, offsets)"
             )
-        # Two hold an offset with 12 bits or more, and of 4 bits each it takes three.
-        self.used = 3 if self.kind == faiss.ScalarQuantizer.QT_4bit else 2
+        self.quantizer = quantizer
+        self.d = quantizer.d
+        self.bits = quantizer.bits * self.d
+        # The smallest value and the range of each component; nothing for floats.
+        trained = faiss.vector_to_array(quantizer.trained)
+        self.tables = trained.reshape(-1, self.d).T
+        self.lossy = kind in self.LEVELS
+        self.carriers = range(2)  # they hold an offset with 12 bits or more
+        if kind == faiss.ScalarQuantizer.QT_4bit:
+            self.carriers = range(3)
+        elif self.lossy:
+            # Not with 4 bits: to round ranks of lists to a fifteenth cost 0.006 of
+            # recall at equal nprobe, and 0.06 by L2.
+            self.step = float(self.tables[0, 1]) / self.LEVELS[kind]
+        elif kind == faiss.ScalarQuantizer.QT_fp16:
+            self.limits = (-LARGEST, LARGEST)
+
+    def with_tables(self, tables: np.ndarray) -> ScalarCodec:
+        quantizer = faiss.ScalarQuantizer(len(tables), self.quantizer.qtype)
+        quantizer.rangestat = self.quantizer.rangestat
+        quantizer.rangestat_arg = self.quantizer.rangestat_arg
+        set_floats(quantizer.trained, tables.T)
+        return ScalarCodec(quantizer)
+
+    def install(self, index: faiss.Index) -> None:
+        index.sq = self.quantizer
 
     def design(
         self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
-    ) -> Coder:
-        d = int(self.index.d)
+    ) -> OffsetCoder:
+        # At least one of padding, which has the fingerprint bits.
+        used = len(self.carriers)
+        width = used + 1 + -(self.d + used + 1) % 16
         state = np.array([spec.low, spec.high]).tobytes()
         if bases is not None:
             state += bases.tobytes()
-        # At least one of padding, which has the fingerprint bits.
-        width = self.used + 1 + -(d + self.used + 1) % 16
-        first = spec.first_component(self.euclidean)
+        query = [spec.first_component()]
         if self.lossy:
-            extra = spec.extra_dimensions([first], width, self.euclidean, state)
-            return self._levels(extra, spec, bases)
-        if self.euclidean:
+            extra = spec.extra_dimensions(query, width, state)
+            return self._design_levels(extra, spec, bases)
+        if spec.euclidean:
             longest = np.sqrt(2 * (spec.high - spec.low))
-            lost = longest * np.sqrt(2 * self.FLOATS[self.kind])
-            query = [first, -lost]
+            lost = longest * np.sqrt(2 * self.FLOATS[self.quantizer.qtype])
+            query.append(-lost)
         else:
-            query = [spec.first_component(False, room=30_000)] * 2
-        query = [_short(q) for q in query]
-        return self.coder(d, spec.extra_dimensions(query, width, self.euclidean, state))
+            query = [spec.first_component(room=30_000)] * 2
+        query = [shorten(q) for q in query]
+        extra = spec.extra_dimensions(query, width, state)
+        return OffsetCoder(extra, self.with_tables(np.empty((width, 0))), self.bits)
 
-    def tables(self, quantiser: faiss.ScalarQuantizer | None = None) -> np.ndarray:
-        """Return the smallest value and the range of each component; nothing for
-        floats."""
-        trained = faiss.vector_to_array((quantiser or self.index.sq).trained)
-        return np.asarray(trained.reshape(2, -1).T)
-
-    def train(self, index: faiss.Index, tables: np.ndarray) -> None:
-        into(tables.T, index.sq.trained)
-
-    def coder(
-        self, d: int, extra: ExtraDimensions, tables: np.ndarray | None = None
-    ) -> Coder:
-        tables = self.tables()[d:] if tables is None else tables
-        width = len(extra.query)
-        quantiser = faiss.ScalarQuantizer(width, self.kind)
-        into(tables.T, quantiser.trained)
-        limits = (-np.inf, np.inf)
-        if self.kind == faiss.ScalarQuantizer.QT_fp16:
-            limits = (-LARGEST, LARGEST)
-        # Ranks of lists cannot be rounded to a fifteenth: at equal nprobe that cost
-        # 0.006 of recall, and 0.06 by L2.
-        step = 0.0
-        if self.lossy and self.used == 2:
-            step = float(tables[0, 1]) / self.LEVELS[self.kind]
-        bits = quantiser.bits
-        return Coder(
-            extra, quantiser, range(self.used), bits * d, bits * width, limits, step
-        )
-
-    def _levels(
+    def _design_levels(
         self, extra: ExtraDimensions, spec: UpgradeSpec, bases: np.ndarray | None
-    ) -> Coder:
+    ) -> OffsetCoder:
         """Return a coder whose components have ranges of their own: each spans what the
         one before may lose.
 
@@ -457,45 +284,50 @@ class ScalarCodec(Codec):
         largest offset under Euclidean, are levels, so that what is added through plain
         Faiss is coded without loss.
         """
-        count = self.LEVELS[self.kind]
-        spread = np.zeros(1) if bases is None else bases
         q = extra.query.astype(np.float64)
         first = q[0]
-        if self.euclidean:
+        spread = np.zeros(1)
+        about = np.zeros(1)
+        if bases is not None:
+            spread = bases
+            about = np.sqrt(np.maximum(first**2 - 2 * bases, 0))
+        if spec.euclidean:
             # Component i holds q_i + x_i, less the x of the centroid in the first.
-            about = np.zeros(1)
-            if bases is not None:
-                about = np.sqrt(np.maximum(first**2 - 2 * spread, 0))
             low = -about.max()
             high = np.sqrt(first**2 - 2 * spec.low) - about.min()
         else:
             low = (spec.low - spread.max()) / first
             high = (spec.high - spread.min()) / first
+        count = self.LEVELS[self.quantizer.qtype]
         ranges = np.zeros((len(q), 2))
-        for i in range(self.used):
+        for i in self.carriers:
             step = max((high - low) / (count - 2), 1e-12)
             below = np.ceil(-low / step - 1e-6)
-            middle = q[i] if bases is None else 0.0
+            middle = 0.0
+            if bases is None:
+                middle = q[i]
             ranges[i] = middle - (below + 0.5) * step, count * step
-            if i + 1 == self.used:
+            if i == self.carriers[-1]:
                 break
-            if self.euclidean:
+            if spec.euclidean:
                 lost = np.sqrt((high - low) * step + step**2)
                 q[i + 1] = -lost
-                low, high = 0.0, np.sqrt(2) * lost
+                low = 0.0
+                high = np.sqrt(2) * lost
             else:
                 q[i + 1] = first
-                low, high = np.array([-0.5, 0.5]) * step * q[i] / first
+                low = -0.5 * step * q[i] / first
+                high = -low
         extra = replace(extra, query=q.astype(np.float32))
-        return self.coder(self.index.d, extra, ranges)
+        return OffsetCoder(extra, self.with_tables(ranges), self.bits)
 
 
-def into(array: np.ndarray, vector: Any) -> None:
+def set_floats(vector: Any, array: np.ndarray) -> None:
     """Copy `array` row by row into a `vector` of floats of Faiss."""
     faiss.copy_array_to_vector(np.ascontiguousarray(array, np.float32).ravel(), vector)
 
 
-def _short(value: float) -> float:
+def shorten(value: float) -> float:
     """Return the number next to `value`, not nearer to 0, that 7 bits hold, so that bf16
     and fp16 have it exactly."""
     mantissa, exponent = np.frexp(abs(value))
@@ -504,82 +336,96 @@ def _short(value: float) -> float:
 
 
 class ProductCodec(Codec):
-    """One more sub-quantiser, whose codebook is trained on the offsets. With less than
-    256 levels there are two: the second holds what the first loses."""
+    """One code a part of the components, by a product quantiser.
+
+    An offset takes one more sub-quantiser, whose codebook is trained on the offsets.
+    With less than 256 levels it takes two: the second holds what the first loses.
+    """
 
     lossy = True
 
+    def __init__(self, quantizer: faiss.ProductQuantizer):
+        self.quantizer = quantizer
+        self.d = quantizer.d
+        self.bits = quantizer.M * quantizer.nbits
+        self.part = quantizer.dsub
+        self.carriers = range(0, self.d, self.part)
+        codebooks = faiss.vector_to_array(quantizer.centroids)
+        self.tables = codebooks.reshape(quantizer.M, -1)
+
+    def with_tables(self, tables: np.ndarray) -> ProductCodec:
+        d = len(tables) * self.part
+        quantizer = faiss.ProductQuantizer(d, len(tables), self.quantizer.nbits)
+        set_floats(quantizer.centroids, tables)
+        if self.quantizer.sdc_table.size():
+            quantizer.compute_sdc_table()
+        return ProductCodec(quantizer)
+
+    def install(self, index: faiss.Index) -> None:
+        index.pq = self.quantizer
+        if isinstance(index, faiss.IndexIVF):
+            index.precompute_table()
+
     def design(
         self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
-    ) -> Coder:
-        pq = self.index.pq
-        width = pq.dsub if pq.nbits >= 8 else 2 * pq.dsub
+    ) -> OffsetCoder:
+        levels = self.quantizer.ksub
+        parts = 1
+        if levels < 256:
+            parts = 2
+        codebooks = np.zeros((parts, levels, self.part), np.float32)
+        query = np.zeros(parts * self.part)
+        query[0] = spec.first_component()
         state = sample.tobytes()
         if bases is not None:
             state += bases.tobytes()
-        query = np.zeros(width)
-        query[0] = spec.first_component(self.euclidean)
-        extra = spec.extra_dimensions(query, width, self.euclidean, state)
-        alone = ExtraDimensions(extra.query[:1], self.euclidean)
-        about = np.zeros(1) if bases is None else alone.components_for(bases)[:, 0]
+        extra = spec.extra_dimensions(query, len(query), state)
+        alone = ExtraDimensions(extra.query[:1], spec.euclidean)
+        about = np.zeros(1)
+        if bases is not None:
+            about = alone.components_for(bases)[:, 0]
         values = alone.components_for(sample)[:, 0] - about
         ends = alone.components_for(np.array([spec.low, spec.high]))[:, 0]
         room = ends.min() - about.max(), ends.max() - about.min()
-        codebooks = np.zeros((width // pq.dsub, pq.ksub, pq.dsub), np.float32)
-        first = levels(values, pq.ksub, extra.query[0] - about, room)
+        first = place_levels(values, levels, extra.query[0] - about, room)
         codebooks[0, :, 0] = first
-        if len(codebooks) == 1:
-            return self.coder(self.index.d, extra, codebooks)
-        lost = sample - alone.offsets((first[_nearest(first, values)] + about)[:, None])
-        if len(np.unique(values)) < pq.ksub:
-            # What comes later lies between the levels.
-            held = np.sort(alone.offsets(first[:, None] + about.mean()))
-            apart = np.diff(held).max()
-            lost = np.concatenate([lost, np.linspace(-0.5, 0.5, pq.ksub) * apart])
-        query[pq.dsub] = query[0]
-        if self.euclidean:
-            query[pq.dsub] = -np.sqrt(2 * np.abs(lost).max())
-        extra = spec.extra_dimensions(query, width, self.euclidean, state)
-        second = extra.query[pq.dsub : pq.dsub + 1]
-        alone = ExtraDimensions(second, self.euclidean)
-        base = 0.0 if bases is None else second
-        values = alone.components_for(lost)[:, 0] - base
-        codebooks[1, :, 0] = levels(values, pq.ksub, second - base, (0.0, 0.0))
-        return self.coder(self.index.d, extra, codebooks)
-
-    def tables(self, quantiser: faiss.ProductQuantizer | None = None) -> np.ndarray:
-        pq = quantiser or self.index.pq
-        return np.asarray(faiss.vector_to_array(pq.centroids).reshape(pq.M, -1))
-
-    def train(self, index: faiss.Index, tables: np.ndarray) -> None:
-        into(tables, index.pq.centroids)
-        if self.index.pq.sdc_table.size():
-            index.pq.compute_sdc_table()
-
-    def coder(
-        self, d: int, extra: ExtraDimensions, tables: np.ndarray | None = None
-    ) -> Coder:
-        parts = d // self.part
-        tables = self.tables()[parts:] if tables is None else tables
-        width, nbits = len(extra.query), self.index.pq.nbits
-        quantiser = faiss.ProductQuantizer(width, len(tables), nbits)
-        into(tables, quantiser.centroids)
-        used = range(0, width, self.part)
-        return Coder(extra, quantiser, used, parts * nbits, len(tables) * nbits)
+        if parts == 2:
+            held = first[nearest_level(first, values)] + about
+            lost = sample - alone.offsets(held[:, None])
+            if len(np.unique(values)) < levels:
+                # Offsets that come later lie between the levels.
+                held = np.sort(alone.offsets(first[:, None] + about.mean()))
+                between = np.linspace(-0.5, 0.5, levels) * np.diff(held).max()
+                lost = np.concatenate([lost, between])
+            query[self.part] = query[0]
+            if spec.euclidean:
+                query[self.part] = -np.sqrt(2 * np.abs(lost).max())
+            extra = spec.extra_dimensions(query, len(query), state)
+            second = extra.query[self.part : self.part + 1]
+            values = ExtraDimensions(second, spec.euclidean).components_for(lost)[:, 0]
+            plain = second
+            if bases is not None:
+                values -= second
+                plain = second - second
+            codebooks[1, :, 0] = place_levels(values, levels, plain, (0.0, 0.0))
+        codec = self.with_tables(codebooks.reshape(parts, -1))
+        return OffsetCoder(extra, codec, self.bits)
 
 
-def levels(
+def place_levels(
     values: np.ndarray, count: int, plain: np.ndarray, room: tuple[float, float]
 ) -> np.ndarray:
-    """Sorted numbers that quantise values with a small squared error: Lloyd's iteration on a line.
+    """Return sorted numbers that quantise values with a small squared error, by Lloyd's
+    iteration on a line.
 
     Args:
         values: [n].
-        count: how many levels.
-        plain: the values that plain Faiss adds; coded without loss where they take no more than an eighth of the
-            levels, or where there are levels to spare.
-        room: the range of values that may come later. Spare levels are spread over it; of 32 levels or more a sixteenth
-            is spread over the part of it that lies beyond all values.
+        count: How many levels.
+        plain: The values that plain Faiss adds. They are coded without loss where they
+            take no more than an eighth of the levels, or there are levels to spare.
+        room: The range of values that may come later. Spare levels are spread over it;
+            of 32 levels or more a sixteenth is spread over the part of it that lies
+            beyond all values.
 
     Returns:
         float32 [count].
@@ -600,33 +446,17 @@ def levels(
     below = np.linspace(room[0], first, spare, endpoint=False)
     above = np.linspace(room[1], last, spare, endpoint=False)
     within = np.linspace(first, last, count - len(fixed) - 2 * spare)
-    centres = np.concatenate([fixed, below, within, above])
+    levels = np.concatenate([fixed, below, within, above])
     for _ in range(20):
-        order = np.argsort(centres, kind="stable")
-        nearest = order[_nearest(centres[order], values)]
+        order = np.argsort(levels, kind="stable")
+        nearest = order[nearest_level(levels[order], values)]
         members = np.bincount(nearest, minlength=count)
         means = np.bincount(nearest, values, minlength=count) / np.maximum(members, 1)
         members[: len(fixed)] = 0
-        centres = np.where(members > 0, means, centres)
-    return np.sort(centres).astype(np.float32)
+        levels = np.where(members > 0, means, levels)
+    return np.sort(levels).astype(np.float32)
 
 
-def _nearest(levels: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Which of the sorted `levels` [k] is nearest to each of `values` [n]."""
+def nearest_level(levels: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return which of the sorted `levels` [k] is nearest to each of `values` [n]."""
     return np.searchsorted((levels[1:] + levels[:-1]) / 2, values)
-
-
-class FloatCodec(Codec):
-    """float32: one extra dimension, exact."""
-
-    def design(
-        self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
-    ) -> Coder:
-        query = [spec.first_component(self.euclidean)]
-        return self.coder(self.index.d, spec.extra_dimensions(query, 1, self.euclidean))
-
-    def coder(
-        self, d: int, extra: ExtraDimensions, tables: np.ndarray | None = None
-    ) -> Coder:
-        width = len(extra.query)
-        return Coder(extra, None, range(width), 32 * d, 32 * width)

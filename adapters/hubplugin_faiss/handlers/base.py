@@ -1,133 +1,27 @@
-"""What a handler of an index type is; and helpers for the objects of Faiss: their names,
-errors, fields and owners."""
+"""What a handler of an index type does, and how one is found."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import faiss
 import numpy as np
 
 from hubplugin.errors import InputError, StoreError
-from hubplugin.model import QueryMap
 from hubplugin.store import Batch
-from hubplugin_faiss.encoding.codecs import (
-    ExtraDimensions,
-    UpgradeSpec,
-    evenly,
-    into,
-)
+from hubplugin_faiss.encoding.offsets import ExtraDimensions, UpgradeSpec, evenly
+from hubplugin_faiss.objects import is_mapped, name_of
 
 BLOCK_BYTES = 8 << 20
 """Codes and vectors are handled in blocks of about this size, whatever the size of the
 index."""
 
-
-def name_of(index: faiss.Index) -> str:
-    return type(faiss.downcast_index(index)).__name__
-
-
-def reason(error: RuntimeError | MemoryError) -> str:
-    """Return the message of an error of Faiss, without the signature of the function
-    that raised it, and without the first bytes of a file that is no index: it may be any
-    file."""
-    text = re.sub(
-        r"^Error in .+? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL
-    )
-    return re.sub(
-        r"Index type 0x\w+ \(.*\) not recognized",
-        "it is no index, or of a type unknown to this Faiss",
-        " ".join(text.split()),
-    )
-
-
-def block_rows(d: int) -> int:
-    """Return how many vectors of d components make a block."""
-    return max(1, BLOCK_BYTES // (4 * int(d)))
-
-
-def pretransform(
-    chain: Sequence[faiss.VectorTransform], index: faiss.Index
-) -> faiss.IndexPreTransform:
-    """Return `index` behind the transforms of `chain`; both belong to it then."""
-    new = faiss.IndexPreTransform(index)
-    new.own_fields = hand_over(index)
-    for transform in reversed(chain):
-        new.prepend_transform(transform)
-        transform.this.disown()
-    new.ntotal = index.ntotal
-    new.is_trained = True
-    return new
-
-
-def is_mapped(index: faiss.Index) -> bool:
-    """Return True if a query map stands before an index. Its mark, which a file keeps
-    and no training leaves, is a linear transform alone, with the bias -0 throughout."""
-    part = faiss.downcast_index(index)
-    if not isinstance(part, faiss.IndexPreTransform) or part.chain.size() != 1:
-        return False
-    link = faiss.downcast_VectorTransform(part.chain.at(0))
-    if type(link) is not faiss.LinearTransform or not link.have_bias:
-        return False
-    bias = faiss.vector_to_array(link.b)
-    return bool(not bias.any() and np.signbit(bias).all())
-
-
-def with_map(index: faiss.Index, query_map: QueryMap) -> faiss.Index:
-    """Return `index` behind a linear transform that maps queries by `query_map`, and that
-    must not map what is added."""
-    d = int(index.d)
-    transform = faiss.LinearTransform(d, d, True)
-    into(query_map.whole, transform.A)
-    into(np.full(d, -0.0), transform.b)
-    transform.is_trained = True
-    return pretransform([transform], index)
-
-
-def hand_over(part: faiss.Index) -> bool:
-    """Release `part` to the C++ object that takes it over, and return True for the field
-    own_fields of that."""
-    part.this.disown()
-    return True
-
-
-def copy_fields(new: faiss.Index, old: faiss.Index, *fields: str) -> None:
-    """Copy from `old` to `new` the fields that every index has, and `fields`."""
-    common = "ntotal", "verbose", "is_trained", "metric_type", "metric_arg"
-    for field in (*common, *fields):
-        setattr(new, field, getattr(old, field))
-
-
 BLOCK = 32
-"""How many codes a block of an index holds that is scanned fast, by default."""
+"""Codes in a block of an index that is scanned fast, by default."""
 
 SAMPLED = 4096
-"""How many entries of an index stand for all of them."""
-
-RANK = 10
-"""The rank of the target by whose similarity `nearness_of` goes."""
-
-
-def nearness_of(queries: np.ndarray, vectors: np.ndarray, count: int) -> float:
-    """Return the mean similarity of queries and the direction of their tenth nearest
-    target.
-
-    Of two targets in one direction the longer one scores higher by its length times
-    that. Embedding models differ in it: it was 0.25 between captions and images, and
-    0.85 across languages.
-
-    Args:
-        queries: [m, d].
-        vectors: A sample of the targets [n, d].
-        count: How many targets there are.
-    """
-    rank = min(max(round(RANK * len(vectors) / count), 1), len(vectors))
-    lengths = np.maximum(np.linalg.norm(vectors, axis=1), 1e-30)
-    cosines = queries @ (vectors / lengths[:, None]).T
-    return float(np.partition(cosines, -rank, axis=1)[:, -rank].mean())
-
+"""Entries of an index that stand for all of them."""
 
 Taken = tuple[np.ndarray, np.ndarray | None]
 """Vectors [b, d], and their offsets [b] if the index is upgraded."""
@@ -154,10 +48,10 @@ class IndexHandler:
     """The extra dimensions of all base indexes in this index, if it is upgraded."""
 
     exhaustive = False
-    """Whether a search compares the query with every entry."""
+    """True if a search compares the query with every entry."""
 
     lossy = False
-    """Whether codes may change the length of a vector."""
+    """True if codes may change the length of a vector."""
 
     def __init_subclass__(cls) -> None:
         for name in cls.__dict__.get("names", ()):  # a subclass takes over no type
@@ -165,11 +59,11 @@ class IndexHandler:
 
     def __init__(self, index: faiss.Index):
         self.index = index
-        self.count = int(index.ntotal)
-        self.euclidean = bool(index.metric_type == faiss.METRIC_L2)
+        self.count: int = index.ntotal
+        self.euclidean: bool = index.metric_type == faiss.METRIC_L2
 
     def check(self) -> None:
-        """Raises StoreError if this index, as it stands, cannot be upgraded."""
+        """Raise StoreError if this index, as it stands, cannot be upgraded."""
         metric = self.index.metric_type
         if metric not in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
             raise StoreError(
@@ -198,31 +92,37 @@ class IndexHandler:
         """Return the entries of the ascending numbers `rows` [b]."""
         return self.inner.take(rows)
 
-    def row_blocks(self, size: int) -> Iterator[np.ndarray]:
-        """Yield the numbers of all entries, in blocks of at most `size`."""
+    def row_blocks(self, most: int | None = None) -> Iterator[np.ndarray]:
+        """Yield the numbers of all entries, in blocks of about `BLOCK_BYTES`, and of at
+        most so many."""
+        size = max(1, BLOCK_BYTES // (4 * self.index.d))
+        if most is not None:
+            size = min(size, most)
         for first in range(0, self.count, size):
             yield np.arange(first, min(first + size, self.count))
 
-    def scan(self, size: int | None = None) -> Iterator[Batch]:
-        """Yield all entries, in blocks of at most `size`, by default of about
-        `BLOCK_BYTES`. Their offsets are NaN if the index is not upgraded; `place` is the
-        number of the first."""
+    def scan(self, most: int | None = None) -> Iterator[Batch]:
+        """Yield all entries, in blocks as `row_blocks` does.
+
+        Their offsets are NaN if the index is not upgraded. `place` is the number of the
+        first.
+        """
         labels = self.labels()
-        for rows in self.row_blocks(size or block_rows(self.index.d)):
+        for rows in self.row_blocks(most):
             vectors, offsets = self.take(rows)
             if offsets is None:
                 offsets = np.full(len(rows), np.nan, np.float32)
             ids = labels[rows].tolist()
             yield Batch(ids, vectors, offsets, place=int(rows[0]))
 
-    def sample(self, count: int = SAMPLED) -> np.ndarray:
+    def sample(self) -> np.ndarray:
         """Return the numbers of some entries, evenly drawn."""
-        return evenly(np.arange(self.count), count)
+        return evenly(np.arange(self.count), SAMPLED)
 
     def plan_append(
         self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
     ) -> Callable[[], None]:
-        """Plan an addition of entries. Until the result is called nothing is changed.
+        """Plan an addition of entries, before anything is changed.
 
         Args:
             vectors: [n, d].
@@ -230,23 +130,30 @@ class IndexHandler:
             ids: [n], or None where the index numbers its entries itself.
 
         Returns:
-            Adds the entries when it is called.
+            A function that adds the entries.
 
         Raises:
             StoreError: The entries cannot be added.
         """
-        raise NotImplementedError
+        return self.inner.plan_append(vectors, offsets, ids)
 
     def require_removes(self, *, renumbered: bool = False) -> None:
-        """Raises StoreError if `remove` could not remove entries. Nothing is changed."""
+        """Raise StoreError if `remove` could not remove entries. Nothing is changed."""
         self.inner.require_removes(renumbered=renumbered)
 
     def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
-        """Remove the entries that a search calls `ids`, after `require_removes`. If they
-        are `renumbered`, the ids of inverted lists close up to 0, 1, 2, ..., as those of
-        codes in a row do of themselves."""
+        """Remove the entries that a search calls `ids`, after `require_removes`.
+
+        If they are `renumbered`, the ids of inverted lists close up to 0, 1, 2, ..., as
+        those of codes in a row do of themselves.
+        """
         self.inner.remove(ids, renumbered=renumbered)
-        self.index.ntotal = self.index.index.ntotal
+
+    def recount(self) -> int:
+        """Bring the number of entries up to date, here and in the indexes around, after
+        entries were added or removed; return it."""
+        self.index.ntotal = self.inner.recount()
+        return self.index.ntotal
 
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
         """Return `vectors` [n, d] as this index reconstructs them once they are added by
@@ -257,8 +164,7 @@ class IndexHandler:
 
     def with_zeros(self, vectors: np.ndarray) -> np.ndarray:
         """Return `vectors` [b, d] as the index reconstructs them, but zero where it holds
-        what codes make of a zero vector. They may give it any direction, which it does
-        not have."""
+        what codes make of a zero vector: they may give it any direction."""
         if self._zero is None:
             self._zero = self.quantise(np.zeros((1, vectors.shape[1]), np.float32))
         is_zero = np.abs(vectors - self._zero).max(axis=1) <= 1e-6
@@ -282,24 +188,25 @@ class IndexHandler:
         return labels
 
     def round_offsets(
-        self, offsets: np.ndarray, vectors: np.ndarray, rows: np.ndarray | None = None
+        self, offsets: np.ndarray, vectors: np.ndarray, rows: np.ndarray
     ) -> np.ndarray:
-        """Return what codes of an upgraded index make of offsets: [n].
+        """Return what codes of an upgraded index make of other offsets: [b].
 
         Args:
-            offsets: [n].
-            vectors: [n, d].
-            rows: The numbers of these entries [n], where they are entries already.
+            offsets: [b].
+            vectors, rows: The entries [b, d] and their numbers [b].
         """
         return self.inner.round_offsets(offsets, vectors, rows)
 
     def most_lost(self) -> float:
         """Return the most that codes may lose of an offset that fits them: a tenth of the
-        range of those that they hold, as `Coder.require_holds` has it."""
+        range of those that they hold, as `OffsetCoder.require_holds` has it."""
         offsets = self.take(self.sample())[1]
         assert offsets is not None
         finite = offsets[np.isfinite(offsets)]
-        return max(float(np.ptp(finite)) / 10, 1e-6) if finite.size else 1e-6
+        if not finite.size:
+            return 1e-6
+        return max(float(np.ptp(finite)) / 10, 1e-6)
 
     def holds_offsets_of(self, fingerprint: str) -> bool:
         """Return True if it is upgraded, with offsets of the model of this `fingerprint`,
@@ -311,7 +218,10 @@ class IndexHandler:
 
 def handler_for(index: faiss.Index) -> IndexHandler:
     """Return the handler for `index`, or for what lies behind its query map, since
-    targets are not mapped. Raises StoreError, which names its type, if there is none."""
+    targets are not mapped.
+
+    Raises StoreError, which names its type, if there is none.
+    """
     if not isinstance(index, faiss.Index):
         raise StoreError(
             f"expected a faiss.Index of real numbers, got {type(index).__name__}"

@@ -12,19 +12,26 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.encoding.codecs import ExtraDimensions, UpgradeSpec
-from hubplugin_faiss.handlers.base import (
-    IndexHandler,
-    Taken,
-    copy_fields,
-    hand_over,
-    handler_for,
+from hubplugin_faiss.encoding.offsets import (
+    ExtraDimensions,
+    UpgradeSpec,
+    evenly,
+    nearness_of,
+)
+from hubplugin_faiss.handlers.base import IndexHandler, Taken, handler_for
+from hubplugin_faiss.handlers.codes import BaseIndexHandler
+from hubplugin_faiss.objects import (
+    copy_settings,
+    copy_transforms,
     is_mapped,
     name_of,
-    nearness_of,
     pretransform,
+    transforms_of,
 )
-from hubplugin_faiss.handlers.codes import BaseIndexHandler, base_index_handler
+
+SOME = 512
+"""Entries from which an addition takes the share of the first stage. On six settings 256
+to 2,048 give the same to 0.01."""
 
 
 class WrapperHandler(IndexHandler):
@@ -55,6 +62,10 @@ class IdMapHandler(WrapperHandler):
 
     names = ("IndexIDMap", "IndexIDMap2")
 
+    def __init__(self, index: faiss.IndexIDMap):
+        super().__init__(index)
+        self._ids = faiss.vector_to_array(index.id_map)
+
     def check(self) -> None:
         super().check()
         self.labels()
@@ -72,8 +83,8 @@ class IdMapHandler(WrapperHandler):
             raise StoreError(
                 f"{name_of(self.index)} has ids of its own: pass ids= with the vectors"
             )
-        append = self.inner.plan_append(vectors, offsets, None)
         all_ids = np.concatenate([self._ids, ids])
+        append = self.inner.plan_append(vectors, offsets, None)
 
         def append_with_ids() -> None:
             append()
@@ -85,35 +96,29 @@ class IdMapHandler(WrapperHandler):
         self.inner.require_removes(renumbered=True)
 
     def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
-        all_ids = self._ids
-        is_removed = np.isin(all_ids, ids)
+        is_removed = np.isin(self._ids, ids)
         self.inner.remove(np.flatnonzero(is_removed), renumbered=True)
-        set_ids(self.index, all_ids[~is_removed])
+        set_ids(self.index, self._ids[~is_removed])
 
     def labels(self) -> np.ndarray:
         rows = self.inner.labels()
-        ids = self._ids
-        if len(rows) and rows.max() >= len(ids):
+        if len(rows) and rows.max() >= len(self._ids):
             raise StoreError(
                 f"this {name_of(self.index)} has lost which entry has which id, as "
                 "Faiss's own remove_ids over inverted lists does; build it anew, and use "
                 "hubplugin_faiss.remove_ids"
             )
-        return np.asarray(ids[rows])
+        return self._ids[rows]
 
     def order(self) -> np.ndarray:
         """Return the order in which vectors were added, whatever their ids."""
         return self.inner.order()
 
-    @property
-    def _ids(self) -> np.ndarray:
-        return np.asarray(faiss.vector_to_array(self.index.id_map))
-
 
 def set_ids(index: faiss.IndexIDMap, ids: np.ndarray) -> None:
     """Give the entries of what lies in `index` these `ids`."""
     faiss.copy_array_to_vector(ids, index.id_map)
-    index.ntotal = index.index.ntotal
+    index.ntotal = len(ids)
     if isinstance(index, faiss.IndexIDMap2):
         index.construct_rev_map()
 
@@ -123,9 +128,10 @@ def id_map_like(index: faiss.IndexIDMap, part: faiss.Index) -> faiss.Index:
     over."""
     part.ntotal = 0  # Faiss puts ids only over what looks empty
     new = type(index)(part)
-    new.own_fields = hand_over(part)
+    new.own_fields = True
+    part.this.disown()
     part.ntotal = index.ntotal
-    copy_fields(new, index)
+    copy_settings(new, index)
     set_ids(new, faiss.vector_to_array(index.id_map))
     return new
 
@@ -149,21 +155,42 @@ class PreTransformHandler(WrapperHandler):
     )
 
     def __init__(self, index: faiss.IndexPreTransform):
-        links = [
-            faiss.downcast_VectorTransform(index.chain.at(number))
-            for number in range(index.chain.size())
-        ]
-        extra = extra_dimensions_of(links, index.metric_type == faiss.METRIC_L2)
+        self._transforms = transforms_of(index)
         inner = None
+        extra = self._take_extra(index.metric_type == faiss.METRIC_L2)
         if extra is not None:
-            inner = base_index_handler(index.index, extra)
-            links = links[:-2]
+            part = faiss.downcast_index(index.index)
+            kind = IndexHandler.registry.get(type(part).__name__)
+            if kind is None or not issubclass(kind, BaseIndexHandler):
+                raise StoreError(
+                    f"{name_of(part)} cannot carry offsets where it stands"
+                )
+            inner = kind(part, extra)
         super().__init__(index, inner)
-        self._links = links
-        self.lossy |= any(link.d_out < link.d_in for link in links)
+        self.lossy |= any(step.d_out < step.d_in for step in self._transforms)
+
+    def _take_extra(self, euclidean: bool) -> ExtraDimensions | None:
+        """Take the two transforms that append extra dimensions from the end of the
+        others, if they are there, and return these dimensions."""
+        if len(self._transforms) < 2:
+            return None
+        remap, centring = self._transforms[-2:]
+        appends = isinstance(remap, faiss.RemapDimensionsTransform)
+        if not appends or not isinstance(centring, faiss.CenteringTransform):
+            return None
+        d = remap.d_in
+        mapped = faiss.vector_to_array(remap.map)
+        mean = faiss.vector_to_array(centring.mean)
+        keeps = np.array_equal(mapped[:d], np.arange(d)) and not mean[:d].any()
+        if not keeps or remap.d_out <= d or (mapped[d:] >= 0).any():
+            return None
+        del self._transforms[-2:]
+        return ExtraDimensions(-mean[d:], euclidean)
 
     def check(self) -> None:
-        width = self._links[-1].d_out if self._links else self.index.d
+        width = self.index.d
+        if self._transforms:
+            width = self._transforms[-1].d_out
         self._reverse(np.zeros((1, width)))
         super().check()
 
@@ -171,26 +198,24 @@ class PreTransformHandler(WrapperHandler):
         if spec.queries is not None:
             spec = replace(spec, queries=self._transform(spec.queries))
         if spec.fingerprint and self._shift is not None:
-            bias = np.concatenate(
-                [batch.vectors @ self._shift for batch in self.inner.scan()]
-            )
-            offsets = (offsets - bias).astype(np.float32)
+            bias = [batch.vectors @ self._shift for batch in self.inner.scan()]
+            offsets = (offsets - np.concatenate(bias)).astype(np.float32)
             spec = spec.cover(offsets)
-        chain = copy_chain(self.index)
+        transforms = copy_transforms(self.index)
         if isinstance(self.inner, BaseIndexHandler):
-            return self.inner.upgrade(offsets, spec, chain)
-        return pretransform(chain, self.inner.upgrade(offsets, spec))
+            return self.inner.upgrade(offsets, spec, transforms)
+        return pretransform(transforms, self.inner.upgrade(offsets, spec))
 
     def downgrade(self) -> faiss.Index:
-        chain = copy_chain(self.index)[: len(self._links)]
+        transforms = copy_transforms(self.index)[: len(self._transforms)]
         inner = self.inner.downgrade()
-        if not chain and isinstance(self.inner, BaseIndexHandler):
+        if not transforms and isinstance(self.inner, BaseIndexHandler):
             return inner
-        return pretransform(chain, inner)
+        return pretransform(transforms, inner)
 
     def take(self, rows: np.ndarray) -> Taken:
         inner, offsets = self.inner.take(rows)
-        if not self._links:
+        if not self._transforms:
             return inner, offsets
         if offsets is not None:
             offsets = np.float32(offsets + self._norm_bias(inner))
@@ -204,78 +229,58 @@ class PreTransformHandler(WrapperHandler):
     ) -> Callable[[], None]:
         inner = self._transform(vectors)
         bias = self._norm_bias(self.inner.quantise(inner))
-        append = self.inner.plan_append(inner, offsets - bias, ids)
-
-        def append_and_count() -> None:
-            append()
-            self.index.ntotal = self.index.index.ntotal
-
-        return append_and_count
+        return self.inner.plan_append(inner, offsets - bias, ids)
 
     def round_offsets(
-        self, offsets: np.ndarray, vectors: np.ndarray, rows: np.ndarray | None = None
+        self, offsets: np.ndarray, vectors: np.ndarray, rows: np.ndarray
     ) -> np.ndarray:
         inner = self._transform(vectors)
-        held = inner if rows is not None else self.inner.quantise(inner)
-        bias = self._norm_bias(held)
+        bias = self._norm_bias(inner)
         return self.inner.round_offsets(offsets - bias, inner, rows) + bias
 
     @cached_property
     def _shift(self) -> np.ndarray | None:
         """The b of transforms x -> A x + b under inner product: float64; None where there
         is none."""
-        links = itertools.dropwhile(
-            lambda link: isinstance(link, faiss.NormalizationTransform), self._links
+        transforms = itertools.dropwhile(
+            lambda step: isinstance(step, faiss.NormalizationTransform),
+            self._transforms,
         )
-        if self.euclidean or not all(isinstance(link, self.AFFINE) for link in links):
+        if self.euclidean or not all(isinstance(t, self.AFFINE) for t in transforms):
             return None
         shift = self._transform(np.zeros((1, self.index.d)))[0].astype(np.float64)
-        return shift if shift.any() else None
+        if not shift.any():
+            return None
+        return shift
 
     def _norm_bias(self, inner: np.ndarray) -> np.ndarray | float:
         """Return the norm bias [b] of transformed vectors `inner` [b, d]. Offsets that
         were given as numbers stay as they are."""
         if self._shift is None or self.holds_offsets_of(""):
             return 0.0
-        return np.asarray(inner @ self._shift)
+        return inner @ self._shift
 
     def _transform(self, vectors: np.ndarray) -> np.ndarray:
         """Return `vectors` [b, d] behind all transforms but those that append extra
         dimensions."""
-        for link in self._links:
-            vectors = link.apply(np.ascontiguousarray(vectors, np.float32))
+        for step in self._transforms:
+            vectors = step.apply(np.ascontiguousarray(vectors, np.float32))
         return vectors
 
     def _reverse(self, inner: np.ndarray) -> np.ndarray:
         """Return the vectors [b, d] that the transforms map to about `inner`."""
-        vectors = np.ascontiguousarray(inner, np.float32)
-        for link in reversed(self._links):
+        vectors = inner
+        for step in reversed(self._transforms):
+            vectors = np.ascontiguousarray(vectors, np.float32)
             try:
-                vectors = link.reverse_transform(vectors)
+                vectors = step.reverse_transform(vectors)
             except RuntimeError:
                 raise StoreError(
-                    f"the {type(link).__name__} before this {name_of(self.index.index)} "
+                    f"the {type(step).__name__} before this {name_of(self.index.index)} "
                     "cannot be turned back, so that its vectors cannot be read; it "
                     "cannot be upgraded"
                 ) from None
         return vectors
-
-
-def copy_chain(index: faiss.IndexPreTransform) -> list[faiss.VectorTransform]:
-    """Return copies of the transforms of `index`, made through Faiss's writer: its cloner
-    knows few of them."""
-    chain = []
-    for number in range(index.chain.size()):
-        writer, reader = faiss.VectorIOWriter(), faiss.VectorIOReader()
-        faiss.write_VectorTransform(index.chain.at(number), writer)
-        faiss.copy_array_to_vector(faiss.vector_to_array(writer.data), reader.data)
-        chain.append(faiss.read_VectorTransform(reader))
-    return chain
-
-
-SOME = 512
-"""From how many entries an addition takes the share. On six settings 256 to 2,048 give
-the same to 0.01."""
 
 
 class RefineHandler(WrapperHandler):
@@ -312,12 +317,12 @@ class RefineHandler(WrapperHandler):
         nearness = 0.0
         if spec.queries is not None:
             nearness = nearness_of(spec.queries, first, len(offsets))
-        lengths = self._lengths(self.inner)
         ids = self._base.labels()
-        longer, bias = self._excess(self._lengths(self._base), lengths[ids], shrunk)
-        of_base = (shrunk**2 * offsets[ids] - nearness * longer + bias).astype(
-            np.float32
-        )
+        of_first = lengths_in(self._base)
+        of_second = lengths_in(self.inner)[ids]
+        longer, cost = self._excess(of_first, of_second, shrunk)
+        of_base = shrunk**2 * offsets[ids] - nearness * longer + cost
+        of_base = of_base.astype(np.float32)
         # Less the same for all: codes of few bits would spend theirs on it.
         of_base -= np.float32(of_base.mean(dtype=np.float64))
         base = self._base.upgrade(of_base, spec.cover(of_base))
@@ -325,6 +330,16 @@ class RefineHandler(WrapperHandler):
 
     def downgrade(self) -> faiss.Index:
         return self._of(self._base.downgrade(), self.inner.downgrade())
+
+    def _of(self, base: faiss.Index, second: faiss.Index) -> faiss.Index:
+        """Return an index like this, of two stages that it takes over."""
+        new = faiss.IndexRefine(base, second)
+        new.own_fields = True
+        new.own_refine_index = True
+        base.this.disown()
+        second.this.disown()
+        copy_settings(new, self.index)
+        return new
 
     def plan_append(
         self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
@@ -334,15 +349,12 @@ class RefineHandler(WrapperHandler):
                 f"{name_of(self.index)} numbers its entries itself; add without ids"
             )
         of_base = self._offsets_of_base(vectors, offsets)
-        stages = [
-            self.inner.plan_append(vectors, offsets, None),
-            self._base.plan_append(vectors, of_base, None),
-        ]
+        append_to_second = self.inner.plan_append(vectors, offsets, None)
+        append_to_base = self._base.plan_append(vectors, of_base, None)
 
         def append() -> None:
-            for stage in stages:
-                stage()
-            self.index.ntotal = self.index.refine_index.ntotal
+            append_to_second()
+            append_to_base()
 
         return append
 
@@ -355,12 +367,19 @@ class RefineHandler(WrapperHandler):
         stage finds entries by their row."""
         for stage in (self._base, self.inner):
             stage.remove(ids, renumbered=True)
-        self.index.ntotal = self.index.refine_index.ntotal
+
+    def recount(self) -> int:
+        self._base.recount()
+        self.index.ntotal = self.inner.recount()
+        return self.index.ntotal
 
     def _offsets_of_base(self, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Return the offsets [n] in the base index of `vectors` [n, d] with `offsets`
-        [n]: as those of its entries go by theirs and by lengths, which the upgrade has
-        settled, whatever is added."""
+        [n].
+
+        Those of its entries go by theirs and by lengths in a way that the upgrade has
+        settled, whatever is added: it is found by least squares.
+        """
         first, of_first, second, of_second = self._sample()
         if not len(first):
             return offsets
@@ -369,55 +388,51 @@ class RefineHandler(WrapperHandler):
         def columns(
             first: np.ndarray, second: np.ndarray, offsets: np.ndarray
         ) -> tuple[np.ndarray, np.ndarray | float]:
-            of_second = np.linalg.norm(second, axis=1)
-            longer, bias = self._excess(
-                np.linalg.norm(first, axis=1), of_second, shrunk
+            longer, cost = self._excess(
+                np.linalg.norm(first, axis=1), np.linalg.norm(second, axis=1), shrunk
             )
-            return np.stack([offsets, longer, np.ones(len(first))], axis=1), bias
+            return np.stack([offsets, longer, np.ones(len(first))], axis=1), cost
 
-        known, bias = columns(first, second, of_second)
-        shares = np.linalg.lstsq(known, of_first - bias, rcond=1e-6)[0]
-        stages = self._base.quantise(vectors), self.inner.quantise(vectors)
-        added, bias = columns(*stages, offsets)
-        return np.asarray(added @ shares + bias, np.float32)
+        known, cost = columns(first, second, of_second)
+        shares = np.linalg.lstsq(known, of_first - cost, rcond=1e-6)[0]
+        added_first = self._base.quantise(vectors)
+        added_second = self.inner.quantise(vectors)
+        added, cost = columns(added_first, added_second, offsets)
+        return (added @ shares + cost).astype(np.float32)
 
     def _excess(
         self, of_first: np.ndarray, of_second: np.ndarray, shrunk: float
     ) -> tuple[np.ndarray, np.ndarray | float]:
         """Return by how much what the first stage decodes is longer [n] than it is taken
-        for, and what that costs by L2."""
-        cost = (of_first**2 - shrunk * of_second**2) / 2 if self.euclidean else 0.0
-        return of_first - shrunk * of_second, cost
+        for, and what that costs by L2.
 
-    @staticmethod
-    def _lengths(stage: IndexHandler) -> np.ndarray:
-        """Return the lengths of all that `stage` decodes: [n]."""
-        return np.concatenate(
-            [np.linalg.norm(batch.vectors, axis=1) for batch in stage.scan()]
-        )
+        of_first, of_second: The lengths that the stages decode [n].
+        """
+        longer = of_first - shrunk * of_second
+        if not self.euclidean:
+            return longer, 0.0
+        return longer, (of_first**2 - shrunk * of_second**2) / 2
 
     def _sample(self) -> list[np.ndarray]:
         """Return what the first and the second stage hold of some entries whose vectors
         are finite: vectors and offsets of each, zeros where there are none."""
         labels = self._base.labels()
-        names = np.sort(labels[self._base.sample(SOME)])
+        names = np.sort(evenly(labels, SOME))
         rows = np.flatnonzero(np.isin(labels, names))
-        places = np.searchsorted(names, labels[rows])
         first, of_first = self._base.take(rows)
         second, of_second = self.inner.take(names)
         if of_first is None or of_second is None:
             of_first = of_second = np.zeros(len(rows))
-        second = second[places]
-        finite = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
-        held = first, of_first, second, of_second[places]
+        places = np.searchsorted(names, labels[rows])
+        held = first, of_first, second[places], of_second[places]
+        finite = np.isfinite(first).all(axis=1) & np.isfinite(held[2]).all(axis=1)
         return [part[finite] for part in held]
 
-    def _of(self, base: faiss.Index, second: faiss.Index) -> faiss.Index:
-        new = faiss.IndexRefine(base, second)
-        new.own_fields = hand_over(base)
-        new.own_refine_index = hand_over(second)
-        copy_fields(new, self.index, "k_factor")
-        return new
+
+def lengths_in(stage: IndexHandler) -> np.ndarray:
+    """Return the lengths of all that `stage` decodes: [n]."""
+    lengths = [np.linalg.norm(batch.vectors, axis=1) for batch in stage.scan()]
+    return np.concatenate(lengths)
 
 
 def slope(x: np.ndarray, y: np.ndarray) -> float:
@@ -425,25 +440,7 @@ def slope(x: np.ndarray, y: np.ndarray) -> float:
     not vary."""
     x = x - x.mean(axis=0, dtype=np.float64)
     y = y - y.mean(axis=0, dtype=np.float64)
-    spread = float((x**2).sum())
-    return float((x * y).sum()) / spread if spread else 1.0
-
-
-def extra_dimensions_of(
-    links: list[faiss.VectorTransform], euclidean: bool
-) -> ExtraDimensions | None:
-    """Return the extra dimensions that a chain of `links` appends, of an index that is
-    `euclidean` or not; None if it does not end in the two transforms that do so."""
-    if len(links) < 2:
-        return None
-    remap, centring = links[-2:]
-    appends = isinstance(remap, faiss.RemapDimensionsTransform)
-    if not appends or not isinstance(centring, faiss.CenteringTransform):
-        return None
-    d = remap.d_in
-    mapped = faiss.vector_to_array(remap.map)
-    mean = faiss.vector_to_array(centring.mean)
-    keeps = np.array_equal(mapped[:d], np.arange(d)) and not mean[:d].any()
-    if not keeps or remap.d_out <= d or (mapped[d:] >= 0).any():
-        return None
-    return ExtraDimensions(-mean[d:], euclidean)
+    spread = (x**2).sum()
+    if not spread:
+        return 1.0
+    return float((x * y).sum() / spread)

@@ -1,0 +1,139 @@
+"""Helpers for the objects of Faiss: their names, errors, settings, owners and
+transforms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import faiss
+import numpy as np
+
+from hubplugin.model import QueryMap
+from hubplugin_faiss.encoding.codecs import set_floats
+
+SETTINGS = (
+    "verbose", "is_trained", "metric_type", "metric_arg",
+    "nprobe", "max_codes", "parallel_mode", "by_residual", "quantizer_trains_alone",
+    "do_polysemous_training", "polysemous_ht", "search_type", "encode_signs",
+    "scan_table_threshold", "implem", "skip", "qbs", "qbs2",
+    "init_level0", "keep_max_size_level0", "k_factor",
+)  # fmt: skip
+"""The fields of all types of index that say how it was trained and how it searches."""
+
+
+def name_of(index: faiss.Index) -> str:
+    return type(faiss.downcast_index(index)).__name__
+
+
+def reason(error: RuntimeError | MemoryError) -> str:
+    """Return the message of an error of Faiss.
+
+    It is without the signature of the function that raised it, and without the first
+    bytes of a file that is no index: it may be any file.
+    """
+    text = re.sub(
+        r"^Error in .+? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL
+    )
+    return re.sub(
+        r"Index type 0x\w+ \(.*\) not recognized",
+        "it is no index, or of a type unknown to this Faiss",
+        " ".join(text.split()),
+    )
+
+
+def copy_settings(new: faiss.Index, old: faiss.Index) -> None:
+    """Copy from `old` to `new` the number of entries, and each of `SETTINGS` there is."""
+    new.ntotal = old.ntotal
+    for field in SETTINGS:
+        if hasattr(old, field):
+            setattr(new, field, getattr(old, field))
+
+
+def parts(index: faiss.Index) -> Iterator[faiss.Index]:
+    """Yield `index` and those inside it that find its candidates."""
+    index = faiss.downcast_index(index)
+    yield index
+    inner = getattr(index, "index", None) or getattr(index, "base_index", None)
+    if inner is not None:
+        yield from parts(inner)
+
+
+def transforms_of(index: faiss.IndexPreTransform) -> list[faiss.VectorTransform]:
+    """Return the transforms before an index, which belong to it."""
+    return [
+        faiss.downcast_VectorTransform(index.chain.at(number))
+        for number in range(index.chain.size())
+    ]
+
+
+def copy_transforms(index: faiss.IndexPreTransform) -> list[faiss.VectorTransform]:
+    """Return copies of the transforms before an index, made through Faiss's writer: its
+    cloner knows few of them."""
+    copies = []
+    for transform in transforms_of(index):
+        writer = faiss.VectorIOWriter()
+        faiss.write_VectorTransform(transform, writer)
+        reader = faiss.VectorIOReader()
+        faiss.copy_array_to_vector(faiss.vector_to_array(writer.data), reader.data)
+        copies.append(faiss.read_VectorTransform(reader))
+    return copies
+
+
+def pretransform(
+    transforms: Sequence[faiss.VectorTransform], index: faiss.Index
+) -> faiss.IndexPreTransform:
+    """Return `index` behind `transforms`; both belong to it then."""
+    new = faiss.IndexPreTransform(index)
+    new.own_fields = True
+    index.this.disown()
+    for transform in reversed(transforms):
+        new.prepend_transform(transform)
+        transform.this.disown()
+    new.ntotal = index.ntotal
+    new.is_trained = True
+    return new
+
+
+def linear_transform(matrix: np.ndarray, bias: np.ndarray) -> faiss.LinearTransform:
+    """Return the transform x -> `matrix` x + `bias`."""
+    d_out, d = matrix.shape
+    transform = faiss.LinearTransform(d, d_out, True)
+    set_floats(transform.A, matrix)
+    set_floats(transform.b, bias)
+    transform.is_trained = True
+    return transform
+
+
+def with_map(index: faiss.Index, query_map: QueryMap) -> faiss.Index:
+    """Return `index` behind a linear transform that maps queries by `query_map`, and that
+    must not map what is added."""
+    bias = np.full(index.d, -0.0)
+    return pretransform([linear_transform(query_map.whole, bias)], index)
+
+
+def is_mapped(index: faiss.Index) -> bool:
+    """Return True if a query map stands before an index.
+
+    Its mark, which a file keeps and no training leaves, is a linear transform alone,
+    with the bias -0 throughout.
+    """
+    index = faiss.downcast_index(index)
+    if not isinstance(index, faiss.IndexPreTransform) or index.chain.size() != 1:
+        return False
+    (transform,) = transforms_of(index)
+    if type(transform) is not faiss.LinearTransform or not transform.have_bias:
+        return False
+    bias = faiss.vector_to_array(transform.b)
+    return not bias.any() and np.signbit(bias).all()
+
+
+def normalises_queries(index: faiss.Index) -> bool:
+    """Return True if `index` brings queries to unit length (L2norm), whereas mapped
+    queries have lengths of their own."""
+    for part in parts(index):
+        if isinstance(part, faiss.IndexPreTransform):
+            for transform in transforms_of(part):
+                if isinstance(transform, faiss.NormalizationTransform):
+                    return True
+    return False
