@@ -362,6 +362,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         return np.asarray(moved - offsets) + self.precision
 
     def count(self) -> int:
+        self._refresh()
         return self.handler.count
 
     @property
