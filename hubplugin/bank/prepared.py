@@ -147,7 +147,8 @@ class PreparedBank:
             clicks = _rows_of(clicks, whole.rows, ids)
             if not (clicks >= 0).any():
                 raise InputError(
-                    f"answers: none of what they name is in {whole.name}; one for each query, they are ids"
+                    f"answers: none of what they name is in {whole.name}; one for each query, they are "
+                    f"ids{_describe_ids(ids)}"
                 )
             clicks = locate_rows(gallery, clicks)
         return replace(self, targets=gallery, clicks=clicks)
@@ -313,21 +314,34 @@ def _rows_of(
     return np.array([ids.get(id, -1) for id in clicks.tolist()], np.int64)
 
 
+def _describe_ids(ids: Mapping[int | str, int] | None) -> str:
+    """Return the kind of the ids of a store, with an example."""
+    for id in ids or ():
+        kind = "a whole number" if isinstance(id, int) else "a text"
+        return f", each {kind} such as {id!r}"
+    return ""
+
+
 def places(
     ids: Sequence[int | str], first: int, clicked: Container[int | str]
 ) -> dict[int | str, int]:
     """Return the rows of the `ids` that were `clicked`; the first id has the row `first`.
 
-    Clicks have digits as a number, a store of texts has them as a text.
+    Clicks may have as a number what is a text of digits in the store, and the other way
+    round. The id of row 0 is there, too, as an example of the store's ids.
     """
     rows: dict[int | str, int] = {}
-    by_number: dict[int | str, int] = {}
+    by_other: dict[int | str, int] = {}
     for row, id in enumerate(ids, start=first):
-        if id in clicked:
+        if id in clicked or not row:
             rows[id] = row
-        if isinstance(id, str) and is_number(id) and int(id) in clicked:
-            by_number[int(id)] = row
-    return rows | by_number
+        if isinstance(id, int):
+            other: int | str = str(id)
+        else:
+            other = int(id) if is_number(id) else id
+        if other in clicked:
+            by_other[other] = row
+    return rows | by_other
 
 
 def read_store(
