@@ -235,15 +235,13 @@ def truncate(name: str, most: int) -> str:
 ADVICE: dict[type[psycopg.Error], str] = {
     errors.InsufficientPrivilege: "run it as the owner of the table, who may create a schema in the database",
     errors.LockNotAvailable: "others are using the table, run it again, or set a longer lock_timeout by PGOPTIONS",
-    errors.QueryCanceled: (
-        "what was written stays: set a longer statement_timeout by PGOPTIONS or for the role, and run it again"
-    ),
+    errors.QueryCanceled: "set a longer statement_timeout by PGOPTIONS or for the role, and run it again",
     errors.UndefinedColumn: (
         "where somebody dropped or renamed the column of offsets, `hubplugin remove` and apply again"
     ),
     errors.DiskFull: "what was written stays: make room on the server, and run it again",
 }
-LOST = "once the server answers, run it again: it goes on where it stopped"
+LOST = "once the server answers, run it again"
 PASSING = ("08", "40", "53", "55P03", "57", "58", "XX")
 """How a SQLSTATE begins: the connection, a rollback, what is used up, a lock of others, what an operator or the system
 did, and faults of the server itself."""

@@ -14,6 +14,8 @@ from hubplugin_pgvector.database import Database, quote_name, truncate
 OFFSET = "hub_offset"
 MOST_DIMENSIONS = {"vector": 2000, "halfvec": 4000}
 """The most dimensions that an index of each type can have."""
+LOOKED_AT = 10_000
+"""Rows of a column without a dimension, which tell what it holds."""
 INTEGERS = ("smallint", "integer", "bigint")
 METRICS = {"cosine": Metric.COSINE, "ip": Metric.DOT, "l2": Metric.EUCLIDEAN}
 """By the second word of an operator class."""
@@ -95,7 +97,6 @@ class VectorTable:
     key: Key
     index: IndexKind
     options: str
-    columns: frozenset[str]
 
     @property
     def identifier(self) -> str:
@@ -121,6 +122,12 @@ def describe_policies(database: Database, oid: int) -> str:
         else "row security without a policy"
     )
     return security if is_active else ""
+
+
+def read_columns(database: Database, oid: int) -> dict[str, tuple[str, int]]:
+    """Return the columns of the table `oid` as they are now: type and type modifier."""
+    rows = database.rows(COLUMNS, (oid,))
+    return {name: (kind, modifier) for name, kind, modifier in rows}
 
 
 def read(database: Database, options: Mapping[str, str]) -> VectorTable:
@@ -151,13 +158,15 @@ def read(database: Database, options: Mapping[str, str]) -> VectorTable:
             "family by inheritance; offsets need one whole table: name the one that has "
             "the vectors, or copy them into one"
         )
-    columns = {column: rest for column, *rest in database.rows(COLUMNS, (oid,))}
+    columns = read_columns(database, oid)
     vectors = [name for name in columns if columns[name][0] in MOST_DIMENSIONS]
     vector = _choose_vector(url, options, sorted(vectors))
     sql_type, dim = columns[vector]
     if dim < 1:
+        identifier = quote_name(schema, name)
         raise StoreError(
-            f"{url}: {vector} has no fixed dimension: ALTER TABLE ... ALTER {vector} TYPE {sql_type}(384)"
+            f"{url}: {vector} has no fixed dimension"
+            f"{_advise_dimension(database, identifier, vector, sql_type)}"
         )
     metric, index_options = _read_metric(database, options, oid, vector)
     return VectorTable(
@@ -171,8 +180,27 @@ def read(database: Database, options: Mapping[str, str]) -> VectorTable:
         key=_read_key(database, options, oid),
         index=_choose_index(url, options, sql_type, dim),
         options=index_options,
-        columns=frozenset(columns),
     )
+
+
+def _advise_dimension(
+    database: Database, table: str, vector: str, sql_type: str
+) -> str:
+    """Return what a column without a dimension holds, and how it gets one."""
+    column = quote_name(vector)
+    held = database.rows(
+        f"SELECT DISTINCT vector_dims(held) FROM (SELECT {column} FROM {table}"
+        f" WHERE {column} IS NOT NULL LIMIT {LOOKED_AT}) AS rows (held) ORDER BY 1"
+    )
+    found = [str(dim) for (dim,) in held]
+    if len(found) > 1:
+        return (
+            f" and holds vectors of {' and '.join(found)}: move those of one model into a "
+            "table of their own"
+        )
+    dim = found[0] if found else "N"
+    change = f"ALTER TABLE {table} ALTER {column} TYPE {sql_type}({dim})"
+    return f": {change}".replace("%%", "%")
 
 
 def _parse_name(name: str) -> str:

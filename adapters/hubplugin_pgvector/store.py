@@ -108,6 +108,13 @@ class PgvectorStore(DocumentStore):
         return int(self.database.rows(query)[0][0])
 
     def scan(self, field: str | None = None) -> Iterator[Batch]:
+        if field is not None:
+            columns = schema.read_columns(self.database, self.table.oid)
+            if field not in columns:
+                known = ", ".join(sorted(columns))
+                raise StoreError(
+                    f"{self.url} has no column {field!r}; there are {known}"
+                )
         active = self.active()
         return self.batches(active.column if active else None, field)
 
@@ -139,9 +146,6 @@ class PgvectorStore(DocumentStore):
     ) -> Batch:
         """Return the targets that a query with the `clauses` behind its WHERE gives."""
         table = self.table
-        if field is not None and field not in table.columns:
-            known = ", ".join(sorted(table.columns))
-            raise StoreError(f"{self.url} has no column {field!r}; there are {known}")
         columns = (
             table.key.id("target"),
             quote_name(table.vector),
@@ -163,13 +167,9 @@ class PgvectorStore(DocumentStore):
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raises StoreError where the role may not change the table, or has a column where offsets would lie."""
-        if self.read_manifest().find_current()[0] is None:
-            base = self.base_column()
-            if base in self.table.columns:
-                raise StoreError(
-                    f"{self.url}: the column {base} holds something of yours, or offsets whose correction is gone "
-                    "(a restored or renamed table without its row of hubplugin.corrections); rename it, or drop it"
-                )
+        taken = self.attention()
+        if taken:
+            raise StoreError(f"{self.url}: {taken[0]}")
         if dry_run:
             return
         self.require_sight()
@@ -184,6 +184,20 @@ class PgvectorStore(DocumentStore):
         ):
             if not has_right:
                 raise StoreError(f"{self.url}: {lack}")
+
+    def attention(self) -> Sequence[str]:
+        """Return what lies where offsets would, without a correction that it is of."""
+        base = self.base_column()
+        columns = schema.read_columns(self.database, self.table.oid)
+        if base not in columns or self.read_manifest().everything:
+            return []
+        what = "something of yours; rename it, or drop it"
+        if columns[base][0] == "float4":
+            what = (
+                "offsets without their correction, as in a table that was renamed, or "
+                "restored without the schema hubplugin; restore that, or drop the column"
+            )
+        return [f"the column {base} holds {what}"]
 
     def require_sight(self) -> None:
         """Raises StoreError where rows may be hidden from the role, which would stay without offsets."""
