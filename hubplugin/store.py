@@ -199,6 +199,18 @@ class Store(ABC):
             StoreError: The store cannot be read, or its targets have no such field.
         """
 
+    def fields(self) -> Sequence[str]:
+        """Return the names that `scan` takes as `field`; none where they are not known."""
+        return []
+
+    def require_field(self, field: str) -> None:
+        """Raise StoreError if `fields` lacks a field, in a store with a schema."""
+        known = self.fields()
+        if field not in known:
+            raise StoreError(
+                f"{self.url} has no column {field!r}; there are {', '.join(known)}"
+            )
+
     @abstractmethod
     def correction(self) -> Correction | None:
         """The correction that lies in the store, active or half-written; None if there is none."""

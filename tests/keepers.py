@@ -1,6 +1,5 @@
 """The gallery `photos` in each store, as a user changes it who knows nothing of hubplugin."""
 
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,8 +48,8 @@ class Keeper(ABC):
         return number
 
     @abstractmethod
-    def create(self) -> None:
-        """Make the gallery, which is empty."""
+    def create(self, name: str = "photos") -> None:
+        """Make the gallery, which is empty, or one of another name."""
 
     @abstractmethod
     def put(self, ids: Sequence[Id], vectors: np.ndarray) -> None:
@@ -60,7 +59,7 @@ class Keeper(ABC):
     def delete(self, ids: Sequence[Id]) -> None:
         """Delete targets."""
 
-    def mark(self, ids: Sequence[Id]) -> None:
+    def mark(self, ids: Sequence[Id]) -> None:  # noqa: B027
         """Change something of targets that is not their vector."""
 
     def put_by_hubplugin(self, ids: Sequence[Id], vectors: np.ndarray) -> bool:
@@ -71,7 +70,7 @@ class Keeper(ABC):
     def open(self) -> Store:
         """Return the store as another program opens it."""
 
-    def restart(self) -> None:
+    def restart(self) -> None:  # noqa: B027
         """Let go of everything, as a program that ends."""
 
     @abstractmethod
@@ -97,11 +96,11 @@ class InChroma(Keeper):
     def photos(self) -> Any:
         return self._connect().get_collection("photos", embedding_function=None)
 
-    def create(self) -> None:
+    def create(self, name: str = "photos") -> None:
         space = {"cosine": "cosine", "dot": "ip", "euclidean": "l2"}[self.metric.value]
         hnsw = {"space": space, "ef_search": 1000}
         self._connect().create_collection(
-            "photos", configuration={"hnsw": hnsw}, embedding_function=None
+            name, configuration={"hnsw": hnsw}, embedding_function=None
         )
 
     def put(self, ids, vectors):
@@ -158,9 +157,9 @@ class InLanceDB(Keeper):
         }
         return pa.table(columns)
 
-    def create(self) -> None:
+    def create(self, name: str = "photos") -> None:
         rows = self._rows([], np.empty((0, DIM)))
-        self._connect().create_table("photos", rows)
+        self._connect().create_table(name, rows)
 
     def put(self, ids, vectors):
         merge = self.photos().merge_insert("id").when_matched_update_all()
@@ -215,10 +214,9 @@ class InPostgres(Keeper):
         if number % 3 == 2:
             self.options = "&index=none"
 
-    def create(self) -> None:
-        self._run("DROP TABLE IF EXISTS photos")
+    def create(self, name: str = "photos") -> None:
         self._run(
-            f"CREATE TABLE photos (id int PRIMARY KEY, embedding {self.kind}({DIM}), seen int)"
+            f"CREATE TABLE {name} (id int PRIMARY KEY, embedding {self.kind}({DIM}), seen int)"
         )
 
     def put(self, ids, vectors):
@@ -287,14 +285,14 @@ class InQdrant(Keeper):
     def storage(self) -> Any:
         return ("payload", "vector")[self.number % 2]
 
-    def create(self) -> None:
+    def create(self, name: str = "photos") -> None:
         from qdrant_client import models
 
         distance = {"cosine": "Cosine", "dot": "Dot", "euclidean": "Euclid"}
         parameters = models.VectorParams(
             size=DIM, distance=models.Distance(distance[self.metric.value])
         )
-        self._connect().create_collection("photos", {"image": parameters})
+        self._connect().create_collection(name, {"image": parameters})
 
     def _points(self, ids: Sequence[Id], vectors: np.ndarray) -> Any:
         from qdrant_client import models
@@ -340,7 +338,9 @@ class InQdrant(Keeper):
 
     def gains(self, scores):
         gains = super().gains(scores)
-        if self.metric is Metric.EUCLIDEAN:  # distances, below 0 where an offset is large
+        if (
+            self.metric is Metric.EUCLIDEAN
+        ):  # distances, below 0 where an offset is large
             return -np.sign(gains) * gains**2 / 2
         return gains
 
@@ -355,11 +355,11 @@ class InFaiss(Keeper):
     def file(self) -> str:
         return f"{self.place}/photos.faiss"
 
-    def create(self) -> None:
+    def create(self, name: str = "photos") -> None:
         import faiss
 
         index = faiss.index_factory(DIM, "IDMap2,Flat", faiss.METRIC_INNER_PRODUCT)
-        faiss.write_index(index, self.file)
+        faiss.write_index(index, f"{self.place}/{name}.faiss")
 
     def put(self, ids, vectors):
         import faiss

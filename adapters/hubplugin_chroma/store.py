@@ -99,17 +99,17 @@ class ChromaStore(CandidateStore):
         if field is None:
             yield from map(as_batch, read_pages(self._targets, ["embeddings"]))
             return
-        known = set[str]()
         for page in read_pages(self._targets, ["embeddings", "metadatas"]):
-            metadatas = [each or {} for each in page["metadatas"]]
-            known.update(*metadatas)
-            values = [each.get(field) for each in metadatas]
+            values = [(each or {}).get(field) for each in page["metadatas"]]
             yield replace(as_batch(page), values=values)
-        if field not in known:
-            raise StoreError(
-                f"{self.url}: no target has {field!r} in its metadata; there are "
-                f"{', '.join(sorted(known)) or 'no keys'}"
-            )
+
+    def fields(self) -> Sequence[str]:
+        """Return the keys in the metadata of the first targets."""
+        keys = set[str]()
+        for page in read_pages(self._targets, ["metadatas"]):
+            keys.update(*filter(None, page["metadatas"]))
+            break
+        return sorted(keys)
 
     def bring_up_to_date(self, ids: str | list[str]) -> None:
         """Write the offsets of the targets `ids`, or of one, as they are now."""

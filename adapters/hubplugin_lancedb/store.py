@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -87,14 +87,10 @@ class LanceStore(CandidateStore):
         return int(self.table.count_rows("vector IS NOT NULL"))
 
     def read_targets(self, field: str | None = None) -> Iterator[Batch]:
-        names = self.table.schema.names
         columns = {"id", "vector"}
         if field is not None:
+            self.require_field(field)
             columns.add(field)
-        if not columns.issubset(names):
-            raise StoreError(
-                f"{self.url} has no column {field!r}; there are {', '.join(names)}"
-            )
         search = self.table.search().where("vector IS NOT NULL")
         try:
             for rows in search.select([*columns]).to_batches(BATCH_ROWS):
@@ -105,6 +101,9 @@ class LanceStore(CandidateStore):
                 yield batch
         except ERRORS as error:
             raise as_store_error(error, self.url) from error
+
+    def fields(self) -> Sequence[str]:
+        return list(self.table.schema.names)
 
     def fetch(self, queries: np.ndarray, count: int) -> list[Candidates]:
         search = self.table.search([*queries], vector_column_name="vector")

@@ -109,14 +109,12 @@ class PgvectorStore(DocumentStore):
 
     def scan(self, field: str | None = None) -> Iterator[Batch]:
         if field is not None:
-            columns = schema.read_columns(self.database, self.table.oid)
-            if field not in columns:
-                known = ", ".join(sorted(columns))
-                raise StoreError(
-                    f"{self.url} has no column {field!r}; there are {known}"
-                )
+            self.require_field(field)
         active = self.active()
         return self.batches(active.column if active else None, field)
+
+    def fields(self) -> Sequence[str]:
+        return sorted(schema.read_columns(self.database, self.table.oid))
 
     def batches(self, offset: str | None, field: str | None = None) -> Iterator[Batch]:
         """Yield all targets, in the order of their key.

@@ -126,8 +126,9 @@ class Bank:
                 elif (place := int(rng.integers(seen))) < MOST_PAIRS:
                     pairs[place] = (text, id)
         if not pairs:
+            there_are = ", ".join(getattr(store, "fields", list)())
             raise InputError(
-                f"{url}: no target has a text in {field!r}; name a field whose values are texts"
+                f"{url}: no target has a text in {field!r}; there are {there_are or 'no fields'}"
             )
         texts, ids = zip(*pairs, strict=True)
         return cls(texts, np.array(ids, object), embed=embed, name=name)
