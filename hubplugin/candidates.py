@@ -184,9 +184,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
     def open_place(self, name: str) -> Any:
         """Return a place that a correction has made, None where there is none."""
         found = self.find_place(name)
-        if found is None or not self.is_ours(found):
-            return None
-        return found
+        return found if found is not None and self.is_ours(found) else None
 
     @property
     def maps_queries(self) -> bool:  # type: ignore[override]
@@ -248,8 +246,8 @@ class CandidateStore(ManifestStore[CandidateVersion]):
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raise StoreError if our place is taken, or the folder has no room."""
-        is_taken = self.find_place(self.name) is not None
-        if is_taken and self.open_place(self.name) is None:
+        found = self.find_place(self.name)
+        if found is not None and not self.is_ours(found):
             raise StoreError(
                 f"{self.url}: the {self.place} {self.name} holds something of yours; "
                 "rename it, or delete it"

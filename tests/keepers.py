@@ -242,7 +242,8 @@ class InPostgres(Keeper):
         # A model can judge no vector of length 0, which keeps the offset 0.
         judged = np.flatnonzero(vectors.any(axis=1))
         offsets = np.zeros(len(ids))
-        offsets[judged] = hubplugin_pgvector.offsets(store, vectors[judged])
+        if len(judged):
+            offsets[judged] = hubplugin_pgvector.offsets(store, vectors[judged])
         self._run(
             "UPDATE photos SET hub_offset = %s WHERE id = %s",
             list(zip(offsets.tolist(), ids, strict=True)),

@@ -105,11 +105,8 @@ class ChromaStore(CandidateStore):
 
     def fields(self) -> Sequence[str]:
         """Return the keys in the metadata of the first targets."""
-        keys = set[str]()
-        for page in read_pages(self._targets, ["metadatas"]):
-            keys.update(*filter(None, page["metadatas"]))
-            break
-        return sorted(keys)
+        page = self._targets.get(limit=BATCH, include=["metadatas"])
+        return sorted(set().union(*filter(None, page["metadatas"])))
 
     def bring_up_to_date(self, ids: str | list[str]) -> None:
         """Write the offsets of the targets `ids`, or of one, as they are now."""

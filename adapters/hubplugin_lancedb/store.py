@@ -107,10 +107,8 @@ class LanceStore(CandidateStore):
 
     def fetch(self, queries: np.ndarray, count: int) -> list[Candidates]:
         search = self.table.search([*queries], vector_column_name="vector")
-        search = search.distance_type("cosine").limit(count)
-        search = search.refine_factor(
-            1
-        )  # an index of codes gives the distances of these
+        # With a refine factor, an index of codes gives the distances of the vectors.
+        search = search.distance_type("cosine").limit(count).refine_factor(1)
         search = search.select(["id", "vector", "_distance"])
         if self._condition is not None:
             search = search.where(self._condition)
@@ -178,14 +176,15 @@ class LanceStore(CandidateStore):
             ours.add(rows)
 
     def drop(self, name: str) -> None:
-        ours = self.open_place(name)
-        if ours is not None:
+        place = self.find_place(name)
+        if place is not None:
+            if not self.is_ours(place):
+                return
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of readers of older versions
                 # Files go one by one: leave no older version that a kill would show.
-                ours.optimize(cleanup_older_than=timedelta(0))
-        is_left = (self.folder / f"{name}.lance").is_dir()
-        if is_left and (ours is not None or self.find_place(name) is None):
+                place.optimize(cleanup_older_than=timedelta(0))
+        if (self.folder / f"{name}.lance").is_dir():
             self._database.drop_table(name, ignore_missing=True)
 
     def is_ours(self, place: Any) -> bool:

@@ -15,23 +15,11 @@ from psycopg import errors, sql
 from psycopg.pq import TransactionStatus
 
 from hubplugin.errors import StoreError
+from hubplugin.registry import without_secrets
 
 Parameters: TypeAlias = Sequence[object] | Mapping[str, object]
 
 OPTIONS = ("table", "vector", "key", "metric", "index", "record")
-SHOWN = (
-    *OPTIONS,
-    "host",
-    "hostaddr",
-    "port",
-    "dbname",
-    "user",
-    "service",
-    "sslmode",
-    "connect_timeout",
-    "options",
-)
-"""What a message shows of a URL's options: another name may be a password, misspelt or in capitals."""
 WAIT = 20
 """Seconds that a statement waits for a lock before it gives up, if no lock_timeout is set."""
 
@@ -69,20 +57,15 @@ def parse_url(url: str) -> tuple[str, str, Mapping[str, str]]:
     for_libpq = urlencode(
         [option for option in options if option[0] not in OPTIONS], quote_via=quote
     )
-    user, at, hosts = parts.netloc.rpartition("@")
-    if "%3a" in user.partition(":")[0].lower():  # a server would repeat it as a name
+    user = parts.netloc.rpartition("@")[0].partition(":")[0]
+    if "%3a" in user.lower():  # a server would repeat it as a name
         raise StoreError(
             "a postgresql:// URL has an encoded colon in its name: write NAME:PASSWORD@ with a plain one"
         )
-    shown = urlencode(
-        [option for option in options if option[0] in SHOWN],
-        quote_via=quote,
-        safe="/,.",
-    )
     # By hand: urlunsplit takes the slashes off a URL without a host, which is how a local server is named.
     return (
         f"{parts.scheme}://{parts.netloc}{parts.path}?{for_libpq}",
-        f"{parts.scheme}://{user.partition(':')[0]}{at}{hosts}{parts.path}?{shown}",
+        without_secrets(url),
         {name: value for name, value in options if name in OPTIONS},
     )
 
@@ -130,19 +113,15 @@ class Database:
     ) -> list[Any]:
         """The rows that `query` gives with `parameters`, each a tuple. An error says what `task` it was for."""
         with self.transaction(task):
-            return (
-                self._connect()
-                .cursor(binary=True)
-                .execute(cast(Any, query), parameters)
-                .fetchall()
-            )
+            cursor = self._connect().cursor(binary=True)
+            cursor.execute(cast(Any, query), parameters)
+            return cursor.fetchall() if cursor.description else []
 
     def run(
         self, statement: str, parameters: Parameters = (), task: str = "writing"
     ) -> None:
-        """Runs a `statement` that gives no rows, with `parameters`. An error says what `task` it was for."""
-        with self.transaction(task):
-            self._connect().execute(cast(Any, statement), parameters)
+        """Runs a `statement` that gives no rows, as `rows` does."""
+        self.rows(statement, parameters, task)
 
     def run_alone(self, statement: str, task: str) -> None:
         """Run a statement that no transaction can hold, such as CREATE INDEX CONCURRENTLY.
@@ -185,18 +164,12 @@ class Database:
                 yield
 
     @contextmanager
-    def read_only(self, **settings: str) -> Iterator[None]:
-        """Open a transaction that can change nothing.
-
-        Args:
-            settings: settings of the server, such as hnsw__ef_search="100".
-        """
+    def read_only(self) -> Iterator[None]:
+        """Open a transaction that can change nothing, and in which a filtered search goes
+        on in the index until it has found enough."""
         with self.transaction("searching"):
             self.run("SET TRANSACTION READ ONLY")
-            for name, value in settings.items():
-                self.rows(
-                    "SELECT set_config(%s, %s, true)", (name.replace("__", "."), value)
-                )
+            self.run("SET LOCAL hnsw.iterative_scan = 'strict_order'")
             yield
 
     @contextmanager
@@ -208,17 +181,13 @@ class Database:
 
     def _connect(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
-            self._connection = self._open()
+            self._connection = psycopg.connect(
+                self._conninfo,
+                autocommit=True,
+                application_name="hubplugin",
+                prepare_threshold=None,  # they stay in a session, which may be a pooler's
+            )
         return self._connection
-
-    def _open(self) -> psycopg.Connection[Any]:
-        # Prepared statements stay in a session, which may be a pooler's.
-        return psycopg.connect(
-            self._conninfo,
-            autocommit=True,
-            application_name="hubplugin",
-            prepare_threshold=None,
-        )
 
 
 def quote_name(*parts: str) -> str:

@@ -43,15 +43,19 @@ SELECT attname::text, format_type(atttypid, -1), indisprimary, indnkeyatts = 1
     AND (indisprimary OR indnkeyatts = 1 AND attnotnull)
 """
 TRIGGERS = """
-SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = %(oid)s AND NOT tgisinternal
-    AND tgenabled IN ('O', 'A') AND tgtype & 16 > 0 AND tgattr::text = ''
-UNION SELECT 'rule ' || rulename FROM pg_rewrite
-    WHERE ev_class = %(oid)s AND ev_type = '2' AND ev_enabled IN ('O', 'A') ORDER BY 1
+SELECT coalesce(string_agg(name, ', ' ORDER BY name), '') FROM (
+    SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = %(oid)s AND NOT tgisinternal
+        AND tgenabled IN ('O', 'A') AND tgtype & 16 > 0 AND tgattr::text = ''
+    UNION SELECT 'rule ' || rulename FROM pg_rewrite
+        WHERE ev_class = %(oid)s AND ev_type = '2' AND ev_enabled IN ('O', 'A')) AS fires (name)
 """
+"""What fires on an update of the offsets."""
 POLICIES = """
-SELECT row_security_active(%(oid)s::oid),
-    ARRAY(SELECT polname::text FROM pg_policy WHERE polrelid = %(oid)s ORDER BY 1)
+SELECT CASE WHEN row_security_active(%(oid)s::oid) THEN 'row security ('
+    || coalesce(string_agg(polname::text, ', ' ORDER BY polname), 'without a policy') || ')'
+    ELSE '' END FROM pg_policy WHERE polrelid = %(oid)s
 """
+"""What may hide rows from the role."""
 
 IndexKind = Literal["vector", "halfvec", "none"]
 
@@ -108,20 +112,9 @@ class VectorTable:
         return f"{quote_name(self.vector)} IS NOT NULL"
 
 
-def list_triggers(database: Database, oid: int) -> Sequence[str]:
-    """What fires in `database` on an update of `hub_offset` in the table `oid`: "trigger NAME" and "rule NAME"."""
-    return [row[0] for row in database.rows(TRIGGERS, {"oid": oid})]
-
-
-def describe_policies(database: Database, oid: int) -> str:
-    """The policies of `database` that may hide rows of the table `oid` from the role; empty where it sees all."""
-    is_active, policies = database.rows(POLICIES, {"oid": oid})[0]
-    security = (
-        f"row security ({', '.join(policies)})"
-        if policies
-        else "row security without a policy"
-    )
-    return security if is_active else ""
+def describe(database: Database, query: str, oid: int) -> str:
+    """Return what the table `oid` has of `TRIGGERS` or `POLICIES`, empty for nothing."""
+    return str(database.rows(query, {"oid": oid})[0][0])
 
 
 def read_columns(database: Database, oid: int) -> dict[str, tuple[str, int]]:
@@ -163,10 +156,15 @@ def read(database: Database, options: Mapping[str, str]) -> VectorTable:
     vector = _choose_vector(url, options, sorted(vectors))
     sql_type, dim = columns[vector]
     if dim < 1:
-        identifier = quote_name(schema, name)
+        column = quote_name(vector)
+        held = database.rows(
+            f"SELECT DISTINCT vector_dims({column}) FROM (SELECT {column}"
+            f" FROM {quote_name(schema, name)} LIMIT {LOOKED_AT}) AS looked_at"
+        )
+        dims = sorted(str(row[0]) for row in held if row[0] is not None)
         raise StoreError(
-            f"{url}: {vector} has no fixed dimension"
-            f"{_advise_dimension(database, identifier, vector, sql_type)}"
+            f"{url}: {vector} has no fixed dimension; it holds vectors of "
+            f"{' and '.join(dims) or 'none'}: ALTER TABLE {table} ALTER {vector} TYPE {sql_type}(N)"
         )
     metric, index_options = _read_metric(database, options, oid, vector)
     return VectorTable(
@@ -181,26 +179,6 @@ def read(database: Database, options: Mapping[str, str]) -> VectorTable:
         index=_choose_index(url, options, sql_type, dim),
         options=index_options,
     )
-
-
-def _advise_dimension(
-    database: Database, table: str, vector: str, sql_type: str
-) -> str:
-    """Return what a column without a dimension holds, and how it gets one."""
-    column = quote_name(vector)
-    held = database.rows(
-        f"SELECT DISTINCT vector_dims(held) FROM (SELECT {column} FROM {table}"
-        f" WHERE {column} IS NOT NULL LIMIT {LOOKED_AT}) AS rows (held) ORDER BY 1"
-    )
-    found = [str(dim) for (dim,) in held]
-    if len(found) > 1:
-        return (
-            f" and holds vectors of {' and '.join(found)}: move those of one model into a "
-            "table of their own"
-        )
-    dim = found[0] if found else "N"
-    change = f"ALTER TABLE {table} ALTER {column} TYPE {sql_type}({dim})"
-    return f": {change}".replace("%%", "%")
 
 
 def _parse_name(name: str) -> str:
@@ -259,12 +237,10 @@ def _choose_index(
         raise StoreError(f"{url}: index={index}: expected vector, halfvec or none")
     if index == "none" or dim < MOST_DIMENSIONS[index]:
         return cast(IndexKind, index)
-    most, is_short = MOST_DIMENSIONS[index], dim < MOST_DIMENSIONS["halfvec"]
-    way_out = (
-        "index=halfvec, which rounds to 16 bits"
-        if is_short
-        else "index=none, and re-rank"
-    )
+    most = MOST_DIMENSIONS[index]
+    way_out = "index=none, and re-rank"
+    if dim < MOST_DIMENSIONS["halfvec"]:
+        way_out = "index=halfvec, which rounds to 16 bits"
     raise StoreError(
         f"{url}: a {index} index ends at {most:,} dimensions, and {dim:,} and the offset are more; add {way_out}"
     )

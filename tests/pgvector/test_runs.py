@@ -195,7 +195,7 @@ def test_a_role_from_which_row_security_hides_rows_is_told_the_policy(
 
 def test_row_security_that_comes_during_an_apply_stops_it(store, database, role):
     its = give_rights(database, role)
-    with raises_line("row security without a policy may hide rows of photos"):
+    with raises_line(r"row security \(without a policy\) may hide rows of photos"):
         apply_during(
             its,
             "writing offsets",
