@@ -23,8 +23,9 @@ class Keeper(ABC):
         checks: but not for other numbers than those that it was made for.
         maps_all: a target without an offset is compared with the mapped query, too.
         has_zeros: vectors of length 0 may be there, of the similarity `zero` by cosine,
-            raw and corrected.
+            raw and corrected; NaN where they are not found.
         holds: the type of the numbers.
+        recall: the share of the best targets that a search must find.
         room: how far a score may lie from the exact one, relative to the largest.
     """
 
@@ -36,6 +37,7 @@ class Keeper(ABC):
     has_zeros = True
     zero = (0.0, 0.0)
     holds: type[np.floating] = np.float32
+    recall = 1.0
     room = 1e-4
 
     def __init__(self, place: str, metric: Metric, number: int = 0):
@@ -84,6 +86,7 @@ class Keeper(ABC):
 
 class InChroma(Keeper):
     keeps = remembers = True
+    recall = 0.9  # its graph loses one of 60 now and then
 
     def key(self, number: int) -> Id:
         return f"k{number}"
@@ -133,7 +136,7 @@ class InChroma(Keeper):
 class InLanceDB(Keeper):
     metrics = (Metric.COSINE,)
     keeps = remembers = checks = True
-    zero = (-np.inf, -np.inf)
+    zero = (np.nan, np.nan)
 
     def key(self, number: int) -> Id:
         return f"it's {number}"

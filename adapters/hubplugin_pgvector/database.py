@@ -114,14 +114,14 @@ class Database:
         """The rows that `query` gives with `parameters`, each a tuple. An error says what `task` it was for."""
         with self.transaction(task):
             cursor = self._connect().cursor(binary=True)
-            cursor.execute(cast(Any, query), parameters)
-            return cursor.fetchall() if cursor.description else []
+            return cursor.execute(cast(Any, query), parameters).fetchall()
 
     def run(
         self, statement: str, parameters: Parameters = (), task: str = "writing"
     ) -> None:
-        """Runs a `statement` that gives no rows, as `rows` does."""
-        self.rows(statement, parameters, task)
+        """Runs a `statement` that gives no rows, with `parameters`. An error says what `task` it was for."""
+        with self.transaction(task):
+            self._connect().execute(cast(Any, statement), parameters)
 
     def run_alone(self, statement: str, task: str) -> None:
         """Run a statement that no transaction can hold, such as CREATE INDEX CONCURRENTLY.
