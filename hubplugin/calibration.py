@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from hubplugin.measures.hubness import pick_evenly
 from hubplugin.model import OffsetModel
-from hubplugin.store import Batch, Hits, Id
+from hubplugin.store import Batch, Hits
 
 QUERIES = 64
 """Calibration queries. In 59 tests on real settings and three fits, queries that had calibrated nothing found on
@@ -39,25 +40,24 @@ def choose_queries(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
 
 
 def recall(hits: Hits, exact: Hits) -> float:
-    """The share of the exact first results of each query that is among `hits`. The lists in `exact` are longer, so that
-    what scores the same as the last of the first counts, too. Shares are added as fractions, so that the same number
-    of results is the same recall, whichever queries found them."""
-    shares = []
+    """Return the share of the exact first results that is among `hits`.
+
+    The lists in `exact` are longer: what scores the same as the last of the first ten
+    counts, too.
+    """
+    found = 0
+    wanted = 0
     for ids, true, scores in zip(hits.ids, exact.ids, exact.scores, strict=True):
         first = min(FIRST, len(true))
-        if first:
-            shares.append(Fraction(len(_within(true, scores, first) & set(ids)), first))
-    return min(float(sum(shares) / len(shares)), 1.0) if shares else 1.0
-
-
-def _within(ids: Sequence[Id], scores: Sequence[float], first: int) -> set[Id]:
-    """The first of `ids`, and those behind that score the same as the last of these."""
-    last = scores[first - 1]
-    return {
-        id
-        for row, id in enumerate(ids)
-        if row < first or abs(scores[row] - last) <= ROUNDING * max(1.0, abs(last))
-    }
+        if not first:
+            continue
+        last = scores[first - 1]
+        room = ROUNDING * max(1.0, abs(last))
+        ties = [abs(score - last) <= room for score in scores]
+        right = {*true[:first], *itertools.compress(true, ties)}
+        found += len(right & set(ids))
+        wanted += first
+    return min(found / wanted, 1.0) if wanted else 1.0
 
 
 def ratios(largest: float) -> list[float]:
@@ -67,18 +67,14 @@ def ratios(largest: float) -> list[float]:
 
 
 def first_that(reaches: Callable[[int], bool], count: int) -> int:
-    """The first of the numbers below `count` that `reaches`, if those behind it do, too; the last, if none does."""
-    low, high = 0, count - 1
-    if reaches(low):
-        return low
+    """Return the first of the numbers below `count` that `reaches`, if those behind it
+    do, too; the last, if none does."""
     width = 1  # wide searches are slow: look at none that is far wider than needed
-    while low + width < high and not reaches(low + width):
-        low, width = low + width, 2 * width
-    high = min(low + width, high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if reaches(middle) else (middle, high)
-    return high
+    while width < count and not reaches(width - 1):
+        width *= 2
+    numbers = range(count)
+    last = min(width, count) - 1
+    return bisect.bisect_left(numbers, True, width // 2, last, key=reaches)
 
 
 def largest_offset(model: OffsetModel) -> float:

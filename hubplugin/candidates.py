@@ -22,7 +22,7 @@ import numpy as np
 
 from hubplugin.calibration import FIRST, choose_queries
 from hubplugin.corrections import Manifest, ManifestStore, Version
-from hubplugin.errors import HubpluginError
+from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Found, Hits, Id, Writing, require_room
@@ -30,6 +30,9 @@ from hubplugin.vectors import Progress
 
 AGREEMENT = 0.995
 """The share of the corrected first ten of the calibration queries that candidates reach."""
+
+SMALL = 200
+"""Up to so many targets, all are candidates."""
 
 WIDEST = 10_240
 """The most candidates that a search ranks again."""
@@ -170,6 +173,19 @@ class CandidateStore(ManifestStore[CandidateVersion]):
     def drop(self, name: str) -> None:
         """Delete a place of ours, which a kill may have left half deleted, or which is gone."""
 
+    @abstractmethod
+    def find_place(self, name: str) -> Any:
+        """Return a place, whoever made it, None where there is none."""
+
+    @abstractmethod
+    def is_ours(self, place: Any) -> bool:
+        """Return True if a correction has made a place that was found."""
+
+    def open_place(self, name: str) -> Any:
+        """Return a place that a correction has made, None where there is none."""
+        found = self.find_place(name)
+        return found if found is not None and self.is_ours(found) else None
+
     @property
     def maps_queries(self) -> bool:  # type: ignore[override]
         return self.metric is not Metric.EUCLIDEAN
@@ -229,7 +245,13 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return CandidateWriting(self, model, *self.start_version(model, progress))
 
     def require_writable(self, *, dry_run: bool = False) -> None:
-        """Raise StoreError if the folder has no room for the offsets."""
+        """Raise StoreError if our place is taken, or the folder has no room."""
+        found = self.find_place(self.name)
+        if found is not None and not self.is_ours(found):
+            raise StoreError(
+                f"{self.url}: the {self.place} {self.name} holds something of yours; "
+                "rename it, or delete it"
+            )
         if self.folder is not None and not dry_run:
             require_room(self.folder, 50 * self.count())
 
@@ -337,15 +359,16 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         """Return how many candidates a result needs.
 
         With so many the calibration queries find their corrected first ten, but for
-        1 - `AGREEMENT` of these, as far as the index finds them among the `WIDEST`.
+        1 - `AGREEMENT` of these, as far as the index finds them among the `WIDEST`. In a
+        gallery of up to `SMALL` targets all are candidates.
 
         Args:
             version: the version, whose log is written.
             model: its model.
         """
         most = min(self.count(), WIDEST)
-        if not most:
-            return 1.0
+        if most <= SMALL:
+            return SMALL / FIRST
         queries = choose_queries(model, self.read_targets())
         snapshot = replace(self.remember(version), model=model)
         places = list[int]()

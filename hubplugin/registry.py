@@ -29,7 +29,8 @@ def adapters() -> dict[str, EntryPoint]:
 
 
 SHOWN = re.compile(
-    "table|vector|key|metric|index|record|using|storage|grpc|tenant|database|host|port|dbname|user"
+    "table|vector|key|metric|index|record|using|storage|grpc|tenant|database|host|hostaddr"
+    "|port|dbname|user|service|sslmode|connect_timeout|options"
 )
 """The options of URLs that messages and pages show."""
 

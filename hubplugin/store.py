@@ -177,6 +177,10 @@ class Store(ABC):
     how_to_record: str = "hubplugin.Recorder(FOLDER).add(queries) beside each search"
     """What to do so that there are recorded queries."""
 
+    def __repr__(self) -> str:
+        shape = f"{self.metric.value}, {self.dim} dimensions"
+        return f"{type(self).__name__}({self.url!r}, {shape})"
+
     def for_job(self) -> Store:
         """Return this store for one job.
 
@@ -198,6 +202,18 @@ class Store(ABC):
         Raises:
             StoreError: The store cannot be read, or its targets have no such field.
         """
+
+    def fields(self) -> Sequence[str]:
+        """Return the names that `scan` takes as `field`; none where they are not known."""
+        return []
+
+    def require_field(self, field: str) -> None:
+        """Raise StoreError if `fields` lacks a field, in a store with a schema."""
+        known = self.fields()
+        if field not in known:
+            raise StoreError(
+                f"{self.url} has no column {field!r}; there are {', '.join(known)}"
+            )
 
     @abstractmethod
     def correction(self) -> Correction | None:
@@ -300,37 +316,30 @@ class ErrorTranslator:
     """A client library, or what it gave, whose errors of `kinds` are StoreErrors of one line that begins with `url`. So
     is all of the same library that it returns."""
 
-    def __init__(
-        self,
-        of: Any,
-        url: str,
-        kinds: tuple[type[Exception], ...],
-    ):
-        self._of, self._rest = of, (url, kinds)
+    def __init__(self, of: Any, url: str, kinds: tuple[type[Exception], ...]):
+        self._of = of
+        self._url = url
+        self._kinds = kinds
+        name = of.__name__ if isinstance(of, ModuleType) else type(of).__module__
+        self._library = name.partition(".")[0]
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._of, name)
         return functools.partial(self._call, value) if callable(value) else value
 
     def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        url, kinds = self._rest
         try:
             result = function(*args, **named)
-        except kinds as error:
-            raise as_store_error(error, url) from error
-        return (
-            [self._wrap(item) for item in result]
-            if isinstance(result, list)
-            else self._wrap(result)
-        )
+        except self._kinds as error:
+            raise as_store_error(error, self._url) from error
+        if isinstance(result, list):
+            return [self._wrap(item) for item in result]
+        return self._wrap(result)
 
     def _wrap(self, result: Any) -> Any:
-        same = _library(result) == (
-            self._of.__name__
-            if isinstance(self._of, ModuleType)
-            else _library(self._of)
-        )
-        return ErrorTranslator(result, *self._rest) if same else result
+        if type(result).__module__.partition(".")[0] != self._library:
+            return result
+        return ErrorTranslator(result, self._url, self._kinds)
 
 
 def as_store_error(error: Exception, url: str) -> StoreError:
@@ -338,10 +347,6 @@ def as_store_error(error: Exception, url: str) -> StoreError:
     names."""
     first = re.sub(r",? \S+\.rs:\d+(:\d+)?", "", str(error).strip().partition("\n")[0])
     return StoreError(f"{url}: {first}")
-
-
-def _library(of: object) -> str:
-    return type(of).__module__.partition(".")[0]
 
 
 def require_room(folder: Path, needed: int) -> None:

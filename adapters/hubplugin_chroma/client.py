@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -13,6 +14,17 @@ from hubplugin.candidates import Candidates
 from hubplugin_chroma.store import COLUMNS, ChromaStore, as_candidates
 
 QUERY = inspect.signature(chromadb.Collection.query)
+
+
+def with_offsets(write: Any) -> Any:
+    """Return the method `write` of a collection, behind which targets get their offsets."""
+
+    @functools.wraps(write)
+    def run(self: HubCollection, ids: Any, *args: Any, **kwargs: Any) -> None:
+        write(self, ids, *args, **kwargs)
+        self._store.bring_up_to_date(ids)
+
+    return run
 
 
 class HubCollection(chromadb.Collection):
@@ -30,17 +42,9 @@ class HubCollection(chromadb.Collection):
         self._store = ChromaStore(client, collection)
         self._store.every = 1.0
 
-    def add(self, ids: Any, *args: Any, **kwargs: Any) -> None:
-        super().add(ids, *args, **kwargs)
-        self._store.bring_up_to_date(ids)
-
-    def update(self, ids: Any, *args: Any, **kwargs: Any) -> None:
-        super().update(ids, *args, **kwargs)
-        self._store.bring_up_to_date(ids)
-
-    def upsert(self, ids: Any, *args: Any, **kwargs: Any) -> None:
-        super().upsert(ids, *args, **kwargs)
-        self._store.bring_up_to_date(ids)
+    add = with_offsets(chromadb.Collection.add)
+    update = with_offsets(chromadb.Collection.update)
+    upsert = with_offsets(chromadb.Collection.upsert)
 
     def query(self, *args: Any, **kwargs: Any) -> Any:
         plain = super().query

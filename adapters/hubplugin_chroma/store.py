@@ -96,15 +96,17 @@ class ChromaStore(CandidateStore):
         return as_candidates(answer)
 
     def read_targets(self, field: str | None = None) -> Iterator[Batch]:
-        include = ["embeddings"]
-        if field is not None:
-            include.append("metadatas")
-        for page in read_pages(self._targets, include):
-            batch = as_batch(page)
-            if field is not None:
-                values = [(each or {}).get(field) for each in page["metadatas"]]
-                batch = replace(batch, values=values)
-            yield batch
+        if field is None:
+            yield from map(as_batch, read_pages(self._targets, ["embeddings"]))
+            return
+        for page in read_pages(self._targets, ["embeddings", "metadatas"]):
+            values = [(each or {}).get(field) for each in page["metadatas"]]
+            yield replace(as_batch(page), values=values)
+
+    def fields(self) -> Sequence[str]:
+        """Return the keys in the metadata of the first targets."""
+        page = self._targets.get(limit=BATCH, include=["metadatas"])
+        return sorted(set().union(*filter(None, page["metadatas"])))
 
     def bring_up_to_date(self, ids: str | list[str]) -> None:
         """Write the offsets of the targets `ids`, or of one, as they are now."""
@@ -121,42 +123,43 @@ class ChromaStore(CandidateStore):
         self.look(anew=True)
 
     def read_text(self) -> str | None:
-        ours = self._open(self.name)
+        ours = self.open_place(self.name)
         return None if ours is None else ours.metadata.get(MANIFEST, "")
 
     def write_text(self, text: str) -> None:
         metadata = {OURS: "1", MANIFEST: text}
-        ours = self._open(self.name)
+        ours = self.open_place(self.name)
         if ours is None:
             self._create(self.name, metadata)
         else:
             ours.modify(metadata=metadata)
 
     def read_texts(self, name: str, start: int = 0) -> list[str]:
-        ours = self._open(name)
+        ours = self.open_place(name)
         if ours is None:
             return []
         pages = read_pages(ours, ["metadatas"], start=start)
         return [record["text"] for page in pages for record in page["metadatas"]]
 
     def append(self, name: str, text: str) -> None:
-        ours = self._open(name) or self._create(name, {OURS: "1"})
+        ours = self.open_place(name) or self._create(name, {OURS: "1"})
         key = uuid.uuid4().hex
         ours.add([key], embeddings=[[0.0]], metadatas=[{"text": text}])
 
     def drop(self, name: str) -> None:
-        if self._open(name) is not None:
+        if self.open_place(name) is not None:
             self._client.delete_collection(name)
 
-    def _open(self, name: str) -> Any:
-        """Return the collection `name` that a correction has made, None without it."""
+    def is_ours(self, place: Any) -> bool:
+        return OURS in (place.metadata or {})
+
+    def find_place(self, name: str) -> Any:
         try:
-            found = self._client.get_collection(name, embedding_function=None)
+            return self._client.get_collection(name, embedding_function=None)
         except StoreError as error:
             if isinstance(error.__cause__, NotFoundError):
                 return None
             raise
-        return found if OURS in (found.metadata or {}) else None
 
     def _create(self, name: str, metadata: Mapping[str, str]) -> Any:
         return self._client.create_collection(

@@ -364,6 +364,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         )
 
     def count(self) -> int:
+        self._refresh()
         return self.handler.count
 
     @property
@@ -457,7 +458,9 @@ class FaissStore(ManifestStore[FaissVersion]):
             seen = look_at(new)  # which a new name does not change
             if version is not None:
                 manifest = self.require_owner(version)
-                if manifest.writing is not None:
+                # A refresh may leave another version half-written, which is not this one.
+                writing = manifest.writing
+                if writing is not None and writing.number == version.number:
                     named = version.replace(index=seen.content)
                     self.write_manifest(manifest.replace(writing=named))
             flush_names(self.hub)  # the index must not be there without its model

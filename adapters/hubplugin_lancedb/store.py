@@ -11,7 +11,8 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -86,22 +87,28 @@ class LanceStore(CandidateStore):
         return int(self.table.count_rows("vector IS NOT NULL"))
 
     def read_targets(self, field: str | None = None) -> Iterator[Batch]:
+        columns = {"id", "vector"}
         if field is not None:
-            raise StoreError(f"{self.url}: no field {field!r} is read of its targets")
+            self.require_field(field)
+            columns.add(field)
         search = self.table.search().where("vector IS NOT NULL")
         try:
-            for rows in search.select(["id", "vector"]).to_batches(BATCH_ROWS):
+            for rows in search.select([*columns]).to_batches(BATCH_ROWS):
                 none = np.full(len(rows), np.nan, np.float32)
-                yield Batch(rows["id"].to_pylist(), as_matrix(rows["vector"]), none)
+                batch = Batch(rows["id"].to_pylist(), as_matrix(rows["vector"]), none)
+                if field is not None:
+                    batch = replace(batch, values=rows[field].to_pylist())
+                yield batch
         except ERRORS as error:
             raise as_store_error(error, self.url) from error
 
+    def fields(self) -> Sequence[str]:
+        return list(self.table.schema.names)
+
     def fetch(self, queries: np.ndarray, count: int) -> list[Candidates]:
         search = self.table.search([*queries], vector_column_name="vector")
-        search = search.distance_type("cosine").limit(count)
-        search = search.refine_factor(
-            1
-        )  # an index of codes gives the distances of these
+        # With a refine factor, an index of codes gives the distances of the vectors.
+        search = search.distance_type("cosine").limit(count).refine_factor(1)
         search = search.select(["id", "vector", "_distance"])
         if self._condition is not None:
             search = search.where(self._condition)
@@ -142,18 +149,18 @@ class LanceStore(CandidateStore):
             )
 
     def read_text(self) -> str | None:
-        ours = self._open(self.name)
+        ours = self.open_place(self.name)
         return (
             None if ours is None else ours.schema.metadata.get(MANIFEST, b"").decode()
         )
 
     def write_text(self, text: str) -> None:
         schema = pa.schema([], {OURS: b"1", MANIFEST: text.encode()})
-        mode = "create" if self._open(self.name) is None else "overwrite"
+        mode = "create" if self.open_place(self.name) is None else "overwrite"
         self._database.create_table(self.name, schema=schema, mode=mode)
 
     def read_texts(self, name: str, start: int = 0) -> list[str]:
-        ours = self._open(name)
+        ours = self.open_place(name)
         if ours is None or ours.count_rows() == start:
             return []
         texts: list[str] = ours.to_arrow()["text"].to_pylist()
@@ -161,7 +168,7 @@ class LanceStore(CandidateStore):
 
     def append(self, name: str, text: str) -> None:
         rows = pa.table({"text": pa.array([text], pa.large_string())})
-        ours = self._open(name)
+        ours = self.open_place(name)
         if ours is None:
             rows = rows.replace_schema_metadata({OURS: b"1"})
             self._database.create_table(name, rows)
@@ -169,28 +176,27 @@ class LanceStore(CandidateStore):
             ours.add(rows)
 
     def drop(self, name: str) -> None:
-        ours = self._open(name)
-        if ours is not None:
+        place = self.find_place(name)
+        if place is not None:
+            if not self.is_ours(place):
+                return
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of readers of older versions
                 # Files go one by one: leave no older version that a kill would show.
-                ours.optimize(cleanup_older_than=timedelta(0))
+                place.optimize(cleanup_older_than=timedelta(0))
         if (self.folder / f"{name}.lance").is_dir():
             self._database.drop_table(name, ignore_missing=True)
 
-    def _open(self, name: str) -> Any:
-        """Return the table `name` that a correction has made, None without it."""
+    def is_ours(self, place: Any) -> bool:
+        return OURS in (place.schema.metadata or {})
+
+    def find_place(self, name: str) -> Any:
         try:
-            found = self._database.open_table(name)
+            return self._database.open_table(name)
         except StoreError as error:
             if "not found" in str(error).lower():
                 return None
             raise
-        if OURS in (found.schema.metadata or {}):
-            return found
-        raise StoreError(
-            f"{self.url}: the table {name} holds something of yours; rename it, or drop it"
-        )
 
 
 def as_matrix(column: pa.Array | pa.ChunkedArray) -> np.ndarray:

@@ -15,23 +15,11 @@ from psycopg import errors, sql
 from psycopg.pq import TransactionStatus
 
 from hubplugin.errors import StoreError
+from hubplugin.registry import without_secrets
 
 Parameters: TypeAlias = Sequence[object] | Mapping[str, object]
 
 OPTIONS = ("table", "vector", "key", "metric", "index", "record")
-SHOWN = (
-    *OPTIONS,
-    "host",
-    "hostaddr",
-    "port",
-    "dbname",
-    "user",
-    "service",
-    "sslmode",
-    "connect_timeout",
-    "options",
-)
-"""What a message shows of a URL's options: another name may be a password, misspelt or in capitals."""
 WAIT = 20
 """Seconds that a statement waits for a lock before it gives up, if no lock_timeout is set."""
 
@@ -69,20 +57,15 @@ def parse_url(url: str) -> tuple[str, str, Mapping[str, str]]:
     for_libpq = urlencode(
         [option for option in options if option[0] not in OPTIONS], quote_via=quote
     )
-    user, at, hosts = parts.netloc.rpartition("@")
-    if "%3a" in user.partition(":")[0].lower():  # a server would repeat it as a name
+    user = parts.netloc.rpartition("@")[0].partition(":")[0]
+    if "%3a" in user.lower():  # a server would repeat it as a name
         raise StoreError(
             "a postgresql:// URL has an encoded colon in its name: write NAME:PASSWORD@ with a plain one"
         )
-    shown = urlencode(
-        [option for option in options if option[0] in SHOWN],
-        quote_via=quote,
-        safe="/,.",
-    )
     # By hand: urlunsplit takes the slashes off a URL without a host, which is how a local server is named.
     return (
         f"{parts.scheme}://{parts.netloc}{parts.path}?{for_libpq}",
-        f"{parts.scheme}://{user.partition(':')[0]}{at}{hosts}{parts.path}?{shown}",
+        without_secrets(url),
         {name: value for name, value in options if name in OPTIONS},
     )
 
@@ -130,12 +113,8 @@ class Database:
     ) -> list[Any]:
         """The rows that `query` gives with `parameters`, each a tuple. An error says what `task` it was for."""
         with self.transaction(task):
-            return (
-                self._connect()
-                .cursor(binary=True)
-                .execute(cast(Any, query), parameters)
-                .fetchall()
-            )
+            cursor = self._connect().cursor(binary=True)
+            return cursor.execute(cast(Any, query), parameters).fetchall()
 
     def run(
         self, statement: str, parameters: Parameters = (), task: str = "writing"
@@ -185,18 +164,12 @@ class Database:
                 yield
 
     @contextmanager
-    def read_only(self, **settings: str) -> Iterator[None]:
-        """Open a transaction that can change nothing.
-
-        Args:
-            settings: settings of the server, such as hnsw__ef_search="100".
-        """
+    def read_only(self) -> Iterator[None]:
+        """Open a transaction that can change nothing, and in which a filtered search goes
+        on in the index until it has found enough."""
         with self.transaction("searching"):
             self.run("SET TRANSACTION READ ONLY")
-            for name, value in settings.items():
-                self.rows(
-                    "SELECT set_config(%s, %s, true)", (name.replace("__", "."), value)
-                )
+            self.run("SET LOCAL hnsw.iterative_scan = 'strict_order'")
             yield
 
     @contextmanager
@@ -208,17 +181,13 @@ class Database:
 
     def _connect(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
-            self._connection = self._open()
+            self._connection = psycopg.connect(
+                self._conninfo,
+                autocommit=True,
+                application_name="hubplugin",
+                prepare_threshold=None,  # they stay in a session, which may be a pooler's
+            )
         return self._connection
-
-    def _open(self) -> psycopg.Connection[Any]:
-        # Prepared statements stay in a session, which may be a pooler's.
-        return psycopg.connect(
-            self._conninfo,
-            autocommit=True,
-            application_name="hubplugin",
-            prepare_threshold=None,
-        )
 
 
 def quote_name(*parts: str) -> str:
@@ -235,15 +204,13 @@ def truncate(name: str, most: int) -> str:
 ADVICE: dict[type[psycopg.Error], str] = {
     errors.InsufficientPrivilege: "run it as the owner of the table, who may create a schema in the database",
     errors.LockNotAvailable: "others are using the table, run it again, or set a longer lock_timeout by PGOPTIONS",
-    errors.QueryCanceled: (
-        "what was written stays: set a longer statement_timeout by PGOPTIONS or for the role, and run it again"
-    ),
+    errors.QueryCanceled: "set a longer statement_timeout by PGOPTIONS or for the role, and run it again",
     errors.UndefinedColumn: (
         "where somebody dropped or renamed the column of offsets, `hubplugin remove` and apply again"
     ),
     errors.DiskFull: "what was written stays: make room on the server, and run it again",
 }
-LOST = "once the server answers, run it again: it goes on where it stopped"
+LOST = "once the server answers, run it again"
 PASSING = ("08", "40", "53", "55P03", "57", "58", "XX")
 """How a SQLSTATE begins: the connection, a rollback, what is used up, a lock of others, what an operator or the system
 did, and faults of the server itself."""

@@ -14,6 +14,8 @@ from hubplugin_pgvector.database import Database, quote_name, truncate
 OFFSET = "hub_offset"
 MOST_DIMENSIONS = {"vector": 2000, "halfvec": 4000}
 """The most dimensions that an index of each type can have."""
+LOOKED_AT = 10_000
+"""Rows of a column without a dimension, which tell what it holds."""
 INTEGERS = ("smallint", "integer", "bigint")
 METRICS = {"cosine": Metric.COSINE, "ip": Metric.DOT, "l2": Metric.EUCLIDEAN}
 """By the second word of an operator class."""
@@ -41,15 +43,19 @@ SELECT attname::text, format_type(atttypid, -1), indisprimary, indnkeyatts = 1
     AND (indisprimary OR indnkeyatts = 1 AND attnotnull)
 """
 TRIGGERS = """
-SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = %(oid)s AND NOT tgisinternal
-    AND tgenabled IN ('O', 'A') AND tgtype & 16 > 0 AND tgattr::text = ''
-UNION SELECT 'rule ' || rulename FROM pg_rewrite
-    WHERE ev_class = %(oid)s AND ev_type = '2' AND ev_enabled IN ('O', 'A') ORDER BY 1
+SELECT coalesce(string_agg(name, ', ' ORDER BY name), '') FROM (
+    SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = %(oid)s AND NOT tgisinternal
+        AND tgenabled IN ('O', 'A') AND tgtype & 16 > 0 AND tgattr::text = ''
+    UNION SELECT 'rule ' || rulename FROM pg_rewrite
+        WHERE ev_class = %(oid)s AND ev_type = '2' AND ev_enabled IN ('O', 'A')) AS fires (name)
 """
+"""What fires on an update of the offsets."""
 POLICIES = """
-SELECT row_security_active(%(oid)s::oid),
-    ARRAY(SELECT polname::text FROM pg_policy WHERE polrelid = %(oid)s ORDER BY 1)
+SELECT CASE WHEN row_security_active(%(oid)s::oid) THEN 'row security ('
+    || coalesce(string_agg(polname::text, ', ' ORDER BY polname), 'without a policy') || ')'
+    ELSE '' END FROM pg_policy WHERE polrelid = %(oid)s
 """
+"""What may hide rows from the role."""
 
 IndexKind = Literal["vector", "halfvec", "none"]
 
@@ -95,7 +101,6 @@ class VectorTable:
     key: Key
     index: IndexKind
     options: str
-    columns: frozenset[str]
 
     @property
     def identifier(self) -> str:
@@ -107,20 +112,15 @@ class VectorTable:
         return f"{quote_name(self.vector)} IS NOT NULL"
 
 
-def list_triggers(database: Database, oid: int) -> Sequence[str]:
-    """What fires in `database` on an update of `hub_offset` in the table `oid`: "trigger NAME" and "rule NAME"."""
-    return [row[0] for row in database.rows(TRIGGERS, {"oid": oid})]
+def describe(database: Database, query: str, oid: int) -> str:
+    """Return what the table `oid` has of `TRIGGERS` or `POLICIES`, empty for nothing."""
+    return str(database.rows(query, {"oid": oid})[0][0])
 
 
-def describe_policies(database: Database, oid: int) -> str:
-    """The policies of `database` that may hide rows of the table `oid` from the role; empty where it sees all."""
-    is_active, policies = database.rows(POLICIES, {"oid": oid})[0]
-    security = (
-        f"row security ({', '.join(policies)})"
-        if policies
-        else "row security without a policy"
-    )
-    return security if is_active else ""
+def read_columns(database: Database, oid: int) -> dict[str, tuple[str, int]]:
+    """Return the columns of the table `oid` as they are now: type and type modifier."""
+    rows = database.rows(COLUMNS, (oid,))
+    return {name: (kind, modifier) for name, kind, modifier in rows}
 
 
 def read(database: Database, options: Mapping[str, str]) -> VectorTable:
@@ -151,13 +151,20 @@ def read(database: Database, options: Mapping[str, str]) -> VectorTable:
             "family by inheritance; offsets need one whole table: name the one that has "
             "the vectors, or copy them into one"
         )
-    columns = {column: rest for column, *rest in database.rows(COLUMNS, (oid,))}
+    columns = read_columns(database, oid)
     vectors = [name for name in columns if columns[name][0] in MOST_DIMENSIONS]
     vector = _choose_vector(url, options, sorted(vectors))
     sql_type, dim = columns[vector]
     if dim < 1:
+        column = quote_name(vector)
+        held = database.rows(
+            f"SELECT DISTINCT vector_dims({column}) FROM (SELECT {column}"
+            f" FROM {quote_name(schema, name)} LIMIT {LOOKED_AT}) AS looked_at"
+        )
+        dims = sorted(str(row[0]) for row in held if row[0] is not None)
         raise StoreError(
-            f"{url}: {vector} has no fixed dimension: ALTER TABLE ... ALTER {vector} TYPE {sql_type}(384)"
+            f"{url}: {vector} has no fixed dimension; it holds vectors of "
+            f"{' and '.join(dims) or 'none'}: ALTER TABLE {table} ALTER {vector} TYPE {sql_type}(N)"
         )
     metric, index_options = _read_metric(database, options, oid, vector)
     return VectorTable(
@@ -171,7 +178,6 @@ def read(database: Database, options: Mapping[str, str]) -> VectorTable:
         key=_read_key(database, options, oid),
         index=_choose_index(url, options, sql_type, dim),
         options=index_options,
-        columns=frozenset(columns),
     )
 
 
@@ -231,12 +237,10 @@ def _choose_index(
         raise StoreError(f"{url}: index={index}: expected vector, halfvec or none")
     if index == "none" or dim < MOST_DIMENSIONS[index]:
         return cast(IndexKind, index)
-    most, is_short = MOST_DIMENSIONS[index], dim < MOST_DIMENSIONS["halfvec"]
-    way_out = (
-        "index=halfvec, which rounds to 16 bits"
-        if is_short
-        else "index=none, and re-rank"
-    )
+    most = MOST_DIMENSIONS[index]
+    way_out = "index=none, and re-rank"
+    if dim < MOST_DIMENSIONS["halfvec"]:
+        way_out = "index=halfvec, which rounds to 16 bits"
     raise StoreError(
         f"{url}: a {index} index ends at {most:,} dimensions, and {dim:,} and the offset are more; add {way_out}"
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric, normalise
-from hubplugin.model import OffsetModel, Value
+from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Explanation, Found, Hits, Writing
 from hubplugin.vectors import Progress
 from hubplugin_pgvector import schema
@@ -34,9 +34,9 @@ from hubplugin_pgvector.requests import (
 )
 
 try:
-    from pgvector import HalfVector, Vector
+    from pgvector import Vector
 except ImportError:  # before 0.4, which LangChain's package for PostgreSQL asks for
-    from pgvector.utils import HalfVector, Vector  # type: ignore[import-not-found,no-redef]
+    from pgvector.utils import Vector  # type: ignore[import-not-found,no-redef]
 
 RIGHTS = """
 SELECT current_setting('transaction_read_only') = 'off', pg_has_role(relowner, 'USAGE'),
@@ -84,11 +84,6 @@ class PgvectorStore(DocumentStore):
         self.record = Path(options["record"]) if options.get("record") else None
         self._condition = self.table.has_vector
 
-    def __repr__(self) -> str:
-        return (
-            f"PgvectorStore({self.url!r}, {self.metric.value}, {self.dim} dimensions)"
-        )
-
     def _require_pgvector(self) -> None:
         """Raise StoreError if the database has no pgvector, or too old a one."""
         query = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
@@ -108,8 +103,13 @@ class PgvectorStore(DocumentStore):
         return int(self.database.rows(query)[0][0])
 
     def scan(self, field: str | None = None) -> Iterator[Batch]:
+        if field is not None:
+            self.require_field(field)
         active = self.active()
         return self.batches(active.column if active else None, field)
+
+    def fields(self) -> Sequence[str]:
+        return sorted(schema.read_columns(self.database, self.table.oid))
 
     def batches(self, offset: str | None, field: str | None = None) -> Iterator[Batch]:
         """Yield all targets, in the order of their key.
@@ -121,55 +121,39 @@ class PgvectorStore(DocumentStore):
             offset: the column of the offsets.
             field: the column of the values.
         """
-        key = self.table.key
-        column = quote_name("target", key.name)
-        order = f"ORDER BY {column} LIMIT {PAGE}"
-        behind = f"AND {column} > {key.value('%(id)s::text')} {order}"
-        batch = self._read_batch(order, {}, offset, field)
-        while batch.ids:
-            yield batch
-            batch = self._read_batch(behind, {"id": str(batch.ids[-1])}, offset, field)
-
-    def _read_batch(
-        self,
-        clauses: str,
-        parameters: dict[str, str],
-        offset: str | None = None,
-        field: str | None = None,
-    ) -> Batch:
-        """Return the targets that a query with the `clauses` behind its WHERE gives."""
         table = self.table
-        if field is not None and field not in table.columns:
-            known = ", ".join(sorted(table.columns))
-            raise StoreError(f"{self.url} has no column {field!r}; there are {known}")
+        key = quote_name("target", table.key.name)
         columns = (
             table.key.id("target"),
-            quote_name(table.vector),
+            f"{quote_name(table.vector)}::vector",
             "NULL::real" if offset is None else quote_name(offset),
             "NULL" if field is None else quote_name(field),
         )
-        rows = self.database.rows(
-            f"SELECT {', '.join(columns)} FROM {table.identifier} AS target WHERE {table.has_vector} {clauses}",
-            parameters,
-        )
-        kind = Vector if table.type == "vector" else HalfVector
-        vectors = [kind.from_binary(row[1]).to_numpy() for row in rows]
-        return Batch(
-            [row[0] for row in rows],
-            np.array(vectors, np.float32).reshape(-1, self.dim),
-            np.array([row[2] for row in rows], np.float32),  # None becomes NaN
-            values=None if field is None else [_as_value(row[3]) for row in rows],
-        )
+        select = f"SELECT {', '.join(columns)} FROM {table.identifier} AS target"
+        order = f"ORDER BY {key} LIMIT {PAGE}"
+        behind = ""
+        last: dict[str, str] = {}
+        while True:
+            rows = self.database.rows(
+                f"{select} WHERE {table.has_vector} {behind} {order}", last
+            )
+            if not rows:
+                return
+            vectors = [Vector.from_binary(row[1]).to_numpy() for row in rows]
+            yield Batch(
+                [row[0] for row in rows],
+                np.array(vectors, np.float32),
+                np.array([row[2] for row in rows], np.float32),  # None becomes NaN
+                values=[row[3] for row in rows],
+            )
+            behind = f"AND {key} > {table.key.value('%(id)s::text')}"
+            last = {"id": str(rows[-1][0])}
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raises StoreError where the role may not change the table, or has a column where offsets would lie."""
-        if self.read_manifest().find_current()[0] is None:
-            base = self.base_column()
-            if base in self.table.columns:
-                raise StoreError(
-                    f"{self.url}: the column {base} holds something of yours, or offsets whose correction is gone "
-                    "(a restored or renamed table without its row of hubplugin.corrections); rename it, or drop it"
-                )
+        taken = self.attention()
+        if taken:
+            raise StoreError(f"{self.url}: {taken[0]}")
         if dry_run:
             return
         self.require_sight()
@@ -185,9 +169,23 @@ class PgvectorStore(DocumentStore):
             if not has_right:
                 raise StoreError(f"{self.url}: {lack}")
 
+    def attention(self) -> Sequence[str]:
+        """Return what lies where offsets would, without a correction that it is of."""
+        base = self.base_column()
+        columns = schema.read_columns(self.database, self.table.oid)
+        if base not in columns or self.read_manifest().everything:
+            return []
+        what = "something of yours; rename it, or drop it"
+        if columns[base][0] == "float4":
+            what = (
+                "offsets without their correction, as in a table that was renamed, or "
+                "restored without the schema hubplugin; restore that, or drop the column"
+            )
+        return [f"the column {base} holds {what}"]
+
     def require_sight(self) -> None:
         """Raises StoreError where rows may be hidden from the role, which would stay without offsets."""
-        if policies := schema.describe_policies(self.database, self.table.oid):
+        if policies := schema.describe(self.database, schema.POLICIES, self.table.oid):
             raise StoreError(
                 f"{self.url}: {policies} may hide rows of {self.table.name} from this role; connect as one with "
                 "BYPASSRLS, or as the owner of the table, without FORCE ROW LEVEL SECURITY"
@@ -201,7 +199,7 @@ class PgvectorStore(DocumentStore):
         return PgvectorWriting(self, *self.start_version(model, progress))
 
     def triggers(self) -> str:
-        return ", ".join(schema.list_triggers(self.database, self.table.oid))
+        return schema.describe(self.database, schema.TRIGGERS, self.table.oid)
 
     def notes(self) -> Sequence[str]:
         version = self.active()
@@ -238,7 +236,7 @@ class PgvectorStore(DocumentStore):
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         hits = Hits([], [])
-        with self.database.read_only(hnsw__iterative_scan="strict_order"):
+        with self.database.read_only():
             # The lock keeps a switch from coming between the manifest and the rows.
             self.database.run(
                 f"LOCK TABLE {self.table.identifier} IN ACCESS SHARE MODE"
@@ -403,7 +401,3 @@ class PgvectorWriting(Writing):
         if isinstance(order, IndexedOrder):
             schema.build_index(store.database, store.table, version.index, order.index)
         store.switch(version)
-
-
-def _as_value(value: object) -> Value | None:
-    return value if value is None or isinstance(value, (int, str)) else str(value)

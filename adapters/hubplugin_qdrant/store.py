@@ -220,6 +220,12 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def scan(self, field: str | None = None) -> Iterator[Batch]:
         return self.scan_between(EVERY_ID, field)
 
+    def fields(self) -> Sequence[str]:
+        """Return the payload keys of the first points."""
+        pages = self.transport.pages(list, with_payload=True)
+        keys = {key for record in next(pages) for key in record.payload or {}}
+        return sorted(keys - {KEY})
+
     def scan_between(
         self, between: IdRange, field: str | None = None
     ) -> Iterator[Batch]:

@@ -1,17 +1,15 @@
 """Chroma and LanceDB, where candidates are ranked again: what others do to the vectors."""
 
-import chromadb
-import lancedb
 import numpy as np
-import pyarrow as pa
 import pytest
 
 import hubplugin
-from hubplugin_chroma import open_store
+from hubplugin.metric import Metric
+from tests.keepers import DIM, InChroma, InLanceDB
 
 pytestmark = pytest.mark.slow
 
-COUNT, DIM = 200, 16
+COUNT = 300
 
 
 def unit(rng, count):
@@ -20,72 +18,16 @@ def unit(rng, count):
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
-class InChroma:
-    """The collection `photos` as its user changes it, past hubplugin."""
-
-    sees_changes = False
-
-    def __init__(self, folder):
-        self.client = chromadb.PersistentClient(folder)
-        configuration = {"hnsw": {"space": "cosine", "ef_search": COUNT}}
-        self.photos = self.client.create_collection(
-            "photos", configuration=configuration, embedding_function=None
-        )
-
-    def add(self, ids, vectors):
-        self.photos.add(ids=ids, embeddings=vectors)
-
-    def update(self, ids, vectors):
-        self.photos.update(ids=ids, embeddings=vectors)
-
-    def delete(self, ids):
-        self.photos.delete(ids=ids)
-
-    def store(self):
-        return open_store(self.client, self.photos)
-
-
-class InLanceDB:
-    sees_changes = True
-
-    def __init__(self, folder):
-        self.folder, self.database = folder, lancedb.connect(folder)
-        schema = pa.schema(
-            [("id", pa.string()), ("vector", pa.list_(pa.float32(), DIM))]
-        )
-        self.photos = self.database.create_table("photos", schema=schema)
-
-    def rows(self, ids, vectors):
-        return pa.table(
-            [pa.array(ids), pa.FixedSizeListArray.from_arrays(vectors.ravel(), DIM)],
-            self.photos.schema,
-        )
-
-    def add(self, ids, vectors):
-        self.photos.add(self.rows(ids, vectors))
-
-    def update(self, ids, vectors):
-        self.photos.merge_insert("id").when_matched_update_all().execute(
-            self.rows(ids, vectors)
-        )
-
-    def delete(self, ids):
-        doubled = [key.replace("'", "''") for key in ids]
-        self.photos.delete(f"""id IN ('{"', '".join(doubled)}')""")
-
-    def store(self):
-        return hubplugin.open_store(f"lancedb:{self.folder}/photos")
-
-
 @pytest.fixture(params=[InChroma, InLanceDB])
 def gallery(request, tmp_path, rng):
     """The user, a store that was opened before it was corrected, its model, and vectors by id."""
-    user, vectors = request.param(tmp_path), unit(rng, COUNT)
-    ids = [f"it's {number}" for number in range(COUNT)]
-    user.add(ids, vectors)
-    store = user.store()
+    user, vectors = request.param(str(tmp_path), Metric.COSINE), unit(rng, COUNT)
+    user.create()
+    ids = [user.key(number) for number in range(COUNT)]
+    user.put(ids, vectors)
+    store = user.open()
     model = hubplugin.fit(vectors, unit(rng, 100), "is")
-    hubplugin.apply(user.store(), model, force=True)
+    hubplugin.apply(user.open(), model, force=True)
     return user, store, model, dict(zip(ids, vectors, strict=True))
 
 
@@ -111,31 +53,12 @@ def assert_ranked(store, vectors, offsets, queries):
     assert (np.array(named) <= largest).mean() >= 0.97
 
 
-@pytest.mark.parametrize("count", [1, COUNT])
-def test_a_vector_that_others_change_is_found_by_what_it_is_now(gallery, rng, count):
-    user, store, model, vectors = gallery
-    ids, fresh = list(vectors)[:count], unit(rng, count)
-    user.update(ids, fresh)
-    now = {**vectors, **dict(zip(ids, fresh, strict=True))}
-    offsets = offsets_of(model, vectors)
-    if user.sees_changes:  # elsewhere a target keeps its offset until a refresh
-        offsets = {key: offsets[key] for key in vectors if key not in ids}
-    queries = np.concatenate([fresh[:10], unit(rng, 10)])
-    assert_ranked(store, now, offsets, queries)
-    report = hubplugin.inspect(store, queries=0)
-    assert (report.count, report.missing, report.stale) == (COUNT, 0, count)
-    hubplugin.refresh(user.store())
-    assert_ranked(store, now, offsets_of(model, now), queries)
-    report = hubplugin.inspect(store, queries=0)
-    assert (report.missing, report.stale) == (0, 0)
-
-
 def test_hubs_of_before_that_were_deleted_leave_full_lists(gallery, rng):
     user, store, model, vectors = gallery
     gone = set(store.search(unit(rng, 1), 60).ids[0])
     user.delete(sorted(gone))
     fresh = dict(zip(["a", "b", "c"], unit(rng, 3), strict=True))
-    user.add(list(fresh), np.stack(list(fresh.values())))
+    user.put(list(fresh), np.stack(list(fresh.values())))
     left = {key: vector for key, vector in vectors.items() if key not in gone}
     now = left | fresh
     assert_ranked(store, now, offsets_of(model, left), unit(rng, 20))
@@ -149,15 +72,15 @@ def test_a_store_whose_targets_were_all_deleted_is_inspected_searched_and_filled
     user, store, model, vectors = gallery
     user.delete(list(vectors))
     assert store.search(unit(rng, 2), 10).ids == [[], []]
-    report = hubplugin.inspect(user.store())
+    report = hubplugin.inspect(user.open())
     assert (report.count, report.missing, report.stale) == (0, 0, 0)
-    assert hubplugin.refresh(user.store()).scanned == 0
-    user.add(list(vectors), np.stack(list(vectors.values())))
-    hubplugin.refresh(user.store())
+    assert hubplugin.refresh(user.open()).scanned == 0
+    user.put(list(vectors), np.stack(list(vectors.values())))
+    hubplugin.refresh(user.open())
     assert_ranked(store, vectors, offsets_of(model, vectors), unit(rng, 10))
     user.delete(list(vectors))
-    hubplugin.remove(user.store())
-    assert user.store().correction() is None
+    hubplugin.remove(user.open())
+    assert user.open().correction() is None
 
 
 def test_a_search_whose_correction_another_process_replaces_or_removes_answers(
@@ -170,26 +93,52 @@ def test_a_search_whose_correction_another_process_replaces_or_removes_answers(
 
     def replace_and_fetch(self, *args):
         if left:
-            hubplugin.apply(user.store(), left.pop(), force=True)
+            hubplugin.apply(user.open(), left.pop(), force=True)
         return fetch(self, *args)
 
     monkeypatch.setattr(type(store), "fetch", replace_and_fetch)
     assert_ranked(store, vectors, offsets_of(model, vectors), queries)  # the old, whole
     assert_ranked(store, vectors, offsets_of(newer, vectors), queries)
-    hubplugin.remove(user.store())
+    hubplugin.remove(user.open())
     assert store.search(queries, 10) == store.search(queries, 10, raw=True)
 
 
 def test_queries_recorded_in_a_folder_behind_the_url_are_the_bank(
     gallery, rng, tmp_path
 ):
-    user, store, _, _ = gallery
+    _, store, _, _ = gallery
     folder = tmp_path / "queries"
     assert "?record=FOLDER behind the URL" in store.how_to_record
-    place = f"chroma:{tmp_path}/photos" if isinstance(user, InChroma) else store.url
     recorder = hubplugin.Recorder(folder)
     recorder.add(unit(rng, 150))
     recorder.close()
-    named = hubplugin.open_store(f"{place}?record={folder}")
+    named = hubplugin.open_store(f"{store.url}?record={folder}")
     hubplugin.apply(named, hubplugin.Bank(), force=True)
     assert len(store.correction().model.terms[0].bank) == 150
+
+
+def test_what_somebody_else_has_under_our_name_is_kept_and_told(tmp_path, rng):
+    for kind, theirs in ((InChroma, "photos--hub"), (InLanceDB, "photos__hubplugin")):
+        user = kind(str(tmp_path), Metric.COSINE)
+        user.create()
+        ids = [user.key(number) for number in range(40)]
+        vectors = unit(rng, 40)
+        user.put(ids, vectors)
+        user.create(theirs)
+        store = user.open()
+        with pytest.raises(
+            hubplugin.StoreError, match=f"{theirs} holds something of yours"
+        ):
+            hubplugin.apply(store, vectors, "is", force=True)
+        hubplugin.remove(store)
+        assert [row[0] for row in store.search(vectors, 1).ids] == ids
+        assert len(user.left()) == 1
+
+
+def test_a_field_is_read_and_a_misspelt_one_lists_those_there_are(gallery, rng):
+    user, store, _, vectors = gallery
+    user.mark(list(vectors)[:2])
+    values = [value for batch in store.scan("seen") for value in batch.values]
+    assert sorted(values, key=str) == [1, 1, *[None] * (COUNT - 2)]
+    with pytest.raises(hubplugin.HubpluginError, match=r"there are .*seen"):
+        hubplugin.Bank.from_field(store, "sene", "module:embed")

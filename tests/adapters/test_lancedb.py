@@ -1,8 +1,5 @@
 """The adapter for LanceDB, through its entry point, passes the conformance suite."""
 
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import lancedb
@@ -44,7 +41,7 @@ def draw(rng, count=50):
 
 
 class TestLanceStore(StoreConformance):
-    recall = 0.98  # candidates are chosen for 0.995, and by other queries
+    rows = 200  # all are candidates
 
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path):
@@ -90,76 +87,6 @@ def corrected(tmp_path, rng):
     store = create(tmp_path, draw(rng))
     apply(store, draw(rng, 40), "is", force=True)
     return tmp_path, store
-
-
-APPLY = """
-import logging, sys, hubplugin
-logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-store, model = hubplugin.open_store(sys.argv[1]), hubplugin.load(sys.argv[2])
-hubplugin.apply(store, model, force=True)
-"""
-KILLS = 4
-
-
-def test_a_kill_near_the_switch_leaves_the_old_or_the_new_correction(tmp_path, rng):
-    vectors = draw(rng, 300)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    queries = vectors[:20] + 0.1
-    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
-    models = [hubplugin.fit(vectors, draw(rng, 60), name) for name in ("is", "nnn")]
-    for number, model in enumerate(models):
-        model.save(tmp_path / f"{number}.hub")
-    store = create(tmp_path / "tables", vectors)
-    apply(store, models[1], force=True)
-
-    def run_until_it_activates(number):
-        run = subprocess.Popen(
-            [sys.executable, "-c", APPLY, store.url, f"{tmp_path}/{number}.hub"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert any("activating" in line for line in run.stdout)
-        return run, time.monotonic()
-
-    whole, begun = run_until_it_activates(0)
-    assert whole.wait() == 0
-    took = time.monotonic() - begun
-    active = 0
-    for kill in range(KILLS):
-        run, _ = run_until_it_activates(1 - active)
-        time.sleep(took * (kill + 0.5) / KILLS)
-        run.kill()
-        run.wait()
-        found = open_store(store.url)
-        prints = [model.fingerprint for model in models]
-        active = prints.index(found.correction().model.fingerprint)
-        offsets = models[active].offsets(vectors).astype(np.float64)
-        scores = queries.astype(np.float64) @ vectors.T.astype(np.float64) + offsets
-        nearest = 1 - scores.max(axis=1, keepdims=True)
-        first = [row[:1] for row in found.search(queries, 10).scores]
-        np.testing.assert_allclose(first, nearest, atol=1e-5)
-        report = hubplugin.inspect(found, queries=0)
-        assert (report.missing, report.stale) == (0, 0)
-    apply(open_store(store.url), models[1 - active], force=True)
-    names = [path.name for path in (tmp_path / "tables").glob("*_model.lance")]
-    assert len(names) == 2
-
-
-def test_a_table_of_somebody_else_is_never_dropped(tmp_path, rng):
-    vectors, database = draw(rng), lancedb.connect(tmp_path)
-    store = create(tmp_path, vectors)
-    theirs = database.create_table("photos__hubplugin", table([1], vectors[:1]))
-    before = theirs.to_arrow()
-    for job in (
-        lambda store: apply(store, vectors[:40] + 0.1, "is", force=True),
-        hubplugin.remove,
-    ):
-        with pytest.raises(
-            hubplugin.StoreError,
-            match="the table photos__hubplugin holds something of yours; rename it",
-        ):
-            job(open_store(store.url))
-    assert database.open_table("photos__hubplugin").to_arrow() == before
 
 
 def test_only_two_models_are_kept_and_a_removal_leaves_the_folder_as_it_was(

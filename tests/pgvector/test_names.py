@@ -59,7 +59,7 @@ def test_a_renamed_table_is_told_that_its_offsets_have_no_correction_any_more(da
     database.create(VECTORS, "note text")
     correct(database)
     database.run("ALTER TABLE photos RENAME TO pictures")
-    with pytest.raises(StoreError, match=r"a restored or renamed table.*drop it"):
+    with pytest.raises(StoreError, match=r"that was renamed, .* or drop the column"):
         correct(database, "pictures")
     assert database.open("pictures", metric="dot").correction() is None
     database.run("ALTER TABLE pictures RENAME TO photos")
@@ -79,6 +79,18 @@ def test_a_dump_that_is_read_back_has_its_correction(database, server):
     store = database.open(metric="dot")
     assert store.correction().model.fingerprint == model.fingerprint
     assert hubplugin.inspect(store, queries=0).missing == 0
+
+
+def test_a_table_that_is_restored_without_our_schema_is_told_what_it_has(database):
+    database.create(VECTORS)
+    correct(database)
+    database.run("DROP SCHEMA hubplugin CASCADE")
+    line = "the column hub_offset holds offsets without their correction"
+    assert line in str(hubplugin.inspect(database.open(metric="dot")))
+    with pytest.raises(StoreError, match=line):
+        correct(database)
+    database.run("ALTER TABLE photos DROP hub_offset")
+    correct(database)
 
 
 def test_a_manifest_that_names_a_column_of_the_user_drops_nothing(database):

@@ -178,7 +178,19 @@ REFUSED = {
     "no dimension": (
         "ALTER TABLE photos ALTER embedding TYPE vector",
         {},
-        "no fixed dimension",
+        r"holds vectors of none: ALTER TABLE photos ALTER embedding TYPE vector\(N\)",
+    ),
+    "one dimension": (
+        "ALTER TABLE photos ALTER embedding TYPE vector;"
+        " INSERT INTO photos VALUES (1, '[1,2,3]'), (2, '[4,5,6]')",
+        {},
+        "holds vectors of 3: ALTER",
+    ),
+    "two dimensions": (
+        "ALTER TABLE photos ALTER embedding TYPE vector;"
+        " INSERT INTO photos VALUES (1, '[1,2,3]'), (2, '[4,5]')",
+        {},
+        "holds vectors of 2 and 3: ALTER",
     ),
     "no metric": (
         "SELECT",

@@ -1,0 +1,359 @@
+"""The life of a corrected gallery: what its owner, other programs and our jobs do to it, in random order.
+
+Beside the store lies what must be in it: the vector and the offset of every target, the
+model by which searches rank, and the one before. Searches are compared with arithmetic
+in float64.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import hubplugin
+from hubplugin.errors import StoreError
+from hubplugin.jobs.write import write
+from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel, QueryMap
+from hubplugin.store import Id, Store
+from tests.keepers import DIM, Keeper
+
+COUNT = 60
+METHODS = ("is", "nnn", "csls", "dn", "sn", "blend")
+STEPS = (
+    *("put", "put", "put_by_hubplugin", "delete", "come_back", "mark"),
+    *("apply", "apply_again", "refit", "rollback", "refresh", "remove"),
+    *("cut_off", "restart"),
+)
+
+
+class Life:
+    """One gallery that `keeper` keeps, from its creation on. told: what was done."""
+
+    def __init__(self, keeper: Keeper, seed: int):
+        self.rng = np.random.default_rng(seed)
+        self.keeper = keeper
+        self.metric = keeper.metric
+        self.centres = self.rng.normal(size=(5, DIM))
+        self.told: list[str] = []
+        self.vectors: dict[Id, np.ndarray] = {}
+        self.gone: dict[Id, np.ndarray] = {}
+        self.offsets: dict[Id, tuple[float, np.ndarray]] = {}
+        self.active: OffsetModel | None = None
+        self.previous: OffsetModel | None = None
+        self.half: OffsetModel | None = None
+        self.written: dict[Id, tuple[float, np.ndarray]] = {}
+        keeper.create()
+        ids = [keeper.key(number) for number in range(COUNT)]
+        self.next = COUNT
+        self.store_vectors(ids, self.draw(COUNT))
+        self.restart()
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            step = str(self.rng.choice(STEPS))
+            self.store = self.held
+            if self.rng.random() < 0.5:
+                self.store = self.keeper.open()
+            self.told.append(step)
+            getattr(self, step)()
+            self.check()
+        hubplugin.remove(self.store)
+        self.forget()
+        self.check()
+        assert self.keeper.left() == []
+
+    # What can be done to it
+
+    def draw(self, count: int) -> np.ndarray:
+        """Return vectors near the centres, one of ten of length 0 where these may be."""
+        places = self.rng.integers(len(self.centres), size=count)
+        vectors = self.centres[places] + 0.7 * self.rng.normal(size=(count, DIM))
+        if self.metric is Metric.COSINE:
+            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+            if self.keeper.has_zeros:
+                vectors[self.rng.random(count) < 0.1] = 0
+        return vectors.astype(self.keeper.holds).astype(np.float32)
+
+    def store_vectors(self, ids: Sequence[Id], vectors: np.ndarray) -> None:
+        """Put vectors past hubplugin."""
+        self.keeper.put(ids, vectors)
+        self.vectors.update(zip(ids, vectors, strict=True))
+        for key in ids:
+            self.gone.pop(key, None)
+            if not self.keeper.keeps:
+                self.offsets.pop(key, None)
+
+    def choose(self) -> tuple[list[Id], np.ndarray]:
+        """Return ids, of which some are there and some are new, and vectors for them."""
+        count = int(self.rng.integers(1, 6))
+        ids = self.some(count // 2)
+        while len(ids) < count:
+            ids.append(self.keeper.key(self.next))
+            self.next += 1
+        return ids, self.draw(count)
+
+    def some(self, count: int) -> list[Id]:
+        """Return ids of targets that are there."""
+        rows = self.rng.permutation(len(self.vectors))[:count]
+        ids = list(self.vectors)
+        return [ids[row] for row in rows]
+
+    def put(self) -> None:
+        self.store_vectors(*self.choose())
+
+    def put_by_hubplugin(self) -> None:
+        ids, vectors = self.choose()
+        if not self.keeper.put_by_hubplugin(ids, vectors):
+            return
+        self.vectors.update(zip(ids, vectors, strict=True))
+        if self.active is None:
+            return
+        self.give_offsets(self.active, ids)
+
+    def delete(self) -> None:
+        if len(self.vectors) < COUNT // 2:
+            return
+        ids = self.some(int(self.rng.integers(1, 9)))
+        self.keeper.delete(ids)
+        for key in ids:
+            self.gone[key] = self.vectors.pop(key)
+            if not self.keeper.remembers:
+                self.offsets.pop(key, None)
+
+    def come_back(self) -> None:
+        """Put what was deleted, as it was or with other vectors."""
+        back = dict(list(self.gone.items())[-3:])
+        if not back:
+            return
+        vectors = np.stack(list(back.values()))
+        if self.rng.random() < 0.5:
+            vectors = self.draw(len(back))
+        self.store_vectors(list(back), vectors)
+
+    def mark(self) -> None:
+        self.keeper.mark(self.some(4))
+
+    def restart(self) -> None:
+        """End, and begin as a program that holds the store open from here on."""
+        self.keeper.restart()
+        self.held: Store = self.keeper.open()
+        self.store = self.held
+
+    def fit(self) -> OffsetModel:
+        """Return a model of what is there now, every third with a map of queries."""
+        method = str(self.rng.choice(METHODS))
+        model = hubplugin.fit(self.seen(), self.bank(), method, metric=self.metric)
+        may_map = self.store.maps_queries and self.metric is not Metric.EUCLIDEAN
+        if may_map and self.rng.random() < 0.33:
+            step = 0.2 * self.rng.normal(size=(DIM, DIM)).astype(np.float32)
+            model = replace(model, query_map=QueryMap(step, 1.0, 200))
+            model = model.centre_on(self.seen())
+        return model
+
+    def seen(self) -> np.ndarray:
+        """Return the vectors that a model can judge [n, d]."""
+        vectors = np.stack(list(self.vectors.values()))
+        return vectors[vectors.any(axis=1)]
+
+    def bank(self) -> np.ndarray:
+        bank = self.draw(60)
+        return bank[bank.any(axis=1)]
+
+    def apply(self) -> None:
+        model = self.fit()
+        write(self.store, model, force=True)
+        self.activate(model)
+
+    def apply_again(self) -> None:
+        """Write the model that is active, or half-written, once more."""
+        model = self.half or self.active
+        if model is not None:
+            write(self.store, model, force=True)
+            self.activate(model)
+
+    def refit(self) -> None:
+        if self.active is None:
+            with pytest.raises(StoreError, match="no active correction"):
+                hubplugin.refit(self.store, self.bank(), force=True)
+            return
+        done = hubplugin.refit(
+            self.store, self.bank(), "nnn", k=5, learn=False, force=True
+        )
+        self.activate(done.model)
+
+    def rollback(self) -> None:
+        if self.previous is None:
+            with pytest.raises(StoreError, match="nothing to roll back to"):
+                hubplugin.rollback(self.store)
+            return
+        model = self.previous
+        assert hubplugin.rollback(self.store).model.fingerprint == model.fingerprint
+        self.activate(model)
+
+    def refresh(self) -> None:
+        if self.active is None:
+            with pytest.raises(StoreError, match="correction"):
+                hubplugin.refresh(self.store)
+            return
+        lacking, wrong = self.count_wrong()
+        done = hubplugin.refresh(self.store)
+        assert done.missing + done.stale == lacking + wrong
+        self.give_offsets(self.active, list(self.vectors))
+
+    def remove(self) -> None:
+        if self.rng.random() < 0.7:  # or most of a life is without a correction
+            return
+        hubplugin.remove(self.store)
+        self.forget()
+
+    def cut_off(self) -> None:
+        """Begin another model, and stop in the middle."""
+        model = self.fit()
+        self.store.require_writable()  # as each job does first
+        writing = self.store.begin(model)
+        batch = next(iter(writing.scan()))
+        part = batch.take(np.arange(len(batch.ids) // 2))
+        offsets = model.offsets(part.vectors)
+        writing.write(part, offsets)
+        writing.close()
+        self.half = model
+        pairs = zip(offsets.tolist(), part.vectors, strict=True)
+        self.written = dict(zip(part.ids, pairs, strict=True))
+
+    # What must be there
+
+    def forget(self) -> None:
+        self.active = None
+        self.previous = None
+        self.half = None
+        self.offsets.clear()
+
+    def activate(self, model: OffsetModel) -> None:
+        if self.active is not None and self.active.fingerprint != model.fingerprint:
+            self.previous = self.active
+        is_other = self.active is None or self.active.fingerprint != model.fingerprint
+        if is_other:
+            goes_on = (
+                self.half is not None and self.half.fingerprint == model.fingerprint
+            )
+            is_kept = goes_on and self.keeper.remembers
+            self.offsets = dict(self.written) if is_kept else {}
+            self.half = None
+        self.active = model
+        self.give_offsets(model, list(self.vectors))
+
+    def give_offsets(self, model: OffsetModel, ids: Sequence[Id]) -> None:
+        """Note that these targets have the offsets of their vectors of now."""
+        vectors = np.stack([self.vectors[key] for key in ids])
+        offsets = model.offsets(np.where(vectors.any(axis=1)[:, None], vectors, 1.0))
+        if self.metric is Metric.COSINE:
+            offsets = np.where(vectors.any(axis=1), offsets, 0.0)
+        for key, vector, offset in zip(ids, vectors, offsets.tolist(), strict=True):
+            self.offsets[key] = offset, vector
+
+    def offset(self, key: Id) -> float:
+        """Return what the store must hold for a target, NaN for nothing."""
+        if self.keeper.checks and self.has_changed(key):
+            return np.nan
+        return self.offsets[key][0] if key in self.offsets else np.nan
+
+    def has_changed(self, key: Id) -> bool:
+        """Return True if a target has another vector than its offset was made for."""
+        if key not in self.offsets:
+            return False
+        return not np.array_equal(self.offsets[key][1], self.vectors[key])
+
+    def count_wrong(self) -> tuple[int, int]:
+        """Return how many targets have no offset, and how many another than the model's."""
+        held = {key: self.offset(key) for key in self.vectors}
+        before = dict(self.offsets)
+        assert self.active is not None
+        self.give_offsets(self.active, list(self.vectors))
+        right = np.array([self.offsets[key][0] for key in held])
+        self.offsets = before
+        stored = np.array(list(held.values()))
+        differs = np.abs(stored - right) > 1e-4 * (1 + np.abs(right))
+        return int(np.isnan(stored).sum()), int(differs.sum())
+
+    def similarities(
+        self, queries: np.ndarray, model: OffsetModel | None, zero: float
+    ) -> np.ndarray:
+        """Return [q, n] in float64; `zero` is that of vectors of length 0 by cosine."""
+        asked = queries.astype(np.float64)
+        targets = np.stack(list(self.vectors.values())).astype(np.float64)
+        if self.metric is Metric.COSINE:
+            asked /= np.linalg.norm(asked, axis=1, keepdims=True)
+            lengths = np.linalg.norm(targets, axis=1, keepdims=True)
+            targets /= np.where(lengths, lengths, 1)
+        if model is not None and model.query_map is not None:
+            asked = asked + asked @ model.query_map.step.astype(np.float64).T
+        if self.metric is Metric.EUCLIDEAN:
+            return -((asked[:, None] - targets[None]) ** 2).sum(axis=2) / 2
+        similarities = asked @ targets.T
+        if self.metric is Metric.COSINE:
+            similarities[:, ~targets.any(axis=1)] = zero
+        return similarities
+
+    def check(self) -> None:
+        """Compare everything that the store tells with what must be there."""
+        store = self.store
+        assert store.count() == len(self.vectors)
+        correction = store.correction()
+        if self.active is None:
+            assert correction is None or not correction.active
+        else:
+            assert correction is not None
+            assert correction.active
+            assert correction.model.fingerprint == self.active.fingerprint
+        before = store.previous()
+        expected = None if self.previous is None else self.previous.fingerprint
+        assert (None if before is None else before.fingerprint) == expected
+        self.check_offsets()
+        queries = self.bank()[:4]
+        k = int(self.rng.choice([1, 10, 40]))
+        self.check_ranking(queries, k, raw=True)
+        self.check_ranking(queries, k, raw=False)
+
+    def check_offsets(self) -> None:
+        if self.active is None:
+            return
+        seen: list[Id] = []
+        for batch in self.store.scan():
+            seen += batch.ids
+            for key, offset in zip(batch.ids, batch.offsets.tolist(), strict=True):
+                if np.isinf(offset):
+                    assert self.has_changed(key)
+                else:
+                    expected = np.nan_to_num(self.offset(key))
+                    assert np.nan_to_num(offset) == pytest.approx(expected, abs=1e-4)
+        assert sorted(seen, key=str) == sorted(self.vectors, key=str)
+        report = hubplugin.inspect(self.store, queries=0)
+        assert report.missing + report.stale == sum(self.count_wrong())
+
+    def check_ranking(self, queries: np.ndarray, k: int, *, raw: bool) -> None:
+        model = None if raw else self.active
+        zero = self.keeper.zero[self.active is not None and not raw]
+        scores = self.similarities(queries, model, zero)
+        row = {key: place for place, key in enumerate(self.vectors)}
+        if model is not None:
+            offsets = np.array([self.offset(key) for key in row])
+            scores = scores + np.nan_to_num(offsets)
+            if not self.keeper.maps_all:
+                plain = self.similarities(queries, None, zero)
+                scores = np.where(np.isnan(offsets), plain, scores)
+        hits = self.store.search(queries, k, raw=raw)
+        shares = []
+        for ids, told, line in zip(hits.ids, hits.scores, scores, strict=True):
+            best = np.sort(line[~np.isnan(line)])[::-1][:k]
+            assert len(set(ids)) == len(ids) == len(best)
+            found = line[[row[key] for key in ids]]
+            room = self.keeper.room * (1 + np.abs(line[np.isfinite(line)]).max())
+            shares.append((found >= best[-1] - room).mean())
+            gains = self.keeper.gains(told)
+            seen = np.isfinite(found)
+            np.testing.assert_allclose(
+                (gains - gains[0])[seen], (found - found[0])[seen], atol=room
+            )
+        assert np.mean(shares) >= self.keeper.recall
