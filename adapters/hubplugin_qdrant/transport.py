@@ -230,17 +230,14 @@ FORMULAS = (1, 14)
 
 
 class QdrantTransport:
-    """The requests of one store to `collection` (no alias), called `name` by its user.
+    """The requests of one store to `collection`, which `open` chooses.
 
     `url` is what errors call it. server: its version, such as (1, 18). strict: what it
     allows. dim: numbers in each vector that is read, once that is known.
-
-    Raises StoreError if there is no such collection, or the server is too old.
     """
 
-    def __init__(self, client: QdrantClient, collection: str, url: str, name: str):
+    def __init__(self, client: QdrantClient, url: str):
         self.client = client
-        self.collection = collection
         self.url = url
         self.dim = 1
         # Local mode is no use from a second thread.
@@ -248,24 +245,32 @@ class QdrantTransport:
         self._writers = None if self.is_local else ThreadPoolExecutor(WRITERS)
         self._under_way: deque[Future[None]] = deque()
         self._given_up = threading.Event()
-        self.one_line = partial(one_line, url, collection=collection)
+
+    def open(self, collection: str, name: str) -> None:
+        """Use `collection`, which is no alias, and which its user calls `name`.
+
+        Raises StoreError if there is no such collection, or the server is too old.
+        """
+        client = self.client
+        self.collection = collection
+        self.one_line = partial(one_line, self.url, collection=collection)
         try:
-            self._read(client.get_collection(collection))
+            self._read(self.describe())
         except Exception as error:
             if fault_of(error) is not Fault.MISSING:
                 raise
             every = [each.name for each in client.get_collections().collections]
             names = sorted(each for each in every if not each.endswith("--hub"))
             raise StoreError(
-                f"{url}: there is no collection {name!r}; there are: "
+                f"{self.url}: there is no collection {name!r}; there are: "
                 f"{', '.join(names) or 'none'}"
             ) from None
         major, minor = map(int, client.info().version.split(".")[:2])
         self.server = (major, minor)
         if self.server < FORMULAS:
             raise StoreError(
-                f"{url}: the server is Qdrant {major}.{minor}, which has no formulas; "
-                "upgrade it to 1.14 or newer"
+                f"{self.url}: the server is Qdrant {major}.{minor}, which has no "
+                "formulas; upgrade it to 1.14 or newer"
             )
 
     def _read(self, info: models.CollectionInfo) -> None:
