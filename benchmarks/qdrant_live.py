@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import platform
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -134,7 +136,7 @@ def run_job(load: Load, client: QdrantClient, url: str, job: str, bank: str) -> 
     ended = time.time()
     moments = [(float(at), task.strip()) for at, task in lines]
     moments = [(began, "start"), *moments, (ended, "")]
-    for (first, task), (last, _) in zip(moments, moments[1:], strict=False):
+    for (first, task), (last, _) in itertools.pairwise(moments):
         print_task(load, f"{job}: {task}", first, last)
     print_task(load, f"{job}: all", began, ended)
     indexed = client.get_collection(COLLECTION).indexed_vectors_count
@@ -169,10 +171,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{'':<34}{'seconds':>8}{'p50 ms':>9}{'p95 ms':>9}{'worst s p50':>12}")
     print_task(load, "quiet", began + 5, time.time())
     url = f"qdrant://{given.url}/{COLLECTION}?using=text&storage={given.storage}"
-    for number, job in enumerate(given.jobs):
-        bank = f"/tmp/hubplugin-live-{number}.npy"
-        np.save(bank, draw(1000, 10 + number))
-        run_job(load, client, url + given.options, job, bank)
+    with tempfile.TemporaryDirectory() as folder:
+        for number, job in enumerate(given.jobs):
+            bank = f"{folder}/{number}.npy"
+            np.save(bank, draw(1000, 10 + number))
+            run_job(load, client, url + given.options, job, bank)
     load.end()
     if given.seconds:
         with open(given.seconds, "w", newline="") as file:

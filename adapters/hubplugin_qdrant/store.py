@@ -60,7 +60,6 @@ from hubplugin_qdrant.transport import (
     plain_id,
 )
 
-
 PARTS = 10
 """A collection is written in so many parts: meanwhile most of its graph serves."""
 

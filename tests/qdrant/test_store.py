@@ -1,8 +1,5 @@
 """The job on a collection: what it leaves behind, what it refuses, and what it does when it is cut off."""
 
-import random
-import subprocess
-import sys
 from collections import Counter
 
 import httpx
@@ -181,77 +178,6 @@ def test_a_run_whose_collection_is_cleared_meanwhile_leaves_nothing(storage):
         photos.apply(compute=once("closing", cleared))
     assert names(photos.plain) == ["photos"]
     assert not photos.stored(7)
-
-
-KILLED = """
-import os, signal, sys
-import hubplugin_qdrant.transport, torch
-from hubplugin.jobs import correct
-from hubplugin.registry import open_store
-
-hubplugin_qdrant.transport.BATCH = 8
-url, bank, *moments = sys.argv[1:]
-request = hubplugin_qdrant.transport.QdrantTransport.retry
-
-def run(moment):
-    left = [moment]
-    def counted(self, *given, **named):
-        answer = request(self, *given, **named)
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return answer
-    hubplugin_qdrant.transport.QdrantTransport.retry = counted
-    correct.apply(open_store(url), bank, "is", force=True)
-
-for moment in [*map(int, moments), -1]:
-    process = os.fork()
-    if not process:
-        run(moment)
-        os._exit(0)
-    _, status = os.waitpid(process, 0)
-    print("killed" if os.WIFSIGNALED(status) else "ended", os.WEXITSTATUS(status))
-"""
-
-
-@pytest.mark.slow
-def test_runs_killed_at_many_moments_end_where_an_uninterrupted_one_does(tmp_path):
-    np.save(tmp_path / "bank.npy", Photos.bank)
-    moments = [
-        str(moment)
-        for moment in sorted(random.Random(5).sample(range(2, 60), 6), reverse=True)
-    ]
-    states = []
-    for name, kills in (("whole", []), ("killed", moments)):
-        Photos(
-            QdrantClient(path=str(tmp_path / name)), "", models.Distance.DOT
-        ).plain.close()
-        url = f"qdrant-local:{tmp_path / name}/photos"
-        ran = subprocess.run(
-            [sys.executable, "-c", KILLED, url, tmp_path / "bank.npy", *kills],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        lines = ran.stdout.splitlines()
-        assert lines[-1] == "ended 0", ran.stderr
-        assert lines.count("killed 0") >= len(kills) / 2
-        client = QdrantClient(path=str(tmp_path / name))
-        points = client.scroll("photos", limit=1000)[0]
-        manifest = QdrantManifest.model_validate(
-            client.retrieve("photos--hub", [0])[0].payload
-        )
-        assert (manifest.writing, manifest.retired) == (None, ())
-        version = manifest.active[""]
-        assert all(
-            set(point.payload["hub_offset"]) == {version.field} for point in points
-        )
-        assert [(point.id, point.payload["n"]) for point in points] == [
-            (row, row) for row in range(len(points))
-        ]
-        states.append([point.payload["hub_offset"][version.field] for point in points])
-        client.close()
-    np.testing.assert_allclose(states[0], states[1], rtol=0, atol=1e-5)
 
 
 def test_points_without_the_vector_are_left_alone():
