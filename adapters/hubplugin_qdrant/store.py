@@ -288,10 +288,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     ) -> QdrantWriting:
         before = self.seen()
         with self.transport.one_line("preparing"):
-            manifest = before
-            version, _ = self.find(manifest, model)
-            self.schemas[self.storage].require_room(manifest, version)
-            if not manifest.last_number:
+            version, _ = self.find(before, model)
+            self.schemas[self.storage].require_room(before, version)
+            if not before.last_number:
                 params = self.transport.opened.config.params
                 factor = params.replication_factor
                 self._run("preparing", metadata.create, factor)
