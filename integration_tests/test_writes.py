@@ -3,10 +3,12 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from qdrant_client import models
+from qdrant_client.http.exceptions import ResponseHandlingException
 
 import hubplugin
 from integration_tests.galleries import (
@@ -85,9 +87,16 @@ def test_threads_and_tasks_lose_nothing_through_a_refit_and_rollbacks(
         while not ended.is_set():
             rounds[worker] += 1
             written = point(worker)
-            await also.upsert(name, [written])
-            await also.set_payload(name, {"n": rounds[worker]}, points=[written.id])
-            check((await also.query_points(name, query=query, limit=K)).points)
+            payload = {"n": rounds[worker]}
+            await answered(also.upsert, [written])
+            await answered(also.set_payload, payload, points=[written.id])
+            check((await answered(also.query_points, query, limit=K)).points)
+
+    async def answered(request, *given, **named):
+        while True:
+            # So many tasks may meet a connection that the server closes just then.
+            with suppress(ResponseHandlingException):
+                return await request(name, *given, **named)
 
     async def work_together():
         workers = range(THREADS, THREADS + TASKS)

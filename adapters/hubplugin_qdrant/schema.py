@@ -23,7 +23,13 @@ from hubplugin_qdrant.calibration import Searches, calibrate
 from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
 from hubplugin_qdrant.offsets import set_offsets
 from hubplugin_qdrant.plain_client import PointId, ShardKey
-from hubplugin_qdrant.transport import Items, QdrantTransport, by_shard, plain_id
+from hubplugin_qdrant.transport import (
+    Items,
+    QdrantTransport,
+    by_shard,
+    chunks,
+    plain_id,
+)
 
 VECTORS_IN_PLACE = (1, 18)
 """The first version of the server that adds a named vector to a collection."""
@@ -48,6 +54,10 @@ FLOATS = (None, models.Datatype.FLOAT32, models.Datatype.FLOAT16)
 DISTANCES = {metric: distance for distance, metric in METRICS.items()}
 
 Storage: TypeAlias = Literal["payload", "vector"]
+
+VECTORS_AT_ONCE = 500
+"""Vectors in a request: a server reads some while it stores others. Of 384 dimensions
+it took 6,100 a second so, and 4,200 by requests of 2,000."""
 
 NEARLY = 0.9
 """The share of the graph from which on searches are as fast as by all of it. A server
@@ -76,6 +86,9 @@ class Schema(ABC):
 
         version: None is a new one, beside those of `manifest`.
         """
+
+    writing: float
+    """How long it takes to write all points, by the time that reading them took."""
 
     @abstractmethod
     def cost(self) -> str:
@@ -178,6 +191,8 @@ class Schema(ABC):
 class PayloadSchema(Schema):
     """A number under our payload key, with a float index on it."""
 
+    writing = 4.0
+
     def write(self, version: QdrantVersion, items: Items, shard_key: ShardKey) -> None:
         client, collection = self.transport.client, self.transport.collection
 
@@ -191,7 +206,7 @@ class PayloadSchema(Schema):
                 collection, operations, wait=self.transport.is_local
             )
             if not self.transport.is_local:
-                self.transport.flush()
+                self.transport.flush(shard_key)
 
         self.transport.send(items, request)
 
@@ -316,6 +331,8 @@ class PayloadSchema(Schema):
 class VectorSchema(Schema):
     """An augmented vector of d + 1 dimensions, with the settings of the vector."""
 
+    writing = 1.3
+
     @property
     def _is_short(self) -> bool:
         """16 bits beside smaller numbers, too: fewer would leave no offset."""
@@ -410,7 +427,8 @@ class VectorSchema(Schema):
                 collection, points, wait=True, shard_key_selector=shard_key
             )
 
-        self.transport.send(items, request)
+        for part in chunks(items, VECTORS_AT_ONCE):
+            self.transport.send(part, request)
 
     def delete(
         self,

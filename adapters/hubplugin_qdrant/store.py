@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import logging
 import math
 import os
 import time
@@ -62,6 +63,11 @@ from hubplugin_qdrant.transport import (
 
 PARTS = 10
 """A collection is written in so many parts: meanwhile most of its graph serves."""
+
+
+SLOWER = "searches of everybody are slower"
+
+logger = logging.getLogger("hubplugin.qdrant")
 
 
 class QdrantStore(ManifestStore[QdrantVersion]):
@@ -202,7 +208,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         self, versions: Sequence[QdrantVersion], progress: Progress | None = None
     ) -> None:
         with self.transport.one_line("removing"):
-            self.transport.flush()
+            self.transport.flush_all()
             is_last = not self.read_manifest().maintained
             for schema in self.schemas.values():
                 schema.delete(versions, is_last, progress)
@@ -214,7 +220,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         schema = cast(PayloadSchema, self.schemas["payload"])
         try:
             with self.transport.one_line("removing"):
-                self.transport.flush()
+                self.transport.flush_all()
                 schema.delete_numbers(manifest, progress)
         finally:
             self.transport.give_up()
@@ -295,6 +301,8 @@ class QdrantStore(ManifestStore[QdrantVersion]):
                 factor = params.replication_factor
                 self._run("preparing", metadata.create, factor)
             version, found = self.start_version(model, progress)
+        for line in self._price() if found == "nothing" else ():
+            logger.warning("%s: %s", self.url, line)
         version = version.replace(
             max_candidates=self.transport.strict.max_query_limit,
             agreement=self._agreement or version.agreement,
@@ -373,7 +381,21 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             *self._choice,
             f"offsets would take {schema.cost()}",
             f"manifest and model would lie in {m.metadata_collection(self.collection)!r}",
+            *self._price(),
             *others,
+        ]
+
+    def _price(self) -> list[str]:
+        """Say what the writing takes, and what other searches pay, before it begins."""
+        schema = self.schemas[self.storage]
+        if not schema.expects_graph():
+            return []
+        points = self.count()
+        seconds = schema.writing * self.transport.seconds_to_read()
+        return [
+            f"to write {points:,} points takes about {seconds:,.0f} s, by the time that "
+            "reading them took, and the server builds their graph anew; meanwhile "
+            f"{SLOWER} (docs/qdrant.md, On a live service)"
         ]
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:

@@ -34,7 +34,7 @@ from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.calls import Answer
-from hubplugin_qdrant.plain_client import PointId
+from hubplugin_qdrant.plain_client import PointId, ShardKey
 from hubplugin_qdrant.requests import nothing
 
 
@@ -281,6 +281,8 @@ class QdrantTransport:
             strict = models.StrictModeConfig()
         self.strict: models.StrictModeConfig = strict
         self._counted: int | None = None
+        self._points_read = 0
+        self._seconds_read = 0.0
         self._is_for_job = False
 
     def for_job(self) -> QdrantTransport:
@@ -396,9 +398,16 @@ class QdrantTransport:
                 if fault_of(error) is not Fault.REFUSED:
                     raise
 
-    def flush(self) -> None:
-        """Returns when all is done that anybody has sent so far without waiting for it."""
-        self.retry(self.client.delete, self.collection, nothing())
+    def flush(self, shard_key: ShardKey = None) -> None:
+        """Return when all is done that anybody has sent so far without waiting for it.
+
+        Points that are sharded by keys take it for one key at a time.
+        """
+        self.retry(self.client.delete, self.collection, nothing(shard_key))
+
+    def flush_all(self) -> None:
+        for shard_key in self.points_of_shards() or [None]:
+            self.flush(shard_key)
 
     def points_of_shards(self) -> dict[Id, int]:
         """How many points there are by each shard key, about; empty where they are not sharded by keys."""
@@ -433,6 +442,7 @@ class QdrantTransport:
         offset, last = between
         more = True
         while more:
+            began = time.monotonic()
             # Servers compress what they answer, which takes longer than to send vectors
             # as they are.
             with self.one_line("reading"), headers({"accept-encoding": "identity"}):
@@ -444,11 +454,19 @@ class QdrantTransport:
                     with_vectors=with_vectors,
                     with_payload=with_payload,
                 )
+            if with_vectors:
+                self._points_read += len(records)
+                self._seconds_read += time.monotonic() - began
             more = offset is not None
             if last is not None and records and rank(records[-1].id) >= rank(last):
                 records = [each for each in records if rank(each.id) < rank(last)]
                 more = False
             yield convert(records)
+
+    def seconds_to_read(self) -> float:
+        """Return how long all points take, by those that this job has read so far."""
+        seconds = self._seconds_read / max(self._points_read, 1)
+        return seconds * self.count()
 
     @property
     def page(self) -> int:
