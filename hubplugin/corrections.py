@@ -202,8 +202,9 @@ class Manifest(Record, Generic[V]):
         if replaced.number == version.number:
             return self.replace(active=active)
         gone = [replaced]
-        if vector in self.previous:
-            gone.insert(0, self.previous[vector])
+        before = self.previous.get(vector)
+        if before is not None and before.number != version.number:
+            gone.insert(0, before)
         return self.replace(
             active=active,
             previous=self.previous | {vector: replaced},

@@ -99,6 +99,9 @@ class Process(ABC):
     @abstractmethod
     def stop(self) -> None: ...
 
+    @abstractmethod
+    def kill(self) -> None: ...
+
     def remove(self) -> None:
         """Stops it, and leaves nothing behind but files in its folder."""
         self.stop()
@@ -154,6 +157,11 @@ class Executable(Process):
                 self._running.kill()
                 self._running.wait()
             self._running = None
+
+    def kill(self) -> None:
+        assert self._running is not None
+        self._running.kill()
+        self._running.wait()
 
 
 class Container(Process):
@@ -219,6 +227,9 @@ class Container(Process):
 
     def stop(self) -> None:
         self._compose.execute("stop")
+
+    def kill(self) -> None:
+        self._compose.execute("kill")
 
     def remove(self) -> None:
         self._compose.execute("down --volumes --timeout 5")

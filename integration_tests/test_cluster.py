@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
+import hubplugin
 import hubplugin_qdrant.transport
 from hubplugin import Compute
 from integration_tests.galleries import AGREED, QUERIES, TARGETS, K
@@ -139,5 +140,9 @@ def test_custom_shard_keys_are_corrected_each_and_written_by_their_own(backend, 
             gallery.name, {"row": 2}, points=rows[5:9].tolist(), shard_key_selector=key
         )
     assert gallery.health() == (len(TARGETS), 0, 0)
+    both = gallery.ids, gallery.vectors
     gallery.ids, gallery.vectors = ids["left"].tolist(), TARGETS[ids["left"]]
     assert gallery.agreement(hub, model, shard_key_selector="left") >= AGREED
+    gallery.ids, gallery.vectors = both
+    hubplugin.remove(gallery.store())
+    assert gallery.agreement(hub, None) == 1

@@ -11,10 +11,13 @@ from qdrant_client import models
 
 import hubplugin
 import hubplugin_qdrant.transport
-from hubplugin import Compute, inspect
+from hubplugin import Compute, apply, inspect, refit
 from integration_tests import applying
 from integration_tests.galleries import (
     AGREED,
+    APPLY,
+    BANK,
+    OTHER_BANK,
     QUERIES,
     TARGETS,
     K,
@@ -182,27 +185,47 @@ def test_a_process_killed_while_a_stranger_writes_loses_nothing_of_either(
     assert list(vectors) == ["code"]
 
 
+JOBS = {
+    "apply": ("writing offsets", lambda store, on: apply(store, BANK, **APPLY | on)),
+    "refit": (
+        "writing offsets",
+        lambda store, on: refit(store, OTHER_BANK, **APPLY | on),
+    ),
+    "rollback": ("closing", lambda store, on: hubplugin.rollback(store, **on)),
+    "remove": ("removing offsets", lambda store, on: hubplugin.remove(store, **on)),
+}
+"""By name, the task in which the server is killed, and the job."""
+
+
 @pytest.mark.needs("managed")
-def test_a_server_restarted_in_mid_apply_is_waited_for(
-    backend, fill, storage, monkeypatch
+@pytest.mark.parametrize("job", JOBS)
+def test_a_server_killed_in_the_middle_of_a_job_is_waited_for(
+    backend, fill, storage, job, monkeypatch
 ):
     gallery = fill(using="code")
+    before = gallery.content()
     monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 20)
+    for bank in {"apply": [], "rollback": [BANK, OTHER_BANK]}.get(job, [BANK]):
+        gallery.correct(storage, bank=bank)
     back = threading.Thread(target=backend.start)
 
-    def restart_once(task, done, total):
-        if task == "writing offsets" and back.ident is None:
-            backend.stop()
+    def kill_once(task, done, total):
+        if task == at and back.ident is None:
+            backend.kill()
             back.start()
 
+    at, run = JOBS[job]
     try:
-        model = gallery.correct(storage, compute=Compute(progress=restart_once))
+        run(gallery.store(storage), {"compute": Compute(progress=kill_once)})
     finally:
-        if back.ident is not None:
-            back.join()
+        back.join()
+    if job == "remove":
+        assert_same(gallery.content(), before)
+        return
     store = gallery.store()
     assert store.storage == storage
-    assert gallery.health()[1:] == (0, 0)
+    assert gallery.health() == (len(gallery.ids), 0, 0)
+    model = store.correction().model
     assert gallery.agreement(store.search(QUERIES, K).ids, model) >= AGREED
 
 

@@ -35,6 +35,7 @@ def open_store(
     *,
     storage: Storage | Literal["auto"] = "auto",
     agreement: float | None = None,
+    pace: int | Literal["all"] | None = None,
     record: str | os.PathLike[str] | None = None,
 ) -> QdrantStore:
     """Opens a collection for the jobs of `hubplugin`: `hubplugin.apply(store, bank)`, `inspect`, `refresh`, `remove`.
@@ -52,6 +53,8 @@ def open_store(
             beside a named vector that is not quantised and whose numbers have 16 bits or more, and "payload" elsewhere.
         agreement: The recall that searches must reach, as a share of the raw index's own; by default that of the
             correction in place, or 0.99. Candidates, or hnsw_ef, are chosen by it.
+        pace: How many points are written before the graph is waited for, by default a tenth; "all" is the quickest, and
+            other searches are slow until it ends.
         record: The folder that `HubQdrantClient(record=...)` was given.
 
     Returns:
@@ -67,5 +70,6 @@ def open_store(
         vector,
         storage,
         agreement=agreement,
+        pace=pace,
         record=record,
     )

@@ -13,7 +13,8 @@ Queries of the bank stand for those to come. Measured on 10,000 functions and fi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -116,18 +117,62 @@ def draw_keys(points: dict[Id, int], count: int) -> list[Id]:
     return [list(points)[row] for row in np.searchsorted(ends, middles, side="right")]
 
 
+class Truth:
+    """The exact results of the calibration queries, which others may change meanwhile.
+
+    read: Searches for them. They are read again beside a search that misses some.
+    """
+
+    def __init__(self, read: Callable[[], Hits]):
+        self._read = read
+        self._hits = read()
+
+    def recall(self, found: Hits, enough: float) -> float:
+        """Return the recall of what was just `found`.
+
+        Below `enough` it may be that others write: then what came or went between two
+        reads of the truth, one before the search and one after it, does not count.
+        """
+        share = recall(found, self._hits)
+        if share < enough:
+            before = self._hits
+            self._hits = self._read()
+            share = recall(found, expected(found, before, self._hits))
+        return share
+
+
+def expected(found: Hits, before: Hits, after: Hits) -> Hits:
+    """Return what a search should have `found` between two reads of the truth.
+
+    That is what lies in both. What lies in one of them comes first where it was found,
+    and is not expected elsewhere.
+    """
+    ids: list[list[Id]] = []
+    scores: list[list[float]] = []
+    for row, true in enumerate(before.ids):
+        moved = {*true} ^ {*after.ids[row]}
+        ids.append([point for point in found.ids[row] if point in moved])
+        scores.append([math.nan] * len(ids[row]))
+        for point, score in zip(true, before.scores[row], strict=True):
+            if point not in moved:
+                ids[row].append(point)
+                scores[row].append(score)
+    return Hits(ids, scores)
+
+
 def calibrate(version: QdrantVersion, points: int, searches: Searches) -> QdrantVersion:
-    """Chooses how widely corrected searches look.
+    """Choose how widely corrected searches look.
 
     Args:
-        version: the version that was written.
-        points: how many points the collection has.
-        searches: raw and corrected searches for queries of the bank.
+        version: The version that was written.
+        points: How many points the collection has.
+        searches: Raw and corrected searches for queries of the bank.
 
     Returns:
-        `version` with the fewest candidates, or the smallest hnsw_ef, that give it `version.agreement` times the recall
-        of the raw index, or with the most that are tried. And with the candidates that give exact searches everything,
-        for which an index that misses much is no measure.
+        `version` with the fewest candidates, or the smallest hnsw_ef, that give it
+        `version.agreement` times the recall of the raw index, or with the most that are
+        tried. And with the candidates that give exact searches everything: an index
+        that misses much is no measure for these.
     """
     exact = searches.exact_allowed
     in_vector = version.storage == "vector"
@@ -135,15 +180,13 @@ def calibrate(version: QdrantVersion, points: int, searches: Searches) -> Qdrant
     most = min(max(points, SMALLEST_PAGE), MOST_CANDIDATES, limit)
     if not in_vector and points <= min(FEW_POINTS, limit):
         return version.replace(oversampling=most / SMALLEST_PAGE)
-    raw = recall(
-        searches.search_raw(SMALLEST_PAGE, False),
-        searches.search_raw(2 * SMALLEST_PAGE, exact),
-    )
+    raw_truth = Truth(lambda: searches.search_raw(2 * SMALLEST_PAGE, exact))
+    raw = raw_truth.recall(searches.search_raw(SMALLEST_PAGE, False), 1.0)
     widest_ef = searches.largest_ef if in_vector and not exact else None
     widest = version.replace(
         oversampling=most / SMALLEST_PAGE, max_candidates=most, hnsw_ef=widest_ef
     )
-    truth = searches.search_corrected(widest, 2 * SMALLEST_PAGE, exact)
+    truth = Truth(lambda: searches.search_corrected(widest, 2 * SMALLEST_PAGE, exact))
     if in_vector:
         wider_efs = ratios(searches.largest_ef / DEFAULT_EF)[1:]
         efs = [None, *(round(DEFAULT_EF * ratio) for ratio in wider_efs)]
@@ -155,8 +198,9 @@ def calibrate(version: QdrantVersion, points: int, searches: Searches) -> Qdrant
 
     def reaches(number: int) -> bool:
         found = searches.search_corrected(widths[number], SMALLEST_PAGE, False)
-        recalls[number] = recall(found, truth)
-        return recalls[number] >= version.agreement * raw
+        enough = version.agreement * raw
+        recalls[number] = truth.recall(found, enough)
+        return recalls[number] >= enough
 
     chosen = first_that(reaches, len(widths))
     if chosen not in recalls:  # the last, where none before it reaches
@@ -169,7 +213,7 @@ def calibrate(version: QdrantVersion, points: int, searches: Searches) -> Qdrant
 
         def finds_all(number: int) -> bool:
             found = searches.search_corrected(wider[number], SMALLEST_PAGE, True)
-            return recall(found, truth) == 1.0
+            return truth.recall(found, 1.0) == 1.0
 
         enough = first_that(finds_all, len(wider))
         measured["exact_oversampling"] = EXACT_MARGIN * wider[enough].oversampling

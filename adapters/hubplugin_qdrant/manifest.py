@@ -1,14 +1,14 @@
 """What is known of a corrected collection: `hubplugin.corrections` says which versions there are, and these are they.
 
 By vector name, `active` has the version that searches use, and whose offsets writes keep up to date; `previous` the one
-before it, of which only the model is left. `writing` is half-written. `retired` has those whose offsets still lie in
-the points and are to be deleted.
+before it: its model, and the numbers in payloads, as they were then. `writing` is half-written. `retired` has those
+whose vectors and indexes are to be deleted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, InstanceOf
@@ -132,10 +132,22 @@ class QdrantVersion(corrections.Version):
 class QdrantManifest(corrections.Manifest[QdrantVersion]):
     """All that is known about a collection."""
 
-    def outgoing(self) -> tuple[QdrantVersion, ...]:
-        """The versions before the active ones by which some clients still search, until the job deletes them."""
-        previous = {version.number for version in self.previous.values()}
-        return tuple(version for version in self.retired if version.number in previous)
+    @property
+    def everything(self) -> tuple[QdrantVersion, ...]:
+        """Every version of which something may lie in the points.
+
+        Numbers of the version before stay: `rollback` needs them, and another deletion
+        would take every point out of the graph. The next version is written over them.
+        """
+        left = [v for v in self.previous.values() if v.storage == "payload"]
+        return (*super().everything, *left)
+
+    def before(self, vector: str, model: str, storage: str) -> QdrantVersion | None:
+        """Return the version before, if it has this `model` and its numbers lie there."""
+        version = self.previous.get(vector)
+        if version is None or version.model != model:
+            return None
+        return version if version.storage == storage == "payload" else None
 
     @property
     def offset_key(self) -> str | None:
@@ -152,17 +164,16 @@ class QdrantManifest(corrections.Manifest[QdrantVersion]):
     def unknown_keys(self, payload: Payload | None) -> tuple[str, ...]:
         """Return the payload keys of a point that hold offsets of unknown versions.
 
-        A client brought them along that took the collection for another, or for what
-        it was before.
+        These versions are gone, or a client brought offsets along that took the
+        collection for another. It is the whole key, unless something else lies there.
         """
-        under: Any = (payload or {}).get(KEY)
-        if not holds_offsets(under):
-            return ()
+        under = (payload or {}).get(KEY)
         known = {
             version.field for version in self.everything if version.storage == "payload"
         }
-        unknown = under.keys() - known
-        if unknown and len(unknown) == len(under):
+        unknown = our_fields(under) - known
+        is_all = holds_offsets(under) and unknown == under.keys()
+        if is_all and (unknown or self.last_number):
             return (KEY,)
         return tuple(f"{KEY}.{field}" for field in sorted(unknown))
 
@@ -193,22 +204,6 @@ def our_fields(under: object) -> set[str]:
 def holds_offsets(under: Any) -> bool:
     """Whether nothing but offsets lies `under` our key in a point."""
     return isinstance(under, dict) and our_fields(under) == under.keys()
-
-
-def keys_to_delete(
-    payload: Payload | None, versions: Sequence[QdrantVersion], is_last: bool
-) -> tuple[str, ...]:
-    """Return the payload keys to delete when `versions` go, the last of all if `is_last`.
-
-    That is the whole key, unless something else lies under it; none where nothing of
-    theirs does.
-    """
-    under = (payload or {}).get(KEY)
-    ours = our_fields(under)
-    is_all = is_last or ours <= {version.field for version in versions}
-    if is_all and holds_offsets(under) and (under or versions):
-        return (KEY,)
-    return payload_keys(version for version in versions if version.field in ours)
 
 
 def metadata_collection(collection: str) -> str:

@@ -241,7 +241,7 @@ def mend(
 ) -> list[models.UpdateOperation]:
     """Return what makes a point hold what it must store, and nothing else of ours.
 
-    What is outgoing stays.
+    The version before stays as it is: some clients still search by it.
 
     Args:
         record: The point.
@@ -250,13 +250,13 @@ def mend(
     """
     operations: list[models.UpdateOperation] = []
     target: dict[str, Any] = {"points": [record.id], "shard_key": record.shard_key}
-    outgoing = manifest.outgoing()
+    before = manifest.previous.values()
     under: Any = (record.payload or {}).get(KEY)
     fields = our_fields(under)
     held = {name: under[name] for name in fields}
     if not all(_is_same(x, held.get(name)) for name, x in stored.offsets.items()):
         operations.append(set_offsets(record.id, stored.offsets, record.shard_key))
-    surplus = fields - stored.offsets.keys() - {version.field for version in outgoing}
+    surplus = fields - stored.offsets.keys() - {version.field for version in before}
     if surplus:
         paths = [f"{KEY}.{name}" for name in sorted(surplus)]
         if not stored.offsets and len(surplus) == len(under):
@@ -274,7 +274,7 @@ def mend(
         update = models.UpdateVectors(points=points, shard_key=record.shard_key)
         operations.append(models.UpdateVectorsOperation(update_vectors=update))
     ours = set(vectors_of(manifest.everything)) & vectors.keys()
-    surplus = ours - stored.vectors.keys() - set(vectors_of(outgoing))
+    surplus = ours - stored.vectors.keys() - set(vectors_of(before))
     if surplus:
         delete = models.DeleteVectors(vector=sorted(surplus), **target)
         operations.append(models.DeleteVectorsOperation(delete_vectors=delete))

@@ -48,7 +48,8 @@ class Place:
         if parts.username or parts.password or options.keys() - OPTIONS:
             raise InputError(
                 f"expected {expected}, and no more than "
-                "?using=VECTOR&storage=STORAGE&grpc=PORT&record=FOLDER behind it; "
+                "?using=VECTOR&storage=STORAGE&pace=POINTS&grpc=PORT&record=FOLDER "
+                "behind it; "
                 "an api key is read from the environment variable QDRANT_API_KEY"
             )
         grpc = options.get("grpc", "")
@@ -87,7 +88,7 @@ class Place:
         )
 
 
-OPTIONS = frozenset(("using", "storage", "grpc", "record"))
+OPTIONS = frozenset(("using", "storage", "pace", "grpc", "record"))
 """What may stand behind a URL."""
 
 

@@ -37,7 +37,7 @@ from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import QueryMap
 from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
-from hubplugin_qdrant.plain_client import Arguments, resolve
+from hubplugin_qdrant.plain_client import Arguments, ShardKey, resolve
 
 EMBEDDED = (models.Document, models.Image, models.InferenceObject)
 """What somebody embeds: the client, before a request is rewritten, or else the server."""
@@ -188,10 +188,11 @@ def has_vector(name: str) -> models.HasVectorCondition:
     return models.HasVectorCondition(has_vector=name)
 
 
-def nothing() -> models.FilterSelector:
-    """No point, in any shard: to delete it ends when all that was sent before is done."""
+def nothing(shard_key: ShardKey = None) -> models.FilterSelector:
+    """No point: to delete it ends when all that was sent to its shards before is done."""
     return models.FilterSelector(
-        filter=models.Filter(must=models.HasIdCondition(has_id=[str(uuid4())]))
+        filter=models.Filter(must=models.HasIdCondition(has_id=[str(uuid4())])),
+        shard_key=shard_key,
     )
 
 

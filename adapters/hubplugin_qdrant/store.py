@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +61,14 @@ from hubplugin_qdrant.transport import (
     plain_id,
 )
 
+PARTS = 10
+"""A collection is written in so many parts: meanwhile most of its graph serves."""
+
+
+SLOWER = "searches of everybody are slower"
+
+logger = logging.getLogger("hubplugin.qdrant")
+
 
 class QdrantStore(ManifestStore[QdrantVersion]):
     """The vector `vector` of a collection, with its offsets as `storage`.
@@ -80,6 +90,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         storage: Storage | Literal["auto"] = "auto",
         *,
         agreement: float | None = None,
+        pace: int | str | None = None,
         url: str = "",
         record: str | os.PathLike[str] | None = None,
     ):
@@ -94,17 +105,21 @@ class QdrantStore(ManifestStore[QdrantVersion]):
                 f"agreement={agreement!r}: it is a share of the raw recall, above 0 "
                 "and at most 1"
             )
+        if pace not in (None, "all") and not (str(pace).isdecimal() and int(pace)):
+            raise InputError(f"pace={pace!r}: it is a number of points, or 'all'")
         self._agreement = agreement
+        self._pace = pace
         self.url = url or f"qdrant collection {collection!r}"
         self._condition: models.Filter | None = None
         self._seen: QdrantManifest | None = None
         self._cache: CorrectionCache | None = None
         with one_line(self.url, "opening", collection):
-            self.collection = run(metadata.real_name(self.client, collection))
-            transport = QdrantTransport(
-                self.client, self.collection, self.url, collection
+            transport = self.transport = QdrantTransport(self.client, self.url)
+            self.collection = transport.retry(
+                lambda: run(metadata.real_name(self.client, collection))
             )
-            manifest = run(metadata.read_manifest(self.client, self.collection))
+            transport.open(self.collection, collection)
+            manifest = self._run("opening", metadata.read_manifest)
         self.vector, self._parameters = find_vector(
             self.url, transport.opened, vector or "", manifest
         )
@@ -192,19 +207,35 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def delete_offsets(
         self, versions: Sequence[QdrantVersion], progress: Progress | None = None
     ) -> None:
+        with self.transport.one_line("removing"):
+            self.transport.flush_all()
+            is_last = not self.read_manifest().maintained
+            for schema in self.schemas.values():
+                schema.delete(versions, is_last, progress)
+
+    def delete_numbers(
+        self, manifest: QdrantManifest, progress: Progress | None = None
+    ) -> None:
+        """Delete the offsets in payloads that `manifest` does not know."""
+        schema = cast(PayloadSchema, self.schemas["payload"])
         try:
             with self.transport.one_line("removing"):
-                self.transport.flush()
-                is_last = not self.read_manifest().maintained
-                for schema in self.schemas.values():
-                    schema.delete(versions, is_last, progress)
+                self.transport.flush_all()
+                schema.delete_numbers(manifest, progress)
         finally:
             self.transport.give_up()
 
     def find(
         self, manifest: corrections.Manifest[QdrantVersion], model: OffsetModel
     ) -> tuple[QdrantVersion | None, Found]:
-        return manifest.find(self.vector, model.fingerprint, storage=self.storage)
+        """Return the version before, too: its numbers lie there, all but a few right."""
+        fingerprint = model.fingerprint
+        version, found = manifest.find(self.vector, fingerprint, storage=self.storage)
+        if version is None:
+            manifest = cast(QdrantManifest, manifest)
+            version = manifest.before(self.vector, fingerprint, self.storage)
+            found = "nothing" if version is None else "half-written"
+        return version, found
 
     def next_number(self, manifest: corrections.Manifest[QdrantVersion]) -> int:
         """Return a new number by which no vector of the user's is called."""
@@ -237,6 +268,13 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         reader = PointReader(self.schemas["payload"], manifest, version, field)
         return reader.read(between)
 
+    def pace(self) -> float:
+        """Return how many points are written before the graph is waited for."""
+        schema = self.schemas[self.storage]
+        if self._pace == "all" or not schema.expects_graph():
+            return math.inf
+        return int(self._pace) if self._pace else math.ceil(self.count() / PARTS)
+
     def shards(self, count: int | None) -> list[QdrantShard]:
         """Return ranges of ids, of as many points each: all ids are read for it."""
         if not self.url.startswith(("qdrant:", "qdrant+https:")):
@@ -253,25 +291,29 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         self, version: QdrantVersion, model: OffsetModel, between: IdRange
     ) -> QdrantWriting:
         """Return the part `between` two ids of what another process has begun."""
-        return QdrantWriting(self, version, "half-written", model, between=between)
+        return QdrantWriting(
+            self, version, "half-written", model, self.seen(), between=between
+        )
 
     def begin(
         self, model: OffsetModel, progress: Progress | None = None
     ) -> QdrantWriting:
+        before = self.seen()
         with self.transport.one_line("preparing"):
-            manifest = self.seen()
-            version, _ = self.find(manifest, model)
-            self.schemas[self.storage].require_room(manifest, version)
-            if not manifest.last_number:
+            version, _ = self.find(before, model)
+            self.schemas[self.storage].require_room(before, version)
+            if not before.last_number:
                 params = self.transport.opened.config.params
                 factor = params.replication_factor
                 self._run("preparing", metadata.create, factor)
             version, found = self.start_version(model, progress)
+        for line in self._price() if found == "nothing" else ():
+            logger.warning("%s: %s", self.url, line)
         version = version.replace(
             max_candidates=self.transport.strict.max_query_limit,
             agreement=self._agreement or version.agreement,
         )
-        return QdrantWriting(self, version, found, model, progress)
+        return QdrantWriting(self, version, found, model, before, progress)
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raise StoreError where a correction cannot be written.
@@ -345,7 +387,21 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             *self._choice,
             f"offsets would take {schema.cost()}",
             f"manifest and model would lie in {m.metadata_collection(self.collection)!r}",
+            *self._price(),
             *others,
+        ]
+
+    def _price(self) -> list[str]:
+        """Say what the writing takes, and what other searches pay, before it begins."""
+        schema = self.schemas[self.storage]
+        if not schema.expects_graph():
+            return []
+        points = self.count()
+        seconds = schema.writing * self.transport.seconds_to_read()
+        return [
+            f"to write {points:,} points takes about {seconds:,.0f} s, by the time that "
+            "reading them took, and the server builds their graph anew; meanwhile "
+            f"{SLOWER} (docs/qdrant.md, On a live service)"
         ]
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
@@ -408,17 +464,20 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         Offsets that a client brought along from elsewhere go, too, and corrections of
         vectors that are gone.
         """
-        if not self.has_manifest():
-            self.delete_offsets((), progress)
-            return
-        manifest = self.read_manifest()
+        has_manifest = self.has_manifest()
+        manifest = self.read_manifest() if has_manifest else QdrantManifest()
         with self.transport.one_line("looking for vectors"):
             vectors = dense_vectors(self.transport.describe())
         corrected = {version.vector for version in manifest.everything}
-        for vector in corrected - vectors.keys():
+        for vector in {self.vector} | (corrected - vectors.keys()):
             manifest = manifest.withdraw(vector)
+        if has_manifest:
             self.write_manifest(manifest)
-        super().remove(progress)
+        self.delete_numbers(manifest.replace(retired=()), progress)
+        if has_manifest:
+            super().remove(progress)
+        else:
+            self.delete_offsets((), progress)
 
 
 def open_url(url: str) -> QdrantStore:
@@ -426,7 +485,8 @@ def open_url(url: str) -> QdrantStore:
 
     By https it is qdrant+https://HOST:6333/COLLECTION. Options follow: ?using=VECTOR
     where the collection has named vectors. &storage=vector or &storage=payload where
-    offsets shall lie elsewhere than "auto" puts them. &grpc=6334 is the server's port
+    offsets shall lie elsewhere than "auto" puts them. &pace=POINTS or &pace=all is how
+    many are written before the graph is waited for. &grpc=6334 is the server's port
     for gRPC, where it is asked by that. &record=FOLDER is where
     `HubQdrantClient(record=FOLDER)` records queries.
 
@@ -436,7 +496,7 @@ def open_url(url: str) -> QdrantStore:
     place = Place.of(url)
     options = {
         name: place.options[name]
-        for name in ("storage", "record")
+        for name in ("storage", "pace", "record")
         if name in place.options
     }
     with one_line(url, "opening", place.collection):
@@ -452,8 +512,9 @@ def open_url(url: str) -> QdrantStore:
 class QdrantWriting(Writing):
     """The offsets of `version`, those of `model`, on their way into a collection.
 
-    The search is calibrated by the bank of the model. progress: told of what comes
-    after the last write. between: ids of the points that `scan` yields.
+    The search is calibrated by the bank of the model. before: the manifest before this
+    run. progress: told of what comes after the last write. between: ids of the points
+    that `scan` yields.
     """
 
     def __init__(
@@ -462,6 +523,7 @@ class QdrantWriting(Writing):
         version: QdrantVersion,
         found: Found,
         model: OffsetModel,
+        before: QdrantManifest,
         progress: Progress | None = None,
         between: IdRange = EVERY_ID,
     ):
@@ -473,6 +535,10 @@ class QdrantWriting(Writing):
         self._between = between
         self._schema = store.schemas[version.storage]
         self._transport = store.transport
+        keys = set(m.payload_keys(before.everything))
+        self._dropped = keys.difference(m.payload_keys(self._later(before).everything))
+        self._pace = store.pace()
+        self._sent = 0
         self._is_overtaken = False
         self._reader: PointReader | None = None  # that has read the points last
 
@@ -480,19 +546,30 @@ class QdrantWriting(Writing):
         """Yield every point, as it is once all is written that is under way."""
         self._transport.wait()
         manifest = self._unless_overtaken(self.store.require_owner)
-        self._reader = PointReader(
-            self._schema, cast(QdrantManifest, manifest), self.version, None
-        )
+        later = self._later(cast(QdrantManifest, manifest))
+        self._reader = PointReader(self._schema, later, self.version, None)
         yield from self._reader.read(self._between)
+
+    def _later(self, manifest: QdrantManifest) -> QdrantManifest:
+        """Return the manifest as it is once this version is active."""
+        return manifest.activate(self.version).replace(retired=())
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         """Start to write `offsets` to the points of `batch`.
 
-        What goes wrong is raised by a later call; `scan` and `activate` wait.
+        Numbers that nobody needs any more go at once, before there is a new graph. What
+        goes wrong is raised by a later call; `scan` and `activate` wait.
         """
+        self._unless_overtaken(self.store.require_owner)
+        if self._sent >= self._pace:
+            self._transport.wait()
+            self._schema.wait_for_graph(self._progress)
+            self._sent = 0
+        self._sent += len(batch.ids)
         values = values_of(self.version, batch.vectors, offsets)
         items = list(zip(batch.ids, values, strict=True))
         self._schema.write(self.version, items, batch.place)
+        self._schema.delete_keys(sorted(self._dropped), list(batch.ids), batch.place)
 
     def wait(self) -> None:
         self._transport.wait()
@@ -513,7 +590,7 @@ class QdrantWriting(Writing):
             raise
 
     def activate(self) -> None:
-        """Switch. The offsets of the version before go once no client uses them."""
+        """Switch. What the version before has beside the points goes at last."""
         self.wait()
         with self._transport.one_line("activating"):
             queries = choose_queries(self._model, self.store.scan())
@@ -531,7 +608,7 @@ class QdrantWriting(Writing):
         self._transport.wait_until(
             lambda: time.monotonic() >= end,
             "waiting for clients",
-            "the next job deletes the offsets of the version before",
+            "the next job deletes what the version before leaves",
             self._progress,
         )
 
@@ -543,9 +620,11 @@ class QdrantWriting(Writing):
         try:
             if self._is_overtaken:
                 self._transport.wait()
-                known = self.store.read_manifest().everything
-                if self.version.number not in {version.number for version in known}:
+                manifest = self.store.read_manifest()
+                numbers = {version.number for version in manifest.everything}
+                if self.version.number not in numbers:
                     self.store.delete_offsets([self.version])
+                    self.store.delete_numbers(manifest)
         finally:
             self._transport.give_up()
 

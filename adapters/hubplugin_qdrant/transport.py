@@ -34,7 +34,7 @@ from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.calls import Answer
-from hubplugin_qdrant.plain_client import PointId
+from hubplugin_qdrant.plain_client import PointId, ShardKey
 from hubplugin_qdrant.requests import nothing
 
 
@@ -230,17 +230,14 @@ FORMULAS = (1, 14)
 
 
 class QdrantTransport:
-    """The requests of one store to `collection` (no alias), called `name` by its user.
+    """The requests of one store to `collection`, which `open` chooses.
 
     `url` is what errors call it. server: its version, such as (1, 18). strict: what it
     allows. dim: numbers in each vector that is read, once that is known.
-
-    Raises StoreError if there is no such collection, or the server is too old.
     """
 
-    def __init__(self, client: QdrantClient, collection: str, url: str, name: str):
+    def __init__(self, client: QdrantClient, url: str):
         self.client = client
-        self.collection = collection
         self.url = url
         self.dim = 1
         # Local mode is no use from a second thread.
@@ -248,24 +245,32 @@ class QdrantTransport:
         self._writers = None if self.is_local else ThreadPoolExecutor(WRITERS)
         self._under_way: deque[Future[None]] = deque()
         self._given_up = threading.Event()
-        self.one_line = partial(one_line, url, collection=collection)
+
+    def open(self, collection: str, name: str) -> None:
+        """Use `collection`, which is no alias, and which its user calls `name`.
+
+        Raises StoreError if there is no such collection, or the server is too old.
+        """
+        client = self.client
+        self.collection = collection
+        self.one_line = partial(one_line, self.url, collection=collection)
         try:
-            self._read(client.get_collection(collection))
+            self._read(self.describe())
         except Exception as error:
             if fault_of(error) is not Fault.MISSING:
                 raise
             every = [each.name for each in client.get_collections().collections]
             names = sorted(each for each in every if not each.endswith("--hub"))
             raise StoreError(
-                f"{url}: there is no collection {name!r}; there are: "
+                f"{self.url}: there is no collection {name!r}; there are: "
                 f"{', '.join(names) or 'none'}"
             ) from None
         major, minor = map(int, client.info().version.split(".")[:2])
         self.server = (major, minor)
         if self.server < FORMULAS:
             raise StoreError(
-                f"{url}: the server is Qdrant {major}.{minor}, which has no formulas; "
-                "upgrade it to 1.14 or newer"
+                f"{self.url}: the server is Qdrant {major}.{minor}, which has no "
+                "formulas; upgrade it to 1.14 or newer"
             )
 
     def _read(self, info: models.CollectionInfo) -> None:
@@ -276,6 +281,8 @@ class QdrantTransport:
             strict = models.StrictModeConfig()
         self.strict: models.StrictModeConfig = strict
         self._counted: int | None = None
+        self._points_read = 0
+        self._seconds_read = 0.0
         self._is_for_job = False
 
     def for_job(self) -> QdrantTransport:
@@ -391,9 +398,16 @@ class QdrantTransport:
                 if fault_of(error) is not Fault.REFUSED:
                     raise
 
-    def flush(self) -> None:
-        """Returns when all is done that anybody has sent so far without waiting for it."""
-        self.retry(self.client.delete, self.collection, nothing())
+    def flush(self, shard_key: ShardKey = None) -> None:
+        """Return when all is done that anybody has sent so far without waiting for it.
+
+        Points that are sharded by keys take it for one key at a time.
+        """
+        self.retry(self.client.delete, self.collection, nothing(shard_key))
+
+    def flush_all(self) -> None:
+        for shard_key in self.points_of_shards() or [None]:
+            self.flush(shard_key)
 
     def points_of_shards(self) -> dict[Id, int]:
         """How many points there are by each shard key, about; empty where they are not sharded by keys."""
@@ -428,6 +442,7 @@ class QdrantTransport:
         offset, last = between
         more = True
         while more:
+            began = time.monotonic()
             # Servers compress what they answer, which takes longer than to send vectors
             # as they are.
             with self.one_line("reading"), headers({"accept-encoding": "identity"}):
@@ -439,11 +454,19 @@ class QdrantTransport:
                     with_vectors=with_vectors,
                     with_payload=with_payload,
                 )
+            if with_vectors:
+                self._points_read += len(records)
+                self._seconds_read += time.monotonic() - began
             more = offset is not None
             if last is not None and records and rank(records[-1].id) >= rank(last):
                 records = [each for each in records if rank(each.id) < rank(last)]
                 more = False
             yield convert(records)
+
+    def seconds_to_read(self) -> float:
+        """Return how long all points take, by those that this job has read so far."""
+        seconds = self._seconds_read / max(self._points_read, 1)
+        return seconds * self.count()
 
     @property
     def page(self) -> int:

@@ -88,6 +88,10 @@ class Binary(LocalServer):
     def stop(self) -> None:
         self._process.stop()
 
+    def kill(self) -> None:
+        """Ends it at once, as a lack of memory does."""
+        self._process.kill()
+
     def start(self) -> None:
         """Returns when it answers again."""
         self._process.start()

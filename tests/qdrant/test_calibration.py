@@ -1,5 +1,7 @@
 """How widely a corrected search looks: as widely as the raw index's own recall asks for, and no wider."""
 
+import itertools
+
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
@@ -216,3 +218,33 @@ def test_the_share_that_is_asked_for_is_stored_told_and_kept_by_a_refresh():
     assert (second.agreement, second.oversampling) == (0.8, first.oversampling)
     hubplugin.refresh(opened(agreement=1.0))
     assert opened().active().oversampling > first.oversampling
+
+
+def widths_beside(writes):
+    """Return what is calibrated where `writes` points come, move and go each search."""
+    rng = np.random.default_rng(0)
+    vectors, bank = rng.normal(size=(2, 1200, 8)) + 0.3
+    client = QdrantClient(":memory:")
+    cosine = models.VectorParams(size=8, distance=models.Distance.COSINE)
+    client.create_collection("photos", cosine)
+    client.upload_collection("photos", vectors[:600], ids=range(600))
+    others, search = iter(range(600, 1200)), client.query_batch_points
+
+    def beside_a_writer(*given, **named):
+        for key in itertools.islice(others, writes):
+            vector = vectors[key].tolist()
+            come = models.PointStruct(id=key, vector=vector)
+            move = models.PointStruct(id=key - 600, vector=vector)
+            client.upsert("photos", [come, move])
+            client.delete("photos", [key - 300])
+        return search(*given, **named)
+
+    client.query_batch_points = beside_a_writer
+    store = hubplugin_qdrant.open_store(client, "photos")
+    hubplugin.apply(store, bank[:100], "nnn", force=True)
+    return np.array([store.active().oversampling, store.active().exact_oversampling])
+
+
+def test_beside_a_writer_the_width_is_that_of_a_quiet_collection():
+    quiet, beside = widths_beside(0), widths_beside(4)
+    assert (np.abs(np.log(beside / quiet)) <= np.log(1.26)).all()

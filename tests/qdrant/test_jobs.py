@@ -1,6 +1,7 @@
 """The job on a collection that others read and write: how often it reads, and what is right when it ends."""
 
 import threading
+import types
 
 import httpx
 import numpy as np
@@ -11,8 +12,8 @@ from qdrant_client.http.exceptions import UnexpectedResponse
 
 import hubplugin
 import hubplugin_qdrant
-from hubplugin import Compute, StoreError
-from tests.qdrant.conftest import DIM, ROWS, served
+from hubplugin import Compute, InputError, StoreError
+from tests.qdrant.conftest import DIM, ROWS, once, served
 
 
 def test_a_quiet_collection_is_read_twice(cosine, monkeypatch):
@@ -203,3 +204,73 @@ def test_a_long_wait_is_logged_once_with_what_is_waited_for(
     )
     (said,) = [record.getMessage() for record in caplog.records]
     assert "photos': waiting for the graph, for up to 600.6 s; it may be inter" in said
+
+
+@pytest.fixture
+def graph(cosine, monkeypatch):
+    """The collection as a server with a graph, that is always yellow, describes it."""
+    monkeypatch.setattr("hubplugin_qdrant.transport.SERVER_SECONDS", 0)
+    described = types.SimpleNamespace(indexed=ROWS, on_write=lambda points: None)
+    describe = cosine.plain.get_collection
+    update = cosine.plain.batch_update_points
+
+    def get_collection(*given):
+        info = describe(*given)
+        info.status = models.CollectionStatus.YELLOW
+        info.indexed_vectors_count = described.indexed
+        info.config.optimizer_config.indexing_threshold = 1
+        return info
+
+    def batch_update_points(collection, operations, **named):
+        described.on_write(len(operations))
+        return update(collection, operations, **named)
+
+    monkeypatch.setattr(cosine.plain, "get_collection", get_collection)
+    monkeypatch.setattr(cosine.plain, "batch_update_points", batch_update_points)
+    served(cosine.plain)
+    return described
+
+
+WAITS = "waiting for the graph, in seconds"
+
+
+@pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
+@pytest.mark.parametrize("left", [ROWS // 2, ROWS - 5])
+def test_a_graph_is_waited_for_and_no_status(cosine, graph, left):
+    def write(points):
+        graph.indexed = left
+
+    graph.on_write = write
+    cosine.apply(compute=once(WAITS, lambda: setattr(graph, "indexed", ROWS - 1)))
+    assert graph.indexed == (ROWS - 1 if left < 0.9 * ROWS else left)
+
+
+@pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
+@pytest.mark.parametrize(("pace", "parts"), [(None, 10), (30, 4), ("all", 1)], ids=str)
+def test_a_part_is_written_and_then_the_graph_is_waited_for(
+    cosine, graph, monkeypatch, pace, parts
+):
+    monkeypatch.setattr("hubplugin_qdrant.transport.BATCH", 2)
+    unindexed = []
+
+    def write(points):
+        graph.indexed -= points
+        unindexed.append(ROWS - graph.indexed)
+
+    def index(task, done, total):
+        if task == WAITS:
+            graph.indexed = ROWS
+
+    graph.on_write = write
+    store = hubplugin_qdrant.open_store(cosine.plain, "photos", pace=pace)
+    compute = Compute(progress=index)
+    hubplugin.apply(store, cosine.bank, "is", force=True, compute=compute)
+    assert len(unindexed) == ROWS / 2
+    at_most = 0.1 * ROWS + ROWS / parts
+    assert max(unindexed) <= min(at_most, ROWS)
+
+
+@pytest.mark.parametrize("pace", [0, -1, "half", 1.5])
+def test_a_pace_that_is_none_is_refused(cosine, pace):
+    with pytest.raises(InputError, match=f"pace={pace!r}: it is a number of points"):
+        hubplugin_qdrant.open_store(cosine.plain, "photos", pace=pace)

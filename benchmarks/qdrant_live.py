@@ -1,0 +1,193 @@
+"""What a service pays while it is corrected: python -m benchmarks.qdrant_live URL --points 100000
+
+A thread searches a collection of its own, raw and by a plain client, twenty times a
+second. Meanwhile another process applies a correction, fits it anew and rolls it back.
+Each task of a job, as progress names it, gets a line: how long it took, and what a search
+took then. `--seconds FILE` writes median and 95th percentile of each second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from qdrant_client import QdrantClient, models
+
+COLLECTION = "hubplugin-live"
+DIM = 384
+EVERY = 0.05
+"""Seconds from one search to the next."""
+
+JOB = """
+import sys, time, numpy as np, hubplugin
+url, job, bank = sys.argv[1:]
+told = [""]
+
+def progress(task, done, total):
+    if task != told[0]:
+        told[0] = task
+        print(time.time(), task, flush=True)
+
+store, compute = hubplugin.open_store(url), hubplugin.Compute(progress=progress)
+if job == "rollback":
+    done = hubplugin.rollback(store, compute=compute)
+else:
+    given = {"force": True, "compute": compute}
+    done = getattr(hubplugin, job)(store, np.load(bank), "dbsn", tau=0.05, **given)
+"""
+
+
+def draw(count: int, seed: int) -> np.ndarray:
+    """Return clustered vectors [count, DIM] of unit length."""
+    centres = np.random.default_rng(0).normal(size=(200, DIM))
+    rng = np.random.default_rng(seed)
+    vectors = centres[rng.integers(200, size=count)]
+    vectors = vectors + 0.9 * rng.normal(size=(count, DIM))
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit.astype(np.float32)
+
+
+def fill(client: QdrantClient, points: int, prevent: bool) -> None:
+    client.delete_collection(COLLECTION)
+    client.delete_collection(f"{COLLECTION}--hub")
+    vector = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
+    client.create_collection(COLLECTION, {"text": vector})
+    rows = ({"n": row} for row in range(points))
+    started = time.monotonic()
+    vectors = {"text": draw(points, 1)}
+    ids = range(points)
+    client.upload_collection(COLLECTION, vectors, rows, ids, batch_size=500, wait=True)
+    rate = points / (time.monotonic() - started)
+    print(f"uploaded {points:,} points at {rate:,.0f} a second", flush=True)
+    wait_until_green(client)
+    print(f"indexed after {time.monotonic() - started:.0f} s", flush=True)
+    if prevent:
+        changes = models.OptimizersConfigDiff(prevent_unoptimized=True)
+        client.update_collection(COLLECTION, optimizers_config=changes)
+
+
+def wait_until_green(client: QdrantClient) -> None:
+    """Return once the collection has been green for some seconds."""
+    green = 0
+    while green < 6:
+        is_green = client.get_collection(COLLECTION).status == "green"
+        green = green + 1 if is_green else 0
+        time.sleep(0.5)
+
+
+class Load(threading.Thread):
+    """Plain searches, one after the other: `took` has when each began, and its ms."""
+
+    def __init__(self, client: QdrantClient):
+        super().__init__(daemon=True)
+        self._client = client
+        self._ended = threading.Event()
+        self.took: list[tuple[float, float]] = []
+
+    def run(self) -> None:
+        queries = draw(500, 2).tolist()
+        due = time.time()
+        while not self._ended.is_set():
+            query = queries[len(self.took) % len(queries)]
+            began = time.time()
+            self._client.query_points(COLLECTION, query, "text", limit=10)
+            self.took.append((began, 1000 * (time.time() - began)))
+            due = max(due + EVERY, time.time())
+            time.sleep(due - time.time())
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+    def between(self, first: float, last: float) -> np.ndarray:
+        return np.array([ms for began, ms in self.took if first <= began < last])
+
+
+def print_task(load: Load, name: str, first: float, last: float) -> None:
+    """Print what searches took during a task: all, and the worst second's share."""
+    ms = load.between(first, last)
+    if not len(ms):
+        return
+    seconds = [load.between(at, at + 1) for at in np.arange(first, last)]
+    medians = [np.median(each) for each in seconds if len(each) > 5]
+    worst = max(medians, default=np.nan)
+    middle, high = np.quantile(ms, [0.5, 0.95])
+    line = f"{name:<34}{last - first:>8.0f}{middle:>9.1f}{high:>9.1f}{worst:>12.1f}"
+    print(line, flush=True)
+
+
+def run_job(load: Load, client: QdrantClient, url: str, job: str, bank: str) -> None:
+    command = [sys.executable, "-c", JOB, url, job, bank]
+    began = time.time()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [line.split(maxsplit=1) for line in process.stdout]
+    if process.returncode:
+        raise SystemExit(f"{job} ended with status {process.returncode}")
+    ended = time.time()
+    moments = [(float(at), task.strip()) for at, task in lines]
+    moments = [(began, "start"), *moments, (ended, "")]
+    for (first, task), (last, _) in itertools.pairwise(moments):
+        print_task(load, f"{job}: {task}", first, last)
+    print_task(load, f"{job}: all", began, ended)
+    indexed = client.get_collection(COLLECTION).indexed_vectors_count
+    print(f"{job} left {indexed:,} vectors indexed", flush=True)
+    wait_until_green(client)
+    print_task(load, f"{job}: until green", ended, time.time())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("url", help="of the server's REST, such as 127.0.0.1:6333")
+    parser.add_argument("--points", type=int, default=20_000)
+    parser.add_argument("--storage", default="payload")
+    parser.add_argument(
+        "--options", default="", help="more of the store's URL, &pace=all"
+    )
+    parser.add_argument("--jobs", nargs="*", default=["apply", "refit", "rollback"])
+    parser.add_argument("--keep", action="store_true", help="search what is there")
+    parser.add_argument("--prevent-unoptimized", action="store_true")
+    parser.add_argument("--seconds", help="a file of CSV")
+    given = parser.parse_args(arguments)
+    client = QdrantClient(url=f"http://{given.url}", timeout=600)
+    print(
+        f"Qdrant {client.info().version}, {platform.processor() or platform.machine()}"
+    )
+    if not given.keep:
+        fill(client, given.points, given.prevent_unoptimized)
+    load = Load(client)
+    load.start()
+    time.sleep(15)
+    began = load.took[0][0]
+    print(f"{'':<34}{'seconds':>8}{'p50 ms':>9}{'p95 ms':>9}{'worst s p50':>12}")
+    print_task(load, "quiet", began + 5, time.time())
+    url = f"qdrant://{given.url}/{COLLECTION}?using=text&storage={given.storage}"
+    with tempfile.TemporaryDirectory() as folder:
+        for number, job in enumerate(given.jobs):
+            bank = f"{folder}/{number}.npy"
+            np.save(bank, draw(1000, 10 + number))
+            run_job(load, client, url + given.options, job, bank)
+    load.end()
+    if given.seconds:
+        with open(given.seconds, "w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["second", "searches", "p50", "p95"])
+            last = load.took[-1][0]
+            for at in np.arange(began, last):
+                ms = load.between(at, at + 1)
+                if len(ms):
+                    high = np.quantile(ms, [0.5, 0.95]).round(1)
+                    rows.writerow([round(at - began), len(ms), *high])
+
+
+if __name__ == "__main__":
+    main()
