@@ -90,7 +90,8 @@ class BankProfile:
     one_sided, near: see the functions of their names. between: share of the variance of the similarities that lies
     between queries. clustered: correlation between whether a target is found by the bank and the share of its
     neighbours that are. agreement: correlation, over targets, between how near the bank and how near the gallery itself
-    comes. known: answers are known, so that documents may be asked by documents.
+    comes. known: answers are known, so that documents may be asked by documents; where they are of this gallery, a bank
+    may look as if it came from elsewhere: a trial on held-out queries then says whether it does harm.
     """
 
     distinct: int
@@ -125,6 +126,7 @@ class BankProfile:
             self.clustered > CLUSTERED
             and self.agreement < AGREEMENT
             and self.own_share < OVERLAP
+            and not self.answered
         ):
             return "elsewhere"
         if self.answered or self.answers_stand_out:

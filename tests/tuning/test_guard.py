@@ -260,6 +260,12 @@ def test_a_bank_about_another_subject_is_refused(real, banks):
             True,
         ),  # which the gallery cannot tell
         ({"clustered": 0.3, "agreement": 0.6}, "elsewhere", False),
+        (
+            {"clustered": 0.3, "agreement": 0.4, "answered": True},
+            "log",
+            True,
+        ),  # its own answers decide
+        ({"clustered": 0.3, "agreement": 0.4, "answered": False}, "elsewhere", False),
         ({"clustered": 0.3, "agreement": 0.7}, "clean or log", False),
         ({"clustered": 0.1, "agreement": 0.2, "answered": False}, "clean", False),
         ({"one_sided": 0.5, "near": 0.6}, "documents", False),
