@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import numpy as np
 from pydantic import Field, InstanceOf, computed_field
@@ -21,7 +21,6 @@ from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap
 from hubplugin.validation import (
-    Candidate,
     Fold,
     Margins,
     OffsetsAndMap,
@@ -29,16 +28,13 @@ from hubplugin.validation import (
     change_of,
     cross_validate,
     folds_within,
-    make_folds,
     pairs_of,
     with_rows,
 )
 from hubplugin.vectors import (
     Scannable,
     VectorLike,
-    Vectors,
     draw_sample,
-    prepare_blocks,
 )
 
 FEWEST_PAIRS, FEWEST_TARGETS = 50, 10
@@ -83,11 +79,10 @@ AGAIN = 0.3
 of the very pairs that taught. On logs whose other wordings are known it is 0.3 to 0.5,
 with a correlation of 0.9 over all maps (docs/measurements/learning.md)."""
 
-APART, BEHIND = 0.85, 2.0
-"""No side may be behind the offsets alone by more than `BEHIND` standard errors. Where
-`own_share` is `APART` or more, as across modalities and languages, it may not be behind
-at all, all offsets stay, and nothing is whitened: held-out pairs do not see all that is
-lost there (docs/measurements/methods.md)."""
+APART = 0.85
+"""Where `own_share` is this or more, as across modalities and languages, held-out pairs
+do not see all that is lost (docs/measurements/methods.md). There no side may be behind
+the offsets alone, all offsets stay, and nothing is whitened."""
 
 WIDER = 1.2
 """How much wider the interval of a change is than that of held-out pairs alone: these
@@ -102,11 +97,15 @@ FOUND = 0.8
 stand in their own documents say nothing of other queries. Titles that taught something
 were found for 40 to 55 %, and those that did harm for 88 %."""
 
-KEPT = 0.9
-"""How much of the identity a whitening keeps."""
+KEPT, SPREAD = 0.9, 16_384
+"""How much of the identity a whitening keeps, and the targets that it is fitted on."""
 
 PRODUCTS = 1 << 22
 """Similarities of one block: 16 MiB, which a cache has room for."""
+
+
+Pairs: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Queries, the places of their targets, and these, as `pairs_of` returns them."""
 
 
 def find_different(bank: PreparedBank) -> np.ndarray:
@@ -155,15 +154,16 @@ def find_pairs(
     """
     require_answers(bank)
     rows = find_different(bank)
-    queries, answer, targets = pairs_of(bank, rows)
+    pairs = pairs_of(bank, rows)
     if not has_enough(bank, rows, fewest):
         raise InputError(
-            f"{name} has {len(rows)} different pairs of {len(targets)} targets; learn=True needs {fewest} pairs of "
-            f"{FEWEST_TARGETS} targets: collect more, or leave ",
+            f"{name} has {len(rows)} different pairs of {len(pairs[2])} targets; "
+            f"learn=True needs {fewest} pairs of {FEWEST_TARGETS} targets: collect more, "
+            "or leave ",
             Parameter("learn"),
             " out",
         )
-    nearer = share_nearer(queries, answer, targets)
+    nearer = share_nearer(pairs)
     if nearer < NEARER:
         raise CorrectionRefused(
             f"the answers of {name} do not belong to its queries: {nearer:.0%} of "
@@ -174,9 +174,9 @@ def find_pairs(
     return rows
 
 
-def share_nearer(queries: np.ndarray, answer: np.ndarray, targets: np.ndarray) -> float:
-    """Return the share of pairs, as of `pairs_of`, nearer to their own answer than to
-    another's."""
+def share_nearer(pairs: Pairs) -> float:
+    """Return the share of pairs that are nearer to their own answer than to another's."""
+    queries, answer, targets = pairs
     shift = np.random.default_rng(0).integers(1, len(targets), len(answer))
     other = (answer + shift) % len(targets)
     ahead = (queries * (targets[answer] - targets[other])).sum(axis=1)
@@ -261,14 +261,14 @@ class Teachers:
 
     def find_teaching(self) -> np.ndarray:
         """Return the rows of `together` that teach. Raises what `find_pairs` does, of the bank and of the pairs."""
-        rows = find_different(self.bank)
-        if self.pairs is None or self.bank.clicks is not None:
-            find_pairs(self.bank)
         if self.pairs is None:
-            return rows
+            return find_pairs(self.bank)
+        rows = find_different(self.bank)
+        if len(rows):
+            find_pairs(self.bank)
         own = find_different(self.pairs)
         # Beside a bank that has answers few may be left.
-        if self.bank.clicks is None or has_enough(self.pairs, own, FEWEST_PAIRS):
+        if not len(rows) or has_enough(self.pairs, own, FEWEST_PAIRS):
             find_pairs(self.pairs, "the bank of pairs")
         return np.concatenate([rows, len(self.bank.query_bank) + own])
 
@@ -337,16 +337,18 @@ class MapFit:
     apart_from: What it tells answers from, one of `STEPS`.
     others: Targets of the gallery [o, d], for "gallery".
     pairs: They teach beside those of a fold.
+    below: Rows of the bank of all that teach, from which on nothing teaches this map.
     """
 
     method: Blend
     strength: float
     tau: float
+    others: np.ndarray
     whitening: np.ndarray | None = None
     share: float = 1.0
     apart_from: str = "asked"
-    others: np.ndarray | None = None
     pairs: PreparedBank | None = None
+    below: float = np.inf
 
     def whiten(self, queries: np.ndarray) -> np.ndarray:
         return queries if self.whitening is None else queries @ self.whitening.T
@@ -366,27 +368,19 @@ class MapFit:
         step = (eye + np.float32(self.strength) * w) @ z - eye
         return QueryMap(step, self.strength, pairs, self.whitening is not None)
 
-    def solve(
-        self, queries: np.ndarray, answer: np.ndarray, targets: np.ndarray
-    ) -> np.ndarray:
-        """Return W [d, d] from pairs as of `pairs_of`."""
+    def solve(self, pairs: Pairs) -> np.ndarray:
+        """Return the W [d, d] that `pairs` teach."""
+        queries, answer, targets = pairs
         seen: np.ndarray | None = targets
         if self.apart_from == "gallery":
-            assert self.others is not None
             seen, _ = with_rows(targets, self.others)
         elif self.apart_from == "answer":
             seen = None
         return solve_map(self.whiten(queries), targets[answer], seen, self.tau)
 
-    def learn(
-        self, queries: np.ndarray, answer: np.ndarray, targets: np.ndarray
-    ) -> QueryMap | None:
-        """Return the map that pairs as of `pairs_of` teach."""
-        dim = queries.shape[1]
-        w = np.zeros((dim, dim), np.float32)
-        if self.strength:
-            w = self.solve(queries, answer, targets)
-        return self.compose_map(w, len(queries))
+    def learn(self, pairs: Pairs) -> QueryMap | None:
+        """Return the map that `pairs` teach."""
+        return self.compose_map(self.solve(pairs), len(pairs[0]))
 
     @property
     def offsets(self) -> Method:
@@ -429,15 +423,17 @@ class MapFit:
     ) -> list[OffsetsAndMap]:
         """Return what `variants` give, with the offsets that the bank has before a
         step."""
-        pairs = pairs_of(bank, teach)
+        pairs = pairs_of(bank, teach[teach < self.below])
         whitened = replace(train, query_bank=self.whiten(train.query_bank))
         offsets = self.method.raw_offsets(whitened)
         tried = list[OffsetsAndMap]()
         for apart_from, strengths in STEPS.items():
             step = replace(self, apart_from=apart_from)
-            w = step.solve(*pairs)
+            w = step.solve(pairs)
             for strength in strengths:
-                query_map = replace(step, strength=strength).compose_map(w, len(teach))
+                query_map = replace(step, strength=strength).compose_map(
+                    w, len(pairs[0])
+                )
                 tried += [(share * offsets, query_map) for share in SHARES]
         return tried
 
@@ -461,7 +457,7 @@ class MapFit:
             added = len(bank.query_bank) + np.arange(len(self.pairs.query_bank))
             bank = bank.with_pairs(self.pairs)
             teach = np.concatenate([teach, added])
-        query_map = self.learn(*pairs_of(bank, teach))
+        query_map = self.learn(pairs_of(bank, teach))
         model = self.fit(train, query_map)
         offsets = model.raw_offsets(train.require_targets(), train.compute)
         return [(offsets, query_map)]
@@ -484,7 +480,7 @@ class LearnedMap:
         target stays asked for. None where there are few.
     other: The same of held-out pairs whose target nobody else asks for.
     unasked: True if pairs that nobody asked, such as titles, were held out.
-    nearer: The share of the held-out pairs nearer to their own answer than to another's.
+    nearer: The share of the pairs that are nearer to their own answer than to another's.
     """
 
     model: OffsetModel
@@ -509,14 +505,14 @@ class LearnedMap:
     @property
     def notes(self) -> list[str]:
         notes = [NOTHING]
-        if self.model.query_map is not None:
+        query_map = self.model.query_map
+        if query_map is not None:
             changes = f"not asked before: {self.other}"
             if self.asked is not None:
                 changes = f"asked before: {self.asked}; {changes}"
             share = f", with {self.how.share:g} of the offsets"
             offsets = {1.0: "", 0.0: ", without offsets"}.get(self.how.share, share)
-            what = f"{self.model.query_map}{offsets}"
-            notes = [f"{what}; over the raw search, {changes}"]
+            notes = [f"{query_map}{offsets}; over the raw search, {changes}"]
             if self.unasked:
                 notes.append(UNASKED)
         # Two errors of a share in so many pairs.
@@ -550,104 +546,84 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
     rows = teachers.find_teaching()
     held = teachers.find_held_out()
     unasked = pairs is not None and held is None
-    if pairs is not None and unasked:
-        require_like(bank, pairs)
-        require_unfound(pairs)
+    if unasked:
+        require_telling(teachers)
     rng = np.random.default_rng(0)
     gallery = bank.require_targets()
     others = draw_sample(gallery, OTHERS, bank.metric, rng)
     apart = own_share(bank.query_bank, others, bank.compute, rng) >= APART
     bases = list[MapFit]()
-    for z in (None, compute_whitening(bank.query_bank, gallery, bank.metric)):
+    spread = draw_sample(gallery, SPREAD, bank.metric, rng)
+    for z in (None, compute_whitening(bank.query_bank, spread)):
         whitened = bank
         if z is not None:
             whitened = replace(bank, query_bank=bank.query_bank @ z.T)
         method = configuration.resolve(whitened)
         assert method.tau is not None
-        bases.append(MapFit(method, 0.0, method.tau, z, others=others, pairs=pairs))
-    candidates: list[Candidate] = [base.try_variants for base in bases]
-    own = len(bank.query_bank)
+        bases.append(MapFit(method, 0.0, method.tau, others, z, pairs=pairs))
     if pairs is not None and bank.clicks is not None:
         # Titles may cost what was asked before: clicks are tried without them, too.
-        for base in bases[:]:
-            alone = replace(base, pairs=None)
-            bases.append(alone)
-            candidates.append(only_rows_below(own, alone.try_variants))
+        own = len(bank.query_bank)
+        bases += [replace(base, pairs=None, below=own) for base in bases]
+    candidates = [base.try_variants for base in bases]
     sides = {
         side: cross_validate(candidates, teachers.together, folds)
         for side, folds in draw_sides(teachers, rows, held).items()
     }
     fits = [fit for base in bases for fit in base.variants]
     may = np.array([fit.may_be_chosen(apart, unasked) for fit in fits])
-    number = choose(sides, bases[0].tau, may, 0.0 if apart else BEHIND)
+    number = choose(sides, bases[0].tau, may, apart)
     how = fits[number]
-    if how.pairs is None:
-        rows = rows[rows < own]
-    taught = pairs_of(teachers.together, rows)
-    query_map = how.learn(*taught)
+    taught = pairs_of(teachers.together, rows[rows < how.below])
+    query_map = how.learn(taught)
     if query_map is not None:
         mapped = replace(bank, query_bank=query_map.of_bank(bank.query_bank))
         how = replace(how, method=configuration.resolve(mapped))
-    changes = {
-        side: widen(change_of(tried, RAW, number, LABELS[side]))
-        for side, tried in sides.items()
-        if side in LABELS
-    }
-    if held is not None:
-        taught = pairs_of(teachers.together, held)
-    return LearnedMap(
-        how.fit(bank, query_map),
-        how,
-        changes.get("asked"),
-        changes["other"],
-        unasked,
-        share_nearer(*taught),
-    )
+    asked = None
+    if "asked" in sides:
+        asked = widen(change_of(sides["asked"], RAW, number, "other wordings"))
+    other = widen(change_of(sides["other"], RAW, number, "pairs"))
+    model = how.fit(bank, query_map)
+    return LearnedMap(model, how, asked, other, unasked, share_nearer(taught))
 
 
-def only_rows_below(limit: int, candidate: Candidate) -> Candidate:
-    """Return `candidate` taught by the rows of a bank below `limit` alone."""
-    return lambda train, bank, teach: candidate(train, bank, teach[teach < limit])
+def require_telling(teachers: Teachers) -> None:
+    """Raise CorrectionRefused for pairs that cannot tell what a map gains.
 
-
-INSTEAD = (
-    "leave the pairs out, or pass the ",
-    Parameter("answers"),
-    " of 50 queries of the bank, which then choose",
-)
-"""What to do about pairs that cannot choose."""
-
-
-def require_like(bank: PreparedBank, pairs: PreparedBank) -> None:
-    """Raise CorrectionRefused where `pairs` lie as far from the queries of `bank` as other languages do."""
+    They lie as far from the queries of the bank as other languages do, or the raw search
+    finds most of them already.
+    """
+    bank, pairs = teachers.bank, teachers.pairs
+    assert pairs is not None
+    assert pairs.clicks is not None
     rng = np.random.default_rng(0)
     apart = own_share(bank.query_bank, pairs.query_bank, bank.compute, rng)
-    if apart >= APART:
-        raise CorrectionRefused(
-            f"the pairs are unlike the queries of the bank: {apart:.0%} of nearest neighbours come from the own set "
-            f"({APART:.0%} is too much), as across languages, so they may teach a wrong map; nothing was changed: ",
-            *INSTEAD,
-        )
-
-
-def require_unfound(pairs: PreparedBank) -> None:
-    """Raise CorrectionRefused where the raw search finds most of the pairs already."""
-    assert pairs.clicks is not None
-    gallery = pairs.require_targets()
-    rows = np.random.default_rng(0).permutation(len(pairs.clicks))[:LOOKED_AT]
+    rows = rng.permutation(len(pairs.clicks))[:LOOKED_AT]
     queries = pairs.query_bank[rows]
     top = TopK(1)
     quiet = pairs.compute.without_progress
-    search(queries, gallery, pairs.metric, quiet, top)
+    search(queries, pairs.require_targets(), pairs.metric, quiet, top)
     own = (queries * answers_of(pairs, pairs.clicks[rows])).sum(axis=1)
     # One of two that are equal is as good.
     found = float((own >= top.scores[0, :, 0] - 1e-5).mean())
-    if found >= FOUND:
-        raise CorrectionRefused(
-            f"the raw search finds {found:.0%} of the pairs ({FOUND:.0%} is too much), so they cannot tell what a map "
-            "gains; nothing was changed: ",
-            *INSTEAD,
+    if apart >= APART:
+        reason = (
+            f"the pairs are unlike the queries of the bank: {apart:.0%} of nearest "
+            f"neighbours come from the own set ({APART:.0%} is too much), as across "
+            "languages, so they may teach a wrong map"
         )
+    elif found >= FOUND:
+        reason = (
+            f"the raw search finds {found:.0%} of the pairs ({FOUND:.0%} is too much), "
+            "so they cannot tell what a map gains"
+        )
+    else:
+        return
+    raise CorrectionRefused(
+        f"{reason}; nothing was changed: leave the pairs out, or pass the ",
+        Parameter("answers"),
+        " of 50 queries of the bank, which then choose",
+    )
 
 
 def widen(side: Side | None) -> Side:
@@ -657,10 +633,6 @@ def widen(side: Side | None) -> Side:
     low = change.value - WIDER * (change.value - change.low)
     high = change.value + WIDER * (change.high - change.value)
     return replace(side, change=Figure(change.value, low, high))
-
-
-LABELS = {"asked": "other wordings", "other": "pairs"}
-"""What results call the held-out pairs of each side."""
 
 
 def draw_sides(
@@ -683,27 +655,25 @@ def draw_sides(
     rng = np.random.default_rng(0)
     order = rng.permutation(rows if held is None else held)
     numbers, target = np.unique(answers, return_inverse=True)
-    fold_of = (rng.permutation(len(numbers)) % FOLDS)[target.reshape(-1)]
+    fold_of = (rng.permutation(len(numbers)) % FOLDS)[target]
     own = np.arange(len(teachers.bank.query_bank))
-    unanswered = own[answers[own] < 0]
 
     def fold(taught: np.ndarray, tested: np.ndarray) -> Fold:
-        fitted = np.union1d(taught[taught < len(own)], unanswered)
+        fitted = own[(answers[own] < 0) | np.isin(own, taught)]
         return Fold(fitted, tested, taught)
 
-    other = []
+    # Each fold leaves some of the wordings of a target.
+    part = np.arange(len(order)) % FOLDS
+    if held is None:
+        part = folds_within(answers[order], FOLDS)
+    other, asked = list[Fold](), list[Fold]()
     for number in range(FOLDS):
         tested = order[fold_of[order] == number][: PROBES // FOLDS]
         other.append(fold(rows[fold_of[rows] != number], tested))
-    asked = []
-    if held is None:
-        wordings = make_folds(order, folds_within(answers[order], FOLDS), PROBES)
-        asked = [fold(each.train, each.test) for each in wordings]
-    else:
-        for tested in np.array_split(order[:PROBES], FOLDS):
-            taught = rows[~np.isin(bank.same[rows], bank.same[tested])]
-            still_asked = np.isin(answers[tested], answers[taught])
-            asked.append(fold(taught, tested[still_asked]))
+        tested = order[part == number][: PROBES // FOLDS]
+        taught = rows[~np.isin(bank.same[rows], bank.same[tested])]
+        still_asked = np.isin(answers[tested], answers[taught])
+        asked.append(fold(taught, tested[still_asked]))
     sides = {"other": other}
     if sum(len(each.test) for each in asked) >= FEWEST_PARAPHRASES:
         sides["asked"] = asked
@@ -713,42 +683,39 @@ def draw_sides(
 
 
 def choose(
-    sides: Mapping[str, Margins], tau: float, may: np.ndarray, behind: float
+    sides: Mapping[str, Margins], tau: float, may: np.ndarray, apart: bool
 ) -> int:
     """Return the number of the candidate whose soft R@1 gains most over the raw search.
 
     The gain is the mean of the sides, each less one standard error. Of a log that nobody
     asked twice in other words, held-out targets alone would choose a map far too weak
     for what is asked again: `AGAIN` of the gain of the pairs that taught stands for it.
-    A candidate may not be behind the raw search in R@1 on any side, nor behind the
-    offsets alone, number 0, which remain where there is no other.
+    On no other side may R@1 fall. Where nothing is left, the offsets alone remain.
 
     Args:
         sides: The trials of all candidates, by side.
         tau: The temperature of the margins.
         may: The candidates that may be chosen, bool [c].
-        behind: By how many standard errors they may be behind the offsets alone.
+        apart: Queries and targets lie apart, so that no side may be behind the offsets
+            alone.
     """
-    gains = list[np.ndarray]()
+    values = list[np.ndarray]()
     for side, tried in sides.items():
         assert tried.margins is not None
         assert tried.right is not None
         soft = soft_recall(tried.margins, tau)
-        gain, error = mean_and_error(soft - soft[RAW])
+        gains = soft - soft[RAW]
+        gain = gains.mean(axis=1)
         if side == "taught":
-            gains.append(AGAIN * gain)
+            values.append(AGAIN * gain)
             continue
-        gains.append(gain - error)
+        values.append(gain - gains.std(axis=1) / gains.shape[1] ** 0.5)
         right = tried.right.mean(axis=1)
-        beside, error = mean_and_error(soft - soft[0])
-        may = may & (right >= right[RAW]) & (beside >= -behind * error)
-    gain = np.where(may, np.mean(gains, axis=0), -np.inf)
-    return int(np.argmax(gain)) if may.any() else 0
-
-
-def mean_and_error(gains: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the means of `gains` [c, p] and their standard errors, [c] each."""
-    return gains.mean(axis=1), gains.std(axis=1) / gains.shape[1] ** 0.5
+        may = may & (right >= right[RAW])
+        if apart:
+            may = may & (gain >= gain[0])
+    value = np.where(may, np.mean(values, axis=0), -np.inf)
+    return int(np.argmax(value))
 
 
 def soft_recall(margins: np.ndarray, tau: float) -> np.ndarray:
@@ -790,26 +757,19 @@ def solve_map(
     return np.ascontiguousarray(np.linalg.solve(gram + ridge, product).T, np.float32)
 
 
-def compute_whitening(bank: np.ndarray, gallery: Vectors, metric: Metric) -> np.ndarray:
+def compute_whitening(bank: np.ndarray, gallery: np.ndarray) -> np.ndarray:
     """Return Z [d, d], a mild whitening of queries, which needs no answers:
 
-        Z = t (k t I + (1 - k) C)^-1,  C the covariance of `bank` [m, d] and `gallery`, each about its own mean
+        Z = t (k t I + (1 - k) C)^-1
 
-    t is the mean of the diagonal of C, and k is `KEPT`. The gallery is prepared for `metric`.
+    C is the covariance of `bank` [m, d] and `gallery` [n, d], each about its own mean, t
+    the mean of its diagonal, and k `KEPT`.
     """
-    dim = bank.shape[1]
-    count = 0
-    total = np.zeros(dim)
-    products = np.zeros((dim, dim))
-    for block in prepare_blocks(gallery, metric):
-        products += block.T @ block
-        total += block.sum(axis=0, dtype=np.float64)
-        count += len(block)
-    centred = bank - bank.mean(axis=0)
-    products += centred.T @ centred - np.outer(total, total) / count
-    covariance = products / (count + len(bank))
-    size = max(float(np.trace(covariance)) / dim, 1e-30)
-    z = size * np.linalg.inv(KEPT * size * np.eye(dim) + (1 - KEPT) * covariance)
+    centred = np.concatenate([part - part.mean(axis=0) for part in (bank, gallery)])
+    covariance = (centred.T @ centred).astype(np.float64) / len(centred)
+    eye = np.eye(len(covariance))
+    size = max(float(np.trace(covariance)) / len(eye), 1e-30)
+    z = size * np.linalg.inv(KEPT * size * eye + (1 - KEPT) * covariance)
     return np.ascontiguousarray(z, np.float32)
 
 
