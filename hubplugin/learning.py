@@ -38,7 +38,8 @@ from hubplugin.vectors import (
 )
 
 FEWEST_PAIRS, FEWEST_TARGETS = 50, 10
-"""Different pairs, and different targets in them, below which nothing is learned."""
+"""Different pairs, and different targets in them, below which nothing is learned, and
+judged pairs are refused."""
 
 NEARER = 0.75
 """A bank is refused if a smaller share of its queries is nearer to its own answer than
@@ -68,16 +69,13 @@ OTHERS = 1_500
 FOLDS, PROBES = 3, 1_500
 """Folds of each side, and how many pairs all of them hold out."""
 
-FEWEST_JUDGED = 50
-"""Judged pairs, below which they are refused."""
-
 SOFTNESS = 0.4
 """A query counts as right to the degree sigmoid(margin / (SOFTNESS tau))."""
 
-AGAIN = 0.3
+AGAIN = 0.2
 """The gain of a target that is asked for again, in other words, as a share of the gain
-of the very pairs that taught. On logs whose other wordings are known it is 0.3 to 0.5,
-with a correlation of 0.9 over all maps (docs/measurements/learning.md)."""
+of the very pairs that taught. On logs whose other wordings are known it is 0.3 to 0.7;
+less costs those nothing that nobody asks for (docs/measurements/learning.md)."""
 
 APART = 0.85
 """Where `own_share` is this or more, as across modalities and languages, held-out pairs
@@ -97,7 +95,7 @@ FOUND = 0.8
 stand in their own documents say nothing of other queries. Titles that taught something
 were found for 40 to 55 %, and those that did harm for 88 %."""
 
-KEPT, SPREAD = 0.9, 16_384
+KEPT, SPREAD = 0.9, 8_192
 """How much of the identity a whitening keeps, and the targets that it is fitted on."""
 
 PRODUCTS = 1 << 22
@@ -118,12 +116,12 @@ def find_different(bank: PreparedBank) -> np.ndarray:
     return np.sort(known[np.unique(pairs, axis=0, return_index=True)[1]])
 
 
-def has_enough(bank: PreparedBank, rows: np.ndarray, fewest: int) -> bool:
-    """Return True if the `rows` [m] of a `bank` are `fewest` pairs or more, of enough targets."""
+def has_enough(bank: PreparedBank, rows: np.ndarray) -> bool:
+    """Return True if the `rows` [m] of a `bank` are pairs enough, of enough targets."""
     answers = bank.known_answers
     return (
         answers is not None
-        and len(rows) >= fewest
+        and len(rows) >= FEWEST_PAIRS
         and len(np.unique(answers[rows])) >= FEWEST_TARGETS
     )
 
@@ -138,28 +136,25 @@ def require_answers(bank: PreparedBank) -> None:
         )
 
 
-def find_pairs(
-    bank: PreparedBank, name: str = "the bank", fewest: int = FEWEST_PAIRS
-) -> np.ndarray:
+def find_pairs(bank: PreparedBank, name: str = "the bank") -> np.ndarray:
     """Return the rows [m] of the different pairs of a bank.
 
     Args:
         bank: A bank with known answers.
         name: What errors call it.
-        fewest: How many different pairs it must have.
 
     Raises:
-        InputError: The bank has fewer.
+        InputError: The bank has too few.
         CorrectionRefused: They are no pairs of this gallery.
     """
     require_answers(bank)
     rows = find_different(bank)
     pairs = pairs_of(bank, rows)
-    if not has_enough(bank, rows, fewest):
+    if not has_enough(bank, rows):
         raise InputError(
             f"{name} has {len(rows)} different pairs of {len(pairs[2])} targets; "
-            f"learn=True needs {fewest} pairs of {FEWEST_TARGETS} targets: collect more, "
-            "or leave ",
+            f"learn=True needs {FEWEST_PAIRS} pairs of {FEWEST_TARGETS} targets: collect "
+            "more, or leave ",
             Parameter("learn"),
             " out",
         )
@@ -268,7 +263,7 @@ class Teachers:
             find_pairs(self.bank)
         own = find_different(self.pairs)
         # Beside a bank that has answers few may be left.
-        if not len(rows) or has_enough(self.pairs, own, FEWEST_PAIRS):
+        if not len(rows) or has_enough(self.pairs, own):
             find_pairs(self.pairs, "the bank of pairs")
         return np.concatenate([rows, len(self.bank.query_bank) + own])
 
@@ -285,7 +280,7 @@ class Teachers:
                     " is for logs: pass ids or rows as answers, in both banks",
                 )
             first = len(self.together.query_bank) - len(self.judged.query_bank)
-            return first + find_pairs(self.judged, "the judged bank", FEWEST_JUDGED)
+            return first + find_pairs(self.judged, "the judged bank")
         if self.pairs is None or self.bank.clicks is None:
             return None
         return find_different(self.bank)
@@ -316,7 +311,7 @@ class Teachers:
             return Teachers(bank, judged)
         pairs = self.pairs.against(targets, ids)
         own = find_different(bank)
-        if not has_enough(bank, own, FEWEST_PAIRS):
+        if not has_enough(bank, own):
             bank = replace(bank, clicks=None)
             own = own[:0]
         known = {bank.query_bank[row].tobytes() for row in own}
@@ -542,29 +537,16 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
             choose are unlike the queries or found already.
     """
     assert isinstance(configuration, Blend), "`read_learn` has looked"
-    bank, pairs = teachers.bank, teachers.pairs
+    bank = teachers.bank
     rows = teachers.find_teaching()
     held = teachers.find_held_out()
-    unasked = pairs is not None and held is None
+    unasked = teachers.pairs is not None and held is None
     if unasked:
         require_telling(teachers)
+    bases = list_bases(configuration, teachers)
     rng = np.random.default_rng(0)
-    gallery = bank.require_targets()
-    others = draw_sample(gallery, OTHERS, bank.metric, rng)
-    apart = own_share(bank.query_bank, others, bank.compute, rng) >= APART
-    bases = list[MapFit]()
-    spread = draw_sample(gallery, SPREAD, bank.metric, rng)
-    for z in (None, compute_whitening(bank.query_bank, spread)):
-        whitened = bank
-        if z is not None:
-            whitened = replace(bank, query_bank=bank.query_bank @ z.T)
-        method = configuration.resolve(whitened)
-        assert method.tau is not None
-        bases.append(MapFit(method, 0.0, method.tau, others, z, pairs=pairs))
-    if pairs is not None and bank.clicks is not None:
-        # Titles may cost what was asked before: clicks are tried without them, too.
-        own = len(bank.query_bank)
-        bases += [replace(base, pairs=None, below=own) for base in bases]
+    nearest = own_share(bank.query_bank, bases[0].others, bank.compute, rng)
+    apart = nearest >= APART
     candidates = [base.try_variants for base in bases]
     sides = {
         side: cross_validate(candidates, teachers.together, folds)
@@ -585,6 +567,30 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
     other = widen(change_of(sides["other"], RAW, number, "pairs"))
     model = how.fit(bank, query_map)
     return LearnedMap(model, how, asked, other, unasked, share_nearer(taught))
+
+
+def list_bases(configuration: Blend, teachers: Teachers) -> list[MapFit]:
+    """Return what `variants` are tried of: queries as they are, and whitened.
+
+    Beside clicks, both come again without the pairs: titles may cost what people asked.
+    """
+    bank, pairs = teachers.bank, teachers.pairs
+    rng = np.random.default_rng(0)
+    gallery = bank.require_targets()
+    others = draw_sample(gallery, OTHERS, bank.metric, rng)
+    spread = draw_sample(gallery, SPREAD, bank.metric, rng)
+    bases = list[MapFit]()
+    for z in (None, compute_whitening(bank.query_bank, spread)):
+        whitened = bank
+        if z is not None:
+            whitened = replace(bank, query_bank=bank.query_bank @ z.T)
+        method = configuration.resolve(whitened)
+        assert method.tau is not None
+        bases.append(MapFit(method, 0.0, method.tau, others, z, pairs=pairs))
+    if pairs is not None and bank.clicks is not None:
+        own = len(bank.query_bank)
+        bases += [replace(base, pairs=None, below=own) for base in bases]
+    return bases
 
 
 def require_telling(teachers: Teachers) -> None:
@@ -629,10 +635,10 @@ def require_telling(teachers: Teachers) -> None:
 def widen(side: Side | None) -> Side:
     """Return `side` with `WIDER` the interval of its change."""
     assert side is not None, "answers are known"
-    change = side.change
-    low = change.value - WIDER * (change.value - change.low)
-    high = change.value + WIDER * (change.high - change.value)
-    return replace(side, change=Figure(change.value, low, high))
+    value = side.change.value
+    low = value + WIDER * (side.change.low - value)
+    high = value + WIDER * (side.change.high - value)
+    return replace(side, change=Figure(value, low, high))
 
 
 def draw_sides(
@@ -703,7 +709,7 @@ def choose(
     for side, tried in sides.items():
         assert tried.margins is not None
         assert tried.right is not None
-        soft = soft_recall(tried.margins, tau)
+        soft = 1 / (1 + np.exp(np.clip(-tried.margins / (SOFTNESS * tau), -30, 30)))
         gains = soft - soft[RAW]
         gain = gains.mean(axis=1)
         if side == "taught":
@@ -716,12 +722,6 @@ def choose(
             may = may & (gain >= gain[0])
     value = np.where(may, np.mean(values, axis=0), -np.inf)
     return int(np.argmax(value))
-
-
-def soft_recall(margins: np.ndarray, tau: float) -> np.ndarray:
-    """Return to which degree probes with these `margins` count as right, 0 to 1: a sigmoid of width `SOFTNESS` tau."""
-    right: np.ndarray = 1 / (1 + np.exp(np.clip(-margins / (SOFTNESS * tau), -30, 30)))
-    return right
 
 
 def solve_map(
