@@ -42,6 +42,21 @@ def pairs(rng):
     )
 
 
+def prepared(targets, queries, answers=None, **pairs):
+    bank = hubplugin.Bank(queries, answers, **pairs)
+    return bank.prepare("cosine", Compute("cpu")).against(targets)
+
+
+def teachers_of(targets, log, learn=True, judged=None):
+    banks = learning.Teachers.read(log, learn, judged, "cosine", Compute("cpu"))
+    return banks.against(targets)
+
+
+def banks_of(targets, *banks):
+    """Return what banks teach, given as for `teachers_of`."""
+    return learning.learn_query_map(METHODS["blend"](), teachers_of(targets, *banks))
+
+
 @pytest.mark.parametrize("apart_from", learning.STEPS)
 @pytest.mark.parametrize("whitens", [False, True])
 def test_each_map_is_that_of_its_formula(pairs, apart_from, whitens):
@@ -79,7 +94,7 @@ def test_queries_are_mapped_as_the_formula_says(pairs, metric):
     query_map = model.query_map
     assert query_map.strength > 0
     assert query_map.pairs == PAIRS
-    step = step_of(banks_of(targets, bank, True).how, queries, answers, targets)
+    step = step_of(banks_of(targets, bank).how, queries, answers, targets)
     np.testing.assert_allclose(
         query_map.step, step, rtol=0, atol=1e-4 * np.abs(step).max()
     )
@@ -134,12 +149,8 @@ def test_a_low_temperature_serves_queries_that_a_map_makes_longer(method, pairs)
 
 def test_a_trial_maps_what_it_holds_out_by_what_the_others_teach(pairs):
     targets, queries, answers = pairs
-    bank = (
-        hubplugin.Bank(queries, answers)
-        .prepare("cosine", Compute("cpu"))
-        .against(targets)
-    )
-    method = hubplugin.methods.METHODS["blend"]().resolve(bank)
+    bank = prepared(targets, queries, answers)
+    method = METHODS["blend"]().resolve(bank)
     map_fit, folds, sample = (
         learning.MapFit(method, 0.5, 0.07, sample_of(bank)),
         folds_of(bank),
@@ -174,27 +185,27 @@ def test_a_trial_maps_what_it_holds_out_by_what_the_others_teach(pairs):
 def test_margins_of_held_out_pairs_are_those_of_the_formula(pairs, answers_are):
     targets, queries, answers = pairs
     if answers_are == "rows":
-        bank, gallery, number = hubplugin.Bank(queries, answers), targets, answers
+        gallery = targets
+        number = answers
+        bank = prepared(gallery, queries, answers)
     else:
         queries, number = queries[: PAIRS // 2], np.arange(PAIRS // 2)
         gallery = targets[np.setdiff1d(np.arange(N), answers)]
-        bank = hubplugin.Bank(queries, targets[answers[: PAIRS // 2]], pairs=number)
-    prepared = bank.prepare("cosine", Compute("cpu")).against(gallery)
+        asked_vectors = targets[answers[: PAIRS // 2]]
+        bank = prepared(gallery, queries, asked_vectors, pairs=number)
     z, asked_for = formulas.whitening(queries, gallery), targets[answers]
     asked_of = targets if answers_are == "rows" else asked_for
-    method = hubplugin.methods.METHODS["nnn"](k=5)
+    method = METHODS["nnn"](k=5)
     bases = [
-        learning.MapFit(method, 0.0, 0.07, sample_of(prepared), first)
+        learning.MapFit(method, 0.0, 0.07, sample_of(bank), first)
         for first in (None, z.astype(np.float32))
     ]
-    sides = learning.draw_sides(
-        learning.Teachers(prepared), learning.find_pairs(prepared)
-    )
+    sides = learning.draw_sides(learning.Teachers(bank), learning.find_pairs(bank))
     # Two wordings a target; of pairs from outside of the gallery none is asked again.
     assert set(sides) == ({"other", "asked"} if answers_are == "rows" else {"other"})
     for side, folds in sides.items():
         margins = cross_validate(
-            [base.try_variants for base in bases], prepared, folds
+            [base.try_variants for base in bases], bank, folds
         ).margins
         assert sorted(np.concatenate([fold.test for fold in folds])) == list(
             range(len(queries))
@@ -309,8 +320,7 @@ def test_where_queries_and_targets_lie_apart_nothing_is_whitened_and_offsets_sta
 def test_a_log_of_one_wording_a_target_is_tried_on_what_it_taught(pairs):
     targets, queries, answers = pairs
     once = hubplugin.Bank(queries[:200], answers[:200])
-    banks = learning.Teachers.read(once, True, None, "cosine", Compute("cpu"))
-    banks = banks.against(targets)
+    banks = teachers_of(targets, once)
     sides = learning.draw_sides(banks, learning.find_pairs(banks.bank))
     assert set(sides) == {"other", "taught"}
     (fold,) = sides["taught"]
@@ -336,7 +346,7 @@ def test_clicks_that_disagree_with_the_raw_search_are_said_to(pairs, rng):
     some = rng.random(PAIRS) < 0.3
     wrong[some] = rng.permutation(answers[some])
     for clicks, said in ((answers, False), (wrong, True)):
-        notes = banks_of(targets, hubplugin.Bank(queries, clicks), True).notes
+        notes = banks_of(targets, hubplugin.Bank(queries, clicks)).notes
         assert any("nearer to another's answer" in note for note in notes) is said
 
 
@@ -506,13 +516,6 @@ def test_titles_teach_the_map_of_a_log_without_answers(pairs):
     )
 
 
-def banks_of(targets, log, titles, judged=None):
-    banks = learning.Teachers.read(
-        log, titles, judged, "cosine", Compute("cpu")
-    ).against(targets)
-    return learning.learn_query_map(METHODS["blend"](), banks)
-
-
 def test_answers_of_the_log_choose_in_the_place_of_titles(pairs):
     targets, queries, answers = pairs
     titles = hubplugin.Bank(queries[:200], answers[:200])
@@ -543,11 +546,7 @@ def test_a_trial_of_titles_holds_out_queries_of_the_log_alone(pairs):
     targets, queries, answers = pairs
     titles = hubplugin.Bank(queries[:200], answers[:200])
     for log_answers, right in ((None, None), (answers[200:], 200)):
-        log = (
-            hubplugin.Bank(queries[200:], log_answers)
-            .prepare("cosine", Compute("cpu"))
-            .against(targets)
-        )
+        log = prepared(targets, queries[200:], log_answers)
         how = banks_of(targets, hubplugin.Bank(queries[200:], log_answers), titles).how
         trial = judge_by(log, how.offsets, learned=how)
         assert trial.queries == 200
@@ -601,9 +600,7 @@ def test_pairs_that_the_bank_has_teach_nothing_that_is_held_out(pairs):
     twice = hubplugin.Bank(
         np.concatenate([queries, queries[:50]]), np.concatenate([answers, answers[:50]])
     )
-    banks = learning.Teachers.read(log, twice, None, "cosine", Compute("cpu")).against(
-        targets
-    )
+    banks = teachers_of(targets, log, twice)
     assert len(banks.pairs.query_bank) == 0
     alone = hubplugin.fit(targets, log, learn=True)
     np.testing.assert_allclose(
@@ -612,7 +609,5 @@ def test_pairs_that_the_bank_has_teach_nothing_that_is_held_out(pairs):
         atol=1e-6,
     )
     few = hubplugin.Bank(queries[:300], answers[:300])
-    banks = learning.Teachers.read(few, twice, None, "cosine", Compute("cpu")).against(
-        targets
-    )
+    banks = teachers_of(targets, few, twice)
     np.testing.assert_allclose(banks.pairs.query_bank, queries[300:], rtol=0, atol=1e-6)
