@@ -1,35 +1,37 @@
-"""What a learned query map does to R@1, over the default without it: on what was asked, what was not, and clean pairs.
+"""What learning brings over the raw search, and which rule chooses best what is learned.
 
-    python -m benchmarks.learning [--data FOLDER] [--only WORD ...] [--splits 4] [--write docs/learning.md]
+    python -m benchmarks.learning --figures FOLDER [--data FOLDER] [--only WORD ...]
+                                  [--draws 2] [--write docs/learning.md]
 
-Settings are those of benchmarks/bank_settings.py that know at least 50 answers, and a log in which ten targets have
-half of the clicks. FOLDER holds coco500, code_search, debian, icd, tldr_ko and tldr_log; by default it is shared/data
-beside the checkout. Figures are changes in points, means of all splits with their standard error:
+Settings are those of benchmarks/bank_settings.py that know at least 50 answers, and a
+log in which ten targets have half of the clicks. By default --data is shared/data beside
+the checkout: coco500, code_search, debian, icd, tldr_ko and tldr_log.
 
-default        over raw
-map            over the default: fit(..., learn=True)
-map over raw   the same, over raw
-noisy clicks   the map of clicks of which a fifth is wrong, seen by position (of logs), over the default of these clicks
-judged         the same, where 100 right pairs that are not in the log choose (of logs)
+Every map is measured once for each draw and kept in --figures: how held-out pairs fared,
+and the ranks of the test queries. Rules choose from these figures in seconds:
 
-The last column is of the first two splits. A trained adapter stands beside the map in benchmarks/remedies.py.
+default   the offsets alone
+learn     `hubplugin.learning.choose`
+others    the same with another `AGAIN`, or without one of the steps
 
-Results are kept in benchmarks/results/learning.json.
+Each kind of data judges the rule that was chosen on all others. Tables go into `--write`
+and docs/measurements/learning.md, and are kept in benchmarks/results/learning.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -38,14 +40,29 @@ import hubplugin
 from benchmarks.bank_settings import Family, Setting, further, seventeen, wordings_log
 from benchmarks.tables import RESULTS, SHARED, machine, markdown, write_table
 from hubplugin import learning
-from hubplugin.methods import METHODS
+from hubplugin.bank import PreparedBank, own_share
+from hubplugin.errors import HubpluginError
+from hubplugin.measures.significance import Side
+from hubplugin.methods.blend import Blend
+from hubplugin.validation import Margins, cross_validate
 
 FILE = RESULTS / "learning.json"
 
-COLUMNS = ("default", "map", "map over raw", "noisy clicks", "judged")
-BESIDE = {"default": "raw", "map over raw": "raw", "noisy clicks": "noisy default"}
 SIDES = {"asked": "asked", "not asked": "not asked", "": "clean"}
-JUDGED, COMPARED = 100, 2
+"""What results call the tests of a setting."""
+
+KINDS = {
+    "coco": "captions and images",
+    "Korean": "across languages",
+    "code": "functions",
+    "examples": "functions",
+    "packages": "packages",
+    "commands": "commands",
+    "ICD": "ICD",
+}
+"""The kind of data by a word in the name of a setting."""
+
+MEASURES = "R@1", "R@10", "nDCG@10"
 
 
 def ten_hot(rng: np.random.Generator, truth: np.ndarray) -> np.ndarray:
@@ -72,32 +89,6 @@ def families(data: Path) -> Iterator[Family]:
     return chain(seventeen(data), further(data), [hot])
 
 
-def draw_click(
-    shown: np.ndarray, answer: int, wrong: float, rng: np.random.Generator
-) -> int:
-    """The target that somebody clicks among those shown, best first; -1 for none. With the probability `wrong` it is
-    any of them, with the weight 1 / place; a right answer is clicked with the probability 1 / sqrt(place)."""
-    place, weights = np.flatnonzero(shown == answer), 1 / np.arange(1, len(shown) + 1)
-    if rng.random() < wrong:
-        return int(rng.choice(shown, p=weights / weights.sum()))
-    return answer if len(place) and rng.random() < (place[0] + 1) ** -0.5 else -1
-
-
-def draw_noisy_log(setting: Setting, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Clicks of people on a raw search, a fifth of them wrong: rows of the bank, and of the targets they clicked."""
-    rng = np.random.default_rng(seed)
-    assert setting.clicks is not None
-    top = np.argsort(-(setting.bank @ setting.targets.T), axis=1)[:, :10]
-    clicks = np.array(
-        [
-            draw_click(shown, answer, 0.2, rng)
-            for shown, answer in zip(top, setting.clicks, strict=True)
-        ]
-    )
-    rows = np.flatnonzero(clicks >= 0)
-    return rows, clicks[rows]
-
-
 def fit_quietly(
     targets: np.ndarray, bank: Any, learn: bool = True, **parameters: Any
 ) -> hubplugin.OffsetModel:
@@ -114,217 +105,302 @@ def ranker(model: hubplugin.OffsetModel, targets: np.ndarray) -> Ranker:
     return lambda queries: model.queries(queries) @ targets.T + offsets
 
 
-def fit_all(
-    setting: Setting, seed: int
-) -> tuple[dict[str, Ranker], learning.LearnedMap]:
-    """Rankers by column, and what was learned."""
-    targets = setting.targets
+def prepare(setting: Setting) -> PreparedBank:
+    """Return the bank of a setting with its gallery."""
     if setting.clicks is None:
-        bank = hubplugin.Bank(
-            setting.bank, setting.target_bank, pairs=np.arange(len(setting.bank))
-        )
+        pairs = np.arange(len(setting.bank))
+        bank = hubplugin.Bank(setting.bank, setting.target_bank, pairs=pairs)
     else:
         bank = hubplugin.Bank(setting.bank, setting.clicks)
-    prepared = bank.prepare("cosine", hubplugin.Compute()).against(targets)
-    learned = learning.learn_query_map(METHODS["blend"](), learning.Teachers(prepared))
-    ranks = {
-        "raw": lambda queries: queries @ targets.T,
-        "default": ranker(fit_quietly(targets, bank, learn=False), targets),
-        "map": ranker(learned.model, targets),
-    }
-    if setting.clicks is not None:
-        rows, clicks = draw_noisy_log(setting, seed)
-        if len(rows) >= learning.FEWEST_PAIRS:
-            log = hubplugin.Bank(setting.bank[rows], clicks)
-            ranks["noisy default"] = ranker(
-                fit_quietly(targets, log, learn=False), targets
-            )
-            ranks["noisy clicks"] = ranker(fit_quietly(targets, log), targets)
-    return ranks, learned
+    return bank.prepare("cosine", hubplugin.Compute()).against(setting.targets)
 
 
-def measure(setting: Setting, seed: int) -> dict[str, dict[str, float]]:
-    """R@1 in percent by test and column; what was chosen; and the interval that was forecast for the change."""
-    ranks, learned = fit_all(setting, seed)
-    query_map = learned.model.query_map
-    enough = min(len(queries) for queries, _ in setting.tests.values()) >= 2 * JUDGED
-    judged = (
-        fit_by_judged(setting, seed)
-        if enough and "noisy clicks" in ranks and seed < COMPARED
-        else {}
-    )
-    row = {}
-    for name, (queries, truth) in setting.tests.items():
-
-        def right(
-            rank: Ranker, queries: np.ndarray = queries, truth: np.ndarray = truth
-        ) -> float:
-            return 100 * float((rank(queries).argmax(axis=1) == truth).mean())
-
-        row[name] = {column: right(rank) for column, rank in ranks.items()}
-        row[name]["map over raw"] = row[name]["map"]
-        if name in judged:
-            rank, rest = judged[name]
-            row[name]["judged"] = right(rank, queries[rest], truth[rest])
-            row[name]["judged default"] = right(
-                ranks["noisy default"], queries[rest], truth[rest]
-            )
-        row[name]["strength"] = 0.0 if query_map is None else query_map.strength
-        row[name]["whitened"] = float(query_map is not None and query_map.whitened)
-        row[name]["share"] = learned.how.share
-        side = learned.asked if name == "asked" else learned.other
-        for end in ("low", "value", "high"):
-            row[name][end] = (
-                math.nan if side is None else 100 * getattr(side.change, end)
-            )
-    return row
+def rank(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Return the rank of each query's target: [q]."""
+    own = scores[np.arange(len(truth)), truth]
+    return (scores > own[:, None]).sum(axis=1) + 1
 
 
-def fit_by_judged(setting: Setting, seed: int) -> dict[str, tuple[Ranker, np.ndarray]]:
-    """By test: the map of noisy clicks, whose strength a part of all test queries chose, and the rows of the others."""
-    rows, clicks = draw_noisy_log(setting, seed)
-    rng, parts, rest = np.random.default_rng(seed), [], {}
-    for name, (queries, _) in setting.tests.items():
-        order = rng.permutation(len(queries))
-        parts.append((name, order[: JUDGED // len(setting.tests)]))
-        rest[name] = order[JUDGED // len(setting.tests) :]
-    judged = hubplugin.Bank(
-        np.concatenate([setting.tests[name][0][part] for name, part in parts]),
-        np.concatenate([setting.tests[name][1][part] for name, part in parts]),
-    )
-    model = fit_quietly(
-        setting.targets, hubplugin.Bank(setting.bank[rows], clicks), judged=judged
-    )
-    return {name: (ranker(model, setting.targets), rest[name]) for name in rest}
+def measure(setting: Setting, bank: PreparedBank) -> dict[str, np.ndarray]:
+    """Return the figures of all maps: margins and hits of each side, ranks of each test,
+    [maps, queries] each, the temperature, and the share of neighbours from the own set."""
+    teachers = learning.Teachers(bank)
+    rows = teachers.find_teaching()
+    bases = learning.list_bases(Blend(), teachers)
+    rng = np.random.default_rng(0)
+    share = own_share(bank.query_bank, bases[0].others, bank.compute, rng)
+    figures = {"tau": np.array(bases[0].tau), "apart": np.array(share)}
+    candidates = [base.try_variants for base in bases]
+    for side, folds in learning.draw_sides(teachers, rows).items():
+        tried = cross_validate(candidates, bank, folds)
+        assert tried.margins is not None
+        assert tried.right is not None
+        figures[f"margins {side}"] = tried.margins.astype(np.float16)
+        figures[f"right {side}"] = tried.right.astype(np.float16)
+    ranks = defaultdict[str, list[np.ndarray]](list)
+    targets = setting.targets
+    for base in bases:
+        tried_maps = base.try_variants(bank, bank, rows)
+        for fit, (_, query_map) in zip(base.variants, tried_maps, strict=True):
+            if fit.share != learning.SHARES[0]:
+                continue
+            mapped = bank
+            if query_map is not None:
+                mapped = replace(bank, query_bank=query_map.of_bank(bank.query_bank))
+            method = Blend().resolve(mapped)
+            offsets = replace(fit, method=method).fit(bank, query_map).offsets(targets)
+            for name, (queries, truth) in setting.tests.items():
+                searched = queries if query_map is None else query_map(queries)
+                scores = searched @ targets.T
+                for part in learning.SHARES:
+                    ranks[name].append(rank(scores + part * offsets, truth))
+    for name, columns in ranks.items():
+        figures[f"ranks {name}"] = np.array(columns, np.int32)
+    return figures
 
 
-def measure_family(family: Family, splits: int) -> Iterator[dict[str, Any]]:
-    """A row for each test of a family: the R@1 of each split, by column."""
-    tests: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for seed in range(min(splits, family.splits)):
-        for test, values in measure(family.draw(seed), seed).items():
-            for column, value in values.items():
-                tests[test][column].append(value)
-    for test, columns in tests.items():
-        yield {"setting": family.name, "side": SIDES[test], "values": dict(columns)}
+def list_fits() -> list[learning.MapFit]:
+    """Return what was measured, in its order."""
+    base = learning.MapFit(Blend(), 0.0, 1.0, np.zeros((0, 1), np.float32))
+    white = replace(base, whitening=np.zeros((1, 1), np.float32))
+    return [*base.variants, *white.variants]
 
 
-def changes(row: dict[str, Any], column: str) -> np.ndarray:
-    """By split, over what the column is compared with; empty where it was not measured."""
-    beside = "judged default" if column == "judged" else BESIDE.get(column, "default")
-    values = np.array(row["values"].get(column, ()))
-    return values - np.array(row["values"].get(beside, ()))[: len(values)]
+@dataclass(frozen=True)
+class Draw:
+    """The figures of one draw of a setting."""
+
+    setting: str
+    figures: dict[str, np.ndarray]
+
+    @property
+    def kind(self) -> str:
+        return next(kind for word, kind in KINDS.items() if word in self.setting)
+
+    @property
+    def apart(self) -> bool:
+        return bool(self.figures["apart"] >= learning.APART)
+
+    @cached_property
+    def sides(self) -> dict[str, Margins]:
+        sides = {}
+        for name, margins in self.figures.items():
+            what, _, side = name.partition(" ")
+            if what == "margins":
+                right = self.figures[f"right {side}"].astype(np.float64)
+                hits = np.zeros((*right.shape, 1), np.int64)
+                wide = margins.astype(np.float64)
+                sides[side] = Margins(0, 1.0, hits, right, wide, right)
+        return sides
+
+    @cached_property
+    def tests(self) -> dict[str, np.ndarray]:
+        """R@1, R@10 and nDCG@10 in percent, by test: [3, maps]."""
+        found = {}
+        for name, ranks in self.figures.items():
+            what, _, test = name.partition(" ")
+            if what == "ranks":
+                gain = np.where(ranks <= 10, 1 / np.log2(1 + ranks), 0)
+                parts = [ranks == 1, ranks <= 10, gain]
+                found[test] = 100 * np.array([part.mean(axis=1) for part in parts])
+        return found
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = []
-    for row in rows:
-        cells = []
-        for column in COLUMNS:
-            values = changes(row, column)
-            cells.append(
-                f"{values.mean():+.1f}±{values.std() / max(len(values) - 1, 1) ** 0.5:.1f}"
-                if len(values)
-                else ""
-            )
-        choices = zip(
-            *(row["values"][name] for name in ("strength", "whitened", "share")),
-            strict=True,
-        )
-        names = {
-            f"{s:g}{' w' if white else ''}{'' if share == 1 else f' x{share:g}'}"
-            for s, white, share in choices
-        }
-        strengths = "/".join(sorted(names))
-        lines.append(
-            [
-                row["setting"],
-                row["side"],
-                f"{np.mean(row['values']['raw']):.1f}",
-                *cells,
-                strengths,
-            ]
-        )
-    return markdown(
-        [
-            "setting",
-            "tested on",
-            "raw R@1",
-            *COLUMNS,
-            "strengths, w: whitened, x: offsets",
-        ],
-        lines,
-    )
+Rule: TypeAlias = Callable[[Draw], int]
 
 
-def summary(rows: list[dict[str, Any]]) -> str:
-    """Mean and worst of the settings, by what was tested on."""
-    lines = []
-    for side in ("", *SIDES.values()):
-        part = [row for row in rows if side in ("", row["side"])]
-        means = [
-            [v.mean() for row in part if len(v := changes(row, column))]
-            for column in COLUMNS
-        ]
-        cells = [
-            f"{np.mean(values):+.2f} / {min(values):+.2f}" if values else ""
-            for values in means
-        ]
-        lines += [[f"{side or 'all'}, {len(part)} settings", *cells]] if part else []
-    return markdown(["tested on", *COLUMNS], lines)
+def offsets_alone(draw: Draw) -> int:
+    return 0
 
 
-def forecasts(rows: list[dict[str, Any]]) -> str:
-    """How often the change lies in the 95 % interval that held-out pairs alone forecast."""
-    parts = [
-        np.array(
-            [row["values"][name] for name in ("low", "value", "high", "map", "default")]
-        )
-        for row in rows
+def learn(again: float, without: str, draw: Draw) -> int:
+    """Choose as `hubplugin.learning` does, with another `AGAIN`, or without a step."""
+    may = [
+        fit.may_be_chosen(draw.apart, False)
+        and (fit.apart_from != without or not fit.strength)
+        for fit in FITS
     ]
-    low, value, high, mapped, default = np.concatenate(parts, axis=1)
-    change, is_forecast = mapped - default, ~np.isnan(low)
-    inside, bias = (
-        ((low <= change) & (change <= high))[is_forecast].mean(),
-        (value - change)[is_forecast].mean(),
+    tau = float(draw.figures["tau"])
+    with patch.object(learning, "AGAIN", again):
+        return learning.choose(draw.sides, tau, np.array(may), draw.apart)
+
+
+FITS = list_fits()
+
+OTHERS = dict[str, Rule]()
+for again in (0.0, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7):
+    OTHERS[f"`AGAIN` {again:g}"] = partial(learn, again, "")
+for step in learning.STEPS:
+    OTHERS[f"without {step}"] = partial(learn, learning.AGAIN, step)
+
+RULES: dict[str, Rule] = {
+    "default": offsets_alone,
+    "learn": partial(learn, learning.AGAIN, ""),
+}
+
+Gains: TypeAlias = dict[tuple[str, str], np.ndarray]
+"""The changes over the raw search by setting and test: [draws, 3]."""
+
+
+def gains_of(rule: Rule, draws: list[Draw]) -> Gains:
+    found = defaultdict[tuple[str, str], list[np.ndarray]](list)
+    for draw in draws:
+        number = rule(draw)
+        for test, measures in draw.tests.items():
+            change = measures[:, number] - measures[:, learning.RAW]
+            found[draw.setting, test].append(change)
+    return {key: np.array(values) for key, values in found.items()}
+
+
+def mean_and_worst(gains: Gains) -> list[float]:
+    """Return means and worst of the tests by measure, and the mean of each setting's
+    worst side in R@1: seven numbers."""
+    means = np.array([values.mean(axis=0) for values in gains.values()])
+    worst = defaultdict[str, list[float]](list)
+    for (setting, _), values in gains.items():
+        worst[setting].append(values[:, 0].mean())
+    sides = np.mean([min(values) for values in worst.values()])
+    return [*means.mean(axis=0), *means.min(axis=0), float(sides)]
+
+
+def summarise(draws: list[Draw], rules: dict[str, Rule]) -> str:
+    """Return mean / worst of the tests by rule, and R@1 by what was tested."""
+    lines = []
+    for name, rule in rules.items():
+        gains = gains_of(rule, draws)
+        *figures, worst_sides = mean_and_worst(gains)
+        cells = [f"{figures[i]:+.2f} / {figures[i + 3]:+.2f}" for i in range(3)]
+        for side in SIDES:
+            means = [v[:, 0].mean() for (_, test), v in gains.items() if test == side]
+            cells.append(f"{np.mean(means):+.2f} / {min(means):+.2f}" if means else "")
+        lines.append([name, *cells, f"{worst_sides:+.2f}"])
+    sides = [f"R@1, {side}" for side in SIDES.values()]
+    return markdown(["rule", *MEASURES, *sides, "mean of worst sides"], lines)
+
+
+def by_setting(draws: list[Draw]) -> str:
+    """Return the changes of R@1 with their error, and of R@10 and nDCG@10 by `learn`."""
+    all_gains = {name: gains_of(rule, draws) for name, rule in RULES.items()}
+    raw = defaultdict[tuple[str, str], list[float]](list)
+    for draw in draws:
+        for test, measures in draw.tests.items():
+            raw[draw.setting, test].append(measures[0, learning.RAW])
+    lines = []
+    for (setting, test), values in all_gains["learn"].items():
+        cells = []
+        for gains in all_gains.values():
+            changes = gains[setting, test][:, 0]
+            error = changes.std() / max(len(changes) - 1, 1) ** 0.5
+            cells.append(f"{changes.mean():+.1f}±{error:.1f}")
+        rest = [f"{change:+.1f}" for change in values.mean(axis=0)[1:]]
+        start = f"{np.mean(raw[setting, test]):.1f}"
+        lines.append([setting, SIDES[test], str(len(values)), start, *cells, *rest])
+    head = ["setting", "tested on", "draws", "raw R@1", *RULES, "R@10", "nDCG@10"]
+    return markdown(head, lines)
+
+
+def over_kinds(draws: list[Draw]) -> str:
+    """Return what the best of `OTHERS` brings on a kind that it was not chosen on.
+
+    The best has the largest sum of the mean of R@1 and the mean of the worst sides.
+    """
+    lines = []
+    for kind in dict.fromkeys(KINDS.values()):
+        rest = [draw for draw in draws if draw.kind != kind]
+        here = [draw for draw in draws if draw.kind == kind]
+        if not here or not rest:
+            continue
+        values = {}
+        for name, rule in OTHERS.items():
+            figures = mean_and_worst(gains_of(rule, rest))
+            values[name] = figures[0] + figures[-1]
+        best = max(values, key=lambda name: values[name])
+        cells = []
+        for rule in (*RULES.values(), OTHERS[best]):
+            figures = mean_and_worst(gains_of(rule, here))
+            cells.append(f"{figures[0]:+.2f} / {figures[3]:+.2f}")
+        lines.append([kind, *cells[:-1], best, cells[-1]])
+    head = ["kind of data", *RULES, "chosen on all other kinds", "that rule here"]
+    return markdown(head, lines)
+
+
+def forecasts(draws: list[Draw]) -> str:
+    """Return how often the change of R@1 lay in the interval that was forecast."""
+    inside, bias = [], []
+    for draw in draws:
+        number = RULES["learn"](draw)
+        for test, measures in draw.tests.items():
+            tried = draw.sides.get("asked" if test == "asked" else "other")
+            if tried is None:
+                continue
+            assert tried.right is not None
+            right = tried.right[[learning.RAW, number]]
+            change = learning.widen(Side.of(right[0], right[1], "pairs")).change
+            came = (measures[0, number] - measures[0, learning.RAW]) / 100
+            inside.append(change.low <= came <= change.high)
+            bias.append(100 * (change.value - came))
+    return (
+        f"{len(inside)} forecasts, {np.mean(inside):.1%} inside their 95 % interval, too "
+        f"bright by {np.mean(bias):.2f} points"
     )
-    count = is_forecast.sum()
-    return f"forecasts: {count} tests, {inside:.0%} inside their 95 % interval, too bright by {bias:.2f} points"
+
+
+def measure_all(args: argparse.Namespace) -> None:
+    """Measure what `args.figures` lacks."""
+    for seed in range(args.draws):
+        for family in families(args.data):
+            wanted = any(word in family.name for word in args.only)
+            if not wanted or seed >= family.splits or not family.source.is_dir():
+                continue
+            setting = family.draw(seed)
+            name = f"{family.name.replace('/', '_')}@{seed}.npz"
+            if (args.figures / name).exists():
+                continue
+            try:
+                figures = measure(setting, prepare(setting))
+            except HubpluginError as error:  # no answers, or too few
+                print(f"{name}: {error}", file=sys.stderr)
+                continue
+            np.savez_compressed(args.figures / name, **figures)  # type: ignore[arg-type]
+            print(name, file=sys.stderr, flush=True)
+
+
+def read_all(args: argparse.Namespace) -> Iterator[Draw]:
+    for file in sorted(args.figures.glob("*.npz")):
+        setting = file.stem.partition("@")[0]
+        if any(word in setting for word in args.only):
+            yield Draw(setting, dict(np.load(file)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--data", type=Path, default=SHARED, help="folder of the data sets"
+        "--figures", type=Path, required=True, help="where they are kept"
     )
-    parser.add_argument(
-        "--only",
-        nargs="*",
-        default=[""],
-        help="settings whose name holds one of these words",
-    )
-    parser.add_argument("--splits", type=int, default=4, help="draws a setting")
+    parser.add_argument("--data", type=Path, default=SHARED, help="folder of the data")
+    parser.add_argument("--only", nargs="*", default=[""], help="words of names")
+    parser.add_argument("--draws", type=int, default=2, help="draws a setting")
     parser.add_argument("--write", type=Path, help="page whose table is replaced")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rows = []
-    for family in families(args.data):
-        if not family.source.is_dir() or not any(
-            word in family.name for word in args.only
-        ):
-            continue
-        setting = family.draw(0)
-        if len(setting.bank) < learning.FEWEST_PAIRS or (
-            setting.clicks is None and setting.target_bank is None
-        ):
-            continue
-        rows += measure_family(family, args.splits)
-        print(family.name, file=sys.stderr, flush=True)
+    args.figures.mkdir(parents=True, exist_ok=True)
+    measure_all(args)
+    draws = list(read_all(args))
+    tables = {
+        "settings": by_setting(draws),
+        "kinds": over_kinds(draws),
+        "rules": summarise(draws, RULES | OTHERS),
+        "forecasts": forecasts(draws),
+    }
+    for name, table in tables.items():
+        print(f"\n{name}\n{table}")
     if args.only == [""]:
-        FILE.write_text(json.dumps({"machine": machine(1), "rows": rows}) + "\n")
-    print(table(rows), summary(rows), forecasts(rows), sep="\n")
+        FILE.write_text(json.dumps({"machine": machine(1), **tables}) + "\n")
     if args.write:
-        write_table(args.write, "learning", summary(rows))
+        write_table(args.write, "learning", summarise(draws, RULES))
+        page = args.write.parent / "measurements" / "learning.md"
+        for name in ("settings", "kinds", "rules"):
+            write_table(page, f"learning, {name}", tables[name])
 
 
 if __name__ == "__main__":

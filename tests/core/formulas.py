@@ -145,18 +145,20 @@ def blend(s, leave_out, tau=None):
     return float(f"{m / (m + 100):.4g}") * (both - both.mean()) / 2
 
 
-def query_map(queries, answers, targets, tau):
-    """W of docs/learning.md: softmax over the targets that were asked for, and ridge regression on what it misses."""
+def query_map(queries, answers, targets, tau, apart_from="asked", gallery=None):
+    """Return W of docs/query-map.md; the gallery is `targets` unless it is given."""
     q, t = np.asarray(queries, np.float64), np.asarray(targets, np.float64)
-    asked = np.array(sorted(set(answers)))
-    x = q @ t[asked].T / tau
-    p = np.exp(x - logsumexp(x, axis=1)[:, None])
+    seen = t[sorted(set(answers))]
+    if apart_from == "gallery":
+        both = [seen, t if gallery is None else gallery]
+        seen = np.unique(np.concatenate(both), axis=0)
+    x = q @ seen.T / tau
+    expected = np.exp(x - logsumexp(x, axis=1)[:, None]) @ seen
+    if apart_from == "answer":
+        expected = q
     gram = q.T @ q
-    return (
-        (t[answers] - p @ t[asked]).T
-        @ q
-        @ np.linalg.inv(gram + np.linalg.eigvalsh(gram).mean() * np.eye(len(gram)))
-    )
+    ridge = np.linalg.eigvalsh(gram).mean() * np.eye(len(gram))
+    return (t[answers] - expected).T @ q @ np.linalg.inv(gram + ridge)
 
 
 def whitening(bank, targets, kept=0.9):

@@ -16,6 +16,7 @@ from hubplugin.measures.significance import Side
 from hubplugin.methods import METHODS
 from hubplugin.metric import Metric
 from hubplugin.validation import (
+    Margins,
     as_it_is,
     cross_validate,
     folds_of,
@@ -41,21 +42,59 @@ def pairs(rng):
     )
 
 
+def prepared(targets, queries, answers=None, **pairs):
+    bank = hubplugin.Bank(queries, answers, **pairs)
+    return bank.prepare("cosine", Compute("cpu")).against(targets)
+
+
+def teachers_of(targets, log, learn=True, judged=None):
+    banks = learning.Teachers.read(log, learn, judged, "cosine", Compute("cpu"))
+    return banks.against(targets)
+
+
+def banks_of(targets, *banks):
+    """Return what banks teach, given as for `teachers_of`."""
+    return learning.learn_query_map(METHODS["blend"](), teachers_of(targets, *banks))
+
+
+@pytest.mark.parametrize("apart_from", learning.STEPS)
+@pytest.mark.parametrize("whitens", [False, True])
+def test_each_map_is_that_of_its_formula(pairs, apart_from, whitens):
+    targets, queries, answers = pairs
+    z = formulas.whitening(queries, targets) if whitens else np.eye(D)
+    fit = learning.MapFit(
+        METHODS["blend"](),
+        0.5,
+        0.07,
+        targets,
+        z.astype(np.float32) if whitens else None,
+        apart_from=apart_from,
+    )
+    numbers, place = np.unique(answers, return_inverse=True)
+    query_map = fit.learn((queries, place, targets[numbers]))
+    w = formulas.query_map(queries @ z, answers, targets, 0.07, apart_from)
+    expected = (np.eye(D) + 0.5 * w) @ z - np.eye(D)
+    np.testing.assert_allclose(query_map.step, expected, rtol=0, atol=1e-4)
+
+
+def step_of(how, queries, answers, targets, bank=None):
+    """Return the step that `how` takes by the formula, S of (I + S) q."""
+    bank = queries if bank is None else bank
+    z = np.eye(D) if how.whitening is None else formulas.whitening(bank, targets)
+    tau = hubplugin.fit(targets, bank @ z, metric="dot").parameters["tau"]
+    w = formulas.query_map(queries @ z, answers, targets, tau, how.apart_from)
+    return (np.eye(D) + how.strength * w) @ z - np.eye(D)
+
+
 @pytest.mark.parametrize("metric", ["cosine", "dot"])
 def test_queries_are_mapped_as_the_formula_says(pairs, metric):
     targets, queries, answers = pairs
-    model = hubplugin.fit(
-        targets, hubplugin.Bank(queries, answers), metric=metric, learn=True
-    )
+    bank = hubplugin.Bank(queries, answers)
+    model = hubplugin.fit(targets, bank, metric=metric, learn=True)
     query_map = model.query_map
-    assert query_map.strength == 2
+    assert query_map.strength > 0
     assert query_map.pairs == PAIRS
-    z = formulas.whitening(queries, targets) if query_map.whitened else np.eye(D)
-    tau = hubplugin.fit(targets, queries @ z, metric="dot").parameters["tau"]
-    step = (
-        np.eye(D)
-        + query_map.strength * formulas.query_map(queries @ z, answers, targets, tau)
-    ) @ z - np.eye(D)
+    step = step_of(banks_of(targets, bank).how, queries, answers, targets)
     np.testing.assert_allclose(
         query_map.step, step, rtol=0, atol=1e-4 * np.abs(step).max()
     )
@@ -110,14 +149,10 @@ def test_a_low_temperature_serves_queries_that_a_map_makes_longer(method, pairs)
 
 def test_a_trial_maps_what_it_holds_out_by_what_the_others_teach(pairs):
     targets, queries, answers = pairs
-    bank = (
-        hubplugin.Bank(queries, answers)
-        .prepare("cosine", Compute("cpu"))
-        .against(targets)
-    )
-    method = hubplugin.methods.METHODS["blend"]().resolve(bank)
+    bank = prepared(targets, queries, answers)
+    method = METHODS["blend"]().resolve(bank)
     map_fit, folds, sample = (
-        learning.MapFit(method, 0.5, 0.07),
+        learning.MapFit(method, 0.5, 0.07, sample_of(bank)),
         folds_of(bank),
         sample_of(bank),
     )
@@ -150,26 +185,27 @@ def test_a_trial_maps_what_it_holds_out_by_what_the_others_teach(pairs):
 def test_margins_of_held_out_pairs_are_those_of_the_formula(pairs, answers_are):
     targets, queries, answers = pairs
     if answers_are == "rows":
-        bank, gallery, number = hubplugin.Bank(queries, answers), targets, answers
+        gallery = targets
+        number = answers
+        bank = prepared(gallery, queries, answers)
     else:
         queries, number = queries[: PAIRS // 2], np.arange(PAIRS // 2)
         gallery = targets[np.setdiff1d(np.arange(N), answers)]
-        bank = hubplugin.Bank(queries, targets[answers[: PAIRS // 2]], pairs=number)
-    prepared = bank.prepare("cosine", Compute("cpu")).against(gallery)
+        asked_vectors = targets[answers[: PAIRS // 2]]
+        bank = prepared(gallery, queries, asked_vectors, pairs=number)
     z, asked_for = formulas.whitening(queries, gallery), targets[answers]
     asked_of = targets if answers_are == "rows" else asked_for
-    method = hubplugin.methods.METHODS["nnn"](k=5)
+    method = METHODS["nnn"](k=5)
     bases = [
-        learning.MapFit(method, 0.0, 0.07, first)
+        learning.MapFit(method, 0.0, 0.07, sample_of(bank), first)
         for first in (None, z.astype(np.float32))
     ]
-    sides = learning.draw_sides(
-        learning.Teachers(prepared), learning.find_pairs(prepared)
-    )
+    sides = learning.draw_sides(learning.Teachers(bank), learning.find_pairs(bank))
+    # Two wordings a target; of pairs from outside of the gallery none is asked again.
     assert set(sides) == ({"other", "asked"} if answers_are == "rows" else {"other"})
     for side, folds in sides.items():
         margins = cross_validate(
-            [base.try_all_strengths for base in bases], prepared, folds
+            [base.try_variants for base in bases], bank, folds
         ).margins
         assert sorted(np.concatenate([fold.test for fold in folds])) == list(
             range(len(queries))
@@ -196,19 +232,19 @@ def test_margins_of_held_out_pairs_are_those_of_the_formula(pairs, answers_are):
                     k=5,
                     alpha=0.5,
                 )
-                w = formulas.query_map(
-                    queries[fold.train] @ first, number[fold.train], asked_of, 0.07
-                )
                 q = queries[fold.test].astype(np.float64) @ first
-                for strength in learning.STRENGTHS:
-                    for share in learning.SHARES:
-                        scores = (q + strength * q @ w.T) @ candidates.T.astype(
-                            np.float64
-                        ) + share * offsets
-                        own = scores[np.arange(len(columns)), columns]
-                        scores[np.arange(len(columns)), columns] = -np.inf
-                        expected.append(own - scores.max(axis=1))
-        count = 2 * len(learning.STRENGTHS) * len(learning.SHARES)
+                train = queries[fold.train] @ first, number[fold.train]
+                for variant in bases[0].variants:
+                    w = formulas.query_map(
+                        *train, asked_of, 0.07, variant.apart_from, gallery
+                    )
+                    scores = (q + variant.strength * q @ w.T) @ candidates.T.astype(
+                        np.float64
+                    ) + variant.share * offsets
+                    own = scores[np.arange(len(columns)), columns]
+                    scores[np.arange(len(columns)), columns] = -np.inf
+                    expected.append(own - scores.max(axis=1))
+        count = 2 * len(bases[0].variants)
         expected = np.concatenate(
             [
                 np.stack(expected[first : first + count])
@@ -219,77 +255,99 @@ def test_margins_of_held_out_pairs_are_those_of_the_formula(pairs, answers_are):
         np.testing.assert_allclose(margins, expected, rtol=0, atol=2e-5)
 
 
-def margins_of(*gains, half=0.0, none=0.0):
-    """Margins [1, 6, 3, 400] whose soft R@1 is 0.5 and, at the strengths above 0, more by `gains`, with an error of .01
-    each; where gains are lacking, less. Those of strengths above 1 differ from the one before with an error of .014.
-    With `half` of the offsets, or with `none`, it is more by as much, with an error of .005."""
-    noise, other = np.array([1.0, -1.0] * 200), np.array([1.0, 1.0, -1.0, -1.0] * 100)
-    gains = [0.0, *gains, *[-0.1] * (5 - len(gains))]
-    scales = [0 * noise, noise, noise, noise, other, noise]
-    soft = 0.5 + np.array(
-        [gain + 0.2 * scale for gain, scale in zip(gains, scales, strict=True)]
-    )
-    soft = np.stack(
-        [soft, soft + half + 0.1 * noise, soft + none + 0.1 * noise], axis=1
-    )
-    return (0.4 * 0.05 * np.log(soft / (1 - soft)))[None]
+def trial_of(*gains, error=0.01, right=(0, 0, 0)):
+    """Margins of candidates whose soft R@1 is 0.5 and more by `gains`, each with an
+    `error` but for the first three: offsets alone, half of them, and the raw search.
+    right: how much more of the 400 queries are right than by the raw search."""
+    noise = np.resize([1.0, -1.0], 400) * error * 20
+    rows = [np.full(400, 0.5)] * 3 + [0.5 + gain + noise for gain in gains]
+    soft = np.array(rows)
+    hits = np.zeros(soft.shape)
+    for row, more in enumerate((0, 0, 0, *right)):
+        hits[row, : 200 + more] = 1
+    margins = 0.4 * 0.05 * np.log(soft / (1 - soft))
+    nothing = np.zeros((*soft.shape, 1), np.int64)
+    return Margins(100, 1.0, nothing, np.zeros(soft.shape), margins, hits)
+
+
+ONLY_MAPS = np.array([True, False, False, True, True, True])
 
 
 @pytest.mark.parametrize(
-    ("sides", "errors", "strength"),
+    ("sides", "chosen"),
     [
-        ([(0.01, 0.02, 0.03)], 0.0, 3),
-        ([(0.01, 0.02, -0.001)], 0.0, 2),  # behind none
-        ([(0.05, 0.02, 0.03)], 0.0, 3),  # the strongest, not the best
-        ([(0.021, 0.021, 0.019)], 2.0, 2),
-        ([(0.019, 0.019, 0.019)], 2.0, 0),
-        (
-            [(0.01, 0.02, 0.03), (0.01, -0.001, -0.001)],
-            0.0,
-            1,
-        ),  # the other side decides, too
-        (
-            [(0.01, -0.019, -0.021)],
-            -2.0,
-            2,
-        ),  # behind by no more than two standard errors
-        (
-            [(0.01, 0.02, 0.03, 0.06, 0.09)],
-            -2.0,
-            5,
-        ),  # each clearly ahead of the one before
-        ([(0.01, 0.02, 0.03, 0.05, 0.09)], -2.0, 3),  # 1.5 is not, and bars the way
-        ([(0.01, 0.02, -0.021, 0.06, 0.09)], -2.0, 2),
-        ([(0.01, 0.02, 0.03, 0.06, 0.09), (0.01, 0.02, 0.03, 0.06, 0.08)], -2.0, 4),
+        ({"other": trial_of(0.02, 0.06, 0.04)}, 4),
+        ({"other": trial_of(0.02, 0.06, 0.04), "asked": trial_of(0.1, 0.0, 0.05)}, 3),
+        ({"other": trial_of(0.009, 0.0, 0.0)}, 0),  # ahead by less than one error
+        ({"other": trial_of(-0.01, -0.02, -0.03)}, 0),
+        # Three tenths of what the very pairs that taught gain count beside the others.
+        ({"other": trial_of(0.06, 0.05, 0.04), "taught": trial_of(0.1, 0.15, 0.25)}, 5),
+        ({"other": trial_of(0.06, 0.05, 0.04), "taught": trial_of(0.1, 0.1, 0.1)}, 3),
     ],
 )
-def test_the_strength_is_the_largest_that_no_side_is_behind_with(
-    sides, errors, strength
-):
-    assert learning.choose([margins_of(*gains) for gains in sides], 0.05, errors) == (
-        0,
-        strength,
-        0,
+def test_the_map_is_chosen_that_gains_most_on_the_mean_of_the_sides(sides, chosen):
+    assert learning.choose(sides, 0.05, ONLY_MAPS, False) == chosen
+
+
+def test_a_map_is_not_used_whose_held_out_figure_falls():
+    sides = {
+        "other": trial_of(0.06, 0.05, 0.04, right=(5, 5, 0)),
+        "asked": trial_of(0.06, 0.05, 0.04, right=(-1, 0, 0)),
+    }
+    assert learning.choose(sides, 0.05, ONLY_MAPS, False) == 4
+
+
+@pytest.mark.parametrize(("apart", "chosen"), [(False, 3), (True, 4)])
+def test_no_side_is_behind_the_offsets_alone_across_modalities(apart, chosen):
+    sides = {
+        "other": trial_of(-0.001, 0.001, 0.0),
+        "asked": trial_of(0.1, 0.06, 0.0),
+    }
+    assert learning.choose(sides, 0.05, ONLY_MAPS, apart) == chosen
+
+
+def test_where_queries_and_targets_lie_apart_nothing_is_whitened_and_offsets_stay():
+    base = learning.MapFit(METHODS["blend"](), 1.0, 0.05, np.zeros((0, D)))
+    white = replace(base, whitening=np.eye(D, dtype=np.float32))
+    half = replace(base, share=0.5)
+    for apart, expected in ((False, [True] * 3), (True, [True, False, False])):
+        found = [fit.may_be_chosen(apart, False) for fit in (base, white, half)]
+        assert found == expected
+    assert not half.may_be_chosen(False, True), "titles tell nothing of hubs"
+    assert not replace(half, strength=0.0).may_be_chosen(False, False)
+
+
+def test_a_log_of_one_wording_a_target_is_tried_on_what_it_taught(pairs):
+    targets, queries, answers = pairs
+    once = hubplugin.Bank(queries[:200], answers[:200])
+    banks = teachers_of(targets, once)
+    sides = learning.draw_sides(banks, learning.find_pairs(banks.bank))
+    assert set(sides) == {"other", "taught"}
+    (fold,) = sides["taught"]
+    assert set(fold.test) <= set(fold.teach)
+
+
+def test_titles_that_mislead_do_not_teach_beside_clicks(pairs, rng):
+    targets, queries, answers = pairs
+    other_turn = np.eye(D) + 0.9 * rng.normal(size=(D, D)) / D**0.5
+    titles = unit(targets @ other_turn + 0.1 * rng.normal(size=(N, D)))
+    log = hubplugin.Bank(queries, answers)
+    lesson = banks_of(targets, log, hubplugin.Bank(titles, np.arange(N)))
+    assert lesson.model.query_map.pairs == PAIRS
+    clicks_alone = hubplugin.fit(targets, log, learn=True)
+    np.testing.assert_allclose(
+        lesson.model.query_map.step, clicks_alone.query_map.step, atol=1e-5
     )
 
 
-@pytest.mark.parametrize(
-    ("sides", "share"),
-    [
-        ([(0.009, 0.009)], 0),  # ahead by less than two standard errors
-        ([(0.011, 0.009)], 1),
-        ([(0.011, 0.022)], 2),  # no offsets are ahead of half of them
-        ([(0.011, 0.022), (0.011, 0.009)], 1),  # the other side decides, too
-        ([(0.03, 0.03), (-0.001, -0.001)], 0),
-    ],
-)
-def test_less_of_the_offsets_is_taken_where_it_is_clearly_ahead_on_every_side(
-    sides, share
-):
-    margins = [
-        margins_of(0.01, 0.02, 0.03, half=half, none=none) for half, none in sides
-    ]
-    assert learning.choose(margins, 0.05, -2.0) == (0, 3, share)
+def test_clicks_that_disagree_with_the_raw_search_are_said_to(pairs, rng):
+    targets, queries, answers = pairs
+    wrong = answers.copy()
+    some = rng.random(PAIRS) < 0.3
+    wrong[some] = rng.permutation(answers[some])
+    for clicks, said in ((answers, False), (wrong, True)):
+        notes = banks_of(targets, hubplugin.Bank(queries, clicks)).notes
+        assert any("nearer to another's answer" in note for note in notes) is said
 
 
 def test_where_offsets_lose_the_map_is_applied_without_them_and_judged_so(
@@ -309,33 +367,9 @@ def test_where_offsets_lose_the_map_is_applied_without_them_and_judged_so(
     assert np.ptp(result.model.offsets(targets)) == 0
 
 
-def test_a_bank_is_whitened_where_no_side_is_behind_with_it():
-    plain, ahead, behind = (
-        margins_of(0, 0, 0),
-        margins_of(0, 0, 0) + 0.001,
-        margins_of(0, 0, 0) - 0.001,
-    )
-    both = [np.concatenate([plain, change]) for change in (ahead, behind)]
-    assert learning.choose([both[0]], 0.05, 0.0)[0] == 1
-    assert learning.choose([both[0], both[1]], 0.05, 0.0)[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("probes", "gain", "whitens"),
-    [(200, -0.001, 1), (140, -0.001, 0), (140, 0.016, 0), (140, 0.018, 1)],
-)
-def test_few_pairs_must_show_that_a_whitening_gains(probes, gain, whitens):
-    soft = np.full((2, len(learning.STRENGTHS), 3, probes), 0.5)
-    soft[1] += gain + 0.2 * np.resize(
-        [1.0, -1.0], probes
-    )  # with an error of 0.0169 for 140 probes
-    margins = 0.4 * 0.05 * np.log(soft / (1 - soft))
-    assert learning.choose([margins], 0.05, -2.0)[0] == whitens
-
-
 def test_pairs_that_teach_nothing_are_said_to(pairs, monkeypatch):
     targets, queries, answers = pairs
-    monkeypatch.setattr(learning, "choose", lambda *_: (0, 0, 0))
+    monkeypatch.setattr(learning, "choose", lambda *_: 0)
     with pytest.warns(UserWarning, match="the pairs taught nothing beyond the offsets"):
         model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
     assert model.query_map is None
@@ -441,7 +475,7 @@ def test_a_judged_bank_that_cannot_choose_is_refused(pairs):
     model = hubplugin.fit(
         targets, bank, learn=True, judged=hubplugin.Bank(queries[:60], answers[:60])
     )
-    assert model.query_map.strength == 2
+    assert model.query_map.strength > 0
 
 
 def test_the_interval_of_a_change_is_wider_than_that_of_held_out_pairs_alone(rng):
@@ -463,16 +497,13 @@ def test_the_interval_of_a_change_is_wider_than_that_of_held_out_pairs_alone(rng
 
 def test_titles_teach_the_map_of_a_log_without_answers(pairs):
     targets, queries, answers = pairs
-    titles, rows, log = queries[:200], answers[:200], queries[200:]
-    model = hubplugin.fit(targets, log, learn=hubplugin.Bank(titles, rows))
+    rows, log = answers[:200], queries[200:]
+    titles = hubplugin.Bank(queries[:200], rows)
+    model = hubplugin.fit(targets, log, learn=titles)
     query_map = model.query_map
     assert query_map.pairs == 200
-    z = formulas.whitening(log, targets) if query_map.whitened else np.eye(D)
-    tau = hubplugin.fit(targets, log @ z, metric="dot").parameters["tau"]
-    step = (
-        np.eye(D)
-        + query_map.strength * formulas.query_map(titles @ z, rows, targets, tau)
-    ) @ z - np.eye(D)
+    how = banks_of(targets, hubplugin.Bank(log), titles).how
+    step = step_of(how, queries[:200], rows, targets, bank=log)
     np.testing.assert_allclose(
         query_map.step, step, rtol=0, atol=1e-4 * np.abs(step).max()
     )
@@ -483,13 +514,6 @@ def test_titles_teach_the_map_of_a_log_without_answers(pairs):
     np.testing.assert_allclose(
         model.offsets(targets), mapped.offsets(targets), rtol=0, atol=1e-5
     )
-
-
-def banks_of(targets, log, titles, judged=None):
-    banks = learning.Teachers.read(
-        log, titles, judged, "cosine", Compute("cpu")
-    ).against(targets)
-    return learning.learn_query_map(METHODS["blend"](), banks)
 
 
 def test_answers_of_the_log_choose_in_the_place_of_titles(pairs):
@@ -522,11 +546,7 @@ def test_a_trial_of_titles_holds_out_queries_of_the_log_alone(pairs):
     targets, queries, answers = pairs
     titles = hubplugin.Bank(queries[:200], answers[:200])
     for log_answers, right in ((None, None), (answers[200:], 200)):
-        log = (
-            hubplugin.Bank(queries[200:], log_answers)
-            .prepare("cosine", Compute("cpu"))
-            .against(targets)
-        )
+        log = prepared(targets, queries[200:], log_answers)
         how = banks_of(targets, hubplugin.Bank(queries[200:], log_answers), titles).how
         trial = judge_by(log, how.offsets, learned=how)
         assert trial.queries == 200
@@ -580,9 +600,7 @@ def test_pairs_that_the_bank_has_teach_nothing_that_is_held_out(pairs):
     twice = hubplugin.Bank(
         np.concatenate([queries, queries[:50]]), np.concatenate([answers, answers[:50]])
     )
-    banks = learning.Teachers.read(log, twice, None, "cosine", Compute("cpu")).against(
-        targets
-    )
+    banks = teachers_of(targets, log, twice)
     assert len(banks.pairs.query_bank) == 0
     alone = hubplugin.fit(targets, log, learn=True)
     np.testing.assert_allclose(
@@ -591,7 +609,5 @@ def test_pairs_that_the_bank_has_teach_nothing_that_is_held_out(pairs):
         atol=1e-6,
     )
     few = hubplugin.Bank(queries[:300], answers[:300])
-    banks = learning.Teachers.read(few, twice, None, "cosine", Compute("cpu")).against(
-        targets
-    )
+    banks = teachers_of(targets, few, twice)
     np.testing.assert_allclose(banks.pairs.query_bank, queries[300:], rtol=0, atol=1e-6)

@@ -313,7 +313,7 @@ def test_a_log_with_clicks_teaches_a_store_a_map_and_what_it_gains_is_said(click
     store, log = clicked
     said = str(hubplugin.apply(store, log, learn=True))
     assert re.search(
-        r"mapped at strength 1, as \d+ pairs taught; over the offsets alone, asked before: R@1",
+        r"mapped at strength [\d.]+, as \d+ pairs taught.*; over the raw search, asked before: R@1",
         said,
     )
     assert re.search(
@@ -321,7 +321,7 @@ def test_a_log_with_clicks_teaches_a_store_a_map_and_what_it_gains_is_said(click
         said,
     )
     first = store.correction().model
-    assert first.query_map.strength == 1
+    assert first.query_map.strength > 0
     assert refit(store, log).model.query_map.pairs == first.query_map.pairs, (
         "a correction with a map stays one"
     )
