@@ -1,20 +1,23 @@
 """The one renderer: a result becomes text, a page of HTML and JSON here, and nowhere else.
 
 A result is a dataclass that derives from `Result`. Its fields are its JSON, by pydantic; docs/reference/json.md is made
-from them. Its `page` is what people are shown: a headline, and sections of rows.
+from them. Its `page` is what people are shown: a headline, sections of rows, and what to do next.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter
 
@@ -22,6 +25,9 @@ from hubplugin import atomic
 from hubplugin._version import __version__
 from hubplugin.errors import InputError, install
 from hubplugin.measures.significance import Figure, Side
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Direction = Literal["better", "worse", "same"]
 
@@ -32,29 +38,72 @@ RECALL = "right answer first (R@1)"
 WORST = "queries that find the worst hub"
 NEVER = "targets that no query finds"
 
-NAMED = 10
-"""Hubs and other targets that are named to people; JSON has all."""
+NAMED = 6
+"""Hubs and other targets that are named to people; JSON has more."""
+
+
+@dataclass(frozen=True)
+class Misled:
+    """A query for which a hub comes first, and what comes first after the correction.
+
+    wrong: whether the hub is a wrong answer; None where that is not known. right: the same
+    of `after`, that it is right.
+    """
+
+    query: str
+    after: str
+    wrong: bool | None = None
+    right: bool | None = None
+
+    def __str__(self) -> str:
+        return f"“{self.query}” → {self.after}{' ✓' if self.right else ''}"
 
 
 @dataclass(frozen=True)
 class Hub:
-    """A target that too many queries find: its id in a store, or its row, and how many find it by each search: raw, and
-    by a method's label, in a store corrected."""
+    """A target that too many queries find.
+
+    id: in a store, or its row. name: what it is called. found_by: how many queries find it
+    by each search: raw, and by a method's label, in a store corrected. misled: some of
+    the queries for which it comes first.
+    """
 
     id: int | str
     name: str
     found_by: dict[str, int]
+    misled: Sequence[Misled] = ()
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A cell with a bar from `start` to `end`, shares of its width.
+
+    zero: whether the middle of the bar is 0, as it is for intervals.
+    """
+
+    text: str
+    end: float
+    start: float = 0.0
+    zero: bool = False
+
+    def __str__(self) -> str:
+        if self.zero:
+            return self.text
+        return f"{self.text:>6} {'█' * round(8 * self.end):8}"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a section. Its cells belong to the section's columns, or stand beside each other.
+    """A line of a section. Its cells belong to the section's columns, or say the second of the first.
 
-    direction: whether it is good or bad news, None for neither.
+    direction: whether it is good or bad news, None for neither. more: lines that it opens
+    to; a terminal shows the first. image: what the file of its picture is called.
     """
 
-    cells: Sequence[str]
+    cells: Sequence[str | Bar]
     direction: Direction | None = None
+    more: Sequence[str] = ()
+    image: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,8 +118,8 @@ class Chart:
 class Section:
     """A part of a page: a title over rows, a chart, or both.
 
-    columns: over the cells of the rows, where these are a table. note: small print below. detail: a terminal shows it
-    only when asked; a page of HTML always.
+    columns: over the cells of the rows, where these are a table. note: small print below.
+    detail: a terminal shows it only when asked; a page of HTML always.
     """
 
     title: str
@@ -82,16 +131,42 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Step:
+    """Something to do next: a `job` with its `options`, or a `text`.
+
+    brings: what it brings, as far as that was measured.
+    """
+
+    brings: str
+    job: str = ""
+    options: Sequence[str] = ()
+    text: str = ""
+
+
+Spell: TypeAlias = Callable[[Step], str]
+
+
+def as_call(step: Step) -> str:
+    """Return the job of a step as it is called in Python."""
+    needs_bank = step.job in ("diagnose", "apply", "refit")
+    given = ["store", *["bank"] * needs_bank]
+    given += [f"{name}=True" for name in step.options]
+    return f"hubplugin.{step.job}({', '.join(given)})"
+
+
+@dataclass(frozen=True)
 class Page:
     """What people are shown of a result.
 
-    headline: what it comes to, one line. direction: whether that is good news. scene: what was looked at.
+    headline: what it comes to, one line. direction: whether that is good news. scene: what
+    was looked at. steps: what to do next.
     """
 
     headline: str
     direction: Direction = "same"
     scene: str = ""
     sections: Sequence[Section] = ()
+    steps: Sequence[Step] = ()
 
 
 class Result:
@@ -103,23 +178,55 @@ class Result:
         """Return what people are shown."""
         raise NotImplementedError
 
-    def as_text(self, verbose: bool = False) -> str:
-        """Return the page as text; if `verbose`, with the sections of details."""
+    def as_text(
+        self, verbose: bool = False, terminal: bool = False, spell: Spell = as_call
+    ) -> str:
+        """Return the page as text.
+
+        Args:
+            verbose: with the sections of details.
+            terminal: in colours.
+            spell: says how the job of a step is begun.
+        """
+        from rich.console import Console
+        from rich.padding import Padding
+        from rich.text import Text
+
         page = self.page()
-        lines = [f"{capital(page.headline)}."]
-        scene = [part for part in (self.store, page.scene) if part]
-        if scene:
-            lines.append(" · ".join(scene))
+        told = io.StringIO()
+        console = Console(file=told, force_terminal=terminal)
+
+        def say(text: str, style: str = "", *, whole: bool = False) -> None:
+            """Print a text. Programs that read it get it as one line if it is `whole`."""
+            console.print(Text(clean(text)), style=style, soft_wrap=whole)
+
+        say(
+            f"{capital(page.headline)}.",
+            f"bold {COLOURS[page.direction]}",
+            whole=not terminal,
+        )
+        say(" · ".join(filter(None, (self.store, page.scene))), "dim", whole=True)
         for section in page.sections:
-            if not section.rows or (section.detail and not verbose):
-                continue
-            lines += ["", section.title, *_align(section)]
-            if section.note:
-                lines.append(f"  {section.note}")
-        return "\n".join(lines)
+            if section.rows and (verbose or not section.detail):
+                say(f"\n{section.title}", "bold")
+                console.print(Padding(_as_table(section), (0, 0, 0, 2)))
+                if section.note:
+                    console.print(
+                        Padding(Text(clean(section.note), "dim"), (0, 0, 0, 2))
+                    )
+        if page.steps:
+            say("\nNext", "bold")
+        for step in page.steps:
+            # Not broken, so that it can be copied.
+            say(f"  {step.text or spell(step)}", whole=True)
+            console.print(Padding(Text(clean(step.brings), "dim"), (0, 0, 0, 4)))
+        return "\n".join(line.rstrip() for line in told.getvalue().splitlines())
 
     def __str__(self) -> str:
         return self.as_text()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {capital(clean(self.page().headline))}>"
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as plain JSON. NaN and infinity, which JSON lacks, become null."""
@@ -131,15 +238,23 @@ class Result:
         text = json.dumps(self.as_json(), indent=1)
         write_file(path, f"{text}\n".encode())
 
-    def to_html(self, path: str | os.PathLike[str], command: str | None = None) -> None:
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        command: str | None = None,
+        images: str | os.PathLike[str] | None = None,
+        spell: Spell = as_call,
+    ) -> None:
         """Write the page as one HTML file that refers to nothing outside itself.
 
         Args:
             path: of the file.
             command: what was typed, which the page names.
+            images: a folder with pictures of targets, called as these are shown.
+            spell: says how the job of a step is begun.
 
         Raises:
-            InputError: `path` cannot be written, or Jinja2 is missing.
+            InputError: `path` cannot be written, or Jinja2 or Pillow is missing.
         """
         try:
             from jinja2 import Environment
@@ -147,7 +262,9 @@ class Result:
             message = f"the report needs jinja2; {install('evaluation')}"
             raise InputError(message) from None
         template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
-        environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        environment = Environment(
+            autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+        )
         facts = {
             "store": self.store,
             "command": command,
@@ -155,34 +272,78 @@ class Result:
             "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z"),
         }
         text = environment.from_string(template).render(
-            page=self.page(), facts=facts, capital=capital
+            page=self.page(),
+            facts=facts,
+            capital=capital,
+            picture=lambda row: draw_thumbnail(images, row.image),
+            spell=lambda step: step.text or spell(step),
+            is_number=_is_number,
         )
         write_file(path, text.encode())
 
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
+HIDDEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]+"
+)
+"""Control characters, and those that turn the direction of what stands around them."""
+
+
+def clean(text: str) -> str:
+    """Return `text` without what could make a terminal or a page show something else."""
+    return HIDDEN.sub(" ", text)
+
+
+def _shown(value: Any) -> Any:
+    return clean(value) if type(value) is str else value
+
 
 def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _align(section: Section) -> Iterator[str]:
-    """Yield the rows of a section as lines, under their columns where it has some."""
-    if not section.columns:
-        for row in section.rows:
-            yield f"  {'  '.join(row.cells)}"
-        return
-    table = [section.columns]
+def _is_number(cell: object) -> bool:
+    return isinstance(cell, Bar) or bool(re.match(r"[-+\d]|$", str(cell)))
+
+
+COLOURS: Mapping[Direction | None, str] = {
+    "better": "green",
+    "worse": "red",
+    "same": "",
+    None: "",
+}
+
+
+def _as_table(section: Section) -> Table:
+    """Return the rows of a section as a table for a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        box=None,
+        show_header=bool(section.columns),
+        padding=(0, 2, 0, 0),
+        header_style="dim",
+    )
+    columns = zip_longest(
+        section.columns, *(row.cells for row in section.rows), fillvalue=""
+    )
+    for title, *cells in columns:
+        numbers = all(map(_is_number, cells))
+        table.add_column(title, justify="right" if numbers else "left", no_wrap=numbers)
     for row in section.rows:
-        empty = [""] * (len(section.columns) - len(row.cells))
-        table.append([*row.cells, *empty, row.direction or ""])
-    columns = zip_longest(*table, fillvalue="")
-    widths = [max(map(len, column)) for column in columns]
-    for cells in table:
-        first = cells[0].ljust(widths[0])
-        others = map(str.rjust, cells[1:], widths[1:])
-        yield f"  {'  '.join([first, *others])}".rstrip()
+        first, *others = (Text(clean(str(cell))) for cell in row.cells)
+        if row.more:
+            first.append(f"\n{clean(row.more[0])}", "dim")
+        others += [Text("")] * (len(section.columns) - len(row.cells))
+        table.add_row(
+            first,
+            *others,
+            row.direction if section.columns else "",
+            style=COLOURS[row.direction],
+        )
+    return table
 
 
 def rows_of(*lines: str) -> list[Row]:
@@ -195,9 +356,9 @@ def percent(share: float) -> str:
 
 
 def points(change: Figure) -> str:
-    """Return a change of a share in points, with its interval."""
+    """Return a change of a share in points, with its 95 % interval."""
     interval = f"{100 * change.low:+.1f} to {100 * change.high:+.1f}"
-    return f"{100 * change.value:+.1f} points (95 % interval {interval})"
+    return f"{100 * change.value:+.1f} ({interval})"
 
 
 def decimal(value: float) -> str:
@@ -218,41 +379,58 @@ def row_of(
     return [Row((title, *known))] if known else []
 
 
-COMPARED = ("", "raw", "corrected", "change")
+COMPARED = ("", "raw", "corrected", "points (95 % interval)")
 """The columns over rows of `changes_of` and `row_of`."""
 
 
 def changes_of(sides: Mapping[str, Side | None]) -> list[Row]:
     """Return a row for each change of R@1 that was measured, good or bad where it is beyond chance."""
-    return [
-        Row(
-            (title, percent(side.before), percent(side.after), points(side.change)),
-            DIRECTIONS[side.change.sign],
-        )
-        for title, side in sides.items()
-        if side is not None
-    ]
+    known = {title: side for title, side in sides.items() if side is not None}
+    changes = [side.change for side in known.values()]
+    widest = max([max(abs(each.low), abs(each.high)) for each in changes], default=1)
+    rows = []
+    for title, side in known.items():
+        change = side.change
+        ends = [
+            0.5 + 0.5 * end / max(widest, 1e-9) for end in (change.high, change.low)
+        ]
+        interval = Bar(points(change), *ends, zero=True)
+        cells = (title, percent(side.before), percent(side.after), interval)
+        rows.append(Row(cells, DIRECTIONS[change.sign]))
+    return rows
 
 
 def list_hubs(
     hubs: Sequence[Hub], searches: Sequence[str], k: int, never: Sequence[str] = ()
 ) -> Section:
-    """Return the section of the targets that come back most.
+    """Return the section of the targets that come back most by any of the searches.
 
     Args:
-        hubs: the targets, the most found first.
+        hubs: the targets.
         searches: the labels of the searches that are shown.
         k: how many a query finds.
         never: some that no query finds.
     """
+
+    def most(hub: Hub) -> int:
+        return max(hub.found_by[search] for search in searches)
+
+    shown = sorted(hubs, key=most, reverse=True)[:NAMED]
     rows = list[Row]()
-    for hub in hubs[:NAMED]:
-        counts = [hub.found_by.get(search) for search in searches]
-        rows += row_of(hub.name, *counts, form=str)
+    for hub in shown:
+        counts = [hub.found_by[search] for search in searches]
+        bars = [Bar(f"{count:,}", count / max(most(shown[0]), 1)) for count in counts]
+        label = f" [{hub.id}]"
+        name = hub.name.removesuffix(label)
+        rows.append(Row((hub.name, *bars), None, [*map(str, hub.misled)], name))
     note = f"Queries that have the target among their first {k}."
+    known = {misled.wrong for hub in hubs for misled in hub.misled}
+    if known:
+        first = "wrongly " if known == {True} else ""
+        note += f" Below: a query for which it {first}comes first, and what does after."
     if never:
-        note += f" Never found, for instance: {', '.join(never[:NAMED])}"
-    return Section("Found most often", rows, ("", *searches), note=note)
+        note += f" Never found, for instance: {', '.join(never[:NAMED])}."
+    return Section("Comes back most", rows, ("", *searches), note=note)
 
 
 def chart_occurrences(parts: Mapping[str, Mapping[int, int]], k: int) -> Section:
@@ -280,7 +458,38 @@ def describe_changes(
     if right is None:
         return text
     recall = f"{percent(right.before)} to {percent(right.after)}"
-    return f"{text}; right answers first: {recall}, {points(right.change)}"
+    return f"{text}; right answers first: {recall}, {points(right.change)} points"
+
+
+THUMBNAIL = (96, 96)
+
+
+def draw_thumbnail(folder: str | os.PathLike[str] | None, name: str) -> str | None:
+    """Return the picture called `name` in a folder, small, as a data URL; None if there is none.
+
+    Raises:
+        InputError: Pillow is missing.
+    """
+    if folder is None or not name or "://" in name:
+        return None
+    root = Path(folder).resolve()
+    path = (root / name).resolve()
+    if not path.is_relative_to(root) or not path.is_file():
+        return None
+    try:
+        from PIL import Image
+    except ImportError:
+        message = f"pictures need Pillow; {install('evaluation')}"
+        raise InputError(message) from None
+    content = io.BytesIO()
+    try:
+        with Image.open(path) as image:
+            small = image.convert("RGB")
+            small.thumbnail(THUMBNAIL)
+            small.save(content, "JPEG")
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None  # no picture that can be read: its name is shown alone
+    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
 def write_file(path: str | os.PathLike[str], content: bytes) -> None:
