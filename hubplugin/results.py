@@ -34,9 +34,11 @@ Direction = Literal["better", "worse", "same"]
 DIRECTIONS: dict[int, Direction] = {1: "better", 0: "same", -1: "worse"}
 """By the sign of a change for which more is better."""
 
+CORRECTED = "corrected"
+
 RECALL = "right answer first (R@1)"
-WORST = "queries that find the worst hub"
-NEVER = "targets that no query finds"
+WORST = "worst hub, of all queries"
+NEVER = "targets never found"
 
 NAMED = 6
 """Hubs and other targets that are named to people; JSON has more."""
@@ -46,17 +48,15 @@ NAMED = 6
 class Misled:
     """A query for which a hub comes first, and what comes first after the correction.
 
-    wrong: whether the hub is a wrong answer; None where that is not known. right: the same
-    of `after`, that it is right.
+    right: whether that is a right answer; None where that is not known.
     """
 
     query: str
     after: str
-    wrong: bool | None = None
     right: bool | None = None
 
     def __str__(self) -> str:
-        return f"“{self.query}” → {self.after}{' ✓' if self.right else ''}"
+        return f"{self.query} → {self.after}{' ✓' if self.right else ''}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Bar:
     def __str__(self) -> str:
         if self.zero:
             return self.text
-        return f"{self.text:>6} {'█' * round(8 * self.end):8}"
+        return f"{self.text:>5} {'█' * round(6 * self.end):6}"
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,6 @@ class Section:
     """A part of a page: a title over rows, a chart, or both.
 
     columns: over the cells of the rows, where these are a table. note: small print below.
-    detail: a terminal shows it only when asked; a page of HTML always.
     """
 
     title: str
@@ -127,7 +126,6 @@ class Section:
     columns: Sequence[str] = ()
     chart: Chart | None = None
     note: str = ""
-    detail: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,7 +182,7 @@ class Result:
         """Return the page as text.
 
         Args:
-            verbose: with the sections of details.
+            verbose: with all that rows open to.
             terminal: in colours.
             spell: says how the job of a step is begun.
         """
@@ -196,30 +194,32 @@ class Result:
         told = io.StringIO()
         console = Console(file=told, force_terminal=terminal)
 
-        def say(text: str, style: str = "", *, whole: bool = False) -> None:
-            """Print a text. Programs that read it get it as one line if it is `whole`."""
-            console.print(Text(clean(text)), style=style, soft_wrap=whole)
+        def say(text: str, style: str = "", indent: int = 2) -> None:
+            shown = Padding(Text(clean(text)), (0, 0, 0, indent))
+            console.print(shown, style=style)
 
-        say(
-            f"{capital(page.headline)}.",
-            f"bold {COLOURS[page.direction]}",
-            whole=not terminal,
-        )
-        say(" · ".join(filter(None, (self.store, page.scene))), "dim", whole=True)
+        def say_whole(text: str, style: str = "") -> None:
+            """Print a text in one line, so that it can be copied or read by a program."""
+            console.print(Text(clean(text)), style=style, soft_wrap=True)
+
+        headline = f"{capital(page.headline)}."
+        style = f"bold {COLOURS[page.direction]}"
+        say(headline, style, 0) if terminal else say_whole(headline, style)
+        say_whole(" · ".join(filter(None, (self.store, page.scene))), "dim")
         for section in page.sections:
-            if section.rows and (verbose or not section.detail):
-                say(f"\n{section.title}", "bold")
-                console.print(Padding(_as_table(section), (0, 0, 0, 2)))
+            if section.rows:
+                console.print()
+                say_whole(section.title, "bold")
+                table = _as_table(section, verbose)
+                console.print(Padding(table, (0, 0, 0, 2)))
                 if section.note:
-                    console.print(
-                        Padding(Text(clean(section.note), "dim"), (0, 0, 0, 2))
-                    )
+                    say(section.note, "dim")
         if page.steps:
-            say("\nNext", "bold")
+            console.print()
+            say_whole("Next", "bold")
         for step in page.steps:
-            # Not broken, so that it can be copied.
-            say(f"  {step.text or spell(step)}", whole=True)
-            console.print(Padding(Text(clean(step.brings), "dim"), (0, 0, 0, 4)))
+            say_whole(f"  {step.text or spell(step)}")
+            say(step.brings, "dim", 4)
         return "\n".join(line.rstrip() for line in told.getvalue().splitlines())
 
     def __str__(self) -> str:
@@ -304,7 +304,7 @@ def capital(text: str) -> str:
 
 
 def _is_number(cell: object) -> bool:
-    return isinstance(cell, Bar) or bool(re.match(r"[-+\d]|$", str(cell)))
+    return bool(re.fullmatch(r"[-+]?\d[^█]*|", str(cell)))
 
 
 COLOURS: Mapping[Direction | None, str] = {
@@ -315,34 +315,31 @@ COLOURS: Mapping[Direction | None, str] = {
 }
 
 
-def _as_table(section: Section) -> Table:
+def _as_table(section: Section, verbose: bool) -> Table:
     """Return the rows of a section as a table for a terminal."""
     from rich.table import Table
     from rich.text import Text
 
+    is_table = bool(section.columns)
     table = Table(
-        box=None,
-        show_header=bool(section.columns),
-        padding=(0, 2, 0, 0),
-        header_style="dim",
+        box=None, show_header=is_table, padding=(0, 2, 0, 0), header_style="dim"
     )
-    columns = zip_longest(
-        section.columns, *(row.cells for row in section.rows), fillvalue=""
-    )
-    for title, *cells in columns:
-        numbers = all(map(_is_number, cells))
-        table.add_column(title, justify="right" if numbers else "left", no_wrap=numbers)
+    cells = (row.cells for row in section.rows)
+    for title, *column in zip_longest(section.columns, *cells, fillvalue=""):
+        right = is_table and all(map(_is_number, column))
+        side: Any = "right" if right else "left"
+        table.add_column(str(title), justify=side, no_wrap=right, overflow="fold")
     for row in section.rows:
         first, *others = (Text(clean(str(cell))) for cell in row.cells)
-        if row.more:
-            first.append(f"\n{clean(row.more[0])}", "dim")
+        for line in row.more if verbose else row.more[:1]:
+            first.append(f"\n{clean(line)}", "dim")
         others += [Text("")] * (len(section.columns) - len(row.cells))
-        table.add_row(
-            first,
-            *others,
-            row.direction if section.columns else "",
-            style=COLOURS[row.direction],
-        )
+        style = COLOURS[row.direction]
+        if is_table:
+            table.add_row(first, *others, row.direction, style=style)
+        else:
+            first.stylize(style)
+            table.add_row(first, *others)
     return table
 
 
@@ -379,7 +376,7 @@ def row_of(
     return [Row((title, *known))] if known else []
 
 
-COMPARED = ("", "raw", "corrected", "points (95 % interval)")
+COMPARED = ("", "raw", "corrected", "points (95 %)")
 """The columns over rows of `changes_of` and `row_of`."""
 
 
@@ -391,17 +388,20 @@ def changes_of(sides: Mapping[str, Side | None]) -> list[Row]:
     rows = []
     for title, side in known.items():
         change = side.change
-        ends = [
-            0.5 + 0.5 * end / max(widest, 1e-9) for end in (change.high, change.low)
-        ]
-        interval = Bar(points(change), *ends, zero=True)
+        high = 0.5 + 0.5 * change.high / max(widest, 1e-9)
+        low = 0.5 + 0.5 * change.low / max(widest, 1e-9)
+        interval = Bar(points(change), high, low, zero=True)
         cells = (title, percent(side.before), percent(side.after), interval)
         rows.append(Row(cells, DIRECTIONS[change.sign]))
     return rows
 
 
 def list_hubs(
-    hubs: Sequence[Hub], searches: Sequence[str], k: int, never: Sequence[str] = ()
+    hubs: Sequence[Hub],
+    searches: Sequence[str],
+    k: int,
+    never: Sequence[str] = (),
+    field: str | None = None,
 ) -> Section:
     """Return the section of the targets that come back most by any of the searches.
 
@@ -410,6 +410,7 @@ def list_hubs(
         searches: the labels of the searches that are shown.
         k: how many a query finds.
         never: some that no query finds.
+        field: by which targets are called.
     """
 
     def most(hub: Hub) -> int:
@@ -424,19 +425,16 @@ def list_hubs(
         name = hub.name.removesuffix(label)
         rows.append(Row((hub.name, *bars), None, [*map(str, hub.misled)], name))
     note = f"Queries that have the target among their first {k}."
-    known = {misled.wrong for hub in hubs for misled in hub.misled}
-    if known:
-        first = "wrongly " if known == {True} else ""
-        note += f" Below: a query for which it {first}comes first, and what does after."
+    if any(hub.misled for hub in shown):
+        note += " Below it: a query for which it comes first, and what does instead."
     if never:
         note += f" Never found, for instance: {', '.join(never[:NAMED])}."
-    return Section("Comes back most", rows, ("", *searches), note=note)
+    return Section("Comes back most", rows, (field or "", *searches), note=note)
 
 
-def chart_occurrences(parts: Mapping[str, Mapping[int, int]], k: int) -> Section:
-    """Return the chart of how many targets have the `k`-occurrence N, by N, of each search in `parts`."""
-    chart = Chart(f"queries with a target among their first {k}", parts)
-    return Section("How often targets are found", chart=chart)
+def chart_occurrences(parts: Mapping[str, Mapping[int, int]]) -> Chart:
+    """Return the chart of how many targets each number of queries finds, by the search in `parts`."""
+    return Chart("queries that find a target among their first places", parts)
 
 
 def describe_changes(

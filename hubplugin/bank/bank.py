@@ -243,10 +243,10 @@ class Bank:
         vectors = self.vectors(gallery, compute.progress)
         queries, rows = _read(vectors, metric)
         if self.answers is None and self.pairs is None:
-            return PreparedBank(queries, metric, compute)
+            return PreparedBank(queries, metric, compute, rows=rows)
         if not isinstance(self.known, Vectors):
             clicks = self.clicks(vectors.rows)[rows]
-            return PreparedBank(queries, metric, compute, clicks=clicks)
+            return PreparedBank(queries, metric, compute, clicks=clicks, rows=rows)
         answers, answer_rows = _read(self.known, metric)
         if vectors.dim != self.known.dim:
             raise InputError(
@@ -269,12 +269,13 @@ class Bank:
                     f"{vectors.name}: no query has an answer that is no zero vector"
                 )
             queries = queries[pairs >= 0]
+            rows = rows[pairs >= 0]
             pairs = pairs[pairs >= 0]
         if self.pairs is None and pairs is not None:
             answers = answers[pairs]
             are_pairs = _look_like_pairs(queries, answers, metric, compute)
             pairs = np.arange(len(answers)) if are_pairs else None
-        return PreparedBank(queries, metric, compute, answers, pairs)
+        return PreparedBank(queries, metric, compute, answers, pairs, rows=rows)
 
 
 BankLike: TypeAlias = Bank | VectorLike | Sequence[str]
@@ -348,7 +349,8 @@ def _one_each(
     array = np.asarray(values)
     if array.shape != (count,) or array.dtype.kind not in kinds:
         raise InputError(
-            f"{name} must hold one {kind_of_value} for each of the {count} bank queries"
+            f"{name} must hold one {kind_of_value} for each of the {count} bank queries; "
+            f"given: {' x '.join(map(str, array.shape))} of type {array.dtype}"
         )
     return array
 

@@ -105,6 +105,7 @@ class PreparedBank:
     clicks: The row of the gallery that belongs to each query, or the id in a store; -1 for none.
     targets: The gallery, without zero vectors where the metric is cosine.
     whole: What workers found, where `targets` are a sample of the gallery.
+    rows: The row of each query in what was given, int [m]; None where they were put together.
     """
 
     query_bank: np.ndarray
@@ -115,6 +116,7 @@ class PreparedBank:
     clicks: np.ndarray | None = None
     targets: Vectors | None = None
     whole: Whole | None = None
+    rows: np.ndarray | None = None
 
     def against(
         self,
@@ -159,14 +161,19 @@ class PreparedBank:
             for part in (self, pairs)
         ]
         queries = np.concatenate([self.query_bank, pairs.query_bank])
-        return replace(self, query_bank=queries, clicks=np.concatenate(clicks))
+        clicked = np.concatenate(clicks)
+        return replace(self, query_bank=queries, clicks=clicked, rows=None)
 
     def take(self, rows: np.ndarray) -> PreparedBank:
         """Return this bank with the queries `rows` alone."""
         pairs = None if self.pairs is None else self.pairs[rows]
         clicks = None if self.clicks is None else self.clicks[rows]
         return replace(
-            self, query_bank=self.query_bank[rows], pairs=pairs, clicks=clicks
+            self,
+            query_bank=self.query_bank[rows],
+            pairs=pairs,
+            clicks=clicks,
+            rows=None,
         )
 
     @property

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from hubplugin.cli.application import command
-from hubplugin.cli.options import StoreUrl, require_writable
+from hubplugin.cli.application import command, require_writable
+from hubplugin.cli.options import StoreUrl
 from hubplugin.errors import InputError, Parameter
 from hubplugin.recording import Recorded, Recorder, as_id, read
 from hubplugin.registry import open_store
@@ -31,7 +31,7 @@ class Explained(Result):
     request: dict[str, Any]
     store: None = None
 
-    def as_text(self, verbose: bool = False) -> str:
+    def as_text(self, *_: Any) -> str:
         return self.text
 
 

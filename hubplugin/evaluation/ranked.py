@@ -6,6 +6,7 @@ beforehand.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -35,6 +36,7 @@ from hubplugin.evaluation.truth import (
 )
 from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.measures.retrieval import Ranks, Truth, rank_pairs
+from hubplugin.measures.significance import Figure, Side
 from hubplugin.methods import METHODS, build_method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap, Setting
@@ -217,9 +219,19 @@ def rank_store(
             "targets": store.count(),
             "store": store.url,
             "correction": None if model is None else str(model),
+            "forecast": None if model is None else _forecast(model),
             "condition": condition,
         },
     )
+
+
+def _forecast(model: OffsetModel) -> Side | None:
+    """Return what the fit of `model` foretold of R@1."""
+    at_fit = model.hubness_at_fit
+    if at_fit is None or at_fit.right is None:
+        return None
+    before, after, *change = at_fit.right
+    return Side(before, after, math.nan, 0, "queries", Figure(*change))
 
 
 def _search_store(

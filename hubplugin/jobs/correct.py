@@ -308,7 +308,7 @@ class Job:
         logger.info(message, self.store.url, method.name, len(bank.query_bank))
         model = method.fit(bank) if lesson is None else lesson.model
         if bank.whole is None:
-            model = with_hubness(model, bank)
+            model = with_hubness(model, bank, None if trial is None else trial.right)
         if not self.force:
             require_displacement(model, bank)
         return Fit(model, method, trial, lesson)

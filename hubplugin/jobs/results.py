@@ -9,11 +9,14 @@ import numpy as np
 from pydantic import computed_field
 
 from hubplugin.guard import Trial
+from hubplugin.learning import LearnedMap
 from hubplugin.methods import Method
 from hubplugin.metric import Metric
-from hubplugin.model import HubnessAtFit, OffsetModel
+from hubplugin.model import HubnessAtFit, OffsetModel, describe_method
 from hubplugin.results import (
     COMPARED,
+    CORRECTED,
+    DIRECTIONS,
     NAMED,
     NEVER,
     RECALL,
@@ -22,6 +25,7 @@ from hubplugin.results import (
     Page,
     Result,
     Section,
+    Step,
     changes_of,
     chart_occurrences,
     decimal,
@@ -70,7 +74,18 @@ def show_trial(trial: Trial, title: str) -> Section:
         *row_of("skewness", raw.skewness, trial.skewness, form=decimal),
     ]
     note = f"{trial.queries:,} held-out bank queries; {trial.name}; {trial.bank}."
-    return Section(title, rows, COMPARED, note=note)
+    parts = {"raw": raw.occurrences, CORRECTED: trial.occurrences}
+    return Section(title, rows, COMPARED, chart_occurrences(parts), note)
+
+
+def show_lesson(lesson: LearnedMap) -> Section:
+    """Return the section of what a map of the query gains over the offsets alone."""
+    rows = changes_of(
+        {"not asked before (R@1)": lesson.other, "asked before (R@1)": lesson.asked}
+    )
+    columns = ("", "offsets", "and map", COMPARED[3])
+    note = " ".join(f"{line}." for line in lesson.notes)
+    return Section("A map of the query would change", rows, columns, note=note)
 
 
 @dataclass(frozen=True)
@@ -79,6 +94,8 @@ class Applied(Result):
     before, and how many a different one. written: false after a dry run, which only counted them. notes: what was done
     to the store or, after a dry run, would be, and what to expect of a small bank that was not tried. trial: what the
     guard saw before `apply`; None where it was not asked. invalid_vectors: the targets whose vector cannot be judged.
+    search: the code by which an application searches corrected, and who maps its queries. sound: whether there is
+    nothing to mend, so that nothing was written.
     """
 
     store: str
@@ -90,24 +107,39 @@ class Applied(Result):
     notes: Sequence[str] = ()
     trial: Trial | None = None
     invalid_vectors: InvalidVectors = field(default_factory=InvalidVectors)
+    search: tuple[str, str] = ("", "")
+    sound: bool = False
 
     def page(self) -> Page:
         counts = f"{self.missing:,} had no offset and {self.stale:,} another one"
-        lines = [f"{self.scanned:,} targets, of which {counts}"]
+        lines = [f"of {self.scanned:,} targets {counts}", *self.notes]
         if self.invalid_vectors.count:
             lines.append(str(self.invalid_vectors))
-        done = Section("What was done", rows_of(*lines, *self.notes, str(self.model)))
+        done = rows_of(*lines)
+        sections = [Section("What was done", done, note=_describe(self.model))]
         trial = self.trial
         if trial is None:
-            state = "active" if self.written else "nothing was written; would be active"
-            return Page(f"{state}: {self.model}", "better", sections=[done])
+            outcome = f"{self.model.method}, {counts}"
+        else:
+            worst = (trial.raw.largest, trial.largest)
+            changes = describe_changes(worst, trial.queries, trial.right)
+            outcome = f"on held-out bank queries {changes}"
+            notes = Section("Worth knowing", rows_of(*trial.notes))
+            sections = [show_trial(trial, "On held-out queries"), notes, *sections]
         state = "applied" if self.written else "nothing was written"
-        worst = (trial.raw.largest, trial.largest)
-        outcome = describe_changes(worst, trial.queries, trial.right)
-        tried = show_trial(trial, "On held-out queries")
-        notes = Section("Worth knowing", rows_of(*trial.notes))
-        headline = f"{state}; on held-out bank queries {outcome}"
-        return Page(headline, "better", sections=[tried, notes, done])
+        if self.sound:
+            state = "nothing to mend, and nothing was written"
+        return Page(f"{state}; {outcome}", "better", "", sections, [*self._next()])
+
+    def _next(self) -> Iterator[Step]:
+        """Yield how it is searched, and what to do next."""
+        if not self.written:
+            return
+        code, mapping = self.search
+        maps = "" if self.model.query_map is None else f"; {mapping}"
+        yield Step(f"searches corrected{maps}", text=code)
+        yield Step("says whether it is whole, and still helps", "inspect")
+        yield Step("takes it out, as if it had never been there", "remove")
 
 
 WORSE = 0.1
@@ -220,11 +252,16 @@ class Removed(Result):
     correction: Correction | None = None
 
     def page(self) -> Page:
-        if self.written:
-            return Page("correction removed")
-        if self.correction is None:
+        if self.correction is None and not self.written:
             return Page("there is no correction")
-        return Page(f"nothing was changed; would take out {self.correction.model}")
+        was = "one that cannot be read"
+        if self.correction is not None:
+            was = _describe(self.correction.model)
+        sections = [Section("The correction", rows_of(was))]
+        if self.written:
+            return Page("correction removed; searches are raw again", sections=sections)
+        steps = [Step("takes it out", "remove")]
+        return Page("nothing was changed", sections=sections, steps=steps)
 
 
 WRONG = 0.05
@@ -264,17 +301,17 @@ class HubnessNow:
     hubs: Sequence[Hub] = ()
     occurrences: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
-    @property
-    def attention(self) -> Iterator[str]:
-        """What somebody should look at, and what to do about it."""
+    def attention(self) -> Iterator[Step]:
+        """Yield what somebody should look at, and what to do about it."""
         beyond = self.corrected - self.chance
         if self.raw > 2 * self.chance and beyond > LEFT * (self.raw - self.chance):
-            yield f"hubness is worse than raw ({self.corrected:.2f}, raw {self.raw:.2f}): run refit"
+            figures = f"{self.corrected:.2f}, raw {self.raw:.2f}"
+            yield Step(f"hubness is worse than raw ({figures})", "refit")
         if self.fit is None:
             return
         usual = self.fit.largest
         limit = self.queries * min(TIMES * usual, (1 + usual) / 2)
-        counts = {hub.id: hub.found_by["corrected"] for hub in self.hubs}
+        counts = {hub.id: hub.found_by[CORRECTED] for hub in self.hubs}
         above = [
             f"{target!r} {count / self.queries:.1%}"
             for target, count in counts.items()
@@ -282,24 +319,32 @@ class HubnessNow:
         ]
         if above:
             named = ", ".join(above[:NAMED])
-            yield f"found too often ({usual:.1%} at most at the fit): {named}: run refresh, or refit"
+            says = f"found too often ({usual:.1%} at most at the fit): {named}"
+            yield Step(says, "refresh")
 
-    def sections(self) -> list[Section]:
-        """Return hubness then and now, and the hubs."""
+    def sections(self, field: str | None) -> list[Section]:
+        """Return hubness then and now, and the hubs, whose names are in `field`."""
         now = f"now, {self.queries} {'live' if self.live else 'bank'} queries"
         rows = row_of(now, self.raw, self.corrected, form=decimal)
         if self.fit is not None:
             rows += row_of("at the fit", self.fit.raw, self.fit.corrected, form=decimal)
+        chart = chart_occurrences(self.occurrences)
         title = f"Skewness of the {OCCURRENCE}-occurrence, by chance {self.chance:.2f}"
-        sections = [Section(title, rows, COMPARED[:3])]
-        if self.hubs:
-            sections.append(list_hubs(self.hubs, COMPARED[1:3], OCCURRENCE))
-            sections.append(chart_occurrences(self.occurrences, OCCURRENCE))
-        return sections
+        hubs = list_hubs(self.hubs, COMPARED[1:3], OCCURRENCE, field=field)
+        return [Section(title, rows, COMPARED[:3], chart), hubs]
 
 
-def _fingerprints(model: OffsetModel) -> str:
-    return f"fingerprint {model.fingerprint}, query bank {model.bank_fingerprint}"
+def _describe(model: OffsetModel) -> str:
+    """Return what a model is, in small print."""
+    method = describe_method(model.method, model.parameters)
+    parts = [f"{method}, from {len(model.terms[0].bank):,} queries"]
+    if model.query_map is not None:
+        parts.append(str(model.query_map))
+    if model.gallery is not None:
+        ends = f"{model.gallery.smallest:+.4f} to {model.gallery.largest:+.4f}"
+        parts.append(f"offsets {ends}, deviation {model.gallery.deviation:.4f}")
+    parts.append(f"fingerprint {model.fingerprint}, bank {model.bank_fingerprint}")
+    return f"{'; '.join(parts)}."
 
 
 @dataclass(frozen=True)
@@ -311,7 +356,7 @@ class Inspection(Result):
     hubness: None where no queries were searched for. drift: own share of live queries and bank, 0.5 where they are of
     one kind, 1 where they have nothing in common; None without enough live queries. notes, warnings: what the store
     itself says of the correction, and what it asks attention for. attention: these, and what else somebody should look
-    at, and what to do; the exit status is 4 unless it is empty.
+    at, and what to do; the exit status is 4 unless it is empty. shown: the field that targets are called by.
     """
 
     store: str
@@ -330,65 +375,72 @@ class Inspection(Result):
     drift: float | None = None
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    shown: str | None = None
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def attention(self) -> list[str]:
         """What somebody should look at, and what to do about it."""
+        return [
+            f"{step.brings}: run {step.job}" if step.job else step.brings
+            for step in self._reasons()
+        ]
+
+    def _reasons(self) -> Iterator[Step]:
         if self.correction is None:
-            return [*self.warnings, "no correction, and searches are raw: run apply"]
+            yield from (Step(each) for each in self.warnings)
+            yield Step("no correction, and searches are raw", "apply")
+            return
         if not self.correction.active:
-            return [
-                "the correction is half-written, and searches are raw: run apply again, or remove"
-            ]
-        lines = [*self.warnings]
+            yield Step("the correction is half-written, and searches are raw", "apply")
+            return
+        yield from (Step(each) for each in self.warnings)
         wrong = self.missing + self.stale
         if not self.count:
-            lines.append("no target is left in the store")
+            yield Step("no target is left in the store")
         if wrong > WRONG * self.count:
-            share = f"{wrong / self.count:.0%} of the targets"
-            lines.append(f"{share} lack their offset: run refresh")
+            yield Step(
+                f"{wrong / self.count:.0%} of the targets lack their offset", "refresh"
+            )
         if self.foreign:
-            lines.append(
-                f"{self.foreign} targets carry something else in the place of offsets: run refresh, or remove"
+            yield Step(
+                f"{self.foreign} targets carry something else in the place of offsets",
+                "refresh",
             )
         if self.drift is not None and self.drift > DRIFTED:
-            lines.append(
-                f"live queries are no longer like the bank ({self.drift:.2f}): run refit on recorded queries"
+            yield Step(
+                f"live queries are no longer like the bank ({self.drift:.2f})", "refit"
             )
         if self.hubness is not None:
-            lines += self.hubness.attention
-        return lines
+            yield from self.hubness.attention()
 
     def page(self) -> Page:
-        attention = self.attention
-        headline = "no correction"
-        if self.correction is not None:
-            wrong = self.missing + self.stale
-            state = "run refresh" if wrong else "every target has its offset"
-            headline = f"{self.missing} missing, {self.stale} stale: {state}"
-            if attention and not wrong:
-                headline = f"attention: {attention[0]}"
-        sections = [Section("Attention", rows_of(*attention))]
+        steps = [*self._reasons()]
+        direction = DIRECTIONS[-1 if steps else 1]
+        wrong = self.missing + self.stale
+        if wrong and not steps:
+            steps.append(
+                Step(
+                    f"{wrong:,} of {self.count:,} targets lack their offset", "refresh"
+                )
+            )
+        headline = "; ".join(step.brings for step in steps)
+        made = [each.model for each in (self.correction,) if each is not None]
+        note = " Before: ".join(map(_describe, filter(None, [*made, self.previous])))
+        sections = [Section("The correction", rows_of(*self._facts()), note=note)]
         if self.hubness is not None:
-            sections += self.hubness.sections()
-        sections.append(Section("The correction", rows_of(*self._facts())))
+            sections = [*self.hubness.sections(self.shown), *sections]
         scene = f"{self.count:,} targets, {self.dim} dimensions, {self.metric.value}"
-        return Page(headline, "worse" if attention else "better", scene, sections)
+        steps = [step for step in steps if step.job]
+        return Page(
+            headline or "everything is in order", direction, scene, sections, steps
+        )
 
     def _facts(self) -> Iterator[str]:
         if self.correction is None:
             return
-        model = self.correction.model
-        state = "active" if self.correction.active else "half-written, searches are raw"
         made = f", made {self.correction.made}" if self.correction.made else ""
-        yield f"{model}, {state}{made}"
-        yield _fingerprints(model)
-        if model.gallery is not None:
-            yield (
-                f"offsets from {model.gallery.smallest:+.4f} to {model.gallery.largest:+.4f}, "
-                f"standard deviation {model.gallery.deviation:.4f}"
-            )
+        yield f"{self.missing} targets without an offset, {self.stale} with an outdated one{made}"
         yield from self.notes
         for kind, ids in (("missing", self.missing_ids), ("stale", self.stale_ids)):
             if ids:
@@ -397,5 +449,3 @@ class Inspection(Result):
             yield str(self.invalid_vectors)
         if self.drift is not None:
             yield f"drift of live queries: {self.drift:.2f} (0.5: as the bank; 1: apart)"
-        if self.previous is not None:
-            yield f"rollback returns to {self.previous}; {_fingerprints(self.previous)}"

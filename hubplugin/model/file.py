@@ -14,7 +14,7 @@ from hubplugin import atomic
 from hubplugin._version import __version__
 from hubplugin.errors import ModelFileError
 
-FORMAT = 6
+FORMAT = 7
 """Version of the model file. A reader refuses others, so that none takes a model for a part of it: 4 knew no query map,
 and 5 had models that moved targets, too."""
 

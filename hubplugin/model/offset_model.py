@@ -144,14 +144,19 @@ def unpack(
 
 @dataclass(frozen=True)
 class HubnessAtFit:
-    """The 10-occurrence of the gallery of the fit over `queries` queries of the bank: its skewness raw, corrected and
-    by chance; largest: the share of the queries that found the target found most often, corrected."""
+    """The 10-occurrence of the gallery of the fit over `queries` queries of the bank.
+
+    raw, corrected, chance: its skewness. largest: the share of the queries that found the
+    target found most often, corrected. right: R@1 of held-out queries raw and corrected,
+    its change, and the interval of this; None where no answers were known.
+    """
 
     queries: int
     raw: float
     corrected: float
     chance: float
     largest: float
+    right: Sequence[float] | None = None
 
 
 Setting: TypeAlias = int | float | str | None
