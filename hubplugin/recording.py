@@ -330,6 +330,9 @@ class Recorder:
             # A forked process has other threads, and locks that nobody may release.
             os.register_at_fork(after_in_child=self._begin)
 
+    def __repr__(self) -> str:
+        return f"<Recorder: {self.folder}, of {self.size:,} queries at most>"
+
     def _begin(self) -> None:
         self._adding = threading.Lock()
         self._writing = threading.Lock()

@@ -43,7 +43,7 @@ Pairs: TypeAlias = Sequence[int] | np.ndarray | None
 """Which vector among the answers belongs to each query, see `Bank`."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Bank:
     """Example queries, and what is known of their answers. Wherever a bank is taken, the queries alone will do.
 
@@ -69,6 +69,10 @@ class Bank:
     pairs: Pairs = None
     embed: Embed = None
     name: str = "query bank"
+
+    def __repr__(self) -> str:
+        asked = _describe(self.queries)
+        return f"<Bank: queries {asked}, answers {_describe(self.answers)}>"
 
     @classmethod
     def of(cls, bank: BankLike, name: str = "query bank") -> Bank:
@@ -276,6 +280,18 @@ class Bank:
             are_pairs = _look_like_pairs(queries, answers, metric, compute)
             pairs = np.arange(len(answers)) if are_pairs else None
         return PreparedBank(queries, metric, compute, answers, pairs, rows=rows)
+
+
+def _describe(part: Any) -> str:
+    """Return the file of `part`, or its size."""
+    if part is None:
+        return "none"
+    if isinstance(part, (str, os.PathLike)):
+        return os.fspath(part)
+    if isinstance(part, Vectors):
+        return f"{part.rows:,} x {part.dim}"
+    shape = getattr(part, "shape", None) or (len(part),)
+    return " x ".join(f"{size:,}" for size in shape)
 
 
 BankLike: TypeAlias = Bank | VectorLike | Sequence[str]
