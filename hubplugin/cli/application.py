@@ -191,6 +191,10 @@ def command(function: Callable[..., Result]) -> Callable[..., Result]:
             raise typer.Exit(ATTENTION)
 
     parameters = [*own.values(), *SHARED.values()]
+    for parameter in parameters:
+        annotation: Any = parameter.annotation
+        if getattr(annotation, "__origin__", None) in (bool, bool | None):
+            annotation.__metadata__[0].metavar = ""  # typer would show <bool>
     signature = inspect.Signature(
         [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
     )
@@ -210,7 +214,8 @@ def computing(device: str) -> Iterator[Compute]:
         with bars() as shown:
             yield Compute(device, progress=shown)
     else:
-        yield Compute(device, progress=lines(say))
+        with lines(say) as shown:
+            yield Compute(device, progress=shown)
 
 
 CARRIED = ("bank", "answers", "embed")

@@ -22,7 +22,7 @@ from hubplugin.store import Store
 from hubplugin.vectors import as_vectors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explained(Result):
     """What other clients send for the corrected ranking: `text` to paste, and the `request` as JSON. Its form is the
     store's: method, path and body where there is a server."""
@@ -66,7 +66,7 @@ def explain(
     return Explained(explanation.text, dict(explanation.request))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RecordedBank(Result):
     """What is recorded now.
 

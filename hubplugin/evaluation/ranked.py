@@ -39,7 +39,7 @@ from hubplugin.measures.retrieval import Ranks, Truth, rank_pairs
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.methods import METHODS, build_method
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, QueryMap, Setting
+from hubplugin.model import OffsetModel, QueryMap, Setting, describe_method
 from hubplugin.rerank import QUERY_METHODS
 from hubplugin.store import Id, Store
 from hubplugin.vectors import (
@@ -218,7 +218,9 @@ def rank_store(
             "metric": store.metric.value,
             "targets": store.count(),
             "store": store.url,
-            "correction": None if model is None else str(model),
+            "correction": None
+            if model is None
+            else describe_method(model.method, model.parameters),
             "forecast": None if model is None else _forecast(model),
             "condition": condition,
         },

@@ -118,7 +118,7 @@ class MethodResult:
         return 1 if self.versus_raw.won > self.versus_raw.lost else -1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Results(Result):
     """What `evaluate` returns: raw search and corrections side by side on the same queries; the raw search comes first.
 
@@ -255,7 +255,7 @@ class Results(Result):
         hubness = [side.hubness for side in sides if side.hubness is not None]
         rows += [
             *row_of(WORST, *(side.worst for side in sides)),
-            *row_of("places that the most found 1 % take", *most_found),
+            *row_of("places of the top 1 %", *most_found),
             *row_of(NEVER, *(each.anti_hub_share for each in hubness)),
             *row_of("skewness", *(each.skewness for each in hubness), form=decimal),
         ]

@@ -89,7 +89,7 @@ class ShareAndChance:
     by_chance: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis(Result):
     """What `diagnose` found.
 

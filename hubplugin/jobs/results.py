@@ -10,6 +10,7 @@ from pydantic import computed_field
 
 from hubplugin.guard import Trial
 from hubplugin.learning import LearnedMap
+from hubplugin.measures.significance import Side
 from hubplugin.methods import Method
 from hubplugin.metric import Metric
 from hubplugin.model import HubnessAtFit, OffsetModel, describe_method
@@ -31,6 +32,7 @@ from hubplugin.results import (
     decimal,
     describe_changes,
     list_hubs,
+    percent,
     row_of,
     rows_of,
 )
@@ -64,6 +66,25 @@ class InvalidVectors:
         )
 
 
+SUSPECT = 0.6
+"""R@1 of queries whose target others ask for, too, as a share of that of the rest, below
+which these are suspected to be wrong clicks: a wrong one makes two wordings of a target
+that have nothing in common. Beyond chance alone is no sign, since targets differ."""
+
+
+def doubt_clicks(asked: Side | None, other: Side | None) -> str:
+    """Say so where the queries that were `asked` before look like wrong clicks."""
+    if asked is None or other is None:
+        return ""
+    error = (other.before * (1 - other.before) / asked.queries) ** 0.5
+    if asked.before >= min(SUSPECT * other.before, other.before - 3 * error):
+        return ""
+    return (
+        f" Asked before are {asked.queries:,} {asked.what}, right for {percent(asked.before)} where the rest is for "
+        f"{percent(other.before)}: they look like wrong clicks, and say little."
+    )
+
+
 def show_trial(trial: Trial, title: str) -> Section:
     """Return the section, called `title`, of what the guard saw on held-out queries: `trial`."""
     raw = trial.raw
@@ -74,6 +95,7 @@ def show_trial(trial: Trial, title: str) -> Section:
         *row_of("skewness", raw.skewness, trial.skewness, form=decimal),
     ]
     note = f"{trial.queries:,} held-out bank queries; {trial.name}; {trial.bank}."
+    note += doubt_clicks(trial.asked, trial.right)
     parts = {"raw": raw.occurrences, CORRECTED: trial.occurrences}
     return Section(title, rows, COMPARED, chart_occurrences(parts), note)
 
@@ -85,10 +107,11 @@ def show_lesson(lesson: LearnedMap) -> Section:
     )
     columns = ("", "offsets", "and map", COMPARED[3])
     note = " ".join(f"{line}." for line in lesson.notes)
+    note += doubt_clicks(lesson.asked, lesson.other)
     return Section("A map of the query would change", rows, columns, note=note)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Applied(Result):
     """What `apply`, `refresh` or `rollback` did: the model, and of `scanned` targets how many had no offset by it
     before, and how many a different one. written: false after a dry run, which only counted them. notes: what was done
@@ -119,14 +142,16 @@ class Applied(Result):
         sections = [Section("What was done", done, note=_describe(self.model))]
         trial = self.trial
         if trial is None:
-            outcome = f"{self.model.method}, {counts}"
+            outcome = f"{self.model.method}; of {self.scanned:,} targets {counts}"
         else:
             worst = (trial.raw.largest, trial.largest)
             changes = describe_changes(worst, trial.queries, trial.right)
             outcome = f"on held-out bank queries {changes}"
             notes = Section("Worth knowing", rows_of(*trial.notes))
             sections = [show_trial(trial, "On held-out queries"), notes, *sections]
-        state = "applied" if self.written else "nothing was written"
+        state = "active" if trial is None else "applied"
+        if not self.written:
+            state = "nothing was written"
         if self.sound:
             state = "nothing to mend, and nothing was written"
         return Page(f"{state}; {outcome}", "better", "", sections, [*self._next()])
@@ -231,7 +256,7 @@ class OldVersusNew:
         return Section("Old and new", rows, ("", "raw", "old", "new"), note=note)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Refitted(Applied):
     """What `refit` did: as of `apply`, and old and new beside each other."""
 
@@ -242,7 +267,7 @@ class Refitted(Applied):
         return replace(applied, sections=[self.versus.section(), *applied.sections])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Removed(Result):
     """What `remove` took out: the correction, null where there was none or it cannot be read. written: false after a
     dry run, and where there was no correction."""
@@ -347,7 +372,7 @@ def _describe(model: OffsetModel) -> str:
     return f"{'; '.join(parts)}."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspection(Result):
     """What `inspect` found: the correction, if any, and of `count` targets how many lack an offset, how many have one
     that their vector no longer gives, and how many carry something else in its place; ten ids of the first two.

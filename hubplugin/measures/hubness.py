@@ -157,6 +157,16 @@ def never_found_by_chance(queries: int, k: int, targets: int) -> float:
     return float((1 - min(k, targets) / targets) ** queries)
 
 
+def largest_by_chance(queries: int, k: int, targets: int) -> int:
+    """Return the largest k-occurrence that one of `targets` has by chance, where `queries` find any `k` of them.
+
+    One in twenty such galleries has a larger one.
+    """
+    chances = binomial(queries, min(k, targets) / targets)
+    as_large = chances[::-1].cumsum()[::-1]
+    return int(np.flatnonzero(targets * as_large >= 0.05)[-1])
+
+
 def binomial(draws: int, p: float) -> np.ndarray:
     """The chance of 0, 1, ... `draws` successes, where each has the chance `p`: [draws + 1]."""
     if p >= 1:
