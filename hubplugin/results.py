@@ -56,7 +56,7 @@ class Misled:
     right: bool | None = None
 
     def __str__(self) -> str:
-        return f"{self.query} → {self.after}{' ✓' if self.right else ''}"
+        return f"→ {self.after}{' ✓' if self.right else ''} for {self.query}"
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class Result:
             if section.rows:
                 console.print()
                 say_whole(section.title, "bold")
-                table = _as_table(section, verbose)
+                table = _as_table(section, verbose, console.width)
                 console.print(Padding(table, (0, 0, 0, 2)))
                 if section.note:
                     say(section.note, "dim")
@@ -315,7 +315,13 @@ COLOURS: Mapping[Direction | None, str] = {
 }
 
 
-def _as_table(section: Section, verbose: bool) -> Table:
+def shorten(text: str, longest: int) -> str:
+    """Return the beginning of a text, in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def _as_table(section: Section, verbose: bool, width: int) -> Table:
     """Return the rows of a section as a table for a terminal."""
     from rich.table import Table
     from rich.text import Text
@@ -331,8 +337,9 @@ def _as_table(section: Section, verbose: bool) -> Table:
         table.add_column(str(title), justify=side, no_wrap=right, overflow="fold")
     for row in section.rows:
         first, *others = (Text(clean(str(cell))) for cell in row.cells)
+        room = width - 6 - sum(len(text) + 2 for text in others)
         for line in row.more if verbose else row.more[:1]:
-            first.append(f"\n{clean(line)}", "dim")
+            first.append(f"\n  {shorten(clean(line), room)}", "dim")
         others += [Text("")] * (len(section.columns) - len(row.cells))
         style = COLOURS[row.direction]
         if is_table:
@@ -426,7 +433,7 @@ def list_hubs(
         rows.append(Row((hub.name, *bars), None, [*map(str, hub.misled)], name))
     note = f"Queries that have the target among their first {k}."
     if any(hub.misled for hub in shown):
-        note += " Below it: a query for which it comes first, and what does instead."
+        note += " Below it (→): what comes first instead for a query that found it first; ✓ is right."
     if never:
         note += f" Never found, for instance: {', '.join(never[:NAMED])}."
     return Section("Comes back most", rows, (field or "", *searches), note=note)

@@ -395,7 +395,8 @@ class FaissStore(ManifestStore[FaissVersion]):
         return f"<FaissStore: {self.url}, {self.index.ntotal:,} x {self.dim}, {self.metric.value}>"
 
     def how_to_search(self) -> tuple[str, str]:
-        return f"index = faiss.read_index({str(self.path)!r})", "it maps each query"
+        path = self.url.removeprefix("faiss:")
+        return f"index = faiss.read_index({path!r})", "it maps each query"
 
     def read_batches(self) -> Iterator[Batch]:
         """Yield all entries of the index as it was read last."""

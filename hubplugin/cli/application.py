@@ -185,8 +185,7 @@ def command(function: Callable[..., Result]) -> Callable[..., Result]:
             if json:
                 typer.echo(_as_json(function.__name__, result))
             else:
-                colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-                typer.echo(result.as_text(verbose, colours, spell))
+                typer.echo(result.as_text(verbose, has_colours(), spell))
         if attention:
             raise typer.Exit(ATTENTION)
 
@@ -227,10 +226,10 @@ def as_command(arguments: Mapping[str, Any], step: Step) -> str:
     command: Any = typer.main.get_command(app)
     store = arguments.get("store") or arguments["targets"]
     words = ["hubplugin", step.job, without_secrets(store)]
-    for option in command.commands[step.job].params:
-        value = arguments.get(option.name)
-        if option.name in CARRIED and value is not None:
-            words += [option.opts[0], value]
+    options = {option.name: option for option in command.commands[step.job].params}
+    for name in CARRIED if "bank" in options else ():
+        if arguments.get(name) is not None:
+            words += [options[name].opts[0], arguments[name]]
     words += [f"--{name}" for name in step.options]
     return shlex.join(words)
 
@@ -255,6 +254,10 @@ def require_writable(path: Path | None) -> None:
         lack = "it is a folder; expected a file"
     if lack:
         raise InputError(f"cannot write {str(path)!r}: {lack}")
+
+
+def has_colours() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 
 def _as_json(name: str, result: Result) -> str:

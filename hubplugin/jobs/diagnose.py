@@ -336,7 +336,12 @@ def _find_hubs(
         wrong = (first == row) & (after != row)
         if right is not None:
             wrong = (first == row) & (right >= 0) & (right != row)
-        misled[row] = pick_evenly(np.flatnonzero(wrong), MISLED).tolist()
+        # First those that a correction answers rightly, then those that it changes.
+        rank = np.where(after != row, 1, 2)
+        if right is not None:
+            rank[after == right] = 0
+        order = np.argsort(rank, kind="stable")
+        misled[row] = order[wrong[order]][:MISLED].tolist()
     places = [place for places in misled.values() for place in places]
     shown = [*dict.fromkeys([*rows, *after[places].tolist()])]
     ids = _ids_of(targets, original_rows(gallery)[shown])

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from hubplugin.bank import Bank
 from hubplugin.errors import InputError, Parameter
+from hubplugin.results import shorten
 from hubplugin.store import Id, Store
 from hubplugin.vectors import require_file
 
@@ -70,15 +71,9 @@ def display_names(ids: Sequence[Id], names: Naming | None) -> list[str]:
     """Return what the targets `ids` are called: by their name in `names` and id, or by the id alone."""
     texts = [None] * len(ids) if names is None or not ids else names(ids)
     return [
-        str(key) if name is None else f"{shorten(name)} [{key}]"
+        str(key) if name is None else f"{shorten(name, LONGEST)} [{key}]"
         for key, name in zip(ids, texts, strict=True)
     ]
-
-
-def shorten(text: str) -> str:
-    """Return the beginning of a text, in one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
 def call_query(bank: Bank, row: int) -> str:
@@ -87,7 +82,7 @@ def call_query(bank: Bank, row: int) -> str:
     if bank.texts is not None:
         texts = bank.texts.texts
     text = None if texts is None else texts[row]
-    return f"query {row}" if text is None else f"“{shorten(text)}”"
+    return f"query {row}" if text is None else f"“{shorten(text, LONGEST)}”"
 
 
 def read_names(source: str) -> Naming:

@@ -102,7 +102,8 @@ def test_a_hub_is_shown_corrected_and_with_queries_that_it_answers_wrongly(examp
         assert misled.after == f"target {corrected[row].argmax()}"
         assert misled.right == (corrected[row].argmax() == row)
     hub, misled = shown[0]
-    assert f"{misled.query} → {misled.after}" in str(diagnosis)
+    assert f"→ {misled.after}" in str(diagnosis)
+    assert str(misled) in diagnosis.as_text(verbose=True)
 
 
 def test_copies_and_another_model_are_advised_upon_and_not_corrected(example):
