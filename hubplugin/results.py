@@ -332,7 +332,7 @@ def _as_table(section: Section, verbose: bool, width: int) -> Table:
     )
     cells = (row.cells for row in section.rows)
     for title, *column in zip_longest(section.columns, *cells, fillvalue=""):
-        right = is_table and all(map(_is_number, column))
+        right = bool(table.columns) and all(map(_is_number, column))
         side: Any = "right" if right else "left"
         table.add_column(str(title), justify=side, no_wrap=right, overflow="fold")
     for row in section.rows:

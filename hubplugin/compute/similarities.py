@@ -288,7 +288,7 @@ def dense(similarities: Similarities, targets: Vectors) -> np.ndarray:
     """s(b_u, t) of every bank row of `similarities` and of `targets`: float64 [m, n], for sets that fit in memory."""
     parts = [
         to_host(tile.s).astype(np.float64)
-        for tile in similarities.tiles(targets, "similarities")
+        for tile in similarities.tiles(targets, "comparing queries with targets")
     ]
     whole: np.ndarray = np.concatenate(parts).T
     return whole

@@ -152,7 +152,9 @@ class Diagnosis(Result):
 
     def page(self) -> Page:
         trial = self.trial
-        headline = f"{self.verdict}; the default correction would {trial.outlook()}"
+        headline = self.verdict
+        if not self.causes:
+            headline += f"; the default correction would {trial.outlook()}"
         notes = list(trial.notes)
         searches = ["raw"]
         if self.hubs and CORRECTED in self.hubs[0].found_by:

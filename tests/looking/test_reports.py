@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from hubplugin.cli import app
+from hubplugin.jobs.results import doubt_clicks
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.results import (
     COMPARED,
@@ -205,3 +206,14 @@ def test_what_changes_is_told_as_a_user_would_say_it():
         assert part in told
     assert "rises from 1 to 2 of 100" in describe_changes((0.01, 0.02), 100, None)
     assert "stays at 1 of 100" in describe_changes((0.01, 0.01), 100, None)
+
+
+def test_clicks_that_look_wrong_are_said_to_be_so():
+    rest = Side(0.37, 0.40, 0.01, 1500, "pairs", Figure(0.03, 0.01, 0.05))
+    wrong = Side(0.20, 0.20, 0.02, 195, "other wordings", Figure(0, -0.02, 0.02))
+    told = doubt_clicks(wrong, rest)
+    for part in ("195 other wordings", "20.0 %", "37.0 %", "wrong clicks"):
+        assert part in told
+    assert doubt_clicks(replace(wrong, before=0.30), rest) == ""
+    assert doubt_clicks(replace(wrong, queries=20), rest) == ""
+    assert doubt_clicks(None, rest) == ""
