@@ -19,6 +19,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from hubplugin import atomic
@@ -194,7 +195,7 @@ class Result:
         told = io.StringIO()
         console = Console(file=told, force_terminal=terminal)
 
-        def say(text: str, style: str = "", indent: int = 2) -> None:
+        def say(text: str, style: str = "", indent: int = 0) -> None:
             shown = Padding(Text(clean(text)), (0, 0, 0, indent))
             console.print(shown, style=style)
 
@@ -202,21 +203,20 @@ class Result:
             """Print a text in one line, so that it can be copied or read by a program."""
             console.print(Text(clean(text)), style=style, soft_wrap=True)
 
-        headline = f"{capital(page.headline)}."
-        style = f"bold {COLOURS[page.direction]}"
-        say(headline, style, 0) if terminal else say_whole(headline, style)
+        headline = say if terminal else say_whole
+        headline(f"{capital(page.headline)}.", f"bold {COLOURS[page.direction]}")
         say_whole(" · ".join(filter(None, (self.store, page.scene))), "dim")
         for section in page.sections:
             if section.rows:
                 console.print()
-                say_whole(section.title, "bold")
+                say(section.title, "bold")
                 table = _as_table(section, verbose, console.width)
                 console.print(Padding(table, (0, 0, 0, 2)))
                 if section.note:
-                    say(section.note, "dim")
+                    say(section.note, "dim", 2)
         if page.steps:
             console.print()
-            say_whole("Next", "bold")
+            say("Next", "bold")
         for step in page.steps:
             say_whole(f"  {step.text or spell(step)}")
             say(step.brings, "dim", 4)
@@ -270,6 +270,7 @@ class Result:
             "command": command,
             "version": f"hubplugin {__version__}",
             "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z"),
+            "holds": "names of targets, and queries, as store and bank have them",
         }
         text = environment.from_string(template).render(
             page=self.page(),
@@ -277,7 +278,7 @@ class Result:
             capital=capital,
             picture=lambda row: draw_thumbnail(images, row.image),
             spell=lambda step: step.text or spell(step),
-            is_number=_is_number,
+            largest=_largest,
         )
         write_file(path, text.encode())
 
@@ -293,6 +294,15 @@ HIDDEN = re.compile(
 def clean(text: str) -> str:
     """Return `text` without what could make a terminal or a page show something else."""
     return HIDDEN.sub(" ", text)
+
+
+def _largest(series: Mapping[str, Mapping[int, int]]) -> tuple[int, int]:
+    """Return the largest value in a chart, and the largest count."""
+    parts = series.values()
+    return (
+        max([1, *(max(part, default=0) for part in parts)]),
+        max([1, *(max(part.values(), default=0) for part in parts)]),
+    )
 
 
 def _shown(value: Any) -> Any:
@@ -387,19 +397,22 @@ COMPARED = ("", "raw", "corrected", "points (95 %)")
 """The columns over rows of `changes_of` and `row_of`."""
 
 
+AXIS = 5
+"""Bars of intervals reach from -1 / (2 AXIS) to as much: 10 points of R@1."""
+
+
 def changes_of(sides: Mapping[str, Side | None]) -> list[Row]:
     """Return a row for each change of R@1 that was measured, good or bad where it is beyond chance."""
-    known = {title: side for title, side in sides.items() if side is not None}
-    changes = [side.change for side in known.values()]
-    widest = max([max(abs(each.low), abs(each.high)) for each in changes], default=1)
     rows = []
-    for title, side in known.items():
-        change = side.change
-        high = 0.5 + 0.5 * change.high / max(widest, 1e-9)
-        low = 0.5 + 0.5 * change.low / max(widest, 1e-9)
-        interval = Bar(points(change), high, low, zero=True)
-        cells = (title, percent(side.before), percent(side.after), interval)
-        rows.append(Row(cells, DIRECTIONS[change.sign]))
+    for title, side in sides.items():
+        if side is not None:
+            change = side.change
+            low, high = np.clip(
+                [0.5 + AXIS * change.low, 0.5 + AXIS * change.high], 0, 1
+            )
+            interval = Bar(points(change), high, low, zero=True)
+            cells = (title, percent(side.before), percent(side.after), interval)
+            rows.append(Row(cells, DIRECTIONS[change.sign]))
     return rows
 
 

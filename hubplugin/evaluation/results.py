@@ -280,22 +280,12 @@ class Results(Result):
                 "" if each.adjusted_p is None else f"{each.adjusted_p:.3f}",
                 f"{100 * each.recall[k].value:.1f}",
             ]
-            figures = (each.median_rank, each.mean_average_precision, each.ndcg)
-            for figure in (*figures, each.skewness):
+            ranks = (each.median_rank, each.mean_average_precision, each.ndcg)
+            for figure in (*ranks, each.skewness):
                 cells.append("" if figure is None else decimal(figure.value))
             direction = None if each is self.raw else DIRECTIONS[each.sign]
             rows.append(Row(cells, direction))
-        columns = (
-            "method",
-            "R@1",
-            "gain",
-            "p",
-            f"R@{k}",
-            "rank",
-            "mAP",
-            "nDCG",
-            "skew",
-        )
+        columns = f"method R@1 gain p R@{k} rank mAP nDCG skew".split()
         note = (
             "gain: over raw. p: McNemar's exact test, for so many methods. rank: the median. "
             f"mAP, nDCG: at {self.k}. skew: skewness."

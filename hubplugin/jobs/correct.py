@@ -28,7 +28,8 @@ from hubplugin.guard import (
     small_bank,
 )
 from hubplugin.jobs.health import is_in_bank, with_hubness
-from hubplugin.jobs.results import Applied, OldVersusNew, Refitted
+from hubplugin.jobs.results import Applied, Refitted
+from hubplugin.jobs.versus import OldVersusNew
 from hubplugin.jobs.write import (
     ShardedStore,
     SpooledGallery,

@@ -9,9 +9,9 @@ import numpy as np
 from pydantic import computed_field
 
 from hubplugin.guard import Trial
+from hubplugin.jobs.versus import OldVersusNew
 from hubplugin.learning import LearnedMap
 from hubplugin.measures.significance import Side
-from hubplugin.methods import Method
 from hubplugin.metric import Metric
 from hubplugin.model import HubnessAtFit, OffsetModel, describe_method
 from hubplugin.results import (
@@ -25,6 +25,7 @@ from hubplugin.results import (
     Hub,
     Page,
     Result,
+    Row,
     Section,
     Step,
     changes_of,
@@ -37,7 +38,7 @@ from hubplugin.results import (
     rows_of,
 )
 from hubplugin.store import Correction, Id
-from hubplugin.validation import OCCURRENCE, Figures, Margins, change_of
+from hubplugin.validation import OCCURRENCE, Figures
 
 
 @dataclass
@@ -57,13 +58,16 @@ class InvalidVectors:
             reason = f"length {length:.4g}" if np.isfinite(length) else "not finite"
             self.named[ids[row]] = reason
 
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
+        """Return what is said of them, nothing where there are none."""
+        if not self.count:
+            return []
         which = ", ".join(f"{name} ({reason})" for name, reason in self.named.items())
         more = self.count - len(self.named)
-        return (
+        return [
             f"{self.count} with vectors that the model cannot judge, those of length 0 have the offset 0, others its "
             f"smallest: {which}{f' and {more} more' if more else ''}"
-        )
+        ]
 
 
 SUSPECT = 0.6
@@ -85,14 +89,21 @@ def doubt_clicks(asked: Side | None, other: Side | None) -> str:
     )
 
 
+def rows_of_hubness(sides: Sequence[Figures]) -> list[Row]:
+    """Return how uneven the finds are on each of the `sides`."""
+    return [
+        *row_of(WORST, *(side.largest for side in sides)),
+        *row_of(NEVER, *(side.never for side in sides)),
+        *row_of("skewness", *(side.skewness for side in sides), form=decimal),
+    ]
+
+
 def show_trial(trial: Trial, title: str) -> Section:
     """Return the section, called `title`, of what the guard saw on held-out queries: `trial`."""
     raw = trial.raw
     rows = [
         *changes_of({RECALL: trial.right, "asked before (R@1)": trial.asked}),
-        *row_of(WORST, raw.largest, trial.largest),
-        *row_of(NEVER, raw.never, trial.never),
-        *row_of("skewness", raw.skewness, trial.skewness, form=decimal),
+        *rows_of_hubness((raw, trial)),
     ]
     note = f"{trial.queries:,} held-out bank queries; {trial.name}; {trial.bank}."
     note += doubt_clicks(trial.asked, trial.right)
@@ -135,14 +146,12 @@ class Applied(Result):
 
     def page(self) -> Page:
         counts = f"{self.missing:,} had no offset and {self.stale:,} another one"
-        lines = [f"of {self.scanned:,} targets {counts}", *self.notes]
-        if self.invalid_vectors.count:
-            lines.append(str(self.invalid_vectors))
-        done = rows_of(*lines)
-        sections = [Section("What was done", done, note=_describe(self.model))]
+        counts = f"of {self.scanned:,} targets {counts}"
+        lines = rows_of(counts, *self.notes, *self.invalid_vectors.lines())
+        sections = [Section("What was done", lines, note=_describe(self.model))]
         trial = self.trial
         if trial is None:
-            outcome = f"{self.model.method}; of {self.scanned:,} targets {counts}"
+            outcome = f"{self.model.method}; {counts}"
         else:
             worst = (trial.raw.largest, trial.largest)
             changes = describe_changes(worst, trial.queries, trial.right)
@@ -167,93 +176,15 @@ class Applied(Result):
         yield Step("takes it out, as if it had never been there", "remove")
 
 
-WORSE = 0.1
-"""The rise of skewness, as a share of that of the raw ranking, from which a new correction is worse where nothing says
-what the queries ask for. On eight galleries a bank of twice the size rises by 0.08 at most; every bank that rose by
-more than 0.1 lost R@1, up to 2.4 points (benchmarks/keeping.py)."""
-
-TOLERATED = 0.01
-"""The fall of R@1 that must be ruled out before a smaller bank replaces a larger one."""
-
-
-@dataclass(frozen=True)
-class OldVersusNew:
-    """The old and the new correction on held-out queries of the new bank: `old` and `new`; `raw` is no correction.
-
-    gain, error: of R@1 of the new one over the old one, 0 to 1, and its standard error; None without known answers.
-    queries, share: how many queries of the new bank were held out, and its size as a share of the old one's.
-    """
-
-    raw: Figures
-    old: Figures
-    new: Figures
-    gain: float | None
-    error: float | None
-    queries: int = 0
-    share: float = 1.0
-
-    @classmethod
-    def of(
-        cls, margins: Margins, old: OffsetModel, new: Method, queries: int
-    ) -> OldVersusNew:
-        """Compare `old` and `new` by the `margins` of no correction, the old and the new one."""
-        change = change_of(margins, 1, 2)
-        return cls(
-            Figures.of(margins, 0),
-            Figures.of(margins, 1, old.method, old.parameters),
-            Figures.of(margins, 2, new.name, new.parameters),
-            gain=None if change is None else change.change.value,
-            error=None if change is None else change.error,
-            queries=queries,
-            share=queries / len(old.terms[0].bank),
-        )
-
-    @property
-    def objection(self) -> str | None:
-        """Why the new one is worse, with both figures; None if it is not."""
-        if self.gain is None or self.error is None:
-            rise = self.new.skewness - self.old.skewness
-            worse = rise > WORSE * max(self.raw.skewness, 0.0)
-            return self.figures if worse else None
-        if self.gain < -2 * self.error:
-            return self.figures
-        lowest = self.gain - 2 * self.error
-        if self.share >= 1 or lowest >= -TOLERATED:
-            return None
-        return (
-            f"{self.figures}, and so few queries do not rule out a fall of "
-            f"{-100 * lowest:.1f} points; {self._enough(self.gain, self.error):,} would do"
-        )
-
-    def _enough(self, gain: float, error: float) -> int:
-        """Return how many queries rule a fall out, if they change as much as these do."""
-        as_many_as_old = round(self.queries / self.share)
-        margin = gain + TOLERATED
-        if margin <= 0:
-            return as_many_as_old
-        wanted = self.queries * (2 * error / margin) ** 2
-        return min(as_many_as_old, round(wanted))
-
-    @property
-    def figures(self) -> str:
-        """The change from the old one to the new one: of R@1, or of hubness where no answers are known."""
-        if self.old.recall is not None and self.new.recall is not None:
-            return f"R@1 of held-out queries goes from {100 * self.old.recall:.1f} to {100 * self.new.recall:.1f}"
-        return (
-            f"hubness (skewness) of held-out queries goes from {self.old.skewness:.2f} to {self.new.skewness:.2f}, "
-            f"where it is {self.raw.skewness:.2f} raw"
-        )
-
-    def section(self) -> Section:
-        """Return the three side by side."""
-        sides = (self.raw, self.old, self.new)
-        rows = [
-            *row_of(RECALL, *(side.recall for side in sides)),
-            *row_of(WORST, *(side.largest for side in sides)),
-            *row_of("skewness", *(side.skewness for side in sides), form=decimal),
-        ]
-        note = f"From the old correction to the new one {self.figures}."
-        return Section("Old and new", rows, ("", "raw", "old", "new"), note=note)
+def show_versus(versus: OldVersusNew) -> Section:
+    """Return the section of no correction, the old one and the new one side by side."""
+    sides = (versus.raw, versus.old, versus.new)
+    rows = [
+        *row_of(RECALL, *(side.recall for side in sides)),
+        *rows_of_hubness(sides),
+    ]
+    note = f"From the old correction to the new one {versus.figures}."
+    return Section("Old and new", rows, ("", "raw", "old", "new"), note=note)
 
 
 @dataclass(frozen=True, repr=False)
@@ -264,7 +195,7 @@ class Refitted(Applied):
 
     def page(self) -> Page:
         applied = super().page()
-        return replace(applied, sections=[self.versus.section(), *applied.sections])
+        return replace(applied, sections=[show_versus(self.versus), *applied.sections])
 
 
 @dataclass(frozen=True, repr=False)
@@ -412,14 +343,13 @@ class Inspection(Result):
         ]
 
     def _reasons(self) -> Iterator[Step]:
+        yield from map(Step, self.warnings)
         if self.correction is None:
-            yield from (Step(each) for each in self.warnings)
             yield Step("no correction, and searches are raw", "apply")
             return
         if not self.correction.active:
             yield Step("the correction is half-written, and searches are raw", "apply")
             return
-        yield from (Step(each) for each in self.warnings)
         wrong = self.missing + self.stale
         if not self.count:
             yield Step("no target is left in the store")
@@ -444,33 +374,29 @@ class Inspection(Result):
         direction = DIRECTIONS[-1 if steps else 1]
         wrong = self.missing + self.stale
         if wrong and not steps:
-            steps.append(
-                Step(
-                    f"{wrong:,} of {self.count:,} targets lack their offset", "refresh"
-                )
-            )
-        headline = "; ".join(step.brings for step in steps)
-        made = [each.model for each in (self.correction,) if each is not None]
-        note = " Before: ".join(map(_describe, filter(None, [*made, self.previous])))
-        sections = [Section("The correction", rows_of(*self._facts()), note=note)]
-        if self.hubness is not None:
-            sections = [*self.hubness.sections(self.shown), *sections]
+            says = f"{wrong:,} of {self.count:,} targets lack their offset"
+            steps.append(Step(says, "refresh"))
+        headline = "; ".join(step.brings for step in steps) or "everything is in order"
+        sections = [] if self.hubness is None else self.hubness.sections(self.shown)
+        if self.correction is not None:
+            sections.append(self._show(self.correction))
         scene = f"{self.count:,} targets, {self.dim} dimensions, {self.metric.value}"
         steps = [step for step in steps if step.job]
-        return Page(
-            headline or "everything is in order", direction, scene, sections, steps
-        )
+        return Page(headline, direction, scene, sections, steps)
+
+    def _show(self, correction: Correction) -> Section:
+        """Return what lies in the store, fingerprints last."""
+        note = f"{_describe(correction.model)} Made {correction.made}."
+        if self.previous is not None:
+            note += f" Before: {_describe(self.previous)}"
+        return Section("The correction", rows_of(*self._facts()), note=note)
 
     def _facts(self) -> Iterator[str]:
-        if self.correction is None:
-            return
-        made = f", made {self.correction.made}" if self.correction.made else ""
-        yield f"{self.missing} targets without an offset, {self.stale} with an outdated one{made}"
+        yield f"{self.missing} targets without an offset, {self.stale} with an outdated one"
         yield from self.notes
         for kind, ids in (("missing", self.missing_ids), ("stale", self.stale_ids)):
             if ids:
                 yield f"{kind}, for instance: {', '.join(map(repr, ids))}"
-        if self.invalid_vectors.count:
-            yield str(self.invalid_vectors)
+        yield from self.invalid_vectors.lines()
         if self.drift is not None:
             yield f"drift of live queries: {self.drift:.2f} (0.5: as the bank; 1: apart)"

@@ -11,7 +11,8 @@ from scipy.stats import skew
 
 import hubplugin
 from hubplugin.jobs.correct import refit
-from hubplugin.jobs.results import DRIFTED, WORSE, HubnessNow, Inspection, OldVersusNew
+from hubplugin.jobs.results import DRIFTED, HubnessNow, Inspection
+from hubplugin.jobs.versus import WORSE, OldVersusNew
 from hubplugin.jobs.write import write
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.metric import Metric
