@@ -38,7 +38,7 @@ from hubplugin.measures.significance import (
 )
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.results import Hub
+from hubplugin.results import NAMED, Hub, Misled
 from hubplugin.store import Store
 from hubplugin.vectors import VectorLike, as_vectors
 
@@ -152,13 +152,34 @@ def results_of(ranked: Ranked, task: Task) -> Results:
     never: list[int] = []
     if ranked.count == len(ranked.ids):  # all targets are known by name
         never = hubness.pick_evenly(np.flatnonzero(occurrences[0] == 0), HUBS).tolist()
-    names = ranked.names([ranked.ids[row] for row in [*rows, *never]])
+    first = ranked.rankings[0].nearest[ranked.judged, 0]
+    after = first
+    if best is not None:
+        after = ranked.rankings[methods.index(best)].nearest[ranked.judged, 0]
+    wrong = (ranked.rankings[0].best > 1) & (after >= 0)
+    misled = {
+        row: hubness.pick_evenly(np.flatnonzero(wrong & (first == row)), EXAMPLES)
+        for row in rows[:NAMED]
+    }
+    places = [place for each in misled.values() for place in each.tolist()]
+    shown_rows = [*rows, *never, *after[places].tolist()]
+    names = ranked.names([ranked.ids[row] for row in shown_rows])
+    name_of = dict(zip(shown_rows, names, strict=True))
     hubs = []
-    for row, name in zip(rows, names, strict=False):
+    for row in rows:
         found_by = {}
         for method, occurrence in zip(methods, occurrences, strict=True):
             found_by[method.label] = int(occurrence[row])
-        hubs.append(Hub(id=ranked.ids[row], name=name, found_by=found_by))
+        told = [
+            Misled(
+                task.name(int(ranked.queries[ranked.judged[place]])),
+                name_of[int(after[place])],
+                ranked.ids[after[place]] in ranked.true[place],
+            )
+            for place in misled.get(row, ())
+            if best is not None
+        ]
+        hubs.append(Hub(ranked.ids[row], name_of[row], found_by, told))
     examples: list[Example] = []
     if best is not None:
         shown = ranked.rankings[methods.index(best)]
@@ -172,7 +193,7 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         methods=methods,
         best=best.label if best is not None and best.sign > 0 else None,
         hubs=hubs,
-        anti_hubs=names[len(hubs) :],
+        anti_hubs=[name_of[row] for row in never],
         examples=examples,
         **ranked.facts,
     )
@@ -264,7 +285,4 @@ def _draw_examples(
                 ]
             )
         row = int(ranked.queries[ranked.judged[place]])
-        query = f"query {row}"
-        if task.query_names is not None:
-            query = str(task.query_names[row])
-        yield Example(outcome, query, ranked.names(true), *answers)
+        yield Example(outcome, task.name(row), ranked.names(true), *answers)

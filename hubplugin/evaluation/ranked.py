@@ -65,6 +65,12 @@ class Task:
     seed: int
     compute: Compute
 
+    def name(self, row: int) -> str:
+        """Return what the query in a row is called."""
+        if self.query_names is None:
+            return f"query {row}"
+        return str(self.query_names[row])
+
 
 @dataclass(frozen=True)
 class Candidate:

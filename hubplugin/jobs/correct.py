@@ -238,6 +238,7 @@ def refit(
         notes=notes,
         trial=done.trial,
         invalid_vectors=done.invalid_vectors,
+        search=done.search,
         versus=versus,
     )
 

@@ -171,7 +171,8 @@ class Applied(Result):
             return
         code, mapping = self.search
         maps = "" if self.model.query_map is None else f"; {mapping}"
-        yield Step(f"searches corrected{maps}", text=code)
+        if code:
+            yield Step(f"searches corrected{maps}", text=code)
         yield Step("says whether it is whole, and still helps", "inspect")
         yield Step("takes it out, as if it had never been there", "remove")
 
