@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+LOUD   := $(BIN)/python -m pip install --constraint constraints.txt
+PIP    := $(LOUD) --quiet
 
 # The CPU build of torch on Linux without an NVIDIA GPU: the default wheel brings gigabytes of CUDA.
 CPU_TORCH := $(if $(and $(filter Linux,$(shell uname)),$(if $(shell command -v nvidia-smi),,none)),https://download.pytorch.org/whl/cpu)
@@ -91,22 +92,23 @@ $(VENV)/bin/python:
 # Constraints pin every direct dependency; torch comes first, so that nothing else chooses its build.
 $(VENV)/torch: $(VENV)/bin/python constraints.txt
 ifdef CPU_TORCH
-	@echo "Installing torch without CUDA, some 200 MB, once ..."
+	@echo "Downloading torch without CUDA, which fits are tested on, some 200 MB, once. Nothing is shown until it is there ..."
 	@$(PIP) --retries 0 --timeout 15 --index-url $(CPU_TORCH) torch 2> /dev/null || echo "$(CPU_TORCH) cannot be reached."
 endif
 	@$(BIN)/python -m pip --quiet show torch 2> /dev/null || \
-	  { echo "Installing torch from the package index: with CUDA, as it is on Linux, some 3 GB, once ..."; $(PIP) torch; }
+	  { echo "Downloading torch from the package index, which fits are tested on: on Linux with CUDA, 5 GB on disk, once."; \
+	    echo "That can take ten minutes, with a bar for each package ..."; $(LOUD) torch; }
 	@touch $@
 
 # The stores that the demo corrects, which the blocks of the README use, too: 226 MB. Pictures and plans are the extra evaluation.
 $(VENV)/demo: $(VENV)/bin/python pyproject.toml
-	@echo "Installing hubplugin with Faiss and Qdrant ..."
+	@echo "Downloading Faiss and Qdrant's client, which the demo corrects, 48 MB, once ..."
 	@$(PIP) --editable '.[faiss,qdrant]'
 	@touch $@
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml
-	@echo "Installing hubplugin with everything that its tests need ..."
-	@$(PIP) --editable '.[dev]'
+	@echo "Downloading every store and framework that the tests use, some 1 GB, once, with a bar for each package ..."
+	@$(LOUD) --editable '.[dev]'
 	@touch $@
 
 clean:

@@ -133,9 +133,7 @@ def walk(one: Walk) -> None:
     one.typed("bank")
 
     told("what is wrong with these searches?")
-    names = one.folder / "names.json"
-    names.write_text(json.dumps(one.names))
-    one.typed("diagnose", "--names", names)
+    one.typed("diagnose")
 
     told("a correction from the record, and what it does in place")
     one.typed("apply")
@@ -147,8 +145,6 @@ def walk(one: Walk) -> None:
         queries,
         "--truth",
         truth,
-        "--names",
-        names,
         "--report",
         one.folder / "report.html",
     )

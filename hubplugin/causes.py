@@ -34,12 +34,12 @@ class Finding:
 
     def row(self) -> Row:
         """Return the finding as a line of a page."""
-        if self.found is False:
-            return Row((f"no   {self.cause}: {self.says}",), DIRECTIONS[1])
-        advice = f"; {self.advice}" if self.advice else ""
-        if self.found:
-            return Row((f"YES  {self.cause}: {self.says}{advice}",), DIRECTIONS[-1])
-        return Row((f"?    {self.cause}: {self.says}{advice}",))
+        mark = {False: "✓ not", True: "✗", None: "?"}[self.found]
+        direction = {False: DIRECTIONS[1], True: DIRECTIONS[-1], None: None}
+        says = self.says
+        if self.found is not False and self.advice:
+            says += f"; {self.advice}"
+        return Row((f"{mark} {self.cause}", says), direction[self.found])
 
 
 FEWEST = 50
@@ -68,9 +68,8 @@ def check_model(
         return Finding(cause, None, few)
     near = typical_similarity(queries, targets, metric, compute, rng)
     says = (
-        f"the queries come {max(near, 0):.0%} as near to the documents as these to each "
-        f"other, where 0% is chance (below {CHANCE:.0%} another model embedded the "
-        "queries)"
+        f"queries come {max(near, 0):.0%} as near to documents as these to each other; "
+        f"below {CHANCE:.0%} another model embedded them"
     )
     advice = "embed the queries with the very model that embedded the documents"
     return Finding(cause, near < CHANCE, says, advice, {"near": near})
@@ -95,8 +94,8 @@ def check_shift(queries: np.ndarray, targets: np.ndarray) -> Finding:
     apart = float(distance / max(variance, 1e-30))
     found = None if apart >= APART else False
     says = (
-        f"the means of queries and documents lie apart by {apart:.2f} of the documents' "
-        f"variance ({APART} or more where something moves all queries)"
+        f"the means of queries and documents lie {apart:.2f} variances apart; from "
+        f"{APART} on something moves all queries"
     )
     advice = (
         "captions beside images and queries in another language are moved, which is no "
@@ -133,8 +132,8 @@ def check_copies(lists: np.ndarray, vectors: np.ndarray, spread: float) -> Findi
     places = float((above <= near).mean())
     exact = float((above <= same).mean())
     says = (
-        f"{percent(places)} of all places are taken by copies of a document higher up, "
-        f"{percent(exact)} by exact ones"
+        f"copies of a document higher up take {percent(places)} of all places, exact ones "
+        f"{percent(exact)}"
     )
     advice = (
         "keep one of each, or group answers by what they are copies of: no offset can "
@@ -177,6 +176,8 @@ def check_lengths(places: np.ndarray, targets: np.ndarray, metric: Metric) -> Fi
     limit = float(np.quantile(targets, 1 - LONG))
     taken = float((places > limit).mean())
     documents = float((targets > limit).mean())
+    if not float(np.ptp(targets)) > 0.01 * limit:
+        return Finding(cause, False, "all vectors have the same length")
     says = (
         f"vectors have lengths of {targets.min():.3g} to {targets.max():.3g}, and the "
         f"longest {100 * documents:.0f} % take {100 * taken:.0f} % of all places of a "
@@ -186,8 +187,7 @@ def check_lengths(places: np.ndarray, targets: np.ndarray, metric: Metric) -> Fi
         "normalise the vectors or search by cosine, unless the model was trained for dot "
         "product"
     )
-    differ = documents > 0 and float(np.ptp(targets)) > 0.01 * limit
-    is_trouble = differ and taken >= LIFTED * documents
+    is_trouble = documents > 0 and taken >= LIFTED * documents
     figures = {"places": taken, "documents": documents}
     return Finding(cause, is_trouble, says, advice, figures)
 

@@ -26,24 +26,35 @@ LINE_SECONDS = 10.0
 """Between one line of progress and the next: a log stays short, and nobody takes a job for dead."""
 
 
+@contextmanager
 def lines(
     say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-) -> ProgressCallback:
-    """A `Progress` callback that says how far a job is, a line each `LINE_SECONDS`: for where there is no terminal.
+) -> Iterator[ProgressCallback]:
+    """A `Progress` callback for where there is no terminal, such as a log.
+
+    It says what begins first, how far the job is every `LINE_SECONDS`, and at the end how
+    long it took. A job that computes nothing says nothing.
 
     Args:
         say: takes each line.
         clock: tells the seconds.
     """
-    last = clock()
+    start = clock()
+    last: float | None = None
 
     def progress(work: str, done: int, total: int) -> None:
         nonlocal last
-        if clock() - last >= LINE_SECONDS:
-            last = clock()
-            say(f"{work}: {done} of {total}" if total else f"{work}: {done}")
+        if last is None:
+            say(f"{work} ...")
+        elif clock() - last < LINE_SECONDS:
+            return
+        else:
+            say(f"{work}: {done:,} of {total:,}" if total else f"{work}: {done:,}")
+        last = clock()
 
-    return progress
+    yield progress
+    if last is not None:
+        say(f"took {clock() - start:.0f} s")
 
 
 class RateColumn(ProgressColumn):

@@ -188,6 +188,13 @@ class Store(ABC):
         """
         return self
 
+    def __repr__(self) -> str:
+        # Without asking the store, which may be far away, or in the midst of a job.
+        parts = [self.url, self.metric.value]
+        if "dim" in vars(self):
+            parts.append(f"{self.dim} dimensions")
+        return f"<{type(self).__name__}: {', '.join(parts)}>"
+
     @abstractmethod
     def count(self) -> int:
         """Return how many vectors `scan` yields."""
@@ -267,6 +274,21 @@ class Store(ABC):
             k: how many results of each.
             raw: search without the correction.
         """
+
+    def how_to_search(self) -> tuple[str, str]:
+        """Return the code by which an application searches corrected, and who maps its
+        queries where the model has a map."""
+        return (
+            f"hubplugin.open_store({self.url!r}).search(queries, 10)",
+            "it maps each query",
+        )
+
+    def read_fields(self, ids: Sequence[Id]) -> list[Mapping[str, Any]]:
+        """Return what each of the targets `ids` has beside its vector, by field.
+
+        Nothing, as here, for a store of vectors alone. An unknown id has no fields.
+        """
+        return [{} for _ in ids]
 
     @abstractmethod
     def remove(self, progress: Progress | None = None) -> None:

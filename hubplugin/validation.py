@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,7 +22,7 @@ from typing_extensions import Self
 from hubplugin.bank import PreparedBank
 from hubplugin.compute import Similarities, dense, topk
 from hubplugin.errors import InputError
-from hubplugin.measures.hubness import k_occurrence, skewness
+from hubplugin.measures.hubness import count_targets, k_occurrence, skewness
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.methods import Method
 from hubplugin.model import OffsetModel, QueryMap, Setting, describe_method
@@ -456,6 +456,7 @@ class Figures:
     never: The share of the targets tried that no query finds.
     right: R@1 of no correction and of this; None without known answers.
     rank: Geometric mean rank of the queries' own targets; None without known answers.
+    occurrences: How many of the targets tried have the k-occurrence N, by N.
     """
 
     method: str
@@ -467,6 +468,7 @@ class Figures:
     never: float
     right: Side | None = None
     rank: float | None = None
+    occurrences: Mapping[int, int] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -500,6 +502,7 @@ class Figures:
             never=float((occurrence == 0).mean()),
             right=change_of(margins, 0, number),
             rank=rank,
+            occurrences=count_targets(occurrence),
             **fields,
         )
 

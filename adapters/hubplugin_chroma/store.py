@@ -32,7 +32,7 @@ from hubplugin.compute import Compute
 from hubplugin.errors import StoreError
 from hubplugin.jobs.write import Counts, compare, write_wrong
 from hubplugin.metric import Metric
-from hubplugin.store import Batch, ErrorTranslator
+from hubplugin.store import Batch, ErrorTranslator, Id
 
 BATCH = 500
 """Targets in one request: a server takes some 32 MB."""
@@ -94,6 +94,21 @@ class ChromaStore(CandidateStore):
         include = ["distances"]
         answer = self._targets.query(queries, n_results=count, include=include)
         return as_candidates(answer)
+
+    def how_to_search(self) -> tuple[str, str]:
+        collection = f"client.get_collection({self._targets.name!r})"
+        return (
+            f"collection = hubplugin_chroma.HubCollection(client, {collection})",
+            "this collection maps each query",
+        )
+
+    def read_fields(self, ids: Sequence[Id]) -> list[Mapping[str, Any]]:
+        page = self._targets.get([*ids], include=["metadatas", "documents"])
+        fields = {}
+        parts = (page["ids"], page["metadatas"], page["documents"])
+        for id, metadata, document in zip(*parts, strict=True):
+            fields[id] = {**(metadata or {}), "document": document}
+        return [fields.get(id, {}) for id in ids]
 
     def read_targets(self, field: str | None = None) -> Iterator[Batch]:
         if field is None:

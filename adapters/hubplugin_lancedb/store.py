@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -26,7 +26,7 @@ from hubplugin.candidates import Candidates, CandidateStore
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.registry import without_secrets
-from hubplugin.store import Batch, ErrorTranslator, as_store_error
+from hubplugin.store import Batch, ErrorTranslator, Id, as_store_error
 
 BATCH_ROWS = 4096
 ERRORS = (RuntimeError, ValueError, OSError, LookupError)
@@ -104,6 +104,16 @@ class LanceStore(CandidateStore):
 
     def fields(self) -> Sequence[str]:
         return list(self.table.schema.names)
+
+    def read_fields(self, ids: Sequence[Id]) -> list[Mapping[str, Any]]:
+        columns = [name for name in self.table.schema.names if name != "vector"]
+        wanted = [repr(id) for id in ids]
+        if ids and isinstance(ids[0], str):
+            wanted = ["'" + str(id).replace("'", "''") + "'" for id in ids]
+        rows = self.table.search().where(f"id IN ({', '.join(wanted)})")
+        found = rows.select(columns).limit(len(ids)).to_list()
+        fields = {row["id"]: row for row in found}
+        return [fields.get(id, {}) for id in ids]
 
     def fetch(self, queries: np.ndarray, count: int) -> list[Candidates]:
         search = self.table.search([*queries], vector_column_name="vector")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric, normalise
-from hubplugin.model import OffsetModel
-from hubplugin.store import Batch, Explanation, Found, Hits, Writing
+from hubplugin.model import OffsetModel, Value
+from hubplugin.store import Batch, Explanation, Found, Hits, Id, Writing
 from hubplugin.vectors import Progress
 from hubplugin_pgvector import schema
 from hubplugin_pgvector.database import (
@@ -101,6 +102,25 @@ class PgvectorStore(DocumentStore):
     def count(self) -> int:
         query = f"SELECT count(*) FROM {self.table.identifier} WHERE {self.table.has_vector}"
         return int(self.database.rows(query)[0][0])
+
+    def how_to_search(self) -> tuple[str, str]:
+        key, table = quote_name(self.table.key.name), self.table.identifier
+        distance = self.order(self.require_active()).distance()
+        return (
+            f"SELECT {key} FROM {table} ORDER BY {distance} LIMIT 10",
+            "hubplugin_pgvector.order_by maps each query",
+        )
+
+    def read_fields(self, ids: Sequence[Id]) -> list[Mapping[str, Any]]:
+        key = self.table.key
+        wanted = f"%(ids)s::text[]::{key.type}[]"
+        rows = self.database.rows(
+            f"SELECT {key.id('target')}, to_jsonb(target) - %(vector)s FROM {self.table.identifier} AS target "
+            f"WHERE {quote_name('target', key.name)} = ANY({wanted})",
+            {"ids": list(map(str, ids)), "vector": self.table.vector},
+        )
+        fields = dict(rows)
+        return [fields.get(id, {}) for id in ids]
 
     def scan(self, field: str | None = None) -> Iterator[Batch]:
         if field is not None:

@@ -20,6 +20,7 @@ from typing_extensions import Self
 
 from hubplugin.errors import InputError
 from hubplugin.recording import Recorder
+from hubplugin.registry import without_secrets
 from hubplugin.vectors import VectorLike
 from hubplugin_qdrant import plain_client, searches, writes
 from hubplugin_qdrant.calls import Operation, run, run_async
@@ -100,6 +101,12 @@ class _Corrected:
         super().__init__(*args, **kwargs)
         raw: Any = plain_client.clone_client(cast(Any, self), self._plain)
         self._corrections = _make_cache(raw, record)
+
+    def __repr__(self) -> str:
+        options = self._corrections.raw.init_options
+        places = (options.get(name) for name in ("url", "path", "host", "location"))
+        place = next(filter(None, places), "localhost")
+        return f"<{type(self).__name__}: {without_secrets(str(place))}>"
 
     @classmethod
     def wrap(cls, client: Any, *, record: Record = None) -> Self:

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal, cast
 
@@ -247,6 +247,20 @@ class QdrantStore(ManifestStore[QdrantVersion]):
 
     def count(self) -> int:
         return self.transport.count()
+
+    def how_to_search(self) -> tuple[str, str]:
+        return (
+            "client = hubplugin_qdrant.HubQdrantClient.wrap(client)",
+            "this client maps each query",
+        )
+
+    def read_fields(self, ids: Sequence[Id]) -> list[Mapping[str, Any]]:
+        with self.transport.one_line("reading payloads"):
+            records = self.client.retrieve(self.collection, [*ids], with_vectors=False)
+        fields = {plain_id(record.id): record.payload or {} for record in records}
+        for payload in fields.values():
+            payload.pop(KEY, None)
+        return [fields.get(key, {}) for key in ids]
 
     def scan(self, field: str | None = None) -> Iterator[Batch]:
         return self.scan_between(EVERY_ID, field)

@@ -11,19 +11,24 @@ import functools
 import inspect
 import json
 import logging
+import os
+import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from hubplugin._version import __version__
+from hubplugin.atomic import lack_of_room
 from hubplugin.compute import Compute
-from hubplugin.errors import CorrectionRefused, HubpluginError, Parameter
-from hubplugin.results import Result
+from hubplugin.errors import CorrectionRefused, HubpluginError, InputError, Parameter
+from hubplugin.registry import without_secrets
+from hubplugin.results import Result, Spell, Step
 
 OF_A_URL = {"metric": "metric", "storage": "storage", "vector": "using"}
 """What a parameter is called behind a URL."""
@@ -168,20 +173,27 @@ def command(function: Callable[..., Result]) -> Callable[..., Result]:
         device: str,
         **arguments: Any,
     ) -> None:
+        require_writable(arguments.get("report"))
         with _loudness(quiet, verbose), computing(device) as compute:
             if computes:
                 arguments["compute"] = compute
             result = function(**arguments)
+        spell = functools.partial(as_command, arguments)
+        _write_report(result, arguments, spell)
         attention = bool(getattr(result, "attention", ()))
         if json or attention or not quiet:
             if json:
                 typer.echo(_as_json(function.__name__, result))
             else:
-                typer.echo(result.as_text(verbose))
+                typer.echo(result.as_text(verbose, has_colours(), spell))
         if attention:
             raise typer.Exit(ATTENTION)
 
     parameters = [*own.values(), *SHARED.values()]
+    for parameter in parameters:
+        annotation: Any = parameter.annotation
+        if getattr(annotation, "__origin__", None) in (bool, bool | None):
+            annotation.__metadata__[0].metavar = ""  # typer would show <bool>
     signature = inspect.Signature(
         [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
     )
@@ -201,7 +213,51 @@ def computing(device: str) -> Iterator[Compute]:
         with bars() as shown:
             yield Compute(device, progress=shown)
     else:
-        yield Compute(device, progress=lines(say))
+        with lines(say) as shown:
+            yield Compute(device, progress=shown)
+
+
+CARRIED = ("bank", "answers", "embed")
+"""Arguments of a command that the next one is given, too."""
+
+
+def as_command(arguments: Mapping[str, Any], step: Step) -> str:
+    """Return the job of a step as it is typed, with the store and the files of `arguments`."""
+    command: Any = typer.main.get_command(app)
+    store = arguments.get("store") or arguments["targets"]
+    words = ["hubplugin", step.job, without_secrets(store)]
+    options = {option.name: option for option in command.commands[step.job].params}
+    for name in CARRIED if "bank" in options else ():
+        if arguments.get(name) is not None:
+            words += [options[name].opts[0], arguments[name]]
+    words += [f"--{name}" for name in step.options]
+    return shlex.join(words)
+
+
+def _write_report(result: Result, arguments: Mapping[str, Any], spell: Spell) -> None:
+    """Write the page of a result, with the command that was typed, where a report was asked for."""
+    if arguments.get("report") is None:
+        return
+    # Without what is secret in its URLs.
+    words = [without_secrets(word) if ":" in word else word for word in sys.argv]
+    typed = shlex.join(["hubplugin", *words[1:]])
+    result.to_html(arguments["report"], typed, arguments.get("images"), spell)
+
+
+def require_writable(path: Path | None) -> None:
+    """Raise InputError where a file cannot be written: before the work, not behind it."""
+    if path is None:
+        return
+    folder = Path(os.path.realpath(path)).parent
+    lack = lack_of_room(folder, needed=1) if folder.is_dir() else "there is no folder"
+    if path.is_dir():
+        lack = "it is a folder; expected a file"
+    if lack:
+        raise InputError(f"cannot write {str(path)!r}: {lack}")
+
+
+def has_colours() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 
 def _as_json(name: str, result: Result) -> str:

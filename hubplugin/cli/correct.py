@@ -14,6 +14,7 @@ from hubplugin.cli.options import (
     DryRun,
     Embed,
     PairsFrom,
+    ReportFile,
     Settings,
     StoreUrl,
     bank_of,
@@ -49,6 +50,7 @@ def apply(
         bool, typer.Option("--force", help="Apply it even if the guard refuses it.")
     ] = False,
     dry_run: DryRun = False,
+    report: ReportFile = None,
 ) -> Result:
     """Fit, check, write, activate; resumes where it was cut off."""
     others_embed = pairs_from is not None
@@ -92,6 +94,7 @@ def refit(
         bool, typer.Option("--force", help="Activate it even if it is worse.")
     ] = False,
     dry_run: DryRun = False,
+    report: ReportFile = None,
 ) -> Result:
     """Fit the correction anew on newer queries; activate it if it is not worse than the old one."""
     if settings and method is None:

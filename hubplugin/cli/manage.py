@@ -14,8 +14,8 @@ import numpy as np
 import typer
 
 from hubplugin.bank import find_missing
-from hubplugin.cli.application import command
-from hubplugin.cli.options import StoreUrl, require_writable
+from hubplugin.cli.application import command, require_writable
+from hubplugin.cli.options import StoreUrl
 from hubplugin.errors import InputError, Parameter
 from hubplugin.recording import Recorded, Recorder, as_id, read
 from hubplugin.registry import open_store
@@ -24,7 +24,7 @@ from hubplugin.store import Store
 from hubplugin.vectors import as_vectors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explained(Result):
     """What other clients send for the corrected ranking: `text` to paste, and the `request` as JSON. Its form is the
     store's: method, path and body where there is a server."""
@@ -33,7 +33,7 @@ class Explained(Result):
     request: dict[str, Any]
     store: None = None
 
-    def as_text(self, verbose: bool = False) -> str:
+    def as_text(self, *_: Any) -> str:
         return self.text
 
 
@@ -68,7 +68,7 @@ def explain(
     return Explained(explanation.text, dict(explanation.request))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RecordedBank(Result):
     """What is recorded now.
 

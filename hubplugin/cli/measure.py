@@ -15,17 +15,16 @@ from hubplugin.cli.options import (
     Answers,
     BankFile,
     Embed,
+    Images,
     ReportFile,
+    Show,
     StoreUrl,
-    TargetNames,
     bank_of,
     embedding,
-    require_writable,
-    write_report,
 )
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
-from hubplugin.jobs.naming import read_names
+from hubplugin.jobs.naming import names_of
 from hubplugin.registry import open_store
 from hubplugin.results import Result
 from hubplugin.vectors import Progress, Vectors, as_vectors, require_file
@@ -45,18 +44,14 @@ def diagnose(
             help="Also says what known answers or clicks would teach (docs/learning.md).",
         ),
     ] = False,
-    names: TargetNames = None,
+    show: Show = None,
+    images: Images = None,
     report: ReportFile = None,
 ) -> Result:
     """What is wrong with these searches: hubness or something else? Who are the hubs, what would a fit change?"""
-    require_writable(report)
     examples = bank_of(bank, answers, embed)
     opened = open_store(store)
-    called = read_names(names, "--names")
-    diagnosis = hubplugin.diagnose(
-        opened, examples, learn=learn, names=called, compute=compute
-    )
-    return write_report(diagnosis, report)
+    return hubplugin.diagnose(opened, examples, learn=learn, show=show, compute=compute)
 
 
 @command
@@ -71,18 +66,16 @@ def inspect(
         ),
     ] = None,
     embed: Embed = None,
-    names: TargetNames = None,
+    show: Show = None,
+    images: Images = None,
     report: ReportFile = None,
 ) -> Result:
     """Which correction lies in the store, is it whole, is hubness still lower? The exit status is 4 where it is not."""
-    require_writable(report)
     asked = None
     if live is not None:
         asked = Bank(live, embed=embed, name="live queries").look()
     opened = open_store(store)
-    called = read_names(names, "--names")
-    found = hubplugin.inspect(opened, asked, names=called, compute=compute)
-    return write_report(found, report)
+    return hubplugin.inspect(opened, asked, show=show, compute=compute)
 
 
 @command
@@ -128,13 +121,13 @@ def evaluate(
         str | None,
         typer.Option(help="Of files: cosine, dot or euclidean.", show_default="cosine"),
     ] = None,
-    names: TargetNames = None,
+    show: Show = None,
+    images: Images = None,
     report: ReportFile = None,
 ) -> Result:
     """Queries whose true targets are known: a corrected store beside its raw search, or every method side by side."""
-    require_writable(report)
     query_names = None
-    called: Any = names
+    called: Any = show
     source: str | list[str] = queries
     ranked: Any = None
     if Path(queries).is_dir():
@@ -158,10 +151,8 @@ def evaluate(
         raise InputError("a store needs ids of true targets: pass ", Parameter("truth"))
     if truth is not None:
         require_file(Path(truth))
-    if of_store:
-        called = read_names(names, "--names")
-    elif names is not None:
-        require_file(Path(names))
+    if not of_store and show is not None:
+        require_file(Path(show))
     by = embed
     if embedding(bank, embed) is not None:  # either of the two may be vectors
         by = embedding(source, embed)
@@ -171,9 +162,11 @@ def evaluate(
         examples = bank_of(bank, answers, embed, others_embed=by is not None)
     if targets is not None:
         ranked = open_store(targets) if of_store else as_vectors(targets, "targets")
+    if of_store:
+        called = names_of(ranked, show)
     if isinstance(ranked, Bank):
         ranked = ranked.vectors(None, compute.progress)
-    results = hubplugin.evaluate(
+    return hubplugin.evaluate(
         ranked,
         examples,
         queries=_each_row(test_queries, ranked, compute.progress),
@@ -185,7 +178,6 @@ def evaluate(
         metric=metric,
         compute=compute,
     )
-    return write_report(results, report)
 
 
 def _each_row(queries: Bank, gallery: object, progress: Progress | None) -> Vectors:

@@ -5,19 +5,13 @@ Files are looked at, and stores opened, before anything is imported that compute
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-from hubplugin.atomic import lack_of_room
 from hubplugin.bank import Bank, holds_texts
 from hubplugin.errors import InputError
-from hubplugin.registry import without_secrets
-from hubplugin.results import Result
 
 StoreUrl = Annotated[
     str,
@@ -52,12 +46,20 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A parameter, as --set tau=0.05"),
 ]
-TargetNames = Annotated[
+Show = Annotated[
     str | None,
     typer.Option(
-        "--names",
-        metavar="FILE",
-        help="What targets are called: a text file with the name of id i in line i, or a .json file of names by id.",
+        "--show",
+        metavar="FIELD|FILE",
+        help="What targets are called: a field in the store, or a file of texts (.txt, line i for the id i, or .json "
+        "by id). By default a field that is plainly a title or text.",
+    ),
+]
+Images = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Pictures of targets, called as --show says, for the report.",
     ),
 ]
 ReportFile = Annotated[
@@ -65,7 +67,7 @@ ReportFile = Annotated[
     typer.Option(
         "--report",
         metavar="FILE.html",
-        help="Also write a report: one HTML file to look at.",
+        help="Also write a report: one HTML file to look at. It holds texts of targets and queries.",
     ),
 ]
 PairsFrom = Annotated[
@@ -126,27 +128,3 @@ def parameters_of(method: str, settings: list[str] | None) -> dict[str, Any]:
         parameters[name] = value  # the method's configuration parses and checks it
     build_method(METHODS, method, parameters)
     return parameters
-
-
-def require_writable(path: Path | None) -> None:
-    """Raise InputError where a file cannot be written: before the work, not behind it."""
-    if path is None:
-        return
-    folder = Path(os.path.realpath(path)).parent
-    lack = lack_of_room(folder, needed=1) if folder.is_dir() else "there is no folder"
-    if path.is_dir():
-        lack = "it is a folder; expected a file"
-    if lack:
-        raise InputError(f"cannot write {str(path)!r}: {lack}")
-
-
-Shown = TypeVar("Shown", bound=Result)
-
-
-def write_report(result: Shown, path: Path | None) -> Shown:
-    """Return `result`; write its page, with the command that was typed, to `path` where one is given."""
-    if path is not None:
-        # Without what is secret in its URLs.
-        words = [without_secrets(word) if ":" in word else word for word in sys.argv]
-        result.to_html(path, shlex.join(["hubplugin", *words[1:]]))
-    return result

@@ -275,6 +275,6 @@ class Similarities:
 def dense(similarities: Similarities, targets: Vectors) -> np.ndarray:
     """Return s(b_u, t) of every bank row and target at once: float64 [m, n]."""
     whole = np.empty((similarities.m, targets.rows))
-    for tile in similarities.tiles(targets, "similarities"):
+    for tile in similarities.tiles(targets, "comparing queries with targets"):
         whole[:, tile.rows] = to_host(tile.s).T
     return whole

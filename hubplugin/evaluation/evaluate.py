@@ -31,7 +31,7 @@ from hubplugin.measures.significance import (
 )
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.results import Hub
+from hubplugin.results import NAMED, Hub, Misled
 from hubplugin.store import Store
 from hubplugin.vectors import VectorLike, as_vectors
 
@@ -147,19 +147,38 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         found = ranking.nearest[ranking.nearest >= 0]
         occurrences.append(hubness.k_occurrence(found, size))
     methods = _measure_methods(ranked, occurrences, task)
-    rows = hubness.hubs(occurrences[0], HUBS)
-    never = np.zeros(0, np.int64)
+    best = usable_best(methods)
+    rows = hubness.hubs(occurrences[0], HUBS).tolist()
+    never: list[int] = []
     if ranked.count == size:  # all targets are known by name
-        never = hubness.pick_evenly(np.flatnonzero(occurrences[0] == 0), HUBS)
-    shown = [ranked.ids[row] for row in [*rows.tolist(), *never.tolist()]]
-    names = ranked.names(shown)
+        unfound = np.flatnonzero(occurrences[0] == 0)
+        never = hubness.pick_evenly(unfound, HUBS).tolist()
+    misled: dict[int, list[int]] = {}
+    first = ranked.rankings[0].nearest[ranked.judged, 0]
+    after = first
+    if best is not None:
+        after = ranked.rankings[methods.index(best)].nearest[ranked.judged, 0]
+        wrong = (ranked.rankings[0].best > 1) & (after >= 0)
+        for row in rows[:NAMED]:
+            places = np.flatnonzero(wrong & (first == row))
+            misled[row] = hubness.pick_evenly(places, EXAMPLES).tolist()
+    shown = [*rows, *never]
+    for places in misled.values():
+        shown += after[places].tolist()
+    names = ranked.names([ranked.ids[row] for row in shown])
+    name_of = dict(zip(shown, names, strict=True))
     hubs = []
-    for number, row in enumerate(rows):
+    for row in rows:
         found_by = {}
         for method, occurrence in zip(methods, occurrences, strict=True):
             found_by[method.label] = int(occurrence[row])
-        hubs.append(Hub(id=shown[number], name=names[number], found_by=found_by))
-    best = usable_best(methods)
+        examples_of_hub = []
+        for place in misled.get(row, ()):
+            query = task.name(int(ranked.queries[ranked.judged[place]]))
+            found = int(after[place])
+            is_right = ranked.ids[found] in ranked.true[place]
+            examples_of_hub.append(Misled(query, name_of[found], is_right))
+        hubs.append(Hub(ranked.ids[row], name_of[row], found_by, examples_of_hub))
     recommended = None
     examples: list[Example] = []
     if best is not None:
@@ -176,7 +195,7 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         methods=methods,
         best=recommended,
         hubs=hubs,
-        anti_hubs=names[len(hubs) :],
+        anti_hubs=[name_of[row] for row in never],
         examples=examples,
         **ranked.facts,
     )
@@ -260,8 +279,5 @@ def _draw_examples(
             ids = [ranked.ids[row] for row in rows[rows >= 0].tolist()]
             named = zip(ids, ranked.names(ids), strict=True)
             answers.append([Answer(name, key in true) for key, name in named])
-        row = int(ranked.queries[judged])
-        query = f"query {row}"
-        if task.query_names is not None:
-            query = str(task.query_names[row])
+        query = task.name(int(ranked.queries[judged]))
         yield Example(outcome, query, ranked.names(true), *answers)

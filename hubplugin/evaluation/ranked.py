@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -31,9 +32,10 @@ from hubplugin.evaluation.truth import (
 )
 from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.measures.retrieval import Ranks, Truth, rank_pairs
+from hubplugin.measures.significance import Figure, Side
 from hubplugin.methods import METHODS, build_method
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, QueryMap, Setting
+from hubplugin.model import OffsetModel, QueryMap, Setting, describe_method
 from hubplugin.rerank import QUERY_METHODS
 from hubplugin.store import Id, Store
 from hubplugin.vectors import (
@@ -72,6 +74,12 @@ class Task:
     k: int
     seed: int
     compute: Compute
+
+    def name(self, row: int) -> str:
+        """Return what the query in a row is called."""
+        if self.query_names is None:
+            return f"query {row}"
+        return str(self.query_names[row])
 
 
 @dataclass(frozen=True)
@@ -174,9 +182,12 @@ def rank_store(
     vectors = queries.array()
     candidates = [Candidate(RAW, RAW, {})]
     active = None
+    forecast = None
     correction = store.correction()
     if correction is not None and correction.active:
-        active = str(correction.model)
+        model = correction.model
+        active = describe_method(model.method, model.parameters)
+        forecast = _forecast(model)
         model = correction.model
         candidates.append(Candidate(CORRECTED, model.method, model.parameters))
     hits = [_search_store(searched, vectors, task, each.label) for each in candidates]
@@ -211,6 +222,7 @@ def rank_store(
         "targets": count,
         "store": store.url,
         "correction": active,
+        "forecast": forecast,
         "condition": condition,
     }
     return Ranked(
@@ -223,6 +235,15 @@ def rank_store(
         lambda keys: display_names(keys, naming),
         facts,
     )
+
+
+def _forecast(model: OffsetModel) -> Side | None:
+    """Return what the fit of `model` foretold of R@1."""
+    at_fit = model.hubness_at_fit
+    if at_fit is None or at_fit.right is None:
+        return None
+    before, after, *change = at_fit.right
+    return Side(before, after, math.nan, 0, "queries", Figure(*change))
 
 
 def _search_store(

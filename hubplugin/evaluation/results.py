@@ -16,15 +16,18 @@ from hubplugin.measures.significance import Comparison, Figure, Side, measure_ch
 from hubplugin.model import Setting
 from hubplugin.results import (
     COMPARED,
+    CORRECTED,
     DIRECTIONS,
     NEVER,
     RECALL,
     WORST,
+    Bar,
     Hub,
     Page,
     Result,
     Row,
     Section,
+    Step,
     changes_of,
     chart_occurrences,
     decimal,
@@ -59,14 +62,13 @@ class Example:
     corrected: list[Answer]
 
     def row(self) -> Row:
-        """Return the first places of both searches, true targets marked."""
-        lists = [
-            "; ".join(f"{'✓ ' * each.true}{each.name}" for each in answers[:SHOWN])
-            for answers in (self.raw, self.corrected)
-        ]
-        direction = DIRECTIONS[1 if self.outcome == "won" else -1]
-        cells = [f"{self.outcome}: {self.query}", ", ".join(self.truth), *lists]
-        return Row(cells, direction)
+        """Return the query, and the first places of both searches, true targets marked."""
+        lists = [f"true: {', '.join(self.truth)}"]
+        for label, answers in (("raw", self.raw), (CORRECTED, self.corrected)):
+            shown = [f"{'✓ ' * each.true}{each.name}" for each in answers[:SHOWN]]
+            lists.append(f"{label}: {'; '.join(shown)}")
+        sign = 1 if self.outcome == "won" else -1
+        return Row((f"{self.outcome}: {self.query}",), DIRECTIONS[sign], lists)
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class MethodResult:
         return 1 if self.versus_raw.won > self.versus_raw.lost else -1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Results(Result):
     """What `evaluate` returns: raw search and corrections side by side on the same queries; the raw search comes first.
 
@@ -124,7 +126,8 @@ class Results(Result):
     best: the label of the method recommended on these queries, None where none is better than the raw search beyond
     chance. anti_hubs: some of the targets that no query finds. examples: queries that the method `shown` won and lost.
     query_bank, target_bank: of arrays, their rows. store: its URL. correction: the active one of a store. condition:
-    the filter of the search in a store.
+    the filter of the search in a store. forecast: R@1 of held-out queries of the bank at the fit, None where it was
+    not measured.
     """
 
     metric: str
@@ -143,6 +146,7 @@ class Results(Result):
     store: str | None = None
     correction: str | None = None
     condition: str | None = None
+    forecast: Side | None = None
 
     def __getitem__(self, label: str) -> MethodResult:
         """The method called `label`; raises InputError that lists the labels."""
@@ -179,19 +183,29 @@ class Results(Result):
         headline, sign = self._headline()
         shown = self.shown
         sides = [self.raw] if shown is None else [self.raw, shown]
-        label = sides[-1].label
+        labels = [side.label for side in sides]
         sections = [self._compare(sides)]
         if self.store is None:
             sections.append(self._list_methods())
-        sections.append(
-            list_hubs(self.hubs, [side.label for side in sides], self.k, self.anti_hubs)
-        )
-        examples = [example.row() for example in self.examples]
-        columns = ("query", "true target", "raw", label)
-        sections.append(Section("Won and lost", examples, columns, detail=True))
-        parts = {side.label: side.occurrences for side in sides}
-        sections.append(chart_occurrences(parts, self.k))
-        return Page(headline, DIRECTIONS[sign], self._scene(), sections)
+        sections.append(list_hubs(self.hubs, labels, self.k, self.anti_hubs))
+        if shown is not None and shown.versus_raw is not None:
+            sections.append(self._count_changes(shown.versus_raw))
+        steps = []
+        if self.store is not None and sign < 0:
+            steps.append(Step("searches are raw again", "remove"))
+        return Page(headline, DIRECTIONS[sign], self._scene(), sections, steps)
+
+    def _count_changes(self, versus: Comparison) -> Section:
+        """Return how many queries were won and lost, and some of them."""
+        most = max(versus.won, versus.lost, 1)
+        won = Bar(f"{versus.won:,}", versus.won / most)
+        lost = Bar(f"{versus.lost:,}", versus.lost / most)
+        rows = [
+            Row(("won: the true target now comes first", won), DIRECTIONS[1]),
+            Row(("lost: it no longer does", lost), DIRECTIONS[-1]),
+            *(example.row() for example in self.examples),
+        ]
+        return Section("Won and lost", rows, ("", "queries"))
 
     def _scene(self) -> str:
         parts = [f"{self.queries:,} queries", f"{self.targets:,} targets", self.metric]
@@ -231,7 +245,9 @@ class Results(Result):
 
     def _compare(self, sides: Sequence[MethodResult]) -> Section:
         """Return the raw search and the method shown, side by side."""
-        rows = changes_of({RECALL: self.change})
+        rows = changes_of(
+            {RECALL: self.change, "as foretold by the fit": self.forecast}
+        )
         for k in self.raw.recall:
             if k > 1 or self.change is None:
                 rows += row_of(f"R@{k}", *(side.recall[k].value for side in sides))
@@ -239,7 +255,7 @@ class Results(Result):
         hubness = [side.hubness for side in sides if side.hubness is not None]
         rows += [
             *row_of(WORST, *(side.worst for side in sides)),
-            *row_of("places that the most found 1 % take", *most_found),
+            *row_of("places of the top 1 %", *most_found),
             *row_of(NEVER, *(each.anti_hub_share for each in hubness)),
             *row_of("skewness", *(each.skewness for each in hubness), form=decimal),
         ]
@@ -248,7 +264,8 @@ class Results(Result):
             notes = [f"Active: {self.correction}."]
         if self.best is not None and self.store is None:
             notes.append("It was picked on these queries: new ones gain a little less.")
-        return Section("Raw and corrected", rows, COMPARED, note=" ".join(notes))
+        chart = chart_occurrences({side.label: side.occurrences for side in sides})
+        return Section("Raw and corrected", rows, COMPARED, chart, " ".join(notes))
 
     def _list_methods(self) -> Section:
         """Return every method, good or bad where it is beyond chance."""
@@ -263,14 +280,16 @@ class Results(Result):
                 "" if each.adjusted_p is None else f"{each.adjusted_p:.3f}",
                 f"{100 * each.recall[k].value:.1f}",
             ]
-            figures = (each.median_rank, each.mean_average_precision, each.ndcg)
-            for figure in (*figures, each.skewness):
+            ranks = (each.median_rank, each.mean_average_precision, each.ndcg)
+            for figure in (*ranks, each.skewness):
                 cells.append("" if figure is None else decimal(figure.value))
             direction = None if each is self.raw else DIRECTIONS[each.sign]
             rows.append(Row(cells, direction))
-        ranks = ("median rank", f"mAP@{self.k}", f"nDCG@{self.k}", "skewness")
-        columns = ("method", "R@1", "over raw", "p", f"R@{k}", *ranks)
-        note = "p: McNemar's exact test against the raw search, for so many methods."
+        columns = f"method R@1 gain p R@{k} rank mAP nDCG skew".split()
+        note = (
+            "gain: over raw. p: McNemar's exact test, for so many methods. rank: the median. "
+            f"mAP, nDCG: at {self.k}. skew: skewness."
+        )
         return Section("Every method", rows, columns, note=note)
 
 

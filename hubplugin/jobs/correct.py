@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 
 from hubplugin.bank import Bank, BankLike, PreparedBank
+from hubplugin.causes import HUBBY
 from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
 from hubplugin.executors import GalleryLike, read_by_workers
@@ -27,7 +28,8 @@ from hubplugin.guard import (
     small_bank,
 )
 from hubplugin.jobs.health import is_in_bank, with_hubness
-from hubplugin.jobs.results import Applied, OldVersusNew, Refitted
+from hubplugin.jobs.results import Applied, Refitted
+from hubplugin.jobs.versus import OldVersusNew
 from hubplugin.jobs.write import (
     ShardedStore,
     SpooledGallery,
@@ -43,10 +45,12 @@ from hubplugin.learning import (
     read_learn,
     require_answers,
 )
+from hubplugin.measures.hubness import largest_by_chance, skewness_by_chance
 from hubplugin.methods import METHODS, Method, build_method
 from hubplugin.model import OffsetModel, Setting
 from hubplugin.store import Store, for_job, read_recorded
 from hubplugin.validation import (
+    OCCURRENCE,
     as_it_is,
     cross_validate,
     fitted_by,
@@ -84,7 +88,7 @@ def apply(
         method, judged, **parameters: as in `hubplugin.fit`.
         learn: as in `hubplugin.fit`; `Bank.from_field` reads pairs of the store itself. The store's own search maps
             the queries.
-        force: applies the correction untried.
+        force: applies the correction untried, also where there is nothing to mend.
         dry_run: does all but the writing, and counts what would be written.
         compute: device, memory and progress.
         executor, shards: as in `hubplugin.fit`; the workers write, too (docs/scale.md).
@@ -137,7 +141,12 @@ def apply(
         teachers = Teachers(read)
     else:
         gallery, teachers = job.read_gallery(teachers)
-    return job.write(job.fit(teachers), teachers.bank, gallery)
+    fit = job.fit(teachers)
+    if fit.is_idle:
+        count = teachers.bank.count
+        done = Applied(store.url, fit.model, count, 0, 0, written=False, sound=True)
+        return replace(done, trial=fit.trial)
+    return job.write(fit, teachers.bank, gallery)
 
 
 def refit(
@@ -229,6 +238,7 @@ def refit(
         notes=notes,
         trial=done.trial,
         invalid_vectors=done.invalid_vectors,
+        search=done.search,
         versus=versus,
     )
 
@@ -246,6 +256,21 @@ class Fit:
     method: Method
     trial: Trial | None
     lesson: LearnedMap | None
+
+    @property
+    def is_idle(self) -> bool:
+        """True if there is nothing to mend: no hubness beyond chance, no gain, no map."""
+        trial = self.trial
+        if trial is None or self.model.query_map is not None:
+            return False
+        for side in (trial.right, trial.asked):
+            if side is not None and side.change.sign > 0:
+                return False
+        targets = sum(trial.raw.occurrences.values())
+        chance = skewness_by_chance(trial.queries, OCCURRENCE, targets)
+        usual = largest_by_chance(trial.queries, OCCURRENCE, targets)
+        worst = round(trial.raw.largest * trial.queries)
+        return trial.raw.skewness - chance < HUBBY and worst <= usual
 
 
 @dataclass(frozen=True)
@@ -308,7 +333,7 @@ class Job:
         logger.info(message, self.store.url, method.name, len(bank.query_bank))
         model = method.fit(bank) if lesson is None else lesson.model
         if bank.whole is None:
-            model = with_hubness(model, bank)
+            model = with_hubness(model, bank, None if trial is None else trial.right)
         if not self.force:
             require_displacement(model, bank)
         return Fit(model, method, trial, lesson)

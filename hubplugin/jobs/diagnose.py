@@ -25,8 +25,8 @@ from hubplugin.compute import Compute, TopK, search
 from hubplugin.errors import InputError, Parameter
 from hubplugin.guard import Trial, judge_by
 from hubplugin.jobs.correct import bank_for, read_learn_for
-from hubplugin.jobs.naming import Naming, display_names
-from hubplugin.jobs.results import show_trial
+from hubplugin.jobs.naming import Naming, call_query, display_names, names_of
+from hubplugin.jobs.results import show_lesson, show_trial
 from hubplugin.learning import (
     LearnedMap,
     Teachers,
@@ -47,15 +47,19 @@ from hubplugin.measures.hubness import (
 )
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel
 from hubplugin.results import (
+    CORRECTED,
     DIRECTIONS,
     Hub,
+    Misled,
     Page,
     Result,
     Section,
-    chart_occurrences,
+    Step,
     list_hubs,
     percent,
+    points,
     rows_of,
 )
 from hubplugin.store import Id, Store
@@ -85,16 +89,17 @@ class ShareAndChance:
     by_chance: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis(Result):
     """What `diagnose` found.
 
     targets, queries: how many. hubness: of the raw search, over all targets and queries. most_found, never_found: the
     share of all places that the most found 1 % of the targets take, and the share of the targets that no query finds.
-    hubs: the targets found most often, and how many queries found each among their k nearest. anti_hubs: some that no
-    query found. findings: the causes looked for. trial: what the default method would change, R@1 where answers are
-    known. occurrences: how many targets have the k-occurrence N, by N. lesson: what the answers of the bank would teach
-    beside the default, None where that was not asked.
+    hubs: the targets found most often, and how many queries find each among their k nearest: raw, and corrected by a
+    fit on these very queries. anti_hubs: some that no query found. findings: the causes looked for. trial: what the
+    default method would change, R@1 where answers are known. occurrences: how many targets have the k-occurrence N, by
+    N. lesson: what the answers of the bank would teach beside the default, None where that was not asked. shown: the
+    field that targets are called by.
     """
 
     store: str | None
@@ -109,6 +114,7 @@ class Diagnosis(Result):
     trial: Trial
     occurrences: Mapping[int, int] = field(repr=False)
     lesson: LearnedMap | None = None
+    shown: str | None = None
 
     @property
     def helps(self) -> bool | None:
@@ -146,38 +152,59 @@ class Diagnosis(Result):
 
     def page(self) -> Page:
         trial = self.trial
-        headline = f"{self.verdict}; the default correction would {trial.outlook()}"
-        sound = not self.hubby and not self.causes
-        notes = [trial.change_of_skewness(), *trial.notes]
-        if self.lesson is not None:
-            notes += [f"with learn: {note}" for note in self.lesson.notes]
+        headline = self.verdict
+        if not self.causes:
+            headline += f"; the default correction would {trial.outlook()}"
+        notes = list(trial.notes)
+        searches = ["raw"]
+        if self.hubs and CORRECTED in self.hubs[0].found_by:
+            searches.append(CORRECTED)
         sections = [
             Section("What was seen", rows_of(*self._seen())),
-            list_hubs(self.hubs, ("raw",), self.hubness.k, self.anti_hubs),
+            list_hubs(self.hubs, searches, self.hubness.k, self.anti_hubs, self.shown),
             Section("Is it something else?", [each.row() for each in self.findings]),
             show_trial(trial, "A correction would change"),
-            Section("Worth knowing", rows_of(*notes)),
-            chart_occurrences({"raw": self.occurrences}, self.hubness.k),
         ]
+        if self.lesson is not None:
+            sections.append(show_lesson(self.lesson))
+        sections.append(Section("Worth knowing", rows_of(*notes)))
         scene = f"{self.targets:,} targets · {self.queries:,} queries"
-        direction = DIRECTIONS[1 if sound else -1]
-        return Page(headline, direction, f"{scene} · nothing was changed", sections)
+        scene += " · nothing was changed"
+        sign = 0 if self.hubby else 1
+        if self.causes or (self.hubby and trial.helps is False):
+            sign = -1
+        return Page(headline, DIRECTIONS[sign], scene, sections, self._next())
+
+    def _next(self) -> list[Step]:
+        """Return what to do: first what is wrong besides, then what would gain."""
+        steps = [Step(each.says, text=each.advice) for each in self.causes]
+        if self.trial.objections or steps or not (self.hubby or self.helps):
+            return steps
+        gain = "whether more right answers come first is not known without --answers"
+        if self.trial.right is not None:
+            gain = f"{points(self.trial.right.change)} points of R@1, held out"
+        steps.append(Step(gain, "apply"))
+        if self.lesson is not None:
+            learned = points(self.lesson.other.change)
+            brings = f"{learned} points over the offsets alone, held out"
+            steps.append(Step(brings, "apply", ["learn"]))
+        elif self.trial.right is not None:
+            brings = "measures what a map of the query would bring, which answers teach"
+            steps.append(Step(brings, "diagnose", ["learn"]))
+        return steps
 
     def _seen(self) -> list[str]:
         """Return what was seen, in the words of whoever searches."""
         k = self.hubness.k
         most = most_found(self.targets)
         usual = k * self.queries / self.targets
-        share = self.hubness.largest / self.queries
-        hubby = "YES" if self.hubby else "no"
         return [
-            f"{percent(most / self.targets)} of your documents ({most:,}) take {percent(self.most_found.share)} of all "
-            f"places in the top {k}; by chance it would be {percent(self.most_found.by_chance)}",
-            f"{percent(self.never_found.share)} of your documents are found by no query; by chance it would be "
-            f"{percent(self.never_found.by_chance)}",
-            f"the document that is found most often comes back for {self.hubness.largest:,} queries "
-            f"({percent(share)}), where {usual:.1f} are usual",
-            f"hubness: {hubby}. skewness {self.hubness.skewness:.2f} ({self.chance:.2f} by chance)",
+            f"{most:,} targets ({percent(most / self.targets)}) fill {percent(self.most_found.share)} of the first {k} "
+            f"places; {percent(self.most_found.by_chance)} would be chance",
+            f"the one that comes back most is found by {self.hubness.largest:,} queries; an even share would be "
+            f"{usual:.1f}",
+            f"{percent(self.never_found.share)} are found by no query (chance {percent(self.never_found.by_chance)}); "
+            f"skewness {self.hubness.skewness:.2f} (chance {self.chance:.2f})",
         ]
 
 
@@ -189,7 +216,7 @@ def diagnose(
     learn: bool = False,
     compute: Compute = Compute(),
     seed: int = 0,
-    names: Naming | None = None,
+    show: str | Naming | None = None,
 ) -> Diagnosis:
     """Say how hubby a gallery is for some queries, who the hubs are, and whether these queries as a bank would mend it.
 
@@ -203,8 +230,10 @@ def diagnose(
             clicks of a store; it needs at least 50 different pairs.
         compute: where it is computed.
         seed: of the samples.
-        names: a function from ids (rows where `targets` is no store) to what hubs are called, as
-            `hubplugin.jobs.naming` makes it.
+        show: what hubs are called by: a field of the targets in a store, a file of texts
+            by id (.txt, where line i belongs to the id i, or .json), or a function from ids
+            (rows where `targets` is no store) to texts. By default a field that is plainly
+            a title or text.
 
     Raises:
         InputError: for anything that cannot be used.
@@ -238,13 +267,16 @@ def diagnose(
     default = configure("blend")
     trial = judge_by(prepared, default.resolve(prepared), seed)
     lesson = learn_query_map(default, Teachers(prepared)) if learn else None
+    model = None
+    if lesson is not None:
+        model = lesson.model
+    elif not trial.objections:
+        model = default.fit(prepared)
+    named = names_of(targets, show)
+    hubs = _find_hubs(targets, prepared, examples, nearest, model, named)
     logger.info("diagnosed")
-    found = hubs(occurrence, LISTED)
     never = pick_evenly(np.flatnonzero(occurrence == 0), LISTED)
-    rows = original_rows(gallery)[np.concatenate([found, never])]
-    ids = _ids_of(targets, rows)
-    shown = display_names(ids, names)
-    times = occurrence[found].tolist()
+    never_ids = _ids_of(targets, original_rows(gallery)[never])
     count = gallery.rows
     k = min(OCCURRENCE, count)
     return Diagnosis(
@@ -259,16 +291,105 @@ def diagnose(
         never_found=ShareAndChance(
             float(np.mean(occurrence == 0)), never_found_by_chance(queries, k, count)
         ),
-        hubs=[
-            Hub(target, name, {"raw": hits})
-            for target, name, hits in zip(ids, shown, times, strict=False)
-        ],
-        anti_hubs=shown[len(found) :],
+        hubs=hubs,
+        anti_hubs=display_names(never_ids, named),
         findings=causes,
         trial=trial,
         occurrences=count_targets(occurrence),
         lesson=lesson,
+        shown=getattr(named, "field", None),
     )
+
+
+MISLED = 3
+"""Queries that a hub is shown with."""
+
+
+def _find_hubs(
+    targets: object,
+    bank: PreparedBank,
+    asked: Bank,
+    nearest: np.ndarray,
+    model: OffsetModel | None,
+    names: Naming | None,
+) -> list[Hub]:
+    """Return the targets found most often, with queries for which they come first.
+
+    Args:
+        targets: the store, or vectors.
+        bank: the queries, and the gallery.
+        asked: the same as they were given, with their texts.
+        nearest: the rows that each query finds, best first, [m, k].
+        model: the correction; None where none would be applied.
+        names: what targets are called.
+    """
+    gallery = bank.require_targets()
+    lists = {"raw": nearest}
+    if model is not None:
+        lists[CORRECTED] = _search_corrected(bank, model)
+    counts = {label: k_occurrence(rows, gallery.rows) for label, rows in lists.items()}
+    most = np.concatenate([hubs(each, LISTED) for each in counts.values()])
+    rows = [*dict.fromkeys(most.tolist())]
+    first = nearest[:, 0]
+    after = lists.get(CORRECTED, nearest)[:, 0]
+    right = bank.clicks if bank.pairs is None else None
+    misled = {}
+    for row in rows:
+        wrong = (first == row) & (after != row)
+        if right is not None:
+            wrong = (first == row) & (right >= 0) & (right != row)
+        # First those that a correction answers rightly, then those that it changes.
+        rank = np.where(after != row, 1, 2)
+        if right is not None:
+            rank[after == right] = 0
+        order = np.argsort(rank, kind="stable")
+        misled[row] = order[wrong[order]][:MISLED].tolist()
+    places = [place for places in misled.values() for place in places]
+    shown = [*dict.fromkeys([*rows, *after[places].tolist()])]
+    ids = _ids_of(targets, original_rows(gallery)[shown])
+    id_of = dict(zip(shown, ids, strict=True))
+    name_of = dict(zip(shown, display_names(ids, names), strict=True))
+
+    def tell(place: int) -> Misled:
+        row = place if bank.rows is None else int(bank.rows[place])
+        found = int(after[place])
+        is_right = None if right is None else bool(right[place] == found)
+        name = name_of[found].removesuffix(f" [{id_of[found]}]")
+        return Misled(call_query(asked, row), name, is_right)
+
+    return [
+        Hub(
+            id_of[row],
+            name_of[row],
+            {label: int(each[row]) for label, each in counts.items()},
+            [tell(place) for place in misled[row]] if model is not None else [],
+        )
+        for row in rows
+    ]
+
+
+def _search_corrected(bank: PreparedBank, model: OffsetModel) -> np.ndarray:
+    """Return the rows that each query of the bank finds under `model`, best first: [m, k]."""
+    gallery = bank.require_targets()
+    offsets = model.fitted
+    if offsets is None or len(offsets) != gallery.rows:
+        offsets = model.offsets(gallery, compute=bank.compute.without_progress)
+    queries = bank.query_bank
+    if model.query_map is not None:
+        queries = model.query_map(queries)
+    found = TopK(OCCURRENCE)
+    label = "searching corrected"
+    search(
+        queries,
+        gallery,
+        bank.metric,
+        bank.compute,
+        found,
+        offsets=offsets[None],
+        label=label,
+    )
+    corrected: np.ndarray = found.rows[0]
+    return corrected
 
 
 def _ids_of(targets: object, rows: np.ndarray) -> list[Id]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from hubplugin.bank import SEEN, Bank, BankLike, PreparedBank, own_share
 from hubplugin.compute import Compute, TopK, search
 from hubplugin.errors import InputError, StoreError
-from hubplugin.jobs.naming import Naming, display_names
+from hubplugin.jobs.naming import Naming, display_names, names_of
 from hubplugin.jobs.results import HUBS, HubnessNow, Inspection
 from hubplugin.jobs.write import Counts, compare, require_match
 from hubplugin.measures.hubness import (
@@ -25,6 +25,7 @@ from hubplugin.measures.hubness import (
     skewness,
     skewness_by_chance,
 )
+from hubplugin.measures.significance import Side
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import HubnessAtFit, OffsetModel
 from hubplugin.results import NAMED, Hub
@@ -46,7 +47,7 @@ def inspect(
     live: BankLike | None = None,
     *,
     queries: int = QUERIES,
-    names: Naming | None = None,
+    show: str | Naming | None = None,
     compute: Compute = Compute(),
 ) -> Inspection:
     """Whether every target of a store has the offset that its vector gives, and whether hubness is still lower by it.
@@ -59,7 +60,7 @@ def inspect(
             Those that are in the bank count for nothing.
         queries: how many of them, drawn at random, are searched for, raw and corrected; 0 for none. Where fewer than
             100 are live, queries of the bank take their place.
-        names: a function from ids to what hubs are called; `hubplugin.jobs.naming` makes one.
+        show: what hubs are called by, as in `hubplugin.diagnose`.
         compute: device, memory and progress.
 
     Raises:
@@ -73,6 +74,7 @@ def inspect(
         raise StoreError(f"{store.url} has no active correction; apply one first")
     logger.info("%s: inspecting", store.url)
     fields: dict[str, Any] = {}
+    names = names_of(store, show)
     if correction is not None:
         model = correction.model
         require_match(model, store)  # a store made anew may have other vectors
@@ -92,6 +94,7 @@ def inspect(
         store.previous(),
         notes=store.notes(),
         warnings=store.attention(),
+        shown=getattr(names, "field", None),
         **fields,
     )
 
@@ -217,8 +220,11 @@ def _count_hits(found: Iterable[Iterable[Id]]) -> Counter[Id]:
     return Counter(target for ids in found for target in ids)
 
 
-def with_hubness(model: OffsetModel, bank: PreparedBank) -> OffsetModel:
-    """Return `model`, fitted on the banks and targets of `bank`, with what its bank found in them."""
+def with_hubness(
+    model: OffsetModel, bank: PreparedBank, right: Side | None = None
+) -> OffsetModel:
+    """Return `model`, fitted on the banks and targets of `bank`, with what its bank found in them, and the forecast of
+    R@1."""
     targets = bank.require_targets()
     queries = pick_evenly(model.terms[0].bank, QUERIES)
     if len(queries) < 2 or targets.rows <= OCCURRENCE:
@@ -245,5 +251,8 @@ def with_hubness(model: OffsetModel, bank: PreparedBank) -> OffsetModel:
             skewness(occurrence),
             skewness_by_chance(len(queries), OCCURRENCE, targets.rows),
             float(occurrence.max() / len(queries)),
+            None
+            if right is None
+            else [right.before, right.after, *astuple(right.change)],
         ),
     )

@@ -1,4 +1,4 @@
-"""What targets are called, from a file."""
+"""What targets and queries are called: by a field in the store, by a file, or by the texts of a bank."""
 
 from __future__ import annotations
 
@@ -7,42 +7,101 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from hubplugin.errors import InputError
-from hubplugin.store import Id
+from hubplugin.bank import Bank
+from hubplugin.errors import InputError, Parameter
+from hubplugin.results import shorten
+from hubplugin.store import Id, Store
 from hubplugin.vectors import require_file
 
 Naming: TypeAlias = Callable[[Sequence[Id]], Sequence[str | None]]
 """Texts of some targets, by their ids; None for one that has none."""
 
+PLAIN = ("title", "name", "text", "document", "page_content")
+"""Fields that are shown unasked, the first of them that targets have."""
+
+FILES = (".txt", ".json")
+"""What the names of files end with."""
+
+LONGEST = 80
+"""Characters of a text that are shown."""
+
+
+class FieldNames:
+    """The texts that targets of `store` have in a `field`; of `PLAIN` ones, where it is None."""
+
+    def __init__(self, store: Store, field: str | None = None):
+        self.store = store
+        self.field = field
+
+    def __call__(self, ids: Sequence[Id]) -> Sequence[str | None]:
+        targets = self.store.read_fields(ids)
+        known = {name for target in targets for name in target}
+        if self.field is None:
+            self.field = next((name for name in PLAIN if name in known), None)
+        elif known and self.field not in known:
+            raise InputError(
+                f"{self.store.url}: no target has a field {self.field!r}; "
+                f"there are {', '.join(sorted(known))}"
+            )
+        elif not known:
+            raise InputError(
+                f"{self.store.url}: there are no fields, so that {self.field!r} is none: pass a file as ",
+                Parameter("show"),
+            )
+        texts = [target.get(self.field or "") for target in targets]
+        return [None if text is None else str(text) for text in texts]
+
+
+def names_of(source: object, show: str | Naming | None = None) -> Naming | None:
+    """Return what names the targets of a `source`, a store or vectors.
+
+    show: a field of a store, a file as `read_names` takes it, or a function. None looks
+    for a field that is plainly a title or a text.
+    """
+    if callable(show):
+        return show
+    if show is not None and (Path(show).is_file() or show.endswith(FILES)):
+        return read_names(show)
+    if isinstance(source, Store):
+        return FieldNames(source, show)
+    return None if show is None else read_names(show)
+
 
 def display_names(ids: Sequence[Id], names: Naming | None) -> list[str]:
-    """What the targets `ids` are called: by their name in `names` and id, or by the id alone."""
+    """Return what the targets `ids` are called: by their name in `names` and id, or by the id alone."""
     texts = [None] * len(ids) if names is None or not ids else names(ids)
     return [
-        str(key) if name is None else f"{name} [{key}]"
+        str(key) if name is None else f"{shorten(name, LONGEST)} [{key}]"
         for key, name in zip(ids, texts, strict=True)
     ]
 
 
-def read_names(source: str | None, option: str = "names") -> Naming | None:
-    """The names in the file `source`, which errors call `option`: a text file, where line i belongs to the id i, or a
-    .json file of a text for each id, or of a list."""
-    if source is None:
-        return None
+def call_query(bank: Bank, row: int) -> str:
+    """Return the text of a query of `bank`, or its row where it has none."""
+    texts = getattr(bank.queries, "texts", None)
+    if bank.texts is not None:
+        texts = bank.texts.texts
+    text = None if texts is None else texts[row]
+    return f"query {row}" if text is None else f"“{shorten(text, LONGEST)}”"
+
+
+def read_names(source: str) -> Naming:
+    """Return the names in the file `source`: a text file, where line i belongs to the id i, or a .json file of a text
+    for each id, or of a list."""
     path = Path(source)
-    require_file(path, option)
+    require_file(path, "names")
     try:
         text = path.read_text(encoding="utf-8")
         texts = json.loads(text) if path.suffix == ".json" else text.splitlines()
     except (OSError, ValueError) as error:
-        raise InputError(f"{option}: cannot read {str(path)!r}: {error}") from None
+        raise InputError(f"names: cannot read {str(path)!r}: {error}") from None
     if isinstance(texts, list):
         text_of = {str(row): item for row, item in enumerate(texts)}
     elif isinstance(texts, dict):
         text_of = texts
     else:
         raise InputError(
-            f"{option}: {str(path)!r} holds {type(texts).__name__}; expected a list, or texts by id"
+            f"names: {str(path)!r} holds {type(texts).__name__}; expected a list, or texts by id"
         )
     return lambda ids: [
         None if text_of.get(str(item)) is None else str(text_of[str(item)])

@@ -9,11 +9,15 @@ import numpy as np
 from pydantic import computed_field
 
 from hubplugin.guard import Trial
-from hubplugin.methods import Method
+from hubplugin.jobs.versus import OldVersusNew
+from hubplugin.learning import LearnedMap
+from hubplugin.measures.significance import Side
 from hubplugin.metric import Metric
-from hubplugin.model import HubnessAtFit, OffsetModel
+from hubplugin.model import HubnessAtFit, OffsetModel, describe_method
 from hubplugin.results import (
     COMPARED,
+    CORRECTED,
+    DIRECTIONS,
     NAMED,
     NEVER,
     RECALL,
@@ -21,17 +25,20 @@ from hubplugin.results import (
     Hub,
     Page,
     Result,
+    Row,
     Section,
+    Step,
     changes_of,
     chart_occurrences,
     decimal,
     describe_changes,
     list_hubs,
+    percent,
     row_of,
     rows_of,
 )
 from hubplugin.store import Correction, Id
-from hubplugin.validation import OCCURRENCE, Figures, Margins, change_of
+from hubplugin.validation import OCCURRENCE, Figures
 
 
 @dataclass
@@ -51,13 +58,44 @@ class InvalidVectors:
             reason = f"length {length:.4g}" if np.isfinite(length) else "not finite"
             self.named[ids[row]] = reason
 
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
+        """Return what is said of them, nothing where there are none."""
+        if not self.count:
+            return []
         which = ", ".join(f"{name} ({reason})" for name, reason in self.named.items())
         more = self.count - len(self.named)
-        return (
+        return [
             f"{self.count} with vectors that the model cannot judge, those of length 0 have the offset 0, others its "
             f"smallest: {which}{f' and {more} more' if more else ''}"
-        )
+        ]
+
+
+SUSPECT = 0.6
+"""R@1 of queries whose target others ask for, too, as a share of that of the rest, below
+which these are suspected to be wrong clicks: a wrong one makes two wordings of a target
+that have nothing in common. Beyond chance alone is no sign, since targets differ."""
+
+
+def doubt_clicks(asked: Side | None, other: Side | None) -> str:
+    """Say so where the queries that were `asked` before look like wrong clicks."""
+    if asked is None or other is None:
+        return ""
+    error = (other.before * (1 - other.before) / asked.queries) ** 0.5
+    if asked.before >= min(SUSPECT * other.before, other.before - 3 * error):
+        return ""
+    return (
+        f" Asked before are {asked.queries:,} {asked.what}, right for {percent(asked.before)} where the rest is for "
+        f"{percent(other.before)}: they look like wrong clicks, and say little."
+    )
+
+
+def rows_of_hubness(sides: Sequence[Figures]) -> list[Row]:
+    """Return how uneven the finds are on each of the `sides`."""
+    return [
+        *row_of(WORST, *(side.largest for side in sides)),
+        *row_of(NEVER, *(side.never for side in sides)),
+        *row_of("skewness", *(side.skewness for side in sides), form=decimal),
+    ]
 
 
 def show_trial(trial: Trial, title: str) -> Section:
@@ -65,20 +103,33 @@ def show_trial(trial: Trial, title: str) -> Section:
     raw = trial.raw
     rows = [
         *changes_of({RECALL: trial.right, "asked before (R@1)": trial.asked}),
-        *row_of(WORST, raw.largest, trial.largest),
-        *row_of(NEVER, raw.never, trial.never),
-        *row_of("skewness", raw.skewness, trial.skewness, form=decimal),
+        *rows_of_hubness((raw, trial)),
     ]
     note = f"{trial.queries:,} held-out bank queries; {trial.name}; {trial.bank}."
-    return Section(title, rows, COMPARED, note=note)
+    note += doubt_clicks(trial.asked, trial.right)
+    parts = {"raw": raw.occurrences, CORRECTED: trial.occurrences}
+    return Section(title, rows, COMPARED, chart_occurrences(parts), note)
 
 
-@dataclass(frozen=True)
+def show_lesson(lesson: LearnedMap) -> Section:
+    """Return the section of what a map of the query gains over the offsets alone."""
+    rows = changes_of(
+        {"not asked before (R@1)": lesson.other, "asked before (R@1)": lesson.asked}
+    )
+    columns = ("", "offsets", "and map", COMPARED[3])
+    note = " ".join(f"{line}." for line in lesson.notes)
+    note += doubt_clicks(lesson.asked, lesson.other)
+    return Section("A map of the query would change", rows, columns, note=note)
+
+
+@dataclass(frozen=True, repr=False)
 class Applied(Result):
     """What `apply`, `refresh` or `rollback` did: the model, and of `scanned` targets how many had no offset by it
     before, and how many a different one. written: false after a dry run, which only counted them. notes: what was done
     to the store or, after a dry run, would be, and what to expect of a small bank that was not tried. trial: what the
     guard saw before `apply`; None where it was not asked. invalid_vectors: the targets whose vector cannot be judged.
+    search: the code by which an application searches corrected, and who maps its queries. sound: whether there is
+    nothing to mend, so that nothing was written.
     """
 
     store: str
@@ -90,116 +141,54 @@ class Applied(Result):
     notes: Sequence[str] = ()
     trial: Trial | None = None
     invalid_vectors: InvalidVectors = field(default_factory=InvalidVectors)
+    search: tuple[str, str] = ("", "")
+    sound: bool = False
 
     def page(self) -> Page:
         counts = f"{self.missing:,} had no offset and {self.stale:,} another one"
-        lines = [f"{self.scanned:,} targets, of which {counts}"]
-        if self.invalid_vectors.count:
-            lines.append(str(self.invalid_vectors))
-        done = Section("What was done", rows_of(*lines, *self.notes, str(self.model)))
+        counts = f"of {self.scanned:,} targets {counts}"
+        lines = rows_of(counts, *self.notes, *self.invalid_vectors.lines())
+        sections = [Section("What was done", lines, note=_describe(self.model))]
         trial = self.trial
         if trial is None:
-            state = "active" if self.written else "nothing was written; would be active"
-            return Page(f"{state}: {self.model}", "better", sections=[done])
-        state = "applied" if self.written else "nothing was written"
-        worst = (trial.raw.largest, trial.largest)
-        outcome = describe_changes(worst, trial.queries, trial.right)
-        tried = show_trial(trial, "On held-out queries")
-        notes = Section("Worth knowing", rows_of(*trial.notes))
-        headline = f"{state}; on held-out bank queries {outcome}"
-        return Page(headline, "better", sections=[tried, notes, done])
+            outcome = f"{self.model.method}; {counts}"
+        else:
+            worst = (trial.raw.largest, trial.largest)
+            changes = describe_changes(worst, trial.queries, trial.right)
+            outcome = f"on held-out bank queries {changes}"
+            notes = Section("Worth knowing", rows_of(*trial.notes))
+            sections = [show_trial(trial, "On held-out queries"), notes, *sections]
+        state = "active" if trial is None else "applied"
+        if not self.written:
+            state = "nothing was written"
+        if self.sound:
+            state = "nothing to mend, and nothing was written"
+        return Page(f"{state}; {outcome}", "better", "", sections, [*self._next()])
+
+    def _next(self) -> Iterator[Step]:
+        """Yield how it is searched, and what to do next."""
+        if not self.written:
+            return
+        code, mapping = self.search
+        maps = "" if self.model.query_map is None else f"; {mapping}"
+        if code:
+            yield Step(f"searches corrected{maps}", text=code)
+        yield Step("says whether it is whole, and still helps", "inspect")
+        yield Step("takes it out, as if it had never been there", "remove")
 
 
-WORSE = 0.1
-"""The rise of skewness, as a share of that of the raw ranking, from which a new correction is worse where nothing says
-what the queries ask for. On eight galleries a bank of twice the size rises by 0.08 at most; every bank that rose by
-more than 0.1 lost R@1, up to 2.4 points (benchmarks/keeping.py)."""
-
-TOLERATED = 0.01
-"""The fall of R@1 that must be ruled out before a smaller bank replaces a larger one."""
-
-
-@dataclass(frozen=True)
-class OldVersusNew:
-    """The old and the new correction on held-out queries of the new bank: `old` and `new`; `raw` is no correction.
-
-    gain, error: of R@1 of the new one over the old one, 0 to 1, and its standard error; None without known answers.
-    queries, share: how many queries of the new bank were held out, and its size as a share of the old one's.
-    """
-
-    raw: Figures
-    old: Figures
-    new: Figures
-    gain: float | None
-    error: float | None
-    queries: int = 0
-    share: float = 1.0
-
-    @classmethod
-    def of(
-        cls, margins: Margins, old: OffsetModel, new: Method, queries: int
-    ) -> OldVersusNew:
-        """Compare `old` and `new` by the `margins` of no correction, the old and the new one."""
-        change = change_of(margins, 1, 2)
-        return cls(
-            Figures.of(margins, 0),
-            Figures.of(margins, 1, old.method, old.parameters),
-            Figures.of(margins, 2, new.name, new.parameters),
-            gain=None if change is None else change.change.value,
-            error=None if change is None else change.error,
-            queries=queries,
-            share=queries / len(old.terms[0].bank),
-        )
-
-    @property
-    def objection(self) -> str | None:
-        """Why the new one is worse, with both figures; None if it is not."""
-        if self.gain is None or self.error is None:
-            rise = self.new.skewness - self.old.skewness
-            worse = rise > WORSE * max(self.raw.skewness, 0.0)
-            return self.figures if worse else None
-        if self.gain < -2 * self.error:
-            return self.figures
-        lowest = self.gain - 2 * self.error
-        if self.share >= 1 or lowest >= -TOLERATED:
-            return None
-        return (
-            f"{self.figures}, and so few queries do not rule out a fall of "
-            f"{-100 * lowest:.1f} points; {self._enough(self.gain, self.error):,} would do"
-        )
-
-    def _enough(self, gain: float, error: float) -> int:
-        """Return how many queries rule a fall out, if they change as much as these do."""
-        as_many_as_old = round(self.queries / self.share)
-        margin = gain + TOLERATED
-        if margin <= 0:
-            return as_many_as_old
-        wanted = self.queries * (2 * error / margin) ** 2
-        return min(as_many_as_old, round(wanted))
-
-    @property
-    def figures(self) -> str:
-        """The change from the old one to the new one: of R@1, or of hubness where no answers are known."""
-        if self.old.recall is not None and self.new.recall is not None:
-            return f"R@1 of held-out queries goes from {100 * self.old.recall:.1f} to {100 * self.new.recall:.1f}"
-        return (
-            f"hubness (skewness) of held-out queries goes from {self.old.skewness:.2f} to {self.new.skewness:.2f}, "
-            f"where it is {self.raw.skewness:.2f} raw"
-        )
-
-    def section(self) -> Section:
-        """Return the three side by side."""
-        sides = (self.raw, self.old, self.new)
-        rows = [
-            *row_of(RECALL, *(side.recall for side in sides)),
-            *row_of(WORST, *(side.largest for side in sides)),
-            *row_of("skewness", *(side.skewness for side in sides), form=decimal),
-        ]
-        note = f"From the old correction to the new one {self.figures}."
-        return Section("Old and new", rows, ("", "raw", "old", "new"), note=note)
+def show_versus(versus: OldVersusNew) -> Section:
+    """Return the section of no correction, the old one and the new one side by side."""
+    sides = (versus.raw, versus.old, versus.new)
+    rows = [
+        *row_of(RECALL, *(side.recall for side in sides)),
+        *rows_of_hubness(sides),
+    ]
+    note = f"From the old correction to the new one {versus.figures}."
+    return Section("Old and new", rows, ("", "raw", "old", "new"), note=note)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Refitted(Applied):
     """What `refit` did: as of `apply`, and old and new beside each other."""
 
@@ -207,10 +196,10 @@ class Refitted(Applied):
 
     def page(self) -> Page:
         applied = super().page()
-        return replace(applied, sections=[self.versus.section(), *applied.sections])
+        return replace(applied, sections=[show_versus(self.versus), *applied.sections])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Removed(Result):
     """What `remove` took out: the correction, null where there was none or it cannot be read. written: false after a
     dry run, and where there was no correction."""
@@ -220,11 +209,16 @@ class Removed(Result):
     correction: Correction | None = None
 
     def page(self) -> Page:
-        if self.written:
-            return Page("correction removed")
-        if self.correction is None:
+        if self.correction is None and not self.written:
             return Page("there is no correction")
-        return Page(f"nothing was changed; would take out {self.correction.model}")
+        was = "one that cannot be read"
+        if self.correction is not None:
+            was = _describe(self.correction.model)
+        sections = [Section("The correction", rows_of(was))]
+        if self.written:
+            return Page("correction removed; searches are raw again", sections=sections)
+        steps = [Step("takes it out", "remove")]
+        return Page("nothing was changed", sections=sections, steps=steps)
 
 
 WRONG = 0.05
@@ -264,17 +258,17 @@ class HubnessNow:
     hubs: Sequence[Hub] = ()
     occurrences: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
-    @property
-    def attention(self) -> Iterator[str]:
-        """What somebody should look at, and what to do about it."""
+    def attention(self) -> Iterator[Step]:
+        """Yield what somebody should look at, and what to do about it."""
         beyond = self.corrected - self.chance
         if self.raw > 2 * self.chance and beyond > LEFT * (self.raw - self.chance):
-            yield f"hubness is worse than raw ({self.corrected:.2f}, raw {self.raw:.2f}): run refit"
+            figures = f"{self.corrected:.2f}, raw {self.raw:.2f}"
+            yield Step(f"hubness is worse than raw ({figures})", "refit")
         if self.fit is None:
             return
         usual = self.fit.largest
         limit = self.queries * min(TIMES * usual, (1 + usual) / 2)
-        counts = {hub.id: hub.found_by["corrected"] for hub in self.hubs}
+        counts = {hub.id: hub.found_by[CORRECTED] for hub in self.hubs}
         above = [
             f"{target!r} {count / self.queries:.1%}"
             for target, count in counts.items()
@@ -282,27 +276,35 @@ class HubnessNow:
         ]
         if above:
             named = ", ".join(above[:NAMED])
-            yield f"found too often ({usual:.1%} at most at the fit): {named}: run refresh, or refit"
+            says = f"found too often ({usual:.1%} at most at the fit): {named}"
+            yield Step(says, "refresh")
 
-    def sections(self) -> list[Section]:
-        """Return hubness then and now, and the hubs."""
+    def sections(self, field: str | None) -> list[Section]:
+        """Return hubness then and now, and the hubs, whose names are in `field`."""
         now = f"now, {self.queries} {'live' if self.live else 'bank'} queries"
         rows = row_of(now, self.raw, self.corrected, form=decimal)
         if self.fit is not None:
             rows += row_of("at the fit", self.fit.raw, self.fit.corrected, form=decimal)
+        chart = chart_occurrences(self.occurrences)
         title = f"Skewness of the {OCCURRENCE}-occurrence, by chance {self.chance:.2f}"
-        sections = [Section(title, rows, COMPARED[:3])]
-        if self.hubs:
-            sections.append(list_hubs(self.hubs, COMPARED[1:3], OCCURRENCE))
-            sections.append(chart_occurrences(self.occurrences, OCCURRENCE))
-        return sections
+        hubs = list_hubs(self.hubs, COMPARED[1:3], OCCURRENCE, field=field)
+        return [Section(title, rows, COMPARED[:3], chart), hubs]
 
 
-def _fingerprints(model: OffsetModel) -> str:
-    return f"fingerprint {model.fingerprint}, query bank {model.bank_fingerprint}"
+def _describe(model: OffsetModel) -> str:
+    """Return what a model is, in small print."""
+    method = describe_method(model.method, model.parameters)
+    parts = [f"{method}, from {len(model.terms[0].bank):,} queries"]
+    if model.query_map is not None:
+        parts.append(str(model.query_map))
+    if model.gallery is not None:
+        ends = f"{model.gallery.smallest:+.4f} to {model.gallery.largest:+.4f}"
+        parts.append(f"offsets {ends}, deviation {model.gallery.deviation:.4f}")
+    parts.append(f"fingerprint {model.fingerprint}, bank {model.bank_fingerprint}")
+    return f"{'; '.join(parts)}."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspection(Result):
     """What `inspect` found: the correction, if any, and of `count` targets how many lack an offset, how many have one
     that their vector no longer gives, and how many carry something else in its place; ten ids of the first two.
@@ -311,7 +313,7 @@ class Inspection(Result):
     hubness: None where no queries were searched for. drift: own share of live queries and bank, 0.5 where they are of
     one kind, 1 where they have nothing in common; None without enough live queries. notes, warnings: what the store
     itself says of the correction, and what it asks attention for. attention: these, and what else somebody should look
-    at, and what to do; the exit status is 4 unless it is empty.
+    at, and what to do; the exit status is 4 unless it is empty. shown: the field that targets are called by.
     """
 
     store: str
@@ -330,72 +332,72 @@ class Inspection(Result):
     drift: float | None = None
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    shown: str | None = None
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def attention(self) -> list[str]:
         """What somebody should look at, and what to do about it."""
+        return [
+            f"{step.brings}: run {step.job}" if step.job else step.brings
+            for step in self._reasons()
+        ]
+
+    def _reasons(self) -> Iterator[Step]:
+        yield from map(Step, self.warnings)
         if self.correction is None:
-            return [*self.warnings, "no correction, and searches are raw: run apply"]
+            yield Step("no correction, and searches are raw", "apply")
+            return
         if not self.correction.active:
-            return [
-                "the correction is half-written, and searches are raw: run apply again, or remove"
-            ]
-        lines = [*self.warnings]
+            yield Step("the correction is half-written, and searches are raw", "apply")
+            return
         wrong = self.missing + self.stale
         if not self.count:
-            lines.append("no target is left in the store")
+            yield Step("no target is left in the store")
         if wrong > WRONG * self.count:
-            share = f"{wrong / self.count:.0%} of the targets"
-            lines.append(f"{share} lack their offset: run refresh")
+            yield Step(
+                f"{wrong / self.count:.0%} of the targets lack their offset", "refresh"
+            )
         if self.foreign:
-            lines.append(
-                f"{self.foreign} targets carry something else in the place of offsets: run refresh, or remove"
+            yield Step(
+                f"{self.foreign} targets carry something else in the place of offsets",
+                "refresh",
             )
         if self.drift is not None and self.drift > DRIFTED:
-            lines.append(
-                f"live queries are no longer like the bank ({self.drift:.2f}): run refit on recorded queries"
+            yield Step(
+                f"live queries are no longer like the bank ({self.drift:.2f})", "refit"
             )
         if self.hubness is not None:
-            lines += self.hubness.attention
-        return lines
+            yield from self.hubness.attention()
 
     def page(self) -> Page:
-        attention = self.attention
-        headline = "no correction"
+        steps = [*self._reasons()]
+        direction = DIRECTIONS[-1 if steps else 1]
+        wrong = self.missing + self.stale
+        if wrong and not steps:
+            says = f"{wrong:,} of {self.count:,} targets lack their offset"
+            steps.append(Step(says, "refresh"))
+        headline = "; ".join(step.brings for step in steps) or "everything is in order"
+        sections = [] if self.hubness is None else self.hubness.sections(self.shown)
         if self.correction is not None:
-            wrong = self.missing + self.stale
-            state = "run refresh" if wrong else "every target has its offset"
-            headline = f"{self.missing} missing, {self.stale} stale: {state}"
-            if attention and not wrong:
-                headline = f"attention: {attention[0]}"
-        sections = [Section("Attention", rows_of(*attention))]
-        if self.hubness is not None:
-            sections += self.hubness.sections()
-        sections.append(Section("The correction", rows_of(*self._facts())))
+            sections.append(self._show(self.correction))
         scene = f"{self.count:,} targets, {self.dim} dimensions, {self.metric.value}"
-        return Page(headline, "worse" if attention else "better", scene, sections)
+        steps = [step for step in steps if step.job]
+        return Page(headline, direction, scene, sections, steps)
+
+    def _show(self, correction: Correction) -> Section:
+        """Return what lies in the store, fingerprints last."""
+        note = f"{_describe(correction.model)} Made {correction.made}."
+        if self.previous is not None:
+            note += f" Before: {_describe(self.previous)}"
+        return Section("The correction", rows_of(*self._facts()), note=note)
 
     def _facts(self) -> Iterator[str]:
-        if self.correction is None:
-            return
-        model = self.correction.model
-        state = "active" if self.correction.active else "half-written, searches are raw"
-        made = f", made {self.correction.made}" if self.correction.made else ""
-        yield f"{model}, {state}{made}"
-        yield _fingerprints(model)
-        if model.gallery is not None:
-            yield (
-                f"offsets from {model.gallery.smallest:+.4f} to {model.gallery.largest:+.4f}, "
-                f"standard deviation {model.gallery.deviation:.4f}"
-            )
+        yield f"{self.missing} targets without an offset, {self.stale} with an outdated one"
         yield from self.notes
         for kind, ids in (("missing", self.missing_ids), ("stale", self.stale_ids)):
             if ids:
                 yield f"{kind}, for instance: {', '.join(map(repr, ids))}"
-        if self.invalid_vectors.count:
-            yield str(self.invalid_vectors)
+        yield from self.invalid_vectors.lines()
         if self.drift is not None:
             yield f"drift of live queries: {self.drift:.2f} (0.5: as the bank; 1: apart)"
-        if self.previous is not None:
-            yield f"rollback returns to {self.previous}; {_fingerprints(self.previous)}"

@@ -449,7 +449,8 @@ def write_gallery(
             writing.activate()
     logger.info("%s: active is %s", store.url, model)
     with telling(f"{store.url}: the correction is active"):
-        return first.as_applied(store, model, notes=store.notes())
+        ways = {"notes": store.notes(), "search": store.how_to_search()}
+        return first.as_applied(store, model, **ways)
 
 
 def preview(store: Store, model: OffsetModel, compute: Compute) -> Applied:

@@ -15,7 +15,7 @@ from hubplugin import atomic
 from hubplugin._version import __version__
 from hubplugin.errors import ModelFileError
 
-FORMAT = 6
+FORMAT = 7
 """The version of the model file. A reader refuses others, so that none takes a part of
 a
 model for the model: 4 knew no query map, 5 had models that moved targets, too."""

@@ -41,6 +41,8 @@ class HubnessAtFit:
 
     raw, corrected, chance: Its skewness.
     largest: The share of the queries that found the worst hub, corrected.
+    right: R@1 of held-out queries raw and corrected, its change, and the interval of the
+        change; None if no answers were known.
     """
 
     queries: int
@@ -48,6 +50,7 @@ class HubnessAtFit:
     corrected: float
     chance: float
     largest: float
+    right: Sequence[float] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What `diagnose` says: the forecast, who the hubs are."""
+"""What `diagnose` says: the forecast, who the hubs are, what to do."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import pytest
 import hubplugin
 from hubplugin import Bank
 from hubplugin.measures.hubness import k_occurrence
+from hubplugin.results import CORRECTED
 from tests.galleries import unit
 
 QUERIES = 300
@@ -16,26 +17,36 @@ def example(real):
     return unit(real["test_queries"][:QUERIES]), unit(real["test_targets"][:600])
 
 
+@pytest.fixture(scope="module")
+def answered(example):
+    bank = Bank(example[0], np.arange(QUERIES))
+    return hubplugin.diagnose(example[1], bank, learn=True)
+
+
+def jobs(diagnosis):
+    return [(step.job, [*step.options]) for step in diagnosis.page().steps]
+
+
 def test_without_answers_it_says_what_would_tell(example):
     diagnosis = hubplugin.diagnose(example[1], example[0])
     assert "--answers" in str(diagnosis)
     assert diagnosis.helps is None
     assert diagnosis.as_json()["lesson"] is None
+    assert jobs(diagnosis) == [("apply", [])]
 
 
-def test_with_answers_it_says_what_was_measured_on_held_out_queries(example):
-    bank = Bank(example[0], np.arange(QUERIES))
-    diagnosis = hubplugin.diagnose(example[1], bank, learn=True)
-    right, lesson = diagnosis.trial.right, diagnosis.lesson
-    said = str(diagnosis)
-    for note in lesson.notes:
-        assert f"with learn: {note}" in said
-    interval = f"{100 * right.change.low:+.1f} to {100 * right.change.high:+.1f}"
-    for part in (100 * right.before, 100 * right.after):
-        assert f"{part:.1f} %" in said
-    assert interval in said
-    assert diagnosis.helps == (right.change.low > 0)
-    assert diagnosis.as_json()["lesson"]["other"]["after"] == lesson.other.after
+def test_with_answers_it_says_what_was_measured_on_held_out_queries(answered):
+    right, other = answered.trial.right, answered.lesson.other
+    said = str(answered)
+    for side in (right, other):
+        interval = f"{100 * side.change.low:+.1f} to {100 * side.change.high:+.1f}"
+        shares = (f"{100 * share:.1f} %" for share in (side.before, side.after))
+        for part in (*shares, interval):
+            assert part in said
+    assert answered.helps == (right.change.low > 0)
+    assert answered.as_json()["lesson"]["other"]["after"] == other.after
+    assert jobs(answered) == [("apply", []), ("apply", ["learn"])]
+    assert "hubplugin.apply(store, bank, learn=True)" in said
 
 
 def test_the_headline_says_what_the_default_would_do(real):
@@ -61,3 +72,47 @@ def test_hubs_are_those_of_the_matrix_with_their_own_names(example):
     ]
     assert plain.hubness.largest == occurrence.max()
     assert [hub.id - 1 for hub in shifted.hubs] == [hub.id for hub in plain.hubs]
+
+
+def test_a_hub_is_shown_corrected_and_with_queries_that_it_answers_wrongly(example):
+    queries, targets = example
+    texts = [f"question {row}" for row in range(QUERIES)]
+
+    def embed(asked):
+        return queries[[int(text.split()[1]) for text in asked]]
+
+    answers = np.arange(QUERIES)
+    diagnosis = hubplugin.diagnose(
+        targets,
+        Bank(texts, answers, embed=embed),
+        show=lambda ids: [f"target {id}" for id in ids],
+    )
+    model = hubplugin.fit(targets, Bank(queries, answers))
+    raw = queries @ targets.T
+    corrected = raw + model.offsets(targets)
+    found = k_occurrence(np.argsort(-corrected, axis=1)[:, :10], len(targets))
+    shown = [(hub, misled) for hub in diagnosis.hubs for misled in hub.misled]
+    assert shown
+    for hub in diagnosis.hubs:
+        assert hub.found_by[CORRECTED] == pytest.approx(found[hub.id], abs=1)
+        assert len(hub.misled) <= 3
+    for hub, misled in shown:
+        row = int(misled.query.strip("“”").split()[1])
+        assert raw[row].argmax() == hub.id != row
+        assert misled.after == f"target {corrected[row].argmax()}"
+        assert misled.right == (corrected[row].argmax() == row)
+    hub, misled = shown[0]
+    assert f"→ {misled.after}" in str(diagnosis)
+    assert str(misled) in diagnosis.as_text(verbose=True)
+
+
+def test_copies_and_another_model_are_advised_upon_and_not_corrected(example):
+    queries, targets = example
+    copied = hubplugin.diagnose(np.concatenate([targets, targets]), queries)
+    steps = copied.page().steps
+    assert [step.job for step in steps] == [""]
+    assert "keep one of each" in steps[0].text
+    turned = np.linalg.qr(np.random.default_rng(0).normal(size=(384, 384)))[0]
+    other = hubplugin.diagnose(targets, unit(queries @ turned))
+    assert other.page().direction == "worse"
+    assert any("very model" in step.text for step in other.page().steps)

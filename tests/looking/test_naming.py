@@ -1,11 +1,69 @@
-"""What targets are called, by files."""
+"""What targets are called: by fields of a store, or by files."""
 
 import json
 
+import chromadb
+import lancedb
+import numpy as np
+import pyarrow as pa
 import pytest
+from qdrant_client import QdrantClient, models
 
+import hubplugin_qdrant
 from hubplugin import InputError
-from hubplugin.jobs.naming import read_names
+from hubplugin.jobs.naming import LONGEST, display_names, names_of
+from hubplugin.registry import open_store
+from tests.galleries import flat_index, unit
+
+VECTORS = unit(np.random.default_rng(0).normal(size=(30, 4)))
+TITLES = [f"photo o'{row}" for row in range(30)]
+
+
+def qdrant(folder):
+    client = QdrantClient(":memory:")
+    size = models.VectorParams(size=4, distance=models.Distance.COSINE)
+    client.create_collection("photos", size)
+    payload = [{"title": title, "year": 2000} for title in TITLES]
+    client.upload_collection("photos", VECTORS, payload, ids=range(30))
+    return hubplugin_qdrant.open_store(client, "photos"), [7, 3]
+
+
+def chroma(folder):
+    client = chromadb.PersistentClient(str(folder / "chroma"))
+    collection = client.create_collection("photos")
+    ids = [f"id '{row}" for row in range(30)]
+    fields = [{"title": title, "year": 2000} for title in TITLES]
+    collection.add(ids, VECTORS, fields)
+    return open_store(f"chroma:{folder}/chroma/photos"), [ids[7], ids[3]]
+
+
+def lance(folder):
+    ids = [f"id '{row}" for row in range(30)]
+    vectors = pa.FixedSizeListArray.from_arrays(VECTORS.ravel(), 4)
+    years = pa.array([2000] * 30)
+    rows = {"id": ids, "vector": vectors, "title": TITLES, "year": years}
+    lancedb.connect(folder / "lance").create_table("photos", pa.table(rows))
+    return open_store(f"lancedb:{folder}/lance/photos"), [ids[7], ids[3]]
+
+
+@pytest.mark.parametrize("make", [qdrant, chroma, lance])
+def test_targets_are_called_by_a_field_and_unasked_by_a_title(make, tmp_path):
+    store, ids = make(tmp_path)
+    called = [TITLES[7], TITLES[3]]
+    unasked = names_of(store)
+    assert unasked(ids) == called
+    assert unasked.field == "title"
+    assert names_of(store, "title")(ids) == called
+    assert names_of(store, "year")(ids) == ["2000", "2000"]
+    with pytest.raises(InputError, match=r"no target has a field 'titel'.*title.*year"):
+        names_of(store, "titel")(ids)
+
+
+def test_a_store_of_vectors_alone_asks_for_a_file(tmp_path):
+    store = open_store(flat_index(tmp_path / "photos.faiss", VECTORS))
+    assert names_of(store)([1]) == [None]
+    with pytest.raises(InputError, match="'title' is none: pass a file as show="):
+        names_of(store, "title")([1])
 
 
 @pytest.mark.parametrize(
@@ -18,13 +76,21 @@ from hubplugin.jobs.naming import read_names
 )
 def test_targets_are_called_by_a_file(tmp_path, file, text):
     (tmp_path / file).write_text(text)
-    assert read_names(str(tmp_path / file))([1, 0, 2]) == ["hill", "sea", None]
+    named = names_of(None, str(tmp_path / file))
+    assert named([1, 0, 2]) == ["hill", "sea", None]
+    assert display_names([1, 2], named) == ["hill [1]", "2"]
+
+
+def test_a_long_text_is_shown_by_its_beginning_in_one_line():
+    (name,) = display_names([1], lambda ids: ["a\n b" + 200 * "x"])
+    assert name.startswith("a bxx")
+    assert len(name) == LONGEST + len(" [1]")
 
 
 def test_what_cannot_name_anything_is_told_in_one_line(tmp_path):
-    with pytest.raises(InputError, match=r"--names: there is no file 'payload\.title'"):
-        read_names("payload.title", "--names")
+    with pytest.raises(InputError, match=r"there is no file 'names\.json'"):
+        names_of(None, "names.json")
     (tmp_path / "number.json").write_text(json.dumps(3))
     with pytest.raises(InputError, match="holds int; expected a list, or texts by id"):
-        read_names(str(tmp_path / "number.json"))
-    assert read_names(None) is None
+        names_of(None, str(tmp_path / "number.json"))
+    assert names_of(None) is None

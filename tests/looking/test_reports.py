@@ -1,22 +1,31 @@
 """The renderer: a page of HTML whole and self-contained, and bad news as visible as good in both forms."""
 
-from dataclasses import dataclass
+import re
+import shlex
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
-import hubplugin
 from hubplugin.cli import app
+from hubplugin.jobs.results import doubt_clicks
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.results import (
     COMPARED,
+    Bar,
     Chart,
+    Hub,
+    Misled,
     Page,
     Result,
+    Row,
     Section,
+    Step,
     changes_of,
     describe_changes,
+    list_hubs,
     row_of,
 )
 from tests.galleries import flat_index, unit
@@ -26,7 +35,7 @@ from tests.html import Parsed
 @pytest.fixture(scope="module")
 def place(real, tmp_path_factory):
     """A folder with an index of the example set, a bank, queries, their true ids, and names."""
-    folder = tmp_path_factory.mktemp("reports")
+    folder = tmp_path_factory.mktemp("re ports")
     flat_index(folder / "photos.faiss", unit(real["test_targets"][:300]))
     np.save(folder / "bank.npy", real["bank_queries"][:300])
     np.save(folder / "queries.npy", real["test_queries"][:300])
@@ -36,19 +45,23 @@ def place(real, tmp_path_factory):
     return folder
 
 
+def typed(*words):
+    return CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
+
+
 @pytest.mark.slow
-def test_every_command_that_looks_writes_a_page_of_its_own(place):
+def test_every_command_that_people_look_at_writes_a_page_of_its_own(place):
     store = f"faiss:{place / 'photos.faiss'}"
-    hubplugin.apply(hubplugin.open_store(store), place / "bank.npy")
-    asked = ["--queries", f"{place}/queries.npy", "--truth", f"{place}/truth.npy"]
-    for typed in (
-        ["diagnose", store, "--bank", f"{place}/bank.npy"],
-        ["inspect", store],
-        ["evaluate", store, *asked],
+    shown = ["--show", place / "names.txt"]
+    asked = ["--queries", place / "queries.npy", "--truth", place / "truth.npy"]
+    for words in (
+        ["diagnose", store, "--bank", place / "bank.npy", *shown],
+        ["apply", store, "--bank", place / "bank.npy"],
+        ["inspect", store, *shown],
+        ["evaluate", store, *asked, *shown],
     ):
-        file = place / f"{typed[0]}.html"
-        options = ["--names", f"{place}/names.txt", "--report", str(file)]
-        done = CliRunner().invoke(app, [*typed, *options], catch_exceptions=False)
+        file = place / f"{words[0]}.html"
+        done = typed(*words, "--report", file)
         assert done.exit_code == 0, done.output
         text = file.read_text()
         page = Parsed(text)
@@ -58,18 +71,36 @@ def test_every_command_that_looks_writes_a_page_of_its_own(place):
         assert {"script", "img"}.isdisjoint(page.tags)
         assert "svg" in page.tags
         assert "prefers-color-scheme: dark" in text
-        for part in ("hubplugin 0", "<dt>date</dt>", "<dt>command</dt>", store):
+        for part in ("hubplugin 0", "<dt>date</dt>", "<dt>command</dt>", "queries"):
             assert part in text
-        assert "&lt;i&gt;photo" in text
         assert "<i>photo" not in text
+        assert ("&lt;i&gt;photo" in text) == ("--show" in words)
         headline = done.stdout.splitlines()[0]
         assert headline in text.replace("&#39;", "'")
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path):
-    typed = ["diagnose", "faiss:nowhere", "--report", f"{tmp_path}/no/page.html"]
-    done = CliRunner().invoke(app, typed)
+    done = typed("diagnose", "faiss:nowhere", "--report", f"{tmp_path}/no/page.html")
     assert (done.exit_code, "cannot write" in done.output) == (1, True)
+
+
+@pytest.mark.slow
+def test_the_commands_that_are_next_run_as_they_stand(place):
+    store = f"faiss:{place / 'photos.faiss'}"
+    typed("remove", store)
+    commands = [["diagnose", store, "--bank", f"{place / 'bank.npy'}"]]
+    seen = []
+    while commands:
+        command = commands.pop(0)
+        seen.append(command[0])
+        done = typed(*command)
+        assert done.exit_code == 0, done.output
+        lines = [line.strip() for line in done.stdout.splitlines()]
+        following = [
+            shlex.split(line)[1:] for line in lines if line[:10] == "hubplugin "
+        ]
+        commands += [each for each in following if each[0] not in seen]
+    assert seen == ["diagnose", "apply", "inspect", "remove"]
 
 
 def side(before, after, low, high):
@@ -77,13 +108,18 @@ def side(before, after, low, high):
     return Side(before, after, 0.1, 100, "some", change)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Said(Result):
     shown: Page
     store: str = "faiss:photos"
 
     def page(self):
         return self.shown
+
+
+def written(page, path, **options):
+    Said(page).to_html(path, **options)
+    return path.read_text()
 
 
 def test_bad_news_have_a_word_and_a_colour_as_good_ones_do_and_chance_has_neither(
@@ -98,27 +134,68 @@ def test_bad_news_have_a_word_and_a_colour_as_good_ones_do_and_chance_has_neithe
         }
     )
     rows += row_of("skewness", 1.5, 0.2, form=str)
-    sections = [
-        Section("Changes", rows, COMPARED, note="of 100 queries"),
-        Section("Found", chart=Chart("queries", {"raw": {0: 3, 7: 1}})),
-        Section("Details", row_of("detail", 0.5), detail=True),
-    ]
-    said = Said(Page("it does harm", "worse", "100 targets", sections))
+    chart = Chart("queries", {"raw": {0: 3, 7: 1}})
+    section = Section("Changes", rows, COMPARED, chart, note="of 100 queries")
+    page = Page("it does harm", "worse", "100 targets", [section])
+    said = Said(page)
     text = str(said)
     assert text.splitlines()[:2] == ["It does harm.", "faiss:photos · 100 targets"]
-    words = [line.split()[-1] for line in text.splitlines() if " points " in line]
+    words = [line.split()[-1] for line in text.splitlines() if "(" in line][1:]
     assert words == ["worse", "better", "same"]
     assert "not measured" not in text
     assert "of 100 queries" in text
-    assert "detail" not in text
-    assert "detail" in said.as_text(verbose=True)
-    said.to_html(tmp_path / "page.html", "hubplugin evaluate")
-    page = (tmp_path / "page.html").read_text()
-    assert '<h1 class="worse">It does harm.</h1>' in page
-    classes = [part.split('"')[0] for part in page.split('<tr class="')[1:]]
+    assert "\x1b" not in text
+    coloured = said.as_text(terminal=True)
+    for word, colour in (("worse", "31m"), ("better", "32m")):
+        (line,) = [line for line in coloured.splitlines() if word in line]
+        assert colour in line
+    shown = written(page, tmp_path / "page.html", command="hubplugin evaluate")
+    assert '<h1 class="worse">It does harm.</h1>' in shown
+    classes = re.findall('<tr class="(.+?)">', shown)
     assert classes == words
-    assert page.count("<rect") == 2
-    assert "hubplugin evaluate" in page
+    assert shown.count("<rect") == 2
+    assert shown.count('class="bar zero"') == 3, "intervals are drawn"
+    assert "hubplugin evaluate" in shown
+    assert repr(said) == "<Said: It does harm>"
+
+
+def test_stored_texts_show_nothing_but_themselves(tmp_path):
+    evil = "a\x1b[31m\u202eb<script>\u2066"
+    hubs = [Hub(1, evil, {"raw": 3}, [Misled(evil, evil)])]
+    page = Page(evil, sections=[list_hubs(hubs, ["raw"], 10)])
+    page = Page(page.headline, "same", evil, page.sections, [Step(evil, text=evil)])
+    for text in (str(Said(page)), written(page, tmp_path / "page.html")):
+        assert not re.search("[\x1b\u202e\u2066]", text)
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_hubs_that_a_correction_makes_are_listed_with_all_their_bars(tmp_path):
+    hubs = [Hub(row, f"t{row}", {"raw": 9 - row, "corrected": row}) for row in range(8)]
+    hubs.append(Hub(9, "made", {"raw": 0, "corrected": 18}))
+    section = list_hubs(hubs, ["raw", "corrected"], 10)
+    assert section.rows[0].cells[0] == "made"
+    assert [bar.end for bar in section.rows[0].cells[1:]] == [0, 1]
+    line = next(
+        line
+        for line in str(Said(Page("x", sections=[section]))).splitlines()
+        if "made" in line
+    )
+    assert re.search(r"made +0 +18 █+$", line)
+
+
+def test_pictures_of_targets_are_small_and_lie_in_their_folder(tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    Image.new("RGB", (900, 600)).save(folder / "sea.jpg")
+    Image.new("RGB", (900, 600)).save(tmp_path / "secret.jpg")
+    (folder / "broken.jpg").write_text("no picture")
+    names = ["sea.jpg", "../secret.jpg", "broken.jpg", "https://x/sea.jpg"]
+    rows = [Row((name, Bar("1", 1.0)), image=name) for name in names]
+    page = Page("x", sections=[Section("Hubs", rows, ("", "raw"))])
+    shown = written(page, tmp_path / "page.html", images=folder)
+    (picture,) = [each for each in Parsed(shown).references if each.startswith("data:")]
+    assert len(picture) < 3000
 
 
 def test_what_changes_is_told_as_a_user_would_say_it():
@@ -129,3 +206,14 @@ def test_what_changes_is_told_as_a_user_would_say_it():
         assert part in told
     assert "rises from 1 to 2 of 100" in describe_changes((0.01, 0.02), 100, None)
     assert "stays at 1 of 100" in describe_changes((0.01, 0.01), 100, None)
+
+
+def test_clicks_that_look_wrong_are_said_to_be_so():
+    rest = Side(0.37, 0.40, 0.01, 1500, "pairs", Figure(0.03, 0.01, 0.05))
+    wrong = Side(0.20, 0.20, 0.02, 195, "other wordings", Figure(0, -0.02, 0.02))
+    told = doubt_clicks(wrong, rest)
+    for part in ("195 other wordings", "20.0 %", "37.0 %", "wrong clicks"):
+        assert part in told
+    assert doubt_clicks(replace(wrong, before=0.30), rest) == ""
+    assert doubt_clicks(replace(wrong, queries=20), rest) == ""
+    assert doubt_clicks(None, rest) == ""

@@ -322,3 +322,17 @@ def test_a_column_of_titles_is_read_as_pairs(database):
         hubplugin.Bank.from_field(
             database.open(metric="cosine"), "headline", "model:embed"
         )
+
+
+def test_what_a_row_has_beside_its_vector_is_read_by_id(database):
+    database.create(np.eye(5, 8, dtype=np.float32), "title text", "year int")
+    database.run("UPDATE photos SET title = 'it''s photo ' || id, year = 2000")
+    store = database.open(metric="cosine")
+    fields = store.read_fields([3, 1, 99])
+    assert [each.get("title") for each in fields] == [
+        "it's photo 3",
+        "it's photo 1",
+        None,
+    ]
+    assert fields[0]["year"] == 2000
+    assert "embedding" not in fields[0]
