@@ -177,10 +177,6 @@ class Store(ABC):
     how_to_record: str = "hubplugin.Recorder(FOLDER).add(queries) beside each search"
     """What to do so that there are recorded queries."""
 
-    def __repr__(self) -> str:
-        shape = f"{self.metric.value}, {self.dim} dimensions"
-        return f"{type(self).__name__}({self.url!r}, {shape})"
-
     def for_job(self) -> Store:
         """Return this store for one job.
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric, normalise
-from hubplugin.model import OffsetModel, Value
+from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Explanation, Found, Hits, Id, Writing
 from hubplugin.vectors import Progress
 from hubplugin_pgvector import schema
