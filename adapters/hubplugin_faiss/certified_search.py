@@ -231,8 +231,10 @@ class CorrectedSearch:
         return Certified(scores.astype(np.float32), ids, certified, fetched)
 
     def _as_queries(self, x: np.ndarray, k: int) -> np.ndarray:
-        """Return queries as the index is searched with them. Raises InputError if they
-        or `k` cannot be used, or the index has changed."""
+        """Return queries as the index is searched with them.
+
+        Raises InputError if they or `k` cannot be used, or the index has changed.
+        """
         queries = np.ascontiguousarray(x, np.float32)
         fits = queries.ndim == 2 and self._d in (None, queries.shape[1]) and k >= 1
         if not fits or not np.isfinite(queries).all():

@@ -65,8 +65,10 @@ def cloneable(index: faiss.Index) -> faiss.Index:
 
 
 def as_one(steps: list[faiss.VectorTransform], d_out: int) -> faiss.LinearTransform:
-    """Return the transform x -> A x + b of all `steps`, one after the other, then zeros
-    up to `d_out` components."""
+    """Return one transform x -> A x + b that does what all `steps` do.
+
+    It appends zeros up to `d_out` components.
+    """
     d = steps[0].d_in
     images = np.eye(d + 1, d, -1)  # of 0, then of each unit vector
     for step in steps:
@@ -90,8 +92,7 @@ def as_one(steps: list[faiss.VectorTransform], d_out: int) -> faiss.LinearTransf
 
 
 def copy_lists(part: faiss.IndexIVF) -> faiss.Index:
-    """Return a copy of an index with lists, with as many parts of PQ codes as there are
-    on a GPU."""
+    """Return a copy of an index with lists, with parts of PQ codes as on a GPU."""
     d = part.d
     match part:
         case faiss.IndexIVFPQ():

@@ -71,8 +71,10 @@ class BaseIndexHandler(IndexHandler):
         return np.concatenate(found)
 
     def centres(self, numbers: np.ndarray) -> np.ndarray:
-        """Return what codes in the lists `numbers` [b] hold differences from: all
-        components [b, d + w] of centroids, or [1, d + w] for all."""
+        """Return the centroids from which codes in the lists `numbers` [b] differ.
+
+        They are [b, d + w], or [1, d + w] where they are 0 for all.
+        """
         return np.zeros((1, self.index.d), np.float32)
 
     def nearest(self, vectors: np.ndarray) -> np.ndarray:
