@@ -24,9 +24,10 @@ def for_gpu(index: faiss.Index) -> faiss.Index:
     """Return a copy of an upgraded index that `faiss.index_cpu_to_gpu` takes.
 
     Faiss's cloner knows no `CenteringTransform`. One `LinearTransform` with bias does
-    what all transforms before a part of the index do, somewhat slower on a CPU. PQ codes
-    get parts that hold 0, up to a number of parts that there is on a GPU. The copy is
-    for searches alone: keep the upgraded index to inspect, refresh or downgrade it.
+    what all transforms before a part of the index do, somewhat slower on a CPU. PQ
+    codes get parts that hold 0, up to a number of parts that there is on a GPU. The
+    copy is for searches alone: keep the upgraded index to inspect, refresh or downgrade
+    it.
 
     Args:
         index: An upgraded index of a type that Faiss has on GPUs, which

@@ -58,7 +58,8 @@ ENDS = 64 << 10
 """Bytes at the head and at the end of a file by which its content is known."""
 
 OURS = re.compile(r"(\d+\.model|manifest\.json|index\.faiss)(\.[0-9a-f]{8}\.tmp)?")
-"""Names of files in the folder, but for the lock. With an ending until they are whole."""
+"""Names of files in the folder, but for the lock. With an ending until they are
+whole."""
 
 NOTHING = -1
 """The id that Faiss returns in place of a target where it found no more."""
@@ -251,7 +252,8 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     @contextlib.contextmanager
     def _new_file(self, name: str, size: int) -> Iterator[BinaryIO]:
-        """Open a file of ours of `size` bytes, which takes its name once it is whole."""
+        """Open a file of ours of `size` bytes, which takes its name once it is
+        whole."""
         path = self._place(name)
         with making(path, needed=size), replacing(path, 0o600) as file:
             yield file
@@ -421,7 +423,8 @@ class FaissStore(ManifestStore[FaissVersion]):
             yield replace(batch, offsets=offsets, rounding=rounding)
 
     def require_writable(self, *, dry_run: bool = False) -> None:
-        """Raise StoreError if the index cannot carry offsets, or its folder has no room.
+        """Raise StoreError if the index cannot carry offsets, or its folder has no
+        room.
 
         A job asks before it fits a gallery for an hour.
         """
@@ -459,8 +462,8 @@ class FaissStore(ManifestStore[FaissVersion]):
                 self.delete_manifest()
 
     def replace(self, index: faiss.Index, version: FaissVersion | None) -> None:
-        """Put `index`, with the offsets of `version` or without any, in the place of the
-        file."""
+        """Put `index`, with the offsets of `version` or without any, in the place of
+        the file."""
         new = self._place("index.faiss")
         for left in self.hub.glob(f"{new.name}.*.tmp"):  # by a run that was killed
             left.unlink(missing_ok=True)
@@ -583,7 +586,8 @@ class FaissWriting(Writing):
 
 
 def look_at(path: Path) -> Seen:
-    """Return what the file `path` is now. Raises StoreError if it is no regular file."""
+    """Return what the file `path` is now. Raises StoreError if it is no regular
+    file."""
     if not path.exists():
         raise StoreError(f"{str(path)!r} does not exist")
     with making(path, "read"), open_own(path) as file:
@@ -651,7 +655,8 @@ def open_store(
     Args:
         path: The index file. What belongs to it lies beside it, for photos.faiss in the
             folder photos.faiss.hub.
-        metric: "cosine" if its vectors are of unit length, which is checked, else "dot",
+        metric: "cosine" if its vectors are of unit length, which is checked, else
+        "dot",
             or "euclidean" for L2. By default that of the model, else what the index
             computes.
 

@@ -52,11 +52,11 @@ class OffsetCoder:
         return self.extra.components_for(offsets, self.codec.carriers, quantise)
 
     def centres(self, offsets: np.ndarray) -> np.ndarray:
-        """Return extra components [n, w] of centroids whose lists shall rank as if every
-        entry had that of `offsets` [n].
+        """Return extra components [n, w] of centroids whose lists shall rank as if
+        every entry had that of `offsets` [n].
 
-        Where levels are close they lie a whole number of steps from the query's, so that
-        neutral is a level in every list.
+        Where levels are close they lie a whole number of steps from the query's, so
+        that neutral is a level in every list.
         """
         components = self.extra.components_for(offsets)
         components[:, 1:] = self.extra.query[1:]

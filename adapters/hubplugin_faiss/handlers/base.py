@@ -81,7 +81,8 @@ class IndexHandler:
             )
 
     def upgrade(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
-        """Return a new index of the same d with `offsets` [n] in it, made for `spec`."""
+        """Return a new index of the same d with `offsets` [n] in it, made for
+        `spec`."""
         raise NotImplementedError
 
     def downgrade(self) -> faiss.Index:
@@ -150,13 +151,14 @@ class IndexHandler:
         self.inner.remove(ids, renumbered=renumbered)
 
     def recount(self) -> int:
-        """Bring the number of entries up to date, from the inside out, and return it."""
+        """Bring the number of entries up to date, from the inside out, and return
+        it."""
         self.index.ntotal = self.inner.recount()
         return self.index.ntotal
 
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
-        """Return `vectors` [n, d] as this index reconstructs them once they are added by
-        `plan_append`: float32 [n, d]."""
+        """Return `vectors` [n, d] as this index reconstructs them once they are added
+        by `plan_append`: float32 [n, d]."""
         return self.inner.quantise(vectors)
 
     _zero: np.ndarray | None = None

@@ -173,7 +173,8 @@ class InvertedListsHandler(BaseIndexHandler):
 
 @contextmanager
 def rebuild_map(index: faiss.IndexIVF) -> Iterator[None]:
-    """Change the lists of `index`, whose direct map is then built anew, if it has one."""
+    """Change the lists of `index`, whose direct map is then built anew, if it has
+    one."""
     kind = index.direct_map.type
     index.set_direct_map_type(faiss.DirectMap.NoMap)
     try:
@@ -202,7 +203,8 @@ def quantizer_like(old: faiss.Index, centres: np.ndarray) -> faiss.Index:
 def widen_quantizer(quantizer: faiss.Index, components: np.ndarray) -> faiss.Index:
     """Return a coarse quantizer like `quantizer` with w more components.
 
-    components: Those of the centroids [nlist, w], which only a quantizer of floats holds.
+    components: Those of the centroids [nlist, w], which only a quantizer of floats
+        holds.
     """
     nlist, width = components.shape
     if not width:

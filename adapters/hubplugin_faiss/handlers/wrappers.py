@@ -30,8 +30,8 @@ from hubplugin_faiss.objects import (
 )
 
 SOME = 512
-"""Entries from which an addition takes the share of the first stage. On six settings 256
-to 2,048 give the same to 0.01."""
+"""Entries from which an addition takes the share of the first stage. On six settings
+256 to 2,048 give the same to 0.01."""
 
 
 class WrapperHandler(IndexHandler):
@@ -143,10 +143,10 @@ class PreTransformHandler(WrapperHandler):
     left to the handler of that.
 
     Under inner product transforms x -> A x + b, such as a PCA, rank by
-    (A q + b).(A t + b), so that the raw index adds b.(A t + b) to the similarity of each
-    target, up to a constant. No model knows of this norm bias, which is about 0 in the
-    mean. It may outweigh all offsets, so that an index holds those of a model less their
-    norm bias.
+    (A q + b).(A t + b), so that the raw index adds b.(A t + b) to the similarity of
+    each target, up to a constant. No model knows of this norm bias, which is about 0 in
+    the mean. It may outweigh all offsets, so that an index holds those of a model less
+    their norm bias.
     """
 
     names = ("IndexPreTransform",)
@@ -244,8 +244,8 @@ class PreTransformHandler(WrapperHandler):
 
     @cached_property
     def _shift(self) -> np.ndarray | None:
-        """The b of transforms x -> A x + b under inner product: float64; None where there
-        is none."""
+        """The b of transforms x -> A x + b under inner product: float64; None where
+        there is none."""
         transforms = itertools.dropwhile(
             lambda step: isinstance(step, faiss.NormalizationTransform),
             self._transforms,
@@ -293,16 +293,17 @@ class RefineHandler(WrapperHandler):
     """Candidates from a base index, ranked by a second stage, the inner index.
 
     Entries are in the order of the second stage, that of ids.
-    Codes of the first stage shrink similarities, by `slope`, and change lengths. So for a
-    target with the offset o, which it decodes as t and the second stage as u, it holds
+    Codes of the first stage shrink similarities, by `slope`, and change lengths. So for
+    a target with the offset o, which it decodes as t and the second stage as u, it
+    holds
 
         share o - nearness (|t| - slope |u|), and by L2 (|t|^2 - slope |u|^2) / 2 more,
 
     with the square of the slope as share: what sets a right answer apart is shrunk by
     more than the slope. On six settings (text to code twice, packages, commands,
     languages, images) that is within 0.2 points of R@1 of the share by which decoded
-    similarity and offset predict the scores of the second stage best. Offsets as they are
-    cost a coarse first stage up to 3 points of R@10.
+    similarity and offset predict the scores of the second stage best. Offsets as they
+    are cost a coarse first stage up to 3 points of R@10.
     """
 
     names = ("IndexRefine", "IndexRefineFlat")
