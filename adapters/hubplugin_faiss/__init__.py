@@ -1,4 +1,5 @@
-"""hubplugin for Faiss: an index goes in, an index of the same d comes out, and plain Faiss searches it corrected."""
+"""hubplugin for Faiss: an index goes in, an index of the same d comes out, and plain
+Faiss searches it corrected."""
 
 from hubplugin_faiss.certified_search import CorrectedSearch
 from hubplugin_faiss.gpu import for_gpu
@@ -17,4 +18,5 @@ __all__ = [
 ]
 
 vectors_in = Gallery
-"""What `hubplugin.vectors.as_vectors` reads an index by: so one may be passed wherever vectors are."""
+"""What `hubplugin.vectors.as_vectors` reads an index by: so one may be passed wherever
+vectors are."""

@@ -97,8 +97,13 @@ def require_recall(
 def measure_recall(
     index: faiss.Index, queries: np.ndarray, truth: np.ndarray
 ) -> np.ndarray:
-    """Return the share of `truth` [m, k], ids of an exact search, that the index finds
-    for each of `queries` [m, d], asked one at a time as users ask: [m]."""
+    """Return the share of `truth` [m, k] that the index finds for each query: [m].
+
+    Args:
+        index: The index as users search it.
+        queries: [m, d], asked one at a time as users ask.
+        truth: The ids that an exact search finds.
+    """
     shares = []
     try:
         for query, best in zip(queries, truth, strict=True):

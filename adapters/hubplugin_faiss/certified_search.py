@@ -39,7 +39,8 @@ class Certified:
     """Results of `CorrectedSearch.search_certified`.
 
     scores, ids: [m, k], as Faiss gives them.
-    certified: True where they are certain to be the k best of the corrected ranking [m].
+    certified: True where they are certain to be the k best of the corrected ranking
+        [m].
     fetched: How many candidates that took [m].
     """
 
@@ -64,8 +65,9 @@ class CorrectedSearch:
     ranked by their true similarities.
 
     Args:
-        index: Anything with Faiss's `search` whose ids are 0 ... n - 1, and whose scores
-            are inner products, or squared L2 distances if its `metric_type` says so.
+        index: Anything with Faiss's `search` whose ids are 0 ... n - 1, and whose
+            scores are inner products, or squared L2 distances if its `metric_type` says
+            so.
         correction: Offsets [n], an `OffsetModel`, or a fitted `hubplugin.rerank.Rule`
             for the corrections that depend on the query (dis, dualdis, dsl, gc).
         targets: The gallery [n, d] that a model or a rule needs; by default `vectors`.
@@ -231,8 +233,10 @@ class CorrectedSearch:
         return Certified(scores.astype(np.float32), ids, certified, fetched)
 
     def _as_queries(self, x: np.ndarray, k: int) -> np.ndarray:
-        """Return queries as the index is searched with them. Raises InputError if they
-        or `k` cannot be used, or the index has changed."""
+        """Return queries as the index is searched with them.
+
+        Raises InputError if they or `k` cannot be used, or the index has changed.
+        """
         queries = np.ascontiguousarray(x, np.float32)
         fits = queries.ndim == 2 and self._d in (None, queries.shape[1]) and k >= 1
         if not fits or not np.isfinite(queries).all():
@@ -253,8 +257,8 @@ class CorrectedSearch:
     def _rank(
         self, query: np.ndarray, similarities: np.ndarray, rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, float]:
-        """Return corrected scores and rows of candidates, best first, and an upper bound
-        for all other targets."""
+        """Return corrected scores and rows of candidates, best first, and an upper
+        bound for all other targets."""
         if not len(rows):
             return similarities, rows, np.inf
         if rows.max() >= self._count:
@@ -281,7 +285,8 @@ class CorrectedSearch:
         return scores, rows[order], self._upper_bound(last, corrections)
 
     def _true_similarities(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the similarities of `query` [d] and the vectors `rows` [b]: float64."""
+        """Return the similarities of `query` [d] and the vectors `rows` [b]:
+        float64."""
         assert self._vectors is not None
         ascending, places = np.unique(rows, return_inverse=True)
         vectors = self._vectors.select(ascending)[places].astype(np.float64)

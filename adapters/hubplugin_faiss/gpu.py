@@ -24,9 +24,10 @@ def for_gpu(index: faiss.Index) -> faiss.Index:
     """Return a copy of an upgraded index that `faiss.index_cpu_to_gpu` takes.
 
     Faiss's cloner knows no `CenteringTransform`. One `LinearTransform` with bias does
-    what all transforms before a part of the index do, somewhat slower on a CPU. PQ codes
-    get parts that hold 0, up to a number of parts that there is on a GPU. The copy is
-    for searches alone: keep the upgraded index to inspect, refresh or downgrade it.
+    what all transforms before a part of the index do, somewhat slower on a CPU. PQ
+    codes get parts that hold 0, up to a number of parts that there is on a GPU. The
+    copy is for searches alone: keep the upgraded index to inspect, refresh or downgrade
+    it.
 
     Args:
         index: An upgraded index of a type that Faiss has on GPUs, which
@@ -65,8 +66,10 @@ def cloneable(index: faiss.Index) -> faiss.Index:
 
 
 def as_one(steps: list[faiss.VectorTransform], d_out: int) -> faiss.LinearTransform:
-    """Return the transform x -> A x + b of all `steps`, one after the other, then zeros
-    up to `d_out` components."""
+    """Return one transform x -> A x + b that does what all `steps` do.
+
+    It appends zeros up to `d_out` components.
+    """
     d = steps[0].d_in
     images = np.eye(d + 1, d, -1)  # of 0, then of each unit vector
     for step in steps:
@@ -90,8 +93,7 @@ def as_one(steps: list[faiss.VectorTransform], d_out: int) -> faiss.LinearTransf
 
 
 def copy_lists(part: faiss.IndexIVF) -> faiss.Index:
-    """Return a copy of an index with lists, with as many parts of PQ codes as there are
-    on a GPU."""
+    """Return a copy of an index with lists, with parts of PQ codes as on a GPU."""
     d = part.d
     match part:
         case faiss.IndexIVFPQ():

@@ -36,8 +36,8 @@ def upgrade(
 
     Search, reconstruct, write_index and all else work as before. Inner product scores
     are s + offset. L2 distances are |q - t|^2 + 2 (M - offset), with M a little above
-    the largest offset. A vector that is added through plain Faiss is neutral under inner
-    product and has the largest offset under L2: use `add`.
+    the largest offset. A vector that is added through plain Faiss is neutral under
+    inner product and has the largest offset under L2: use `add`.
 
     With a model, an approximate index is searched with queries of its bank before and
     after. If recall falls by more than 0.01, a warning says by how much. If it falls by
@@ -47,12 +47,13 @@ def upgrade(
 
     A model with a query map puts that before the index, as one more transform: searches
     map their queries, in plain Faiss, too. Plain `add` would map what it adds, and
-    `reconstruct` would turn it back as if it were a rotation: use `add` of this package,
-    and reconstruct what lies behind, `faiss.downcast_index(index).index`.
+    `reconstruct` would turn it back as if it were a rotation: use `add` of this
+    package, and reconstruct what lies behind, `faiss.downcast_index(index).index`.
 
-    All offsets of an index that is upgraded already are replaced. Entries that the model
-    cannot judge get its smallest offset, and a warning names them: such as vectors that
-    plain Faiss added and that are not of unit length, where the model is for cosine.
+    All offsets of an index that is upgraded already are replaced. Entries that the
+    model cannot judge get its smallest offset, and a warning names them: such as
+    vectors that plain Faiss added and that are not of unit length, where the model is
+    for cosine.
 
     Args:
         index: A trained, filled faiss.Index with inner product or L2, upgraded or not.
@@ -69,10 +70,12 @@ def upgrade(
         The upgraded index.
 
     Raises:
-        StoreError: The index is untrained, empty or of a type that cannot carry offsets.
+        StoreError: The index is untrained, empty or of a type that cannot carry
+            offsets.
         InputError: The offsets or the model do not suit it, or the model cannot judge
             more than half of the entries of an upgraded one.
-        CorrectionRefused: The upgraded index would find much less than the raw one does.
+        CorrectionRefused: The upgraded index would find much less than the raw one
+            does.
     """
     handler = handler_for(index)
     was_upgraded = bool(handler.extras)
@@ -149,16 +152,16 @@ def add(
     """Add `vectors` [n, d] to an upgraded index, each with its offset.
 
     Args:
-        index: An upgraded index. It is changed in place, or left as it is where an error
-            is raised.
+        index: An upgraded index. It is changed in place, or left as it is where an
+            error is raised.
         vectors: The new vectors [n, d]; of unit length for a model for cosine.
         model_or_offsets: The model that the index was upgraded with, or offsets [n].
         ids: int64 [n], for an index that has ids of its own.
         compute: Where offsets are computed, and within what memory.
 
     Raises:
-        StoreError: The index is not upgraded, has offsets of another model, or its codes
-            have no room for these.
+        StoreError: The index is not upgraded, has offsets of another model, or its
+            codes have no room for these.
         InputError: Vectors, offsets, model or ids do not suit the index.
     """
     handler = upgraded_handler(index)
@@ -200,9 +203,10 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
     lists each entry keeps its id, which Faiss itself mixes up.
 
     Args:
-        index: An upgraded index. It is changed in place, or left as it is where an error
-            is raised.
-        ids: int64 [n], as a search returns them, or a selector of these; ids that are not
+        index: An upgraded index. It is changed in place, or left as it is where an
+            error is raised.
+        ids: int64 [n], as a search returns them, or a selector of these; ids that are
+        not
             in the index are passed over.
 
     Returns:
@@ -353,7 +357,8 @@ def require_unit(
 
 
 def upgraded_handler(index: faiss.Index) -> IndexHandler:
-    """Return the handler of an upgraded index. Raises StoreError if it is not upgraded."""
+    """Return the handler of an upgraded index. Raises StoreError if it is not
+    upgraded."""
     handler = handler_for(index)
     if not handler.extras:
         raise StoreError(

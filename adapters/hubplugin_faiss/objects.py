@@ -43,7 +43,8 @@ def reason(error: RuntimeError | MemoryError) -> str:
 
 
 def copy_settings(new: faiss.Index, old: faiss.Index) -> None:
-    """Copy from `old` to `new` the number of entries, and each of `SETTINGS` there is."""
+    """Copy from `old` to `new` the number of entries, and each of `SETTINGS` there
+    is."""
     new.ntotal = old.ntotal
     for field in SETTINGS:
         if hasattr(old, field):
@@ -106,8 +107,8 @@ def linear_transform(matrix: np.ndarray, bias: np.ndarray) -> faiss.LinearTransf
 
 
 def with_map(index: faiss.Index, query_map: QueryMap) -> faiss.Index:
-    """Return `index` behind a linear transform that maps queries by `query_map`, and that
-    must not map what is added."""
+    """Return `index` behind a linear transform that maps queries by `query_map`, and
+    that must not map what is added."""
     bias = np.full(index.d, -0.0)
     return pretransform([linear_transform(query_map.whole, bias)], index)
 

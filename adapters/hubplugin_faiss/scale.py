@@ -1,5 +1,5 @@
-"""Offsets of a model on the scale of an index's own similarities, whose codes change the
-lengths of vectors."""
+"""Offsets of a model on the scale of an index's own similarities, whose codes change
+the lengths of vectors."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ ENDS = 64 << 10
 """Bytes at the head and at the end of a file by which its content is known."""
 
 OURS = re.compile(r"(\d+\.model|manifest\.json|index\.faiss)(\.[0-9a-f]{8}\.tmp)?")
-"""Names of files in the folder, but for the lock. With an ending until they are whole."""
+"""Names of files in the folder, but for the lock. With an ending until they are
+whole."""
 
 NOTHING = -1
 """The id that Faiss returns in place of a target where it found no more."""
@@ -76,8 +77,11 @@ class FaissVersion(Version):
 
 
 class Seen(NamedTuple):
-    """What a file was when it was read: its content, as far as its size and ends tell
-    it, and which file it was."""
+    """The state of a file when it was read.
+
+    content: What its size and its ends tell of it. number: In the file system.
+    changed: When, in nanoseconds.
+    """
 
     content: str
     number: int
@@ -85,7 +89,7 @@ class Seen(NamedTuple):
 
 
 class FaissStore(ManifestStore[FaissVersion]):
-    """One index file, read into memory, and again where another program has changed it.
+    """An index file, read into memory, and again where another program has changed it.
 
     Queries to it are recorded beside it: photos.faiss.queries.
 
@@ -143,9 +147,11 @@ class FaissStore(ManifestStore[FaissVersion]):
             )
 
     def read_manifest(self) -> Manifest[FaissVersion]:
-        """Return the manifest, as the index says that it is: a run may have been killed
-        before it wrote that down, and somebody may have put back an older index. Raises
-        StoreError if no model of its offsets is known."""
+        """Return the manifest as the index says that it is.
+
+        A run may have been killed before it wrote that down, and somebody may have put
+        back an older index. Raises StoreError if no model of its offsets is known.
+        """
         place = repr(str(self.hub / "manifest.json"))
         mend = (
             f"delete the folder {str(self.hub)!r}, and run hubplugin remove {self.url}"
@@ -246,7 +252,8 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     @contextlib.contextmanager
     def _new_file(self, name: str, size: int) -> Iterator[BinaryIO]:
-        """Open a file of ours of `size` bytes, which takes its name once it is whole."""
+        """Open a file of ours of `size` bytes, which takes its name once it is
+        whole."""
         path = self._place(name)
         with making(path, needed=size), replacing(path, 0o600) as file:
             yield file
@@ -258,8 +265,10 @@ class FaissStore(ManifestStore[FaissVersion]):
             path.unlink(missing_ok=True)
 
     def acquire(self) -> BinaryIO:
-        """Return the right to write, held until it is closed or the process is killed.
-        Raises StoreError if another run has it."""
+        """Return the right to write, held until it is closed or the process ends.
+
+        Raises StoreError if another run has it.
+        """
         path = self._place("lock")
         with making(path):
             with contextlib.suppress(FileExistsError):
@@ -285,8 +294,10 @@ class FaissStore(ManifestStore[FaissVersion]):
         return lock
 
     def release(self, lock: BinaryIO) -> None:
-        """Give the right to write back. What the index says is written down, and what
-        no later run needs is deleted."""
+        """Give the right to write back.
+
+        Before that, write down what the index says, and delete what no later run needs.
+        """
         with contextlib.suppress(OSError, StoreError):
             self._require_unchanged()
             manifest = self.read_manifest()
@@ -317,8 +328,10 @@ class FaissStore(ManifestStore[FaissVersion]):
         return Metric.EUCLIDEAN if self.handler.euclidean else Metric.DOT
 
     def takes_metric(self, metric: Metric) -> bool:
-        """Return True if a model for `metric` suits the index. If nobody has said a
-        metric, the model says it from then on."""
+        """Return True if a model for `metric` suits the index.
+
+        If nobody has said a metric, the model says it from then on.
+        """
         other = Metric.DOT if self.handler.euclidean else Metric.EUCLIDEAN
         if self._said is None and metric is not other:
             self._of_model = metric
@@ -418,8 +431,11 @@ class FaissStore(ManifestStore[FaissVersion]):
             yield replace(batch, offsets=offsets, rounding=rounding)
 
     def require_writable(self, *, dry_run: bool = False) -> None:
-        """Raises StoreError if the index cannot carry offsets, or the folder has no
-        room for another file: asked before a gallery is fitted for an hour."""
+        """Raise StoreError if the index cannot carry offsets, or its folder has no
+        room.
+
+        A job asks before it fits a gallery for an hour.
+        """
         self._refresh()
         self._scanned = None
         self.handler.check()
@@ -454,8 +470,8 @@ class FaissStore(ManifestStore[FaissVersion]):
                 self.delete_manifest()
 
     def replace(self, index: faiss.Index, version: FaissVersion | None) -> None:
-        """Put `index`, with the offsets of `version` or without any, in the place of the
-        file."""
+        """Put `index`, with the offsets of `version` or without any, in the place of
+        the file."""
         new = self._place("index.faiss")
         for left in self.hub.glob(f"{new.name}.*.tmp"):  # by a run that was killed
             left.unlink(missing_ok=True)
@@ -580,7 +596,8 @@ class FaissWriting(Writing):
 
 
 def look_at(path: Path) -> Seen:
-    """Return what the file `path` is now. Raises StoreError if it is no regular file."""
+    """Return what the file `path` is now. Raises StoreError if it is no regular
+    file."""
     if not path.exists():
         raise StoreError(f"{str(path)!r} does not exist")
     with making(path, "read"), open_own(path) as file:
@@ -593,8 +610,10 @@ def look_at(path: Path) -> Seen:
 
 
 def permit(descriptor: int, like: Path) -> None:
-    """Give an open file or folder the mode and the owner of the file `like`: a bank
-    holds queries, which not everybody may read."""
+    """Give an open file or folder the mode and the owner of the file `like`.
+
+    A bank holds queries, which not everybody may read.
+    """
     status = like.stat()
     mode = status.st_mode & 0o777
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
@@ -646,7 +665,8 @@ def open_store(
     Args:
         path: The index file. What belongs to it lies beside it, for photos.faiss in the
             folder photos.faiss.hub.
-        metric: "cosine" if its vectors are of unit length, which is checked, else "dot",
+        metric: "cosine" if its vectors are of unit length, which is checked, else
+        "dot",
             or "euclidean" for L2. By default that of the model, else what the index
             computes.
 

@@ -1,1 +1,2 @@
-"""How codes carry the extra dimensions that hold an offset: no Faiss index type is known here."""
+"""How codes carry the extra dimensions that hold an offset: no Faiss index type is
+known here."""

@@ -52,11 +52,11 @@ class OffsetCoder:
         return self.extra.components_for(offsets, self.codec.carriers, quantise)
 
     def centres(self, offsets: np.ndarray) -> np.ndarray:
-        """Return extra components [n, w] of centroids whose lists shall rank as if every
-        entry had that of `offsets` [n].
+        """Return extra components [n, w] of centroids whose lists shall rank as if
+        every entry had that of `offsets` [n].
 
-        Where levels are close they lie a whole number of steps from the query's, so that
-        neutral is a level in every list.
+        Where levels are close they lie a whole number of steps from the query's, so
+        that neutral is a level in every list.
         """
         components = self.extra.components_for(offsets)
         components[:, 1:] = self.extra.query[1:]
@@ -68,8 +68,9 @@ class OffsetCoder:
         return components
 
     def require_holds(self, offsets: np.ndarray, bases: np.ndarray, name: str) -> None:
-        """Raise StoreError unless codes of the index `name` hold `offsets` [n] to within
-        a tenth of their range: Faiss encodes very large components wrongly.
+        """Raise StoreError unless codes of the index `name` hold `offsets` [n].
+
+        They may lose a tenth of the range. Faiss encodes very large components wrongly.
 
         bases: As in `components_for`.
         """
@@ -199,7 +200,7 @@ class FloatCodec(Codec):
 
 
 class ScalarCodec(Codec):
-    """One number a component, by a scalar quantiser.
+    """A scalar quantiser: one number a component.
 
     Faiss is many times slower where d is no multiple of 16, so the extra dimensions are
     padded up to the next one. The offset goes into several of them: the first holds it
@@ -328,15 +329,17 @@ def set_floats(vector: Any, array: np.ndarray) -> None:
 
 
 def shorten(value: float) -> float:
-    """Return the number next to `value`, not nearer to 0, that 7 bits hold, so that bf16
-    and fp16 have it exactly."""
+    """Return the number next to `value`, not nearer to 0, that 7 bits hold.
+
+    bf16 and fp16 have it exactly.
+    """
     mantissa, exponent = np.frexp(abs(value))
     held = np.ceil(mantissa * 128) / 128
     return float(np.copysign(np.ldexp(held, exponent), value))
 
 
 class ProductCodec(Codec):
-    """One code a part of the components, by a product quantiser.
+    """A product quantiser: one code a part of the components.
 
     An offset takes one more sub-quantiser, whose codebook is trained on the offsets.
     With less than 256 levels it takes two: the second holds what the first loses.

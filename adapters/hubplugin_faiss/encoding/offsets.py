@@ -63,7 +63,8 @@ class ExtraDimensions:
         return int(bits[0]) % (1 << MODEL_BITS) == model_bits(fingerprint)
 
     def offsets(self, components: np.ndarray) -> np.ndarray:
-        """Return the offsets [n] that the extra `components` [n, w] of targets encode."""
+        """Return the offsets [n] that the extra `components` [n, w] of targets
+        encode."""
         q = self.query.astype(np.float64)
         t = components.astype(np.float64)
         if self.euclidean:
@@ -81,8 +82,8 @@ class ExtraDimensions:
         """Return the extra components of targets with `offsets` [n]: float32 [n, w].
 
         Each dimension takes what is left of the offset, less the q_i^2 that the later
-        ones hold in reserve, as far as its quantiser can express it, and leaves the rest
-        to the next one. The neutral offset fills every dimension with its reserve.
+        ones hold in reserve, as far as its quantiser can express it, and leaves the
+        rest to the next one. The neutral offset fills every dimension with its reserve.
 
         Args:
             offsets: [n].

@@ -81,7 +81,8 @@ class IndexHandler:
             )
 
     def upgrade(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
-        """Return a new index of the same d with `offsets` [n] in it, made for `spec`."""
+        """Return a new index of the same d with `offsets` [n] in it, made for
+        `spec`."""
         raise NotImplementedError
 
     def downgrade(self) -> faiss.Index:
@@ -150,21 +151,23 @@ class IndexHandler:
         self.inner.remove(ids, renumbered=renumbered)
 
     def recount(self) -> int:
-        """Bring the number of entries up to date, here and in the indexes around, after
-        entries were added or removed; return it."""
+        """Bring the number of entries up to date, from the inside out, and return
+        it."""
         self.index.ntotal = self.inner.recount()
         return self.index.ntotal
 
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
-        """Return `vectors` [n, d] as this index reconstructs them once they are added by
-        `plan_append`: float32 [n, d]."""
+        """Return `vectors` [n, d] as this index reconstructs them once they are added
+        by `plan_append`: float32 [n, d]."""
         return self.inner.quantise(vectors)
 
     _zero: np.ndarray | None = None
 
     def with_zeros(self, vectors: np.ndarray) -> np.ndarray:
-        """Return `vectors` [b, d] as the index reconstructs them, but zero where it holds
-        what codes make of a zero vector: they may give it any direction."""
+        """Return `vectors` [b, d] of the index with zeros for what stands for these.
+
+        Codes may give a zero vector any direction.
+        """
         if self._zero is None:
             self._zero = self.quantise(np.zeros((1, vectors.shape[1]), np.float32))
         is_zero = np.abs(vectors - self._zero).max(axis=1) <= 1e-6
@@ -199,8 +202,11 @@ class IndexHandler:
         return self.inner.round_offsets(offsets, vectors, rows)
 
     def most_lost(self) -> float:
-        """Return the most that codes may lose of an offset that fits them: a tenth of the
-        range of those that they hold, as `OffsetCoder.require_holds` has it."""
+        """Return the most that codes may lose of an offset that fits them.
+
+        It is a tenth of the range of those that they hold, as in
+        `OffsetCoder.require_holds`.
+        """
         offsets = self.take(self.sample())[1]
         assert offsets is not None
         finite = offsets[np.isfinite(offsets)]
@@ -209,8 +215,10 @@ class IndexHandler:
         return max(float(np.ptp(finite)) / 10, 1e-6)
 
     def holds_offsets_of(self, fingerprint: str) -> bool:
-        """Return True if it is upgraded, with offsets of the model of this `fingerprint`,
-        or where that is "" of no model."""
+        """Return True if the index has offsets of the model `fingerprint`.
+
+        "" stands for offsets of no model.
+        """
         return bool(self.extras) and all(
             extra.has_fingerprint(fingerprint) for extra in self.extras
         )

@@ -1,4 +1,5 @@
-"""Indexes that hold codes: Flat, SQ and PQ, scanned fast or not, and graphs over these."""
+"""Indexes that hold codes: Flat, SQ and PQ, scanned fast or not, and graphs over
+these."""
 
 from __future__ import annotations
 
@@ -71,12 +72,15 @@ class BaseIndexHandler(IndexHandler):
         return np.concatenate(found)
 
     def centres(self, numbers: np.ndarray) -> np.ndarray:
-        """Return what codes in the lists `numbers` [b] hold differences from: all
-        components [b, d + w] of centroids, or [1, d + w] for all."""
+        """Return the centroids from which codes in the lists `numbers` [b] differ.
+
+        They are [b, d + w], or [1, d + w] where they are 0 for all.
+        """
         return np.zeros((1, self.index.d), np.float32)
 
     def nearest(self, vectors: np.ndarray) -> np.ndarray:
-        """Return the list that each of `vectors` [n, d] has in the raw index: int64 [n]."""
+        """Return the list that each of `vectors` [n, d] has in the raw index: int64
+        [n]."""
         return np.zeros(len(vectors), np.int64)
 
     def take(self, rows: np.ndarray) -> Taken:
@@ -216,7 +220,8 @@ class BaseIndexHandler(IndexHandler):
             )
 
     def append(self, numbers: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> None:
-        """Add entries with `ids` [n] and `codes` [n, bytes] to the lists `numbers` [n]."""
+        """Add entries with `ids` [n] and `codes` [n, bytes] to the lists `numbers`
+        [n]."""
         order = np.argsort(numbers, kind="stable")
         for number, part in parts_by_list(numbers[order]):
             rows = order[part]
@@ -274,8 +279,8 @@ class FlatCodesHandler(BaseIndexHandler):
 
 
 class GraphHandler(FlatCodesHandler):
-    """Codes under a graph, whose links an upgrade keeps: between raw neighbours, so that
-    a downgrade has them back."""
+    """Codes under a graph, whose links an upgrade keeps: between raw neighbours, so
+    that a downgrade has them back."""
 
     names = ("IndexHNSWFlat", "IndexHNSWSQ", "IndexHNSWPQ")
     exhaustive = False

@@ -99,8 +99,10 @@ class InvertedListsHandler(BaseIndexHandler):
         return new
 
     def pad(self, d: int) -> faiss.Index:
-        """Return a copy with `d` components, as many as it has or, of PQ codes of 8 bits,
-        more parts, which hold 0."""
+        """Return a copy with `d` components, the new ones of which are 0.
+
+        Only PQ codes of 8 bits get new ones, in more parts.
+        """
         width = d - self.index.d
         behind = (0, width // self.codec.part)
         new = self.empty(d, np.zeros((len(self.sizes), width)))
@@ -171,7 +173,8 @@ class InvertedListsHandler(BaseIndexHandler):
 
 @contextmanager
 def rebuild_map(index: faiss.IndexIVF) -> Iterator[None]:
-    """Change the lists of `index`, whose direct map is then built anew, if it has one."""
+    """Change the lists of `index`, whose direct map is then built anew, if it has
+    one."""
     kind = index.direct_map.type
     index.set_direct_map_type(faiss.DirectMap.NoMap)
     try:
@@ -198,8 +201,11 @@ def quantizer_like(old: faiss.Index, centres: np.ndarray) -> faiss.Index:
 
 
 def widen_quantizer(quantizer: faiss.Index, components: np.ndarray) -> faiss.Index:
-    """Return a coarse quantizer like `quantizer`, of d components, whose centroids have
-    the extra `components` [nlist, w], too, if it holds floats."""
+    """Return a coarse quantizer like `quantizer` with w more components.
+
+    components: Those of the centroids [nlist, w], which only a quantizer of floats
+        holds.
+    """
     nlist, width = components.shape
     if not width:
         return faiss.clone_index(quantizer)
@@ -228,8 +234,9 @@ def list_ranks(
     queries: np.ndarray,
     euclidean: bool,
 ) -> np.ndarray:
-    """Return what is added to the similarity of a centroid, so that it comes to that of
-    the best entry of its list with its offset: float32 [nlist].
+    """Return what is added to the similarity of each centroid: float32 [nlist].
+
+    With it a centroid scores as the best entry of its list does with its offset:
 
         rank(j) = mean over queries u of
                   ( max over t in list j of ( s(u, t) + offset(t) ) - s(u, c_j) )

@@ -30,8 +30,8 @@ from hubplugin_faiss.objects import (
 )
 
 SOME = 512
-"""Entries from which an addition takes the share of the first stage. On six settings 256
-to 2,048 give the same to 0.01."""
+"""Entries from which an addition takes the share of the first stage. On six settings
+256 to 2,048 give the same to 0.01."""
 
 
 class WrapperHandler(IndexHandler):
@@ -137,14 +137,16 @@ def id_map_like(index: faiss.IndexIDMap, part: faiss.Index) -> faiss.Index:
 
 
 class PreTransformHandler(WrapperHandler):
-    """Transforms before an inner index. The last two of an upgraded one append the extra
-    dimensions of a base index, and are left to the handler of that.
+    """Transforms before an inner index.
+
+    The last two of an upgraded one append the extra dimensions of a base index, and are
+    left to the handler of that.
 
     Under inner product transforms x -> A x + b, such as a PCA, rank by
-    (A q + b).(A t + b), so that the raw index adds b.(A t + b) to the similarity of each
-    target, up to a constant. No model knows of this norm bias, which is about 0 in the
-    mean. It may outweigh all offsets, so that an index holds those of a model less their
-    norm bias.
+    (A q + b).(A t + b), so that the raw index adds b.(A t + b) to the similarity of
+    each target, up to a constant. No model knows of this norm bias, which is about 0 in
+    the mean. It may outweigh all offsets, so that an index holds those of a model less
+    their norm bias.
     """
 
     names = ("IndexPreTransform",)
@@ -170,8 +172,10 @@ class PreTransformHandler(WrapperHandler):
         self.lossy |= any(step.d_out < step.d_in for step in self._transforms)
 
     def _take_extra(self, euclidean: bool) -> ExtraDimensions | None:
-        """Take the two transforms that append extra dimensions from the end of the
-        others, if they are there, and return these dimensions."""
+        """Take the two transforms that append extra dimensions off the chain.
+
+        Returns these dimensions, or None if the chain does not end in such transforms.
+        """
         if len(self._transforms) < 2:
             return None
         remap, centring = self._transforms[-2:]
@@ -240,8 +244,8 @@ class PreTransformHandler(WrapperHandler):
 
     @cached_property
     def _shift(self) -> np.ndarray | None:
-        """The b of transforms x -> A x + b under inner product: float64; None where there
-        is none."""
+        """The b of transforms x -> A x + b under inner product: float64; None where
+        there is none."""
         transforms = itertools.dropwhile(
             lambda step: isinstance(step, faiss.NormalizationTransform),
             self._transforms,
@@ -254,8 +258,10 @@ class PreTransformHandler(WrapperHandler):
         return shift
 
     def _norm_bias(self, inner: np.ndarray) -> np.ndarray | float:
-        """Return the norm bias [b] of transformed vectors `inner` [b, d]. Offsets that
-        were given as numbers stay as they are."""
+        """Return the norm bias [b] of transformed vectors `inner` [b, d].
+
+        Offsets that were given as numbers have none taken off.
+        """
         if self._shift is None or self.holds_offsets_of(""):
             return 0.0
         return inner @ self._shift
@@ -284,19 +290,20 @@ class PreTransformHandler(WrapperHandler):
 
 
 class RefineHandler(WrapperHandler):
-    """Candidates from a base index, ranked by a second stage, the inner index. Entries
-    are in the order of the latter, that of ids.
+    """Candidates from a base index, ranked by a second stage, the inner index.
 
-    Codes of the first stage shrink similarities, by `slope`, and change lengths. So for a
-    target with the offset o, which it decodes as t and the second stage as u, it holds
+    Entries are in the order of the second stage, that of ids.
+    Codes of the first stage shrink similarities, by `slope`, and change lengths. So for
+    a target with the offset o, which it decodes as t and the second stage as u, it
+    holds
 
         share o - nearness (|t| - slope |u|), and by L2 (|t|^2 - slope |u|^2) / 2 more,
 
     with the square of the slope as share: what sets a right answer apart is shrunk by
     more than the slope. On six settings (text to code twice, packages, commands,
     languages, images) that is within 0.2 points of R@1 of the share by which decoded
-    similarity and offset predict the scores of the second stage best. Offsets as they are
-    cost a coarse first stage up to 3 points of R@10.
+    similarity and offset predict the scores of the second stage best. Offsets as they
+    are cost a coarse first stage up to 3 points of R@10.
     """
 
     names = ("IndexRefine", "IndexRefineFlat")
@@ -403,8 +410,7 @@ class RefineHandler(WrapperHandler):
     def _excess(
         self, of_first: np.ndarray, of_second: np.ndarray, shrunk: float
     ) -> tuple[np.ndarray, np.ndarray | float]:
-        """Return by how much what the first stage decodes is longer [n] than it is taken
-        for, and what that costs by L2.
+        """Return the excess length of what the first stage decodes, and its cost by L2.
 
         of_first, of_second: The lengths that the stages decode [n].
         """
@@ -414,8 +420,11 @@ class RefineHandler(WrapperHandler):
         return longer, (of_first**2 - shrunk * of_second**2) / 2
 
     def _sample(self) -> list[np.ndarray]:
-        """Return what the first and the second stage hold of some entries whose vectors
-        are finite: vectors and offsets of each, zeros where there are none."""
+        """Return what both stages hold of some entries whose vectors are finite.
+
+        These are vectors and offsets of the first stage, then of the second, with zeros
+        where there are no offsets.
+        """
         labels = self._base.labels()
         names = np.sort(evenly(labels, SOME))
         rows = np.flatnonzero(np.isin(labels, names))
