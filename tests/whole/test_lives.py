@@ -58,4 +58,4 @@ def test_a_life_is_as_its_model_in_float64(number, begin):
 @EACH_KIND
 @pytest.mark.filterwarnings("ignore")
 def test_a_refresh_beside_a_half_written_model_keeps_the_active_one(begin):
-    begin(1).run(["apply", "cut_off", "put", "refresh", "apply", "rollback"])
+    begin(1).run(["apply", "put", "cut_off", "refresh", "apply", "rollback"])
