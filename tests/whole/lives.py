@@ -50,9 +50,8 @@ class Life:
         self.store_vectors(ids, self.draw(COUNT))
         self.restart()
 
-    def run(self, steps: int) -> None:
-        for _ in range(steps):
-            step = str(self.rng.choice(STEPS))
+    def run(self, steps: Sequence[str]) -> None:
+        for step in steps:
             self.store = self.held
             if self.rng.random() < 0.5:
                 self.store = self.keeper.open()

@@ -1,18 +1,16 @@
 """Random lives of a gallery in each store: HUBPLUGIN_LIVES says how many."""
 
 import os
-import warnings
 
 import pytest
 
 from tests.keepers import KEEPERS
 from tests.pgvector.conftest import database as database
 from tests.pgvector.conftest import server as server
-from tests.whole.lives import Life
+from tests.whole.lives import STEPS, Life
 
 LIVES = int(os.environ.get("HUBPLUGIN_LIVES", "2"))
 FIRST = int(os.environ.get("HUBPLUGIN_FIRST_LIFE", "0"))
-STEPS = 25
 SLOW = ("InChroma", "InLanceDB", "InPostgres")
 
 
@@ -23,24 +21,41 @@ def place(request, kind, tmp_path):
     return str(tmp_path)
 
 
-@pytest.mark.parametrize(
+EACH_KIND = pytest.mark.parametrize(
     "kind",
     [
         pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
         for name in KEEPERS
     ],
 )
-@pytest.mark.parametrize("number", range(FIRST, FIRST + LIVES))
-def test_a_life_is_as_its_model_in_float64(kind, number, place):
-    keeper = KEEPERS[kind]
-    metric = keeper.metrics[number % len(keeper.metrics)]
-    life = Life(keeper(place, metric, number), seed=number)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            life.run(STEPS)
-    except BaseException:
-        print(metric.value, life.told)
-        raise
-    finally:
+
+
+@pytest.fixture
+def begin(kind, place):
+    """Return the life of a seed, whose steps are shown where it fails."""
+    lives = []
+
+    def begin(number):
+        keeper = KEEPERS[kind]
+        metric = keeper.metrics[number % len(keeper.metrics)]
+        lives.append(Life(keeper(place, metric, number), seed=number))
+        return lives[-1]
+
+    yield begin
+    for life in lives:
+        print(life.metric.value, life.told)
         life.keeper.restart()
+
+
+@EACH_KIND
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("number", range(FIRST, FIRST + LIVES))
+def test_a_life_is_as_its_model_in_float64(number, begin):
+    life = begin(number)
+    life.run(life.rng.choice(STEPS, 25).tolist())
+
+
+@EACH_KIND
+@pytest.mark.filterwarnings("ignore")
+def test_a_refresh_beside_a_half_written_model_keeps_the_active_one(begin):
+    begin(1).run(["apply", "put", "cut_off", "refresh", "apply", "rollback"])
