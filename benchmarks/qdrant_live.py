@@ -53,8 +53,8 @@ def draw(count: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     vectors = centres[rng.integers(200, size=count)]
     vectors = vectors + 0.9 * rng.normal(size=(count, DIM))
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return unit.astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors, np.float32)
 
 
 def fill(client: QdrantClient, points: int, prevent: bool) -> None:

@@ -160,7 +160,7 @@ class QdrantManifest(corrections.Manifest[QdrantVersion]):
         These versions are gone, or a client brought offsets along that took the
         collection for another. It is the whole key, unless something else lies there.
         """
-        under = (payload or {}).get(KEY)
+        under: Any = (payload or {}).get(KEY)
         known = {
             version.field for version in self.everything if version.storage == "payload"
         }
