@@ -12,7 +12,7 @@ from qdrant_client.http.exceptions import UnexpectedResponse
 
 import hubplugin
 import hubplugin_qdrant
-from hubplugin import Compute, InputError, StoreError
+from hubplugin import Compute, StoreError
 from tests.qdrant.conftest import DIM, ROWS, once, served
 
 
@@ -255,12 +255,6 @@ def test_a_part_is_written_and_then_the_graph_is_waited_for(
     assert len(unindexed) == ROWS / 2
     at_most = 0.1 * ROWS + ROWS / parts
     assert max(unindexed) <= min(at_most, ROWS)
-
-
-@pytest.mark.parametrize("pace", [0, -1, "half", 1.5])
-def test_a_pace_that_is_none_is_refused(cosine, pace):
-    with pytest.raises(InputError, match=f"pace={pace!r}: it is a number of points"):
-        hubplugin_qdrant.open_store(cosine.plain, "photos", pace=pace)
 
 
 @pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
