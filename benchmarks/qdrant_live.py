@@ -1,9 +1,10 @@
 """What a service pays while it is corrected: python -m benchmarks.qdrant_live URL --points 100000
 
 A thread searches a collection of its own, raw and by a plain client, twenty times a
-second. Meanwhile another process applies a correction, fits it anew and rolls it back.
-Each task of a job, as progress names it, gets a line: how long it took, and what a search
-took then. `--seconds FILE` writes median and 95th percentile of each second.
+second, and asks once a second how much of it is indexed. Meanwhile another process
+applies a correction, fits it anew and rolls it back. Each task of a job, as progress
+names it, gets a line: how long it took, what a search took then, and the least share that
+was indexed. `--seconds FILE` writes median and 95th percentile of each second.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ def progress(task, done, total):
         print(time.time(), task, flush=True)
 
 store, compute = hubplugin.open_store(url), hubplugin.Compute(progress=progress)
-if job == "rollback":
-    done = hubplugin.rollback(store, compute=compute)
+if job in ("rollback", "remove"):
+    getattr(hubplugin, job)(store, compute=compute)
 else:
     given = {"force": True, "compute": compute}
-    done = getattr(hubplugin, job)(store, np.load(bank), "dbsn", tau=0.05, **given)
+    getattr(hubplugin, job)(store, np.load(bank), "dbsn", tau=0.05, **given)
 """
 
 
@@ -52,8 +53,8 @@ def draw(count: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     vectors = centres[rng.integers(200, size=count)]
     vectors = vectors + 0.9 * rng.normal(size=(count, DIM))
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return unit.astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors, np.float32)
 
 
 def fill(client: QdrantClient, points: int, prevent: bool) -> None:
@@ -85,13 +86,17 @@ def wait_until_green(client: QdrantClient) -> None:
 
 
 class Load(threading.Thread):
-    """Plain searches, one after the other: `took` has when each began, and its ms."""
+    """Plain searches, one after the other: `took` has when each began, and its ms.
+
+    indexed: Moments, and the vectors that were indexed by then.
+    """
 
     def __init__(self, client: QdrantClient):
         super().__init__(daemon=True)
         self._client = client
         self._ended = threading.Event()
         self.took: list[tuple[float, float]] = []
+        self.indexed: list[tuple[float, int]] = []
 
     def run(self) -> None:
         queries = draw(500, 2).tolist()
@@ -101,8 +106,11 @@ class Load(threading.Thread):
             began = time.time()
             self._client.query_points(COLLECTION, query, "text", limit=10)
             self.took.append((began, 1000 * (time.time() - began)))
+            if len(self.took) % 20 == 0:
+                count = self._client.get_collection(COLLECTION).indexed_vectors_count
+                self.indexed.append((time.time(), count or 0))
             due = max(due + EVERY, time.time())
-            time.sleep(due - time.time())
+            time.sleep(max(0.0, due - time.time()))
 
     def end(self) -> None:
         self._ended.set()
@@ -121,8 +129,10 @@ def print_task(load: Load, name: str, first: float, last: float) -> None:
     medians = [np.median(each) for each in seconds if len(each) > 5]
     worst = max(medians, default=np.nan)
     middle, high = np.quantile(ms, [0.5, 0.95])
+    indexed = [count for at, count in load.indexed if first <= at < last]
+    least = min(indexed, default=load.indexed[-1][1])
     line = f"{name:<34}{last - first:>8.0f}{middle:>9.1f}{high:>9.1f}{worst:>12.1f}"
-    print(line, flush=True)
+    print(f"{line}{least:>15,}", flush=True)
 
 
 def run_job(load: Load, client: QdrantClient, url: str, job: str, bank: str) -> None:
@@ -168,7 +178,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     load.start()
     time.sleep(15)
     began = load.took[0][0]
-    print(f"{'':<34}{'seconds':>8}{'p50 ms':>9}{'p95 ms':>9}{'worst s p50':>12}")
+    print(
+        f"{'':<34}{'seconds':>8}{'p50 ms':>9}{'p95 ms':>9}{'worst s p50':>12}{'least indexed':>15}"
+    )
     print_task(load, "quiet", began + 5, time.time())
     url = f"qdrant://{given.url}/{COLLECTION}?using=text&storage={given.storage}"
     with tempfile.TemporaryDirectory() as folder:

@@ -254,7 +254,7 @@ def restore(address, name, content):
     request(address, "POST", f"collections/{name}/snapshots/upload", **options)
 
 
-@pytest.mark.needs("server")
+@pytest.mark.needs("managed")  # of a cluster each node has a part
 def test_snapshots_restored_under_another_name_are_corrected_and_alone_raw(
     backend, fill, storage
 ):

@@ -142,13 +142,6 @@ class QdrantManifest(corrections.Manifest[QdrantVersion]):
         left = [v for v in self.previous.values() if v.storage == "payload"]
         return (*super().everything, *left)
 
-    def before(self, vector: str, model: str, storage: str) -> QdrantVersion | None:
-        """Return the version before, if it has this `model` and its numbers lie there."""
-        version = self.previous.get(vector)
-        if version is None or version.model != model:
-            return None
-        return version if version.storage == storage == "payload" else None
-
     @property
     def offset_key(self) -> str | None:
         """The payload key that holds offsets; None where none lie in payloads."""
@@ -167,7 +160,7 @@ class QdrantManifest(corrections.Manifest[QdrantVersion]):
         These versions are gone, or a client brought offsets along that took the
         collection for another. It is the whole key, unless something else lies there.
         """
-        under = (payload or {}).get(KEY)
+        under: Any = (payload or {}).get(KEY)
         known = {
             version.field for version in self.everything if version.storage == "payload"
         }

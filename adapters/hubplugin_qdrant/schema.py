@@ -26,9 +26,7 @@ from hubplugin_qdrant.plain_client import PointId, ShardKey
 from hubplugin_qdrant.transport import (
     Items,
     QdrantTransport,
-    by_shard,
     chunks,
-    plain_id,
 )
 
 VECTORS_IN_PLACE = (1, 18)
@@ -171,8 +169,8 @@ class Schema(ABC):
             selector = models.PointIdsList(points=ids, shard_key=shard_key)
             client.delete_payload(collection, list(keys), selector, wait=True)
 
-        if keys:
-            self.transport.send([(point, None) for point in points], request)
+        for part in chunks(points if keys else (), self.transport.page):
+            self.transport.send([(point, None) for point in part], request)
 
     @abstractmethod
     def delete(
@@ -298,25 +296,6 @@ class PayloadSchema(Schema):
             "the index on the offsets is left",
             progress,
         )
-
-    def delete_numbers(
-        self, manifest: QdrantManifest, progress: Progress | None
-    ) -> None:
-        """Delete the offsets in payloads that `manifest` does not know."""
-        transport = self.transport
-        done, total = 0, transport.count()
-        for shards in transport.pages(by_shard, with_payload=[m.KEY]):
-            for shard_key, records in shards.items():
-                points: dict[tuple[str, ...], list[Id]] = {}
-                for record in records:
-                    keys = manifest.unknown_keys(record.payload)
-                    points.setdefault(keys, []).append(plain_id(record.id))
-                for keys, ids in points.items():
-                    self.delete_keys(keys, ids, shard_key)
-                done += len(records)
-            if progress is not None:
-                progress("removing offsets", min(done, total), total)
-        transport.wait()
 
     def cost(self) -> str:
         points = self.transport.count()

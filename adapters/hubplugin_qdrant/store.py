@@ -217,13 +217,20 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         self, manifest: QdrantManifest, progress: Progress | None = None
     ) -> None:
         """Delete the offsets in payloads that `manifest` does not know."""
-        schema = cast(PayloadSchema, self.schemas["payload"])
+        transport = self.transport
+        reader = PointReader(self.schemas["payload"], manifest, None, None)
+        done, total = 0, self.count()
         try:
-            with self.transport.one_line("removing"):
-                self.transport.flush_all()
-                schema.delete_numbers(manifest, progress)
+            with transport.one_line("removing"):
+                transport.flush_all()
+                for _ in transport.pages(reader.batches, with_payload=[KEY]):
+                    done = min(done + transport.page, total)
+                    if progress is not None:
+                        progress("removing offsets", done, total)
+                reader.delete_left_over()
+                transport.wait()
         finally:
-            self.transport.give_up()
+            transport.give_up()
 
     def find(
         self, manifest: corrections.Manifest[QdrantVersion], model: OffsetModel
@@ -231,10 +238,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         """Return the version before, too: its numbers lie there, all but a few right."""
         fingerprint = model.fingerprint
         version, found = manifest.find(self.vector, fingerprint, storage=self.storage)
-        if version is None:
-            manifest = cast(QdrantManifest, manifest)
-            version = manifest.before(self.vector, fingerprint, self.storage)
-            found = "nothing" if version is None else "half-written"
+        if version is None and self.storage == "payload":
+            before = manifest.replace(writing=manifest.previous.get(self.vector))
+            version, found = before.find(self.vector, fingerprint, storage="payload")
         return version, found
 
     def next_number(self, manifest: corrections.Manifest[QdrantVersion]) -> int:
@@ -588,8 +594,7 @@ class QdrantWriting(Writing):
     def wait(self) -> None:
         self._transport.wait()
         if self._reader is not None:
-            for (shard_key, keys), points in self._reader.left_over.items():
-                self._schema.delete_keys(keys, points, shard_key)
+            self._reader.delete_left_over()
         self._transport.wait()
 
     def share(self) -> Share:
@@ -670,6 +675,11 @@ class PointReader:
         pages = self.schema.transport.pages(self.batches, vectors, payload, between)
         for batches in pages:
             yield from batches
+
+    def delete_left_over(self) -> None:
+        """Start to delete the offsets of versions that nobody knows."""
+        for (shard_key, keys), points in self.left_over.items():
+            self.schema.delete_keys(keys, points, shard_key)
 
     def batches(self, records: Sequence[models.Record]) -> list[Batch]:
         """Return one batch for each shard key, by which points are written."""

@@ -471,11 +471,13 @@ class QdrantTransport:
     @property
     def page(self) -> int:
         """Points read and written at a time, at most, which strict mode may limit."""
+        # A request that meets the limit is made again from its beginning.
+        writes_at_once = (self.strict.write_rate_limit or 0) // 30
         limits = [
             BATCH_NUMBERS // self.dim,
             self.strict.max_query_limit,
             self.strict.upsert_max_batchsize,
-            self.strict.write_rate_limit,
+            writes_at_once,
         ]
         return max(1, min(BATCH, *(limit for limit in limits if limit)))
 

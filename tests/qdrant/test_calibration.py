@@ -191,10 +191,14 @@ def test_results_that_score_the_same_as_the_last_count_as_well():
     assert recall(Hits([[0, 1, 2, 3, 4, 5, 6, 20, 10, 11]], []), exact) == 0.9
 
 
-@pytest.mark.parametrize("agreement", [0, 1.5, -1])
-def test_a_share_that_is_none_is_refused(cosine, agreement):
-    with pytest.raises(InputError, match=f"agreement={agreement}"):
-        hubplugin_qdrant.open_store(cosine.plain, "photos", agreement=agreement)
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [("agreement", (0, 1.5, -1)), ("pace", (0, -1, 1.5, "half"))],
+)
+def test_an_option_out_of_its_range_is_refused(cosine, option, values):
+    for value in values:
+        with pytest.raises(InputError, match=f"{option}={value!r}: it is a"):
+            hubplugin_qdrant.open_store(cosine.plain, "photos", **{option: value})
 
 
 def test_the_share_that_is_asked_for_is_stored_told_and_kept_by_a_refresh():

@@ -12,21 +12,8 @@ from qdrant_client.http.exceptions import UnexpectedResponse
 
 import hubplugin
 import hubplugin_qdrant
-from hubplugin import Compute, InputError, StoreError
+from hubplugin import Compute, StoreError
 from tests.qdrant.conftest import DIM, ROWS, once, served
-
-
-def test_a_quiet_collection_is_read_twice(cosine, monkeypatch):
-    read, scroll = [0], cosine.plain.scroll
-
-    def counted(*given, **named):
-        records, following = scroll(*given, **named)
-        read[0] += len(records) if named["with_vectors"] else 0
-        return records, following
-
-    monkeypatch.setattr(cosine.plain, "scroll", counted)
-    cosine.apply()
-    assert read[0] == 2 * ROWS
 
 
 def refused(status, reason, content=b""):
@@ -270,7 +257,13 @@ def test_a_part_is_written_and_then_the_graph_is_waited_for(
     assert max(unindexed) <= min(at_most, ROWS)
 
 
-@pytest.mark.parametrize("pace", [0, -1, "half", 1.5])
-def test_a_pace_that_is_none_is_refused(cosine, pace):
-    with pytest.raises(InputError, match=f"pace={pace!r}: it is a number of points"):
-        hubplugin_qdrant.open_store(cosine.plain, "photos", pace=pace)
+@pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
+def test_what_writing_costs_is_said_before_it_begins(cosine, graph, caplog):
+    cost = f"to write {ROWS} points takes about"
+    said = []
+    graph.on_write = lambda points: said.append(caplog.text)
+    tried = hubplugin.apply(cosine.store(), cosine.bank, "is", force=True, dry_run=True)
+    assert cost in str(tried)
+    cosine.apply()
+    assert all(cost in text for text in said)
+    assert len(said) == 1

@@ -1,8 +1,6 @@
 """A corrected collection searched and read through `HubQdrantClient`, against the exact corrected ranking."""
 
-import re
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from hubplugin import StoreError
 from hubplugin_qdrant import HubQdrantClient
 from hubplugin_qdrant.manifest import QdrantManifest
 from hubplugin_qdrant.requests import rewrite
-from tests.qdrant.conftest import RED, ROWS, RRF, Photos, ids, know, names
+from tests.qdrant.conftest import RED, RRF, Photos, ids, know, names
 
 
 def test_a_nearest_query_returns_the_exact_corrected_ranking_and_scores(photos):
@@ -195,23 +193,6 @@ def test_a_corrected_request_is_valid_for_rest_and_grpc(photos, everywhere):
         RestToGrpc.convert_query(QdrantClient._resolve_query(corrected.query))
         for prefetch in corrected.prefetch or []:
             RestToGrpc.convert_prefetch_query(prefetch)
-
-
-def test_the_documented_lines_rank_candidates_by_a_rule(tmp_path, monkeypatch):
-    """docs/qdrant.md: a correction that depends on the query, over all points of the collection."""
-    page = (Path(__file__).parents[2] / "docs" / "qdrant.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (lines,) = [block for block in blocks if "fit_rule" in block]
-    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE)
-    np.save(tmp_path / "bank.npy", photos.bank)
-    monkeypatch.chdir(tmp_path)
-    found = {"client": photos.plain, "query": photos.queries[0]}
-    exec(lines.replace("limit=100", f"limit={ROWS}"), found)
-    rule = found["rule"]
-    similarities = photos.raw(photos.queries[:1])
-    scores = rule.rescore(similarities, rule.keep(photos.gallery))[0]
-    best = [found["found"][number].id for number in found["order"]]
-    assert best[:10] == np.argsort(-scores)[:10].tolist()
 
 
 @pytest.mark.parametrize(

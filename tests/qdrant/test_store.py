@@ -468,6 +468,7 @@ def test_one_apply_asks_nothing_twice(cosine):
     assert asked["retrieve"] <= 6, "the manifest"
     assert asked["count"] <= 2
     assert asked["get_collection"] <= 2
+    assert asked["scroll"] <= 4, "twice with vectors"
     assert sum(asked.values()) <= 20
 
 
