@@ -292,8 +292,10 @@ def by_setting(draws: list[Draw]) -> str:
         cells = []
         for gains in all_gains.values():
             changes = gains[setting, test][:, 0]
-            error = changes.std() / max(len(changes) - 1, 1) ** 0.5
-            cells.append(f"{changes.mean():+.1f}±{error:.1f}")
+            cell = f"{changes.mean():+.1f}"
+            if len(changes) > 1:
+                cell += f"±{changes.std() / (len(changes) - 1) ** 0.5:.1f}"
+            cells.append(cell)
         rest = [f"{change:+.1f}" for change in values.mean(axis=0)[1:]]
         start = f"{np.mean(raw[setting, test]):.1f}"
         lines.append([setting, SIDES[test], str(len(values)), start, *cells, *rest])
