@@ -12,7 +12,7 @@ and the ranks of the test queries. Rules choose from these figures in seconds:
 
 default   the offsets alone
 learn     `hubplugin.learning.choose`
-others    the same with another `AGAIN`, or without one of the steps
+others    the same with other constants, or without one of the steps
 
 Each kind of data judges the rule that was chosen on all others. Tables go into `--write`
 and docs/measurements/learning.md, and are kept in benchmarks/results/learning.json.
@@ -213,29 +213,31 @@ def offsets_alone(draw: Draw) -> int:
     return 0
 
 
-def learn(again: float, without: str, draw: Draw) -> int:
-    """Choose as `hubplugin.learning` does, with another `AGAIN`, or without a step."""
+def learn(draw: Draw, without: str = "", **constants: float) -> int:
+    """Choose as `hubplugin.learning` does, with other `constants`, or without a step."""
     may = [
         fit.may_be_chosen(draw.apart, False)
         and (fit.apart_from != without or not fit.strength)
         for fit in FITS
     ]
     tau = float(draw.figures["tau"])
-    with patch.object(learning, "AGAIN", again):
+    with patch.multiple(learning, **({"AGAIN": learning.AGAIN} | constants)):
         return learning.choose(draw.sides, tau, np.array(may), draw.apart)
 
 
 FITS = list_fits()
 
 OTHERS = dict[str, Rule]()
-for again in (0.0, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7):
-    OTHERS[f"`AGAIN` {again:g}"] = partial(learn, again, "")
+for again in (0.0, 0.1, 0.2, 0.3, 0.5):
+    OTHERS[f"`AGAIN` {again:g}"] = partial(learn, AGAIN=again)
+for errors in (0.0, 1.0, 2.0):
+    OTHERS[f"`PRUDENCE` {errors:g}"] = partial(learn, PRUDENCE=errors)
 for step in learning.STEPS:
-    OTHERS[f"without {step}"] = partial(learn, learning.AGAIN, step)
+    OTHERS[f"without {step}"] = partial(learn, without=step)
 
 RULES: dict[str, Rule] = {
     "default": offsets_alone,
-    "learn": partial(learn, learning.AGAIN, ""),
+    "learn": learn,
 }
 
 Gains: TypeAlias = dict[tuple[str, str], np.ndarray]
@@ -290,8 +292,10 @@ def by_setting(draws: list[Draw]) -> str:
         cells = []
         for gains in all_gains.values():
             changes = gains[setting, test][:, 0]
-            error = changes.std() / max(len(changes) - 1, 1) ** 0.5
-            cells.append(f"{changes.mean():+.1f}±{error:.1f}")
+            cell = f"{changes.mean():+.1f}"
+            if len(changes) > 1:
+                cell += f"±{changes.std() / (len(changes) - 1) ** 0.5:.1f}"
+            cells.append(cell)
         rest = [f"{change:+.1f}" for change in values.mean(axis=0)[1:]]
         start = f"{np.mean(raw[setting, test]):.1f}"
         lines.append([setting, SIDES[test], str(len(values)), start, *cells, *rest])

@@ -77,12 +77,15 @@ AGAIN = 0.2
 of the very pairs that taught. On logs whose other wordings are known it is 0.3 to 0.7;
 less costs those nothing that nobody asks for (docs/measurements/learning.md)."""
 
+PRUDENCE = 2.0
+"""Standard errors that a gain on held-out pairs must make up for."""
+
 APART = 0.85
 """Where `own_share` is this or more, as across modalities and languages, held-out pairs
 do not see all that is lost (docs/measurements/methods.md). There no side may be behind
 the offsets alone, all offsets stay, and nothing is whitened."""
 
-WIDER = 1.2
+WIDER = 1.4
 """How much wider the interval of a change is than that of held-out pairs alone: these
 choose the map, too, and their folds share most of what is learned."""
 
@@ -482,8 +485,8 @@ class LearnedMap:
     how: Annotated[InstanceOf[MapFit], Field(exclude=True)]
     asked: Side | None
     other: Side
-    unasked: Annotated[bool, Field(exclude=True)] = False
-    nearer: Annotated[float, Field(exclude=True)] = 1.0
+    unasked: Annotated[bool, Field(exclude=True)]
+    nearer: Annotated[float, Field(exclude=True)]
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -510,9 +513,8 @@ class LearnedMap:
             notes = [f"{query_map}{offsets}; over the raw search, {changes}"]
             if self.unasked:
                 notes.append(UNASKED)
-        # Two errors of a share in so many pairs.
-        chance = 2 * (RIGHT * (1 - RIGHT) / self.other.queries) ** 0.5
-        if self.nearer < RIGHT - chance:
+        # Two errors of a share in so many pairs are chance.
+        if self.nearer < RIGHT - 2 * (RIGHT * (1 - RIGHT) / self.other.queries) ** 0.5:
             notes.append(
                 f"{1 - self.nearer:.0%} of the pairs are nearer to another's answer "
                 f"(of right clicks {1 - RIGHT:.0%} at most, mostly): if people clicked "
@@ -545,8 +547,7 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
         require_telling(teachers)
     bases = list_bases(configuration, teachers)
     rng = np.random.default_rng(0)
-    nearest = own_share(bank.query_bank, bases[0].others, bank.compute, rng)
-    apart = nearest >= APART
+    apart = own_share(bank.query_bank, bases[0].others, bank.compute, rng) >= APART
     candidates = [base.try_variants for base in bases]
     sides = {
         side: cross_validate(candidates, teachers.together, folds)
@@ -611,7 +612,7 @@ def require_telling(teachers: Teachers) -> None:
     search(queries, pairs.require_targets(), pairs.metric, quiet, top)
     own = (queries * answers_of(pairs, pairs.clicks[rows])).sum(axis=1)
     # One of two that are equal is as good.
-    found = float((own >= top.scores[0, :, 0] - 1e-5).mean())
+    found = (own >= top.scores[0, :, 0] - 1e-5).mean()
     if apart >= APART:
         reason = (
             f"the pairs are unlike the queries of the bank: {apart:.0%} of nearest "
@@ -633,11 +634,13 @@ def require_telling(teachers: Teachers) -> None:
 
 
 def widen(side: Side | None) -> Side:
-    """Return `side` with `WIDER` the interval of its change."""
-    assert side is not None, "answers are known"
+    """Return `side` with a wider interval of its change, see `WIDER`."""
+    assert side is not None
     value = side.change.value
-    low = value + WIDER * (side.change.low - value)
-    high = value + WIDER * (side.change.high - value)
+    # What none of n pairs sees may still happen to 3 in n (the rule of three).
+    room = 3 / side.queries
+    low = value + WIDER * (side.change.low - value) - room
+    high = value + WIDER * (side.change.high - value) + room
     return replace(side, change=Figure(value, low, high))
 
 
@@ -693,7 +696,7 @@ def choose(
 ) -> int:
     """Return the number of the candidate whose soft R@1 gains most over the raw search.
 
-    The gain is the mean of the sides, each less one standard error. Of a log that nobody
+    The gain is the mean of the sides, less `PRUDENCE` of its error. Of a log that nobody
     asked twice in other words, held-out targets alone would choose a map far too weak
     for what is asked again: `AGAIN` of the gain of the pairs that taught stands for it.
     On no other side may R@1 fall. Where nothing is left, the offsets alone remain.
@@ -715,7 +718,7 @@ def choose(
         if side == "taught":
             values.append(AGAIN * gain)
             continue
-        values.append(gain - gains.std(axis=1) / gains.shape[1] ** 0.5)
+        values.append(gain - PRUDENCE * gains.std(axis=1) / gains.shape[1] ** 0.5)
         right = tried.right.mean(axis=1)
         may = may & (right >= right[RAW])
         if apart:
