@@ -210,8 +210,15 @@ class Result:
             if section.rows:
                 console.print()
                 say(section.title, "bold")
-                table = _as_table(section, verbose, console.width)
-                console.print(Padding(table, (0, 0, 0, 2)))
+                with console.capture() as table:
+                    console.print(Padding(_as_table(section), (0, 0, 0, 2)))
+                more = [row.more if verbose else row.more[:1] for row in section.rows]
+                lines = table.get().splitlines()
+                # Where rows open to more, each is one line, below that of the columns.
+                for line, opened in zip_longest(lines, [[], *more], fillvalue=()):
+                    told.write(f"{line}\n")
+                    for text in opened:
+                        say(shorten(text, console.width - 8), "dim", 6)
                 if section.note:
                     say(section.note, "dim", 2)
         if page.steps:
@@ -331,12 +338,13 @@ def shorten(text: str, longest: int) -> str:
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
-def _as_table(section: Section, verbose: bool, width: int) -> Table:
+def _as_table(section: Section) -> Table:
     """Return the rows of a section as a table for a terminal."""
     from rich.table import Table
     from rich.text import Text
 
     is_table = bool(section.columns)
+    opens = any(row.more for row in section.rows)
     table = Table(
         box=None, show_header=is_table, padding=(0, 2, 0, 0), header_style="dim"
     )
@@ -344,12 +352,9 @@ def _as_table(section: Section, verbose: bool, width: int) -> Table:
     for title, *column in zip_longest(section.columns, *cells, fillvalue=""):
         right = bool(table.columns) and all(map(_is_number, column))
         side: Any = "right" if right else "left"
-        table.add_column(str(title), justify=side, no_wrap=right, overflow="fold")
+        table.add_column(str(title), justify=side, no_wrap=right or opens)
     for row in section.rows:
         first, *others = (Text(clean(str(cell))) for cell in row.cells)
-        room = width - 6 - sum(len(text) + 2 for text in others)
-        for line in row.more if verbose else row.more[:1]:
-            first.append(f"\n  {shorten(clean(line), room)}", "dim")
         others += [Text("")] * (len(section.columns) - len(row.cells))
         style = COLOURS[row.direction]
         if is_table:

@@ -210,7 +210,7 @@ def test_what_is_found_too_often_is_named_and_hubness_is_told_beside_that_of_the
     assert max(seen.hubness.hubs, key=lambda hub: hub.found_by["corrected"]).id == 1200
     assert seen.stale_ids == [1200]
     assert "stale, for instance: 1200" in unwrapped(seen)
-    assert [step.job for step in seen.page().steps] == ["refresh"]
+    assert "refresh" in [step.job for step in seen.page().steps]
 
 
 def test_what_was_counted_at_the_fit_lies_in_the_model_and_makes_no_other(real):
