@@ -163,8 +163,8 @@ def results_of(ranked: Ranked, task: Task) -> Results:
             places = np.flatnonzero(wrong & (first == row))
             misled[row] = hubness.pick_evenly(places, EXAMPLES).tolist()
     shown = [*rows, *never]
-    for places in misled.values():
-        shown += after[places].tolist()
+    for rows_of_hub in misled.values():
+        shown += after[rows_of_hub].tolist()
     names = ranked.names([ranked.ids[row] for row in shown])
     name_of = dict(zip(shown, names, strict=True))
     hubs = []
@@ -175,9 +175,9 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         examples_of_hub = []
         for place in misled.get(row, ()):
             query = task.name(int(ranked.queries[ranked.judged[place]]))
-            found = int(after[place])
-            is_right = ranked.ids[found] in ranked.true[place]
-            examples_of_hub.append(Misled(query, name_of[found], is_right))
+            instead = int(after[place])
+            is_right = ranked.ids[instead] in ranked.true[place]
+            examples_of_hub.append(Misled(query, name_of[instead], is_right))
         hubs.append(Hub(ranked.ids[row], name_of[row], found_by, examples_of_hub))
     recommended = None
     examples: list[Example] = []
