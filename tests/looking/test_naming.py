@@ -55,7 +55,9 @@ def test_targets_are_called_by_a_field_and_unasked_by_a_title(make, tmp_path):
     assert unasked.field == "title"
     assert names_of(store, "title")(ids) == called
     assert names_of(store, "year")(ids) == ["2000", "2000"]
-    with pytest.raises(InputError, match=r"no target has a field 'heading'.*title.*year"):
+    with pytest.raises(
+        InputError, match=r"no target has a field 'heading'.*title.*year"
+    ):
         names_of(store, "heading")(ids)
 
 
