@@ -249,7 +249,7 @@ def judge_by(
     )
     objections = [] if bank_profile.objection is None else [bank_profile.objection]
     objections += objections_to_method(method, trial)
-    objections += objections_to_recall(trial)
+    objections += objections_to_recall(trial, learned is not None)
     if _is_answered(bank, sample):
         tried = learned or fitted_by(method.resolve(bank))
         trial = replace(trial, asked=try_paraphrases(bank, tried, seed))
@@ -290,8 +290,12 @@ def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:
     return share * bank.count / len(sample) > 0.5
 
 
-def objections_to_recall(trial: Trial) -> list[str]:
-    """Return objections by R@1 and the mean rank, with known answers. A few queries say nothing."""
+def objections_to_recall(trial: Trial, learned: bool = False) -> list[str]:
+    """Return objections by R@1 and the mean rank, with known answers.
+
+    A few queries say nothing. A `learned` map may leave both as they are: it gains most
+    for what is asked again, and held-out targets were not asked for.
+    """
     right, rank, raw_rank = trial.right, trial.rank, trial.raw.rank
     if right is None or rank is None or raw_rank is None:
         return []
@@ -302,6 +306,7 @@ def objections_to_recall(trial: Trial) -> list[str]:
         right.change.value <= 0
         and rank >= raw_rank
         and trial.queries >= SMALLEST_PAIRED
+        and not learned
     ):
         return [
             f"{recall}, and the mean rank of their targets {_change(raw_rank, rank)}"
