@@ -240,7 +240,7 @@ def judge_by(
     )
     objections = [] if bank_profile.objection is None else [bank_profile.objection]
     objections += objections_to_method(method, trial)
-    objections += objections_to_recall(trial)
+    objections += objections_to_recall(trial, learned is not None)
     if _is_answered(bank, sample):
         tried = learned or fitted_by(method.resolve(bank))
         trial = replace(trial, asked=try_paraphrases(bank, tried, seed))
@@ -310,8 +310,12 @@ def look_like_wrong_clicks(asked: Side, all_queries: Side) -> bool:
     return asked.before < min(AS_OFTEN * usual, usual - 2 * error)
 
 
-def objections_to_recall(trial: Trial) -> list[str]:
-    """Return objections by R@1 and the mean rank, with known answers."""
+def objections_to_recall(trial: Trial, learned: bool = False) -> list[str]:
+    """Return objections by R@1 and the mean rank, with known answers.
+
+    A few queries say nothing. A `learned` map may leave both as they are: it gains most
+    for what is asked again, and held-out targets were not asked for.
+    """
     right = trial.right
     rank = trial.rank
     raw_rank = trial.raw.rank
@@ -322,7 +326,7 @@ def objections_to_recall(trial: Trial) -> list[str]:
     if right.change.sign < 0:
         return [recall]
     is_better = right.change.value > 0 or rank < raw_rank
-    if is_better or trial.queries < SMALLEST_PAIRED:  # a few queries say nothing
+    if is_better or learned or trial.queries < SMALLEST_PAIRED:
         return []
     change_of_rank = _change(raw_rank, rank)
     return [f"{recall}, and the mean rank of their targets {change_of_rank}"]

