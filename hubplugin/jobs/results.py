@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from pydantic import computed_field
 
-from hubplugin.guard import Trial
+from hubplugin.guard import Trial, look_like_wrong_clicks
 from hubplugin.jobs.versus import OldVersusNew
 from hubplugin.learning import LearnedMap
 from hubplugin.measures.significance import Side
@@ -70,22 +70,16 @@ class InvalidVectors:
         ]
 
 
-SUSPECT = 0.6
-"""R@1 of queries whose target others ask for, too, as a share of that of the rest, below
-which these are suspected to be wrong clicks: a wrong one makes two wordings of a target
-that have nothing in common. Beyond chance alone is no sign, since targets differ."""
-
-
 def doubt_clicks(asked: Side | None, other: Side | None) -> str:
     """Say so where the queries that were `asked` before look like wrong clicks."""
     if asked is None or other is None:
         return ""
-    error = (other.before * (1 - other.before) / asked.queries) ** 0.5
-    if asked.before >= min(SUSPECT * other.before, other.before - 3 * error):
+    if not look_like_wrong_clicks(asked, other):
         return ""
     return (
-        f" Asked before are {asked.queries:,} {asked.what}, right for {percent(asked.before)} where the rest is for "
-        f"{percent(other.before)}: they look like wrong clicks, and say little."
+        f" Asked before are {asked.queries:,} {asked.what}, right for "
+        f"{percent(asked.before)} while the rest is right for {percent(other.before)}: "
+        "they look like wrong clicks, and say little."
     )
 
 
