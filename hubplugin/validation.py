@@ -62,13 +62,14 @@ class Fold(NamedTuple):
 
 
 def make_folds(
-    rows: np.ndarray, fold_of: np.ndarray, limit: int = HELD_OUT
+    rows: np.ndarray, fold_of: np.ndarray, limit: int | None = None
 ) -> list[Fold]:
     """Make folds of the bank queries `rows` [m].
 
     Each is held out in the fold `fold_of` [m], -1 in none. All folds together try at
-    most `limit` queries.
+    most `limit` queries, by default `HELD_OUT`.
     """
+    limit = limit or HELD_OUT
     count = int(fold_of.max()) + 1
     folds = []
     for number in range(count):

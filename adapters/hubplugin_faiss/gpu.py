@@ -6,9 +6,9 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
+from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.lists import InvertedListsHandler
 from hubplugin_faiss.handlers.wrappers import id_map_like
-from hubplugin_faiss.index import upgraded_handler
 from hubplugin_faiss.objects import (
     linear_transform,
     name_of,
@@ -40,7 +40,11 @@ def for_gpu(index: faiss.Index) -> faiss.Index:
         StoreError: `index` is not upgraded, or Faiss has nothing like a part of it on
             GPUs.
     """
-    upgraded_handler(index)
+    if not handler_for(index).extras:
+        raise StoreError(
+            f"this {name_of(index)} is not upgraded; for a GPU give it to "
+            "faiss.index_cpu_to_gpu itself"
+        )
     return cloneable(index)
 
 

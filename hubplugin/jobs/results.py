@@ -58,16 +58,19 @@ class InvalidVectors:
             reason = f"length {length:.4g}" if np.isfinite(length) else "not finite"
             self.named[ids[row]] = reason
 
-    def lines(self) -> list[str]:
-        """Return what is said of them, nothing where there are none."""
-        if not self.count:
-            return []
+    def __str__(self) -> str:
         which = ", ".join(f"{name} ({reason})" for name, reason in self.named.items())
         more = self.count - len(self.named)
-        return [
-            f"{self.count} with vectors that the model cannot judge, those of length 0 have the offset 0, others its "
-            f"smallest: {which}{f' and {more} more' if more else ''}"
-        ]
+        if more:
+            which += f" and {more} more"
+        return (
+            f"{self.count} with vectors that the model cannot judge, those of length 0 "
+            f"have the offset 0, others its smallest: {which}"
+        )
+
+    def lines(self) -> list[str]:
+        """Return a line about them, or nothing if there are none."""
+        return [str(self)] if self.count else []
 
 
 def doubt_clicks(asked: Side | None, other: Side | None) -> str:

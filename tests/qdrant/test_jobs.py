@@ -32,9 +32,14 @@ def test_a_server_that_limits_the_rate_is_asked_again_when_it_said(cosine, monke
         return count(*given, **named)
 
     monkeypatch.setattr(cosine.plain, "count", limited)
-    monkeypatch.setattr(
-        threading.Event, "wait", lambda event, seconds=None: waits.append(seconds)
-    )
+    wait = threading.Event.wait
+
+    def waited(event, seconds=None):
+        if seconds is None:  # as a thread that starts is waited for
+            return wait(event)
+        return waits.append(seconds)
+
+    monkeypatch.setattr(threading.Event, "wait", waited)
     monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_SECONDS", 0)
     cosine.apply()
     assert next(refusals, None) is None
