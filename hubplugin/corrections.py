@@ -349,18 +349,25 @@ class ManifestStore(Store, Generic[V]):
                 if manifest.writing is not None or manifest.retired:
                     self.write_manifest(manifest.give_up())
                     manifest = self.clear(progress)
-                manifest, version = self._name(manifest, model)
+                manifest, version = self._store_new_version(manifest, model)
             if found != "active":
                 version = version.replace(owner=uuid.uuid4().hex)
                 self.write_manifest(manifest.begin(version))
             self.make_room(version)
         return version, found
 
-    def _name(self, manifest: Manifest[V], model: OffsetModel) -> tuple[Manifest[V], V]:
-        """Keep `model` as a new version, which the manifest names before it is made."""
+    def _store_new_version(
+        self, manifest: Manifest[V], model: OffsetModel
+    ) -> tuple[Manifest[V], V]:
+        """Write `model` as a new version.
+
+        It is first listed as retired, so that a run killed here leaves something that
+        `clear` deletes. If another run has rewritten the manifest meanwhile, undo and
+        raise StoreError.
+        """
         version = self.new_version(model, self.next_number(manifest))
-        named = manifest.replace(last_number=version.number, retired=(version,))
-        self.write_manifest(named)
+        listed = manifest.replace(last_number=version.number, retired=(version,))
+        self.write_manifest(listed)
         self.write_model(version, model)
         manifest = self.read_manifest()
         if version.word not in {other.word for other in manifest.retired}:

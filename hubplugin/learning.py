@@ -109,8 +109,11 @@ Pairs: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Queries, the places of their targets, and these, as `pairs_of` returns them."""
 
 
-def find_different(bank: PreparedBank) -> np.ndarray:
-    """Return the rows [m] of the pairs of query and answer in `bank` that differ, the first of equal ones."""
+def distinct_pairs(bank: PreparedBank) -> np.ndarray:
+    """Return the bank rows [m] of the distinct (query, answer) pairs, none without answers.
+
+    Of equal pairs it is the first row.
+    """
     answers = bank.known_answers
     if answers is None:
         return np.empty(0, np.int64)
@@ -151,7 +154,7 @@ def find_pairs(bank: PreparedBank, name: str = "the bank") -> np.ndarray:
         CorrectionRefused: They are no pairs of this gallery.
     """
     require_answers(bank)
-    rows = find_different(bank)
+    rows = distinct_pairs(bank)
     pairs = pairs_of(bank, rows)
     if not has_enough(bank, rows):
         raise InputError(
@@ -261,10 +264,10 @@ class Teachers:
         """Return the rows of `together` that teach. Raises what `find_pairs` does, of the bank and of the pairs."""
         if self.pairs is None:
             return find_pairs(self.bank)
-        rows = find_different(self.bank)
+        rows = distinct_pairs(self.bank)
         if len(rows):
             find_pairs(self.bank)
-        own = find_different(self.pairs)
+        own = distinct_pairs(self.pairs)
         # Beside a bank that has answers few may be left.
         if not len(rows) or has_enough(self.pairs, own):
             find_pairs(self.pairs, "the bank of pairs")
@@ -286,7 +289,7 @@ class Teachers:
             return first + find_pairs(self.judged, "the judged bank")
         if self.pairs is None or self.bank.clicks is None:
             return None
-        return find_different(self.bank)
+        return distinct_pairs(self.bank)
 
     @property
     def clicks(self) -> np.ndarray | None:
@@ -313,14 +316,14 @@ class Teachers:
         if self.pairs is None:
             return Teachers(bank, judged)
         pairs = self.pairs.against(targets, ids)
-        own = find_different(bank)
+        own = distinct_pairs(bank)
         if not has_enough(bank, own):
             bank = replace(bank, clicks=None)
             own = own[:0]
         known = {bank.query_bank[row].tobytes() for row in own}
         rows = [
             row
-            for row in find_different(pairs).tolist()
+            for row in distinct_pairs(pairs).tolist()
             if pairs.query_bank[row].tobytes() not in known
         ]
         return Teachers(bank, judged, pairs.take(np.array(rows, np.int64)))

@@ -316,12 +316,12 @@ def _find_hubs(
     """Return the targets found most often, with queries for which they come first.
 
     Args:
-        targets: the store, or vectors.
-        bank: the queries, and the gallery.
-        asked: the same as they were given, with their texts.
-        nearest: the rows that each query finds, best first, [m, k].
-        model: the correction; None where none would be applied.
-        names: what targets are called.
+        targets: The store, or vectors.
+        bank: The queries and the gallery.
+        asked: The bank as it was given, with the texts of the queries.
+        nearest: The rows that each query finds, best first, [m, k].
+        model: The correction; None if the guard objects to it, so hubs have no `misled`.
+        names: What targets are called.
     """
     gallery = bank.require_targets()
     lists = {"raw": nearest}
@@ -333,17 +333,7 @@ def _find_hubs(
     first = nearest[:, 0]
     after = lists.get(CORRECTED, nearest)[:, 0]
     right = bank.clicks if bank.pairs is None else None
-    misled = {}
-    for row in rows:
-        wrong = (first == row) & (after != row)
-        if right is not None:
-            wrong = (first == row) & (right >= 0) & (right != row)
-        # First those that a correction answers rightly, then those that it changes.
-        rank = np.where(after != row, 1, 2)
-        if right is not None:
-            rank[after == right] = 0
-        order = np.argsort(rank, kind="stable")
-        misled[row] = order[wrong[order]][:MISLED].tolist()
+    misled = {row: _pick_misled(row, first, after, right) for row in rows}
     places = [place for places in misled.values() for place in places]
     shown = [*dict.fromkeys([*rows, *after[places].tolist()])]
     ids = _ids_of(targets, original_rows(gallery)[shown])
@@ -368,8 +358,31 @@ def _find_hubs(
     ]
 
 
+def _pick_misled(
+    hub: int, first: np.ndarray, after: np.ndarray, right: np.ndarray | None
+) -> list[int]:
+    """Return up to `MISLED` queries for which the target in row `hub` comes first.
+
+    Queries that a correction answers rightly come before those that it only changes. A
+    query whose right answer is the hub is not misled; without known answers, only
+    queries that a correction changes are.
+
+    Args:
+        hub: The row of the target.
+        first, after: The row that each query finds first, raw and corrected [m].
+        right: The row of the right answer to each query, -1 if unknown [m].
+    """
+    is_misled = (first == hub) & (after != hub)
+    rank = np.where(after != hub, 1, 2)
+    if right is not None:
+        is_misled = (first == hub) & (right >= 0) & (right != hub)
+        rank[after == right] = 0
+    order = np.argsort(rank, kind="stable")
+    return list(order[is_misled[order]][:MISLED].tolist())
+
+
 def _search_corrected(bank: PreparedBank, model: OffsetModel) -> np.ndarray:
-    """Return the rows that each query of the bank finds under `model`, best first: [m, k]."""
+    """Return the rows that bank queries find under `model`, best first: [m, k]."""
     gallery = bank.require_targets()
     offsets = model.fitted
     if offsets is None or len(offsets) != gallery.rows:
@@ -377,23 +390,22 @@ def _search_corrected(bank: PreparedBank, model: OffsetModel) -> np.ndarray:
     queries = bank.query_bank
     if model.query_map is not None:
         queries = model.query_map(queries)
-    found = TopK(OCCURRENCE)
-    label = "searching corrected"
+    top = TopK(OCCURRENCE)
     search(
         queries,
         gallery,
         bank.metric,
         bank.compute,
-        found,
+        top,
         offsets=offsets[None],
-        label=label,
+        label="searching corrected",
     )
-    corrected: np.ndarray = found.rows[0]
+    corrected: np.ndarray = top.rows[0]
     return corrected
 
 
 def _ids_of(targets: object, rows: np.ndarray) -> list[Id]:
-    """The ids of the targets in these rows: those of a store, else their numbers."""
+    """Return the ids of the targets in `rows`: those in a store, else the rows."""
     if not isinstance(targets, Scannable):
         return list(rows.tolist())
     wanted = set(rows.tolist())

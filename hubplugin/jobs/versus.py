@@ -51,7 +51,7 @@ class OldVersusNew:
 
     @property
     def objection(self) -> str | None:
-        """Why the new one is worse, with both figures; None if it is not."""
+        """The reason why the new correction is worse, with both figures; None if it is not."""
         if self.gain is None or self.error is None:
             rise = self.new.skewness - self.old.skewness
             worse = rise > WORSE * max(self.raw.skewness, 0.0)
@@ -67,7 +67,10 @@ class OldVersusNew:
         )
 
     def _enough(self, gain: float, error: float) -> int:
-        """Return how many queries rule a fall out, if they change as much as these do."""
+        """Return how many queries would rule out a fall, at the error of these queries.
+
+        At most as many as the old bank has: a bank of that size need not rule it out.
+        """
         as_many_as_old = round(self.queries / self.share)
         margin = gain + TOLERATED
         if margin <= 0:
@@ -77,7 +80,7 @@ class OldVersusNew:
 
     @property
     def figures(self) -> str:
-        """The change from the old one to the new one: of R@1, or of hubness where no answers are known."""
+        """The change from the old to the new correction: of R@1, else of hubness."""
         if self.old.recall is not None and self.new.recall is not None:
             return f"R@1 of held-out queries goes from {100 * self.old.recall:.1f} to {100 * self.new.recall:.1f}"
         return (
