@@ -415,12 +415,12 @@ def _ids_of(targets: object, rows: np.ndarray) -> list[Id]:
 
 
 def find_causes(bank: PreparedBank, nearest: np.ndarray, seed: int) -> list[Finding]:
-    """Look for all causes.
+    """Return a finding for each cause of bad searches, whether it is there or not.
 
     Args:
-        bank: the queries, and the gallery.
-        nearest: the rows that each of them finds in the gallery, best first, [m, k].
-        seed: of the samples.
+        bank: The queries and the gallery.
+        nearest: The rows that each query finds in the gallery, best first, [m, k].
+        seed: The seed of the samples.
     """
     rng = np.random.default_rng(seed)
     compute = bank.compute.without_progress
@@ -431,7 +431,7 @@ def find_causes(bank: PreparedBank, nearest: np.ndarray, seed: int) -> list[Find
     place = place.reshape(-1, nearest.shape[1])
     vectors = take_rows(gallery, rows, bank.metric)
     queries = bank.query_bank[drawn]
-    # Half the mean squared distance of any two.
+    # Half the mean squared distance between two targets.
     variance = float(targets.var(axis=0, dtype=np.float64).sum())
     found = np.linalg.norm(vectors, axis=1)[place.reshape(-1)]
     lengths = np.linalg.norm(targets, axis=1)
