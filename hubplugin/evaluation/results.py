@@ -45,7 +45,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Answer:
-    """One place of an answer: what the target is called, and whether it is a true one."""
+    """One target that a query found: its name, and whether it is a true target."""
 
     name: str
     true: bool
@@ -53,7 +53,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Example:
-    """A query whose true target came first by one search only, and what both found."""
+    """A query whose true target came first in one of two searches only, and what both found."""
 
     outcome: Literal["won", "lost"]
     query: str
@@ -108,7 +108,8 @@ class MethodResult:
 
     @property
     def sign(self) -> int:
-        """1 if it puts more true targets first than the raw search, beyond chance for so many methods; -1 if fewer."""
+        """1 if it puts more true targets first than the raw search, -1 if fewer, 0 if the
+        difference may be chance among so many methods."""
         if (
             self.versus_raw is None
             or self.adjusted_p is None
@@ -149,7 +150,7 @@ class Results(Result):
     forecast: Side | None = None
 
     def __getitem__(self, label: str) -> MethodResult:
-        """The method called `label`; raises InputError that lists the labels."""
+        """Return the method called `label`. Raises InputError that lists the labels."""
         for method in self.methods:
             if method.label == label:
                 return method
@@ -163,18 +164,18 @@ class Results(Result):
 
     @property
     def shown(self) -> MethodResult | None:
-        """The method that is shown beside the raw search: the usable one of the highest R@1."""
+        """The method that is shown beside the raw search, see `usable_best`; None if none is."""
         return usable_best(self.methods)
 
     def compare(self, first: str, second: str) -> Comparison:
-        """Method `second` against `first`, on the same queries.
+        """Compare method `second` with `first`, on the same queries.
 
         Args:
-            first: the label of the one.
-            second: the label of the other.
+            first: the label of the method before.
+            second: the label of the method after.
 
         Raises:
-            InputError: there is no method of that label.
+            InputError: No method has such a label.
         """
         before = self[first].best_ranks <= 1
         return measure_change(before, self[second].best_ranks <= 1)
@@ -196,7 +197,7 @@ class Results(Result):
         return Page(headline, DIRECTIONS[sign], self._scene(), sections, steps)
 
     def _count_changes(self, versus: Comparison) -> Section:
-        """Return how many queries were won and lost, and some of them."""
+        """Return the section of how many queries were won and lost, with examples."""
         most = max(versus.won, versus.lost, 1)
         won = Bar(f"{versus.won:,}", versus.won / most)
         lost = Bar(f"{versus.lost:,}", versus.lost / most)
@@ -214,7 +215,7 @@ class Results(Result):
         return " · ".join(parts)
 
     def _headline(self) -> tuple[str, int]:
-        """Return the result in a line, and 1 if R@1 gains beyond chance, -1 if it loses."""
+        """Return the headline, and the sign of a change of R@1 beyond chance, else 0."""
         shown = self.shown
         if shown is None or self.change is None:
             if self.store is not None:
@@ -244,7 +245,7 @@ class Results(Result):
         return Side(*recalls, math.nan, self.judged, "queries", change)
 
     def _compare(self, sides: Sequence[MethodResult]) -> Section:
-        """Return the raw search and the method shown, side by side."""
+        """Return the section that compares the raw search and the method shown."""
         rows = changes_of(
             {RECALL: self.change, "as foretold by the fit": self.forecast}
         )
@@ -268,7 +269,7 @@ class Results(Result):
         return Section("Raw and corrected", rows, COMPARED, chart, " ".join(notes))
 
     def _list_methods(self) -> Section:
-        """Return every method, good or bad where it is beyond chance."""
+        """Return the section of every method, marked if it differs from raw beyond chance."""
         k = max(self.raw.recall)
         rows = []
         for each in self.methods:
@@ -294,7 +295,11 @@ class Results(Result):
 
 
 def usable_best(methods: Sequence[MethodResult]) -> MethodResult | None:
-    """The highest R@1 among the methods that a search can use; of equals the one that is less hubby."""
+    """Return the method of the highest R@1 that a search can use, None if there is none.
+
+    The first of `methods` is the raw search, which is left out. Among equals, the less
+    skewed method wins.
+    """
     usable = (method for method in methods[1:] if not method.transductive)
     return max(
         usable,
