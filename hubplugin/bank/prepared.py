@@ -96,7 +96,8 @@ class Whole:
     count: Targets with a direction.
     zeros: Zero vectors beside these.
     survey: As in `PreparedBank`.
-    answers: The answers of the bank; None if the method does not need them.
+    answers: The answers found by similarity; None if the method keeps answers, or if
+        bank or gallery is too small for a log.
     """
 
     count: int
@@ -304,8 +305,7 @@ class PreparedBank:
 
     @cached_property
     def answers(self) -> Answers | None:
-        """The answers found by similarity in gallery and target bank; None if workers
-        were not asked for them."""
+        """The answers found by similarity in gallery and target bank, see `Whole` for None."""
         if self.whole is not None:
             return self.whole.answers
         columns = [self.require_targets()]

@@ -43,7 +43,10 @@ from hubplugin.validation import OCCURRENCE, Figures
 
 @dataclass
 class InvalidVectors:
-    """The targets that a model could not judge: how many, and what is wrong with the first of them, by id."""
+    """The targets that a model could not judge.
+
+    count: how many there are. named: what is wrong with the first of them, by id.
+    """
 
     count: int = 0
     named: dict[int | str, str] = field(default_factory=dict)
@@ -59,7 +62,7 @@ class InvalidVectors:
             self.named[ids[row]] = reason
 
     def lines(self) -> list[str]:
-        """Return what is said of them, nothing where there are none."""
+        """Return a line on these targets; no line if there are none."""
         if not self.count:
             return []
         which = ", ".join(f"{name} ({reason})" for name, reason in self.named.items())
@@ -71,7 +74,7 @@ class InvalidVectors:
 
 
 def doubt_clicks(asked: Side | None, other: Side | None) -> str:
-    """Say so where the queries that were `asked` before look like wrong clicks."""
+    """Return a warning if the queries `asked` before look like wrong clicks, else ""."""
     if asked is None or other is None:
         return ""
     if not look_like_wrong_clicks(asked, other):
@@ -84,7 +87,7 @@ def doubt_clicks(asked: Side | None, other: Side | None) -> str:
 
 
 def rows_of_hubness(sides: Sequence[Figures]) -> list[Row]:
-    """Return how uneven the finds are on each of the `sides`."""
+    """Return the rows of the measures of hubness, with a cell for each of `sides`."""
     return [
         *row_of(WORST, *(side.largest for side in sides)),
         *row_of(NEVER, *(side.never for side in sides)),
@@ -93,7 +96,7 @@ def rows_of_hubness(sides: Sequence[Figures]) -> list[Row]:
 
 
 def show_trial(trial: Trial, title: str) -> Section:
-    """Return the section, called `title`, of what the guard saw on held-out queries: `trial`."""
+    """Return the section, called `title`, of what the guard's `trial` measured."""
     raw = trial.raw
     rows = [
         *changes_of({RECALL: trial.right, "asked before (R@1)": trial.asked}),
@@ -106,7 +109,7 @@ def show_trial(trial: Trial, title: str) -> Section:
 
 
 def show_lesson(lesson: LearnedMap) -> Section:
-    """Return the section of what a map of the query gains over the offsets alone."""
+    """Return the section of what a query map gains over the offsets alone."""
     rows = changes_of(
         {"not asked before (R@1)": lesson.other, "asked before (R@1)": lesson.asked}
     )
@@ -160,7 +163,7 @@ class Applied(Result):
         return Page(f"{state}; {outcome}", "better", "", sections, [*self._next()])
 
     def _next(self) -> Iterator[Step]:
-        """Yield how it is searched, and what to do next."""
+        """Yield how to search the corrected store, and which jobs may follow."""
         if not self.written:
             return
         code, mapping = self.search
@@ -172,7 +175,7 @@ class Applied(Result):
 
 
 def show_versus(versus: OldVersusNew) -> Section:
-    """Return the section of no correction, the old one and the new one side by side."""
+    """Return the section that compares no correction, the old one and the new one."""
     sides = (versus.raw, versus.old, versus.new)
     rows = [
         *row_of(RECALL, *(side.recall for side in sides)),
@@ -216,21 +219,24 @@ class Removed(Result):
 
 
 WRONG = 0.05
-"""The share of the targets with a missing or stale offset from which on somebody should look: it costs a tenth of
-what the correction gains, up to 0.8 points of R@1 (benchmarks/keeping.py)."""
+"""Somebody should look if more than this share of the targets has a missing or stale
+offset: it costs a tenth of what the correction gains, up to 0.8 points of R@1
+(benchmarks/keeping.py)."""
 
 DRIFTED = 0.57
-"""Own share of live queries and bank from which on they are no longer of one kind. Queries of one kind have 0.44 to
-0.53, other wordings 0.60 and more (benchmarks/keeping.py)."""
+"""Live queries are no longer of the bank's kind if the own share of the two is above this.
+Queries of one kind have 0.44 to 0.53, other wordings 0.60 and more
+(benchmarks/keeping.py)."""
 
 LEFT = 1.2
-"""The hubness that a correction leaves, as a share of the raw one, both beyond chance, from which on to look.
-Banks of the gallery's own queries leave up to 1.12 where there is little of it, those that cost more than 8 points of
-R@1 leave 2.8 to 5.4 (benchmarks/keeping.py)."""
+"""Somebody should look if corrected skewness is above this share of the raw one, both less
+chance. Banks of the gallery's own queries leave up to 1.12 where raw hubness is small;
+banks that cost more than 8 points of R@1 leave 2.8 to 5.4 (benchmarks/keeping.py)."""
 
 TIMES = 4.0
-"""Somebody should look if a target is found by more than 4 times the largest share of the queries that any had at the
-fit. Where that share is already large, halfway from it to 100 %."""
+"""Somebody should look if a target is found by more than 4 times the share of the queries
+that found the worst hub at the fit or, if that share is large, by more than halfway from
+it to 100 %."""
 
 HUBS = 20
 """Hubs of each search that are listed."""
@@ -274,7 +280,10 @@ class HubnessNow:
             yield Step(says, "refresh")
 
     def sections(self, field: str | None) -> list[Section]:
-        """Return hubness then and now, and the hubs, whose names are in `field`."""
+        """Return the sections of hubness at the fit and now, and of the hubs.
+
+        Targets are called by `field`.
+        """
         now = f"now, {self.queries} {'live' if self.live else 'bank'} queries"
         rows = row_of(now, self.raw, self.corrected, form=decimal)
         if self.fit is not None:
@@ -286,7 +295,7 @@ class HubnessNow:
 
 
 def _describe(model: OffsetModel) -> str:
-    """Return what a model is, in small print."""
+    """Return a model in one sentence, for small print."""
     method = describe_method(model.method, model.parameters)
     parts = [f"{method}, from {len(model.terms[0].bank):,} queries"]
     if model.query_map is not None:
@@ -380,7 +389,7 @@ class Inspection(Result):
         return Page(headline, direction, scene, sections, steps)
 
     def _show(self, correction: Correction) -> Section:
-        """Return what lies in the store, fingerprints last."""
+        """Return the section of the correction in the store."""
         note = f"{_describe(correction.model)} Made {correction.made}."
         if self.previous is not None:
             note += f" Before: {_describe(self.previous)}"
