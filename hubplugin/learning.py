@@ -547,9 +547,9 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
 
     Args:
         configuration: The method of the offsets, `blend`.
-        teachers: With their gallery. What is judged chooses the map. Otherwise the
-            answers of the bank choose: all of them where they alone teach, or, beside
-            pairs, if there are 50. Otherwise the pairs choose.
+        teachers: The banks, with their gallery. Judged clicks choose the map, if there
+            are any. Otherwise the answers of the bank choose: all of them if they alone
+            teach or, beside pairs, if there are 50. Otherwise the pairs choose.
 
     Raises:
         InputError: One of the banks has too few answers.

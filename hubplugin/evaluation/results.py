@@ -73,16 +73,24 @@ class Example:
 
 @dataclass(frozen=True)
 class MethodResult:
-    """One way to rank on all queries: the raw search, a method, or the correction in a store. Shares are 0 to 1.
+    """A ranking of all queries: the raw search, a method, or the correction in a store.
 
-    label: as it was asked for, "corrected" of a store. parameters: all of them, defaults included. recall: R@k by
-    k: 1, 5 and 10 below the cut-off, and this. worst: share of the queries that find the worst hub. most_found:
-    share of all places that the most found 1 % of the targets take. occurrences: how many targets have the
-    k-occurrence N, by N. storable: whether one offset a target expresses it. transductive: whether it needs every
-    query beforehand, so that no search can use it. versus_raw: against the raw search, on the same queries; None
-    for itself. adjusted_p: its p, corrected for the number of methods tried (Benjamini & Hochberg 1995).
-    median_rank to skewness: None of a store, which ranks no more than it is asked for. hubness, most_found: None
-    under a filter, since a store does not say how many targets it lets through.
+    Shares are 0 to 1. Fields from median_rank to skewness are None for a store, which
+    ranks only k targets.
+
+    label: The method as it was asked for; "corrected" for a store.
+    parameters: All parameters, defaults included.
+    recall: R@k by k: 1, 5 and 10 as far as they are below the cut-off, and the cut-off.
+    worst: The share of the queries that find the worst hub.
+    occurrences: How many targets have the k-occurrence N, by N.
+    storable: True if one offset for each target expresses the method.
+    transductive: True if it needs all queries beforehand, so that no search can use it.
+    hubness: None under a filter, since a store does not count what passes it.
+    most_found: The share of all places that the most found 1 % of the targets take; None
+        under a filter.
+    versus_raw: The comparison with the raw search; None for the raw search itself.
+    adjusted_p: The p of `versus_raw`, corrected for the number of methods tried
+        (Benjamini & Hochberg 1995).
     """
 
     label: str
@@ -121,14 +129,20 @@ class MethodResult:
 
 @dataclass(frozen=True, repr=False)
 class Results(Result):
-    """What `evaluate` returns: raw search and corrections side by side on the same queries; the raw search comes first.
+    """What `evaluate` returns: raw search and corrections on the same queries.
 
-    judged: how many queries have a true target. k: how many targets a query finds, of the k-occurrence, mAP and nDCG.
-    best: the label of the method recommended on these queries, None where none is better than the raw search beyond
-    chance. anti_hubs: some of the targets that no query finds. examples: queries that the method `shown` won and lost.
-    query_bank, target_bank: of arrays, their rows. store: its URL. correction: the active one of a store. condition:
-    the filter of the search in a store. forecast: R@1 of held-out queries of the bank at the fit, None where it was
-    not measured.
+    judged: How many queries have a true target.
+    k: How many targets a query finds, for the k-occurrence, mAP and nDCG.
+    methods: One for each ranking; the raw search comes first.
+    best: The label of the method recommended on these queries; None if no method is better
+        than the raw search beyond chance.
+    anti_hubs: Some of the targets that no query finds.
+    examples: Queries that the method `shown` won and lost.
+    query_bank, target_bank: The rows of the banks; None for a store.
+    store: The URL of the store.
+    correction: The active correction of the store.
+    condition: The filter of the search in the store.
+    forecast: R@1 of held-out queries of the bank at the fit; None if it was not measured.
     """
 
     metric: str

@@ -84,20 +84,20 @@ def apply(
 
     Args:
         store: any store, such as `hubplugin.open_store` returns.
-        bank: as in `hubplugin.fit`. A `hubplugin.Bank` without queries stands for those that were recorded of the
-            store, with learn for their clicks, too. A fitted model is written as it is, and not tried.
+        bank: as in `hubplugin.fit`. A `hubplugin.Bank` without queries stands for the queries recorded from the store
+            and, with learn, for their clicks. A fitted model is written as it is, untried.
         method, judged, **parameters: as in `hubplugin.fit`.
-        learn: as in `hubplugin.fit`; `Bank.from_field` reads pairs of the store itself. The store's own search maps
+        learn: as in `hubplugin.fit`; `Bank.from_field` reads pairs from the store itself. The store's own search maps
             the queries.
-        force: applies the correction untried, also where there is nothing to mend.
-        dry_run: does all but the writing, and counts what would be written.
+        force: apply the correction untried, even if there is nothing to mend.
+        dry_run: do all but the writing, and count what would be written.
         compute: device, memory and progress.
         executor, shards: as in `hubplugin.fit`; the workers write, too (docs/scale.md).
 
     Raises:
         CorrectionRefused: the correction would do harm.
-        InputError: for the bank or a parameter, or where the store cannot hold the map.
-        StoreError: for the store.
+        InputError: the bank or a parameter cannot be used, or the store cannot hold the map.
+        StoreError: the store cannot be read or written.
     """
     store = for_job(store)
     _require_device(compute)
@@ -168,22 +168,22 @@ def refit(
     held-out queries of the new bank. With known answers the new one is worse if R@1 falls
     by more than two standard errors, otherwise if hubness rises by more than `WORSE`. A
     bank smaller than the old one must rule out a fall of one point, too. The old model may
-    have been fitted on some of these queries, which speaks for it. A query map would speak
-    too loudly: with one, they are compared on queries that the old bank lacks. `rollback`
-    writes the old model. Searches are unchanged whenever an error is raised.
+    have been fitted on some of these queries, which favours it. A query map would favour it
+    too much: with one, old and new are compared on queries that the old bank lacks.
+    `rollback` writes the old model. Searches are unchanged whenever an error is raised.
 
     Args:
         store: a store with an active correction.
         bank: as in `apply`; by default the queries that were recorded.
-        method: by default that of the active correction, with those of its parameters that were given to it.
-        learn: as in `apply`; by default a correction with a query map is learned anew.
+        method: by default the method of the active correction, with the parameters that it was given.
+        learn: as in `apply`; by default True if the active correction has a query map.
         judged, dry_run, compute, **parameters: as in `apply`.
-        force: activates the new correction though it is worse.
+        force: activate the new correction even if it is worse.
 
     Raises:
         CorrectionRefused: the new correction is worse, with both figures, or the guard objects.
-        InputError: for the bank or a parameter.
-        StoreError: for a store without an active correction.
+        InputError: the bank or a parameter cannot be used.
+        StoreError: the store has no active correction, or cannot be read or written.
     """
     store = for_job(store)
     correction = store.correction()
@@ -238,8 +238,8 @@ class Fit:
     """A fitted correction.
 
     method: The method with all its parameters.
-    trial: What the guard saw; None where it was forced.
-    lesson: What known answers taught; None where nothing was to be learned.
+    trial: What the guard saw; None if it was forced.
+    lesson: What known answers taught; None if nothing was to be learned.
     """
 
     model: OffsetModel

@@ -93,13 +93,19 @@ class ShareAndChance:
 class Diagnosis(Result):
     """What `diagnose` found.
 
-    targets, queries: how many. hubness: of the raw search, over all targets and queries. most_found, never_found: the
-    share of all places that the most found 1 % of the targets take, and the share of the targets that no query finds.
-    hubs: the targets found most often, and how many queries find each among their k nearest: raw, and corrected by a
-    fit on these very queries. anti_hubs: some that no query found. findings: the causes looked for. trial: what the
-    default method would change, R@1 where answers are known. occurrences: how many targets have the k-occurrence N, by
-    N. lesson: what the answers of the bank would teach beside the default, None where that was not asked. shown: the
-    field that targets are called by.
+    targets, queries: How many there are.
+    hubness: Hubness of the raw search, over all targets and queries.
+    most_found: The share of all places that the most found 1 % of the targets take.
+    never_found: The share of the targets that no query finds.
+    hubs: The targets found most often, and how many queries find each among their k
+        nearest: raw, and corrected by a fit on these very queries.
+    anti_hubs: Some targets that no query finds.
+    findings: The causes looked for.
+    trial: What the default method would change, R@1 included if answers are known.
+    occurrences: How many targets have the k-occurrence N, by N.
+    lesson: What the answers of the bank would teach beside the default; None if that was
+        not asked.
+    shown: The field that targets are called by.
     """
 
     store: str | None
@@ -218,25 +224,25 @@ def diagnose(
     seed: int = 0,
     show: str | Naming | None = None,
 ) -> Diagnosis:
-    """Say how hubby a gallery is for some queries, who the hubs are, and whether these queries as a bank would mend it.
+    """Say how hubby a gallery is for some queries, and whether these queries as a bank would mend it.
 
     Nothing is changed.
 
     Args:
         targets: [n, d], or a store.
-        bank: example queries, as for `hubplugin.fit`, or for `hubplugin.apply` of a store.
-        metric: by default that of the store, else cosine.
-        learn: also, what a query map would gain that the answers of the bank teach (docs/learning.md), or the recorded
-            clicks of a store; it needs at least 50 different pairs.
-        compute: where it is computed.
-        seed: of the samples.
+        bank: example queries, as for `hubplugin.fit` or, with a store, for `hubplugin.apply`.
+        metric: by default the metric of the store, else cosine.
+        learn: also say what a query map would gain (docs/learning.md). The answers of the bank teach it, or the
+            recorded clicks of a store; it needs at least 50 distinct pairs.
+        compute: device, memory and progress.
+        seed: the seed of the samples.
         show: what hubs are called by: a field of the targets in a store, a file of texts
             by id (.txt, where line i belongs to the id i, or .json), or a function from ids
             (rows where `targets` is no store) to texts. By default a field that is plainly
             a title or text.
 
     Raises:
-        InputError: for anything that cannot be used.
+        InputError: an argument cannot be used.
     """
     chosen = Metric.parse(
         metric if metric is not None else getattr(targets, "metric", Metric.COSINE)

@@ -50,22 +50,22 @@ def inspect(
     show: str | Naming | None = None,
     compute: Compute = Compute(),
 ) -> Inspection:
-    """Whether every target of a store has the offset that its vector gives, and whether hubness is still lower by it.
+    """Say whether every target has the offset that its vector gives, and whether hubness is still lower.
 
-    Reads the whole store, and changes nothing.
+    The whole store is read, and nothing is changed.
 
     Args:
         store: any store.
-        live: queries that people ask now [m, d]; by default those that were recorded since the correction was made.
-            Those that are in the bank count for nothing.
-        queries: how many of them, drawn at random, are searched for, raw and corrected; 0 for none. Where fewer than
-            100 are live, queries of the bank take their place.
+        live: queries that people ask now [m, d]; by default the queries recorded since the correction was made.
+            Queries that are in the bank are left out.
+        queries: how many queries, drawn at random, are searched for, raw and corrected; 0 for none. If fewer than 100
+            live queries are left, queries of the bank take their place.
         show: what hubs are called by, as in `hubplugin.diagnose`.
         compute: device, memory and progress.
 
     Raises:
-        StoreError: for live queries and a store without an active correction.
-        InputError: for queries that cannot be used.
+        StoreError: live queries were given, and the store has no active correction.
+        InputError: the queries cannot be used.
     """
     store = for_job(store)
     correction = store.correction()
@@ -102,7 +102,7 @@ def inspect(
 def _compare_offsets(
     store: Store, model: OffsetModel, compute: Compute
 ) -> dict[str, Any]:
-    """Return the fields of an inspection that compare the offsets in `store` with those of `model`."""
+    """Return the fields of an inspection that compare stored offsets with the model's."""
     counts = Counts()
     missing = list[Id]()
     stale = list[Id]()

@@ -121,12 +121,18 @@ def show_lesson(lesson: LearnedMap) -> Section:
 
 @dataclass(frozen=True, repr=False)
 class Applied(Result):
-    """What `apply`, `refresh` or `rollback` did: the model, and of `scanned` targets how many had no offset by it
-    before, and how many a different one. written: false after a dry run, which only counted them. notes: what was done
-    to the store or, after a dry run, would be, and what to expect of a small bank that was not tried. trial: what the
-    guard saw before `apply`; None where it was not asked. invalid_vectors: the targets whose vector cannot be judged.
-    search: the code by which an application searches corrected, and who maps its queries. sound: whether there is
-    nothing to mend, so that nothing was written.
+    """What `apply`, `refresh` or `rollback` did.
+
+    model: The model.
+    scanned: How many targets were compared with it.
+    missing, stale: How many of these had no offset before, or not the model's.
+    written: False after a dry run, which only counts, or if there was nothing to mend.
+    notes: What was done to the store or, after a dry run, would be; and what to expect of
+        a small bank that was not tried.
+    trial: What the guard saw before `apply`; None if it was not asked.
+    invalid_vectors: The targets whose vector the model cannot judge.
+    search: Code that searches corrected, and who maps the queries.
+    sound: True if there was nothing to mend.
     """
 
     store: str
@@ -198,8 +204,11 @@ class Refitted(Applied):
 
 @dataclass(frozen=True, repr=False)
 class Removed(Result):
-    """What `remove` took out: the correction, null where there was none or it cannot be read. written: false after a
-    dry run, and where there was no correction."""
+    """What `remove` took out.
+
+    correction: The correction; None if there was none, or it cannot be read.
+    written: False after a dry run, or if there was no correction.
+    """
 
     store: str
     written: bool
@@ -244,10 +253,15 @@ HUBS = 20
 
 @dataclass(frozen=True)
 class HubnessNow:
-    """Skewness of the 10-occurrence of `queries` queries, searched raw and corrected, and what it is by chance. live:
-    whether they are live queries; otherwise they are the bank's. fit: the same of the bank's at the fit, None where
-    that was not counted. hubs: what is found most often, raw or corrected. occurrences: how many targets have the
-    10-occurrence N, by N, of the raw search and of the corrected one."""
+    """Skewness of the 10-occurrence, which the store's own searches give now.
+
+    queries: How many queries were searched for.
+    live: True if they are live queries, False if they come from the bank.
+    raw, corrected, chance: The skewness raw, corrected and by chance.
+    fit: What was counted at the fit; None if nothing was.
+    hubs: The targets found most often, raw or corrected.
+    occurrences: How many targets have the 10-occurrence N, by N, for either search.
+    """
 
     queries: int
     live: bool
@@ -309,14 +323,24 @@ def _describe(model: OffsetModel) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Inspection(Result):
-    """What `inspect` found: the correction, if any, and of `count` targets how many lack an offset, how many have one
-    that their vector no longer gives, and how many carry something else in its place; ten ids of the first two.
-    previous: the model that was active before, which `rollback` writes.
+    """What `inspect` found.
 
-    hubness: None where no queries were searched for. drift: own share of live queries and bank, 0.5 where they are of
-    one kind, 1 where they have nothing in common; None without enough live queries. notes, warnings: what the store
-    itself says of the correction, and what it asks attention for. attention: these, and what else somebody should look
-    at, and what to do; the exit status is 4 unless it is empty. shown: the field that targets are called by.
+    count: How many targets there are.
+    correction: The correction in the store, if any.
+    previous: The model that was active before, which `rollback` writes, if any.
+    missing: How many targets lack an offset.
+    stale: How many have an offset that their vector no longer gives.
+    foreign: How many carry something else in its place.
+    missing_ids, stale_ids: Some ids of such targets.
+    invalid_vectors: The targets whose vector the model cannot judge.
+    hubness: What queries find now; None if none were searched for.
+    drift: Own share of live queries and bank: 0.5 if they are of one kind, 1 if they have
+        nothing in common. None without enough live queries.
+    notes: What the store says of the correction.
+    warnings: What the store asks attention for.
+    attention: The warnings, and what else somebody should look at, with what to do. The
+        exit status is 4 unless it is empty.
+    shown: The field that targets are called by.
     """
 
     store: str
