@@ -9,8 +9,9 @@ from hubplugin.model import OffsetModel
 from hubplugin.validation import Figures, Margins, change_of
 
 WORSE = 0.1
-"""Without known answers, a new correction is worse if skewness rises by more than this share of raw skewness. On eight galleries a bank of twice the size rises by 0.08 at most; every bank that rose by
-more than 0.1 lost R@1, up to 2.4 points (benchmarks/keeping.py)."""
+"""Without known answers, a new correction is worse if skewness rises by more than this
+share of raw skewness. On eight galleries a bank of twice the size rises by 0.08 at most;
+every bank that rose by more than 0.1 lost R@1, up to 2.4 points (benchmarks/keeping.py)."""
 
 TOLERATED = 0.01
 """The fall of R@1 that must be ruled out before a smaller bank replaces a larger one."""
