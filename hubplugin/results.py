@@ -155,7 +155,7 @@ def as_call(step: Step) -> str:
 
 @dataclass(frozen=True)
 class Page:
-    """What people are shown of a result.
+    """The page that people are shown of a result.
 
     headline: the outcome, one line. direction: whether the outcome is good news. scene:
     what was looked at. steps: what to do next.

@@ -310,7 +310,7 @@ def as_it_is(model: OffsetModel) -> Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Margins:
-    """What each held-out query finds under each candidate; arrays are [c, q].
+    """The finds of each held-out query under each candidate; arrays are [c, q].
 
     margins, right and ranks are None without known answers.
 

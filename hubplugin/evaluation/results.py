@@ -129,7 +129,7 @@ class MethodResult:
 
 @dataclass(frozen=True, repr=False)
 class Results(Result):
-    """What `evaluate` returns: raw search and corrections on the same queries.
+    """The results of `evaluate`: raw search and corrections on the same queries.
 
     judged: How many queries have a true target.
     k: How many targets a query finds, for the k-occurrence, mAP and nDCG.

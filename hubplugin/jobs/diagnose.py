@@ -91,7 +91,7 @@ class ShareAndChance:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Result):
-    """What `diagnose` found.
+    """The result of `diagnose`.
 
     targets, queries: How many there are.
     hubness: Hubness of the raw search, over all targets and queries.
@@ -140,13 +140,13 @@ class Diagnosis(Result):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def hubby(self) -> bool:
-        """Whether the search is hubby beyond chance."""
+        """True if the search is hubby beyond chance."""
         return self.hubness.skewness - self.chance >= HUBBY
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> str:
-        """What it is, and what to do first."""
+        """The verdict in words: hubness, other causes, both or neither."""
         causes = ", ".join(finding.cause for finding in self.causes)
         if self.hubby and causes:
             return f"there is hubness, and there is more than that: {causes}; mend that first"

@@ -121,7 +121,7 @@ def show_lesson(lesson: LearnedMap) -> Section:
 
 @dataclass(frozen=True, repr=False)
 class Applied(Result):
-    """What `apply`, `refresh` or `rollback` did.
+    """The result of `apply`, `refresh` or `rollback`.
 
     model: The model.
     scanned: How many targets were compared with it.
@@ -193,7 +193,7 @@ def show_versus(versus: OldVersusNew) -> Section:
 
 @dataclass(frozen=True, repr=False)
 class Refitted(Applied):
-    """What `refit` did: as of `apply`, and old and new beside each other."""
+    """The result of `refit`: that of `apply`, with old and new correction compared."""
 
     versus: OldVersusNew = field(kw_only=True)
 
@@ -204,7 +204,7 @@ class Refitted(Applied):
 
 @dataclass(frozen=True, repr=False)
 class Removed(Result):
-    """What `remove` took out.
+    """The result of `remove`.
 
     correction: The correction; None if there was none, or it cannot be read.
     written: False after a dry run, or if there was no correction.
@@ -323,7 +323,7 @@ def _describe(model: OffsetModel) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Inspection(Result):
-    """What `inspect` found.
+    """The result of `inspect`.
 
     count: How many targets there are.
     correction: The correction in the store, if any.
@@ -364,7 +364,7 @@ class Inspection(Result):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def attention(self) -> list[str]:
-        """What somebody should look at, and what to do about it."""
+        """Lines on what somebody should look at, each with what to do about it."""
         return [
             f"{step.brings}: run {step.job}" if step.job else step.brings
             for step in self._reasons()

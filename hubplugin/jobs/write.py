@@ -89,7 +89,7 @@ square of the vectors, and what is lost grows with them."""
 
 @dataclass
 class Counts:
-    """What was found of the offsets of `scanned` targets.
+    """Counts of the offsets that `scanned` targets had.
 
     missing: without an offset. stale: with one that the model does not give. foreign:
     with something else in its place.
@@ -264,7 +264,7 @@ class ShardedStore:
 
 @dataclass(frozen=True)
 class _WriteShard:
-    """What a worker does with a shard of a store."""
+    """The work on one shard: compare its offsets, and write those that are wrong."""
 
     share: Share
     compute: Compute
