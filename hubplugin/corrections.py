@@ -3,19 +3,18 @@
 A *version* is one model written to one vector of a store. A vector has at most one
 active version, by which searches rank, and one previous version, of which only the
 model is left: `rollback` writes it. A store has at most one version that is being
-written. Everything else of which something may still lie in the store is retired, until
-it is deleted:
+written. Any other version is retired until nothing of it is left in the store:
 
-    begin, activate    the active version becomes the previous one; its offsets are
-    retired begin, give_up     another run writes another model withdraw           the
-    correction of one vector goes clear              what was retired has been deleted
+    begin, activate    the active version becomes the previous one; its offsets retire
+    begin, give_up     a half-written version retires; another model is written
+    withdraw           all versions of one vector retire
+    clear              retired versions have been deleted
 
 Each is a pure function: a manifest never changes, and each returns the next one.
 `ManifestStore` drives them: an adapter gives it one document that is read and written
 in one step, a place for models, and room for one number a target. A kill between any
-two
-steps leaves a manifest by which the next run goes on: it names what lies in the store
-before that is made, and until it is gone.
+two steps leaves a manifest by which the next run goes on: a version is listed before any
+of it is written, and until all of it is deleted.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ class Record(BaseModel):
 class Version(Record):
     """One model for one vector of a store. An adapter adds fields of its own.
 
-    number: What lies in the targets is named after it.
-    word: Random, so that two runs that begin at once and choose the same number share
-        no name. What one of them deletes is named after it.
-    vector: "" in a store with one.
-    model: Its fingerprint.
-    metric, dim: Those of the model.
+    number: Names the offsets in the targets.
+    word: A random name, since two runs that begin at once choose the same number. What a
+        run deletes is named after it.
+    vector: The name of the vector; "" in a store with one vector.
+    model: The fingerprint of the model.
+    metric, dim: Metric and dimensions of the model.
     mapped: True if the model has a query map.
     made: The time when its writing began.
     owner: The run that writes it.
@@ -113,12 +112,12 @@ class Manifest(Record, Generic[V]):
     def read(
         cls, content: str | bytes | Mapping[str, Any], place: str, mend: str
     ) -> Self:
-        """Read a manifest. What is refused is never written over by a job.
+        """Read a manifest. A job never overwrites a manifest that is refused.
 
         Args:
-            content: JSON.
-            place: Where it lies, for errors.
-            mend: What its user does without it.
+            content: The JSON, as text or parsed.
+            place: The place of the manifest, for errors.
+            mend: What the user can do, for errors.
 
         Raises:
             StoreError: Another version of hubplugin wrote it, or it is damaged.
@@ -142,7 +141,7 @@ class Manifest(Record, Generic[V]):
             raise StoreError(f"{damaged}: it is no JSON; {mend}") from None
 
     def find_current(self, vector: str = "") -> tuple[V | None, bool]:
-        """Return the version in `vector`, if any, and True if it is active."""
+        """Return the active or half-written version of `vector`, and True if active."""
         if vector in self.active:
             return self.active[vector], True
         if self.writing is not None and self.writing.vector == vector:
@@ -151,7 +150,7 @@ class Manifest(Record, Generic[V]):
 
     @property
     def maintained(self) -> tuple[V, ...]:
-        """The versions whose offsets a write must bring along."""
+        """The versions whose offsets a write to a target must bring up to date."""
         active = tuple(self.active.values())
         return active if self.writing is None else (*active, self.writing)
 
@@ -163,7 +162,7 @@ class Manifest(Record, Generic[V]):
     def find(self, vector: str, model: str, **fields: object) -> tuple[V | None, Found]:
         """Return the version of `vector` that has this `model` and these `fields`.
 
-        The active one is amended; with a half-written one a run goes on.
+        Also return its state: an active version is amended, a half-written one finished.
         """
         required = {"vector": vector, "model": model, **fields}
         active = self.active.get(vector)
@@ -190,9 +189,9 @@ class Manifest(Record, Generic[V]):
     def activate(self, version: V) -> Self:
         """Return the manifest by which searches use `version`.
 
-        The version that they used becomes the previous one, whose offsets are retired;
-        so is the one before it, for its model. An active version is only replaced by
-        what is known of it now.
+        The version that they used becomes the previous one, and its offsets retire. The
+        former previous version retires with its model. If `version` was active already,
+        only its fields are updated.
         """
         vector = version.vector
         replaced = self.active.get(vector)
@@ -213,9 +212,9 @@ class Manifest(Record, Generic[V]):
         )
 
     def withdraw(self, vector: str = "") -> Self:
-        """Return the manifest without the correction of `vector`, which is retired.
+        """Return the manifest without a correction of `vector`.
 
-        That is the active, the previous and the half-written version.
+        The active, the previous and the half-written version retire.
         """
         gone = [
             version
@@ -240,8 +239,9 @@ class ManifestStore(Store, Generic[V]):
     """A store whose corrections are the versions of one manifest.
 
     An adapter gives the nine small methods that follow, and `begin`, which returns its
-    own `Writing` of what `start_version` gives. That calls `require_owner` before what
-    must not be done beside another run, and `switch` and `clear` to activate.
+    own `Writing` of the version that `start_version` returns. The writing calls
+    `require_owner` before each step that another run must not interfere with, and
+    `switch` and `clear` to activate.
     """
 
     vector: str = ""
@@ -262,7 +262,7 @@ class ManifestStore(Store, Generic[V]):
 
     @abstractmethod
     def delete_manifest(self) -> None:
-        """Delete the place of the manifest, in which nothing is left."""
+        """Delete the manifest, which is empty, with its place."""
 
     @abstractmethod
     def new_version(self, model: OffsetModel, number: int) -> V:
@@ -301,7 +301,7 @@ class ManifestStore(Store, Generic[V]):
         return manifest.last_number + 1
 
     def seen(self) -> Manifest[V]:
-        """Return the manifest as a job has read it last, for what changes nothing."""
+        """Return the manifest for reading only; an adapter may return a cached one."""
         return self.read_manifest()
 
     def correction(self) -> Correction | None:
@@ -315,11 +315,11 @@ class ManifestStore(Store, Generic[V]):
         return None if version is None else self.read_model(version)
 
     def active(self) -> V | None:
-        """Return the version by which searches rank, None where they are raw."""
+        """Return the version by which searches rank, None if they are raw."""
         return self.seen().active.get(self.vector)
 
     def require_active(self) -> V:
-        """Raise StoreError where no correction is active."""
+        """Return the active version. Raises StoreError if no correction is active."""
         version = self.active()
         if version is None:
             raise StoreError(
@@ -336,11 +336,11 @@ class ManifestStore(Store, Generic[V]):
     def start_version(
         self, model: OffsetModel, progress: Progress | None = None
     ) -> tuple[V, Found]:
-        """Return the version by which `begin` writes `model`, and what of it was found.
+        """Return the version of `model` that `begin` writes, and the state it was found in.
 
-        An active version stays as it is. A half-written version goes to this run, and
-        the run that had it stops. Otherwise a new one is begun; another that was
-        half-written is deleted before, so that it needs no room beside this one.
+        An active version stays as it is. This run takes over a half-written version, and
+        the run that had it stops. Otherwise a new version is begun; a half-written one of
+        another model is deleted first, so that both need not fit at once.
         """
         with self.changing():
             manifest = self.read_manifest()
@@ -349,18 +349,25 @@ class ManifestStore(Store, Generic[V]):
                 if manifest.writing is not None or manifest.retired:
                     self.write_manifest(manifest.give_up())
                     manifest = self.clear(progress)
-                manifest, version = self._name(manifest, model)
+                manifest, version = self._store_new_version(manifest, model)
             if found != "active":
                 version = version.replace(owner=uuid.uuid4().hex)
                 self.write_manifest(manifest.begin(version))
             self.make_room(version)
         return version, found
 
-    def _name(self, manifest: Manifest[V], model: OffsetModel) -> tuple[Manifest[V], V]:
-        """Keep `model` as a new version, which the manifest names before it is made."""
+    def _store_new_version(
+        self, manifest: Manifest[V], model: OffsetModel
+    ) -> tuple[Manifest[V], V]:
+        """Write `model` as a new version.
+
+        It is first listed as retired, so that a run killed here leaves something that
+        `clear` deletes. If another run has rewritten the manifest meanwhile, undo and
+        raise StoreError.
+        """
         version = self.new_version(model, self.next_number(manifest))
-        named = manifest.replace(last_number=version.number, retired=(version,))
-        self.write_manifest(named)
+        listed = manifest.replace(last_number=version.number, retired=(version,))
+        self.write_manifest(listed)
         self.write_model(version, model)
         manifest = self.read_manifest()
         if version.word not in {other.word for other in manifest.retired}:
@@ -393,9 +400,9 @@ class ManifestStore(Store, Generic[V]):
             self.write_manifest(self.require_owner(version).activate(version))
 
     def clear(self, progress: Progress | None = None) -> Manifest[V]:
-        """Delete what is retired. Return the manifest as it is then.
+        """Delete the retired versions. Return the manifest after that.
 
-        Another run may have begun meanwhile.
+        It is read again, since another run may have begun meanwhile.
         """
         with self.changing():
             manifest = self.read_manifest()

@@ -253,14 +253,12 @@ def judge_by(
 def profile_of(
     bank: PreparedBank, seed: int = 0, sample: np.ndarray | None = None
 ) -> BankProfile:
-    """Return the kind of a bank.
-
-    Pairs and clicks tell what each query asks for, so documents may ask by them.
+    """Return the profile of a bank, from samples.
 
     Args:
         bank: The bank, with its gallery.
         seed: The seed of the samples.
-        sample: That of the gallery, if it was drawn before.
+        sample: A sample of the gallery; by default `sample_of`.
     """
     order = np.random.default_rng(seed).permutation(bank.distinct)
     queries = bank.query_bank[order[: 2 * fit_rows(bank)]]
@@ -270,9 +268,10 @@ def profile_of(
 
 
 def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:
-    """Return True if most of the queries' own targets are in the gallery.
+    """Return True if the answers are known to be in the gallery, most of them at least.
 
-    It is seen on a `sample` of the gallery; False if nothing says so.
+    Clicks name targets of the gallery. Pairs name rows of the target bank, so the share of
+    these in the gallery is estimated from those in a `sample` of it.
     """
     if bank.pairs is None:
         return bank.clicks is not None
@@ -282,16 +281,16 @@ def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:
 
 
 def try_paraphrases(bank: PreparedBank, tried: Candidate, seed: int = 0) -> Side | None:
-    """Try a correction on held-out wordings of targets that a log asks for in others.
+    """Try a correction on held-out wordings of targets whose other wordings it was fitted on.
 
     Args:
         bank: The log.
-        tried: The correction. A method is resolved on the whole bank and gallery before.
+        tried: The correction; a method must be resolved on the whole bank and gallery.
         seed: The seed of the folds.
 
     Returns:
-        R@1 under no correction and under `tried`. None for a log that has few such
-        wordings.
+        R@1 raw and under `tried`. None if the log has few queries, or few targets with
+        several wordings.
     """
     if len(bank.distinct) < FEW:
         return None
@@ -311,10 +310,11 @@ def look_like_wrong_clicks(asked: Side, all_queries: Side) -> bool:
 
 
 def objections_to_recall(trial: Trial, learned: bool = False) -> list[str]:
-    """Return objections by R@1 and the mean rank, with known answers.
+    """Return objections if R@1 falls, or if neither R@1 nor the mean rank improves.
 
-    A few queries say nothing. A `learned` map may leave both as they are: it gains most
-    for what is asked again, and held-out targets were not asked for.
+    Return none without known answers. Fewer than `SMALLEST_PAIRED` queries do not show
+    an improvement, and a `learned` map need not show one: it gains most for targets that
+    are asked for again, while held-out targets were never asked for.
     """
     right = trial.right
     rank = trial.rank
@@ -377,7 +377,7 @@ def _notes(trial: Trial) -> list[str]:
 
 
 def small_bank(distinct: int) -> list[str]:
-    """Say what to expect of a bank of few `distinct` queries; nothing of a larger one."""
+    """Return a note on what to expect if the bank has few `distinct` queries, else none."""
     if distinct >= FEW:
         return []
     return [
@@ -387,9 +387,9 @@ def small_bank(distinct: int) -> list[str]:
 
 
 def require_kind(bank: PreparedBank) -> BankProfile:
-    """Return the kind of a bank. Raises CorrectionRefused if that speaks against it.
+    """Return the profile of a bank. Raises CorrectionRefused if its kind would do harm.
 
-    It costs a few products of samples, and comes before anything is fitted.
+    Only samples are multiplied, so it is cheap enough to come before any fit.
     """
     seen = profile_of(bank)
     if seen.objection:
@@ -398,9 +398,9 @@ def require_kind(bank: PreparedBank) -> BankProfile:
 
 
 def require_size(bank: PreparedBank, method: Method) -> None:
-    """Raise CorrectionRefused for a bank that is too small for `method`.
+    """Raise CorrectionRefused if `bank` is too small for `method`.
 
-    That is seen without the gallery.
+    It does not need the gallery.
     """
     distinct = len(bank.distinct)
     try:
@@ -414,7 +414,7 @@ def require_size(bank: PreparedBank, method: Method) -> None:
 
 
 def require_displacement(model: OffsetModel, bank: PreparedBank) -> None:
-    """Raise CorrectionRefused if offsets reach beyond the candidates of a search."""
+    """Raise CorrectionRefused if offsets outweigh similarities, see `FARTHEST`."""
     share = displacement(model, bank)
     if share > FARTHEST:
         raise _refusal(
@@ -426,9 +426,9 @@ def require_displacement(model: OffsetModel, bank: PreparedBank) -> None:
 
 
 def displacement(model: OffsetModel, bank: PreparedBank) -> float:
-    """Return how much of the gallery is nearer to a query than what comes first.
+    """Return the share of targets that are nearer to a query than its corrected first one.
 
-    A mean share, 0 to 1, over queries of `bank`, whose nearest target `model` corrects.
+    It is the mean, 0 to 1, over a sample of bank queries and of targets.
     """
     gallery = bank.require_targets()
     rows = pick_evenly(np.arange(gallery.rows), MOVED_TARGETS)
@@ -453,7 +453,7 @@ USE_BLEND: Parts = (
 
 
 def _remedy(bank: BankProfile, method: str = "blend") -> Parts:
-    """Say what to do about an objection to a fit of `method` on `bank`."""
+    """Return what to do if a fit of `method` on `bank` is refused."""
     answers = Parameter("answers")
     if bank.kind == "documents":
         return (
@@ -473,7 +473,7 @@ def _remedy(bank: BankProfile, method: str = "blend") -> Parts:
 
 
 def _refusal(reason: str, *remedy: str | Parameter) -> CorrectionRefused:
-    """Return the error with a reason and what to do."""
+    """Return the error that names a reason, a remedy, and `force`."""
     return CorrectionRefused(
         reason,
         "; nothing was changed: ",

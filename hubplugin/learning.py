@@ -38,60 +38,63 @@ from hubplugin.vectors import (
 )
 
 FEWEST_PAIRS, FEWEST_TARGETS = 50, 10
-"""Different pairs, and different targets in them, below which nothing is learned, and
-judged pairs are refused."""
+"""Distinct pairs, and distinct targets in them, below which nothing is learned and judged
+pairs are refused."""
 
 NEARER = 0.75
 """A bank is refused if a smaller share of its queries is nearer to its own answer than
 to another's: 0.5 is chance."""
 
 RIGHT = 0.93
-"""The same share of right clicks: 0.93 to 1 for seven kinds of data, 0.86 for an eighth
-that the raw search finds for 10 %. With 30 % of the clicks wrong it is 0.76 to 0.86."""
+"""The share of `NEARER` that right clicks have: 0.93 to 1 for seven kinds of data, and
+0.86 for an eighth, of which the raw search finds 10 %. With 30 % of the clicks wrong it
+is 0.76 to 0.86."""
 
 STEPS = {
     "asked": (0.0, 0.5, 1.0, 2.0),
     "gallery": (0.5, 1.0, 2.0),
     "answer": (0.5, 1.0),
 }
-"""Strengths of a map, by what it tells answers from: other targets that were asked for,
-these and some of the gallery, or nothing, so that it leads to the answer itself."""
+"""Strengths of a map, by what it tells an answer from: the other targets that were asked
+for; these and some of the gallery; or nothing, so that it maps a query to its answer."""
 
 SHARES = 1.0, 0.5, 0.0
 """Shares of the offsets that are tried beside each map."""
 
 RAW = len(SHARES) - 1
-"""The number of the raw search among all that is tried, of which 0 is the offsets alone."""
+"""The number of the raw search among the candidates: without map, the last of `SHARES`.
+
+Candidate 0 is the offsets alone."""
 
 OTHERS = 1_500
-"""Targets of the gallery that nobody asked for, from which answers are told."""
+"""Targets drawn from the gallery, from which a map tells answers, see `STEPS`."""
 
 FOLDS, PROBES = 3, 1_500
-"""Folds of each side, and how many pairs all of them hold out."""
+"""Folds of each side, and the pairs that all folds of a side hold out together."""
 
 SOFTNESS = 0.4
 """A query counts as right to the degree sigmoid(margin / (SOFTNESS tau))."""
 
 AGAIN = 0.2
-"""The gain of a target that is asked for again, in other words, as a share of the gain
-of the very pairs that taught. On logs whose other wordings are known it is 0.3 to 0.7;
-less costs those nothing that nobody asks for (docs/measurements/learning.md)."""
+"""The gain of a target that is asked for again in other words, as a share of the gain of
+the very pairs that taught. On logs with several wordings a target it is 0.3 to 0.7; a
+lower value spares targets that nobody asks for (docs/measurements/learning.md)."""
 
 PRUDENCE = 2.0
 """Standard errors that a gain on held-out pairs must make up for."""
 
 APART = 0.85
-"""Where `own_share` is this or more, as across modalities and languages, held-out pairs
-do not see all that is lost (docs/measurements/methods.md). There no side may be behind
-the offsets alone, all offsets stay, and nothing is whitened."""
+"""The `own_share` from which on held-out pairs do not see every loss, as across modalities
+and languages (docs/measurements/methods.md). No side may then be behind the offsets
+alone, offsets keep their full share, and nothing is whitened."""
 
 WIDER = 1.4
 """How much wider the interval of a change is than that of held-out pairs alone: these
 choose the map, too, and their folds share most of what is learned."""
 
 LOOKED_AT = 1_000
-"""Pairs that are searched for in the whole gallery, so that a share comes out to 1.3
-points."""
+"""Pairs that are searched for in the whole gallery: a share of them then has a standard
+error of 1.3 points."""
 
 FOUND = 0.8
 """Share of the pairs found by the raw search from which they are refused: titles that
@@ -109,8 +112,11 @@ Pairs: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Queries, the places of their targets, and these, as `pairs_of` returns them."""
 
 
-def find_different(bank: PreparedBank) -> np.ndarray:
-    """Return the rows [m] of the pairs of query and answer in `bank` that differ, the first of equal ones."""
+def distinct_pairs(bank: PreparedBank) -> np.ndarray:
+    """Return the bank rows [m] of the distinct (query, answer) pairs, none without answers.
+
+    Of equal pairs it is the first row.
+    """
     answers = bank.known_answers
     if answers is None:
         return np.empty(0, np.int64)
@@ -120,7 +126,7 @@ def find_different(bank: PreparedBank) -> np.ndarray:
 
 
 def has_enough(bank: PreparedBank, rows: np.ndarray) -> bool:
-    """Return True if the `rows` [m] of a `bank` are pairs enough, of enough targets."""
+    """Return True if the pairs in `rows` [m] of a bank suffice to learn from."""
     answers = bank.known_answers
     return (
         answers is not None
@@ -130,7 +136,7 @@ def has_enough(bank: PreparedBank, rows: np.ndarray) -> bool:
 
 
 def require_answers(bank: PreparedBank) -> None:
-    """Raise InputError for a bank of which no answers are known."""
+    """Raise InputError if `bank` has no known answers."""
     if bank.known_answers is None:
         raise InputError(
             "learn=True learns from what each query asks for: pass a Bank with ",
@@ -140,18 +146,18 @@ def require_answers(bank: PreparedBank) -> None:
 
 
 def find_pairs(bank: PreparedBank, name: str = "the bank") -> np.ndarray:
-    """Return the rows [m] of the different pairs of a bank.
+    """Return the rows [m] of the distinct pairs in a bank, which suffice to learn from.
 
     Args:
-        bank: A bank with known answers.
+        bank: The bank.
         name: What errors call it.
 
     Raises:
-        InputError: The bank has too few.
-        CorrectionRefused: They are no pairs of this gallery.
+        InputError: The bank has no known answers, or too few.
+        CorrectionRefused: The answers do not belong to the queries.
     """
     require_answers(bank)
-    rows = find_different(bank)
+    rows = distinct_pairs(bank)
     pairs = pairs_of(bank, rows)
     if not has_enough(bank, rows):
         raise InputError(
@@ -178,7 +184,7 @@ def share_nearer(pairs: Pairs) -> float:
     shift = np.random.default_rng(0).integers(1, len(targets), len(answer))
     other = (answer + shift) % len(targets)
     ahead = (queries * (targets[answer] - targets[other])).sum(axis=1)
-    # Where two targets are equal, neither is nearer.
+    # If the two targets are equal, neither is nearer: count one half.
     return float(np.heaviside(ahead, 0.5).mean())
 
 
@@ -258,23 +264,27 @@ class Teachers:
         return bank
 
     def find_teaching(self) -> np.ndarray:
-        """Return the rows of `together` that teach. Raises what `find_pairs` does, of the bank and of the pairs."""
+        """Return the rows of `together` that teach.
+
+        Raises what `find_pairs` raises, for the bank or for the pairs.
+        """
         if self.pairs is None:
             return find_pairs(self.bank)
-        rows = find_different(self.bank)
+        rows = distinct_pairs(self.bank)
         if len(rows):
             find_pairs(self.bank)
-        own = find_different(self.pairs)
-        # Beside a bank that has answers few may be left.
+        own = distinct_pairs(self.pairs)
+        # Beside a bank with answers, a few pairs may do: `against` left out the others.
         if not len(rows) or has_enough(self.pairs, own):
             find_pairs(self.pairs, "the bank of pairs")
         return np.concatenate([rows, len(self.bank.query_bank) + own])
 
     def find_held_out(self) -> np.ndarray | None:
-        """Return the rows of `together` that choose how strong a map is. None for all that teaches.
+        """Return the rows of `together` that choose how strong a map is.
 
-        They are those judged, or, beside pairs, the answers of the bank. Raises InputError where what is judged cannot
-        choose.
+        They are the judged clicks, if any, or, beside pairs, the answers of the bank.
+        Return None if there are neither: all pairs that teach then choose. Raises
+        InputError if the judged clicks cannot choose.
         """
         if self.judged is not None:
             if self.bank.pairs is not None or self.judged.clicks is None:
@@ -286,11 +296,11 @@ class Teachers:
             return first + find_pairs(self.judged, "the judged bank")
         if self.pairs is None or self.bank.clicks is None:
             return None
-        return find_different(self.bank)
+        return distinct_pairs(self.bank)
 
     @property
     def clicks(self) -> np.ndarray | None:
-        """The ids of all that was clicked, before they are rows; None where there are none."""
+        """The ids of all clicked targets, before `against` makes rows of them, or None."""
         known = list[np.ndarray]()
         for part in (self.bank, self.judged, self.pairs):
             if part is not None and part.clicks is not None:
@@ -300,10 +310,11 @@ class Teachers:
     def against(
         self, targets: VectorLike, ids: Mapping[int | str, int] | None = None
     ) -> Teachers:
-        """Return the same with the gallery `targets`, and `ids` as in `PreparedBank.against`.
+        """Return these banks with the gallery `targets`; `ids` as in `PreparedBank.against`.
 
-        Beside pairs, fewer answers of the bank than teach by themselves are left out. So are pairs that stand there
-        twice, or in the bank: they would teach what is held out.
+        Beside pairs, the answers of the bank are left out if there are too few to learn
+        from. Pairs are left out if an earlier pair equals them, or if the bank has their
+        query with an answer: they would teach what is held out.
         """
         clicks = self.clicks
         if ids is None and isinstance(targets, Scannable) and clicks is not None:
@@ -313,14 +324,14 @@ class Teachers:
         if self.pairs is None:
             return Teachers(bank, judged)
         pairs = self.pairs.against(targets, ids)
-        own = find_different(bank)
+        own = distinct_pairs(bank)
         if not has_enough(bank, own):
             bank = replace(bank, clicks=None)
             own = own[:0]
         known = {bank.query_bank[row].tobytes() for row in own}
         rows = [
             row
-            for row in find_different(pairs).tolist()
+            for row in distinct_pairs(pairs).tolist()
             if pairs.query_bank[row].tobytes() not in known
         ]
         return Teachers(bank, judged, pairs.take(np.array(rows, np.int64)))
@@ -330,12 +341,12 @@ class Teachers:
 class MapFit:
     """A way to fit offsets and a map together, and a `Candidate`.
 
-    method, share: Those of the offsets.
-    strength, tau, whitening: Those of the map.
-    apart_from: What it tells answers from, one of `STEPS`.
+    method, share: The method of the offsets, and the share of its strength.
+    strength, tau, whitening: The parameters of the map.
+    apart_from: What the map tells answers from, one of `STEPS`.
     others: Targets of the gallery [o, d], for "gallery".
-    pairs: They teach beside those of a fold.
-    below: Rows of the bank of all that teach, from which on nothing teaches this map.
+    pairs: Pairs that teach beside those of a fold.
+    below: Only rows below it teach this map, of the bank `Teachers.together`.
     """
 
     method: Blend
@@ -357,8 +368,12 @@ class MapFit:
         return bool(self.strength) or self.whitening is not None
 
     def compose_map(self, w: np.ndarray, pairs: int) -> QueryMap | None:
-        """Return (I + s W) Z, with W = `w` [d, d] of `pairs` pairs and Z the whitening.
-        None for I."""
+        """Return the map (I + s W) Z, or None if it is the identity.
+
+        Args:
+            w: W [d, d]; s is the strength and Z the whitening.
+            pairs: How many pairs taught W.
+        """
         if not self.maps:
             return None
         eye = np.eye(len(w), dtype=np.float32)
@@ -377,7 +392,7 @@ class MapFit:
         return solve_map(self.whiten(queries), targets[answer], seen, self.tau)
 
     def learn(self, pairs: Pairs) -> QueryMap | None:
-        """Return the map that `pairs` teach."""
+        """Return the map that `pairs` teach, or None if it is the identity."""
         return self.compose_map(self.solve(pairs), len(pairs[0]))
 
     @property
@@ -388,8 +403,10 @@ class MapFit:
         return self.method.model_copy(update={"strength": strength})
 
     def fit(self, bank: PreparedBank, query_map: QueryMap | None) -> OffsetModel:
-        """Fit the method behind `query_map`. The model holds the bank as it was before
-        the map."""
+        """Fit the offsets of queries mapped by `query_map`.
+
+        The bank in the model is not mapped: the model maps it as it maps all queries.
+        """
         if query_map is None:
             return self.offsets.fit(bank)
         mapped = query_map.of_bank(bank.query_bank)
@@ -407,8 +424,7 @@ class MapFit:
 
     @property
     def variants(self) -> list[MapFit]:
-        """All that is tried behind the whitening: each map with each share of the
-        offsets."""
+        """Every map with every share of the offsets, in the order of `try_variants`."""
         return [
             replace(self, apart_from=apart_from, strength=strength, share=share)
             for apart_from, strengths in STEPS.items()
@@ -419,8 +435,10 @@ class MapFit:
     def try_variants(
         self, train: PreparedBank, bank: PreparedBank, teach: np.ndarray
     ) -> list[OffsetsAndMap]:
-        """Return what `variants` give, with the offsets that the bank has before a
-        step."""
+        """Return the offsets and the map of each of `variants`.
+
+        All share the offsets of the whitened bank before any step, computed once.
+        """
         pairs = pairs_of(bank, teach[teach < self.below])
         whitened = replace(train, query_bank=self.whiten(train.query_bank))
         offsets = self.method.raw_offsets(whitened)
@@ -436,11 +454,12 @@ class MapFit:
         return tried
 
     def may_be_chosen(self, apart: bool, unasked: bool) -> bool:
-        """Return True unless held-out pairs cannot tell what is lost.
+        """Return False for a variant whose losses held-out pairs would not show.
 
-        They cannot where queries and targets lie `apart`. Pairs that are `unasked`, such
-        as titles, cannot tell of hubs among the queries. Less of the offsets, and no map
-        beside them, is nothing that was learned.
+        If queries and targets lie `apart`, these are smaller shares of the offsets and a
+        whitening. Pairs that are `unasked`, such as titles, do not show what smaller
+        shares lose on real queries. A smaller share without a map is never chosen:
+        nothing was learned.
         """
         if self.share < 1 and (apart or unasked or not self.maps):
             return False
@@ -449,8 +468,7 @@ class MapFit:
     def __call__(
         self, train: PreparedBank, bank: PreparedBank, teach: np.ndarray
     ) -> list[OffsetsAndMap]:
-        """Return the map that the pairs of a fold teach, and the offsets of its mapped
-        bank."""
+        """Return the offsets and the map that a fold teaches, as `Candidate` asks."""
         if self.pairs is not None:
             added = len(bank.query_bank) + np.arange(len(self.pairs.query_bank))
             bank = bank.with_pairs(self.pairs)
@@ -474,9 +492,9 @@ class LearnedMap:
 
     model: It has a query map, unless held-out answers gain nothing by one.
     how: The method, and what was chosen.
-    asked: R@1 of the raw search and with offsets and map, of held-out paraphrases whose
-        target stays asked for. None where there are few.
-    other: The same of held-out pairs whose target nobody else asks for.
+    asked: R@1 raw and with offsets and map, for held-out paraphrases whose target was
+        taught by other queries. None if there are few.
+    other: The same for held-out pairs whose target was not taught.
     unasked: True if pairs that nobody asked, such as titles, were held out.
     nearer: The share of the pairs that are nearer to their own answer than to another's.
     """
@@ -491,7 +509,7 @@ class LearnedMap:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def strength(self) -> float:
-        """The strength of the map, 0 where none was learned."""
+        """The strength of the map, 0 if none was learned."""
         return self.how.strength
 
     @computed_field  # type: ignore[prop-decorator]
@@ -529,9 +547,9 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
 
     Args:
         configuration: The method of the offsets, `blend`.
-        teachers: With their gallery. What is judged chooses the map. Otherwise the
-            answers of the bank choose: all of them where they alone teach, or, beside
-            pairs, if there are 50. Otherwise the pairs choose.
+        teachers: The banks, with their gallery. Judged clicks choose the map, if there
+            are any. Otherwise the answers of the bank choose: all of them if they alone
+            teach or, beside pairs, if there are 50. Otherwise the pairs choose.
 
     Raises:
         InputError: One of the banks has too few answers.
@@ -571,9 +589,10 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
 
 
 def list_bases(configuration: Blend, teachers: Teachers) -> list[MapFit]:
-    """Return what `variants` are tried of: queries as they are, and whitened.
+    """Return the fits whose `variants` are tried: queries as they are, and whitened.
 
-    Beside clicks, both come again without the pairs: titles may cost what people asked.
+    If pairs come beside clicks, both are tried without the pairs, too: titles may harm
+    what people ask.
     """
     bank, pairs = teachers.bank, teachers.pairs
     rng = np.random.default_rng(0)
@@ -637,7 +656,7 @@ def widen(side: Side | None) -> Side:
     """Return `side` with a wider interval of its change, see `WIDER`."""
     assert side is not None
     value = side.change.value
-    # What none of n pairs sees may still happen to 3 in n (the rule of three).
+    # A loss that none of n pairs shows may still befall 3 in n (the rule of three).
     room = 3 / side.queries
     low = value + WIDER * (side.change.low - value) - room
     high = value + WIDER * (side.change.high - value) + room
@@ -649,13 +668,14 @@ def draw_sides(
 ) -> dict[str, list[Fold]]:
     """Return the folds of `teachers.together` by side.
 
-    In "other" the target of a held-out query was never among the learned. In "asked"
-    held-out queries are paraphrases: their target stays asked for. A log that has few of
-    them has "taught" in its place: pairs that teach are tried themselves.
+    "other": no pair that teaches has the target of a held-out query. "asked": some do,
+    so held-out queries are paraphrases. "taught", for a log with few paraphrases: the
+    pairs that teach are tried themselves.
 
     Args:
         teachers: With known answers.
-        rows: The pairs that teach. Offsets are fitted on what a fold leaves of the bank.
+        rows: The pairs that teach. Offsets are fitted on the bank without the held-out
+            pairs.
         held: The pairs that are held out; by default those that teach.
     """
     bank = teachers.together
@@ -671,7 +691,7 @@ def draw_sides(
         fitted = own[(answers[own] < 0) | np.isin(own, taught)]
         return Fold(fitted, tested, taught)
 
-    # Each fold leaves some of the wordings of a target.
+    # Spread the wordings of a target over the folds, so that each leaves some to teach.
     part = np.arange(len(order)) % FOLDS
     if held is None:
         part = folds_within(answers[order], FOLDS)
@@ -696,16 +716,17 @@ def choose(
 ) -> int:
     """Return the number of the candidate whose soft R@1 gains most over the raw search.
 
-    The gain is the mean of the sides, less `PRUDENCE` of its error. Of a log that nobody
-    asked twice in other words, held-out targets alone would choose a map far too weak
-    for what is asked again: `AGAIN` of the gain of the pairs that taught stands for it.
-    On no other side may R@1 fall. Where nothing is left, the offsets alone remain.
+    The gain is the mean over the sides, each less `PRUDENCE` standard errors. In a log
+    without paraphrases, held-out targets alone would choose a map far too weak for
+    targets that are asked for again: `AGAIN` of the gain of the pairs that taught stands
+    in for those. R@1 may fall on no other side. Return 0, the offsets alone, if no
+    candidate is left.
 
     Args:
         sides: The trials of all candidates, by side.
         tau: The temperature of the margins.
-        may: The candidates that may be chosen, bool [c].
-        apart: Queries and targets lie apart, so that no side may be behind the offsets
+        may: Which candidates may be chosen, bool [c].
+        apart: Queries and targets lie apart: no side may gain less than by the offsets
             alone.
     """
     values = list[np.ndarray]()
@@ -785,8 +806,8 @@ def read_learn(
 ) -> bool | Bank:
     """Return `learn` as False, True or a bank of pairs.
 
-    Raises InputError for anything else, and, unless it is False, for arguments of a fit
-    under which a map was not measured or would not be applied.
+    Raises InputError for anything else and, unless it is False, for arguments with which
+    a map was never measured or could not be applied.
     """
     if not isinstance(learn, (bool, Bank)):
         got = type(learn).__name__

@@ -339,8 +339,8 @@ class Recorder:
         self._forget_heard()
 
     def _forget_heard(self) -> None:
-        """Start with nothing heard that is not on disk."""
-        # By dimension: how many queries, when the first and the last were asked.
+        """Empty what is held in memory: it is on disk, or another process writes it."""
+        # By dimension: how many queries were asked, and when the first and the last.
         self._heard: dict[int, tuple[int, float, float]] = {}
         self._rows: list[tuple[int, str, bytes, float, str | None]] = []
         self._clicks: list[tuple[str, str, float]] = []
@@ -452,26 +452,30 @@ class Recorder:
                 recorder.fail(error)
 
     def _write(self) -> None:
+        """Write what was heard since the last writing, and cut the sample to `size`.
+
+        `add` and `click` wait only while it takes their lists over, not for the disk.
+        """
         with self._writing:
             with self._adding:
                 if self._timer is not None:
                     self._timer.cancel()
                 self._timer = None
-                heard = self._heard
-                rows = self._rows
+                seen_by_dim = self._heard
+                queries = self._rows
                 clicks = self._clicks
                 self._forget_heard()
-            if not heard and not clicks:
+            if not seen_by_dim and not clicks:
                 return
-            if not heard and not os.path.lexists(self.folder / FILE):
-                # No folder is made for a click in a misspelt collection.
+            if not seen_by_dim and not os.path.lexists(self.folder / FILE):
+                # A click in a misspelt collection must not make a folder for it.
                 self.fail(InputError("no query was recorded there"), "a click is")
                 return
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _transaction(self.folder) as record:
-                for dim, asked in heard.items():
-                    record.execute(ADD_SAMPLE, (dim, *asked))
-                record.executemany(ADD_QUERY, rows)
+                for dim, seen in seen_by_dim.items():
+                    record.execute(ADD_SAMPLE, (dim, *seen))
+                record.executemany(ADD_QUERY, queries)
                 record.executemany(ADD_CLICK, clicks)
                 for statement in KEEP:
                     record.execute(statement, {"size": self.size})
@@ -481,11 +485,11 @@ class Recorder:
         self._failed.discard(QUERIES)
 
     def fail(self, error: Exception, what: str = QUERIES) -> None:
-        """Say in the log that something is not recorded: once, until it is written again.
+        """Log that something is not recorded: once, until it is written again.
 
         Args:
-            error: Why.
-            what: What is not, with its verb.
+            error: The reason.
+            what: What is not recorded, with its verb.
         """
         if what not in self._failed:
             self._failed.add(what)

@@ -49,7 +49,7 @@ NAMED = 6
 class Misled:
     """A query for which a hub comes first, and what comes first after the correction.
 
-    right: whether that is a right answer; None where that is not known.
+    right: True if `after` is a right answer; None without known answers.
     """
 
     query: str
@@ -65,8 +65,8 @@ class Hub:
     """A target that too many queries find.
 
     id: in a store, or its row. name: what it is called. found_by: how many queries find it
-    by each search: raw, and by a method's label, in a store corrected. misled: some of
-    the queries for which it comes first.
+    by each search: "raw", and "corrected" or the label of a method. misled: some of the
+    queries for which it wrongly comes first.
     """
 
     id: int | str
@@ -79,7 +79,7 @@ class Hub:
 class Bar:
     """A cell with a bar from `start` to `end`, shares of its width.
 
-    zero: whether the middle of the bar is 0, as it is for intervals.
+    zero: True if the middle of the bar is 0, as it is for intervals.
     """
 
     text: str
@@ -95,10 +95,10 @@ class Bar:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a section. Its cells belong to the section's columns, or say the second of the first.
+    """A line of a section. It has a cell for each of the section's columns, if there are columns.
 
-    direction: whether it is good or bad news, None for neither. more: lines that it opens
-    to; a terminal shows the first. image: what the file of its picture is called.
+    direction: good or bad news, None for neither. more: lines that it opens to; a
+    terminal shows the first. image: the file name of its picture.
     """
 
     cells: Sequence[str | Bar]
@@ -109,7 +109,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Chart:
-    """A histogram: how many targets have each value, a number on `axis`, by the label of the series."""
+    """A histogram: for each series, by label, how many targets have each value on `axis`."""
 
     axis: str
     series: Mapping[str, Mapping[Any, int]]
@@ -119,7 +119,7 @@ class Chart:
 class Section:
     """A part of a page: a title over rows, a chart, or both.
 
-    columns: over the cells of the rows, where these are a table. note: small print below.
+    columns: the titles of the cells, if rows are a table. note: small print below.
     """
 
     title: str
@@ -146,7 +146,7 @@ Spell: TypeAlias = Callable[[Step], str]
 
 
 def as_call(step: Step) -> str:
-    """Return the job of a step as it is called in Python."""
+    """Return the Python call that does the job of a step."""
     needs_bank = step.job in ("diagnose", "apply", "refit")
     given = ["store", *["bank"] * needs_bank]
     given += [f"{name}=True" for name in step.options]
@@ -155,10 +155,10 @@ def as_call(step: Step) -> str:
 
 @dataclass(frozen=True)
 class Page:
-    """What people are shown of a result.
+    """The page that people are shown of a result.
 
-    headline: what it comes to, one line. direction: whether that is good news. scene: what
-    was looked at. steps: what to do next.
+    headline: the outcome, one line. direction: whether the outcome is good news. scene:
+    what was looked at. steps: what to do next.
     """
 
     headline: str
@@ -183,9 +183,9 @@ class Result:
         """Return the page as text.
 
         Args:
-            verbose: with all that rows open to.
-            terminal: in colours.
-            spell: says how the job of a step is begun.
+            verbose: show all lines that rows open to, not the first alone.
+            terminal: use colours.
+            spell: returns the call or the command that does the job of a step.
         """
         from rich.console import Console
         from rich.padding import Padding
@@ -214,7 +214,8 @@ class Result:
                     console.print(Padding(_as_table(section), (0, 0, 0, 2)))
                 more = [row.more if verbose else row.more[:1] for row in section.rows]
                 lines = table.get().splitlines()
-                # Where rows open to more, each is one line, below that of the columns.
+                # Rows that open to more are never wrapped: line 0 has the columns, and
+                # each other line is a row.
                 for line, opened in zip_longest(lines, [[], *more], fillvalue=()):
                     told.write(f"{line}\n")
                     for text in opened:
@@ -255,10 +256,10 @@ class Result:
         """Write the page as one HTML file that refers to nothing outside itself.
 
         Args:
-            path: of the file.
-            command: what was typed, which the page names.
-            images: a folder with pictures of targets, called as these are shown.
-            spell: says how the job of a step is begun.
+            path: the file.
+            command: the command that was typed, which the page shows.
+            images: a folder with pictures of targets, named as the targets are.
+            spell: as in `as_text`.
 
         Raises:
             InputError: `path` cannot be written, or Jinja2 or Pillow is missing.
@@ -295,16 +296,16 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 HIDDEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]+"
 )
-"""Control characters, and those that turn the direction of what stands around them."""
+"""Control characters, and those that change the direction of the text around them."""
 
 
 def clean(text: str) -> str:
-    """Return `text` without what could make a terminal or a page show something else."""
+    """Return `text` with a space for characters that could falsify what is shown."""
     return HIDDEN.sub(" ", text)
 
 
 def _largest(series: Mapping[str, Mapping[int, int]]) -> tuple[int, int]:
-    """Return the largest value in a chart, and the largest count."""
+    """Return the largest value in a chart, and the largest count; each at least 1."""
     parts = series.values()
     return (
         max([1, *(max(part, default=0) for part in parts)]),
@@ -333,7 +334,7 @@ COLOURS: Mapping[Direction | None, str] = {
 
 
 def shorten(text: str, longest: int) -> str:
-    """Return the beginning of a text, in one line."""
+    """Return a text in one line, cut to `longest` characters."""
     line = " ".join(text.split())
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
@@ -387,12 +388,12 @@ def decimal(value: float) -> str:
 def row_of(
     title: str, *values: float | None, form: Callable[[float], str] = percent
 ) -> list[Row]:
-    """Return the row of a measure of several searches, none where it was not measured.
+    """Return a list of one row: a measure by several searches. It is empty without values.
 
     Args:
-        title: of the row.
-        values: of the searches; None where it was not measured.
-        form: makes a text of each.
+        title: the title of the row.
+        values: the value by each search; None if it was not measured.
+        form: formats a value.
     """
     known = [form(value) for value in values if value is not None]
     return [Row((title, *known))] if known else []
@@ -403,11 +404,14 @@ COMPARED = ("", "raw", "corrected", "points (95 %)")
 
 
 AXIS = 5
-"""Bars of intervals reach from -1 / (2 AXIS) to as much: 10 points of R@1."""
+"""Bars of intervals reach from -1 / (2 AXIS) to 1 / (2 AXIS): 10 points of R@1."""
 
 
 def changes_of(sides: Mapping[str, Side | None]) -> list[Row]:
-    """Return a row for each change of R@1 that was measured, good or bad where it is beyond chance."""
+    """Return a row for each change of R@1 that was measured.
+
+    It is good or bad news if the change is beyond chance.
+    """
     rows = []
     for title, side in sides.items():
         if side is not None:
@@ -428,14 +432,14 @@ def list_hubs(
     never: Sequence[str] = (),
     field: str | None = None,
 ) -> Section:
-    """Return the section of the targets that come back most by any of the searches.
+    """Return the section of the targets that most queries find by any of the searches.
 
     Args:
         hubs: the targets.
         searches: the labels of the searches that are shown.
-        k: how many a query finds.
-        never: some that no query finds.
-        field: by which targets are called.
+        k: how many targets a query finds.
+        never: names of some targets that no query finds.
+        field: the field that has the names of targets.
     """
 
     def most(hub: Hub) -> int:
@@ -458,19 +462,19 @@ def list_hubs(
 
 
 def chart_occurrences(parts: Mapping[str, Mapping[int, int]]) -> Chart:
-    """Return the chart of how many targets each number of queries finds, by the search in `parts`."""
+    """Return the chart of the k-occurrence: `parts` has a histogram for each search."""
     return Chart("queries that find a target among their first places", parts)
 
 
 def describe_changes(
     worst: tuple[float, float], queries: int, right: Side | None
 ) -> str:
-    """Say how often the worst hub is found, and how R@1 changed where it is known.
+    """Describe how many queries find the worst hub, and how R@1 changed.
 
     Args:
         worst: the share of queries that find the worst hub, before and after.
-        queries: how many there are.
-        right: R@1 before and after.
+        queries: how many queries there are.
+        right: R@1 before and after; None without known answers.
     """
     before, after = (round(share * queries) for share in worst)
     verb = "falls" if after < before else "rises"
@@ -488,7 +492,9 @@ THUMBNAIL = (96, 96)
 
 
 def draw_thumbnail(folder: str | os.PathLike[str] | None, name: str) -> str | None:
-    """Return the picture called `name` in a folder, small, as a data URL; None if there is none.
+    """Return a thumbnail of the picture called `name` in a folder, as a data URL.
+
+    Return None if there is no such picture there, or it cannot be read.
 
     Raises:
         InputError: Pillow is missing.
@@ -511,15 +517,15 @@ def draw_thumbnail(folder: str | os.PathLike[str] | None, name: str) -> str | No
             small.thumbnail(THUMBNAIL)
             small.save(content, "JPEG")
     except (OSError, ValueError, Image.DecompressionBombError):
-        return None  # no picture that can be read: its name is shown alone
+        return None  # the name is shown alone
     return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
 def write_file(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content` to the file `path` that a user has named, whole or not at all; a link stays one.
+    """Write `content` to `path`, whole or not at all. A symbolic link is followed, not replaced.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: the file cannot be written.
     """
     try:
         atomic.write(os.path.realpath(path), content)

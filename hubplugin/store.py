@@ -28,12 +28,19 @@ Found: TypeAlias = Literal["nothing", "half-written", "active"]
 
 @dataclass(frozen=True)
 class Batch:
-    """Some targets of a store: `ids`, `vectors` [b, d] float32, and the `offsets` [b] float32 stored with them
-    under the active correction, NaN where there is none, infinite where it is that of another vector. `foreign` of
-    them carry something else where offsets lie, which no correction of this store has written. `place` is the store's
-    own, which it wants back with what is written. `values`: what each target has in the field that `Store.scan` was
-    asked for, None where it has nothing there. `rounding`: how far `offsets` may lie from the right ones [b], a
-    function of these; None where float32 keeps them."""
+    """Some targets of a store.
+
+    ids: The ids [b].
+    vectors: float32 [b, d].
+    offsets: The offsets stored under the active correction, float32 [b]. NaN if a target
+        has none, infinite if its offset belongs to another vector.
+    place: For the store alone, which needs it back when the batch is written.
+    foreign: How many targets carry something in the place of offsets that no correction
+        of this store has written.
+    values: What each target has in the field that `Store.scan` was asked for, or None.
+    rounding: Returns how far stored offsets may lie from the right ones, given these
+        [b]; None if the store keeps float32.
+    """
 
     ids: Sequence[Id]
     vectors: np.ndarray
@@ -44,7 +51,7 @@ class Batch:
     rounding: Callable[[np.ndarray], np.ndarray] | None = None
 
     def take(self, rows: np.ndarray) -> Batch:
-        """The targets of the row numbers `rows`, to be written."""
+        """Return the targets in `rows`, to be written."""
         ids = [self.ids[row] for row in rows.tolist()]
         return replace(
             self,
@@ -58,7 +65,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Hits:
-    """The nearest ids of every query, best first, and their scores on the store's own scale."""
+    """The ids that each query finds, best first, and their scores as the store gives them."""
 
     ids: list[list[Id]]
     scores: list[list[float]]
@@ -66,8 +73,12 @@ class Hits:
 
 @dataclass(frozen=True)
 class Correction:
-    """The correction that lies in a store: the model, and whether searches use it yet. made: when its writing began, as
-    2026-03-01T12:00:00+00:00; None where that is not known."""
+    """The correction in a store.
+
+    model: The model.
+    active: True if searches use it already.
+    made: When its writing began, as 2026-03-01T12:00:00+00:00; None if unknown.
+    """
 
     model: OffsetModel
     active: bool
@@ -76,9 +87,12 @@ class Correction:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The question that `Store.search` asks, for another client: `text` for people, the `request` as plain JSON.
+    """The request of `Store.search`, for another client.
 
-    A store whose clients speak a language of their own has a method `explain` that returns it.
+    A store with a query language of its own has a method `explain` that returns it.
+
+    text: The request as people write it.
+    request: The request as plain JSON.
     """
 
     text: str
@@ -93,51 +107,61 @@ class Writing(ABC):
                 writing.write(batch, model.offsets(batch.vectors))
             writing.activate()  # one step
 
-    A search is entirely old or entirely new at any moment, and a kill between any two calls loses nothing.
+    Each search is entirely old or entirely new. A kill between any two calls loses
+    nothing.
     """
 
     found: Found = "nothing"
-    """What of this very model (`model.fingerprint`) lay in the store before. An active one is amended in place."""
+    """The state in which this very model (by `model.fingerprint`) was in the store before.
+
+    If it was active, it is amended in place.
+    """
 
     forced: bool = False
-    """Whether it is activated even if the store's own searches would lose too much by it."""
+    """True to activate even if the store's own searches would lose too much."""
 
     takes_all: bool = False
-    """Whether `write` is given every target of `scan`, those whose offset is right, too: all are rounded anew."""
+    """True if `write` needs every target of `scan`, even if its offset is right.
+
+    A store that encodes all offsets anew needs them all.
+    """
 
     wrong: int | None = None
-    """How many offsets were missing or stale, known before it is activated; None where nobody has counted."""
+    """How many offsets were missing or stale, set before `activate`; None if not counted."""
 
     @abstractmethod
     def scan(self) -> Iterator[Batch]:
-        """The targets that may lack an offset of this version: all, or those behind which a run was cut off.
+        """Yield the targets that may lack an offset of this version.
 
-        Their offsets are those of this version, NaN where there is none yet.
+        They are all targets, or those from which on an earlier run was cut off. Batches
+        have the offsets of this version, NaN for a target without.
         """
 
     @abstractmethod
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        """Stores offsets under this version.
+        """Store offsets under this version.
 
         Args:
             batch: The targets.
-            offsets: Theirs, [b].
+            offsets: The offset of each target [b].
         """
 
     @abstractmethod
     def activate(self) -> None:
-        """Makes the model the one that searches use, in one step. The one that was active, if it is another, becomes
-        that of `Store.previous`."""
+        """Let searches use the model, in one step.
+
+        If another model was active, `Store.previous` returns it from now on.
+        """
 
     def wait(self) -> None:  # noqa: B027
-        """Waits until all that was written is there."""
+        """Wait until the store has taken everything that was written."""
 
     def share(self) -> Share:
         """Return what lets other machines write, in a store that is `hubplugin.executors.Sharded`."""
         raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027
-        """Releases what was held. What is half-written stays for the next run to go on with."""
+        """Release what was held. A half-written version stays for the next run."""
 
     def __enter__(self) -> Writing:
         return self
@@ -149,9 +173,12 @@ class Writing(ABC):
 class Store(ABC):
     """A gallery of vectors in somebody's store, and the offsets that lie with it.
 
-    `url` is what errors call it, `metric` and `dim` are those of its vectors. Methods raise StoreError, one line. Only
-    `remove` and a `Writing` change anything. The six abstract methods are what a store must have. A store that other
-    machines can read in parts, `StoreShard`s, has the method of `hubplugin.executors.Sharded`, too.
+    Methods raise StoreError, of one line. Only `remove` and a `Writing` change anything.
+    The six abstract methods are what a store must have. A store that other machines can
+    read in parts, `StoreShard`s, has the method of `hubplugin.executors.Sharded`, too.
+
+    url: What errors call the store.
+    metric, dim: Metric and dimensions of its vectors.
     """
 
     url: str
@@ -159,33 +186,37 @@ class Store(ABC):
     dim: int
 
     shared: bool = False
-    """Whether others may add, change and delete targets while a correction is written."""
+    """True if others may add, change and delete targets while a correction is written."""
 
     precision: float = 1e-5
     """Offsets that differ by less are the same to this store: float32 rounding of a sum in another order."""
 
     unit: bool = False
-    """Whether a correction by cosine holds only for vectors of unit length, because the store does not normalise."""
+    """True if the store does not normalise.
+
+    A correction by cosine then holds only for vectors of unit length.
+    """
 
     maps_queries: bool = False
-    """Whether it holds the query map of a model, too, so that `search` ranks as `model.queries(q)` and the offsets do.
-    Where it does not, a model with a map is refused (`hubplugin.jobs.write`)."""
+    """True if `search` applies the query map of a model: it ranks by `model.queries(q)` and
+    the offsets. Otherwise a model with a map is refused (`hubplugin.jobs.write`)."""
 
     record: Path | None = None
-    """The folder in which a `hubplugin.Recorder` keeps queries to this store; None where nobody has said which."""
+    """The folder in which a `hubplugin.Recorder` keeps queries to this store, if known."""
 
     how_to_record: str = "hubplugin.Recorder(FOLDER).add(queries) beside each search"
-    """What to do so that there are recorded queries."""
+    """What to do to record queries, for errors."""
 
     def for_job(self) -> Store:
         """Return this store for one job.
 
-        What does not change by itself, such as the manifest, is read once by it.
+        The returned store may read once what does not change by itself, such as a
+        manifest.
         """
         return self
 
     def __repr__(self) -> str:
-        # Without asking the store, which may be far away, or in the midst of a job.
+        # Ask the store nothing: it may be far away, or in the midst of a job.
         parts = [self.url, self.metric.value]
         if "dim" in vars(self):
             parts.append(f"{self.dim} dimensions")
@@ -200,14 +231,14 @@ class Store(ABC):
         """Yield every vector once, in batches: the originals [b, d], with the offsets of the active correction.
 
         Args:
-            field: The key of the targets that is read into `Batch.values`, such as that of titles or names.
+            field: The field that is read into `Batch.values`, such as titles or names.
 
         Raises:
             StoreError: The store cannot be read, or its targets have no such field.
         """
 
     def fields(self) -> Sequence[str]:
-        """Return the names that `scan` takes as `field`; none where they are not known."""
+        """Return the names that `scan` takes as `field`; none if they are not known."""
         return []
 
     def require_field(self, field: str) -> None:
@@ -220,60 +251,67 @@ class Store(ABC):
 
     @abstractmethod
     def correction(self) -> Correction | None:
-        """The correction that lies in the store, active or half-written; None if there is none."""
+        """Return the correction in the store, active or half-written, or None."""
 
     def previous(self) -> OffsetModel | None:
-        """The model that was active before, whole, which `rollback` writes. None if there is none, or the store keeps
-        none, as here."""
+        """Return the model that was active before, which `rollback` writes, or None.
+
+        By default a store keeps none.
+        """
         return None
 
     @abstractmethod
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> Writing:
-        """Prepares to write the offsets of a model; searches stay as they are until `Writing.activate`.
+        """Prepare to write the offsets of a model. `Writing.activate` lets searches use them.
 
-        If this very model is half-written, goes on with that; if it is active, amends it in place. Otherwise starts a
-        new version.
+        If this very model is half-written, the writing goes on with it; if it is active,
+        it is amended in place. Otherwise a new version is started.
 
         Args:
-            model: the fitted model.
-            progress: told of what takes long before, such as removing what an earlier run has left.
+            model: The fitted model.
+            progress: Told of preparations that take long, such as the removal of what an
+                earlier run has left.
         """
 
     def require_writable(self, *, dry_run: bool = False) -> None:  # noqa: B027
-        """Raises StoreError for what keeps a correction from being written, such as a folder without room for it
-        (`require_room`), as far as that can be told without changing anything: `apply` asks before it reads the
-        gallery. dry_run: whoever asks need not have the right to write."""
+        """Raise StoreError if a correction cannot be written, such as for lack of room.
+
+        `apply` asks before it reads the gallery, and nothing may be changed to find out.
+
+        dry_run: The caller need not have the right to write.
+        """
 
     def takes_metric(self, metric: Metric) -> bool:
-        """Return True if a model for `metric` can be written. A store whose metric
-        nobody has said may take that of the model from then on."""
+        """Return True if a model for `metric` can be written.
+
+        A store whose metric is unknown may adopt that of the model.
+        """
         return metric is self.metric
 
     def notes(self) -> Sequence[str]:
-        """Return what the store adds to an inspection, a line each: where and how the correction lies in it."""
+        """Return lines for an inspection that say where and how the correction is kept."""
         return ()
 
     def attention(self) -> Sequence[str]:
-        """Return what keeps searches from using a correction that lies in it, and what to do, a line each."""
+        """Return lines on what keeps searches from using the correction, and what to do."""
         return ()
 
     def plan(self) -> Sequence[str]:
-        """Return what writing a correction anew would do to the store, a line each."""
+        """Return lines on what writing a new correction would do to the store."""
         return ()
 
     @abstractmethod
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
-        """Searches by the store's search, corrected if a correction is active.
+        """Search as the store does, corrected if a correction is active.
 
         Args:
             queries: [m, d].
-            k: how many results of each.
-            raw: search without the correction.
+            k: How many results each query gets.
+            raw: Search without the correction.
         """
 
     def how_to_search(self) -> tuple[str, str]:
-        """Return the code by which an application searches corrected, and who maps its
-        queries where the model has a map."""
+        """Return code that searches corrected, and who maps the queries of a model with a map."""
         return (
             f"hubplugin.open_store({self.url!r}).search(queries, 10)",
             "it maps each query",
@@ -282,24 +320,25 @@ class Store(ABC):
     def read_fields(self, ids: Sequence[Id]) -> list[Mapping[str, Any]]:
         """Return what each of the targets `ids` has beside its vector, by field.
 
-        Nothing, as here, for a store of vectors alone. An unknown id has no fields.
+        An unknown id has no fields. By default a store keeps vectors alone.
         """
         return [{} for _ in ids]
 
     @abstractmethod
     def remove(self, progress: Progress | None = None) -> None:
-        """Takes the correction out; the store is as if it had never been there. Nothing happens without one."""
+        """Take the correction out, if there is one, as if it had never been there."""
 
     def with_filter(self, condition: str) -> Store:
-        """Return this store with searches that find only targets that meet `condition`, in its own language.
+        """Return this store with searches that find only targets that meet a condition.
 
-        Raises InputError for a condition that it cannot read.
+        Raises InputError if the store cannot read `condition`, which is in its own query
+        language, and StoreError if it has no filters.
         """
         raise StoreError(f"{self.url} searches without filters")
 
 
 def for_job(store: Store) -> Store:
-    """Return `store` as one job asks it. Raises InputError for anything else."""
+    """Return `store.for_job()`. Raises InputError if `store` is not a store."""
     if not isinstance(store, Store):
         raise InputError(
             f"expected a store, got {type(store).__name__}; open one: "
@@ -309,8 +348,11 @@ def for_job(store: Store) -> Store:
 
 
 class StoreShard(Shard):
-    """A part of a store, such as a range of ids, as other machines read it. No two parts share a target, and all parts
-    together have every target, also one that comes later."""
+    """A part of a store that other machines can read, such as a range of ids.
+
+    No two parts share a target. All parts together have every target, even if it is
+    added later.
+    """
 
     @abstractmethod
     def scan(self) -> Iterator[Batch]:
@@ -324,15 +366,21 @@ class StoreShard(Shard):
 
 
 class Share(Protocol):
-    """A `Writing` that its coordinator has begun, for other machines to take part in: a small value that travels."""
+    """A picklable handle by which other machines take part in a `Writing`."""
 
     def join(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
-        """The store, the writing of `shard` alone, which is not to be activated, and its model."""
+        """Return the store, a writing of `shard` alone, and the model.
+
+        The writing must not be activated.
+        """
 
 
 class ErrorTranslator:
-    """A client library, or what it gave, whose errors of `kinds` are StoreErrors of one line that begins with `url`. So
-    is all of the same library that it returns."""
+    """A proxy of a client library, or of an object of it, that raises StoreError.
+
+    It translates errors of `kinds` into one line that begins with `url`. Objects of the
+    same library that a call returns are proxies, too.
+    """
 
     def __init__(self, of: Any, url: str, kinds: tuple[type[Exception], ...]):
         self._of = of
@@ -361,15 +409,16 @@ class ErrorTranslator:
 
 
 def as_store_error(error: Exception, url: str) -> StoreError:
-    """A StoreError of `url` with the first line of an `error` of another library, without the source line that it
-    names."""
+    """Return a StoreError for `url` with the first line of another library's `error`.
+
+    The place in the library's Rust source is left out.
+    """
     first = re.sub(r",? \S+\.rs:\d+(:\d+)?", "", str(error).strip().partition("\n")[0])
     return StoreError(f"{url}: {first}")
 
 
 def require_room(folder: Path, needed: int) -> None:
-    """Raises StoreError if no file of `needed` bytes, of which there are going to be that many at least, can be made in
-    `folder`."""
+    """Raise StoreError if `needed` bytes cannot be written to a file in `folder`."""
     if lack := lack_of_room(folder, needed):
         raise StoreError(
             f"cannot write in {str(folder)!r}: {lack}; nothing was changed"
@@ -377,6 +426,8 @@ def require_room(folder: Path, needed: int) -> None:
 
 
 def read_recorded(store: Store, since: float | None = None) -> Recorded | None:
-    """The queries recorded of `store`, a bank of its dimensions; None if there are none. With `since`, only those that
-    were asked after that moment, in Unix seconds."""
+    """Return the queries recorded from `store` with its dimensions, None if there are none.
+
+    since: Only queries that were asked after that moment, in Unix seconds.
+    """
     return None if store.record is None else read(store.record, store.dim, since)

@@ -134,18 +134,19 @@ class Gallery(ABC):
             return self._model(), self._model("nnn")
         if not store.maps_queries or self.metric is Metric.EUCLIDEAN:
             pytest.skip("this store holds no map")
-        return self._map_queries(seed=5), self._map_queries(seed=6)
+        return self._mapped_model(seed=5), self._mapped_model(seed=6)
 
-    def _map_queries(self, seed: int) -> OffsetModel:
+    def _mapped_model(self, seed: int) -> OffsetModel:
+        """Return a model with a random query map, which says it has 200 pairs."""
         step = 0.1 * np.random.default_rng(seed).normal(size=(self.dim, self.dim))
         query_map = QueryMap(step.astype(np.float32), 1.0, 200)
         mapped = replace(self._model(), query_map=query_map)
         return mapped.centre_on(self.vectors())
 
     def _pairs(self, store: Store) -> tuple[np.ndarray, np.ndarray]:
-        """Return two queries for each target, and their ids.
+        """Return two queries for each target, and the ids of their targets.
 
-        A map finds the way from the ones to the others.
+        The queries are turned away from the targets, which a map can undo.
         """
         self._models(store, mapped=True)
         rng = np.random.default_rng(8)
@@ -441,7 +442,7 @@ class StoreConformance(Gallery):
         if not store.maps_queries:
             for job in (write, apply):
                 with pytest.raises(InputError, match="has a query map"):
-                    job(store, self._map_queries(seed=5))
+                    job(store, self._mapped_model(seed=5))
         self._assert_raw(store)
 
     @with_and_without_a_map
@@ -476,7 +477,7 @@ class StoreConformance(Gallery):
         rollback(store)
         self._assert_active(store, first, previous=second)
 
-    def test_a_rollback_gives_later_targets_offsets_and_a_refresh_keeps_the_model_before(
+    def test_rollback_after_refresh_ranks_later_targets_by_the_previous_model(
         self, store: Store
     ) -> None:
         first, second = self._models(store, mapped=False)

@@ -64,10 +64,10 @@ class Fold(NamedTuple):
 def make_folds(
     rows: np.ndarray, fold_of: np.ndarray, limit: int | None = None
 ) -> list[Fold]:
-    """Make folds of the bank queries `rows` [m].
+    """Make folds of the bank queries in `rows` [m].
 
-    Each is held out in the fold `fold_of` [m], -1 in none. All folds together try at
-    most `limit` queries, by default `HELD_OUT`.
+    Each query is held out in the fold that `fold_of` [m] gives, or in none if that is -1.
+    All folds together try at most `limit` queries, by default `HELD_OUT`.
     """
     limit = limit or HELD_OUT
     count = int(fold_of.max()) + 1
@@ -87,19 +87,20 @@ def folds_of(
 ) -> list[Fold]:
     """Split the distinct queries of a bank into folds.
 
-    Duplicates are dropped, so no fold tries a fit that saw it. If answers are known,
-    all
-    wordings of a target are held out together: they would give it away to each other.
+    Duplicates are dropped, so no fold tries a query that its fit saw. If answers are
+    known, all wordings of a target are held out together: one would give the target of
+    another away.
 
     Args:
         bank: The bank.
-        seed: Of the order.
-        count: Of the folds.
-        may_test: True for each query of known answer that may be held out [m]. Then
-            each is held out for itself, and what it asks for stays asked for.
+        seed: The seed of the random order.
+        count: How many folds are made.
+        may_test: True for each query that may be held out if its answer is known [m].
+            Queries are then held out one by one: other wordings of the same target may
+            stay in the fit.
 
     Raises:
-        InputError: No query can be held out.
+        InputError: There are too few distinct queries or targets to hold some out.
     """
     require_enough(len(bank.distinct))
     rng = np.random.default_rng(seed)
@@ -118,10 +119,10 @@ def folds_of(
 
 
 def paraphrase_folds(bank: PreparedBank, seed: int = 0) -> list[Fold]:
-    """Draw folds that hold out single wordings of targets that are asked for in others.
+    """Draw folds that hold out one wording of a target while others stay in the fit.
 
-    They are made of as many queries as one fit has, or a fold might not see the other
-    wordings.
+    Only as many queries are drawn as one fit takes: it would otherwise draw a sample,
+    which might lack the other wordings.
     """
     answers = bank.require_answers()
     rng = np.random.default_rng(seed)
@@ -133,10 +134,14 @@ def paraphrase_folds(bank: PreparedBank, seed: int = 0) -> list[Fold]:
 def _order_by_target(
     rows: np.ndarray, answers: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Order the queries whose answer is known by their targets, in random order.
+    """Order the queries of known answer by their targets, which come in random order.
 
     Returns:
-        Their rows [m], and the place of each one's target in that order, ascending.
+        The rows of the queries [m], and the place of each query's target among all
+        targets in that order, ascending [m].
+
+    Raises:
+        InputError: The answers name too few targets.
     """
     answered = rows[answers[rows] >= 0]
     numbers, target = np.unique(answers[answered], return_inverse=True)
@@ -150,9 +155,9 @@ def _order_by_target(
 
 
 def folds_within(answer: np.ndarray, count: int) -> np.ndarray:
-    """Return the fold of each query, so that each fold leaves wordings of its target.
+    """Spread the wordings of each target over `count` folds. Return each query's fold [m].
 
-    It is one of `count`, -1 if no other has the same `answer` [m], or the answer is -1.
+    The fold is -1 if no other query has the same `answer` [m], or if the answer is -1.
     """
     order = np.argsort(answer, kind="stable")
     _, first, group, times = np.unique(
@@ -167,7 +172,7 @@ def folds_within(answer: np.ndarray, count: int) -> np.ndarray:
 
 
 def require_enough(distinct: int) -> None:
-    """Raise InputError if none of so many bank queries can be held out."""
+    """Raise InputError if `distinct` bank queries are too few to hold some out."""
     if distinct < 2 * FOLDS:
         raise InputError(
             f"query bank has {distinct} distinct queries; holding some of them out needs "
@@ -176,16 +181,17 @@ def require_enough(distinct: int) -> None:
 
 
 def fit_rows(bank: PreparedBank) -> int:
-    """Return `FIT_ROWS`, or as many rows as memory allows.
+    """Return `FIT_ROWS`, or fewer if memory does not allow as many.
 
-    A fit holds rows x (targets + target bank), target bank x targets, and a Sinkhorn
-    fit its exponentials.
+    A fit of r rows has 2 r targets and at most r rows of the target bank, so it holds
+    some 5 r^2 float32 similarities. A Sinkhorn fit also holds their exponentials: 32
+    bytes allow for 8 r^2.
     """
     return min(FIT_ROWS, max(math.isqrt(bank.compute.bytes() // 32), 2 * FOLDS))
 
 
 def sample_of(bank: PreparedBank, seed: int = 0) -> np.ndarray:
-    """Draw targets of the gallery of `bank` at random: [n, d]."""
+    """Draw targets from the gallery at random: [n, d]. Raises InputError for one target."""
     gallery = bank.require_targets()
     if gallery.rows < 2:
         raise InputError(
@@ -196,10 +202,13 @@ def sample_of(bank: PreparedBank, seed: int = 0) -> np.ndarray:
 
 
 def answers_of(bank: PreparedBank, numbers: np.ndarray) -> np.ndarray:
-    """Return the targets `numbers` [p] of `PreparedBank.known_answers`: [p, d]."""
+    """Return the vectors [p, d] of `numbers` [p], as `PreparedBank.known_answers` has them.
+
+    They are rows of the target bank if the bank has pairs, else rows of the gallery.
+    """
     if bank.pairs is not None and bank.target_bank is not None:
-        gold: np.ndarray = bank.target_bank[numbers]
-        return gold
+        answers: np.ndarray = bank.target_bank[numbers]
+        return answers
     clicked, place = np.unique(numbers, return_inverse=True)
     rows = take_rows(bank.require_targets(), clicked, bank.metric)
     return rows[place.reshape(-1)]
@@ -211,8 +220,8 @@ def pairs_of(
     """Return the pairs in the `rows` of a bank with known answers.
 
     Returns:
-        Queries [p, d], the place of each one's target [p] among those asked for, and
-        these [c, d].
+        The queries [p, d], the place of each query's target in the third array [p], and
+        the distinct targets that are asked for [c, d].
     """
     answers = bank.require_answers()
     rows = rows[answers[rows] >= 0]
@@ -224,7 +233,7 @@ def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
     """Add to `targets` [n, d] those of `rows` [p, d] that are missing, once each.
 
     Returns:
-        All of them, and the place of each row [p].
+        The targets with the added rows behind them, and the place of each row there [p].
     """
     places = {row.tobytes(): place for place, row in enumerate(targets)}
     added = list[np.ndarray]()
@@ -242,9 +251,9 @@ def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
 def training_bank(
     bank: PreparedBank, rows: np.ndarray, targets: np.ndarray, seed: int
 ) -> PreparedBank:
-    """Return `FIT_ROWS` of the `rows` of a bank, against `targets` [n, d].
+    """Return a bank of up to `fit_rows` of the `rows` of a bank, against `targets` [n, d].
 
-    It has as much of the target bank.
+    Its target bank has the answers of these rows or, without pairs, as many random ones.
     """
     limit = fit_rows(bank)
     seen = np.sort(rows[np.random.default_rng(seed).permutation(len(rows))[:limit]])
@@ -265,15 +274,15 @@ def training_bank(
 
 
 OffsetsAndMap: TypeAlias = tuple[np.ndarray | float, QueryMap | None]
-"""The offsets of the targets that queries are tried among [n], and the map of
-queries."""
+"""The offsets [n] of the targets among which queries are tried, and the query map or
+None."""
 
 Candidate: TypeAlias = Callable[
     [PreparedBank, PreparedBank, np.ndarray], Sequence[OffsetsAndMap]
 ]
-"""One correction or several, to be tried. Called with the bank that it is fitted on
-(against the targets that are tried), the whole bank, and the rows of the whole bank
-that teach."""
+"""One correction or several that are tried. It is called with the bank of a fold, which
+has the targets among which queries are tried; the whole bank; and the rows of the whole
+bank that teach."""
 
 
 def uncorrected(
@@ -289,7 +298,7 @@ def fitted_by(method: Method) -> Candidate:
 
 
 def as_it_is(model: OffsetModel) -> Candidate:
-    """Return the candidate that is a model, whatever the fold."""
+    """Return the candidate that has the offsets and map of `model` in every fold."""
 
     def candidate(
         train: PreparedBank, bank: PreparedBank, teach: np.ndarray
@@ -302,16 +311,17 @@ def as_it_is(model: OffsetModel) -> Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Margins:
-    """The ranks of each held-out query under each candidate: [c, q].
+    """The finds of each held-out query under each candidate; arrays are [c, q].
 
-    targets: How many were sampled.
-    gap: Between the two nearest targets, on average.
-    hits: The first of the sampled targets [c, q, k].
-    costs: How much nearer the raw first target is than the corrected one.
-    margins: How far a query's own target is ahead of the best other. None without known
-        answers, as are right and ranks.
-    right: 1 if it comes first, shared among equals, else 0.
-    ranks: Its expected rank.
+    margins, right and ranks are None without known answers.
+
+    targets: How many targets were sampled.
+    gap: The mean raw similarity of a query's nearest target, less that of the second.
+    hits: The first k sampled targets [c, q, k].
+    costs: The raw similarity of the raw first target, less that of the corrected one.
+    margins: The score of a query's own target, less that of the best other target.
+    right: 1 if the own target comes first, 1/t if it ties with t - 1 others, else 0.
+    ranks: The expected rank of the own target, ties broken at random.
     """
 
     targets: int
@@ -323,9 +333,9 @@ class Margins:
     ranks: np.ndarray | None = None
 
     def noise(self, before: int, after: int) -> float:
-        """Return the standard error of the change of the skewness.
+        """Return the standard error of the change of skewness between two candidates.
 
-        A bootstrap of the queries, which are the same ones.
+        It is a bootstrap over queries, paired: both candidates rank the same resample.
         """
         rng = np.random.default_rng(0)
         count = self.hits.shape[1]
@@ -346,13 +356,14 @@ def cross_validate(
 ) -> Margins:
     """Fit each candidate on a part of the bank, and try it on the rest.
 
-    The folds are the outer loop, so that each is multiplied once.
+    The folds are the outer loop, so that all candidates share the similarities of one.
 
     Args:
-        candidates: What is tried.
+        candidates: The corrections.
         bank: The bank, with its gallery.
-        folds: Those of the bank.
-        sample: Targets that all queries are tried among [s, d]; by default `sample_of`.
+        folds: The folds of the bank.
+        sample: The targets among which all queries are tried [s, d]; by default
+            `sample_of`. Each fold adds the answers of its held-out queries.
     """
     if sample is None:
         sample = sample_of(bank)
@@ -364,7 +375,7 @@ def cross_validate(
         targets = sample
         gold = None
         if bank.known_answers is not None:
-            # The gallery holds what held-out queries ask for.
+            # A sample may lack what held-out queries ask for.
             own = answers_of(bank, bank.known_answers[fold.test])
             targets, gold = with_rows(sample, own)
         train = training_bank(bank, fold.train, targets, number)
@@ -385,9 +396,10 @@ class _FoldTrial:
 
     Args:
         train: The bank of the fit.
-        queries: [h, d].
-        sampled: How many of the targets were drawn; they come first.
-        gold: The column of each query's answer [h], None without answers.
+        queries: The held-out queries [h, d].
+        sampled: How many targets were drawn; added answers stand behind these.
+        gold: The place of each query's answer among the targets [h]; None without
+            answers.
     """
 
     def __init__(
@@ -432,9 +444,11 @@ class _FoldTrial:
 
 
 def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return margin, right and rank of the targets in the columns `gold` [p].
+    """Return margin, right and rank of each query's answer, as `Margins` explains them.
 
-    `scores` [p, n] are overwritten.
+    Args:
+        scores: [h, n]; they are overwritten.
+        gold: The column of each query's answer [h].
     """
     rows = np.arange(len(gold))
     score = scores[rows, gold]
@@ -449,13 +463,13 @@ def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> tuple[np.ndarray, ...
 class Figures:
     """A correction on held-out queries, in figures.
 
-    method, parameters: Those of the correction; "none" is no correction.
-    skewness: Of the k-occurrence.
+    method, parameters: What was fitted; the method is "none" without a correction.
+    skewness: The skewness of the k-occurrence.
     cost: Mean fall of the similarity of the first target, as a share of the mean
         distance between the two nearest.
     largest: The share of the queries that finds the worst hub.
     never: The share of the targets tried that no query finds.
-    right: R@1 of no correction and of this; None without known answers.
+    right: R@1 raw and corrected; None without known answers.
     rank: Geometric mean rank of the queries' own targets; None without known answers.
     occurrences: How many of the targets tried have the k-occurrence N, by N.
     """
@@ -483,10 +497,10 @@ class Figures:
         """Return the figures of a candidate against candidate 0.
 
         Args:
-            margins: Of all candidates.
-            number: Of the candidate.
-            method, parameters: Those of the correction.
-            **fields: Of a subclass.
+            margins: The margins of all candidates.
+            number: The number of the candidate.
+            method, parameters: What the candidate fitted.
+            **fields: Fields of a subclass.
         """
         occurrence = k_occurrence(margins.hits[number], margins.targets)
         costs = margins.costs[number]

@@ -514,6 +514,15 @@ def require_file(path: Path, name: str = "", expected: str = "a file") -> None:
 
 
 def from_file(text: str, name: str) -> Vectors:
+    """Return the vectors in a file, which its suffix says how to read.
+
+    Args:
+        text: PATH or, for one of the arrays or columns in the file, PATH#PART.
+        name: What errors call the vectors.
+
+    Raises:
+        InputError: There is no such file or part, it cannot be read, or `text` is a URL.
+    """
     path = Path(text)
     part = None
     if "#" in text and not os.path.exists(path):

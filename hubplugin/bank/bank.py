@@ -31,13 +31,17 @@ from hubplugin.vectors import (
 logger = logging.getLogger(__name__)
 
 MOST_PAIRS = 10_000
-"""Titles that are read from a store at most, drawn at random."""
+"""The most titles that are read from a store; more are sampled at random."""
 
 FEWEST = 10
-"""Queries below which nothing tells whether banks of equal length are pairs."""
+"""The fewest queries from which to tell whether banks of equal length are pairs."""
 
 LOOKED_AT = 1_000
-"""Queries that are looked at to tell, at most."""
+"""The most queries that are looked at to tell whether banks are pairs."""
+
+PAIRED = 0.75
+"""The share of queries nearer to their own answer than to another's from which on banks
+are pairs. By chance it is 0.5."""
 
 CLICKS = (".csv", ".tsv")
 NO_ANSWERS = (".json", ".jsonl", ".md", ".txt")
@@ -46,7 +50,7 @@ Answers: TypeAlias = VectorLike | Sequence[int | str] | None
 """What queries ask for, see `Bank`."""
 
 Pairs: TypeAlias = Sequence[int] | np.ndarray | None
-"""Which vector among the answers belongs to each query, see `Bank`."""
+"""The row of each query's vector among the answers, see `Bank`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -189,7 +193,10 @@ class Bank:
         return known
 
     def look(self) -> Bank:
-        """Return this bank if its files are there and can be read; compute nothing."""
+        """Return this bank. Raises InputError if a file is not there or cannot be read.
+
+        Nothing is embedded.
+        """
         if self.texts is None and self.queries is not None:
             as_vectors(self.queries, self.name)  # type: ignore[arg-type]
         if self.answers is not None:
@@ -211,11 +218,11 @@ class Bank:
         """Return the queries [m, d].
 
         Args:
-            gallery: A store, whose dimensions they must have.
+            gallery: If it is a store, queries must have its dimensions.
             progress: Told while texts are embedded.
 
         Raises:
-            InputError: They cannot be read or embedded, or have other dimensions.
+            InputError: The queries cannot be read or embedded, or have other dimensions.
         """
         dim = getattr(gallery, "dim", None)
         queries: Any = self.queries
@@ -242,16 +249,15 @@ class Bank:
     ) -> PreparedBank:
         """Read and check this bank.
 
-        Zero vectors are left out if the metric is cosine, and queries whose answer is
-        one.
+        If the metric is cosine, zero vectors are left out, and so are queries whose
+        answer is a zero vector.
 
         Args:
-            metric: As in `hubplugin.fit`, like `compute`.
-            compute: Device, memory and progress.
+            metric, compute: As in `hubplugin.fit`.
             gallery: As in `vectors`.
 
         Raises:
-            InputError: It cannot be used.
+            InputError: The bank cannot be used.
         """
         metric = Metric.parse(metric)
         compute = compute.settled()
@@ -269,7 +275,7 @@ class Bank:
                 f"{known.dim}; embed both with the same model"
             )
         answers, answer_rows = _read(known, metric)
-        own = rows
+        own = rows  # the row of each query's answer, as it was given
         if self.pairs is not None:
             what = "row of the target bank"
             given = _one_each(self.pairs, vectors.rows, what, "pairs", "iu")
@@ -277,7 +283,7 @@ class Bank:
             own = given[rows]
         elif known.rows != vectors.rows:
             return replace(bank, target_bank=answers)
-        # Zero vectors among the answers have no place.
+        # Rows move up where zero vectors were left out; these have the place -1.
         place = np.full(known.rows, -1)
         place[answer_rows] = np.arange(len(answers))
         pairs = place[own]
@@ -315,9 +321,10 @@ BankLike: TypeAlias = Bank | VectorLike | Sequence[str]
 
 
 def _read(vectors: Vectors, metric: Metric) -> tuple[np.ndarray, np.ndarray]:
-    """Return the prepared vectors [r, d], without zero vectors, and their rows [r].
+    """Return the prepared vectors [r, d], and their rows in `vectors` [r].
 
-    Only a cosine needs vectors that have a direction.
+    If the metric is cosine they have unit length, and zero vectors are left out. Raises
+    EmptyInput if none is left.
     """
     array = vectors.array()
     if metric is not Metric.COSINE:
@@ -338,7 +345,10 @@ def _read(vectors: Vectors, metric: Metric) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _open_answers(answers: Any) -> Vectors | np.ndarray | Path:
-    """Return answers as vectors [p, d], as ids [m], or as a file of clicks."""
+    """Return answers as vectors [p, d], as ids [m], or as the path of a file of clicks.
+
+    Raises InputError for a file that holds no answers.
+    """
     if not isinstance(answers, (str, os.PathLike)):
         ids = _one_dimensional(answers)
         if ids is not None:
@@ -362,7 +372,7 @@ def _open_answers(answers: Any) -> Vectors | np.ndarray | Path:
 
 
 def _one_dimensional(answers: Any) -> np.ndarray | None:
-    """Return numbers or texts, one by one, as an array [m]; None for vectors."""
+    """Return `answers` as an array [m] if they are numbers or texts; None for vectors."""
     if isinstance(answers, (Vectors, Scannable)) or getattr(answers, "ndim", 1) != 1:
         return None
     try:
@@ -380,7 +390,8 @@ def _one_dimensional(answers: Any) -> np.ndarray | None:
 def _one_each(values: Any, count: int, what: str, name: str, kinds: str) -> np.ndarray:
     """Return `values` as an array [count] of numbers or texts.
 
-    Raises InputError, which calls them `name`, for another number or other `kinds`.
+    Raises InputError for another length, or a dtype that is not among `kinds`. Errors call
+    the array `name` and each entry a `what`.
     """
     array = np.asarray(values)
     expected = f"expected one {what} for each of the {count} bank queries"
@@ -392,9 +403,9 @@ def _one_each(values: Any, count: int, what: str, name: str, kinds: str) -> np.n
 
 
 def _look_like_pairs(bank: PreparedBank, answers: np.ndarray) -> bool:
-    """Return True if most queries are nearer to their own answer than to another.
+    """Return True if `PAIRED` of the queries are nearer to their own answer than to another.
 
-    Half of them are by chance.
+    Row i of `answers` belongs to query i. Return False for fewer than `FEWEST`.
     """
     if len(answers) < FEWEST:
         return False
@@ -404,4 +415,4 @@ def _look_like_pairs(bank: PreparedBank, answers: np.ndarray) -> bool:
     similarities = dense(queries, columns)
     own = similarities.diagonal()
     next_row = np.roll(similarities, 1, axis=1).diagonal()
-    return bool((own > next_row).mean() > 0.75)
+    return bool((own > next_row).mean() > PAIRED)

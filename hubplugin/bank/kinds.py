@@ -325,19 +325,20 @@ def _as_queries(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the queries [m, d], and the gallery's own vectors [n, d] as queries.
 
-    These are moved by the distance of the two means, which is most of what sets two
-    modalities apart (Liang et al. 2022). All are of one length if the length of a query
-    changes no ranking, or if queries have one anyway: the same vectors are then judged
-    the same by every metric and on every scale.
+    The gallery is translated so that its mean is that of the queries, which removes
+    most of the modality gap (Liang et al. 2022). All vectors are scaled to one length if
+    the length of a query cannot change a ranking, or if all queries have the same
+    length: the verdict then depends on neither metric nor scale.
     """
     lengths = np.linalg.norm(queries, axis=1)
     length = np.median(lengths)
-    is_free = metric is not Metric.EUCLIDEAN
-    if is_free:
+    length_is_irrelevant = metric is not Metric.EUCLIDEAN
+    if length_is_irrelevant:
         gallery_length = np.median(np.linalg.norm(targets, axis=1))
         targets = targets * (length / max(gallery_length, 1e-30))
     moved = targets - targets.mean(axis=0) + queries.mean(axis=0)
-    if is_free or np.ptp(lengths) <= 0.01 * length:
+    have_one_length = np.ptp(lengths) <= 0.01 * length  # but for rounding
+    if length_is_irrelevant or have_one_length:
         queries = _of_length(queries, length)
         moved = _of_length(moved, length)
     return (
@@ -355,8 +356,8 @@ def _similarities(
 def _spacing(bank: PreparedBank) -> float:
     """Return the spacing ratio in the gallery; 1 if the target bank holds the answers.
 
-    A hub stands out as an answer does, but it is one target: so of the queries that have
-    the same nearest target one counts.
+    A hub stands out just as an answer does. So of all queries whose nearest target is
+    the same, only one counts.
     """
     if bank.answers_are_elsewhere:
         return 1.0
@@ -371,15 +372,15 @@ def _spacing(bank: PreparedBank) -> float:
 def own_share(
     first: np.ndarray, second: np.ndarray, compute: Compute, rng: np.random.Generator
 ) -> float:
-    """Return the share of nearest neighbours that come from the same of two sets.
+    """Return the share of nearest neighbours that come from a vector's own set.
 
-    Both are looked at in equal shares: 0.5 if they are one set, 1 if they lie apart
-    (Schilling 1986).
+    The samples of both sets have equal size, so it is 0.5 if the two are one set, and 1
+    if they lie apart (Schilling 1986).
 
     Args:
         first, second: The sets [m, d] and [n, d].
-        compute: Multiplies them.
-        rng: Draws small sets again, which lessens the error.
+        compute: Device and memory.
+        rng: Draws the samples: up to eight of small sets, which lessens the error.
     """
     size = min(len(first), len(second), SEEN // 2)
     is_second = np.arange(2 * size) >= size
@@ -404,13 +405,13 @@ def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> flo
     """Return the share of queries that lie beyond their nearest targets.
 
     Beyond is in the direction from the targets to their nearest queries. What all
-    queries have and no target has, such as their form or their language, leads to the
-    same side from both ends. Subjects do not: from documents about one to the nearest
-    about another is the way back from these.
+    queries have and no target has, such as their form or their language, puts queries
+    beyond targets whichever side is searched from. A subject does not: seen from the
+    nearest documents about another subject, the direction turns round.
 
     Args:
         queries, targets: [m, d] and [n, d].
-        compute: Multiplies them.
+        compute: Device and memory.
     """
     similarities = _similarities(queries, targets, Metric.EUCLIDEAN, compute)
     size = min(NEIGHBOURS, *similarities.shape)
@@ -431,15 +432,15 @@ def typical_similarity(
 ) -> float:
     """Return how near the nearest targets of queries lie.
 
-    0 is as near as those of random directions, 1 as near as the targets lie to each
-    other. Both sides are taken about their means, and copies are left out. 1 if nothing
-    can be told: the targets lie no nearer to each other than chance, or chance comes
-    near in few dimensions.
+    0 is as near as the targets nearest to random directions, 1 as near as targets lie to
+    each other. Queries and targets are each taken about their mean, and copies are left
+    out. Return 1 if nothing can be told: targets lie hardly nearer to each other than
+    to random directions, or these come near because there are few dimensions.
 
     Args:
         queries, targets: [m, d] and [n, d].
         metric: The similarity.
-        compute: Multiplies them.
+        compute: Device and memory.
         rng: Draws the random directions.
     """
     gallery = _about_mean(targets, metric)
@@ -475,13 +476,14 @@ def _of_length(vectors: np.ndarray, length: float) -> np.ndarray:
 
 
 def _join_count(nearest: np.ndarray, neighbours: np.ndarray) -> float:
-    """Return whether the targets that the bank finds are neighbours of one another.
+    """Return how far the targets that the bank finds are neighbours of one another.
 
-    A join count. Of a large bank it is the mean of parts of `FINDING` queries.
+    This is a join count: the correlation between being found and the share of
+    neighbours that are. For a large bank it is the mean over parts of `FINDING` queries.
 
     Args:
-        nearest: The targets that are found [m].
-        neighbours: Those of each target [n, k].
+        nearest: The row of the target that each query finds [m].
+        neighbours: The rows of the neighbours of each target [n, k].
     """
     whole = len(nearest) // FINDING
     parts = nearest[None]
@@ -495,7 +497,10 @@ def _join_count(nearest: np.ndarray, neighbours: np.ndarray) -> float:
 
 
 def _nearness(similarities: np.ndarray) -> np.ndarray:
-    """Return the mean of the 16 largest `similarities` [m, n] of each target: [n]."""
+    """Return how near a set of vectors comes to each target [n].
+
+    It is the mean of the 16 largest `similarities` [m, n] of the target.
+    """
     size = min(16, len(similarities) - 1)
     means: np.ndarray = topk(similarities.T, size)[0].mean(axis=1)
     return means

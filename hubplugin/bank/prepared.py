@@ -37,11 +37,12 @@ from hubplugin.vectors import (
 logger = logging.getLogger(__name__)
 
 SPREAD_SAMPLE = 4_096
-"""Targets of which the spread of similarities is taken.
+"""Targets from which `PreparedBank.deviation` is estimated.
 
-On six sets (text and code, text and image, two languages, a query log) these move it by
-at most 0.03 %, and which `SURVEYED` queries of the bank are drawn by at most 1.7 %. R@1
-of the default is the same as with all targets (benchmarks/settings.py)."""
+On six sets (text and code, text and image, two languages, a query log) the sample of
+targets moves the deviation by at most 0.03 %, and the sample of `SURVEYED` queries by at
+most 1.7 %. R@1 of the default method is the same as with all targets
+(benchmarks/settings.py)."""
 
 SURVEYED = 512
 """Bank queries that the kind of a bank is judged by.
@@ -53,15 +54,15 @@ SPACINGS = 10
 
 
 def spacing_ratio(largest: np.ndarray) -> float:
-    """Return how far the nearest target stands out.
+    """Return how far the nearest target stands out, as a ratio of gaps.
 
-    It is about 1 and below if answers are elsewhere, above 1 in a log. With
+    It is about 1 or less if answers are elsewhere, and above 1 in a log. With
     s_1 >= s_2 >= ... the similarities of one query, the gaps j (s_j - s_j+1) have one
     mean for all j if the upper end of their distribution is exponential (Renyi's
-    representation of order statistics). It is less for small j if the end is shorter.
-    The ratio is the mean of the first gap over the mean of the others, over all queries:
-    it knows neither scale nor metric. An answer makes the first gap larger. 1 for fewer
-    than 3 targets.
+    representation of order statistics). If that end is shorter, the mean is less for
+    small j. The ratio is the mean of the first gap over the mean of the others, over all
+    queries, so it depends on neither scale nor metric. An answer makes the first gap
+    larger. Return 1 for fewer than 3 targets, or if all other gaps are 0.
 
     Measured (benchmarks/settings.py): banks whose answers are elsewhere 0.60 to 0.95,
     logs 0.95 to 3.5, on text and code, text and images, and across languages.
@@ -90,12 +91,13 @@ class Survey:
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """A gallery that workers have read, where `PreparedBank.targets` is a sample of it.
+    """A gallery that workers have read; `PreparedBank.targets` is then a sample of it.
 
     count: Targets with a direction.
     zeros: Zero vectors beside these.
     survey: As in `PreparedBank`.
-    answers: The answers of the bank; None if nobody asks.
+    answers: The answers found by similarity; None if the method keeps answers, or if
+        bank or gallery is too small for a log.
     """
 
     count: int
@@ -118,8 +120,8 @@ class PreparedBank:
         for none.
     targets: The gallery, without zero vectors if the metric is cosine.
     whole: What workers found, if `targets` are a sample of the gallery.
-    rows: The row of each query in what was given, int [m]; None if they were put
-        together.
+    rows: The row of each query in the bank as it was given, int [m]; None for a fold, a
+        sample, or queries of several banks.
     """
 
     query_bank: np.ndarray
@@ -143,8 +145,10 @@ class PreparedBank:
 
         Args:
             targets: The gallery [n, d].
-            ids: The rows of ids in a store that was read, as `places` gives them.
-            trusted: Does not look for zero vectors: a fit raises ZeroVector for one.
+            ids: The row of each clicked id if the store was read already, as `places`
+                gives them.
+            trusted: Skip the search for zero vectors; a fit raises ZeroVector if there
+                is one.
 
         Raises:
             InputError: The gallery has other dimensions, or lacks what was clicked.
@@ -165,7 +169,10 @@ class PreparedBank:
         return replace(self, targets=gallery, clicks=clicks)
 
     def with_pairs(self, pairs: PreparedBank) -> PreparedBank:
-        """Return this bank with the queries and clicks of `pairs` behind its own."""
+        """Return this bank with the queries and clicks of `pairs` behind its own.
+
+        A bank without clicks has -1 for each query.
+        """
         clicks = []
         for part in (self, pairs):
             unknown = np.full(len(part.query_bank), -1)
@@ -175,7 +182,7 @@ class PreparedBank:
         return replace(self, query_bank=queries, clicks=clicked, rows=None)
 
     def take(self, rows: np.ndarray) -> PreparedBank:
-        """Return this bank with the queries `rows` alone."""
+        """Return this bank with only the queries in `rows`."""
         pairs = None if self.pairs is None else self.pairs[rows]
         clicks = None if self.clicks is None else self.clicks[rows]
         queries = self.query_bank[rows]
@@ -220,7 +227,7 @@ class PreparedBank:
 
     @cached_property
     def same(self) -> np.ndarray:
-        """The first of the bank's queries that is the same as each: int64 [m]."""
+        """The row of the first query that equals each query: int64 [m]."""
         first: dict[bytes, int] = {}
         numbers = np.empty(len(self.query_bank), np.int64)
         for number, row in enumerate(self.query_bank + 0.0):  # makes -0 the 0 it equals
@@ -234,14 +241,14 @@ class PreparedBank:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The name of both banks."""
+        """A hash of query bank and target bank, which names them."""
         return fingerprint(self.query_bank, self.target_bank)
 
     @cached_property
     def answer_vectors(self) -> Vectors:
-        """The target bank as columns beside the targets.
+        """The target bank as `Vectors`. Raises InputError without one.
 
-        It is one object, so that products with it can be held.
+        It is always the same object, by which similarities with it can be cached.
         """
         if self.target_bank is None:
             raise InputError(
@@ -272,7 +279,7 @@ class PreparedBank:
     def deviation(self) -> float:
         """The standard deviation of the similarities between bank and gallery.
 
-        It is that of a sample of both.
+        It is estimated from a sample of both.
         """
         rng = np.random.default_rng(0)
         sample = draw_sample(self.require_targets(), SPREAD_SAMPLE, self.metric, rng)
@@ -283,12 +290,12 @@ class PreparedBank:
 
     @cached_property
     def answers_are_elsewhere(self) -> bool:
-        """True if the target bank holds the answers.
+        """True if the target bank holds the answers, not the gallery.
 
-        The nearest target stands out more there than in the gallery. Without a target
-        bank nothing says so, and answers are left out: on seventeen settings that costs
-        the default 0.06 points of R@1 on average, while keeping them costs 3.3 on the
-        worst log (benchmarks/settings.py).
+        The nearest target stands out more there than in the gallery. It is False without
+        a target bank, so a fit leaves answers in the gallery out: on seventeen settings
+        that costs the default 0.06 points of R@1 on average, while keeping them costs
+        3.3 on the worst log (benchmarks/settings.py).
         """
         # Too few answers have gaps to compare.
         if self.target_bank is None or len(self.target_bank) <= SPACINGS:
@@ -298,7 +305,7 @@ class PreparedBank:
 
     @cached_property
     def answers(self) -> Answers | None:
-        """The answers of the bank as they look in gallery and target bank."""
+        """The answers found by similarity in gallery and target bank, see `Whole` for None."""
         if self.whole is not None:
             return self.whole.answers
         columns = [self.require_targets()]
@@ -327,11 +334,12 @@ def require_rows(
 def _rows_of(
     clicks: np.ndarray, gallery: Vectors, ids: Mapping[int | str, int] | None
 ) -> np.ndarray:
-    """Return the rows [m] of what was clicked, -1 for nothing.
+    """Return the row of the gallery that each query clicked [m], -1 for none.
 
-    The log names ids that are not in the store. Raises InputError if none is.
+    Ids that the gallery lacks count as none, and are named in the log. Raises InputError
+    if it lacks all of them.
     """
-    none = (-1, "-1")  # beside texts, numpy makes a text of -1
+    none = (-1, "-1")  # numpy makes a text of -1 in an array with texts
     clicked = [id for id in clicks.tolist() if id not in none]
     if not clicked:
         raise InputError("answers: all of them are -1, which stands for none")
@@ -367,8 +375,8 @@ def places(
 ) -> dict[int | str, int]:
     """Return the rows of the `ids` that were `clicked`; the first id has the row `first`.
 
-    Clicks may have as a number what is a text of digits in the store, and the other way
-    round. The id of row 0 is there, too, as an example of the store's ids.
+    An id may be a number in clicks and a text of digits in the store, or the other way
+    round. The id of row 0 is always returned, as an example of the store's ids.
     """
     rows: dict[int | str, int] = {}
     by_other: dict[int | str, int] = {}
@@ -386,7 +394,7 @@ def places(
 def read_store(
     store: Scannable, clicks: np.ndarray
 ) -> tuple[Vectors, dict[int | str, int]]:
-    """Read a store once. Returns its vectors, and the rows of the ids in `clicks` [m]."""
+    """Read a store once. Return its vectors, and the rows of the ids in `clicks` [m]."""
     rows: dict[int | str, int] = {}
     wanted = set(clicks.tolist())
 
@@ -401,7 +409,7 @@ def read_store(
 
 
 def find_missing(store: Scannable, clicked: Iterable[int | str]) -> set[int | str]:
-    """Return those of the `clicked` ids that are not in a store, which is read."""
+    """Read a store. Return the `clicked` ids that are not in it."""
     missing = set(clicked)
     for batch in store.scan():
         missing -= places(batch.ids, 0, missing).keys()

@@ -178,7 +178,7 @@ def command(function: Callable[..., Result]) -> Callable[..., Result]:
             if computes:
                 arguments["compute"] = compute
             result = function(**arguments)
-        spell = functools.partial(as_command, arguments)
+        spell = functools.partial(spell_command, arguments)
         _write_report(result, arguments, spell)
         attention = bool(getattr(result, "attention", ()))
         if json or attention or not quiet:
@@ -218,18 +218,23 @@ def computing(device: str) -> Iterator[Compute]:
 
 
 CARRIED = ("bank", "answers", "embed")
-"""Arguments of a command that the next one is given, too."""
+"""Arguments of a command that are repeated in the next one that its result suggests."""
 
 
-def as_command(arguments: Mapping[str, Any], step: Step) -> str:
-    """Return the job of a step as it is typed, with the store and the files of `arguments`."""
-    command: Any = typer.main.get_command(app)
+def spell_command(arguments: Mapping[str, Any], step: Step) -> str:
+    """Return the command line of a suggested step.
+
+    `arguments` are those of the command that suggests it: the step has the same store
+    and, if it takes a bank, the same bank files.
+    """
+    group: Any = typer.main.get_command(app)
     store = arguments.get("store") or arguments["targets"]
     words = ["hubplugin", step.job, without_secrets(store)]
-    options = {option.name: option for option in command.commands[step.job].params}
-    for name in CARRIED if "bank" in options else ():
-        if arguments.get(name) is not None:
-            words += [options[name].opts[0], arguments[name]]
+    options = {option.name: option for option in group.commands[step.job].params}
+    if "bank" in options:
+        for name in CARRIED:
+            if arguments.get(name) is not None:
+                words += [options[name].opts[0], arguments[name]]
     words += [f"--{name}" for name in step.options]
     return shlex.join(words)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,9 @@ from hubplugin.jobs.naming import names_of
 from hubplugin.registry import open_store
 from hubplugin.results import Result
 from hubplugin.vectors import Progress, Vectors, as_vectors, require_file
+
+if TYPE_CHECKING:
+    from hubplugin.evaluation.beir import Beir
 
 
 @command
@@ -126,65 +129,79 @@ def evaluate(
     report: ReportFile = None,
 ) -> Result:
     """Queries whose true targets are known: a corrected store beside its raw search, or every method side by side."""
-    query_names = None
-    called: Any = show
     source: str | list[str] = queries
-    ranked: Any = None
+    query_names = None
+    beir = None
     if Path(queries).is_dir():
-        from hubplugin.evaluation.beir import read_beir
-
-        if embed is None:
-            given = (
-                f"{queries!r} is a folder, as of BEIR: name the model of its texts by "
-            )
-            raise InputError(given, Parameter("embed"))
-        beir = read_beir(Path(queries))
+        beir = _read_folder(queries, embed)
         source = beir.queries
         query_names = beir.query_ids
         truth = truth or str(beir.qrels)
-        called = called or beir.ids
-        ranked = Bank(beir.documents, embed=for_documents(embed), name="corpus")
     elif targets is None:
         raise InputError("expected a STORE, or a file of vectors to try methods on")
-    of_store = targets is not None and ":" in targets
-    if of_store and truth is None:
+    is_store = targets is not None and ":" in targets
+    if is_store and truth is None:
         raise InputError("a store needs ids of true targets: pass ", Parameter("truth"))
     if truth is not None:
         require_file(Path(truth))
-    if not of_store and show is not None:
+    if not is_store and show is not None:
         require_file(Path(show))
-    by = embed
-    if embedding(bank, embed) is not None:  # either of the two may be vectors
-        by = embedding(source, embed)
-    test_queries = Bank(source, embed=by, name="queries").look()
+    query_model = embed
+    if embedding(bank, embed) is not None:  # the queries may then be vectors
+        query_model = embedding(source, embed)
+    test_queries = Bank(source, embed=query_model, name="queries").look()
     examples = None
     if bank is not None or answers is not None:
-        examples = bank_of(bank, answers, embed, others_embed=by is not None)
-    if targets is not None:
-        ranked = open_store(targets) if of_store else as_vectors(targets, "targets")
-    if of_store:
-        called = names_of(ranked, show)
-    if isinstance(ranked, Bank):
-        ranked = ranked.vectors(None, compute.progress)
+        others_embed = query_model is not None
+        examples = bank_of(bank, answers, embed, others_embed=others_embed)
+    gallery: Any
+    names: Any = show
+    if beir is not None and names is None:
+        names = beir.ids
+    if targets is None:
+        assert beir is not None, "otherwise targets are needed, see above"
+        assert embed is not None, "`_read_folder` has looked"
+        gallery = _embed_corpus(beir, embed, compute.progress)
+    elif is_store:
+        gallery = open_store(targets)
+        names = names_of(gallery, show)
+    else:
+        gallery = as_vectors(targets, "targets")
     return hubplugin.evaluate(
-        ranked,
+        gallery,
         examples,
-        queries=_each_row(test_queries, ranked, compute.progress),
+        queries=_each_row(test_queries, gallery, compute.progress),
         truth=truth,
         methods=methods,
         k=k,
-        names=called,
+        names=names,
         query_names=query_names,
         metric=metric,
         compute=compute,
     )
 
 
+def _read_folder(path: str, embed: str | None) -> Beir:
+    """Read a BEIR folder. Raises InputError without the model of its texts."""
+    from hubplugin.evaluation.beir import read_beir
+
+    if embed is None:
+        given = f"{path!r} is a folder, as of BEIR: name the model of its texts by "
+        raise InputError(given, Parameter("embed"))
+    return read_beir(Path(path))
+
+
+def _embed_corpus(beir: Beir, embed: str, progress: Progress | None) -> Vectors:
+    """Return the vectors of the documents."""
+    corpus = Bank(beir.documents, embed=for_documents(embed), name="corpus")
+    return corpus.vectors(None, progress)
+
+
 def _each_row(queries: Bank, gallery: object, progress: Progress | None) -> Vectors:
-    """Return the vectors, where row i of the file belongs to row i of the truth.
+    """Return the vectors of all rows, since row i of the file belongs to row i of the truth.
 
     Raises:
-        InputError: a text is missing.
+        InputError: A row has no text.
     """
     texts = queries.texts
     if texts is not None and texts.rows[-1] >= len(texts.rows):

@@ -224,17 +224,18 @@ class Similarities:
             raise InputError(f"{targets.name} changed while it was read; read it again")
 
     def lower(self, thresholds: Array) -> Array:
-        """Return the similarities [m] that reach `thresholds` [m], see `ANSWER_SLACK`.
+        """Return `thresholds` [m] lowered by their slack, see `ANSWER_SLACK`.
 
-        They lie where the thresholds do, here or on the device. A Euclidean entry is
-        off by what |b|^2 loses, however near the target is to the bank row b.
+        The result lies where they do, in memory or on the device. By Euclidean distance
+        the slack is at least that of |b|^2, b being the row of the bank: rounding |b|^2
+        is what makes such a similarity wrong, however near the target is to b.
         """
-        smallest: Any = 1.0
+        floor: Any = 1.0
         if self.metric is Metric.EUCLIDEAN:
-            smallest = np.maximum(self.squares, 1.0)
+            floor = np.maximum(self.squares, 1.0)
             if not isinstance(thresholds, np.ndarray):
-                smallest = self.library.to_device(smallest, thresholds.dtype)
-        return thresholds - ANSWER_SLACK * abs(thresholds).clip(smallest)
+                floor = self.library.to_device(floor, thresholds.dtype)
+        return thresholds - ANSWER_SLACK * abs(thresholds).clip(floor)
 
     def tile_rows(self) -> int:
         """Return how many targets a tile holds.

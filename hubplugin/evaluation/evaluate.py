@@ -133,14 +133,14 @@ def evaluate(
 
 
 HUBS = 20
-"""Hubs and anti-hubs that are named, at most."""
+"""The most hubs, and the most targets never found, that results name."""
 
 EXAMPLES = 3
-"""Examples of won and of lost queries."""
+"""The most examples of won queries, of lost queries, and of queries that a hub misled."""
 
 
 def results_of(ranked: Ranked, task: Task) -> Results:
-    """Return all figures of rankings for the queries of a task."""
+    """Return the results of the rankings: figures, hubs and examples."""
     size = len(ranked.ids)
     occurrences = []
     for ranking in ranked.rankings:
@@ -248,7 +248,7 @@ def _measure_methods(
 def _measure_whole_gallery(
     ranking: Ranking, targets: int, task: Task
 ) -> dict[str, Any]:
-    """Return the figures that need the ranks of all true targets, which arrays have."""
+    """Return the figures that need the ranks of all true targets; none for a store."""
     ranks = ranking.ranks
     if ranks is None:
         return {}
@@ -265,7 +265,7 @@ def _measure_whole_gallery(
 def _draw_examples(
     ranked: Ranked, corrected: Ranking, outcome: Literal["won", "lost"], task: Task
 ) -> Iterator[Example]:
-    """Draw some judged queries that `corrected` has won, or lost, at random."""
+    """Yield up to `EXAMPLES` judged queries, at random, that `corrected` has won or lost."""
     raw = ranked.rankings[0]
     winner, loser = (corrected, raw) if outcome == "won" else (raw, corrected)
     happened = np.flatnonzero((winner.best <= 1) & (loser.best > 1))

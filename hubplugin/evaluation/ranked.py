@@ -52,10 +52,10 @@ RAW = "raw"
 CORRECTED = "corrected"
 
 BATCH = 256
-"""Queries that a store is asked at one time."""
+"""Queries in one request to a store."""
 
 Scoring: TypeAlias = Callable[[slice], np.ndarray]
-"""Returns the scores of some of the queries: rows -> [rows, n]."""
+"""Returns the scores of all targets for the queries in some rows: rows -> [rows, n]."""
 
 Counts: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 """The counts of `TruthCounts`, greater and equal [p], and the rows of `TopK` [q, k]."""
@@ -66,7 +66,7 @@ class Task:
     """Queries [q, d], what reports call them, and how they are searched.
 
     k: How many targets each query finds.
-    seed: Of samples.
+    seed: The seed of samples and of noise that breaks ties.
     """
 
     queries: Vectors
@@ -76,7 +76,7 @@ class Task:
     compute: Compute
 
     def name(self, row: int) -> str:
-        """Return what the query in a row is called."""
+        """Return what reports call the query in a row."""
         if self.query_names is None:
             return f"query {row}"
         return str(self.query_names[row])
@@ -86,8 +86,8 @@ class Task:
 class Candidate:
     """A way to rank targets.
 
-    Those of an array are ranked by `offsets` [n], of queries that are mapped by
-    `query_map`, or by `scores`; a store ranks by itself.
+    The targets of an array are ranked by `scores`, or by `offsets` [n] and queries that
+    `query_map` maps, if there is one. A store ranks by itself: all three are None.
     """
 
     label: str
@@ -102,11 +102,11 @@ class Candidate:
 class Ranking:
     """The first targets of each query by a candidate, and the ranks of the true ones.
 
-    nearest: The first k of each query [q, k], as places in `Ranked.ids`; -1 if there
-        are fewer.
-    best: The rank of the first true target of each judged query [j], infinite if it is
-        not among the first k of a store.
-    ranks: Of all true targets, if the whole gallery was ranked.
+    nearest: The first k targets of each query [q, k], as places in `Ranked.ids`; filled
+        up with -1 if the query finds fewer.
+    best: The rank of the first true target of each judged query [j]; infinite if the
+        first k targets that a store finds lack it.
+    ranks: The ranks of all true targets; None for a store, which ranks only k.
     """
 
     candidate: Candidate
@@ -117,17 +117,18 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Ranked:
-    """Rankings of the queries of a task, the raw one first, and what is known of them.
+    """Rankings of the queries of a task, and what figures and reports need beside them.
 
-    rankings: One a candidate.
-    ids: Of the targets that `nearest` names by their place: of arrays all, of a store
-        those that some query finds.
-    count: How many targets there are; None under a filter, where nobody knows it.
-    queries: The rows, as they were given, of the queries that are not left out [q].
-    judged: Which of these have a true target [j].
+    rankings: One for each candidate; the raw one comes first.
+    ids: The ids of the targets that `nearest` names by their place: all targets of an
+        array, or those that some query finds in a store.
+    count: How many targets there are; None under a filter, since stores do not count
+        what passes it.
+    queries: The original rows of the queries that have a direction [q].
+    judged: The places in `queries` of those that have a true target [j].
     true: The ids of the true targets of each judged query [j].
-    names: What targets are called, by their ids.
-    facts: The fields of `Results` that follow from what is ranked.
+    names: Returns what targets are called, given their ids.
+    facts: Fields of `Results` that describe the gallery: its metric, size and so on.
     """
 
     rankings: list[Ranking]
@@ -149,13 +150,13 @@ def rank_store(
 ) -> Ranked:
     """Search a store for the queries of a task as an application does.
 
-    Index, quantisation and filter are included, so what is lost on the way from the
-    formula to the answer is seen. Without an active correction it is searched raw only.
+    Index, quantisation and filter take part, so the rankings show what they lose.
+    Without an active correction the store is searched raw only.
 
     Args:
         task: Queries, and how many targets each finds.
-        store: Is searched and not changed.
-        truth: Ids of true targets.
+        store: The store, which is not changed.
+        truth: The ids of the true targets of each query.
         condition: A filter.
         naming: What targets are called.
 
@@ -173,9 +174,9 @@ def rank_store(
     if not count:
         raise InputError(f"{store.url} is empty; add vectors, then evaluate it")
     queries = Directed.of(task.queries, store.metric, log=True)
-    numbers = original_rows(queries)
-    of_given = read_truth(truth, task.queries.rows, task.query_names)
-    judged = np.flatnonzero([bool(of_given[number]) for number in numbers])
+    rows = original_rows(queries)
+    truth_by_row = read_truth(truth, task.queries.rows, task.query_names)
+    judged = np.flatnonzero([bool(truth_by_row[row]) for row in rows])
     if not len(judged):
         raise _nothing_judged(queries.name)
     searched = store if condition is None else store.with_filter(condition)
@@ -188,27 +189,14 @@ def rank_store(
         model = correction.model
         active = describe_method(model.method, model.parameters)
         forecast = _forecast(model)
-        model = correction.model
         candidates.append(Candidate(CORRECTED, model.method, model.parameters))
     hits = [_search_store(searched, vectors, task, each.label) for each in candidates]
-
     ids = [*dict.fromkeys(chain.from_iterable(chain.from_iterable(hits)))]
-    places = {key: place for place, key in enumerate(ids)}
-    # Files may say as text what is a number in the store.
-    by_text = {str(key): key for key in ids}
-    true = []
-    for number in numbers[judged]:
-        true.append([by_text.get(str(key), key) for key in of_given[number]])
+    true = _as_store_ids([truth_by_row[row] for row in rows[judged]], ids)
     rankings = []
-    for candidate, lists in zip(candidates, hits, strict=True):
-        nearest = np.full((len(lists), task.k), -1, np.int64)
-        for row, found in enumerate(lists):
-            nearest[row, : len(found)] = [places[key] for key in found]
-        best = np.full(len(judged), np.inf)
-        for number, row in enumerate(judged.tolist()):
-            is_true = [key in true[number] for key in lists[row]]
-            if any(is_true):
-                best[number] = 1 + is_true.index(True)
+    for candidate, found in zip(candidates, hits, strict=True):
+        nearest = _places_of(found, ids, task.k)
+        best = _best_ranks([found[place] for place in judged], true)
         rankings.append(Ranking(candidate, nearest, best))
     if np.isinf(rankings[0].best).all():
         example = repr(ids[0]) if ids else "nothing"
@@ -229,7 +217,7 @@ def rank_store(
         rankings,
         ids,
         count if condition is None else None,
-        numbers,
+        rows,
         judged,
         true,
         lambda keys: display_names(keys, naming),
@@ -237,18 +225,54 @@ def rank_store(
     )
 
 
+def _as_store_ids(
+    true: Sequence[Mapping[Id, float]], ids: Sequence[Id]
+) -> list[list[Id]]:
+    """Return the true targets of each query by their ids in the store.
+
+    Files may write as text what is a number in the store. True targets that are not
+    among the `ids` that were found keep the id of the file.
+    """
+    by_text = {str(key): key for key in ids}
+    return [[by_text.get(str(key), key) for key in keys] for keys in true]
+
+
+def _places_of(found: Sequence[Sequence[Id]], ids: Sequence[Id], k: int) -> np.ndarray:
+    """Return the places in `ids` of what each query found: [q, k], filled up with -1."""
+    places = {key: place for place, key in enumerate(ids)}
+    nearest = np.full((len(found), k), -1, np.int64)
+    for row, keys in enumerate(found):
+        nearest[row, : len(keys)] = [places[key] for key in keys]
+    return nearest
+
+
+def _best_ranks(
+    found: Sequence[Sequence[Id]], true: Sequence[Sequence[Id]]
+) -> np.ndarray:
+    """Return the rank of the first true target of each query [j], infinite without."""
+    best = np.full(len(found), np.inf)
+    for number, keys in enumerate(found):
+        for rank, key in enumerate(keys, start=1):
+            if key in true[number]:
+                best[number] = rank
+                break
+    return best
+
+
 def _forecast(model: OffsetModel) -> Side | None:
-    """Return what the fit of `model` foretold of R@1."""
+    """Return R@1 as the fit of `model` foretold it; None if the fit knew no answers."""
     at_fit = model.hubness_at_fit
     if at_fit is None or at_fit.right is None:
         return None
     before, after, *change = at_fit.right
+    # The model keeps neither p nor the number of queries.
     return Side(before, after, math.nan, 0, "queries", Figure(*change))
 
 
 def _search_store(
     store: Store, queries: np.ndarray, task: Task, label: str
 ) -> list[list[Id]]:
+    """Return the ids that each query finds, nearest first, by the search `label`."""
     hits: list[list[Id]] = []
     for start in range(0, len(queries), BATCH):
         batch = queries[start : start + BATCH]
@@ -276,8 +300,8 @@ def rank_arrays(
 ) -> Ranked:
     """Rank targets [n, d] for the queries of a task, raw and by each method and model.
 
-    By default the methods are every additive one that the bank allows. Raises
-    InputError for what does not fit together.
+    `methods` defaults to every additive method that the bank allows. Raises InputError
+    if arguments do not fit together.
     """
     whole = as_vectors(targets, "targets")
     if task.queries.dim != whole.dim:
@@ -309,7 +333,7 @@ def rank_arrays(
     if methods is None and prepared is not None:
         has_answers = prepared.target_bank is not None
         methods = [name for name in METHODS if name != "dualis" or has_answers]
-    # A label that is there twice is ranked once.
+    # A dictionary, so that a method named twice is ranked once.
     candidates = {RAW: Candidate(RAW, RAW, {}, np.zeros(gallery.rows, np.float32))}
     for method in methods or ():
         candidates[method] = arrays.by_method(method)
@@ -340,14 +364,15 @@ def rank_arrays(
 def _leave_out_zeros(truth: Truth, queries: Vectors, targets: Vectors) -> Truth:
     """Return the true pairs by their rows in `queries` and `targets`.
 
-    These may lack zero vectors. Raises InputError if no pair is left.
+    Pairs whose query or target is a zero vector, and so missing there, are dropped.
+    Raises InputError if no pair is left.
     """
     query_rows = locate_rows(queries, truth.query_rows)
     target_rows = locate_rows(targets, truth.target_rows)
-    there = (query_rows >= 0) & (target_rows >= 0)
-    if not there.any():
+    kept = (query_rows >= 0) & (target_rows >= 0)
+    if not kept.any():
         raise _nothing_judged(f"{queries.name} or {targets.name}")
-    return Truth(query_rows[there], target_rows[there], truth.grades[there])
+    return Truth(query_rows[kept], target_rows[kept], truth.grades[kept])
 
 
 @dataclass(frozen=True)
@@ -362,7 +387,10 @@ class Arrays:
     bank: PreparedBank | None
 
     def by_method(self, method: str) -> Candidate:
-        """Return the candidate of a method with its parameters, as 'is tau=0.05'."""
+        """Return the candidate of a method as it is typed, such as 'is tau=0.05'.
+
+        Raises InputError for an unknown method or parameter, or a missing bank.
+        """
         name, *settings = method.split() or [""]
         parameters: dict[str, Setting] = {}
         for setting in settings:
@@ -441,7 +469,7 @@ class Arrays:
         return rankings
 
     def _search(self, candidates: Sequence[Candidate]) -> dict[str, Counts]:
-        """Rank by offsets, of candidates with one query map, if any, in common."""
+        """Rank by offsets. All `candidates` share one query map, or have none."""
         top = TopK(self.task.k)
         counts = TruthCounts(self.truth.query_rows, self.truth.target_rows)
         query_map = candidates[0].query_map
@@ -459,7 +487,10 @@ class Arrays:
         return dict(zip(labels, found, strict=True))
 
     def _rank_by(self, candidate: Candidate, scores: Scoring) -> Counts:
-        """Rank by scores, as many queries at a time as memory allows."""
+        """Rank by scores, as many queries at a time as memory allows.
+
+        A plan ranks all queries at once: each of its scores depends on all of them.
+        """
         truth = self.truth
         compute = self.task.compute
         count = len(self.queries)
@@ -469,6 +500,7 @@ class Arrays:
         is_plan = candidate.method in PLANS
         height = count
         if not is_plan:
+            # Rules copy the scores in float64; allow for eight copies.
             height = max(1, compute.bytes() // (8 * 8 * self.targets.rows))
         rng = np.random.default_rng(self.task.seed)
         for start in range(0, count, height):
@@ -482,8 +514,8 @@ class Arrays:
                 greater[pair] = (row > own + tie).sum()
                 equal[pair] = (row >= own - tie).sum() - greater[pair] - 1
             if is_plan:
-                # Nearly all of a plan ties at zero; which of those are found must not
-                # depend on their rows.
+                # Nearly all scores of a plan are 0. Noise too small to change any other
+                # order breaks these ties, or targets in low rows would win them all.
                 smallest = found[found > 0].min()
                 found = found + rng.random(found.shape) * smallest * 1e-3
             nearest[start:stop] = topk(found, self.task.k)[1]

@@ -45,7 +45,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Answer:
-    """One place of an answer: what the target is called, and whether it is a true one."""
+    """One target that a query found: its name, and whether it is a true target."""
 
     name: str
     true: bool
@@ -53,7 +53,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Example:
-    """A query whose true target came first by one search only, and what both found."""
+    """A query whose true target came first in one of two searches only, and what both found."""
 
     outcome: Literal["won", "lost"]
     query: str
@@ -73,16 +73,24 @@ class Example:
 
 @dataclass(frozen=True)
 class MethodResult:
-    """One way to rank on all queries: the raw search, a method, or the correction in a store. Shares are 0 to 1.
+    """A ranking of all queries: the raw search, a method, or the correction in a store.
 
-    label: as it was asked for, "corrected" of a store. parameters: all of them, defaults included. recall: R@k by
-    k: 1, 5 and 10 below the cut-off, and this. worst: share of the queries that find the worst hub. most_found:
-    share of all places that the most found 1 % of the targets take. occurrences: how many targets have the
-    k-occurrence N, by N. storable: whether one offset a target expresses it. transductive: whether it needs every
-    query beforehand, so that no search can use it. versus_raw: against the raw search, on the same queries; None
-    for itself. adjusted_p: its p, corrected for the number of methods tried (Benjamini & Hochberg 1995).
-    median_rank to skewness: None of a store, which ranks no more than it is asked for. hubness, most_found: None
-    under a filter, since a store does not say how many targets it lets through.
+    Shares are 0 to 1. Fields from median_rank to skewness are None for a store, which
+    ranks only k targets.
+
+    label: The method as it was asked for; "corrected" for a store.
+    parameters: All parameters, defaults included.
+    recall: R@k by k: 1, 5 and 10 as far as they are below the cut-off, and the cut-off.
+    worst: The share of the queries that find the worst hub.
+    occurrences: How many targets have the k-occurrence N, by N.
+    storable: True if one offset for each target expresses the method.
+    transductive: True if it needs all queries beforehand, so that no search can use it.
+    hubness: None under a filter, since a store does not count what passes it.
+    most_found: The share of all places that the most found 1 % of the targets take; None
+        under a filter.
+    versus_raw: The comparison with the raw search; None for the raw search itself.
+    adjusted_p: The p of `versus_raw`, corrected for the number of methods tried
+        (Benjamini & Hochberg 1995).
     """
 
     label: str
@@ -108,7 +116,8 @@ class MethodResult:
 
     @property
     def sign(self) -> int:
-        """1 if it puts more true targets first than the raw search, beyond chance for so many methods; -1 if fewer."""
+        """1 if it puts more true targets first than the raw search, -1 if fewer, 0 if the
+        difference may be chance among so many methods."""
         if (
             self.versus_raw is None
             or self.adjusted_p is None
@@ -120,14 +129,20 @@ class MethodResult:
 
 @dataclass(frozen=True, repr=False)
 class Results(Result):
-    """What `evaluate` returns: raw search and corrections side by side on the same queries; the raw search comes first.
+    """The results of `evaluate`: raw search and corrections on the same queries.
 
-    judged: how many queries have a true target. k: how many targets a query finds, of the k-occurrence, mAP and nDCG.
-    best: the label of the method recommended on these queries, None where none is better than the raw search beyond
-    chance. anti_hubs: some of the targets that no query finds. examples: queries that the method `shown` won and lost.
-    query_bank, target_bank: of arrays, their rows. store: its URL. correction: the active one of a store. condition:
-    the filter of the search in a store. forecast: R@1 of held-out queries of the bank at the fit, None where it was
-    not measured.
+    judged: How many queries have a true target.
+    k: How many targets a query finds, for the k-occurrence, mAP and nDCG.
+    methods: One for each ranking; the raw search comes first.
+    best: The label of the method recommended on these queries; None if no method is better
+        than the raw search beyond chance.
+    anti_hubs: Some of the targets that no query finds.
+    examples: Queries that the method `shown` won and lost.
+    query_bank, target_bank: The rows of the banks; None for a store.
+    store: The URL of the store.
+    correction: The active correction of the store.
+    condition: The filter of the search in the store.
+    forecast: R@1 of held-out queries of the bank at the fit; None if it was not measured.
     """
 
     metric: str
@@ -149,7 +164,7 @@ class Results(Result):
     forecast: Side | None = None
 
     def __getitem__(self, label: str) -> MethodResult:
-        """The method called `label`; raises InputError that lists the labels."""
+        """Return the method called `label`. Raises InputError that lists the labels."""
         for method in self.methods:
             if method.label == label:
                 return method
@@ -163,18 +178,18 @@ class Results(Result):
 
     @property
     def shown(self) -> MethodResult | None:
-        """The method that is shown beside the raw search: the usable one of the highest R@1."""
+        """The method that is shown beside the raw search, see `usable_best`; None if none is."""
         return usable_best(self.methods)
 
     def compare(self, first: str, second: str) -> Comparison:
-        """Method `second` against `first`, on the same queries.
+        """Compare method `second` with `first`, on the same queries.
 
         Args:
-            first: the label of the one.
-            second: the label of the other.
+            first: the label of the method before.
+            second: the label of the method after.
 
         Raises:
-            InputError: there is no method of that label.
+            InputError: No method has such a label.
         """
         before = self[first].best_ranks <= 1
         return measure_change(before, self[second].best_ranks <= 1)
@@ -196,7 +211,7 @@ class Results(Result):
         return Page(headline, DIRECTIONS[sign], self._scene(), sections, steps)
 
     def _count_changes(self, versus: Comparison) -> Section:
-        """Return how many queries were won and lost, and some of them."""
+        """Return the section of how many queries were won and lost, with examples."""
         most = max(versus.won, versus.lost, 1)
         won = Bar(f"{versus.won:,}", versus.won / most)
         lost = Bar(f"{versus.lost:,}", versus.lost / most)
@@ -214,7 +229,7 @@ class Results(Result):
         return " · ".join(parts)
 
     def _headline(self) -> tuple[str, int]:
-        """Return the result in a line, and 1 if R@1 gains beyond chance, -1 if it loses."""
+        """Return the headline, and the sign of a change of R@1 beyond chance, else 0."""
         shown = self.shown
         if shown is None or self.change is None:
             if self.store is not None:
@@ -244,7 +259,7 @@ class Results(Result):
         return Side(*recalls, math.nan, self.judged, "queries", change)
 
     def _compare(self, sides: Sequence[MethodResult]) -> Section:
-        """Return the raw search and the method shown, side by side."""
+        """Return the section that compares the raw search and the method shown."""
         rows = changes_of(
             {RECALL: self.change, "as foretold by the fit": self.forecast}
         )
@@ -268,7 +283,7 @@ class Results(Result):
         return Section("Raw and corrected", rows, COMPARED, chart, " ".join(notes))
 
     def _list_methods(self) -> Section:
-        """Return every method, good or bad where it is beyond chance."""
+        """Return the section of every method, marked if it differs from raw beyond chance."""
         k = max(self.raw.recall)
         rows = []
         for each in self.methods:
@@ -294,7 +309,11 @@ class Results(Result):
 
 
 def usable_best(methods: Sequence[MethodResult]) -> MethodResult | None:
-    """The highest R@1 among the methods that a search can use; of equals the one that is less hubby."""
+    """Return the method of the highest R@1 that a search can use, None if there is none.
+
+    The first of `methods` is the raw search, which is left out. Among equals, the less
+    skewed method wins.
+    """
     usable = (method for method in methods[1:] if not method.transductive)
     return max(
         usable,

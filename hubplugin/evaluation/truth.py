@@ -1,4 +1,4 @@
-"""Ground truth and names from whatever form they come in. The only reader of them."""
+"""The one reader of ground truth and names, in all their forms."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ rows, or its names. Or a path: an .npy or .json file of that, or a qrels file, o
 relevance, under a header). None: row i of an array belongs to row i of the queries."""
 
 Names: TypeAlias = Sequence[object] | str | os.PathLike[str] | None
-"""One a vector, in their order: a sequence, or a text file with one a line."""
+"""A name for each vector, in their order: a sequence, or a text file of a name a line."""
 
 
 def as_names(source: Names, rows: int, label: str) -> Sequence[object] | None:
-    """Return `source` as a sequence of `rows` names. Raises InputError otherwise.
+    """Return `source` as a sequence of `rows` names, None if it is None.
 
-    Errors call it `label`.
+    Raises InputError, which calls it `label`, for another number of names or a file that
+    cannot be read.
     """
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
@@ -63,7 +64,8 @@ def as_truth(
     Args:
         source: As in `hubplugin.evaluate`.
         queries, targets: How many there are.
-        query_names, names: What texts in the source call them; row numbers by default.
+        query_names, names: What texts in the source call queries and targets; row
+            numbers by default.
 
     Raises:
         InputError: The source cannot be used, or names no row of the array.
@@ -96,7 +98,7 @@ def read_truth(
     Args:
         source: As in `hubplugin.evaluate`.
         queries: How many there are.
-        query_names: What a qrels file calls them; row numbers by default.
+        query_names: What a qrels file calls queries; row numbers by default.
 
     Raises:
         InputError: The source cannot be used, or judges no query.
@@ -138,7 +140,7 @@ def _read(path: Path) -> Any:
 
 
 def read_qrels(path: Path) -> list[tuple[str, str, float]]:
-    """Read query, target and relevance of what a file of TREC or BEIR calls relevant.
+    """Read the relevant pairs of a TREC or BEIR file: query, target and relevance.
 
     Raises InputError for a file that is missing or of another form.
     """
@@ -163,7 +165,10 @@ def read_qrels(path: Path) -> list[tuple[str, str, float]]:
 
 
 def _lists(source: Any, queries: int) -> list[list[Any]]:
-    """Return what is true for each query."""
+    """Return the list of true targets for each query; a single id is a list of one.
+
+    Raises InputError if `source` is no list of that length.
+    """
     rows = source if isinstance(source, (list, tuple)) else np.asarray(source).tolist()
     if not isinstance(rows, (list, tuple)):
         raise InputError(
@@ -188,10 +193,10 @@ def _as_id(key: object) -> Id:
 def _locate(
     keys: Sequence[Id], names: Sequence[object] | None, count: int, parameter: str
 ) -> list[int]:
-    """Return the row of each key: a number is one, a text is one of `names`.
+    """Return the row of each key. A number is a row, and a text is one of `names`.
 
-    Raises InputError, which calls the names by their parameter, for a name that is there
-    twice, and for a key that is not there.
+    Raises InputError, which tells to pass `parameter`, for a name that occurs twice and
+    for an unknown key.
     """
     rows: dict[str, int] = {}
     if any(isinstance(key, str) for key in keys):

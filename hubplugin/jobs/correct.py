@@ -1,6 +1,7 @@
-"""A correction of a store: read it, fit, try, write, activate. `refit` is `apply` against the correction that is there.
+"""Correct a store: read it, fit, try, write, activate.
 
-What offsets are is the model's to say, and how they are kept the store's.
+`refit` does as `apply`, and compares with the active correction before it writes. The
+model computes offsets, and the store keeps them.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def apply(
     shards: int | None = None,
     **parameters: Setting,
 ) -> Applied:
-    """Fit offsets on everything in a store, writes them, and activates them in one step.
+    """Fit offsets on everything in a store, write them, and activate them in one step.
 
     The guard tries the correction first, on held-out bank queries. A run that was cut off while it wrote goes on where
     it stopped, with its own model, if it is started again with the same bank, method and parameters. `rollback` returns
@@ -83,20 +84,20 @@ def apply(
 
     Args:
         store: any store, such as `hubplugin.open_store` returns.
-        bank: as in `hubplugin.fit`. A `hubplugin.Bank` without queries stands for those that were recorded of the
-            store, with learn for their clicks, too. A fitted model is written as it is, and not tried.
+        bank: as in `hubplugin.fit`. A `hubplugin.Bank` without queries stands for the queries recorded from the store
+            and, with learn, for their clicks. A fitted model is written as it is, untried.
         method, judged, **parameters: as in `hubplugin.fit`.
-        learn: as in `hubplugin.fit`; `Bank.from_field` reads pairs of the store itself. The store's own search maps
+        learn: as in `hubplugin.fit`; `Bank.from_field` reads pairs from the store itself. The store's own search maps
             the queries.
-        force: applies the correction untried, also where there is nothing to mend.
-        dry_run: does all but the writing, and counts what would be written.
+        force: apply the correction untried, even if there is nothing to mend.
+        dry_run: do all but the writing, and count what would be written.
         compute: device, memory and progress.
         executor, shards: as in `hubplugin.fit`; the workers write, too (docs/scale.md).
 
     Raises:
         CorrectionRefused: the correction would do harm.
-        InputError: for the bank or a parameter, or where the store cannot hold the map.
-        StoreError: for the store.
+        InputError: the bank or a parameter cannot be used, or the store cannot hold the map.
+        StoreError: the store cannot be read or written.
     """
     store = for_job(store)
     _require_device(compute)
@@ -161,28 +162,28 @@ def refit(
     compute: Compute = Compute(),
     **parameters: Setting,
 ) -> Refitted:
-    """Fit the active correction of a store anew on a newer bank, and activates it if it is not worse than the old one.
+    """Fit the active correction of a store anew on a newer bank; activate it unless it is worse than the old one.
 
     The guard tries the new correction as it does in `apply`. Then old and new rank
     held-out queries of the new bank. With known answers the new one is worse if R@1 falls
     by more than two standard errors, otherwise if hubness rises by more than `WORSE`. A
     bank smaller than the old one must rule out a fall of one point, too. The old model may
-    have been fitted on some of these queries, which speaks for it. A query map would speak
-    too loudly: with one, they are compared on queries that the old bank lacks. `rollback`
-    writes the old model. Searches are unchanged whenever an error is raised.
+    have been fitted on some of these queries, which favours it. A query map would favour it
+    too much: with one, old and new are compared on queries that the old bank lacks.
+    `rollback` writes the old model. Searches are unchanged whenever an error is raised.
 
     Args:
         store: a store with an active correction.
         bank: as in `apply`; by default the queries that were recorded.
-        method: by default that of the active correction, with those of its parameters that were given to it.
-        learn: as in `apply`; by default a correction with a query map is learned anew.
+        method: by default the method of the active correction, with the parameters that it was given.
+        learn: as in `apply`; by default True if the active correction has a query map.
         judged, dry_run, compute, **parameters: as in `apply`.
-        force: activates the new correction though it is worse.
+        force: activate the new correction even if it is worse.
 
     Raises:
         CorrectionRefused: the new correction is worse, with both figures, or the guard objects.
-        InputError: for the bank or a parameter.
-        StoreError: for a store without an active correction.
+        InputError: the bank or a parameter cannot be used.
+        StoreError: the store has no active correction, or cannot be read or written.
     """
     store = for_job(store)
     correction = store.correction()
@@ -221,26 +222,15 @@ def refit(
             Parameter("force", True),
         )
     done = job.write(fit, teachers.bank, gallery)
-    old_size = len(old.terms[0].bank)  # of `dn` the old one kept is its mean alone
+    old_size = len(old.terms[0].bank)  # 1 for `dn`, which keeps only the mean
     new_size = len(teachers.bank.query_bank)
     notes = [*done.notes]
     if new_size < old_size:
         notes.append(
             f"the new bank has {new_size:,} queries, the old one had {old_size:,}"
         )
-    return Refitted(
-        done.store,
-        done.model,
-        done.scanned,
-        done.missing,
-        done.stale,
-        written=done.written,
-        notes=notes,
-        trial=done.trial,
-        invalid_vectors=done.invalid_vectors,
-        search=done.search,
-        versus=versus,
-    )
+    applied = vars(replace(done, notes=notes))
+    return Refitted(**applied, versus=versus)
 
 
 @dataclass(frozen=True)
@@ -248,8 +238,8 @@ class Fit:
     """A fitted correction.
 
     method: The method with all its parameters.
-    trial: What the guard saw; None where it was forced.
-    lesson: What known answers taught; None where nothing was to be learned.
+    trial: What the guard saw; None if it was forced.
+    lesson: What known answers taught; None if nothing was to be learned.
     """
 
     model: OffsetModel
@@ -275,7 +265,10 @@ class Fit:
 
 @dataclass(frozen=True)
 class Job:
-    """A correction that is asked for. learn: True, or pairs, if known answers teach a map, too."""
+    """A correction that is asked for, as in `apply`.
+
+    learn: True, or pairs, if known answers teach a map, too.
+    """
 
     store: Store
     configuration: Method
@@ -286,12 +279,10 @@ class Job:
     def read(
         self, bank: BankLike, judged: BankLike | None, compute: Compute
     ) -> Teachers:
-        """Read the banks, and raise what can be told before the gallery is read.
+        """Read the banks, and raise every error that does not need the gallery.
 
         Args:
-            bank: As in `apply`.
-            judged: Chooses how strong a map is.
-            compute: Device, memory and progress.
+            bank, judged, compute: As in `apply`.
         """
         store = self.store
         chosen = bank_for(store, bank, self.learn is not False)
@@ -307,7 +298,7 @@ class Job:
         return teachers
 
     def read_gallery(self, teachers: Teachers) -> tuple[SpooledGallery, Teachers]:
-        """Read everything in the store; first what is wrong with the banks is said."""
+        """Return the gallery and the banks against it. Raises errors of the banks first."""
         if self.learn is True:
             require_answers(teachers.bank)
         progress = teachers.bank.compute.progress
@@ -315,7 +306,7 @@ class Job:
         return gallery, teachers.against(gallery.vectors, gallery.rows)
 
     def fit(self, teachers: Teachers) -> Fit:
-        """Try and fit a correction. Raises CorrectionRefused where it would do harm."""
+        """Try and fit a correction. Raises CorrectionRefused if it would do harm."""
         bank = teachers.bank
         logger.info("%s: trying %s", self.store.url, self.configuration.name)
         profile = None if self.force else require_kind(bank)
@@ -328,7 +319,7 @@ class Job:
         else:
             method = self.configuration.resolve(bank)
         trial = None
-        if profile is not None:  # what would be applied is judged
+        if profile is not None:  # is None if forced
             trial = judge_by(bank, method, 0, profile, learned).require_passed()
         message = "%s: fitting %s on %d bank queries"
         logger.info(message, self.store.url, method.name, len(bank.query_bank))
@@ -351,7 +342,7 @@ class Job:
             done = write_gallery(store, model, gallery, bank.compute, self.force)
         notes = [*done.notes]
         if fit.trial is None:
-            # Where nothing was tried, what to expect of the bank is still worth a line.
+            # Nothing was tried, so say at least what to expect of a small bank.
             notes = [*small_bank(len(bank.distinct)), *notes]
         if fit.lesson is not None:
             notes += fit.lesson.notes
@@ -365,9 +356,11 @@ class Job:
 def compare_with_old(fit: Fit, bank: PreparedBank, old: OffsetModel) -> OldVersusNew:
     """Compare old and new correction on held-out queries.
 
-    A map knows the answers that it was taught, so that it would be ahead of any correction that learns without them:
-    with a map, they are tried on queries that the old model's bank lacks. Where there are few, both are tried as they
-    are: they have seen the same. Pairs such as titles are not kept, so an old map may have been taught some.
+    A map knows the answers that taught it, which is an unfair advantage over a correction
+    fitted without them. So if either has a map, they are tried on queries that the bank
+    of the old model lacks. If there are few of these, both are tried as they are: both
+    have then seen most test queries. Pairs such as titles are not kept in a model, so an
+    old map may still have been taught some test pairs.
 
     Args:
         fit: The new correction.
@@ -399,8 +392,10 @@ def _require_device(compute: Compute) -> None:
 def read_learn_for(
     store: Store, learn: object, method: str, executor: Executor | None = None
 ) -> bool | Bank:
-    """Return `learn` as `read_learn` does. Raises InputError, too, where `store` cannot
-    hold a map."""
+    """Return `learn` as `read_learn` does.
+
+    Also raises InputError if a map would be learned that `store` cannot hold.
+    """
     read = read_learn(learn, method, store.metric, store, executor)
     if read is not False and not store.maps_queries:
         raise InputError(
@@ -410,10 +405,11 @@ def read_learn_for(
 
 
 def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
-    """Return `bank` as one for `store`, whose recorded queries take the place of none. Raises InputError without any.
+    """Return `bank`, or the recorded queries of `store` if it has no queries.
 
-    If `learn`, what was recorded of their clicks comes along. Nothing else uses those: people click what a search
-    showed them, so they speak for the correction that was active then.
+    Recorded clicks come along only if `learn`: people click what a search showed them, so
+    clicks favour the correction that was active then. Raises InputError if no queries
+    are recorded either.
     """
     bank = Bank.of(bank)
     if bank.queries is not None:
@@ -433,8 +429,9 @@ def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
 def find_cut_off(job: Job, bank: PreparedBank) -> OffsetModel | None:
     """Return the model whose writing was cut off, if `job` with `bank` asks for the same.
 
-    A model does not say which answers taught its map, so that only another fit tells whether it is the same. If it is,
-    it is still written where it stopped.
+    Return None for a job that learns: a model does not say which answers taught its map,
+    so only another fit can tell. If it gives the same model, writing still goes on where
+    it stopped.
     """
     if job.dry_run or job.learn:
         return None
@@ -447,7 +444,10 @@ def find_cut_off(job: Job, bank: PreparedBank) -> OffsetModel | None:
 
 
 def _configuration_of(model: OffsetModel, changes: dict[str, Setting]) -> Method:
-    """Return the configuration of `model`, with `changes`. What the method finds by itself it finds anew."""
+    """Return the configuration of `model` with `changes`.
+
+    Parameters that the method chooses by default are left out, so it chooses them anew.
+    """
     parameters = model.parameters
     if model.method in METHODS:
         for name, field in METHODS[model.method].model_fields.items():

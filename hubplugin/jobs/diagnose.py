@@ -91,15 +91,21 @@ class ShareAndChance:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Result):
-    """What `diagnose` found.
+    """The result of `diagnose`.
 
-    targets, queries: how many. hubness: of the raw search, over all targets and queries. most_found, never_found: the
-    share of all places that the most found 1 % of the targets take, and the share of the targets that no query finds.
-    hubs: the targets found most often, and how many queries find each among their k nearest: raw, and corrected by a
-    fit on these very queries. anti_hubs: some that no query found. findings: the causes looked for. trial: what the
-    default method would change, R@1 where answers are known. occurrences: how many targets have the k-occurrence N, by
-    N. lesson: what the answers of the bank would teach beside the default, None where that was not asked. shown: the
-    field that targets are called by.
+    targets, queries: How many there are.
+    hubness: Hubness of the raw search, over all targets and queries.
+    most_found: The share of all places that the most found 1 % of the targets take.
+    never_found: The share of the targets that no query finds.
+    hubs: The targets found most often, and how many queries find each among their k
+        nearest: raw, and corrected by a fit on these very queries.
+    anti_hubs: Some targets that no query finds.
+    findings: The causes looked for.
+    trial: What the default method would change, R@1 included if answers are known.
+    occurrences: How many targets have the k-occurrence N, by N.
+    lesson: What the answers of the bank would teach beside the default; None if that was
+        not asked.
+    shown: The field that targets are called by.
     """
 
     store: str | None
@@ -134,13 +140,13 @@ class Diagnosis(Result):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def hubby(self) -> bool:
-        """Whether the search is hubby beyond chance."""
+        """True if the search is hubby beyond chance."""
         return self.hubness.skewness - self.chance >= HUBBY
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> str:
-        """What it is, and what to do first."""
+        """The verdict in words: hubness, other causes, both or neither."""
         causes = ", ".join(finding.cause for finding in self.causes)
         if self.hubby and causes:
             return f"there is hubness, and there is more than that: {causes}; mend that first"
@@ -218,25 +224,25 @@ def diagnose(
     seed: int = 0,
     show: str | Naming | None = None,
 ) -> Diagnosis:
-    """Say how hubby a gallery is for some queries, who the hubs are, and whether these queries as a bank would mend it.
+    """Say how hubby a gallery is for some queries, and whether these queries as a bank would mend it.
 
     Nothing is changed.
 
     Args:
         targets: [n, d], or a store.
-        bank: example queries, as for `hubplugin.fit`, or for `hubplugin.apply` of a store.
-        metric: by default that of the store, else cosine.
-        learn: also, what a query map would gain that the answers of the bank teach (docs/learning.md), or the recorded
-            clicks of a store; it needs at least 50 different pairs.
-        compute: where it is computed.
-        seed: of the samples.
+        bank: example queries, as for `hubplugin.fit` or, with a store, for `hubplugin.apply`.
+        metric: by default the metric of the store, else cosine.
+        learn: also say what a query map would gain (docs/learning.md). The answers of the bank teach it, or the
+            recorded clicks of a store; it needs at least 50 distinct pairs.
+        compute: device, memory and progress.
+        seed: the seed of the samples.
         show: what hubs are called by: a field of the targets in a store, a file of texts
             by id (.txt, where line i belongs to the id i, or .json), or a function from ids
             (rows where `targets` is no store) to texts. By default a field that is plainly
             a title or text.
 
     Raises:
-        InputError: for anything that cannot be used.
+        InputError: an argument cannot be used.
     """
     chosen = Metric.parse(
         metric if metric is not None else getattr(targets, "metric", Metric.COSINE)
@@ -316,12 +322,12 @@ def _find_hubs(
     """Return the targets found most often, with queries for which they come first.
 
     Args:
-        targets: the store, or vectors.
-        bank: the queries, and the gallery.
-        asked: the same as they were given, with their texts.
-        nearest: the rows that each query finds, best first, [m, k].
-        model: the correction; None where none would be applied.
-        names: what targets are called.
+        targets: The store, or vectors.
+        bank: The queries and the gallery.
+        asked: The bank as it was given, with the texts of the queries.
+        nearest: The rows that each query finds, best first, [m, k].
+        model: The correction; None if the guard objects to it, so hubs have no `misled`.
+        names: What targets are called.
     """
     gallery = bank.require_targets()
     lists = {"raw": nearest}
@@ -333,17 +339,7 @@ def _find_hubs(
     first = nearest[:, 0]
     after = lists.get(CORRECTED, nearest)[:, 0]
     right = bank.clicks if bank.pairs is None else None
-    misled = {}
-    for row in rows:
-        wrong = (first == row) & (after != row)
-        if right is not None:
-            wrong = (first == row) & (right >= 0) & (right != row)
-        # First those that a correction answers rightly, then those that it changes.
-        rank = np.where(after != row, 1, 2)
-        if right is not None:
-            rank[after == right] = 0
-        order = np.argsort(rank, kind="stable")
-        misled[row] = order[wrong[order]][:MISLED].tolist()
+    misled = {row: _pick_misled(row, first, after, right) for row in rows}
     places = [place for places in misled.values() for place in places]
     shown = [*dict.fromkeys([*rows, *after[places].tolist()])]
     ids = _ids_of(targets, original_rows(gallery)[shown])
@@ -368,8 +364,31 @@ def _find_hubs(
     ]
 
 
+def _pick_misled(
+    hub: int, first: np.ndarray, after: np.ndarray, right: np.ndarray | None
+) -> list[int]:
+    """Return up to `MISLED` queries for which the target in row `hub` comes first.
+
+    Queries that a correction answers rightly come before those that it only changes. A
+    query whose right answer is the hub is not misled; without known answers, only
+    queries that a correction changes are.
+
+    Args:
+        hub: The row of the target.
+        first, after: The row that each query finds first, raw and corrected [m].
+        right: The row of the right answer to each query, -1 if unknown [m].
+    """
+    is_misled = (first == hub) & (after != hub)
+    rank = np.where(after != hub, 1, 2)
+    if right is not None:
+        is_misled = (first == hub) & (right >= 0) & (right != hub)
+        rank[after == right] = 0
+    order = np.argsort(rank, kind="stable")
+    return list(order[is_misled[order]][:MISLED].tolist())
+
+
 def _search_corrected(bank: PreparedBank, model: OffsetModel) -> np.ndarray:
-    """Return the rows that each query of the bank finds under `model`, best first: [m, k]."""
+    """Return the rows that bank queries find under `model`, best first: [m, k]."""
     gallery = bank.require_targets()
     offsets = model.fitted
     if offsets is None or len(offsets) != gallery.rows:
@@ -377,23 +396,22 @@ def _search_corrected(bank: PreparedBank, model: OffsetModel) -> np.ndarray:
     queries = bank.query_bank
     if model.query_map is not None:
         queries = model.query_map(queries)
-    found = TopK(OCCURRENCE)
-    label = "searching corrected"
+    top = TopK(OCCURRENCE)
     search(
         queries,
         gallery,
         bank.metric,
         bank.compute,
-        found,
+        top,
         offsets=offsets[None],
-        label=label,
+        label="searching corrected",
     )
-    corrected: np.ndarray = found.rows[0]
+    corrected: np.ndarray = top.rows[0]
     return corrected
 
 
 def _ids_of(targets: object, rows: np.ndarray) -> list[Id]:
-    """The ids of the targets in these rows: those of a store, else their numbers."""
+    """Return the ids of the targets in `rows`: those in a store, else the rows."""
     if not isinstance(targets, Scannable):
         return list(rows.tolist())
     wanted = set(rows.tolist())
@@ -403,12 +421,12 @@ def _ids_of(targets: object, rows: np.ndarray) -> list[Id]:
 
 
 def find_causes(bank: PreparedBank, nearest: np.ndarray, seed: int) -> list[Finding]:
-    """Look for all causes.
+    """Return a finding for each cause of bad searches, whether it is there or not.
 
     Args:
-        bank: the queries, and the gallery.
-        nearest: the rows that each of them finds in the gallery, best first, [m, k].
-        seed: of the samples.
+        bank: The queries and the gallery.
+        nearest: The rows that each query finds in the gallery, best first, [m, k].
+        seed: The seed of the samples.
     """
     rng = np.random.default_rng(seed)
     compute = bank.compute.without_progress
@@ -419,7 +437,7 @@ def find_causes(bank: PreparedBank, nearest: np.ndarray, seed: int) -> list[Find
     place = place.reshape(-1, nearest.shape[1])
     vectors = take_rows(gallery, rows, bank.metric)
     queries = bank.query_bank[drawn]
-    # Half the mean squared distance of any two.
+    # Half the mean squared distance between two targets.
     variance = float(targets.var(axis=0, dtype=np.float64).sum())
     found = np.linalg.norm(vectors, axis=1)[place.reshape(-1)]
     lengths = np.linalg.norm(targets, axis=1)

@@ -50,22 +50,22 @@ def inspect(
     show: str | Naming | None = None,
     compute: Compute = Compute(),
 ) -> Inspection:
-    """Whether every target of a store has the offset that its vector gives, and whether hubness is still lower by it.
+    """Say whether every target has the offset that its vector gives, and whether hubness is still lower.
 
-    Reads the whole store, and changes nothing.
+    The whole store is read, and nothing is changed.
 
     Args:
         store: any store.
-        live: queries that people ask now [m, d]; by default those that were recorded since the correction was made.
-            Those that are in the bank count for nothing.
-        queries: how many of them, drawn at random, are searched for, raw and corrected; 0 for none. Where fewer than
-            100 are live, queries of the bank take their place.
+        live: queries that people ask now [m, d]; by default the queries recorded since the correction was made.
+            Queries that are in the bank are left out.
+        queries: how many queries, drawn at random, are searched for, raw and corrected; 0 for none. If fewer than 100
+            live queries are left, queries of the bank take their place.
         show: what hubs are called by, as in `hubplugin.diagnose`.
         compute: device, memory and progress.
 
     Raises:
-        StoreError: for live queries and a store without an active correction.
-        InputError: for queries that cannot be used.
+        StoreError: live queries were given, and the store has no active correction.
+        InputError: the queries cannot be used.
     """
     store = for_job(store)
     correction = store.correction()
@@ -102,7 +102,7 @@ def inspect(
 def _compare_offsets(
     store: Store, model: OffsetModel, compute: Compute
 ) -> dict[str, Any]:
-    """Return the fields of an inspection that compare the offsets in `store` with those of `model`."""
+    """Return the fields of an inspection that compare stored offsets with the model's."""
     counts = Counts()
     missing = list[Id]()
     stale = list[Id]()
@@ -126,8 +126,13 @@ def _compare_offsets(
 def _read_live_queries(
     store: Store, correction: Correction, live: BankLike | None, compute: Compute
 ) -> np.ndarray:
-    """A sample of the live queries [m, d], as the bank has its own, without those that are in the bank, which say
-    nothing new."""
+    """Return a sample of the live queries [m, d], prepared as those in the bank are.
+
+    Queries that are in the bank are left out: they say nothing new.
+
+    Raises:
+        InputError: The live queries come with answers, or cannot be used.
+    """
     model = correction.model
     recorded: Vectors | None
     if live is not None:
@@ -157,13 +162,16 @@ def _read_live_queries(
 
 
 def is_in_bank(model: OffsetModel, queries: np.ndarray) -> np.ndarray:
-    """Return whether each of `queries` [m, d], prepared as the bank's are, is in the bank of `model`: bool [m]."""
+    """Return which of the prepared `queries` [m, d] are in the bank of `model`: bool [m]."""
     known = set(_as_keys(model.terms[0].bank))
     return np.array([key in known for key in _as_keys(queries)], bool)
 
 
 def _as_keys(rows: np.ndarray) -> list[bytes]:
-    """Return bytes that are the same for equal rows, whatever their rounding and the sign of 0."""
+    """Return the bytes of each row, rounded, so that equal rows have equal bytes.
+
+    Adding 0 makes -0 a 0.
+    """
     return [row.tobytes() for row in np.asarray(rows, np.float32).round(5) + 0.0]
 
 
@@ -175,7 +183,11 @@ def _count_hubs(
     names: Naming | None,
     compute: Compute,
 ) -> dict[str, Any]:
-    """Return the fields of an inspection that tell what live queries find, or those of the bank."""
+    """Return the fields of an inspection that need searches: `drift` and `hubness`.
+
+    `queries` of the `live` queries [m, d] are searched for, or of the bank's if the live
+    ones are fewer than `FEWEST_LIVE`.
+    """
     rng = np.random.default_rng()
     bank = model.terms[0].bank
     at_fit = bank[:: max(len(bank) // SEEN, 1)]
@@ -187,7 +199,7 @@ def _count_hubs(
     if is_live:
         searched = rng.permutation(live)[:queries]
     count = store.count()
-    # A model may keep no more than the mean of its bank, and a store be empty.
+    # The model of `dn` keeps only the mean of its bank, and a store may be empty.
     if len(searched) < 2 or not count:
         return fields
     raw = _count_hits(store.search(searched, OCCURRENCE, raw=True).ids)
@@ -223,8 +235,13 @@ def _count_hits(found: Iterable[Iterable[Id]]) -> Counter[Id]:
 def with_hubness(
     model: OffsetModel, bank: PreparedBank, right: Side | None = None
 ) -> OffsetModel:
-    """Return `model`, fitted on the banks and targets of `bank`, with what its bank found in them, and the forecast of
-    R@1."""
+    """Return `model` with its `hubness_at_fit`, or as it is if there is too little to count.
+
+    Args:
+        model: The fitted model.
+        bank: The bank that it was fitted on, with the gallery.
+        right: The forecast of R@1; None without known answers.
+    """
     targets = bank.require_targets()
     queries = pick_evenly(model.terms[0].bank, QUERIES)
     if len(queries) < 2 or targets.rows <= OCCURRENCE:
@@ -232,27 +249,27 @@ def with_hubness(
     offsets = model.fitted
     if offsets is None or len(offsets) != targets.rows:  # which lack zero vectors
         offsets = model.offsets(targets, compute=bank.compute.without_progress)
+    # One pass over the targets serves both searches: the first half is ranked raw, the
+    # second corrected.
     asked = np.concatenate([queries, queries])
     if model.query_map is not None:
         asked[len(queries) :] = model.query_map(queries)
     both = np.stack([np.zeros_like(offsets), offsets])
-    found = TopK(OCCURRENCE)
+    top = TopK(OCCURRENCE)
     compute = bank.compute
     label = "counting hubs"
-    search(asked, targets, model.metric, compute, found, offsets=both, label=label)
-    raw = found.rows[0][: len(queries)]
-    corrected = found.rows[1][len(queries) :]
-    occurrence = k_occurrence(corrected, targets.rows)
-    return replace(
-        model,
-        hubness_at_fit=HubnessAtFit(
-            len(queries),
-            skewness(k_occurrence(raw, targets.rows)),
-            skewness(occurrence),
-            skewness_by_chance(len(queries), OCCURRENCE, targets.rows),
-            float(occurrence.max() / len(queries)),
-            None
-            if right is None
-            else [right.before, right.after, *astuple(right.change)],
-        ),
+    search(asked, targets, model.metric, compute, top, offsets=both, label=label)
+    raw = k_occurrence(top.rows[0][: len(queries)], targets.rows)
+    corrected = k_occurrence(top.rows[1][len(queries) :], targets.rows)
+    forecast = None
+    if right is not None:
+        forecast = [right.before, right.after, *astuple(right.change)]
+    hubness = HubnessAtFit(
+        len(queries),
+        skewness(raw),
+        skewness(corrected),
+        skewness_by_chance(len(queries), OCCURRENCE, targets.rows),
+        float(corrected.max() / len(queries)),
+        forecast,
     )
+    return replace(model, hubness_at_fit=hubness)

@@ -27,7 +27,10 @@ LONGEST = 80
 
 
 class FieldNames:
-    """The texts that targets of `store` have in a `field`; of `PLAIN` ones, where it is None."""
+    """The texts in a `field` of the targets in `store`.
+
+    If `field` is None, the first call sets it to the first of `PLAIN` that targets have.
+    """
 
     def __init__(self, store: Store, field: str | None = None):
         self.store = store
@@ -53,9 +56,11 @@ class FieldNames:
 
 
 def names_of(source: object, show: str | Naming | None = None) -> Naming | None:
-    """Return what names the targets of a `source`, a store or vectors.
+    """Return a function that names the targets in `source`, a store or vectors.
 
-    show: a field of a store, a file as `read_names` takes it, or a function. None looks
+    It is None for vectors if `show` is.
+
+    show: A field of a store, a file as `read_names` takes it, or a function. None looks
     for a field that is plainly a title or a text.
     """
     if callable(show):
@@ -68,7 +73,7 @@ def names_of(source: object, show: str | Naming | None = None) -> Naming | None:
 
 
 def display_names(ids: Sequence[Id], names: Naming | None) -> list[str]:
-    """Return what the targets `ids` are called: by their name in `names` and id, or by the id alone."""
+    """Return each target's name with its id behind, or its id alone if it has no name."""
     texts = [None] * len(ids) if names is None or not ids else names(ids)
     return [
         str(key) if name is None else f"{shorten(name, LONGEST)} [{key}]"
@@ -77,7 +82,7 @@ def display_names(ids: Sequence[Id], names: Naming | None) -> list[str]:
 
 
 def call_query(bank: Bank, row: int) -> str:
-    """Return the text of a query of `bank`, or its row where it has none."""
+    """Return the text of the query in a row of `bank`, or its row if it has no text."""
     texts = getattr(bank.queries, "texts", None)
     if bank.texts is not None:
         texts = bank.texts.texts
@@ -86,8 +91,10 @@ def call_query(bank: Bank, row: int) -> str:
 
 
 def read_names(source: str) -> Naming:
-    """Return the names in the file `source`: a text file, where line i belongs to the id i, or a .json file of a text
-    for each id, or of a list."""
+    """Return the names in a file: texts by id in .json, or a list, or lines from id 0 on.
+
+    Raises InputError if it cannot be read.
+    """
     path = Path(source)
     require_file(path, "names")
     try:

@@ -43,7 +43,10 @@ from hubplugin.validation import OCCURRENCE, Figures
 
 @dataclass
 class InvalidVectors:
-    """The targets that a model could not judge: how many, and what is wrong with the first of them, by id."""
+    """The targets that a model could not judge.
+
+    count: how many there are. named: what is wrong with the first of them, by id.
+    """
 
     count: int = 0
     named: dict[int | str, str] = field(default_factory=dict)
@@ -74,7 +77,7 @@ class InvalidVectors:
 
 
 def doubt_clicks(asked: Side | None, other: Side | None) -> str:
-    """Say so where the queries that were `asked` before look like wrong clicks."""
+    """Return a warning if the queries `asked` before look like wrong clicks, else ""."""
     if asked is None or other is None:
         return ""
     if not look_like_wrong_clicks(asked, other):
@@ -87,7 +90,7 @@ def doubt_clicks(asked: Side | None, other: Side | None) -> str:
 
 
 def rows_of_hubness(sides: Sequence[Figures]) -> list[Row]:
-    """Return how uneven the finds are on each of the `sides`."""
+    """Return the rows of the measures of hubness, with a cell for each of `sides`."""
     return [
         *row_of(WORST, *(side.largest for side in sides)),
         *row_of(NEVER, *(side.never for side in sides)),
@@ -96,7 +99,7 @@ def rows_of_hubness(sides: Sequence[Figures]) -> list[Row]:
 
 
 def show_trial(trial: Trial, title: str) -> Section:
-    """Return the section, called `title`, of what the guard saw on held-out queries: `trial`."""
+    """Return the section, called `title`, of what the guard's `trial` measured."""
     raw = trial.raw
     rows = [
         *changes_of({RECALL: trial.right, "asked before (R@1)": trial.asked}),
@@ -109,7 +112,7 @@ def show_trial(trial: Trial, title: str) -> Section:
 
 
 def show_lesson(lesson: LearnedMap) -> Section:
-    """Return the section of what a map of the query gains over the offsets alone."""
+    """Return the section of what a query map gains over the offsets alone."""
     rows = changes_of(
         {"not asked before (R@1)": lesson.other, "asked before (R@1)": lesson.asked}
     )
@@ -121,12 +124,18 @@ def show_lesson(lesson: LearnedMap) -> Section:
 
 @dataclass(frozen=True, repr=False)
 class Applied(Result):
-    """What `apply`, `refresh` or `rollback` did: the model, and of `scanned` targets how many had no offset by it
-    before, and how many a different one. written: false after a dry run, which only counted them. notes: what was done
-    to the store or, after a dry run, would be, and what to expect of a small bank that was not tried. trial: what the
-    guard saw before `apply`; None where it was not asked. invalid_vectors: the targets whose vector cannot be judged.
-    search: the code by which an application searches corrected, and who maps its queries. sound: whether there is
-    nothing to mend, so that nothing was written.
+    """The result of `apply`, `refresh` or `rollback`.
+
+    model: The model.
+    scanned: How many targets were compared with it.
+    missing, stale: How many of these had no offset before, or not the model's.
+    written: False after a dry run, which only counts, or if there was nothing to mend.
+    notes: What was done to the store or, after a dry run, would be; and what to expect of
+        a small bank that was not tried.
+    trial: What the guard saw before `apply`; None if it was not asked.
+    invalid_vectors: The targets whose vector the model cannot judge.
+    search: Code that searches corrected, and who maps the queries.
+    sound: True if there was nothing to mend.
     """
 
     store: str
@@ -163,7 +172,7 @@ class Applied(Result):
         return Page(f"{state}; {outcome}", "better", "", sections, [*self._next()])
 
     def _next(self) -> Iterator[Step]:
-        """Yield how it is searched, and what to do next."""
+        """Yield how to search the corrected store, and which jobs may follow."""
         if not self.written:
             return
         code, mapping = self.search
@@ -175,7 +184,7 @@ class Applied(Result):
 
 
 def show_versus(versus: OldVersusNew) -> Section:
-    """Return the section of no correction, the old one and the new one side by side."""
+    """Return the section that compares no correction, the old one and the new one."""
     sides = (versus.raw, versus.old, versus.new)
     rows = [
         *row_of(RECALL, *(side.recall for side in sides)),
@@ -187,7 +196,7 @@ def show_versus(versus: OldVersusNew) -> Section:
 
 @dataclass(frozen=True, repr=False)
 class Refitted(Applied):
-    """What `refit` did: as of `apply`, and old and new beside each other."""
+    """The result of `refit`: that of `apply`, with old and new correction compared."""
 
     versus: OldVersusNew = field(kw_only=True)
 
@@ -198,8 +207,11 @@ class Refitted(Applied):
 
 @dataclass(frozen=True, repr=False)
 class Removed(Result):
-    """What `remove` took out: the correction, null where there was none or it cannot be read. written: false after a
-    dry run, and where there was no correction."""
+    """The result of `remove`.
+
+    correction: The correction; None if there was none, or it cannot be read.
+    written: False after a dry run, or if there was no correction.
+    """
 
     store: str
     written: bool
@@ -219,21 +231,24 @@ class Removed(Result):
 
 
 WRONG = 0.05
-"""The share of the targets with a missing or stale offset from which on somebody should look: it costs a tenth of
-what the correction gains, up to 0.8 points of R@1 (benchmarks/keeping.py)."""
+"""Somebody should look if more than this share of the targets has a missing or stale
+offset: it costs a tenth of what the correction gains, up to 0.8 points of R@1
+(benchmarks/keeping.py)."""
 
 DRIFTED = 0.57
-"""Own share of live queries and bank from which on they are no longer of one kind. Queries of one kind have 0.44 to
-0.53, other wordings 0.60 and more (benchmarks/keeping.py)."""
+"""Live queries are no longer of the bank's kind if the own share of the two is above this.
+Queries of one kind have 0.44 to 0.53, other wordings 0.60 and more
+(benchmarks/keeping.py)."""
 
 LEFT = 1.2
-"""The hubness that a correction leaves, as a share of the raw one, both beyond chance, from which on to look.
-Banks of the gallery's own queries leave up to 1.12 where there is little of it, those that cost more than 8 points of
-R@1 leave 2.8 to 5.4 (benchmarks/keeping.py)."""
+"""Somebody should look if corrected skewness is above this share of the raw one, both less
+chance. Banks of the gallery's own queries leave up to 1.12 where raw hubness is small;
+banks that cost more than 8 points of R@1 leave 2.8 to 5.4 (benchmarks/keeping.py)."""
 
 TIMES = 4.0
-"""Somebody should look if a target is found by more than 4 times the largest share of the queries that any had at the
-fit. Where that share is already large, halfway from it to 100 %."""
+"""Somebody should look if a target is found by more than 4 times the share of the queries
+that found the worst hub at the fit or, if that share is large, by more than halfway from
+it to 100 %."""
 
 HUBS = 20
 """Hubs of each search that are listed."""
@@ -241,10 +256,15 @@ HUBS = 20
 
 @dataclass(frozen=True)
 class HubnessNow:
-    """Skewness of the 10-occurrence of `queries` queries, searched raw and corrected, and what it is by chance. live:
-    whether they are live queries; otherwise they are the bank's. fit: the same of the bank's at the fit, None where
-    that was not counted. hubs: what is found most often, raw or corrected. occurrences: how many targets have the
-    10-occurrence N, by N, of the raw search and of the corrected one."""
+    """Skewness of the 10-occurrence, which the store's own searches give now.
+
+    queries: How many queries were searched for.
+    live: True if they are live queries, False if they come from the bank.
+    raw, corrected, chance: The skewness raw, corrected and by chance.
+    fit: What was counted at the fit; None if nothing was.
+    hubs: The targets found most often, raw or corrected.
+    occurrences: How many targets have the 10-occurrence N, by N, for either search.
+    """
 
     queries: int
     live: bool
@@ -277,7 +297,10 @@ class HubnessNow:
             yield Step(says, "refresh")
 
     def sections(self, field: str | None) -> list[Section]:
-        """Return hubness then and now, and the hubs, whose names are in `field`."""
+        """Return the sections of hubness at the fit and now, and of the hubs.
+
+        Targets are called by `field`.
+        """
         now = f"now, {self.queries} {'live' if self.live else 'bank'} queries"
         rows = row_of(now, self.raw, self.corrected, form=decimal)
         if self.fit is not None:
@@ -289,7 +312,7 @@ class HubnessNow:
 
 
 def _describe(model: OffsetModel) -> str:
-    """Return what a model is, in small print."""
+    """Return a model in one sentence, for small print."""
     method = describe_method(model.method, model.parameters)
     parts = [f"{method}, from {len(model.terms[0].bank):,} queries"]
     if model.query_map is not None:
@@ -303,14 +326,24 @@ def _describe(model: OffsetModel) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Inspection(Result):
-    """What `inspect` found: the correction, if any, and of `count` targets how many lack an offset, how many have one
-    that their vector no longer gives, and how many carry something else in its place; ten ids of the first two.
-    previous: the model that was active before, which `rollback` writes.
+    """The result of `inspect`.
 
-    hubness: None where no queries were searched for. drift: own share of live queries and bank, 0.5 where they are of
-    one kind, 1 where they have nothing in common; None without enough live queries. notes, warnings: what the store
-    itself says of the correction, and what it asks attention for. attention: these, and what else somebody should look
-    at, and what to do; the exit status is 4 unless it is empty. shown: the field that targets are called by.
+    count: How many targets there are.
+    correction: The correction in the store, if any.
+    previous: The model that was active before, which `rollback` writes, if any.
+    missing: How many targets lack an offset.
+    stale: How many have an offset that their vector no longer gives.
+    foreign: How many carry something else in its place.
+    missing_ids, stale_ids: Some ids of such targets.
+    invalid_vectors: The targets whose vector the model cannot judge.
+    hubness: What queries find now; None if none were searched for.
+    drift: Own share of live queries and bank: 0.5 if they are of one kind, 1 if they have
+        nothing in common. None without enough live queries.
+    notes: What the store says of the correction.
+    warnings: What the store asks attention for.
+    attention: The warnings, and what else somebody should look at, with what to do. The
+        exit status is 4 unless it is empty.
+    shown: The field that targets are called by.
     """
 
     store: str
@@ -334,7 +367,7 @@ class Inspection(Result):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def attention(self) -> list[str]:
-        """What somebody should look at, and what to do about it."""
+        """Lines on what somebody should look at, each with what to do about it."""
         return [
             f"{step.brings}: run {step.job}" if step.job else step.brings
             for step in self._reasons()
@@ -383,7 +416,7 @@ class Inspection(Result):
         return Page(headline, direction, scene, sections, steps)
 
     def _show(self, correction: Correction) -> Section:
-        """Return what lies in the store, fingerprints last."""
+        """Return the section of the correction in the store."""
         note = f"{_describe(correction.model)} Made {correction.made}."
         if self.previous is not None:
             note += f" Before: {_describe(self.previous)}"

@@ -9,9 +9,9 @@ from hubplugin.model import OffsetModel
 from hubplugin.validation import Figures, Margins, change_of
 
 WORSE = 0.1
-"""The rise of skewness, as a share of that of the raw ranking, from which a new correction is worse where nothing says
-what the queries ask for. On eight galleries a bank of twice the size rises by 0.08 at most; every bank that rose by
-more than 0.1 lost R@1, up to 2.4 points (benchmarks/keeping.py)."""
+"""Without known answers, a new correction is worse if skewness rises by more than this
+share of raw skewness. On eight galleries a bank of twice the size rises by 0.08 at most;
+every bank that rose by more than 0.1 lost R@1, up to 2.4 points (benchmarks/keeping.py)."""
 
 TOLERATED = 0.01
 """The fall of R@1 that must be ruled out before a smaller bank replaces a larger one."""
@@ -51,7 +51,7 @@ class OldVersusNew:
 
     @property
     def objection(self) -> str | None:
-        """Why the new one is worse, with both figures; None if it is not."""
+        """The reason why the new correction is worse, with both figures; None if it is not."""
         if self.gain is None or self.error is None:
             rise = self.new.skewness - self.old.skewness
             worse = rise > WORSE * max(self.raw.skewness, 0.0)
@@ -67,7 +67,10 @@ class OldVersusNew:
         )
 
     def _enough(self, gain: float, error: float) -> int:
-        """Return how many queries rule a fall out, if they change as much as these do."""
+        """Return how many queries would rule out a fall, at the error of these queries.
+
+        At most as many as the old bank has: a bank of that size need not rule it out.
+        """
         as_many_as_old = round(self.queries / self.share)
         margin = gain + TOLERATED
         if margin <= 0:
@@ -77,7 +80,7 @@ class OldVersusNew:
 
     @property
     def figures(self) -> str:
-        """The change from the old one to the new one: of R@1, or of hubness where no answers are known."""
+        """The change from the old to the new correction: of R@1, else of hubness."""
         if self.old.recall is not None and self.new.recall is not None:
             return f"R@1 of held-out queries goes from {100 * self.old.recall:.1f} to {100 * self.new.recall:.1f}"
         return (

@@ -46,13 +46,13 @@ def offsets_of_all(
     compute: Compute,
     fitted: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return the offsets of the vectors of a batch, float32 [b].
+    """Return the offsets of the vectors in a batch, float32 [b].
 
-    A model cannot judge a vector that is not finite. Under cosine it cannot judge one
-    of length 0 either, nor, where the store does not normalise, one of another length
-    than 1. Such a vector gets the smallest offset of the gallery: the neutral one would
-    rank it above most others. One of length 0 is near to no query, and gets the neutral
-    one.
+    A model cannot judge a vector that is not finite. Under cosine it cannot judge a
+    vector of length 0 either, nor, if the store does not normalise, one whose length is
+    not 1. Such a vector gets the smallest offset of the gallery: the neutral offset 0
+    would rank it above most others. A vector of length 0 is near to no query, and gets
+    the neutral offset.
 
     Args:
         model: The model.
@@ -60,7 +60,7 @@ def offsets_of_all(
         invalid_vectors: Counts and names the vectors that the model cannot judge.
         unit: The store does not normalise.
         compute: Device, memory and progress.
-        fitted: The offsets of these vectors, where the fit has given them.
+        fitted: The offsets of these vectors, if the fit has computed them.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         lengths = np.linalg.norm(batch.vectors.astype(np.float64), axis=1)
@@ -89,7 +89,7 @@ square of the vectors, and what is lost grows with them."""
 
 @dataclass
 class Counts:
-    """What was found of the offsets of `scanned` targets.
+    """Counts of the offsets that `scanned` targets had.
 
     missing: without an offset. stale: with one that the model does not give. foreign:
     with something else in its place.
@@ -182,7 +182,7 @@ def compare(
 def write_wrong(
     writing: Writing, compared: Iterable[tuple[Batch, np.ndarray, np.ndarray]]
 ) -> None:
-    """Write the offsets that are missing or differ, of what `compare` yields."""
+    """Write the offsets that `compare` yields as wrong."""
     for batch, offsets, wrong in compared:
         if writing.takes_all or wrong.all():
             writing.write(batch, offsets)
@@ -191,10 +191,13 @@ def write_wrong(
 
 
 class SpooledGallery:
-    """The `vectors` of a store, and of a shared one the batches they came in.
+    """The vectors of a store in a temporary file, which a fit may read many times.
 
-    So a fit reads them as often as it needs, and they are written without another scan.
-    rows: of the ids in `clicked`.
+    If other programs share the store, the batches are kept, too, so that offsets are
+    written without another scan.
+
+    vectors: [n, d].
+    rows: The rows of the ids in `clicked`.
     """
 
     def __init__(
@@ -261,7 +264,7 @@ class ShardedStore:
 
 @dataclass(frozen=True)
 class _WriteShard:
-    """What a worker does with a shard of a store."""
+    """The work on one shard: compare its offsets, and write those that are wrong."""
 
     share: Share
     compute: Compute
@@ -404,14 +407,14 @@ def write_gallery(
     Args:
         store: The store.
         model: The model.
-        gallery: What was read of the store, where it was; workers write, where it has
-            some.
+        gallery: What was read from the store, None if nothing was. The workers of a
+            `ShardedStore` write the offsets.
         compute: Device, memory and progress.
         force: As in `Writing`.
     """
 
     def once(closing: bool) -> Counts:
-        """Read, compare and write; a gallery just read is read again only to close."""
+        """Read, compare and write; what was just read serves unless `closing`."""
         label = "closing" if closing else "writing offsets"
         if isinstance(gallery, ShardedStore):
             return gallery.write(writing.share(), compute, label)
@@ -463,9 +466,9 @@ def preview(store: Store, model: OffsetModel, compute: Compute) -> Applied:
 
 
 def require_match(model: OffsetModel, store: Store) -> None:
-    """Raise InputError if `model` cannot give offsets to the vectors of `store`.
+    """Raise InputError if `store` cannot be ranked by `model`.
 
-    So it is where the model has a map of queries that the store would leave out.
+    Dimensions or metric differ, or the store cannot apply the model's query map.
     """
     if model.query_map is not None and not store.maps_queries:
         raise refuse_query_map(store.url)

@@ -39,10 +39,11 @@ def skewness(occurrence: np.ndarray) -> float:
 
 
 def skewness_by_chance(queries: int, k: int, targets: int) -> float:
-    """Return the skewness expected if each query finds any `k` of `targets`.
+    """Return the skewness expected if each query finds `k` of the `targets` at random.
 
-    N is then binomial: (1 - 2p) / sqrt(q p (1 - p)) with p = k / n. No correction comes
-    below it for long; with few queries it is large.
+    N is then binomial: (1 - 2p) / sqrt(q p (1 - p)) with p = k / n. A correction stays
+    below this value only by luck; it is large for few queries. Return 0 if every query
+    finds all targets.
     """
     p = min(k, targets) / targets
     variance = queries * p * (1 - p)

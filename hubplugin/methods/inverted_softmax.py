@@ -44,9 +44,10 @@ class DualInvertedSoftmax(OnePassMethod):
     tau_target: float = Field(0.5, gt=0)
 
     def require_banks(self, bank: PreparedBank) -> None:
-        self._second(bank)
+        self._target_bank(bank)
 
-    def _second(self, bank: PreparedBank) -> np.ndarray:
+    def _target_bank(self, bank: PreparedBank) -> np.ndarray:
+        """Return the target bank. Raises InputError without one."""
         if bank.target_bank is None:
             raise InputError(
                 f"method {self.name!r} needs the vectors of answers in the bank: pass ",
@@ -55,9 +56,9 @@ class DualInvertedSoftmax(OnePassMethod):
         return bank.target_bank
 
     def terms(self, bank: PreparedBank, answers: np.ndarray | None) -> tuple[Term, ...]:
-        second = self._second(bank)
+        target_bank = self._target_bank(bank)
         scale = -self.tau_query * self.tau_target / (self.tau_query + self.tau_target)
         return (
             LogSumExp(bank.query_bank, self.tau_query, scale, answers=answers),
-            LogSumExp(second, self.tau_target, scale),
+            LogSumExp(target_bank, self.tau_target, scale),
         )

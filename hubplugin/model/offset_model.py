@@ -214,7 +214,8 @@ class OffsetModel(ShownByFacts):
         products = vectors.rows * sum(term.bank.size for term in self.terms)
         compute = compute.for_products(products)
         if not compute.library().is_on_cpu:
-            # A card is through before they are looked through for zero vectors.
+            # On a GPU, computing all offsets is quicker than scanning for zero vectors
+            # first, so scan only if one turns up.
             try:
                 return self._centred(self.raw_offsets(vectors, compute))
             except ZeroVector:
@@ -275,11 +276,15 @@ class OffsetModel(ShownByFacts):
         return self.centre_by(self.raw_offsets(vectors, compute), vectors)
 
     def centre_by(self, raw: np.ndarray, targets: Vectors) -> OffsetModel:
-        """Do as `centre_on`, for callers who know the raw offsets.
+        """Return what `centre_on` returns, from raw offsets that are known already.
 
         Args:
             raw: The raw offsets of the targets, float64 [n].
-            targets: The gallery [n, d].
+            targets: The gallery [n, d]; `fitted` also has the 0 of zero vectors that it
+                left out.
+
+        Raises:
+            InputError: An offset is beyond float32.
         """
         _require_finite(self, raw)
         centre = float(raw.mean())

@@ -27,19 +27,19 @@ class QueryMap:
     )
 
     def __call__(self, queries: np.ndarray) -> np.ndarray:
-        """Return the vectors to search with in the place of `queries` [m, d] or [d]: float32, of the same shape."""
+        """Return `queries` [m, d] or [d] as they are searched for: float32, same shape."""
         mapped: np.ndarray = queries @ self.whole.T
         return mapped
 
     @cached_property
     def whole(self) -> np.ndarray:
-        """The step with the query itself in it: float32 [d, d]."""
+        """The matrix I + step that maps a query: float32 [d, d]."""
         whole: np.ndarray = np.eye(len(self.step), dtype=np.float32) + self.step
         return whole
 
     @cached_property
     def longest(self) -> float:
-        """The largest length of what is searched with for a query of length 1."""
+        """The largest length that a mapped query of length 1 can have."""
         return float(np.linalg.eigvalsh(self.whole.T @ self.whole)[-1] ** 0.5)
 
     def __str__(self) -> str:
@@ -51,7 +51,10 @@ class QueryMap:
         return f"queries are {first}mapped at strength {self.strength:g}, as {self.pairs} pairs taught"
 
     def of_bank(self, bank: np.ndarray) -> np.ndarray:
-        """`bank` mapped, the same array each time: terms that share a bank share its products."""
+        """Return `bank` mapped.
+
+        The same bank gives the same array, so that terms with one bank share one pass.
+        """
         for last, mapped in self._last:
             if last is bank:
                 return mapped
@@ -59,13 +62,19 @@ class QueryMap:
         return self._last[0][1]
 
     def on_targets(self, targets: np.ndarray) -> np.ndarray:
-        """Return the `targets` [b, d] for queries that go unmapped, <q + S q, t> = <q, t + S' t>: float32 [b, d]."""
+        """Return targets [b, d] that unmapped queries rank as mapped ones rank `targets`.
+
+        <q + S q, t> = <q, t + S' t>.
+        """
         mapped: np.ndarray = targets + targets @ self.step
         return mapped
 
 
 def refuse_query_map(what: str) -> InputError:
-    """Says that `what` does not apply the query map of a model, where offsets alone would rank otherwise in silence."""
+    """Return the error that `what` does not apply the query map of a model.
+
+    Offsets without their map would silently give another ranking.
+    """
     return InputError(
         f"this model has a query map (learn=True), which {what} does not apply; fit it without learn, or search with "
         "model.queries(q) and model.offsets(targets)"

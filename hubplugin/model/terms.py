@@ -89,7 +89,8 @@ def group_by_pass(terms: Sequence[Term]) -> Iterator[list[Term]]:
 def pack(terms: Sequence[Term]) -> tuple[list[Header], dict[str, np.ndarray]]:
     """Return `terms` as headers of a file, and their arrays by name.
 
-    An array that several terms share is held once.
+    An array is named NUMBER.FIELD, after the number of its term. An array that several
+    terms share is held once: the headers of later terms have {"as": NAME} in its place.
     """
     headers = []
     tensors = {}
@@ -98,8 +99,8 @@ def pack(terms: Sequence[Term]) -> tuple[list[Header], dict[str, np.ndarray]]:
         header: Header = {"kind": term.kind}
         for field in fields(term):
             value = getattr(term, field.name)
-            name = f"{number}.{field.name}"
             if isinstance(value, np.ndarray):
+                name = f"{number}.{field.name}"
                 first = names.setdefault(id(value), name)
                 if first == name:
                     tensors[name] = np.ascontiguousarray(value)
@@ -114,17 +115,17 @@ def pack(terms: Sequence[Term]) -> tuple[list[Header], dict[str, np.ndarray]]:
 def unpack(
     headers: Sequence[Header], tensors: dict[str, np.ndarray]
 ) -> tuple[Term, ...]:
-    """Return the terms that `pack` packed."""
+    """Return the terms that `pack` packed, whose names of arrays it explains."""
     terms = []
     for number, header in enumerate(headers):
         values = dict(header)
         build = TERMS[values.pop("kind")]
-        for key, value in header.items():
-            if isinstance(value, dict):
-                values[key] = tensors[value["as"]]
+        for field, value in header.items():
+            if isinstance(value, dict):  # {"as": NAME}
+                values[field] = tensors[value["as"]]
         for name, tensor in tensors.items():
-            place, _, key = name.partition(".")
-            if place == str(number):
-                values[key] = tensor
+            term, _, field = name.partition(".")
+            if term == str(number):
+                values[field] = tensor
         terms.append(build(**values))
     return tuple(terms)
