@@ -494,9 +494,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         try:
             with self._new_file(new.name, self.path.stat().st_size) as file:
                 faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
-            seen = look_at(
-                new
-            )  # `os.replace` does not change it
+            seen = look_at(new)  # `os.replace` does not change it
             if version is not None:
                 manifest = self.require_owner(version)
                 # A refresh of this version may leave another one half-written.
