@@ -266,7 +266,8 @@ def _sum_by_either_vector(
     A re-scoring lists a point in both prefetches. A point with an augmented vector that
     the first prefetch does not list ranks behind all points that it lists.
 
-    ceiling: The part of the augmented vectors' squared distance that all points share.
+    ceiling: The upper bound of the offsets, by which distances to augmented vectors are
+        shifted; used under Euclidean distance only.
     """
     has = models.Filter(must=has_vector(augmented_vector))
     lacks = models.Filter(must_not=has_vector(augmented_vector))

@@ -122,7 +122,7 @@ def require_finished(answer: Answer) -> Answer:
     results = answer if isinstance(answer, list) else [answer]
     for result in results:
         status = str(getattr(result, "status", ""))
-        if status.lower().endswith("wait_timeout"):  # in capitals in gRPC's enum
+        if status.lower().endswith("wait_timeout"):  # name or value of an enum
             waiting = TimeoutError("the server has not done it yet")
             raise ResponseHandlingException(waiting)
     return answer
@@ -212,8 +212,8 @@ the minute."""
 
 SHORTEST_WAIT = 0.2
 LONGEST_WAIT = 10.0
-"""The wait before a request is repeated: a random time that doubles on the average,
-between about these bounds."""
+"""A request is repeated after a random wait. Its upper bound doubles with each attempt,
+from twice SHORTEST_WAIT up to LONGEST_WAIT."""
 
 SERVER_SECONDS = 600.0
 """How long a server may go on working after its answer, at an index or a vector."""

@@ -54,8 +54,10 @@ def upsert(
     shard_key = arguments.get("shard_key_selector")
     ids = plain_client.ids_of(points)
     if isinstance(points, list):
-        pairs = yield from cache.read_models(cached)
-        written, without_offset = yield Computing(with_offsets, points, pairs)
+        versioned_models = yield from cache.read_models(cached)
+        written, without_offset = yield Computing(
+            with_offsets, points, versioned_models
+        )
     else:
         written = points
         without_offset = ids
@@ -65,17 +67,19 @@ def upsert(
     return (yield from _then(cache, cached, plain, touched, lacking))
 
 
-def with_offsets(points: list[Any], pairs: Models) -> tuple[list[Any], list[PointId]]:
+def with_offsets(
+    points: list[Any], versioned_models: Models
+) -> tuple[list[Any], list[PointId]]:
     """Return `points`, plain ones with their offsets, and the ids of the others."""
-    plain = [point for point in points if _is_plain(point, pairs)]
-    stored = offsets.compute_stored(plain, pairs)
+    plain = [point for point in points if _is_plain(point, versioned_models)]
+    stored = offsets.compute_stored(plain, versioned_models)
     ready = dict(zip(map(id, plain), offsets.with_stored(plain, stored), strict=True))
     others = [point for point in points if id(point) not in ready]
     written = [ready.get(id(point), point) for point in points]
     return written, plain_client.ids_of(others)
 
 
-def _is_plain(point: Any, pairs: Models) -> bool:
+def _is_plain(point: Any, versioned_models: Models) -> bool:
     """Return True if `point` can bring its offset along.
 
     It must be a structure whose vectors need no embedding. If offsets lie in payloads,
@@ -86,7 +90,7 @@ def _is_plain(point: Any, pairs: Models) -> bool:
         return False
     vectors = offsets.by_name(point.vector)
     has_payload = isinstance(point.payload, dict) and len(point.payload) > 0
-    for version, _ in pairs:
+    for version, _ in versioned_models:
         if not isinstance(vectors.get(version.vector), list):
             return False
         if version.storage == "payload" and not has_payload:
@@ -139,19 +143,20 @@ def _bring_offsets(
 def _upload_part(
     cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
 ) -> Operation[None]:
-    """Upload a part of the points, with their offsets where they can bring them along.
+    """Upload a part of the points.
 
-    Offsets are computed while the plain client sends the points before.
+    Plain structures bring their offsets along, which are computed as the plain client
+    asks for them. The other points get theirs afterwards.
     """
     points = arguments["points"]
     shard_key = arguments.get("shard_key_selector")
-    pairs = yield from cache.read_models(cached)
+    versioned_models = yield from cache.read_models(cached)
     # Filled while the plain client consumes stream().
     without_offset: list[PointId] = []
 
     def stream() -> Iterator[Any]:
         for chunk in chunks(points, AT_ONCE):
-            written, others = with_offsets(chunk, pairs)
+            written, others = with_offsets(chunk, versioned_models)
             without_offset.extend(others)
             yield from written
 
@@ -301,7 +306,7 @@ def _refresh(
     with_vectors = names if all(names) else True
     manifest = cached.manifest or QdrantManifest()
     try:
-        pairs = yield from cache.read_models(cached)
+        versioned_models = yield from cache.read_models(cached)
         if not has_waited:
             # Deleting nothing waits for all writes that were sent before.
             yield Call(cache.raw.delete, cached.collection, nothing(), wait=True)
@@ -315,7 +320,9 @@ def _refresh(
                     with_vectors=with_vectors,
                     shard_key_selector=shard_key,
                 )
-                stored = yield Computing(offsets.compute_stored, records, pairs)
+                stored = yield Computing(
+                    offsets.compute_stored, records, versioned_models
+                )
                 operations: list[models.UpdateOperation] = []
                 for record, each in zip(records, stored, strict=True):
                     operations += offsets.mend(record, each, manifest)
