@@ -35,17 +35,18 @@ from hubplugin.metric import Metric
 from hubplugin.store import Batch, ErrorTranslator, Id
 
 BATCH = 500
-"""Targets in one request: a server takes some 32 MB."""
+"""Targets in one request: a server refuses requests of more than some 32 MB."""
 
 OURS, MANIFEST = "hubplugin", "hubplugin:manifest"
-"""Metadata of our collections, and where that of the first holds the manifest."""
+"""Keys of metadata. The first marks our collections; under the second one of them holds
+the manifest."""
 
 NEVER = 1_000_000_000
-"""After so many records Chroma would write an index of a collection of ours: it needs
-none, and a kill meanwhile would leave it unreadable."""
+"""So many records that Chroma never writes an index of a collection of ours: we need
+none, and a kill during that write would leave the collection unreadable."""
 
 COLUMNS = ("ids", "distances", "embeddings", "documents", "uris", "metadatas")
-"""What a query of Chroma answers."""
+"""The fields in the answer to a query of Chroma."""
 
 METRICS = {"cosine": Metric.COSINE, "ip": Metric.DOT, "l2": Metric.EUCLIDEAN}
 ERRORS = (ChromaError, ValueError, httpx.HTTPError)
@@ -124,18 +125,21 @@ class ChromaStore(CandidateStore):
         return sorted(set().union(*filter(None, page["metadatas"])))
 
     def bring_up_to_date(self, ids: str | list[str]) -> None:
-        """Write the offsets of the targets `ids`, or of one, as they are now."""
+        """Write the offsets of the targets `ids`, one or several, by their vectors now.
+
+        Without a correction there is nothing to write.
+        """
         snapshot = self.look(anew=True)
-        if snapshot.version is None or snapshot.model is None:
+        version = snapshot.version
+        model = snapshot.model
+        if version is None or model is None:
             return
         page = self._targets.get(ids, include=["embeddings"])
         batches = add_offsets(iter([as_batch(page)]), snapshot)
-        compared = compare(
-            self, snapshot.model, batches, Counts(), Compute(), "keeping"
-        )
-        writing = CandidateWriting(self, snapshot.model, snapshot.version, "active")
+        compared = compare(self, model, batches, Counts(), Compute(), "keeping")
+        writing = CandidateWriting(self, model, version, "active")
         write_wrong(writing, compared)
-        self.look(anew=True)
+        self.look(anew=True)  # searches of this store see the new offsets
 
     def read_text(self) -> str | None:
         ours = self.open_place(self.name)
@@ -188,8 +192,8 @@ class ChromaStore(CandidateStore):
 def read_pages(
     collection: Any, include: Sequence[str], start: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """Yield what `collection` holds from the record number `start` on, with the fields
-    that `include` names, a page each."""
+    """Yield the records of `collection` from number `start` on, page by page, with the
+    fields that `include` names."""
     while True:
         page = collection.get(limit=BATCH, offset=start, include=include)
         if not page["ids"]:
@@ -204,7 +208,8 @@ def as_batch(page: Mapping[str, Any]) -> Batch:
 
 
 def as_candidates(answer: Mapping[str, Any]) -> list[Candidates]:
-    """Return what a query of Chroma has answered, without fields that it left out."""
+    """Return the answer to a query of Chroma as candidates for each vector, without
+    fields that are None."""
     columns = {name: answer[name] for name in COLUMNS if answer[name] is not None}
     return [
         {name: rows[query] for name, rows in columns.items()}
@@ -214,8 +219,11 @@ def as_candidates(answer: Mapping[str, Any]) -> list[Candidates]:
 
 def open_url(url: str) -> ChromaStore:
     """Open the store behind `chroma:FOLDER/COLLECTION` or `chroma://HOST:8000/COLLECTION`
-    (`chroma+https`), which may end in `?tenant=T&database=D`, and either in
-    `?record=FOLDER`. Raises StoreError if there is none."""
+    (`chroma+https`).
+
+    The second form may end in `?tenant=T&database=D`, and both in `?record=FOLDER`.
+    Raises StoreError if the URL is of neither form, or there is no such collection.
+    """
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     record = options.pop("record", None)

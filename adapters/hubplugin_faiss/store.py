@@ -7,9 +7,10 @@ photos.faiss.hub/index.faiss     the new index, until it takes the place of the 
 photos.faiss.hub/lock            locked by the run that writes
 
 One run writes at a time. Offsets gather in memory, and the file is replaced in one
-step: until then all is as before. The manifest names the content of the new file right
-before, so whoever reads both goes by the file (`FaissStore.read_manifest`). A run that
-was killed begins again, with the model that it had fitted.
+step: until then it stays as it was. The manifest is written right before that step and
+names the content of the new file. A run may be killed between the two, so the file
+decides which version is active (`FaissStore.read_manifest`). A run that was killed
+begins again, with the model that it had fitted.
 
 Nothing is written, read or deleted but inside this folder, which must be no link:
 `os.replace` puts whole files there, and files are opened without following links.
@@ -58,8 +59,8 @@ ENDS = 64 << 10
 """Bytes at the head and at the end of a file by which its content is known."""
 
 OURS = re.compile(r"(\d+\.model|manifest\.json|index\.faiss)(\.[0-9a-f]{8}\.tmp)?")
-"""Names of files in the folder, but for the lock. With an ending until they are
-whole."""
+"""Names of files in the folder, other than the lock. The ending .tmp marks a file that
+is not whole yet."""
 
 NOTHING = -1
 """The id that Faiss returns in place of a target where it found no more."""
@@ -68,8 +69,8 @@ NOTHING = -1
 class FaissVersion(Version):
     """A version of a correction, and the files that it knows by their content.
 
-    stamp: the file that it is fitted on. index: the file with its offsets, known right
-    before that takes its place.
+    stamp: The file that its model was fitted on.
+    index: The file with its offsets; "" until that file is about to take its place.
     """
 
     stamp: str = ""
@@ -79,8 +80,9 @@ class FaissVersion(Version):
 class Seen(NamedTuple):
     """The state of a file when it was read.
 
-    content: What its size and its ends tell of it. number: In the file system.
-    changed: When, in nanoseconds.
+    content: Its size, and a hash of its ends.
+    number: Its inode.
+    changed: The time of its last change, in nanoseconds.
     """
 
     content: str
@@ -95,8 +97,8 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     Args:
         path: the index file.
-        metric: what the index is ranked by. Unsaid, the metric of the active model, or
-            of the one that is written; else dot, or euclidean for L2.
+        metric: The metric that the index ranks by. By default that of the model that is
+            active or being written; without a model dot, or euclidean for L2.
     """
 
     def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None):
@@ -107,9 +109,10 @@ class FaissStore(ManifestStore[FaissVersion]):
         self.how_to_record = (
             f"hubplugin.Recorder({str(self.record)!r}).add(queries) beside each search"
         )
-        self._said = metric
-        self._lock: Callable[[], BinaryIO | None] = lambda: None  # a weak reference
-        self._scanned: Seen | None = None
+        self._given_metric = metric
+        # A weak reference, so that the lock of a run that is dropped is closed.
+        self._lock_ref: Callable[[], BinaryIO | None] = lambda: None
+        self._scanned: Seen | None = None  # the file that the last `scan` began on
         self._read()
 
     def _read(self) -> None:
@@ -128,13 +131,16 @@ class FaissStore(ManifestStore[FaissVersion]):
         self.handler = handler_for(index)
         self.dim = int(index.d)
         self._seen = seen
-        self._of_model: Metric | None = None
+        self._model_metric: Metric | None = None
         self._raw: faiss.Index | None = None
 
-    def _refresh(self) -> None:
-        """Read the file anew if another program has changed it, unless a run of this
-        store is writing it."""
-        lock = self._lock()
+    def _reread_if_changed(self) -> None:
+        """Read the file anew if another program has changed it.
+
+        While a run of this store writes it, do nothing: its offsets are for the entries
+        that it has read.
+        """
+        lock = self._lock_ref()
         is_writing = lock is not None and not lock.closed
         if not is_writing and look_at(self.path) != self._seen:
             self._read()
@@ -147,10 +153,11 @@ class FaissStore(ManifestStore[FaissVersion]):
             )
 
     def read_manifest(self) -> Manifest[FaissVersion]:
-        """Return the manifest as the index says that it is.
+        """Return the manifest, corrected by what the index holds.
 
-        A run may have been killed before it wrote that down, and somebody may have put
-        back an older index. Raises StoreError if no model of its offsets is known.
+        A run may have been killed before it updated the manifest, and somebody may have
+        put back an older index. Raises StoreError if the index holds offsets of a model
+        that the manifest does not know.
         """
         place = repr(str(self.hub / "manifest.json"))
         mend = (
@@ -172,7 +179,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         if any(self.handler.holds_offsets_of(version.model) for version in active):
             return manifest
         if writing is not None and self.handler.holds_offsets_of(writing.model):
-            return manifest.activate(writing)  # and then something was added
+            return manifest.activate(writing)  # the file has had additions since
         for version in manifest.previous.values():
             if self.handler.holds_offsets_of(version.model):
                 return manifest.replace(
@@ -243,7 +250,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         path = self._place(name)
         if not os.path.lexists(path):
             return b""
-        with making(path, "read"), open_own(path) as file:
+        with as_store_error(path, doing="read"), open_own(path) as file:
             return file.read()
 
     def _write_file(self, name: str, content: bytes) -> None:
@@ -255,22 +262,23 @@ class FaissStore(ManifestStore[FaissVersion]):
         """Open a file of ours of `size` bytes, which takes its name once it is
         whole."""
         path = self._place(name)
-        with making(path, needed=size), replacing(path, 0o600) as file:
+        with as_store_error(path, needed=size), replacing(path, 0o600) as file:
             yield file
             permit(file.fileno(), self.path)
 
     def _delete_file(self, name: str) -> None:
         path = self._place(name)
-        with making(path):
+        with as_store_error(path):
             path.unlink(missing_ok=True)
 
     def acquire(self) -> BinaryIO:
-        """Return the right to write, held until it is closed or the process ends.
+        """Lock the store for writing, and return the lock, held until it is closed or
+        the process ends.
 
-        Raises StoreError if another run has it.
+        Raises StoreError if another run holds the lock.
         """
         path = self._place("lock")
-        with making(path):
+        with as_store_error(path):
             with contextlib.suppress(FileExistsError):
                 self.hub.mkdir(0o700)
                 folder = os.open(self.hub, os.O_RDONLY | os.O_NOFOLLOW)
@@ -280,7 +288,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             permit(lock.fileno(), self.path)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another run may have deleted it when it ended.
+            # Another run may have deleted the lock file when it ended.
             is_there = os.path.samestat(os.fstat(lock.fileno()), path.lstat())
         except OSError:
             is_there = False
@@ -290,13 +298,14 @@ class FaissStore(ManifestStore[FaissVersion]):
                 f"{str(self.path)!r} is being written by another run; nothing was "
                 "changed: wait until it ends"
             )
-        self._lock = weakref.ref(lock)
+        self._lock_ref = weakref.ref(lock)
         return lock
 
     def release(self, lock: BinaryIO) -> None:
-        """Give the right to write back.
+        """Close the lock.
 
-        Before that, write down what the index says, and delete what no later run needs.
+        Before that, write the manifest as the index has it, and delete the files that
+        no later run needs.
         """
         with contextlib.suppress(OSError, StoreError):
             self._require_unchanged()
@@ -317,11 +326,12 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     @property
     def metric(self) -> Metric:  # type: ignore[override]
-        """The metric that was said, or the model's; else what the index computes."""
-        if self._said is not None:
-            return self._said
-        if self._of_model is not None:
-            return self._of_model
+        """The metric that was given; else that of the model, and without a model what
+        the index computes."""
+        if self._given_metric is not None:
+            return self._given_metric
+        if self._model_metric is not None:
+            return self._model_metric
         version = self.active()
         if version is not None:
             return version.metric
@@ -330,11 +340,11 @@ class FaissStore(ManifestStore[FaissVersion]):
     def takes_metric(self, metric: Metric) -> bool:
         """Return True if a model for `metric` suits the index.
 
-        If nobody has said a metric, the model says it from then on.
+        If no metric was given, `metric` is that of the store from then on.
         """
         other = Metric.DOT if self.handler.euclidean else Metric.EUCLIDEAN
-        if self._said is None and metric is not other:
-            self._of_model = metric
+        if self._given_metric is None and metric is not other:
+            self._model_metric = metric
         return metric is self.metric
 
     @property
@@ -351,33 +361,32 @@ class FaissStore(ManifestStore[FaissVersion]):
     def _rounding(
         self, scale: IndexScale, batch: Batch, offsets: np.ndarray
     ) -> np.ndarray:
-        """Return how far from `offsets` [b] lies what codes hold of them, or of offsets
-        beside them.
+        """Return how much codes may change `offsets` [b] by rounding: [b].
 
-        Offsets that do not fit the codes are stale: a refresh makes codes with room for
-        them.
+        Offsets near them are rounded, too, and the largest error counts. Errors are cut
+        at what codes may lose of an offset that fits them. A stored offset further off
+        is stale: a refresh makes codes with room for it.
         """
         vectors = batch.vectors
         rows = int(batch.place or 0) + np.arange(len(vectors))
-        right = scale.to_index(offsets.astype(np.float64), vectors)
+        exact = scale.to_index(offsets.astype(np.float64), vectors)
         most = self.handler.most_lost()
-        largest = np.zeros(len(right))
+        largest = np.zeros(len(exact))
         quarter = 0.0
         for shift in (0, -2, -1, 1, 2):
-            moved = right + shift * quarter
+            moved = exact + shift * quarter
             held = self.handler.round_offsets(moved, vectors, rows)
-            errors = np.nan_to_num(np.abs(held - right))  # NaN: not a finite vector
+            errors = np.nan_to_num(np.abs(held - exact))  # NaN: not a finite vector
             errors = np.minimum(errors, most)
             largest = np.maximum(largest, errors)
             if shift == 0:
-                quarter = float(errors.mean())  # of the distance between two levels
-        return (
-            np.asarray(scale.to_model(right + largest, vectors) - offsets)
-            + self.precision
-        )
+                # Mean rounding errors are a quarter of the distance between two levels.
+                quarter = float(errors.mean())
+        rounded = scale.to_model(exact + largest, vectors)
+        return np.asarray(rounded - offsets) + self.precision
 
     def count(self) -> int:
-        self._refresh()
+        self._reread_if_changed()
         return self.handler.count
 
     @property
@@ -390,20 +399,25 @@ class FaissStore(ManifestStore[FaissVersion]):
         return self._raw
 
     def correction(self) -> Correction | None:
-        self._refresh()
+        self._reread_if_changed()
         return super().correction()
 
     def previous(self) -> OffsetModel | None:
-        self._refresh()
+        self._reread_if_changed()
         return super().previous()
 
     def scan(self, field: str | None = None) -> Iterator[Batch]:
-        """Yield all entries in order, as the index reconstructs them."""
+        """Yield all entries in order, as the index reconstructs them.
+
+        Raises StoreError for a `field`: entries have none.
+        """
         if field is not None:
             raise StoreError(
                 f"{self.url}: its targets are vectors alone, without a field {field!r}"
             )
-        self._refresh()
+        self._reread_if_changed()
+        # `begin` refuses if the file changes between this scan and the run that writes
+        # what was fitted on it.
         self._scanned = self._seen
         return self.read_batches()
 
@@ -415,7 +429,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         return f"index = faiss.read_index({path!r})", "it maps each query"
 
     def read_batches(self) -> Iterator[Batch]:
-        """Yield all entries of the index as it was read last."""
+        """Yield all entries of the index in memory, whatever the file holds now."""
         batches = self.handler.scan()
         if self.metric is Metric.COSINE:
             is_corrected = bool(self.handler.extras)
@@ -436,7 +450,7 @@ class FaissStore(ManifestStore[FaissVersion]):
 
         A job asks before it fits a gallery for an hour.
         """
-        self._refresh()
+        self._reread_if_changed()
         self._scanned = None
         self.handler.check()
         if not dry_run:
@@ -448,7 +462,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         scanned = self._scanned
         self._scanned = None
         if scanned is None:
-            self._refresh()
+            self._reread_if_changed()
         with contextlib.ExitStack() as undo:
             lock = self.acquire()
             undo.callback(self.release, lock)
@@ -462,7 +476,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         return writing
 
     def give_up(self, previous: Manifest[FaissVersion]) -> None:
-        """Put back the manifest of before a run that leaves nothing."""
+        """Put back `previous`, the manifest of before a run that has failed."""
         with contextlib.suppress(StoreError):
             if previous.everything or previous.previous:
                 self.write_manifest(previous)
@@ -470,25 +484,28 @@ class FaissStore(ManifestStore[FaissVersion]):
                 self.delete_manifest()
 
     def replace(self, index: faiss.Index, version: FaissVersion | None) -> None:
-        """Put `index`, with the offsets of `version` or without any, in the place of
-        the file."""
+        """Replace the file with `index`, which holds the offsets of `version`; none if
+        `version` is None."""
         new = self._place("index.faiss")
-        for left in self.hub.glob(f"{new.name}.*.tmp"):  # by a run that was killed
-            left.unlink(missing_ok=True)
+        for left_behind in self.hub.glob(
+            f"{new.name}.*.tmp"
+        ):  # by a run that was killed
+            left_behind.unlink(missing_ok=True)
         try:
             with self._new_file(new.name, self.path.stat().st_size) as file:
                 faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
-            seen = look_at(new)  # which a new name does not change
+            seen = look_at(new)  # `os.replace` does not change it
             if version is not None:
                 manifest = self.require_owner(version)
-                # A refresh may leave another version half-written, which is not this one.
+                # A refresh of this version may leave another one half-written.
                 writing = manifest.writing
                 if writing is not None and writing.number == version.number:
                     named = version.replace(index=seen.content)
                     self.write_manifest(manifest.replace(writing=named))
-            flush_names(self.hub)  # the index must not be there without its model
+            # After a power failure, too, the new index has its model.
+            flush_names(self.hub)
             self._require_unchanged()
-            with making(self.path):
+            with as_store_error(self.path):
                 os.replace(new, self.path)
         finally:
             with contextlib.suppress(OSError):
@@ -498,7 +515,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._scanned = None
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
-        self._refresh()
+        self._reread_if_changed()
         index = self.raw if raw else self.index
         try:
             scores, ids = index.search(np.ascontiguousarray(queries, np.float32), k)
@@ -517,9 +534,9 @@ class FaissStore(ManifestStore[FaissVersion]):
         return [ADD_BEHIND_MAP] if is_mapped(self.index) else []
 
     def remove(self, progress: Progress | None = None) -> None:
-        """Take the correction out. The model is not needed: it may be missing or
-        damaged."""
-        self._refresh()
+        """Take the correction out. The model may be missing or damaged: it is not
+        read."""
+        self._reread_if_changed()
         if not self.handler.extras and not self.hub.is_dir():
             return
         lock = self.acquire()
@@ -535,11 +552,11 @@ class FaissStore(ManifestStore[FaissVersion]):
 class FaissWriting(Writing):
     """The offsets of `version`, of `model`, on their way into the file of `store`.
 
-    lock: The right to write.
-    previous: The manifest to put back if it comes to nothing.
+    lock: The lock of the store.
+    previous: The manifest to put back if the run fails.
     """
 
-    takes_all = True  # codes are made anew
+    takes_all = True  # an upgrade makes the codes of all entries anew
 
     def __init__(
         self,
@@ -575,7 +592,7 @@ class FaissWriting(Writing):
         store = self._store
         is_amended = self.found == "active"
         if is_amended and self.wrong == 0:
-            return  # all were right as they were
+            return  # all offsets in the file are right
         missing = int(np.isnan(self._offsets).sum())
         if missing:
             raise StoreError(
@@ -596,11 +613,11 @@ class FaissWriting(Writing):
 
 
 def look_at(path: Path) -> Seen:
-    """Return what the file `path` is now. Raises StoreError if it is no regular
+    """Return the state of the file `path` now. Raises StoreError if it is no regular
     file."""
     if not path.exists():
         raise StoreError(f"{str(path)!r} does not exist")
-    with making(path, "read"), open_own(path) as file:
+    with as_store_error(path, doing="read"), open_own(path) as file:
         status = os.fstat(file.fileno())
         ends = hashlib.sha256(file.read(ENDS))
         file.seek(max(status.st_size - ENDS, 0))
@@ -612,23 +629,26 @@ def look_at(path: Path) -> Seen:
 def permit(descriptor: int, like: Path) -> None:
     """Give an open file or folder the mode and the owner of the file `like`.
 
-    A bank holds queries, which not everybody may read.
+    Our files hold queries, which not everybody may read.
     """
     status = like.stat()
     mode = status.st_mode & 0o777
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-        mode |= 0o700 | (mode & 0o444) >> 2  # who reads a folder also enters it
-    with contextlib.suppress(OSError):  # only its owner may, and only root the second
+        mode |= 0o700 | (mode & 0o444) >> 2  # who may read a folder may enter it
+    # Only the owner may change the mode, and only root the owner.
+    with contextlib.suppress(OSError):
         os.fchmod(descriptor, mode)
         os.fchown(descriptor, status.st_uid, status.st_gid)
 
 
 @contextlib.contextmanager
-def making(
+def as_store_error(
     path: Path, doing: str = "write", needed: int | None = None
 ) -> Iterator[None]:
-    """Turn an OSError into a StoreError of one line, which says how many bytes are
-    `needed`."""
+    """Turn an OSError while `doing` something to `path` into a StoreError of one line.
+
+    needed: How many bytes are written to `path`; the error says so. None if unknown.
+    """
     try:
         yield
     except OSError as error:
@@ -665,15 +685,14 @@ def open_store(
     Args:
         path: The index file. What belongs to it lies beside it, for photos.faiss in the
             folder photos.faiss.hub.
-        metric: "cosine" if its vectors are of unit length, which is checked, else
-        "dot",
-            or "euclidean" for L2. By default that of the model, else what the index
-            computes.
+        metric: "cosine" if its vectors are of unit length, which is checked; else "dot",
+            or "euclidean" for L2. By default that of the model, and without a model
+            what the index computes.
 
     Raises:
         StoreError: There is no such file, Faiss cannot read it, or its type cannot
             carry offsets.
-        InputError: The metric is none.
+        InputError: There is no such metric.
     """
     return FaissStore(path, None if metric is None else Metric.parse(metric))
 
@@ -700,7 +719,7 @@ def open_url(url: str) -> FaissStore:
     Raises:
         StoreError: There is no such file, Faiss cannot read it, or its type cannot
             carry offsets.
-        InputError: The metric is none, or there is another option.
+        InputError: There is no such metric, or the URL has another option.
     """
     path, query = url.removeprefix("faiss:"), ""
     if not os.path.exists(path):  # a name may have a question mark

@@ -31,7 +31,8 @@ from hubplugin.store import Batch, ErrorTranslator, Id, as_store_error
 BATCH_ROWS = 4096
 ERRORS = (RuntimeError, ValueError, OSError, LookupError)
 OURS, MANIFEST = b"hubplugin", b"hubplugin:manifest"
-"""Metadata of the schemas of our tables, and where that of the first holds the manifest."""
+"""Keys of metadata in the schemas of our tables. The first marks each of them; under the
+second one of them holds the manifest."""
 
 
 def open_url(url: str) -> LanceStore:
@@ -94,8 +95,9 @@ class LanceStore(CandidateStore):
         search = self.table.search().where("vector IS NOT NULL")
         try:
             for rows in search.select([*columns]).to_batches(BATCH_ROWS):
-                none = np.full(len(rows), np.nan, np.float32)
-                batch = Batch(rows["id"].to_pylist(), as_matrix(rows["vector"]), none)
+                offsets = np.full(len(rows), np.nan, np.float32)
+                vectors = as_matrix(rows["vector"])
+                batch = Batch(rows["id"].to_pylist(), vectors, offsets)
                 if field is not None:
                     batch = replace(batch, values=rows[field].to_pylist())
                 yield batch
@@ -107,9 +109,10 @@ class LanceStore(CandidateStore):
 
     def read_fields(self, ids: Sequence[Id]) -> list[Mapping[str, Any]]:
         columns = [name for name in self.table.schema.names if name != "vector"]
-        wanted = [repr(id) for id in ids]
         if ids and isinstance(ids[0], str):
             wanted = ["'" + str(id).replace("'", "''") + "'" for id in ids]
+        else:
+            wanted = [repr(id) for id in ids]
         rows = self.table.search().where(f"id IN ({', '.join(wanted)})")
         found = rows.select(columns).limit(len(ids)).to_list()
         fields = {row["id"]: row for row in found}
@@ -117,7 +120,8 @@ class LanceStore(CandidateStore):
 
     def fetch(self, queries: np.ndarray, count: int) -> list[Candidates]:
         search = self.table.search([*queries], vector_column_name="vector")
-        # With a refine factor, an index of codes gives the distances of the vectors.
+        # With a refine factor, an index that holds codes answers with the distances of
+        # the vectors themselves.
         search = search.distance_type("cosine").limit(count).refine_factor(1)
         search = search.select(["id", "vector", "_distance"])
         if self._condition is not None:
@@ -126,7 +130,7 @@ class LanceStore(CandidateStore):
         found = list[Candidates]()
         for query in range(len(queries)):
             rows = answer
-            if len(queries) > 1:  # the answer to a single one has no number of it
+            if len(queries) > 1:  # LanceDB gives no query_index for a single query
                 rows = answer.filter(pc.field("query_index") == query)
             found.append(
                 {
@@ -147,7 +151,8 @@ class LanceStore(CandidateStore):
         return filtered
 
     def require_writable(self, *, dry_run: bool = False) -> None:
-        """Raise StoreError if rows share an id or have none, or the folder has no room."""
+        """Raise StoreError if rows share an id or have none, or there is no room for
+        offsets in the folder."""
         super().require_writable(dry_run=dry_run)
         rows = self.table.search().where("vector IS NOT NULL").select(["id"])
         ids = Counter(rows.to_arrow()["id"].to_pylist())
@@ -160,9 +165,9 @@ class LanceStore(CandidateStore):
 
     def read_text(self) -> str | None:
         ours = self.open_place(self.name)
-        return (
-            None if ours is None else ours.schema.metadata.get(MANIFEST, b"").decode()
-        )
+        if ours is None:
+            return None
+        return ours.schema.metadata.get(MANIFEST, b"").decode()
 
     def write_text(self, text: str) -> None:
         schema = pa.schema([], {OURS: b"1", MANIFEST: text.encode()})
@@ -191,8 +196,10 @@ class LanceStore(CandidateStore):
             if not self.is_ours(place):
                 return
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of readers of older versions
-                # Files go one by one: leave no older version that a kill would show.
+                # LanceDB warns that readers of older versions may fail.
+                warnings.simplefilter("ignore")
+                # A table is dropped file by file, and a kill meanwhile would bring an
+                # older version back: leave none.
                 place.optimize(cleanup_older_than=timedelta(0))
         if (self.folder / f"{name}.lance").is_dir():
             self._database.drop_table(name, ignore_missing=True)

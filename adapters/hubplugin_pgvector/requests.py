@@ -31,49 +31,57 @@ if TYPE_CHECKING:
 
 
 def scale_of(model: OffsetModel, previous: float | None = None) -> float:
-    """The scale of the extra dimension for the offsets of `model`, a power of two: under Euclidean distance at least
-    every offset, 0 among them, else near that by which an index of inner products finds most.
+    """Return the scale of the extra dimension for the offsets of `model`, a power of two.
 
-    The scale of the `previous` version is kept if it will do, so that SQL outlives a refit.
+    Under Euclidean distance it is no smaller than any offset, 0 among them. Otherwise it
+    is near the one by which an index of inner products finds most.
+
+    The scale of the `previous` version is kept if it will do, so that SQL outlives a
+    refit; None is no previous version.
     """
     if model.metric is Metric.EUCLIDEAN:
         least = max(largest_offset(model), 1e-6)
-        return (
-            previous
-            if previous is not None and previous >= least
-            else 2.0 ** math.ceil(math.log2(least))
-        )
+        if previous is not None and previous >= least:
+            return previous
+        return 2.0 ** math.ceil(math.log2(least))
     best = query_component(model)
-    return (
-        previous
-        if previous is not None and best / 4 <= previous <= best * 4
-        else 2.0 ** round(math.log2(best))
-    )
+    if previous is not None and best / 4 <= previous <= best * 4:
+        return previous
+    return 2.0 ** round(math.log2(best))
 
 
 @dataclass(frozen=True)
 class RawOrder:
-    """The user's own ranking of `table`. alias: what a query calls the table, where it must say so."""
+    """The user's own ranking of `table`.
+
+    alias: The name of the table in a query; "" if the query needs none.
+    """
 
     table: VectorTable
     alias: str = ""
 
     def distance(self) -> str:
-        """What an ORDER BY ranks by; a query is its one parameter."""
+        """Return the expression of an ORDER BY. The query is its one parameter."""
         operator = {Metric.COSINE: "<=>", Metric.DOT: "<#>", Metric.EUCLIDEAN: "<->"}[
             self.table.metric
         ]
         return f"{self.column(self.table.vector)} {operator} {self.placeholder}"
 
     def queries(self, queries: np.ndarray) -> np.ndarray:
-        """What `distance` is given for `queries` [m, d]."""
+        """Return the parameters of `distance` for `queries` [m, d]."""
         return queries
 
     def score(self, distance: float) -> float:
-        """The similarity: pgvector's distances are 1 - s, -s and |q - t|."""
+        """Return the similarity s for a value of `distance`.
+
+        pgvector has 1 - s for cosine, -s for dot, and |q - t| for euclidean, where
+        s = -|q - t|^2 / 2.
+        """
         if self.table.metric is Metric.EUCLIDEAN:
             return -(distance**2) / 2
-        return (1.0 if self.table.metric is Metric.COSINE else 0.0) - distance
+        if self.table.metric is Metric.COSINE:
+            return 1.0 - distance
+        return -distance
 
     @property
     def placeholder(self) -> str:
@@ -85,8 +93,10 @@ class RawOrder:
 
 @dataclass(frozen=True)
 class ExactOrder(RawOrder):
-    """The corrected ranking by the offsets in `offsets`, a column, without an index. Queries are at unit length for
-    cosine, and mapped where the model has a map."""
+    """The corrected ranking by the offsets in the column `offsets`, without an index.
+
+    Queries are at unit length for cosine, and mapped if the model has a query map.
+    """
 
     offsets: str = ""
 
@@ -109,7 +119,7 @@ class ExactOrder(RawOrder):
 
 @dataclass(frozen=True)
 class IndexedOrder(ExactOrder):
-    """The corrected ranking by the index; `scale` as above."""
+    """The corrected ranking by the index, whose extra dimension has `scale`."""
 
     scale: float = 1.0
 
@@ -118,19 +128,17 @@ class IndexedOrder(ExactOrder):
         return f"{self.expression} {operator} %s::{self._type}"
 
     def queries(self, queries: np.ndarray) -> np.ndarray:
-        """[m, d + 1] float32, for `queries` [m, d]."""
+        """Return `queries` [m, d] with the extra component: float32 [m, d + 1]."""
         return augment_queries(queries, self.table.metric, e=self.scale)
 
     def score(self, distance: float) -> float:
-        return (
-            self.scale - distance**2 / 2
-            if self.table.metric is Metric.EUCLIDEAN
-            else -distance
-        )
+        if self.table.metric is Metric.EUCLIDEAN:
+            return self.scale - distance**2 / 2
+        return -distance
 
     @property
     def expression(self) -> str:
-        """What the index is built over."""
+        """The vector of d + 1 components that the index is built over, in SQL."""
         offset, vector = self.offset, self.column(self.table.vector)
         if self.table.metric is Metric.EUCLIDEAN:
             offset = f"sqrt(2 * greatest({self.scale} - {offset}, 0))"
@@ -142,8 +150,9 @@ class IndexedOrder(ExactOrder):
 
     @property
     def index(self) -> str:
-        """The expression as CREATE INDEX has it, and how it compares."""
-        return f"(({self.expression}) {self.table.index}_{'l2' if self.table.metric is Metric.EUCLIDEAN else 'ip'}_ops)"
+        """The expression and its operator class, as CREATE INDEX takes them."""
+        kind = "l2" if self.table.metric is Metric.EUCLIDEAN else "ip"
+        return f"(({self.expression}) {self.table.index}_{kind}_ops)"
 
     @property
     def _type(self) -> str:
@@ -158,7 +167,7 @@ class OrderBy:
     parameters: Sequence[str]
 
     def sqlalchemy(self) -> TextClause:
-        """For `select(...).order_by(...)` of SQLAlchemy."""
+        """Return the order for `select(...).order_by(...)` of SQLAlchemy."""
         from sqlalchemy import text
 
         escaped = (
@@ -169,14 +178,14 @@ class OrderBy:
         return text(escaped).bindparams(hub_query=self.parameters[0])
 
     def django(self) -> RawSQL:
-        """For `Model.objects.order_by(...)` of Django."""
+        """Return the order for `Model.objects.order_by(...)` of Django."""
         from django.db.models.expressions import RawSQL
 
         return RawSQL(self.sql, list(self.parameters))
 
 
 def as_text(vector: np.ndarray) -> str:
-    """A vector as pgvector reads it, each number as short as float32 allows."""
+    """Return `vector` as pgvector reads it, each number as short as float32 allows."""
     return "[" + ",".join(map(str, vector.astype(np.float32))) + "]"
 
 
@@ -190,27 +199,30 @@ def explain(
     """Return how SQL asks for the k nearest of `query` [d]: by the index, and exactly.
 
     Args:
-        order: What a search ranks by, `IndexedOrder` where there is an index.
+        order: The order of a search: `IndexedOrder`, or `ExactOrder` without an index.
         query: As `order.queries` takes it.
         k: The number of results.
-        is_mapped: Whether `query` went through a query map.
+        is_mapped: True if `query` went through a query map.
     """
     table = order.table
     ordered = order_by(order, query)
     exact = order_by(ExactOrder(table, offsets=order.offsets), query)
-    hint = "there is none, as index=none says, so that this is the exact form"
     if isinstance(order, IndexedOrder):
         unit = "the query"
         if table.metric is Metric.COSINE:
             unit = "the query divided by its length"
         last = order.queries(query[None])[0, -1]
         hint = f"the vector is {unit}, then {last:g}"
+    else:
+        hint = "there is none, as index=none says, so that this is the exact form"
 
     def select(by: OrderBy) -> str:
-        columns = quote_name(table.key.name)
-        statement = f"SELECT {columns} FROM {table.identifier} ORDER BY {by.sql}"
-        statement = statement.replace("%s", f"'{by.parameters[0]}'")
-        return f"{statement} LIMIT {k};".replace("%%", "%")
+        """Return the statement that ranks `by`, its parameter filled in, for people to
+        run."""
+        key = quote_name(table.key.name)
+        statement = f"SELECT {key} FROM {table.identifier} ORDER BY {by.sql} LIMIT {k};"
+        # `by.sql` is for a driver, to which % in a name is %%.
+        return statement.replace("%s", f"'{by.parameters[0]}'").replace("%%", "%")
 
     lines = [
         f"-- by the index: {hint}",
@@ -219,10 +231,10 @@ def explain(
         select(exact),
     ]
     if is_mapped:
-        lines.insert(
-            0,
-            "-- the correction has a query map, which these vectors went through: hubplugin_pgvector.order_by",
-        )
+        lines += [
+            "-- these vectors already went through the query map; for other queries, "
+            "hubplugin_pgvector.order_by applies it"
+        ]
     return Explanation(
         "\n".join(lines),
         {"sql": ordered.sql, "parameters": list(ordered.parameters), "limit": k},

@@ -39,29 +39,35 @@ try:
 except ImportError:  # before 0.4, which LangChain's package for PostgreSQL asks for
     from pgvector.utils import Vector  # type: ignore[import-not-found,no-redef]
 
-RIGHTS = """
-SELECT current_setting('transaction_read_only') = 'off', pg_has_role(relowner, 'USAGE'),
-    has_schema_privilege(relnamespace, 'CREATE'),
-    CASE WHEN to_regnamespace('hubplugin') IS NULL THEN has_database_privilege(current_database(), 'CREATE')
-    ELSE has_schema_privilege('hubplugin', 'USAGE') END FROM pg_class WHERE oid = %s
+MAY_WRITE = "current_setting('transaction_read_only') = 'off'"
+OWNS_TABLE = "pg_has_role(relowner, 'USAGE')"
+MAY_CREATE_INDEX = "has_schema_privilege(relnamespace, 'CREATE')"
+HAS_OUR_SCHEMA = """
+CASE WHEN to_regnamespace('hubplugin') IS NULL
+    THEN has_database_privilege(current_database(), 'CREATE')
+    ELSE has_schema_privilege('hubplugin', 'USAGE') END
 """
 PAGE = 2048
 """Rows in one statement, of reads and of writes."""
 
 
 def open_url(url: str) -> PgvectorStore:
-    """The store behind a URL such as `postgresql://user@host/db?table=photos&vector=embedding&key=id`.
+    """Open the store behind a URL such as
+    `postgresql://user@host/db?table=photos&vector=embedding&key=id`.
 
-    Options of the URL, beside those of libpq; passwords are best kept in PGPASSFILE or a service file:
+    Options of the URL, beside those of libpq; passwords are best kept in PGPASSFILE or a
+    service file:
 
         table   as in SQL, with its schema where it is not on the search path
         vector  the column, by default the only one of type vector or halfvec
         key     the column that tells rows apart, by default the primary key
         metric  cosine, dot or euclidean, by default that of the index on the column
-        index   the type of the corrected index, "vector" or "halfvec", by default that of the column; "none": no index
+        index   the type of the corrected index, "vector" or "halfvec", by default that
+                of the column; "none": no index
         record  the folder of a `hubplugin.Recorder`
 
-    Raises StoreError for what is not there or cannot carry offsets, and for a server that cannot be reached.
+    Raises StoreError if the server cannot be reached, or the column is not there or
+    cannot carry offsets.
     """
     return PgvectorStore(url)
 
@@ -138,8 +144,8 @@ class PgvectorStore(DocumentStore):
         its work and no index from being built.
 
         Args:
-            offset: the column of the offsets.
-            field: the column of the values.
+            offset: The column of the offsets; without one they are NaN.
+            field: The column of the values; without one they are None.
         """
         table = self.table
         key = quote_name("target", table.key.name)
@@ -170,41 +176,49 @@ class PgvectorStore(DocumentStore):
             last = {"id": str(rows[-1][0])}
 
     def require_writable(self, *, dry_run: bool = False) -> None:
-        """Raises StoreError where the role may not change the table, or has a column where offsets would lie."""
+        """Raise StoreError if the role may not change the table, or a column of another
+        origin lies where offsets would."""
         taken = self.attention()
         if taken:
             raise StoreError(f"{self.url}: {taken[0]}")
         if dry_run:
             return
         self.require_sight()
-        lacks = (
-            "the server, or this role, only reads; name one that may write",
-            f"only the owner of {self.table.name} may add a column to it; connect as that role",
-            f"the role may not create an index: GRANT CREATE ON SCHEMA {self.table.schema}",
-            "the role may not create the schema hubplugin: GRANT CREATE ON DATABASE",
-        )
-        for has_right, lack in zip(
-            self.database.rows(RIGHTS, (self.table.oid,))[0], lacks, strict=True
-        ):
+        table = self.table
+        messages = {
+            MAY_WRITE: "the server, or this role, only reads; name one that may write",
+            OWNS_TABLE: f"only the owner of {table.name} may add a column to it; connect "
+            "as that role",
+            MAY_CREATE_INDEX: "the role may not create an index: GRANT CREATE ON SCHEMA "
+            f"{table.schema}",
+            HAS_OUR_SCHEMA: "the role may not create the schema hubplugin: GRANT CREATE "
+            "ON DATABASE",
+        }
+        query = f"SELECT {', '.join(messages)} FROM pg_class WHERE oid = %s"
+        rights = self.database.rows(query, (table.oid,))[0]
+        for has_right, message in zip(rights, messages.values(), strict=True):
             if not has_right:
-                raise StoreError(f"{self.url}: {lack}")
+                raise StoreError(f"{self.url}: {message}")
 
     def attention(self) -> Sequence[str]:
-        """Return what lies where offsets would, without a correction that it is of."""
+        """Return a line on a column that lies where offsets would and belongs to no
+        correction; empty without such a column."""
         base = self.base_column()
         columns = schema.read_columns(self.database, self.table.oid)
         if base not in columns or self.read_manifest().everything:
             return []
-        what = "something of yours; rename it, or drop it"
         if columns[base][0] == "float4":
             what = (
                 "offsets without their correction, as in a table that was renamed, or "
                 "restored without the schema hubplugin; restore that, or drop the column"
             )
+        else:
+            what = "something of yours; rename it, or drop it"
         return [f"the column {base} holds {what}"]
 
     def require_sight(self) -> None:
-        """Raises StoreError where rows may be hidden from the role, which would stay without offsets."""
+        """Raise StoreError if rows may be hidden from the role: they would stay without
+        offsets."""
         if policies := schema.describe(self.database, schema.POLICIES, self.table.oid):
             raise StoreError(
                 f"{self.url}: {policies} may hide rows of {self.table.name} from this role; connect as one with "
@@ -279,22 +293,26 @@ class PgvectorStore(DocumentStore):
         return f"SELECT {columns} FROM {table.identifier} WHERE {self._condition} ORDER BY 1 LIMIT {k}"
 
     def order(self, version: ColumnVersion, alias: str = "") -> ExactOrder:
-        """What searches by `version` rank by, where they call the table `alias`."""
+        """Return how searches by `version` rank, which call the table `alias`; "" if
+        they need no name for it."""
         if self.table.index == "none":
             return ExactOrder(self.table, alias, version.column)
         return IndexedOrder(self.table, alias, version.column, version.scale)
 
     def map_queries(self, queries: np.ndarray, version: ColumnVersion) -> np.ndarray:
-        """`queries` [m, d] as `order` takes them for `version`: of unit length where the metric is cosine, and
-        mapped."""
+        """Return `queries` [m, d] as `order` takes them for `version`: of unit length
+        for cosine, and mapped if it has a query map."""
         if version.mapped:
             return self.model(version).queries(queries)
-        return (
-            normalise(queries, "queries") if self.metric is Metric.COSINE else queries
-        )
+        if self.metric is Metric.COSINE:
+            return normalise(queries, "queries")
+        return queries
 
     def map_query(self, query: np.ndarray, version: ColumnVersion) -> np.ndarray:
-        """One `query` [d] as `map_queries` has it for `version`. Raises InputError for a query of another shape."""
+        """Return one `query` [d] as `map_queries` has it for `version`.
+
+        Raises InputError for a query of another shape.
+        """
         query = np.asarray(query, np.float32)
         if query.shape != (self.dim,):
             raise InputError(
@@ -309,9 +327,11 @@ class PgvectorStore(DocumentStore):
         return explain(self.order(version), mapped, k, is_mapped=version.mapped)
 
     def with_filter(self, condition: str) -> PgvectorStore:
-        """`condition`: what stands behind WHERE."""
-        other, order = copy.copy(self), RawOrder(self.table)
+        """Return a store that only searches the rows with `condition`, which stands
+        behind WHERE. Raises InputError if PostgreSQL does not understand it."""
+        other = copy.copy(self)
         other._condition = f"{self._condition} AND ({condition.replace('%', '%%')})"
+        order = RawOrder(self.table)
         zero = as_text(np.zeros(self.dim, np.float32))
         try:
             with self.database.read_only():
@@ -330,14 +350,19 @@ class PgvectorStore(DocumentStore):
 
 
 class Refused(StoreError):
-    """What the table did with a write is not what was written."""
+    """Raised if a trigger, a rule or a constraint did something else with a write."""
 
 
 class PgvectorWriting(Writing):
-    """The offsets of `version` on their way into its column. The run that began last writes; an older one stops."""
+    """The offsets of `version` on their way into its column.
+
+    The run that began last writes; an older one stops.
+    """
 
     def __init__(self, store: PgvectorStore, version: ColumnVersion, found: Found):
-        self._store, self._version, self.found = store, version, found
+        self._store = store
+        self._version = version
+        self.found = found
 
     def scan(self) -> Iterator[Batch]:
         return self._store.batches(self._version.column)
@@ -347,12 +372,12 @@ class PgvectorWriting(Writing):
         """Write offsets to the rows of a batch.
 
         Args:
-            batch: the targets.
-            offsets: theirs [b].
+            batch: The targets.
+            offsets: Their offsets [b].
 
         Raises:
-            StoreError: a trigger, a rule or a constraint did something else with the
-                write. All of it is undone.
+            StoreError: A trigger, a rule or a constraint did something else with the
+                write. The write is undone.
         """
         store = self._store
         try:
@@ -361,13 +386,20 @@ class PgvectorWriting(Writing):
                 store.require_owner(self._version)
                 self._update(batch, offsets)
         except Refused as refused:
-            way = ""
+            message = f"{refused}; the write was undone"
             if triggers := store.triggers():
-                way = f"; on an update fires {triggers}: disable it, run it again, and enable it"
-            raise StoreError(f"{refused}; it was undone{way}") from None
+                message += (
+                    f"; these fire on update: {triggers}; disable them, run again, then "
+                    "re-enable them"
+                )
+            raise StoreError(message) from None
 
     def _update(self, batch: Batch, offsets: np.ndarray) -> None:
-        """Raise Refused if the rows of `batch` are not as they were, but for `offsets`."""
+        """Write `offsets` [b] to the rows of `batch`, and read them back.
+
+        Raises Refused if anything but the offsets has changed, or a row lacks its
+        offset.
+        """
         database = self._store.database
         table = self._store.table
         column = quote_name("target", self._version.column)
@@ -379,18 +411,18 @@ class PgvectorWriting(Writing):
         values = {"ids": list(map(str, batch.ids)), "offsets": offsets.tolist()}
         read = f"SELECT new.id, {digest}, {lacks} FROM {target}, {news} WHERE {same}"
 
-        # The rows are locked from here on: what changes now, the update changes.
+        # The rows are locked from here on, so only this update can change them.
         before = database.rows(f"{read} FOR NO KEY UPDATE OF target", values)
         try:
-            # A row that has its offset is left alone: an update would put it into each
-            # index of the table anew.
+            # A row that already has its offset is left alone: an update would insert it
+            # into each index of the table again.
             database.run(
                 f"UPDATE {target} SET {quote_name(self._version.column)} = new.hub"
                 f" FROM {news} WHERE {same} AND {lacks}",
                 values,
                 "writing offsets",
             )
-            # What is deferred to the end of the transaction fires now.
+            # Constraint triggers deferred to the end of the transaction fire now.
             database.run("SET CONSTRAINTS ALL IMMEDIATE", task="writing offsets")
         except Passing:
             raise

@@ -176,7 +176,8 @@ class HubQdrantClient(_Corrected, QdrantClient):
 
         Args:
             collection_name: The collection that was searched, or an alias.
-            query: A vector, a document that the client embeds, or `hubplugin.Recorder.id_of` the vector.
+            query: A vector, a document that the client embeds, or the id that
+                `hubplugin.Recorder.id_of(vector)` returns.
             target: The id of a point.
             using: The name of the vector that was searched.
 

@@ -33,7 +33,8 @@ MANIFEST_ID = 0
 
 
 def _answer(call: Call, otherwise: Any, *faults: Fault) -> Operation[Any]:
-    """The answer to `call`, or what is taken to be so `otherwise`: at one of the `faults`, or at any that there is."""
+    """Return the answer to `call`, or `otherwise` if it fails with one of the `faults`;
+    without `faults`, if it fails with any fault of a connection."""
     try:
         return (yield call)
     except Exception as error:
@@ -44,17 +45,21 @@ def _answer(call: Call, otherwise: Any, *faults: Fault) -> Operation[Any]:
 
 
 def real_name(raw: Any, name: str) -> Operation[str]:
-    """The collection behind an alias, asked of `raw`; `name` itself where it is none, or where the aliases may not be
-    read."""
-    found = yield from _answer(Call(raw.get_aliases), None, Fault.FORBIDDEN)
-    aliases = found.aliases if found is not None else ()
-    return next(
-        (alias.collection_name for alias in aliases if alias.alias_name == name), name
-    )
+    """Return the collection behind the alias `name`, as the client `raw` knows it.
+
+    Return `name` itself if it is no alias, or if the api key may not read aliases.
+    """
+    answer = yield from _answer(Call(raw.get_aliases), None, Fault.FORBIDDEN)
+    if answer is not None:
+        for alias in answer.aliases:
+            if alias.alias_name == name:
+                return str(alias.collection_name)
+    return name
 
 
 def read_payload(raw: Any, collection: str) -> Operation[Payload | None]:
-    """The manifest of `collection` as it is written in the store of `raw`, None if there is none."""
+    """Return the manifest of `collection` as the client `raw` reads it; None if there
+    is none."""
     call = Call(
         raw.retrieve,
         m.metadata_collection(collection),
@@ -66,8 +71,10 @@ def read_payload(raw: Any, collection: str) -> Operation[Payload | None]:
 
 
 def parse_manifest(payload: Payload, collection: str) -> QdrantManifest:
-    """The manifest of `collection` in the `payload` of point 0. Raises StoreError if another version wrote it, or it is
-    damaged."""
+    """Return the manifest of `collection` in the `payload` of point 0.
+
+    Raises StoreError if another version wrote it, or it is damaged.
+    """
     mend = (
         f"delete the collection {m.metadata_collection(collection)!r} and apply again"
     )

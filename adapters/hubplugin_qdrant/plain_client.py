@@ -6,6 +6,7 @@ release.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -27,51 +28,61 @@ Kind = TypeVar("Kind", bound="QdrantClient | AsyncQdrantClient")
 
 
 def is_local(client: QdrantClient | AsyncQdrantClient) -> bool:
-    """Whether `client` is qdrant-client's local mode, which searches in this process and has no server."""
+    """Return True if `client` is qdrant-client's local mode, which searches in this
+    process and has no server."""
     return isinstance(client._client, (QdrantLocal, AsyncQdrantLocal))
 
 
 def folder_of(client: QdrantClient) -> Path | None:
-    """The folder of a local mode that keeps what it holds; None of a server, and in memory."""
+    """Return the folder in which local mode keeps its points.
+
+    None for a server, and for local mode in memory.
+    """
     local = client._client
-    return (
-        Path(local.location)
-        if isinstance(local, QdrantLocal) and local.persistent
-        else None
-    )
+    if isinstance(local, QdrantLocal) and local.persistent:
+        return Path(local.location)
+    return None
 
 
 def address(client: QdrantClient) -> str:
-    """Where the HTTP interface of the server of `client` is; where it would be by default, in local mode."""
+    """Return the address of the server's HTTP interface; in local mode, the default
+    address of a server."""
     return str(getattr(client._client, "rest_uri", "http://localhost:6333")).rstrip("/")
 
 
 def clone_client(client: QdrantClient | AsyncQdrantClient, kind: type[Kind]) -> Kind:
-    """A client of the class `kind` on the connection of `client`, sharing all that it has."""
+    """Return a client of the class `kind` that shares the connection and all other
+    attributes of `client`."""
     clone = kind.__new__(kind)
     clone.__dict__.update(client.__dict__)
     return clone
 
 
 def resolve(query: Any) -> Any:
-    """What the client makes of the `query` of its search methods before anything else: a vector, an id or a document
-    becomes a NearestQuery. Raises what the client raises for what cannot be one."""
-    if (
-        type(query) is np.ndarray and query.ndim == 1 and query.dtype.kind == "f"
-    ):  # which need not be validated
+    """Return `query` as the client's search methods read it: a vector, an id or a
+    document becomes a NearestQuery.
+
+    Raises what the client raises for a query that it does not know.
+    """
+    is_array = type(query) is np.ndarray and query.ndim == 1
+    if is_array and query.dtype.kind == "f":
+        # Floats need no validation, which takes long for a vector.
         return models.NearestQuery.model_construct(nearest=query.tolist())
     return QdrantClient._resolve_query(query)
 
 
-def field_of(of: Any, name: str) -> Any:
-    """Return the field `name` of a structure or a dict, None if it has none."""
-    return of.get(name) if isinstance(of, dict) else getattr(of, name, None)
+def field_of(owner: Any, name: str) -> Any:
+    """Return the field `name` of a structure or a dict; None if it has no such
+    field."""
+    if isinstance(owner, dict):
+        return owner.get(name)
+    return getattr(owner, name, None)
 
 
 def ids_of(points: Any) -> list[PointId]:
-    """Return the ids of `points`, or of a batch, or the ids themselves.
+    """Return the ids of `points`: points, a batch, or a list of ids.
 
-    What is no id is left out: the plain client refuses it.
+    Anything without an id is left out: the plain client refuses it.
     """
     if isinstance(points, models.Batch):
         return list(points.ids)
@@ -89,17 +100,24 @@ ID_TYPES = (int, str, UUID)
 
 
 def listen(ids: Iterable[Any] | None, heard: list[PointId]) -> Iterator[Any]:
-    """Yield `ids`, new ones where there are none, and note in `heard` what is taken."""
-    for key in iter(uuid4, None) if ids is None else ids:
-        each = str(key) if ids is None else key
-        heard += ids_of([each])
-        yield each
+    """Yield `ids`, or new ones without end if it is None, and add each to `heard`."""
+    if ids is None:
+        ids = (str(uuid4()) for _ in itertools.count())
+    for key in ids:
+        heard += ids_of([key])
+        yield key
 
 
 def bodies_of(operations: Any) -> list[Any]:
-    """Return what each of the update `operations` says, in its only field."""
-    bodies = []
-    for operation in operations if isinstance(operations, Sequence) else ():
+    """Return the body of each of the update `operations`.
+
+    An operation has a single field, such as `upsert` or `set_payload`, whose value is
+    the body. Anything else is left out: the plain client refuses it.
+    """
+    if not isinstance(operations, Sequence):
+        return []
+    bodies: list[Any] = []
+    for operation in operations:
         fields = operation
         if not isinstance(operation, dict):
             fields = getattr(operation, "__dict__", {})
@@ -110,8 +128,10 @@ def bodies_of(operations: Any) -> list[Any]:
 def embed(
     client: QdrantClient | AsyncQdrantClient, items: list[Any], is_query: bool = False
 ) -> list[Any]:
-    """`items` with their documents embedded as `client` would do it; they are requests if `is_query`, else points or
-    vectors or operations."""
+    """Return `items` with their documents embedded as `client` would do it.
+
+    items: Requests if `is_query`; else points, vectors or operations.
+    """
     if client.cloud_inference or not client._inference_inspector.inspect(items):
         return items
     return list(

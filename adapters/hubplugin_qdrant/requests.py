@@ -40,7 +40,8 @@ from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
 from hubplugin_qdrant.plain_client import Arguments, ShardKey, resolve
 
 EMBEDDED = (models.Document, models.Image, models.InferenceObject)
-"""What somebody embeds: the client, before a request is rewritten, or else the server."""
+"""Queries that need an embedding: by the client, before a request is rewritten, or else
+by the server."""
 
 _ARGUMENTS = {
     "prefetch": "prefetch",
@@ -55,17 +56,19 @@ _ARGUMENTS = {
     "with_vector": "with_vectors",
     "lookup_from": "lookup_from",
 }
-"""The fields of `QueryRequest`, and what they are called among the client's arguments."""
+"""The fields of `QueryRequest`, and the names of the client's arguments for them."""
 
 _FIELDS = {argument: name for name, argument in _ARGUMENTS.items()}
 
 _DEFAULTS = models.QueryRequest(limit=10, with_payload=True, with_vector=False)
-"""What the client's methods do without arguments."""
+"""The request that the client's methods make without arguments."""
 
 
 def as_request(arguments: Arguments) -> models.QueryRequest:
-    """Return the arguments of `query_points` as one request; raises what pydantic
-    raises for a value that a request cannot hold."""
+    """Return the arguments of `query_points` as one request.
+
+    Raises pydantic's ValidationError for a value that a request cannot hold.
+    """
     fields = {
         _FIELDS[name]: value for name, value in arguments.items() if name in _FIELDS
     }
@@ -89,13 +92,13 @@ Node: TypeAlias = models.QueryRequest | models.Prefetch
 
 
 def prefetches_of(node: Node) -> list[models.Prefetch]:
-    """Return the prefetches of a node, which has one, or several or none."""
+    """Return the prefetches of `node` as a list, however many it has."""
     prefetch = node.prefetch or []
     return prefetch if isinstance(prefetch, list) else [prefetch]
 
 
 def nodes(node: Node) -> Iterator[Node]:
-    """Yield all that is prefetched for `node`, and `node` itself."""
+    """Yield the prefetches of `node` at every depth, then `node` itself."""
     for child in prefetches_of(node):
         yield from nodes(child)
     yield node
@@ -109,39 +112,52 @@ def nearest(query: object) -> Any:
 def version_for(
     query: object, using: str | None, manifest: QdrantManifest
 ) -> QdrantVersion | None:
-    """Return the active version of `manifest` that corrects `query`: a plain nearest
-    query on the corrected vector `using`."""
+    """Return the active version of `manifest` that corrects `query` on `using`.
+
+    None if the vector `using` has no correction, if `query` is no nearest query (see
+    `is_nearest`), or if with storage="vector" it asks for no vector of that dimension.
+    Raises InputError if with storage="vector" the server is to embed it.
+    """
     version = manifest.active.get(using or "")
     if version is None or not is_nearest(query):
         return None
-    target = nearest(query)
     if version.storage == "payload":
         return version
-    if isinstance(target, EMBEDDED):
+    asked = nearest(query)
+    if isinstance(asked, EMBEDDED):
         raise InputError(
-            f"a {type(target).__name__} that the server embeds cannot be augmented for storage='vector': "
+            f"a {type(asked).__name__} that the server embeds cannot be augmented for storage='vector': "
             "embed it in the client (cloud_inference=False), or apply storage='payload'"
         )
-    # A vector of another dimension, or a missing point, is the server's to refuse.
-    is_vector = isinstance(target, list) and len(target) == version.dim
-    return version if is_vector else None
+    # The request goes on as it is, and the server refuses a vector of another dimension
+    # or the id of a missing point.
+    if isinstance(asked, list) and len(asked) == version.dim:
+        return version
+    return None
 
 
 def asked_point(
     node: Node, manifest: QdrantManifest
 ) -> tuple[int | str, QdrantVersion] | None:
-    """Return the id that `node` asks for the nearest of, and the version whose second
-    vectors it would search: those take vectors only. None for any other node."""
+    """Return the id of the point whose nearest `node` asks for, and the version that
+    corrects them with storage="vector".
+
+    Second vectors are searched by a vector only, so the caller has to replace the id.
+    None for any other node.
+    """
     version = manifest.active.get(node.using or "")
     point = nearest(node.query)
     is_id = isinstance(point, (int, str, UUID)) and is_nearest(node.query)
     if version is None or version.storage != "vector" or not is_id:
         return None
-    return (point if isinstance(point, int) else str(point)), version
+    if not isinstance(point, int):
+        point = str(point)
+    return point, version
 
 
 def require_vectors(request: models.QueryRequest, manifest: QdrantManifest) -> None:
-    """Raise InputError for an id in a prefetch of `request` on a second vector."""
+    """Raise InputError if a prefetch of `request` would search second vectors by an
+    id."""
     for child in prefetches_of(request):
         for node in nodes(child):
             if asked_point(node, manifest) is not None:
@@ -153,7 +169,7 @@ def require_vectors(request: models.QueryRequest, manifest: QdrantManifest) -> N
 
 
 def is_nearest(query: object) -> bool:
-    """Return whether `query` asks for the nearest of one dense vector, point or
+    """Return True if `query` asks for the nearest of one dense vector, point or
     document, without diversity (MMR)."""
     if isinstance(query, models.NearestQuery):
         return getattr(query, "mmr", None) is None and is_nearest(query.nearest)
@@ -163,8 +179,11 @@ def is_nearest(query: object) -> bool:
 
 
 def hide_key(with_payload: object, key: str | None) -> object:
-    """Return the payload selector `with_payload` without our `key`, unless it names
-    the keys that it wants; None is no key."""
+    """Return the payload selector `with_payload` without our `key`.
+
+    A selector that names the keys it wants stays as it is, and so does any without a
+    `key` to hide.
+    """
     if key is None:
         return with_payload
     if with_payload is True:
@@ -189,7 +208,11 @@ def has_vector(name: str) -> models.HasVectorCondition:
 
 
 def nothing(shard_key: ShardKey = None) -> models.FilterSelector:
-    """No point: to delete it ends when all that was sent to its shards before is done."""
+    """Return a selector of no point.
+
+    A server does writes in order, so deleting no point with wait=True waits for all
+    writes sent to the shards before.
+    """
     return models.FilterSelector(
         filter=models.Filter(must=models.HasIdCondition(has_id=[str(uuid4())])),
         shard_key=shard_key,
@@ -197,29 +220,33 @@ def nothing(shard_key: ShardKey = None) -> models.FilterSelector:
 
 
 def lacks_augmented_vector(version: QdrantVersion) -> models.Filter:
-    """The points that have the vector of `version`, and no augmented one."""
+    """Return a filter for points with the vector of `version` and no augmented one."""
     return models.Filter(
         must=has_vector(version.vector), must_not=has_vector(version.augmented_vector)
     )
 
 
 def has_offset(version: QdrantVersion) -> models.Filter:
-    """The points that have an offset of `version` in their payload."""
+    """Return a filter for points with an offset of `version` in their payload."""
     return models.Filter(
         must_not=models.IsEmptyCondition(is_empty=models.PayloadField(key=version.key))
     )
 
 
 UNLISTED = 1e15
-"""The score of a point that a prefetch should have listed and did not: beyond any other, and finite when squared."""
+"""The score of a point that a prefetch should have listed but did not: beyond any real
+score, and finite when squared."""
 
 Points: TypeAlias = list[models.ScoredPoint]
 
 
 @lru_cache
 def _sum_with_key(key: str, metric: Metric, length: float) -> models.FormulaQuery:
-    """Return the corrected similarity of a candidate: its score plus its offset, or
-    plus 0 without one. Scores are multiplied by `length`, of the mapped query."""
+    """Return the formula of the corrected similarity: the score plus the offset under
+    the payload `key`, or plus 0 without an offset.
+
+    Scores are multiplied by `length`, the length of the mapped query.
+    """
     similarity: models.Expression = "$score"
     if metric is Metric.EUCLIDEAN:
         similarity = models.MultExpression(mult=[-0.5, "$score", "$score"])
@@ -233,11 +260,14 @@ def _sum_with_key(key: str, metric: Metric, length: float) -> models.FormulaQuer
 def _sum_by_either_vector(
     metric: Metric, ceiling: float, augmented_vector: str
 ) -> models.FormulaQuery:
-    """Return the corrected similarity of a point by its augmented vector, `$score[0]`,
-    or, if it lacks that one, by its own, `$score[1]`.
+    """Return the formula of the corrected similarity by the augmented vector,
+    `$score[0]`, or for a point without one by its own vector, `$score[1]`.
 
-    A re-scoring lists a point by both. A point that has an augmented vector and is not
-    listed by it is worse than all that are.
+    A re-scoring lists a point in both prefetches. A point with an augmented vector that
+    the first prefetch does not list ranks behind all points that it lists.
+
+    ceiling: The upper bound of the offsets, by which distances to augmented vectors are
+        shifted; used under Euclidean distance only.
     """
     has = models.Filter(must=has_vector(augmented_vector))
     lacks = models.Filter(must_not=has_vector(augmented_vector))
@@ -258,14 +288,15 @@ def _sum_by_either_vector(
 
 
 def similarity_threshold(threshold: float | None, metric: Metric) -> float | None:
-    """Return the score `threshold` as one on the corrected similarity."""
+    """Return the score `threshold` as a threshold on the corrected similarity; None
+    for no threshold."""
     if threshold is None or metric is not Metric.EUCLIDEAN:
         return threshold
     return -0.5 * threshold * abs(threshold)
 
 
 Finish: TypeAlias = Callable[[Points], Points]
-"""Turns the points that a corrected request finds into those that were asked for."""
+"""Turns the answer to a corrected request into the answer to the original one."""
 
 
 def rewrite(
@@ -286,7 +317,7 @@ SERVER_LIMIT = 10
 
 
 def _correct(node: Node, manifest: QdrantManifest) -> tuple[dict[str, Any], Finish]:
-    """Return the fields of `node` that change, and how its answer is finished."""
+    """Return the fields of `node` that change, and the finish of its answer."""
     children = prefetches_of(node)
     prefetches = [
         child.model_copy(update=_correct(child, manifest)[0]) for child in children
@@ -298,7 +329,7 @@ def _correct(node: Node, manifest: QdrantManifest) -> tuple[dict[str, Any], Fini
         return {"prefetch": prefetches or None, "query": query}, as_found
     if version.everywhere and version.metric is not Metric.EUCLIDEAN:
         return _augment(node, prefetches, version), as_found
-    # All results are needed, from the first on.
+    # Correcting reorders results, so those before the offset are needed, too.
     results = (node.limit or SERVER_LIMIT) + (getattr(node, "offset", None) or 0)
     if version.storage == "vector":
         candidates = _by_augmented_vector(node, prefetches, results, version)
@@ -326,10 +357,11 @@ def as_found(points: Points) -> Points:
 
 
 def _finisher(metric: Metric, threshold: float | None) -> Finish:
-    """Return what turns the scores of a formula into those of the collection's scale.
+    """Return the finish that turns similarities into scores of the collection, which
+    are distances for Euclidean.
 
-    `threshold` is on the corrected similarity. A server holds a formula to it from
-    1.17 on; older ones ignore it, so it is applied here.
+    It drops points below `threshold`, on the corrected similarity: servers before 1.17
+    ignore the threshold of a formula.
     """
     least = np.float32(-np.inf if threshold is None else threshold)
 
@@ -341,7 +373,7 @@ def _finisher(metric: Metric, threshold: float | None) -> Finish:
         return [point.model_copy(update={"score": distance(point)}) for point in points]
 
     def distance(point: models.ScoredPoint) -> float:
-        """Return sqrt(distance^2 - 2 offset), negative where the square is."""
+        """Return sqrt(distance^2 - 2 offset); with a negative square, -sqrt(-square)."""
         return math.copysign(math.sqrt(2.0 * abs(point.score)), -point.score)
 
     is_unchanged = metric is not Metric.EUCLIDEAN and threshold is None
@@ -351,8 +383,11 @@ def _finisher(metric: Metric, threshold: float | None) -> Finish:
 def _by_raw_score(
     node: Node, prefetches: list[models.Prefetch], results: int, version: QdrantVersion
 ) -> tuple[list[models.Prefetch], float]:
-    """Return the raw query of `node` over as many candidates as its corrected results
-    may hide among, mapped where there is a map, and the factor of its scores."""
+    """Return a prefetch of the raw query of `node`, and the factor of its scores.
+
+    It fetches so many candidates that the first `results` corrected ones are among
+    them. A vector goes through the query map of `version`, if that has one.
+    """
     params = node.params or _SEARCH_PARAMS
     codes = params.quantization
     exact = params.exact is True or (codes is not None and codes.ignore is True)
@@ -363,11 +398,11 @@ def _by_raw_score(
     query = node.query if isinstance(node.query, list) else resolve(node.query)
     length = 1.0
     if version.mapped:
-        target = nearest(query)
-        if isinstance(target, EMBEDDED):
-            raise unmappable(target)
-        if isinstance(target, list):
-            query, length = map_query(target, version)
+        asked = nearest(query)
+        if isinstance(asked, EMBEDDED):
+            raise unmappable(asked)
+        if isinstance(asked, list):
+            query, length = map_query(asked, version)
     candidates = models.Prefetch.model_construct(
         prefetch=prefetches or None,
         query=query,
@@ -383,8 +418,10 @@ def _by_raw_score(
 def _over_all(
     prefetches: list[models.Prefetch], limit: int, version: QdrantVersion
 ) -> int:
-    """Return `limit`, or as many as `prefetches` give: a re-scoring ranks what it is
-    given, so all of that is candidates."""
+    """Return `limit`, raised to the number of points that `prefetches` give.
+
+    A re-scoring ranks the points that it is given, so all of them are candidates.
+    """
     limit = max(limit, sum(child.limit or SERVER_LIMIT for child in prefetches))
     return min(limit, version.max_candidates or limit)
 
@@ -393,10 +430,10 @@ def _by_augmented_vector(
     node: Node, prefetches: list[models.Prefetch], results: int, version: QdrantVersion
 ) -> list[models.Prefetch]:
     """Return the query in d + 1 dimensions and, unless every point has the augmented
-    vector, the one in d dimensions among the points that lack it.
+    vector, the query in d dimensions over the points that lack it.
 
-    Over prefetches both list all that these give: a filter for the lacking would
-    change what these find.
+    Over `prefetches` both queries list all points that the prefetches give: a filter
+    for points that lack the vector would change what the prefetches find.
     """
     limit = results
     if prefetches and not version.everywhere:
@@ -431,7 +468,8 @@ def _augment(
     """Return the fields that search the query of `node` in d + 1 dimensions: as [q, 1]
     or, under Euclidean distance, as [q, 0].
 
-    Codes are left out: they are made for the other components and lose the last one.
+    The search ignores quantised codes: they clip the last component to the range of the
+    others, and so lose it.
     """
     query = nearest(node.query)
     if version.metric is Metric.COSINE:
@@ -455,8 +493,11 @@ def _augment(
 def _over_distances(
     query: object, children: list[models.Prefetch], manifest: QdrantManifest
 ) -> Any:
-    """Return `query`; in a user's formula, similarities that corrected `children`
-    yield are turned into the distances that they were."""
+    """Return `query`, adapted to its corrected `children` if it is a user's formula.
+
+    A corrected prefetch yields similarities under Euclidean distance, and the formula
+    expects distances, so they are turned back.
+    """
     if not isinstance(query, models.FormulaQuery):
         return query
     names: set[str] = set()
@@ -478,7 +519,7 @@ def _over_distances(
 
 def _as_distances(expression: models.Expression, names: set[str]) -> models.Expression:
     """Turn the similarities S called `names` in `expression` into distances:
-    x / sqrt(|x|) with x = -2 S."""
+    x / sqrt(|x|) with x = -2 S. This is sqrt(x), or -sqrt(-x) where x is negative."""
     if isinstance(expression, str) and expression in names:
         square = models.MultExpression(mult=[-2.0, expression])
         root = models.SqrtExpression(sqrt=models.AbsExpression(abs=square))
@@ -507,16 +548,16 @@ WITH_EXAMPLES = tuple(
 """Queries that hold vectors, which a query map maps."""
 
 UNIT = 1e-6
-"""By how much the length of a vector may differ from 1 for it to go as it is: what its
-numbers are rounded by."""
+"""How far from 1 rounding to float32 takes the length of a unit vector: vectors as
+close as that are not divided by it."""
 
 
 def map_query(query: list[float], version: QdrantVersion) -> tuple[list[float], float]:
     """Map a query as `version` does.
 
-    Returns the vector to search with, and the factor of its scores: its length under
-    cosine, by which the server divides. A query of another dimension is the server's
-    to refuse.
+    Returns the vector to search with, and the factor of its scores. Under cosine the
+    factor is the length of the vector, by which the server divides; else it is 1. A
+    query of another dimension is not mapped: the server refuses it.
     """
     if len(query) != version.dim:
         return query, 1.0
@@ -527,8 +568,11 @@ def map_query(query: list[float], version: QdrantVersion) -> tuple[list[float], 
 
 
 def map_examples(query: Any, using: str | None, manifest: QdrantManifest) -> Any:
-    """Return a `query` that is not corrected, with the vectors in it mapped if clients
-    map the queries on `using`."""
+    """Return a `query` that is not corrected, with its vectors mapped if queries on
+    `using` are mapped by the client.
+
+    With storage="vector" they are not: the augmented vectors contain the map.
+    """
     version = manifest.active.get(using or "")
     if version is None or not version.mapped or version.storage == "vector":
         return query
@@ -538,13 +582,17 @@ def map_examples(query: Any, using: str | None, manifest: QdrantManifest) -> Any
 
 
 def _map_within(part: Any, query_map: QueryMap) -> Any:
-    """Map the vectors in `part` of a query. Each keeps its length, by which an average
-    weighs it."""
+    """Map the vectors in `part` of a query.
+
+    They are not brought to unit length before: an average weighs them by length. Raises
+    InputError for a document that the server embeds.
+    """
     if isinstance(part, list):
         if not part or not isinstance(part[0], float):
             return [_map_within(item, query_map) for item in part]
-        is_wrong = len(part) != len(query_map.step)  # the server's to refuse
-        return part if is_wrong else query_map(np.array(part, np.float32)).tolist()
+        if len(part) != len(query_map.step):
+            return part  # of another dimension: the server refuses it
+        return query_map(np.array(part, np.float32)).tolist()
     if isinstance(part, EMBEDDED):
         raise unmappable(part)
     if not isinstance(part, BaseModel) or isinstance(part, models.SparseVector):
@@ -563,7 +611,7 @@ def unmappable(document: object) -> InputError:
 
 
 def as_unit(vector: list[float]) -> list[float]:
-    """Return `vector` divided by its length."""
+    """Return `vector` at unit length; a vector of zeros stays as it is."""
     length = math.hypot(*vector) or 1.0
     if abs(length - 1.0) < UNIT:
         return vector

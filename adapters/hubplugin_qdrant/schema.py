@@ -37,8 +37,8 @@ SMALL_INDEXES = (1, 17)
 graph."""
 
 INDEX_BYTES, PAYLOAD_BYTES = 32, 64
-"""What a number in a payload takes per point, estimated: value and point id both ways
-in the index, and its JSON on disk."""
+"""Estimated bytes a point for a number in a payload: in the index, its value and point
+id both ways; on disk, its JSON."""
 
 METRICS = {
     models.Distance.COSINE: Metric.COSINE,
@@ -47,19 +47,21 @@ METRICS = {
 }
 
 FLOATS = (None, models.Datatype.FLOAT32, models.Datatype.FLOAT16)
-"""Datatypes of vectors beside which one of the same size fits the offset."""
+"""Datatypes of vectors beside which a second vector of the same datatype can hold the
+offset."""
 
 DISTANCES = {metric: distance for distance, metric in METRICS.items()}
 
 Storage: TypeAlias = Literal["payload", "vector"]
 
 VECTORS_AT_ONCE = 500
-"""Vectors in a request: a server reads some while it stores others. Of 384 dimensions
-it took 6,100 a second so, and 4,200 by requests of 2,000."""
+"""Vectors in a request. With small requests a server reads some while it stores
+others: it took 6,100 vectors of 384 dimensions a second, but 4,200 in requests of
+2,000."""
 
 NEARLY = 0.9
-"""The share of the graph from which on searches are as fast as by all of it. A server
-leaves the last few points out."""
+"""The share of points in the graph from which on searches are as fast as with all of
+them. A server leaves the last few points out."""
 
 
 class Schema(ABC):
@@ -80,13 +82,13 @@ class Schema(ABC):
     def require_room(  # noqa: B027
         self, manifest: QdrantManifest, version: QdrantVersion | None
     ) -> None:
-        """Raise StoreError where strict mode leaves no room for `version`.
+        """Raise StoreError if strict mode leaves no room for `version`.
 
-        version: None is a new one, beside those of `manifest`.
+        version: None for a new version, beside those of `manifest`.
         """
 
     writing: float
-    """How long it takes to write all points, by the time that reading them took."""
+    """The time to write all points, as a multiple of the time to read them."""
 
     @abstractmethod
     def cost(self) -> str:
@@ -137,9 +139,11 @@ class Schema(ABC):
         )
 
     def _is_indexed(self) -> bool:
-        """Tell whether the graph is whole, or nearly, or nothing is done about it.
+        """Return True if the graph is whole, or nearly, or the server is not building
+        it.
 
-        A collection may stay yellow long after, for what other collections wait for.
+        The status alone does not tell: a collection may stay yellow for long after
+        that, while the server works on other collections.
         """
         before = self.transport.opened
         now = self.transport.describe()
@@ -152,7 +156,7 @@ class Schema(ABC):
         return (now.indexed_vectors_count or 0) >= NEARLY * indexed
 
     def expects_graph(self) -> bool:
-        """Tell whether the collection is so large that a server builds a graph."""
+        """Return True if the collection is so large that a server builds a graph."""
         info = self.transport.opened
         threshold = info.config.optimizer_config.indexing_threshold or 0
         kilobytes = 4 * self.dim * self.transport.count() / 1024
@@ -169,7 +173,7 @@ class Schema(ABC):
             selector = models.PointIdsList(points=ids, shard_key=shard_key)
             client.delete_payload(collection, list(keys), selector, wait=True)
 
-        for part in chunks(points if keys else (), self.transport.page):
+        for part in chunks(points if keys else (), self.transport.page_size):
             self.transport.send([(point, None) for point in part], request)
 
     @abstractmethod
@@ -179,11 +183,15 @@ class Schema(ABC):
         is_last: bool,
         progress: Progress | None,
     ) -> None:
-        """Delete what `versions`, the last of all if `is_last`, have beside the points."""
+        """Delete the indexes or vectors of `versions`.
+
+        is_last: True if no other version is left.
+        """
 
     @abstractmethod
     def plan(self, number: int) -> list[str]:
-        """Say what version `number` would do, first what each point would get."""
+        """Say in lines what version `number` would do; the first says what each point
+        would get."""
 
 
 class PayloadSchema(Schema):
@@ -199,7 +207,8 @@ class PayloadSchema(Schema):
                 set_offsets(key, {version.field: offset}, shard_key)
                 for key, offset in items
             ]
-            # A server waits for each operation by itself, so only for the last of all.
+            # With wait=True a server waits after every operation, so send all without
+            # waiting and flush once. Local mode has nothing to flush.
             client.batch_update_points(
                 collection, operations, wait=self.transport.is_local
             )
@@ -215,7 +224,7 @@ class PayloadSchema(Schema):
         indexes = _indexes(self.transport.info)
         if limit is None or (version is not None and version.key in indexes):
             return
-        # What is retired is deleted before a new index is made.
+        # Indexes of retired versions are deleted before a new one is made.
         indexes -= set(m.payload_keys(manifest.give_up().retired))
         if len(indexes) >= limit:
             names = ", ".join(map(repr, sorted(indexes))) or "none"
@@ -242,14 +251,15 @@ class PayloadSchema(Schema):
         return super().finish(version, queries, progress)
 
     def prepare(self, version: QdrantVersion) -> None:
-        """Ask for the index while no point has the key: the graph is built without."""
-        if not self.transport.is_local:  # which has no indexes, and warns of it
+        """Ask for the index while no point has the key, so that the graph is
+        built without links for it."""
+        if not self.transport.is_local:  # local mode has no indexes, and warns of it
             self._ask_for_index(version)
 
     def _ask_for_index(self, version: QdrantVersion) -> bool:
-        """Ask for a float index on the offsets, unless there is one.
+        """Ask for a float index on the offsets, and return True; False if there is one.
 
-        Formulas are faster by it, and under strict mode there are no others.
+        Formulas are faster with an index, and strict mode allows no others.
         """
         transport = self.transport
         client, collection = transport.client, transport.collection
@@ -272,12 +282,14 @@ class PayloadSchema(Schema):
         is_last: bool,
         progress: Progress | None,
     ) -> None:
-        """Delete the indexes; all of ours if `is_last`. Numbers of points stay."""
+        """Delete the indexes of `versions`; all of ours if `is_last`. The numbers in
+        the payloads of points stay."""
         transport = self.transport
         written = set(m.payload_keys(versions))
 
         def indexes() -> set[str]:
-            ours = rf"{m.KEY}\.v[1-9]\d*"  # no manifest knows some of them
+            """Return the keys of the indexes that are still to be deleted."""
+            ours = rf"{m.KEY}\.v[1-9]\d*"  # also those that no manifest knows
             paths = _indexes(transport.describe())
             return {
                 path
@@ -314,7 +326,8 @@ class VectorSchema(Schema):
 
     @property
     def _is_short(self) -> bool:
-        """16 bits beside smaller numbers, too: fewer would leave no offset."""
+        """True if the second vector has numbers of 16 bits, as it also has beside
+        smaller numbers: those would hold no offset."""
         return self.parameters.datatype not in (None, models.Datatype.FLOAT32)
 
     def obstacle(self) -> str | None:
@@ -439,12 +452,12 @@ class VectorSchema(Schema):
 def choose_storage(
     vector: VectorSchema, storage: Storage | Literal["auto"], manifest: QdrantManifest
 ) -> tuple[Storage, list[str]]:
-    """Return where offsets go, and why, in a line, if nobody has said it.
+    """Return where offsets go, and a line that says why, if the user has not said it.
 
     Args:
         vector: The vector that is corrected.
-        storage: What the user asks for.
-        manifest: That of the collection.
+        storage: The storage that the user asks for; "auto" chooses.
+        manifest: The manifest of the collection.
 
     Raises:
         StoreError: The collection cannot keep them there.
@@ -473,11 +486,10 @@ def choose_storage(
 
 
 def _bytes(count: float) -> str:
-    """A number of bytes for people."""
+    """Return a number of bytes for people, such as "1.2 GB"."""
     thousands = min(max(int(math.log10(count or 1)) // 3, 0), 4)
-    return (
-        f"{count / 1000**thousands:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[thousands]}"
-    )
+    unit = ("bytes", "kB", "MB", "GB", "TB")[thousands]
+    return f"{count / 1000**thousands:.3g} {unit}"
 
 
 def _indexes(info: models.CollectionInfo) -> set[str]:
@@ -486,13 +498,15 @@ def _indexes(info: models.CollectionInfo) -> set[str]:
 
 
 def dense_vectors(info: models.CollectionInfo) -> dict[str, models.VectorParams]:
-    """The dense vectors of a collection by name; "" is the unnamed one."""
+    """Return the dense vectors of a collection by name; "" is the unnamed one."""
     vectors = info.config.params.vectors or {}
-    return {"": vectors} if isinstance(vectors, models.VectorParams) else vectors
+    if isinstance(vectors, models.VectorParams):
+        return {"": vectors}
+    return vectors
 
 
 def vector_names(info: models.CollectionInfo) -> set[str]:
-    """The names of the vectors of a collection, dense and sparse."""
+    """Return the names of the vectors of a collection, dense and sparse."""
     return {*dense_vectors(info), *(info.config.params.sparse_vectors or {})}
 
 
@@ -501,14 +515,14 @@ def find_vector(
 ) -> tuple[str, models.VectorParams]:
     """Return the vector that is corrected, and its parameters.
 
-    A vector that was deleted and whose correction is left is what it was, so that the
-    correction can be removed.
+    If the user has deleted the vector but its correction is left, the parameters are
+    those of the correction, so that it can be removed.
 
     Args:
-        url: Of the store, for errors.
-        info: Of the collection.
-        using: The name; "" is the only vector that hubplugin has not added.
-        manifest: That of the collection.
+        url: The URL of the store, for errors.
+        info: The description of the collection.
+        using: The name of the vector; "" stands for the only vector that is not ours.
+        manifest: The manifest of the collection.
 
     Raises:
         StoreError: The vector is not there or cannot carry offsets.
@@ -517,8 +531,8 @@ def find_vector(
     ours = m.vectors_of(manifest.everything)
     dense = {name: vector for name, vector in every.items() if name not in ours}
     for version in manifest.everything:
-        is_it = version.vector == using if using else not dense
-        if is_it and version.vector not in every:
+        is_wanted = version.vector == using if using else not dense
+        if is_wanted and version.vector not in every:
             return version.vector, models.VectorParams(
                 size=version.dim, distance=DISTANCES[version.metric]
             )

@@ -224,7 +224,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             with transport.one_line("removing"):
                 transport.flush_all()
                 for _ in transport.pages(reader.batches, with_payload=[KEY]):
-                    done = min(done + transport.page, total)
+                    done = min(done + transport.page_size, total)
                     if progress is not None:
                         progress("removing offsets", done, total)
                 reader.delete_left_over()

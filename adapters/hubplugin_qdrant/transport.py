@@ -1,7 +1,7 @@
-"""How a collection is asked, and what its answers mean.
+"""Requests to a collection, and the meaning of answers and errors.
 
-Requests are repeated while the server is away, and many run at once. What an error of
-qdrant-client means is said once, for REST, gRPC and local mode.
+Requests are repeated while the server is away, and many run at once. `fault_of` gives
+the errors of qdrant-client one meaning for REST, gRPC and local mode.
 """
 
 from __future__ import annotations
@@ -39,11 +39,17 @@ from hubplugin_qdrant.requests import nothing
 
 
 class Fault(Enum):
-    """What an error of the client means. MISSING: there is no such collection or point. FORBIDDEN: the api key lacks a
-    right. TOO_LARGE: the request, or its answer, is larger than the server or a proxy before it takes. LATE: the answer
-    took too long; a smaller request may be answered in time. LIMITED: the server limits the rate, of reading by
-    requests, of writing by points. AWAY: it cannot be reached, is restarting, or lacks a node. REFUSED: any other
-    answer of a server. OTHER: no error of a connection."""
+    """The meaning of an error of the client.
+
+    MISSING: There is no such collection or point.
+    FORBIDDEN: The api key lacks a right.
+    TOO_LARGE: The request, or its answer, is larger than the server or a proxy allows.
+    LATE: The answer took too long; a smaller request may be answered in time.
+    LIMITED: The server limits the rate: of reads by requests, of writes by points.
+    AWAY: The server cannot be reached, is restarting, or lacks a node.
+    REFUSED: Any other error that a server answers.
+    OTHER: An error that has nothing to do with a connection.
+    """
 
     MISSING = auto()
     FORBIDDEN = auto()
@@ -56,7 +62,7 @@ class Fault(Enum):
 
 
 PASSING = (Fault.LATE, Fault.LIMITED, Fault.AWAY)
-"""What may be over when the same request is made again."""
+"""Faults that may be over when the same request is made again."""
 
 _BY_STATUS = {
     401: Fault.FORBIDDEN,
@@ -65,7 +71,7 @@ _BY_STATUS = {
     408: Fault.LATE,
     413: Fault.TOO_LARGE,
     429: Fault.LIMITED,
-    500: Fault.AWAY,  # a node of a cluster, as INTERNAL below
+    500: Fault.AWAY,  # a node of a cluster is away, as with INTERNAL below
     502: Fault.AWAY,
     503: Fault.AWAY,
     504: Fault.LATE,
@@ -84,7 +90,7 @@ _BY_CODE = {
 
 
 def fault_of(error: BaseException | None) -> Fault:
-    """What `error` means."""
+    """Return the meaning of `error`."""
     if isinstance(error, UnexpectedResponse):
         if error.status_code == 400 and b"larger than allowed" in error.content:
             return Fault.TOO_LARGE
@@ -97,24 +103,28 @@ def fault_of(error: BaseException | None) -> Fault:
     if isinstance(error, ResourceExhaustedResponse):
         return Fault.LIMITED
     if isinstance(error, (ResponseHandlingException, httpx.TransportError)):
-        late = isinstance(
-            getattr(error, "source", error), (httpx.TimeoutException, TimeoutError)
-        )
-        return Fault.LATE if late else Fault.AWAY
-    is_local = isinstance(error, ValueError) and "not found" in str(error)
-    return Fault.MISSING if is_local else Fault.OTHER
+        source = getattr(error, "source", error)
+        if isinstance(source, (httpx.TimeoutException, TimeoutError)):
+            return Fault.LATE
+        return Fault.AWAY
+    # Local mode raises a ValueError for a collection that is not there.
+    if isinstance(error, ValueError) and "not found" in str(error):
+        return Fault.MISSING
+    return Fault.OTHER
 
 
 def require_finished(answer: Answer) -> Answer:
-    """`answer`, unless it says that a write is still waiting its turn, as a server does after a minute from 1.18 on:
-    then ResponseHandlingException, as if there were none."""
-    for result in answer if isinstance(answer, list) else [answer]:
-        if str(getattr(result, "status", "")).endswith(
-            ("WAIT_TIMEOUT", "wait_timeout")
-        ):
-            raise ResponseHandlingException(
-                TimeoutError("the server has not done it yet")
-            )
+    """Return `answer`.
+
+    Raises ResponseHandlingException, as a request without an answer does, if the write
+    still waits its turn: from 1.18 on a server says so after a minute.
+    """
+    results = answer if isinstance(answer, list) else [answer]
+    for result in results:
+        status = str(getattr(result, "status", ""))
+        if status.lower().endswith("wait_timeout"):  # name or value of an enum
+            waiting = TimeoutError("the server has not done it yet")
+            raise ResponseHandlingException(waiting)
     return answer
 
 
@@ -125,14 +135,16 @@ ERRORS = (
     UnexpectedResponse,
     RpcError,
 )
-"""What a client raises where a server refuses, or does not answer."""
+"""The errors that a client raises if a server refuses, or does not answer."""
 
 
 @contextmanager
 def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
-    """Turn what a client raises into a StoreError of one line that says what to do.
+    """Turn an error of a client into a StoreError of one line that says what to do.
 
-    It names `url` and `collection` and what the client was `doing`.
+    The line names `url` and what the client was `doing`.
+
+    collection: The collection that is asked, for the rights that an api key needs.
     """
     try:
         yield
@@ -161,6 +173,7 @@ def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
+    """Return the reason that a server gives for `error`, in one line."""
     if isinstance(error, UnexpectedResponse):
         status = None
         if error.content.strip().startswith(b"{"):
@@ -177,40 +190,46 @@ Item = TypeVar("Item")
 
 
 BATCH = 2000
-"""Points read and written at a time, at most, where their vectors are not too large for it."""
+"""Points read and written at a time, at most: fewer if their vectors are large."""
 
 FEWER = "set hubplugin_qdrant.transport.BATCH, points a request, to fewer"
 
 BATCH_NUMBERS = 1_000_000
-"""Numbers read at a time: some 10 MB of JSON, where a server by default accepts 32."""
+"""Numbers read at a time: some 10 MB of JSON. By default a server accepts 32 MB."""
 
 WRITERS = 4
 """Writing requests under way at a time: enough that the server never waits for us."""
 
 QUERIES_AT_ONCE = 64
+"""Queries in one request, at most."""
 
-RETRY_SECONDS, LIMITED_SECONDS = 60.0, 600.0
-"""For how long a request is repeated while the server does not answer, as during a restart, and while it limits the
-rate, which it counts by the minute."""
+RETRY_SECONDS = 60.0
+"""How long a request is repeated while the server does not answer, as in a restart."""
 
-SHORTEST_WAIT, LONGEST_WAIT = 0.2, 10.0
-"""Before a request is repeated: a random time, on the average twice as long each time."""
+LIMITED_SECONDS = 600.0
+"""How long a request is repeated while the server limits the rate, which it counts by
+the minute."""
+
+SHORTEST_WAIT = 0.2
+LONGEST_WAIT = 10.0
+"""A request is repeated after a random wait. Its upper bound doubles with each attempt,
+from twice SHORTEST_WAIT up to LONGEST_WAIT."""
 
 SERVER_SECONDS = 600.0
-"""For how long a server may take for what it does behind a request: an index, a vector."""
+"""How long a server may go on working after its answer, at an index or a vector."""
 
 SLOWEST_BUILD = 200.0
-"""Points a second: a graph may take SERVER_SECONDS, and a second more for each so many points. Two busy cores built
-graphs at 500 points a second."""
+"""Points a second: a graph may take SERVER_SECONDS, and a second more for each so many
+points. Two busy cores built graphs at 500 points a second."""
 
 POLL_SECONDS = 0.5
-"""How often a server is asked whether it has finished."""
+"""The time between two looks whether a server has finished."""
 
 SILENT_SECONDS = 10.0
-"""After so long a wait it is logged what is waited for, where nobody is told of progress."""
+"""After so long a wait the log says what it is for, if there is no progress callback."""
 
 IdRange: TypeAlias = tuple[PointId | None, PointId | None]
-"""Ids from the first on and below the second; None is no bound."""
+"""Ids from the first on and below the second; None for no bound."""
 
 EVERY_ID: IdRange = (None, None)
 
@@ -219,35 +238,39 @@ logger = logging.getLogger("hubplugin.qdrant")
 Search: TypeAlias = Callable[
     [str, list[models.QueryRequest]], list[models.QueryResponse]
 ]
-"""`query_batch_points` of a client, plain or corrected: the answers to requests to a collection."""
+"""`query_batch_points` of a client, plain or corrected: it takes a collection and
+requests."""
 
 Items: TypeAlias = list[tuple[Id, Any]]
-"""Points by id, each with what is written to it."""
+"""Ids of points, each with the value to write to the point."""
 
 
 FORMULAS = (1, 14)
-"""The oldest version of the server supported: the first whose formulas add offsets to scores."""
+"""The oldest supported version of the server: the first with formulas, which add
+offsets to scores."""
 
 
 class QdrantTransport:
     """The requests of one store to `collection`, which `open` chooses.
 
-    `url` is what errors call it. server: its version, such as (1, 18). strict: what it
-    allows. dim: numbers in each vector that is read, once that is known.
+    url: The name of the store in errors.
+    server: The version of the server, such as (1, 18).
+    strict: The limits of strict mode; empty ones if it is off.
+    dim: The numbers in each vector that is read; 1 until that is known.
     """
 
     def __init__(self, client: QdrantClient, url: str):
         self.client = client
         self.url = url
         self.dim = 1
-        # Local mode is no use from a second thread.
+        # Local mode cannot be used from a second thread.
         self.is_local = plain_client.is_local(client)
         self._writers = None if self.is_local else ThreadPoolExecutor(WRITERS)
         self._under_way: deque[Future[None]] = deque()
         self._given_up = threading.Event()
 
     def open(self, collection: str, name: str) -> None:
-        """Use `collection`, which is no alias, and which its user calls `name`.
+        """Use `collection`, the real name of what the user calls `name`.
 
         Raises StoreError if there is no such collection, or the server is too old.
         """
@@ -286,7 +309,8 @@ class QdrantTransport:
         self._is_for_job = False
 
     def for_job(self) -> QdrantTransport:
-        """Return this transport for one job, which describes and counts once."""
+        """Return a copy for one job, which asks once for the description and the number
+        of points, and keeps them."""
         transport = copy.copy(self)
         transport._read(self.describe())
         transport._is_for_job = True
@@ -294,13 +318,15 @@ class QdrantTransport:
 
     @property
     def info(self) -> models.CollectionInfo:
-        """How the collection was described to this job; as it is now, without one."""
+        """The description of the collection: at the start of this job, or without a job
+        as it is now."""
         return self.opened if self._is_for_job else self.describe()
 
     def count(self) -> int:
-        """Return how many points there are, or were for this job.
+        """Return how many points there are; in a job, how many there were at its first
+        count.
 
-        It is an estimate where strict mode forbids exact counts.
+        It is an estimate if strict mode forbids exact counts.
         """
         if self._counted is not None:
             return self._counted
@@ -320,7 +346,8 @@ class QdrantTransport:
     ) -> Answer:
         """Return the answer to a request that does no harm if it is made twice.
 
-        It is repeated while the server is away, until `give_up`.
+        It is repeated while its faults are `PASSING`, for RETRY_SECONDS or
+        LIMITED_SECONDS, or until `give_up`. Then the last error is raised.
         """
         given_up = self._given_up
         since = time.monotonic()
@@ -329,7 +356,7 @@ class QdrantTransport:
                 return require_finished(call(*args, **kwargs))
             except Exception as error:
                 fault = fault_of(error)
-                # What is limited waits its turn among the others that are under way.
+                # A limited request waits its turn among the others under way.
                 patience = LIMITED_SECONDS if fault is Fault.LIMITED else RETRY_SECONDS
                 is_over = time.monotonic() - since >= patience or given_up.is_set()
                 if fault not in PASSING or is_over:
@@ -339,11 +366,11 @@ class QdrantTransport:
                     "%s: a request failed (%s: %s), asked again",
                     self.url,
                     type(error).__name__,
-                    fault.name.lower(),  # what the server said may hold a secret
+                    fault.name.lower(),  # not the server's text: it may hold a secret
                 )
                 longest = min(LONGEST_WAIT, SHORTEST_WAIT * 2**attempt)
-                asked = float(getattr(error, "retry_after_s", 0))
-                given_up.wait(max(random.uniform(0, longest), asked))
+                retry_after = float(getattr(error, "retry_after_s", 0))
+                given_up.wait(max(random.uniform(0, longest), retry_after))
         raise AssertionError("unreachable")
 
     def wait_until(
@@ -354,16 +381,19 @@ class QdrantTransport:
         progress: Progress | None = None,
         points: int = 0,
     ) -> None:
-        """Waits for the server to finish its work. Whoever interrupts it loses nothing: the next run goes on from here.
+        """Wait for the server to finish its work, but no longer than it may take.
+
+        An interrupt loses nothing: the next run goes on from here.
 
         Args:
-            is_done: asks whether the work is finished.
-            name: of the work, for the program's log.
-            otherwise: what is so if it goes on before the work is finished, for the log, too.
-            progress: is told the seconds.
-            points: how many points a graph is built of; it waits longer for many.
+            is_done: Asks the server whether the work is finished.
+            name: The name of the work, for the log.
+            otherwise: What the log says if the work does not finish in time.
+            progress: Is told the seconds. Without it a long wait is logged once.
+            points: How many points a graph is built of; the wait is longer for many.
         """
-        since, patience = time.monotonic(), SERVER_SECONDS + points / SLOWEST_BUILD
+        since = time.monotonic()
+        patience = SERVER_SECONDS + points / SLOWEST_BUILD
         is_silent = progress is None
         while not is_done():
             waited = time.monotonic() - since
@@ -385,12 +415,15 @@ class QdrantTransport:
             time.sleep(POLL_SECONDS)
 
     def describe(self) -> models.CollectionInfo:
-        """The collection as it is now."""
+        """Ask the server to describe the collection as it is now."""
         return self.retry(self.client.get_collection, self.collection)
 
     def require_right_to_write(self, collection: str) -> None:
-        """Raises StoreError where the api key may not write to `collection`. It is asked for the deletion of a point
-        that is not there: a server looks at the key first."""
+        """Raise StoreError if the api key may not write to `collection`.
+
+        Ask the server to delete a point that is not there. It checks the key first, so
+        a refusal for any other reason means that the key may write.
+        """
         with self.one_line("asking whether it may be written to"):
             try:
                 self.retry(self.client.delete, collection, nothing())
@@ -399,18 +432,20 @@ class QdrantTransport:
                     raise
 
     def flush(self, shard_key: ShardKey = None) -> None:
-        """Return when all is done that anybody has sent so far without waiting for it.
+        """Wait until all writes are done that were sent so far, by anybody.
 
-        Points that are sharded by keys take it for one key at a time.
+        If points are sharded by keys, this holds for the shards of `shard_key` only.
         """
         self.retry(self.client.delete, self.collection, nothing(shard_key))
 
     def flush_all(self) -> None:
+        """Flush the shards of every key."""
         for shard_key in self.points_of_shards() or [None]:
             self.flush(shard_key)
 
     def points_of_shards(self) -> dict[Id, int]:
-        """How many points there are by each shard key, about; empty where they are not sharded by keys."""
+        """Return about how many points each shard key has; empty if points are not
+        sharded by keys."""
         if self.info.config.params.sharding_method != models.ShardingMethod.CUSTOM:
             return {}
         with self.one_line("looking for shard keys"):
@@ -436,21 +471,21 @@ class QdrantTransport:
 
         Args:
             convert: Makes a page of records.
-            with_vectors, with_payload: What is read, as `scroll` has it.
+            with_vectors, with_payload: The fields to read, as `scroll` takes them.
             between: The range of ids; by default all.
         """
-        offset, last = between
+        offset, end = between
         more = True
         while more:
             began = time.monotonic()
-            # Servers compress what they answer, which takes longer than to send vectors
-            # as they are.
+            # Servers compress their answers, and compressing vectors takes longer than
+            # sending them as they are.
             with self.one_line("reading"), headers({"accept-encoding": "identity"}):
                 records, offset = self.retry(
                     self.client.scroll,
                     self.collection,
                     offset=offset,
-                    limit=self.page,
+                    limit=self.page_size,
                     with_vectors=with_vectors,
                     with_payload=with_payload,
                 )
@@ -458,20 +493,22 @@ class QdrantTransport:
                 self._points_read += len(records)
                 self._seconds_read += time.monotonic() - began
             more = offset is not None
-            if last is not None and records and rank(records[-1].id) >= rank(last):
-                records = [each for each in records if rank(each.id) < rank(last)]
+            if end is not None and records and rank(records[-1].id) >= rank(end):
+                records = [each for each in records if rank(each.id) < rank(end)]
                 more = False
             yield convert(records)
 
     def seconds_to_read(self) -> float:
-        """Return how long all points take, by those that this job has read so far."""
+        """Return how long reading all points takes, at the speed that this job has read
+        at so far."""
         seconds = self._seconds_read / max(self._points_read, 1)
         return seconds * self.count()
 
     @property
-    def page(self) -> int:
+    def page_size(self) -> int:
         """Points read and written at a time, at most, which strict mode may limit."""
-        # A request that meets the limit is made again from its beginning.
+        # The limit is in points a minute, and a request that exceeds it is repeated as a
+        # whole. A thirtieth of it is two seconds' worth, so little is repeated.
         writes_at_once = (self.strict.write_rate_limit or 0) // 30
         limits = [
             BATCH_NUMBERS // self.dim,
@@ -484,8 +521,10 @@ class QdrantTransport:
     def answers(
         self, requests: list[models.QueryRequest], search: Search | None = None
     ) -> list[models.QueryResponse]:
-        """The answers to `requests`, as many at a time as the server takes, by `search`, by default that of the plain
-        client."""
+        """Return the answers to `requests`, sent as many at a time as the server takes.
+
+        search: Makes the requests; by default the plain client.
+        """
         search = search or self.client.query_batch_points
         size = min(QUERIES_AT_ONCE, self.strict.search_max_batchsize or QUERIES_AT_ONCE)
         answers = [
@@ -495,8 +534,11 @@ class QdrantTransport:
         return [response for chunk in answers for response in chunk]
 
     def send(self, items: Items, request: Callable[[Items], object]) -> None:
-        """Starts to give `items` to `request`, which writes, in the order of these calls; a bounded number waits its
-        turn. What goes wrong is raised by a later call."""
+        """Start to write `items` by `request`, in the order of these calls.
+
+        If too many writes wait their turn, wait for the first one. An error of a write
+        is raised by a later call of `send` or `wait`.
+        """
         if self._writers is None:
             self._send(items, request)
             return
@@ -505,12 +547,13 @@ class QdrantTransport:
         self._under_way.append(self._writers.submit(self._send, items, request))
 
     def wait(self) -> None:
-        """Waits for all that was sent."""
+        """Wait until all items are written that `send` was given."""
         while self._under_way:
             self._under_way.popleft().result()
 
     def give_up(self) -> None:
-        """Ends what was sent; what is being repeated is not repeated any more, and what has not begun is not done."""
+        """Cancel the writes that have not begun, and wait for the others without
+        repeating them any more."""
         self._given_up.set()
         while self._under_way:
             future = self._under_way.popleft()
@@ -519,12 +562,15 @@ class QdrantTransport:
         self._given_up = threading.Event()
 
     def _send(self, items: Items, request: Callable[[Items], object]) -> None:
-        """Send `items` without points that are gone, for which a server refuses."""
+        """Write `items` by `request`.
+
+        A server refuses all of them if a point is gone: then write those that are left.
+        """
         with self.one_line("writing"):
             try:
                 self.retry(request, items)
             except Exception as error:
-                # A KeyError is that of local mode.
+                # Local mode raises a KeyError for a point that is gone.
                 is_gone = isinstance(error, KeyError)
                 if not is_gone and fault_of(error) is not Fault.MISSING:
                     raise
@@ -541,17 +587,19 @@ class QdrantTransport:
 
 
 def plain_id(point: Id | uuid.UUID) -> Id:
-    """The id of a point as a number or text."""
+    """Return the id of a point as a number or text."""
     return point if isinstance(point, int) else str(point)
 
 
 def rank(point: PointId) -> tuple[int, int]:
-    """Where an id stands in the order in which a server lists them: numbers, then UUIDs."""
-    return (0, point) if isinstance(point, int) else (1, uuid.UUID(str(point)).int)
+    """Return a key that sorts ids as a server lists them: numbers, then UUIDs."""
+    if isinstance(point, int):
+        return (0, point)
+    return (1, uuid.UUID(str(point)).int)
 
 
 def by_shard(records: Sequence[models.Record]) -> dict[Id | None, list[models.Record]]:
-    """`records` by shard key."""
+    """Group `records` by shard key."""
     shards: dict[Id | None, list[models.Record]] = {}
     for record in records:
         shards.setdefault(record.shard_key, []).append(record)
@@ -559,6 +607,7 @@ def by_shard(records: Sequence[models.Record]) -> dict[Id | None, list[models.Re
 
 
 def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Yield `items` in lists of `size`, the last one maybe shorter."""
     stream = iter(items)
     while chunk := list(itertools.islice(stream, size)):
         yield chunk

@@ -1,10 +1,10 @@
 """The operations of a corrected client that write points, and those on collections.
 
 One rule: the plain client writes what it is given, in whatever form. Then the points
-that were touched are read by their ids, and what they lack of offsets is computed and
+that were touched are read by their ids, and the offsets that they lack are computed and
 written. Points that are plain structures bring their offsets along, so an insert is
-corrected from its first moment on. Whatever else is written is neutral, or has the
-offset of its old vector, until the same call ends.
+corrected from its first moment on. Any other point is neutral, or has the offset of its
+old vector, until the same call ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hubplugin_qdrant.requests import nothing
 from hubplugin_qdrant.transport import PASSING, Fault, chunks, fault_of
 
 AT_ONCE = 256
-"""Points whose offsets are computed and written together: beyond it the time for each
+"""Points whose offsets are computed and written together. With more, the time for each
 no longer falls."""
 
 PART = 10_000
@@ -41,7 +41,7 @@ PART = 10_000
 Models: TypeAlias = Sequence[tuple[QdrantVersion, OffsetModel]]
 
 Touched: TypeAlias = tuple[list[PointId], ShardKey]
-"""Points whose offsets an operation may have changed, and where they lie."""
+"""Points whose offsets an operation may have changed, and their shard key."""
 
 
 @retry_on_conflict
@@ -52,37 +52,45 @@ def upsert(
         return (yield Call(cache.raw.upsert, **arguments))
     points = arguments["points"]
     shard_key = arguments.get("shard_key_selector")
-    written, others = points, plain_client.ids_of(points)
+    ids = plain_client.ids_of(points)
     if isinstance(points, list):
-        pairs = yield from cache.read_models(cached)
-        written, others = yield Computing(with_offsets, points, pairs)
+        versioned_models = yield from cache.read_models(cached)
+        written, without_offset = yield Computing(
+            with_offsets, points, versioned_models
+        )
+    else:
+        written = points
+        without_offset = ids
     plain = Call(cache.raw.upsert, **arguments | {"points": written})
-    touched = [(plain_client.ids_of(points), shard_key)]
-    lacking = [(others, shard_key)]
+    touched = [(ids, shard_key)]
+    lacking = [(without_offset, shard_key)]
     return (yield from _then(cache, cached, plain, touched, lacking))
 
 
-def with_offsets(points: list[Any], pairs: Models) -> tuple[list[Any], list[PointId]]:
+def with_offsets(
+    points: list[Any], versioned_models: Models
+) -> tuple[list[Any], list[PointId]]:
     """Return `points`, plain ones with their offsets, and the ids of the others."""
-    plain = [point for point in points if _is_plain(point, pairs)]
-    stored = offsets.compute_stored(plain, pairs)
+    plain = [point for point in points if _is_plain(point, versioned_models)]
+    stored = offsets.compute_stored(plain, versioned_models)
     ready = dict(zip(map(id, plain), offsets.with_stored(plain, stored), strict=True))
     others = [point for point in points if id(point) not in ready]
     written = [ready.get(id(point), point) for point in points]
     return written, plain_client.ids_of(others)
 
 
-def _is_plain(point: Any, pairs: Models) -> bool:
-    """Tell whether `point` can bring its offset along.
+def _is_plain(point: Any, versioned_models: Models) -> bool:
+    """Return True if `point` can bring its offset along.
 
-    It is a structure whose vectors nobody has to embed. Where offsets lie in payloads
-    it has one: a server 1.14 keeps the old payload of a point that comes without.
+    It must be a structure whose vectors need no embedding. If offsets lie in payloads,
+    it must have a payload of its own: for a point without one, server 1.14 keeps the
+    payload that it had before.
     """
     if type(point) is not models.PointStruct:
         return False
     vectors = offsets.by_name(point.vector)
     has_payload = isinstance(point.payload, dict) and len(point.payload) > 0
-    for version, _ in pairs:
+    for version, _ in versioned_models:
         if not isinstance(vectors.get(version.vector), list):
             return False
         if version.storage == "payload" and not has_payload:
@@ -124,7 +132,7 @@ def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation
 def _bring_offsets(
     cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
 ) -> Operation[Any]:
-    """Give offsets to the points that were sent before."""
+    """Give offsets to points that were sent before: a flush waits for them first."""
     name = arguments["collection_name"]
     flush = Call(cache.raw.delete, collection_name=name, points_selector=nothing())
     touched = [(arguments["points"], arguments["shard_key_selector"])]
@@ -135,20 +143,27 @@ def _bring_offsets(
 def _upload_part(
     cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
 ) -> Operation[None]:
+    """Upload a part of the points.
+
+    Plain structures bring their offsets along, which are computed as the plain client
+    asks for them. The other points get theirs afterwards.
+    """
     points = arguments["points"]
     shard_key = arguments.get("shard_key_selector")
-    pairs = yield from cache.read_models(cached)
-    lacking: list[PointId] = []
+    versioned_models = yield from cache.read_models(cached)
+    # Filled while the plain client consumes stream().
+    without_offset: list[PointId] = []
 
     def stream() -> Iterator[Any]:
         for chunk in chunks(points, AT_ONCE):
-            written, others = with_offsets(chunk, pairs)
-            lacking.extend(others)
+            written, others = with_offsets(chunk, versioned_models)
+            without_offset.extend(others)
             yield from written
 
     plain = Call(cache.raw.upload_points, **arguments | {"points": stream()})
     touched = [(plain_client.ids_of(points), shard_key)]
-    yield from _then(cache, cached, plain, touched, [(lacking, shard_key)], wait=False)
+    lacking = [(without_offset, shard_key)]
+    yield from _then(cache, cached, plain, touched, lacking, wait=False)
 
 
 def _change(name: str, selector: str = "points") -> OfClient:
@@ -209,17 +224,19 @@ def _then(
     lacking: list[Touched],
     wait: bool = True,
 ) -> Operation[Any]:
-    """Return the answer to `plain`, after which all points `touched` have offsets.
+    """Make the call `plain` and return its answer, once all points `touched` have
+    offsets.
 
-    Those `lacking` did not bring them along. A write that is refused for one point may
-    have been done for others. Whoever changes the state of a collection writes its
-    manifest first and looks at the points then: what is written before is seen there,
-    what later, here.
+    If the manifest is unchanged, only points `lacking` need them: the others brought
+    them along. If it has changed, all points touched need those of the new version. No
+    point is missed: a job writes the manifest first and reads the points then, so a
+    point written earlier is seen by the job, and a point written later here.
     """
     try:
         result = yield plain
     except Exception as error:
         if fault_of(error) not in PASSING:
+            # A write that is refused for one point may have been done for others.
             with suppress(Exception):
                 yield from _refresh(cache, cached, lacking, has_waited=True)
         raise
@@ -230,7 +247,7 @@ def _then(
         if (yield from cache.is_unchanged(name, cached)):
             break
         now = yield from cache.lookup(name, cached)
-        # An alias may have been moved before the write, or after it.
+        # If an alias was moved meanwhile, the write may have gone to either collection.
         for collection in {now.collection, cached.collection}:
             current = now
             if collection != now.collection:
@@ -244,7 +261,8 @@ def _then(
 def _select(
     cache: CorrectionCache, cached: CachedManifest, points: Any, shard_key: ShardKey
 ) -> Operation[Touched]:
-    """Return the ids of what the client takes as `points`; of a filter, as of now."""
+    """Return the ids of `points`, in any form that the client takes, and their shard
+    key. The points of a filter are those that match now."""
     if shard_key is None:
         shard_key = field_of(points, "shard_key")
     chosen = points
@@ -276,9 +294,10 @@ def _refresh(
     touched: list[Touched],
     has_waited: bool,
 ) -> Operation[None]:
-    """Give the points `touched` the offsets of the vectors that they have now.
+    """Give the points `touched` the offsets of the vectors that they have now, and
+    delete offsets of other versions.
 
-    What else of ours they hold is taken out. has_waited: all that was sent is done.
+    has_waited: True if the writes that were sent before are done.
     """
     if not any(ids for ids, _ in touched):
         return
@@ -287,8 +306,9 @@ def _refresh(
     with_vectors = names if all(names) else True
     manifest = cached.manifest or QdrantManifest()
     try:
-        pairs = yield from cache.read_models(cached)
-        if not has_waited:  # what was sent before is done once this is
+        versioned_models = yield from cache.read_models(cached)
+        if not has_waited:
+            # Deleting nothing waits for all writes that were sent before.
             yield Call(cache.raw.delete, cached.collection, nothing(), wait=True)
         for points, shard_key in touched:
             for ids in chunks(dict.fromkeys(points), AT_ONCE):
@@ -300,7 +320,9 @@ def _refresh(
                     with_vectors=with_vectors,
                     shard_key_selector=shard_key,
                 )
-                stored = yield Computing(offsets.compute_stored, records, pairs)
+                stored = yield Computing(
+                    offsets.compute_stored, records, versioned_models
+                )
                 operations: list[models.UpdateOperation] = []
                 for record, each in zip(records, stored, strict=True):
                     operations += offsets.mend(record, each, manifest)
@@ -312,14 +334,15 @@ def _refresh(
                         wait=True,
                     )
     except Exception as error:
-        if fault_of(error) is not Fault.MISSING:  # the collection is gone
+        # MISSING: the collection is gone, and its points with it.
+        if fault_of(error) is not Fault.MISSING:
             raise
 
 
 def _forgetting(name: str, *, deletes: bool = False) -> OfClient:
-    """Return the operation of the method `name`, after which nothing is known.
+    """Return the operation of the method `name`, after which the cache is empty.
 
-    deletes: the collection goes, and its metadata with it.
+    deletes: True if the method deletes the collection: then its metadata goes, too.
     """
 
     def operation(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:

@@ -93,7 +93,7 @@ def test_a_trigger_that_came_later_stops_a_refresh_and_the_active_offsets_stay(
     before = database.run(
         "SELECT id, embedding::text, hub_offset FROM photos ORDER BY id"
     )
-    with pytest.raises(StoreError, match="on an update fires trigger t"):
+    with pytest.raises(StoreError, match="these fire on update: trigger t"):
         hubplugin.refresh(store)
     assert (
         database.run("SELECT id, embedding::text, hub_offset FROM photos ORDER BY id")

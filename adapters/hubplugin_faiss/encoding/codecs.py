@@ -19,8 +19,8 @@ from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.offsets import ExtraDimensions, UpgradeSpec
 
 LARGEST = 65504.0
-"""The largest number in the 16 bits of an fp16; what is larger becomes infinite there,
-and scores become NaN."""
+"""The largest number that fp16 holds. A larger one becomes infinite, and scores
+NaN."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class OffsetCoder:
     """Appends extra dimensions to codes of `head_bits` bits, and removes them again.
 
     extra: The extra dimensions.
-    codec: The codec of these alone.
+    codec: The codec of the extra dimensions alone.
+    head_bits: The bits of a code without its extra dimensions.
     """
 
     extra: ExtraDimensions
@@ -43,8 +44,13 @@ class OffsetCoder:
             [n, w], or [1, w] for all.
         """
 
+        width = len(self.extra.query)
+
         def quantise(i: int, values: np.ndarray) -> np.ndarray:
-            components = np.zeros((len(values), len(self.extra.query)), np.float32)
+            """Return the components [n] that codes hold for `values` [n] in the extra
+            dimension `i`."""
+            # The codec encodes all extra dimensions at once.
+            components = np.zeros((len(values), width), np.float32)
             components[:, i] = np.clip(values - bases[:, i], *self.codec.limits)
             held = self.codec.decode(self.codec.encode(components))
             return held[:, i] + bases[:, i]
@@ -52,11 +58,10 @@ class OffsetCoder:
         return self.extra.components_for(offsets, self.codec.carriers, quantise)
 
     def centres(self, offsets: np.ndarray) -> np.ndarray:
-        """Return extra components [n, w] of centroids whose lists shall rank as if
-        every entry had that of `offsets` [n].
+        """Return the extra components [n, w] that rank centroids by `offsets` [n].
 
-        Where levels are close they lie a whole number of steps from the query's, so
-        that neutral is a level in every list.
+        If the codec has a `step`, they lie a whole number of steps from the query's, so
+        that codes hold the neutral offset without loss in every list.
         """
         components = self.extra.components_for(offsets)
         components[:, 1:] = self.extra.query[1:]
@@ -70,14 +75,17 @@ class OffsetCoder:
     def require_holds(self, offsets: np.ndarray, bases: np.ndarray, name: str) -> None:
         """Raise StoreError unless codes of the index `name` hold `offsets` [n].
 
-        They may lose a tenth of the range. Faiss encodes very large components wrongly.
+        Codes may lose a tenth of the offsets' range, a thousandth of the largest offset
+        (of offsets that are nearly equal the range is next to nothing), or 1e-6,
+        whichever is the most. They lose more if a component is so large that Faiss
+        encodes it wrongly.
 
         bases: As in `components_for`.
         """
-        held = self.extra.offsets(self.components_for(offsets, bases))
-        wrong = np.abs(held - offsets).max(initial=0)
-        most = max(np.ptp(offsets) / 10, np.abs(offsets).max() / 1000, 1e-6)
-        if wrong > most:
+        decoded = self.extra.offsets(self.components_for(offsets, bases))
+        error = np.abs(decoded - offsets).max(initial=0)
+        tolerance = max(np.ptp(offsets) / 10, np.abs(offsets).max() / 1000, 1e-6)
+        if error > tolerance:
             raise StoreError(
                 f"offsets from {offsets.min():.4g} to {offsets.max():.4g} do not fit the "
                 f"codes of this {name}; fit the model on vectors as long as those in the "
@@ -108,10 +116,10 @@ def first_bits(codes: np.ndarray, count: int) -> np.ndarray:
 
 class Codec(ABC):
     """A quantiser of Faiss: writes vectors [n, d] as codes of `bits` bits, and reads
-    these.
+    such codes.
 
-    What it was trained to are its `tables` [d / part, numbers], one for each `part` of
-    so many components.
+    Training has filled its `tables` [d / part, numbers]: one table for each group of
+    `part` components.
     """
 
     d: int
@@ -126,10 +134,10 @@ class Codec(ABC):
     """The extra dimensions that carry an offset; the others are padding."""
 
     limits = (-np.inf, np.inf)
-    """The smallest and the largest component of an offset."""
+    """The smallest and the largest extra component that a code can hold."""
 
     step = 0.0
-    """The extra components of centroids are multiples of it; 0 for no restriction."""
+    """The distance between extra components of centroids; 0 for no restriction."""
 
     quantizer: Any = None
 
@@ -143,7 +151,8 @@ class Codec(ABC):
 
     @abstractmethod
     def with_tables(self, tables: np.ndarray) -> Codec:
-        """Return a codec of this kind for as many components as `tables` are for."""
+        """Return a codec of this kind with other `tables`, and as many components as
+        these cover."""
 
     @abstractmethod
     def install(self, index: faiss.Index) -> None:
@@ -158,13 +167,16 @@ class Codec(ABC):
         Args:
             spec: Says which offsets must find room.
             sample: Some of the offsets [k].
-            bases: The offset [k] that the centroid of each of these stands for, where
-                codes hold differences from centroids.
+            bases: The offsets [k] of the centroids of these entries; None if codes hold
+                no differences from centroids.
         """
 
 
 def codec_of(index: faiss.Index) -> Codec:
-    """Return the codec of `index`. Raises StoreError if it cannot carry offsets."""
+    """Return the codec of `index`.
+
+    `ScalarCodec` raises StoreError for a type of codes that cannot carry offsets.
+    """
     if hasattr(index, "sq"):
         return ScalarCodec(index.sq)
     if hasattr(index, "pq"):
@@ -202,15 +214,17 @@ class FloatCodec(Codec):
 class ScalarCodec(Codec):
     """A scalar quantiser: one number a component.
 
-    Faiss is many times slower where d is no multiple of 16, so the extra dimensions are
-    padded up to the next one. The offset goes into several of them: the first holds it
-    as far as it can, the next ones what that one loses.
+    Faiss is many times slower if d is no multiple of 16, so extra dimensions pad d up
+    to the next one. Several of them carry the offset: each holds as much as it can of
+    what the one before has lost.
     """
 
+    # The kinds of 16-bit floats, with the distance from 1 to the next number.
     FLOATS: ClassVar = {
         faiss.ScalarQuantizer.QT_fp16: 2.0**-10,
         faiss.ScalarQuantizer.QT_bf16: 2.0**-7,
     }
+    # The kinds of whole numbers, with the largest one.
     LEVELS: ClassVar = {
         faiss.ScalarQuantizer.QT_8bit: 255,
         faiss.ScalarQuantizer.QT_6bit: 63,
@@ -232,12 +246,12 @@ class ScalarCodec(Codec):
         trained = faiss.vector_to_array(quantizer.trained)
         self.tables = trained.reshape(-1, self.d).T
         self.lossy = kind in self.LEVELS
-        self.carriers = range(2)  # they hold an offset with 12 bits or more
+        self.carriers = range(2)  # two of 6 bits or more: an offset gets at least 12
         if kind == faiss.ScalarQuantizer.QT_4bit:
             self.carriers = range(3)
         elif self.lossy:
-            # Not with 4 bits: to round ranks of lists to a fifteenth cost 0.006 of
-            # recall at equal nprobe, and 0.06 by L2.
+            # Not with 4 bits: rounding the ranks of lists to a fifteenth of their range
+            # cost 0.006 of recall at equal nprobe, and 0.06 by L2.
             self.step = float(self.tables[0, 1]) / self.LEVELS[kind]
         elif kind == faiss.ScalarQuantizer.QT_fp16:
             self.limits = (-LARGEST, LARGEST)
@@ -255,7 +269,7 @@ class ScalarCodec(Codec):
     def design(
         self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
     ) -> OffsetCoder:
-        # At least one of padding, which has the fingerprint bits.
+        # One dimension or more is padding, whose last one holds the fingerprint bits.
         used = len(self.carriers)
         width = used + 1 + -(self.d + used + 1) % 16
         state = np.array([spec.low, spec.high]).tobytes()
@@ -270,6 +284,7 @@ class ScalarCodec(Codec):
             lost = longest * np.sqrt(2 * self.FLOATS[self.quantizer.qtype])
             query.append(-lost)
         else:
+            # Components stay below half of the largest fp16.
             query = [spec.first_component(room=30_000)] * 2
         query = [shorten(q) for q in query]
         extra = spec.extra_dimensions(query, width, state)
@@ -278,12 +293,12 @@ class ScalarCodec(Codec):
     def _design_levels(
         self, extra: ExtraDimensions, spec: UpgradeSpec, bases: np.ndarray | None
     ) -> OffsetCoder:
-        """Return a coder whose components have ranges of their own: each spans what the
-        one before may lose.
+        """Return a coder for kinds of whole numbers.
 
-        A level is the middle of its interval. Neutral under inner product, and the
-        largest offset under Euclidean, are levels, so that what is added through plain
-        Faiss is coded without loss.
+        Each component has a range of its own, which spans what the component before may
+        lose. A level is the middle of its interval. The offset that plain Faiss adds is
+        a level, so that codes hold it without loss: neutral under inner product, the
+        largest under Euclidean.
         """
         q = extra.query.astype(np.float64)
         first = q[0]
@@ -293,7 +308,8 @@ class ScalarCodec(Codec):
             spread = bases
             about = np.sqrt(np.maximum(first**2 - 2 * bases, 0))
         if spec.euclidean:
-            # Component i holds q_i + x_i, less the x of the centroid in the first.
+            # Component i holds q_i + x_i; the first one only its difference from the
+            # x_0 of the centroid.
             low = -about.max()
             high = np.sqrt(first**2 - 2 * spec.low) - about.min()
         else:
@@ -302,6 +318,7 @@ class ScalarCodec(Codec):
         count = self.LEVELS[self.quantizer.qtype]
         ranges = np.zeros((len(q), 2))
         for i in self.carriers:
+            # Steps to spare, since `below` rounds up to place a level on `middle`.
             step = max((high - low) / (count - 2), 1e-12)
             below = np.ceil(-low / step - 1e-6)
             middle = 0.0
@@ -329,20 +346,18 @@ def set_floats(vector: Any, array: np.ndarray) -> None:
 
 
 def shorten(value: float) -> float:
-    """Return the number next to `value`, not nearer to 0, that 7 bits hold.
-
-    bf16 and fp16 have it exactly.
-    """
+    """Round `value` away from 0 to a mantissa of 7 bits, which bf16 and fp16 hold
+    exactly."""
     mantissa, exponent = np.frexp(abs(value))
     held = np.ceil(mantissa * 128) / 128
     return float(np.copysign(np.ldexp(held, exponent), value))
 
 
 class ProductCodec(Codec):
-    """A product quantiser: one code a part of the components.
+    """A product quantiser: one code for each part of the components.
 
-    An offset takes one more sub-quantiser, whose codebook is trained on the offsets.
-    With less than 256 levels it takes two: the second holds what the first loses.
+    An offset takes one more part, whose codebook is trained on the offsets. With fewer
+    than 256 levels it takes two: the second holds what the first loses.
     """
 
     lossy = True
@@ -396,7 +411,7 @@ class ProductCodec(Codec):
             held = first[nearest_level(first, values)] + about
             lost = sample - alone.offsets(held[:, None])
             if len(np.unique(values)) < levels:
-                # Offsets that come later lie between the levels.
+                # The sample fits the levels exactly, but later offsets lie between them.
                 held = np.sort(alone.offsets(first[:, None] + about.mean()))
                 between = np.linspace(-0.5, 0.5, levels) * np.diff(held).max()
                 lost = np.concatenate([lost, between])
@@ -418,20 +433,17 @@ class ProductCodec(Codec):
 def place_levels(
     values: np.ndarray, count: int, plain: np.ndarray, room: tuple[float, float]
 ) -> np.ndarray:
-    """Return sorted numbers that quantise values with a small squared error, by Lloyd's
-    iteration on a line.
+    """Return sorted levels that quantise `values` with a small squared error, by
+    Lloyd's iteration on a line: float32 [count].
 
     Args:
-        values: [n].
+        values: The values to quantise [n].
         count: How many levels.
-        plain: The values that plain Faiss adds. They are coded without loss where they
-            take no more than an eighth of the levels, or there are levels to spare.
-        room: The range of values that may come later. Spare levels are spread over it;
-            of 32 levels or more a sixteenth is spread over the part of it that lies
-            beyond all values.
-
-    Returns:
-        float32 [count].
+        plain: The values that plain Faiss adds. They become levels if they take at most
+            an eighth of `count`, or if there are levels to spare.
+        room: The range of values that may come later. Spare levels are spread over it.
+            Without spare levels, a sixteenth of 32 or more goes to the parts of it
+            below and above all values.
     """
     distinct = np.unique(values)
     fixed = np.unique(plain.astype(np.float32))
@@ -440,6 +452,7 @@ def place_levels(
         spread = np.linspace(*room, count - len(both))
         return np.sort(np.concatenate([both, spread])).astype(np.float32)
     if len(fixed) > count // 8:
+        # Too many to be levels of their own: they count among the other values.
         values = np.concatenate([values, fixed])
         fixed = fixed[:0]
     # Starting evenly over the range, not over the mass, keeps the rare extremes, which
@@ -455,7 +468,7 @@ def place_levels(
         nearest = order[nearest_level(levels[order], values)]
         members = np.bincount(nearest, minlength=count)
         means = np.bincount(nearest, values, minlength=count) / np.maximum(members, 1)
-        members[: len(fixed)] = 0
+        members[: len(fixed)] = 0  # fixed levels stay where they are
         levels = np.where(members > 0, means, levels)
     return np.sort(levels).astype(np.float32)
 

@@ -13,7 +13,8 @@ import faiss
 import numpy as np
 
 MOVED = 1 << 15
-"""Codes that are moved at once within a list; whole blocks of them."""
+"""Codes that are moved at once within a list: a multiple of the codes in any block, so
+that each write but the last fills its blocks."""
 
 
 class CodeLists:
@@ -27,6 +28,8 @@ class CodeLists:
         self._pack_by(self._lists.code_size, getattr(self._lists, "packer", None))
 
     def _pack_by(self, code_size: int, packer: Any) -> None:
+        """Set how codes lie in blocks: as `packer` has it, or one of `code_size` bytes
+        each if it is None."""
         self._packer = packer
         self._code_size = code_size
         self._block_size = code_size
@@ -38,76 +41,80 @@ class CodeLists:
 
     def sizes(self) -> np.ndarray:
         """Return how many codes each list has: int64 [lists]."""
-        numbers = range(self._lists.nlist)
-        return np.array([self._lists.list_size(number) for number in numbers])
+        list_nos = range(self._lists.nlist)
+        return np.array([self._lists.list_size(list_no) for list_no in list_nos])
 
-    def ids(self, number: int) -> np.ndarray:
-        """Return the ids of the list `number`: int64 [size], to be written to."""
-        size = self._lists.list_size(number)
-        if not size:  # there may be no memory
+    def ids(self, list_no: int) -> np.ndarray:
+        """Return the ids of the list `list_no`: int64 [size]. Writing to them changes
+        the list."""
+        size = self._lists.list_size(list_no)
+        if not size:  # an empty list may have no memory to point to
             return np.empty(0, np.int64)
-        return faiss.rev_swig_ptr(self._lists.get_ids(number), size)
+        return faiss.rev_swig_ptr(self._lists.get_ids(list_no), size)
 
-    def resize(self, number: int, size: int) -> None:
-        """Make room for so many codes in the list `number`."""
-        self._lists.resize(number, size)
+    def resize(self, list_no: int, size: int) -> None:
+        """Give the list `list_no` room for `size` codes."""
+        self._lists.resize(list_no, size)
 
-    def _memory(self, number: int) -> Any:
-        """Return where the blocks of the list `number` begin."""
-        return self._lists.get_codes(number)
+    def _memory(self, list_no: int) -> Any:
+        """Return a pointer to the first block of the list `list_no`."""
+        return self._lists.get_codes(list_no)
 
-    def read(self, number: int, start: int, stop: int) -> np.ndarray:
-        """Return the codes from `start` to before `stop` of the list `number`: uint8
+    def read(self, list_no: int, start: int, stop: int) -> np.ndarray:
+        """Return the codes from `start` to before `stop` of the list `list_no`: uint8
         [stop - start, bytes].
 
-        Without a packer they are the memory itself.
+        Without a packer they are no copy: writing to them changes the index.
         """
-        blocks = self._blocks(number, start, stop)
+        blocks = self._blocks(list_no, start, stop)
         if self._packer is None:
             return blocks
-        codes = self._unpacked(blocks)
-        for block, part in zip(blocks, codes, strict=True):
-            self._packer.unpack_all(faiss.swig_ptr(block), faiss.swig_ptr(part))
+        unpacked = self._unpacked(blocks)
+        for block, block_codes in zip(blocks, unpacked, strict=True):
+            self._packer.unpack_all(faiss.swig_ptr(block), faiss.swig_ptr(block_codes))
         first = start % self._per_block
-        return codes.reshape(-1, self._code_size)[first : first + stop - start]
+        return unpacked.reshape(-1, self._code_size)[first : first + stop - start]
 
-    def write(self, number: int, start: int, codes: np.ndarray) -> None:
-        """Write `codes` [n, bytes], for which there is room, from `start` on.
+    def write(self, list_no: int, start: int, codes: np.ndarray) -> None:
+        """Write `codes` [n, bytes] to the list `list_no`, from the place `start` on.
 
-        The rest of the last block becomes 0.
+        `resize` has made room for them. The rest of the last block becomes 0.
         """
-        blocks = self._blocks(number, start, start + len(codes))
+        blocks = self._blocks(list_no, start, start + len(codes))
         if self._packer is None:
             blocks[:] = codes
             return
         first = start % self._per_block
-        whole = self._unpacked(blocks)
-        rows = whole.reshape(-1, self._code_size)
-        rows[:first] = self.read(number, start - first, start)
+        unpacked = self._unpacked(blocks)
+        rows = unpacked.reshape(-1, self._code_size)
+        # A packer writes whole blocks: keep the codes that the first one has already.
+        rows[:first] = self.read(list_no, start - first, start)
         rows[first : first + len(codes)] = codes
-        for part, block in zip(whole, blocks, strict=True):
-            self._packer.pack_all(faiss.swig_ptr(part), faiss.swig_ptr(block))
+        for block_codes, block in zip(unpacked, blocks, strict=True):
+            self._packer.pack_all(faiss.swig_ptr(block_codes), faiss.swig_ptr(block))
 
-    def keep(self, number: int, rows: np.ndarray) -> None:
-        """Move the codes of the ascending `rows` [n] of a list to its front."""
+    def keep(self, list_no: int, rows: np.ndarray) -> None:
+        """Move the codes at `rows` [n], ascending, to the front of the list
+        `list_no`."""
         for start in range(0, len(rows), MOVED):
-            part = rows[start : start + MOVED]
-            first = int(part[0])
-            codes = self.read(number, first, int(part[-1]) + 1)
-            self.write(number, start, codes[part - first])
+            moved = rows[start : start + MOVED]
+            first = int(moved[0])
+            codes = self.read(list_no, first, int(moved[-1]) + 1)
+            self.write(list_no, start, codes[moved - first])
 
-    def _blocks(self, number: int, start: int, stop: int) -> np.ndarray:
+    def _blocks(self, list_no: int, start: int, stop: int) -> np.ndarray:
         """Return the blocks with the codes from `start` to before `stop`: uint8
-        [blocks, bytes], the memory itself."""
+        [blocks, bytes]. They are no copy: writing to them changes the index."""
         first = start // self._per_block
-        last = -(-stop // self._per_block)
-        if last == 0:  # there may be no memory
+        end = -(-stop // self._per_block)
+        if end == 0:  # an empty list may have no memory to point to
             return np.empty((0, self._block_size), np.uint8)
-        whole = faiss.rev_swig_ptr(self._memory(number), last * self._block_size)
-        return whole.reshape(last, self._block_size)[first:]
+        memory = faiss.rev_swig_ptr(self._memory(list_no), end * self._block_size)
+        return memory.reshape(end, self._block_size)[first:]
 
     def _unpacked(self, blocks: np.ndarray) -> np.ndarray:
-        """Return zeros, with room for the codes of `blocks`."""
+        """Return zeros with room for the codes of `blocks` [b, ...]: uint8 [b, codes in
+        a block, bytes]."""
         return np.zeros((len(blocks), self._per_block, self._code_size), np.uint8)
 
 
@@ -124,23 +131,23 @@ class OneRow(CodeLists):
     def sizes(self) -> np.ndarray:
         return np.array([self._index.ntotal])
 
-    def ids(self, number: int) -> np.ndarray:
+    def ids(self, list_no: int) -> np.ndarray:
         return np.arange(self._index.ntotal)
 
-    def resize(self, number: int, size: int) -> None:
+    def resize(self, list_no: int, size: int) -> None:
         blocks = -(-size // self._per_block)
         self._index.ntotal = size
         self._index.codes.resize(blocks * self._block_size)
         if self._packer is not None:
             self._index.ntotal2 = blocks * self._per_block
 
-    def _memory(self, number: int) -> Any:
+    def _memory(self, list_no: int) -> Any:
         return self._index.codes.data()
 
 
-def parts_by_list(numbers: np.ndarray) -> Iterator[tuple[int, slice]]:
-    """Yield each list among the ordered `numbers` [n] of lists, and the slice of the
-    entries that lie in it."""
-    ends = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
-    for first, last in itertools.pairwise(ends):
-        yield int(numbers[first]), slice(first, last)
+def parts_by_list(list_nos: np.ndarray) -> Iterator[tuple[int, slice]]:
+    """Yield each list in `list_nos` [n], the lists of entries, ascending, and the slice
+    of the entries in it."""
+    ends = np.flatnonzero(np.diff(list_nos, prepend=-1, append=-1)).tolist()
+    for first, end in itertools.pairwise(ends):
+        yield int(list_nos[first]), slice(first, end)

@@ -15,16 +15,16 @@ MODEL_BITS = 12
 """Bits at the end of the query's last extra component that name the model."""
 
 STATE_BITS = 8
-"""Bits before these that name the state of the quantiser."""
+"""Bits before `MODEL_BITS` that name the state of the quantiser."""
 
 PADDING = 1e-20
-"""A component that holds these bits alone: its square changes no similarity."""
+"""A component that only holds these bits: its square changes no similarity."""
 
 E = 1e-3
-"""The query's extra component under inner product, wherever the offsets allow it.
+"""The query's extra component under inner product, unless offsets are too large.
 
-Scores are shifted by E^2, which is below rounding, and a stored offset / E keeps every
-digit in a float of any size.
+Scores are shifted by E^2, which is below rounding. A target holds offset / E, and
+keeps every digit of it: a float has as many at any size.
 """
 
 QUERIES = 200
@@ -32,10 +32,11 @@ QUERIES = 200
 400, to 0.002, and 40 as much to 0.005."""
 
 FEWEST = 20
-"""Fewer queries than these say nothing of what is near."""
+"""The smallest bank by which lists are ranked: fewer queries do not tell which targets
+are near."""
 
 RANK = 10
-"""The rank of the target by whose similarity `nearness_of` goes."""
+"""The rank of the target whose similarity `nearness_of` takes."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ class ExtraDimensions:
         inner product    offset(t) = q.t - q.q
         Euclidean        offset(t) = (q.q - |q - t|^2) / 2
 
-    A vector that is added through plain Faiss gets q as well. Under inner product that
-    is the neutral offset 0, whatever q is. Under Euclidean nothing can lie nearer to a
-    query, so it is the largest offset.
+    Plain Faiss gives q to the vectors that it adds, too. Under inner product that is
+    the neutral offset 0, whatever q is. Under Euclidean it is the largest offset, since
+    nothing lies nearer to q than q itself.
     """
 
     query: np.ndarray
@@ -81,15 +82,16 @@ class ExtraDimensions:
     ) -> np.ndarray:
         """Return the extra components of targets with `offsets` [n]: float32 [n, w].
 
-        Each dimension takes what is left of the offset, less the q_i^2 that the later
-        ones hold in reserve, as far as its quantiser can express it, and leaves the
-        rest to the next one. The neutral offset fills every dimension with its reserve.
+        Each dimension i has a reserve q_i^2, and the neutral offset fills every
+        dimension with its reserve. In turn, a dimension takes the rest of the offset
+        less the reserves of the dimensions behind it. What its quantiser cannot express
+        stays in the rest, for the next dimension.
 
         Args:
-            offsets: [n].
+            offsets: The offsets to encode [n].
             dimensions: The dimensions to write to, ascending.
-            quantise: Returns what codes hold of values [n] in a dimension; by default
-                they hold all.
+            quantise: Returns the values that codes hold for values [n] of a dimension.
+                By default codes hold them without loss.
         """
         q = self.query.astype(np.float64)
         components = np.zeros((len(offsets), len(q)), np.float32)
@@ -114,7 +116,8 @@ class ExtraDimensions:
 
 
 def model_bits(fingerprint: str) -> int:
-    """Return the bits that name a model: 0 for none, and for no model 0."""
+    """Return the bits that name the model `fingerprint`: 0 for "", and never 0 for a
+    model."""
     if not fingerprint:
         return 0
     return max(zlib.crc32(fingerprint.encode()) % (1 << MODEL_BITS), 1)
@@ -126,9 +129,9 @@ class UpgradeSpec:
 
     low, high: The range of offsets to make room for; the neutral offset 0 lies in it.
     euclidean: True for an index by L2.
-    fingerprint: That of the model, "" where offsets come from no model.
-    queries: Queries of the bank [m, d], behind a query map, by which lists are ranked;
-        None where offsets come from no model.
+    fingerprint: The fingerprint of the model; "" if offsets come from no model.
+    queries: Queries of the bank [m, d], mapped if there is a query map, by which lists
+        are ranked. None if offsets come from no model, or its bank is too small.
     """
 
     low: float
@@ -138,7 +141,7 @@ class UpgradeSpec:
     queries: np.ndarray | None = None
 
     def cover(self, offsets: np.ndarray) -> UpgradeSpec:
-        """Return the same with room for `offsets` [n], too.
+        """Return this spec with room for `offsets` [n], too.
 
         Half of their range is added on either side, for targets that are added later.
         """
@@ -152,7 +155,7 @@ class UpgradeSpec:
     def first_component(self, room: float = 1e30) -> float:
         """Return the query's first extra component.
 
-        Under inner product no component of a target has to be larger than `room`.
+        Under inner product it is so large that no component of a target exceeds `room`.
         """
         if self.euclidean:
             return -float(np.sqrt(2 * self.high))
@@ -163,12 +166,13 @@ class UpgradeSpec:
     ) -> ExtraDimensions:
         """Return `width` extra dimensions that begin with `query`.
 
-        The last bits of the last one name the model and the `state` of a quantiser. By
-        them an index and the model beside it are known to belong together, and Faiss,
-        which compares the transforms, refuses to merge indexes whose codes do not mean
-        the same. The last component is best padding: elsewhere these bits make it a
-        little longer, and Faiss rounds queries to bf16 on CPUs with AVX512_SPR, so that
-        components that carry offsets may need all their bits.
+        The last bits of the last component name the model and the `state` of a
+        quantiser. They show which model belongs to an index. They also keep Faiss,
+        which compares transforms, from merging indexes whose codes differ in meaning.
+
+        The last component had better be padding. The bits make any other one a little
+        longer, which may need all of its bits: on CPUs with AVX512_SPR Faiss rounds
+        queries to bf16.
         """
         padded = np.zeros(width, np.float32)
         padded[: len(query)] = query
@@ -184,9 +188,12 @@ class UpgradeSpec:
 def upgrade_spec(
     offsets: np.ndarray, euclidean: bool, model: OffsetModel | None = None
 ) -> UpgradeSpec:
-    """Return a spec with room for `offsets` [n], and for those of the gallery of
-    `model`."""
-    spec = UpgradeSpec(0.0, 0.0, euclidean)
+    """Return a spec with room for `offsets` [n].
+
+    Of a `model` it also has the fingerprint, queries of its bank, and room for the
+    offsets of its gallery.
+    """
+    spec = UpgradeSpec(low=0.0, high=0.0, euclidean=euclidean)
     if model is None:
         return spec.cover(offsets)
     queries = bank_queries(model, QUERIES)
@@ -200,10 +207,10 @@ def upgrade_spec(
 
 
 def bank_queries(model: OffsetModel, count: int) -> np.ndarray | None:
-    """Return at most `count` queries of the bank of `model`, evenly drawn, before its
-    query map.
+    """Return at most `count` queries of the bank of `model`, evenly drawn.
 
-    They are of unit length for cosine. None if the bank has fewer than `FEWEST`.
+    They are not mapped yet, and of unit length for cosine. None if the bank has fewer
+    than `FEWEST` queries.
     """
     bank = model.terms[0].bank
     if len(bank) < FEWEST:
@@ -221,18 +228,19 @@ def evenly(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def nearness_of(queries: np.ndarray, vectors: np.ndarray, count: int) -> float:
-    """Return the mean similarity of queries and the direction of their tenth nearest
-    target.
+    """Return the nearness: the mean similarity of queries and the direction of their
+    tenth nearest target.
 
-    Of two targets in one direction the longer one scores higher by its length times
-    that. Embedding models differ in it: it was 0.25 between captions and images, and
-    0.85 across languages.
+    Of two targets in one direction the longer one scores higher, by the difference of
+    their lengths times the nearness. Embedding models differ: the nearness was 0.25
+    between captions and images, and 0.85 across languages.
 
     Args:
-        queries: [m, d].
+        queries: The queries [m, d].
         vectors: A sample of the targets [n, d].
         count: How many targets there are.
     """
+    # The tenth of `count` targets has about this rank in the sample.
     rank = min(max(round(RANK * len(vectors) / count), 1), len(vectors))
     lengths = np.maximum(np.linalg.norm(vectors, axis=1), 1e-30)
     cosines = queries @ (vectors / lengths[:, None]).T

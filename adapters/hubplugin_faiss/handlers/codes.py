@@ -19,17 +19,17 @@ from hubplugin_faiss.handlers.base import IndexHandler, Taken
 from hubplugin_faiss.objects import copy_settings, name_of, pretransform
 
 CODEBOOK = 65_536
-"""Entries on whose offsets a codebook is trained."""
+"""Entries on whose offsets a codebook is trained, at most."""
 
 Recoding = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Makes other codes of the codes [b, bytes] of the entries of the numbers [b]."""
+"""Takes the codes [b, bytes] and the rows [b] of entries, and returns other codes."""
 
 
 class BaseIndexHandler(IndexHandler):
     """An index that holds codes, in lists around centroids.
 
-    Codes in a row count as one list around 0. Upgraded, the index has `extra`
-    dimensions, which transforms before it append, behind the `d` of its vectors.
+    Codes in a row count as one list around 0. An upgraded index has `extra` dimensions
+    behind the `d` of its vectors; the transforms before the index append them.
     """
 
     lists_in: ClassVar[type[CodeLists]] = CodeLists
@@ -46,35 +46,35 @@ class BaseIndexHandler(IndexHandler):
         if extra is not None:
             self.extras = [extra]
             self.d -= len(extra.query)
-        # What has the codes: the index itself, but of a graph what lies under it.
+        # Codes are in the index itself, or, of a graph, in the index under it.
         self.storage = faiss.downcast_index(getattr(index, "storage", index))
         self.codec = codec_of(self.storage)
         self.lossy = self.codec.lossy
         self.lists = self.lists_in(self.storage)
         self.sizes = self.lists.sizes()
         self.starts = np.cumsum(self.sizes) - self.sizes
-        self.numbers = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        self.list_nos = np.repeat(np.arange(len(self.sizes)), self.sizes)
 
     def labels(self) -> np.ndarray:
         return np.concatenate([self.lists.ids(n) for n in range(len(self.sizes))])
 
     def codes(self, rows: np.ndarray) -> np.ndarray:
-        """Return the codes of the entries of the ascending numbers `rows` [b]: uint8
-        [b, bytes]."""
+        """Return the codes of the entries `rows` [b], ascending: uint8 [b, bytes]."""
         found = []
-        for number, part in parts_by_list(self.numbers[rows]):
-            places = rows[part] - self.starts[number]
+        for list_no, part in parts_by_list(self.list_nos[rows]):
+            places = rows[part] - self.starts[list_no]
             first = int(places[0])
-            codes = self.lists.read(number, first, int(places[-1]) + 1)
+            codes = self.lists.read(list_no, first, int(places[-1]) + 1)
             found.append(codes[places - first])
         if not found:
             return self.lists.read(0, 0, 0)
         return np.concatenate(found)
 
-    def centres(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the centroids from which codes in the lists `numbers` [b] differ.
+    def centres(self, list_nos: np.ndarray) -> np.ndarray:
+        """Return the centroids [b, d + w] from which codes in the lists `list_nos` [b]
+        hold differences.
 
-        They are [b, d + w], or [1, d + w] where they are 0 for all.
+        If codes hold no differences, return zeros [1, d + w].
         """
         return np.zeros((1, self.index.d), np.float32)
 
@@ -85,7 +85,7 @@ class BaseIndexHandler(IndexHandler):
 
     def take(self, rows: np.ndarray) -> Taken:
         decoded = self.codec.decode(self.codes(rows))
-        decoded = decoded + self.centres(self.numbers[rows])
+        decoded = decoded + self.centres(self.list_nos[rows])
         if self.extra is None:
             return decoded, None
         return decoded[:, : self.d], self.extra.offsets(decoded[:, self.d :])
@@ -97,28 +97,29 @@ class BaseIndexHandler(IndexHandler):
         transforms: Sequence[faiss.VectorTransform] = (),
     ) -> faiss.Index:
         """Upgrade the index, and put `transforms` before it."""
-        # Codebooks are trained on some entries: the extremes, and one of each list.
+        # Codebooks are trained on a sample. It has the extreme offsets and an entry of
+        # each list, so that no level is missing.
         spread = evenly(np.arange(self.count), CODEBOOK)
         ends = [offsets.argmin(), offsets.argmax()]
         rows = np.unique(np.concatenate([spread, ends, self.starts[self.sizes > 0]]))
-        numbers = self.numbers[rows]
+        list_nos = self.list_nos[rows]
         ranks = self.ranks(offsets, spec.queries)
         ranks_of_rows = None
         if self.residual:
-            ranks_of_rows = ranks[numbers]
+            ranks_of_rows = ranks[list_nos]
         coder = self.codec.design(spec, offsets[rows], ranks_of_rows)
         centres = coder.centres(ranks)
-        bases = centres  # from which codes hold differences
-        if not self.residual:
-            bases = np.zeros_like(centres)
-        coder.require_holds(offsets[rows], bases[numbers], name_of(self.index))
+        bases = np.zeros_like(centres)
+        if self.residual:
+            bases = centres  # codes hold differences from these
+        coder.require_holds(offsets[rows], bases[list_nos], name_of(self.index))
         width = len(coder.extra.query)
         new = self.empty(self.d + width, centres)
         tables = np.concatenate([self.codec.tables, coder.codec.tables])
         self.codec.with_tables(tables).install(new)
 
         def append(codes: np.ndarray, rows: np.ndarray) -> np.ndarray:
-            about = bases[self.numbers[rows]]
+            about = bases[self.list_nos[rows]]
             components = coder.components_for(offsets[rows], about)
             return coder.join(codes, components - about)
 
@@ -129,11 +130,12 @@ class BaseIndexHandler(IndexHandler):
         return pretransform([*transforms, remap, centring], self.fill(new, append))
 
     def ranks(self, offsets: np.ndarray, queries: np.ndarray | None) -> np.ndarray:
-        """Return what is added to the similarity of each centroid: float32 [lists].
+        """Return the offset of each centroid, which ranks its list: float32 [lists].
 
         Args:
-            offsets: Of all entries [n].
-            queries: Of the bank, behind a query map [m, d]; None if there is none.
+            offsets: The offsets of all entries [n].
+            queries: Queries of the bank [m, d], mapped if there is a query map; None
+                without a bank.
         """
         return np.zeros(1, np.float32)
 
@@ -150,18 +152,18 @@ class BaseIndexHandler(IndexHandler):
         """
 
     def fill(self, new: faiss.Index, recode: Recoding) -> faiss.Index:
-        """Put all entries into the empty index `new`, with the codes that `recode`
-        makes of theirs."""
+        """Put all entries into the empty index `new`, their codes changed by
+        `recode`."""
         lists = self.lists_in(new)
-        for number, size in enumerate(self.sizes.tolist()):
-            # At once: a list that grows is given room to spare.
-            lists.resize(number, size)
-            lists.ids(number)[:] = self.lists.ids(number)
+        for list_no, size in enumerate(self.sizes.tolist()):
+            # Resize once: a list that grows step by step reserves spare memory.
+            lists.resize(list_no, size)
+            lists.ids(list_no)[:] = self.lists.ids(list_no)
         for rows in self.row_blocks():
             codes = recode(self.codes(rows), rows)
-            for number, part in parts_by_list(self.numbers[rows]):
-                place = int(rows[part.start] - self.starts[number])
-                lists.write(number, place, codes[part])
+            for list_no, part in parts_by_list(self.list_nos[rows]):
+                place = int(rows[part.start] - self.starts[list_no])
+                lists.write(list_no, place, codes[part])
         return new
 
     @property
@@ -178,17 +180,19 @@ class BaseIndexHandler(IndexHandler):
 
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
         centres = self.centres(self.nearest(vectors))
-        added = vectors  # by plain Faiss: with the query's extra components
+        extended = vectors
         if self.extra is not None:
+            # Plain Faiss appends the query's extra components to what it adds, too.
             extra = np.tile(self.extra.query, (len(vectors), 1))
-            added = np.concatenate([vectors, extra], axis=1)
-        decoded = self.codec.decode(self.codec.encode(added - centres)) + centres
+            extended = np.concatenate([vectors, extra], axis=1)
+        codes = self.codec.encode(extended - centres)
+        decoded = self.codec.decode(codes) + centres
         return decoded[:, : self.d]
 
     def round_offsets(
         self, offsets: np.ndarray, vectors: np.ndarray, rows: np.ndarray
     ) -> np.ndarray:
-        bases = self.centres(self.numbers[rows])[:, self.d :]
+        bases = self.centres(self.list_nos[rows])[:, self.d :]
         components = self.coder.components_for(offsets, bases)
         return self.coder.extra.offsets(components)
 
@@ -198,8 +202,8 @@ class BaseIndexHandler(IndexHandler):
         self.require_takes(ids, len(vectors))
         if ids is None:
             ids = self.count + np.arange(len(vectors))
-        numbers = self.nearest(vectors)
-        centres = self.centres(numbers)
+        list_nos = self.nearest(vectors)
+        centres = self.centres(list_nos)
         components = self.coder.components_for(offsets, centres[:, self.d :])
         lost = np.abs(self.coder.extra.offsets(components) - offsets).max(initial=0)
         if lost > self.most_lost():
@@ -210,7 +214,7 @@ class BaseIndexHandler(IndexHandler):
             )
         extended = np.concatenate([vectors, components], axis=1)
         codes = self.codec.encode(extended - centres)
-        return partial(self.append, numbers, ids, codes)
+        return partial(self.append, list_nos, ids, codes)
 
     def require_takes(self, ids: np.ndarray | None, count: int) -> None:
         """Raise StoreError if `count` entries with these `ids` cannot be added."""
@@ -219,34 +223,34 @@ class BaseIndexHandler(IndexHandler):
                 f"{name_of(self.index)} numbers its entries itself; add without ids"
             )
 
-    def append(self, numbers: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> None:
-        """Add entries with `ids` [n] and `codes` [n, bytes] to the lists `numbers`
+    def append(self, list_nos: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> None:
+        """Add entries with `ids` [n] and `codes` [n, bytes] to the lists `list_nos`
         [n]."""
-        order = np.argsort(numbers, kind="stable")
-        for number, part in parts_by_list(numbers[order]):
+        order = np.argsort(list_nos, kind="stable")
+        for list_no, part in parts_by_list(list_nos[order]):
             rows = order[part]
-            size = len(self.lists.ids(number))
-            self.lists.resize(number, size + len(rows))
-            self.lists.ids(number)[size:] = ids[rows]
-            self.lists.write(number, size, codes[rows])
+            size = len(self.lists.ids(list_no))
+            self.lists.resize(list_no, size + len(rows))
+            self.lists.ids(list_no)[size:] = ids[rows]
+            self.lists.write(list_no, size, codes[rows])
 
     def require_removes(self, *, renumbered: bool = False) -> None:
         """Do nothing: codes can be removed."""
 
     def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
-        # Faiss's own leaves old codes behind the last one of what is scanned fast, and
-        # its `add` does not erase them before it writes.
+        # Not Faiss's remove_ids: in fast-scan lists it leaves stale codes after the last
+        # entry, and a later `add` does not clear them.
         removed = np.unique(ids)
-        for number in range(len(self.sizes)):
-            old = self.lists.ids(number).copy()
-            stays = np.flatnonzero(~np.isin(old, removed))
-            new = old[stays]
+        for list_no in range(len(self.sizes)):
+            old_ids = self.lists.ids(list_no).copy()
+            kept_rows = np.flatnonzero(~np.isin(old_ids, removed))
+            kept_ids = old_ids[kept_rows]
             if renumbered:
-                new = new - np.searchsorted(removed, new)
-            if len(new) < len(old):
-                self.lists.keep(number, stays)
-                self.lists.resize(number, len(new))
-            self.lists.ids(number)[:] = new
+                kept_ids = kept_ids - np.searchsorted(removed, kept_ids)
+            if len(kept_ids) < len(old_ids):
+                self.lists.keep(list_no, kept_rows)
+                self.lists.resize(list_no, len(kept_ids))
+            self.lists.ids(list_no)[:] = kept_ids
 
     def recount(self) -> int:
         self.index.ntotal = int(self.lists.sizes().sum())
@@ -279,8 +283,11 @@ class FlatCodesHandler(BaseIndexHandler):
 
 
 class GraphHandler(FlatCodesHandler):
-    """Codes under a graph, whose links an upgrade keeps: between raw neighbours, so
-    that a downgrade has them back."""
+    """Codes under a graph.
+
+    An upgrade keeps the links, which join neighbours by the vectors alone, so that a
+    downgrade gives the same graph back.
+    """
 
     names = ("IndexHNSWFlat", "IndexHNSWSQ", "IndexHNSWPQ")
     exhaustive = False
@@ -288,7 +295,7 @@ class GraphHandler(FlatCodesHandler):
     def require_removes(self, *, renumbered: bool = False) -> None:
         raise StoreError(
             f"{name_of(self.index)} cannot remove entries, nor can plain Faiss; build it "
-            "anew of the others"
+            "anew from the entries that stay"
         )
 
     def plan_append(
@@ -297,7 +304,8 @@ class GraphHandler(FlatCodesHandler):
         append = super().plan_append(vectors, offsets, ids)
 
         def append_and_link() -> None:
-            raw = self.downgrade()  # links are drawn by the vectors alone
+            # Faiss links new entries by the vectors alone, as the old ones are.
+            raw = self.downgrade()
             raw.add(np.ascontiguousarray(vectors, np.float32))
             append()
             self.index.hnsw = raw.hnsw
@@ -309,7 +317,8 @@ class GraphHandler(FlatCodesHandler):
 
 
 def graph_over(storage: faiss.Index, like: faiss.IndexHNSW) -> faiss.Index:
-    """Return a graph with the links of `like` over `storage`, which it takes over."""
+    """Return a graph with the links of `like` over `storage`, which it owns from then
+    on."""
     graph = type(like)()
     copy_settings(graph, like)
     graph.d = storage.d

@@ -15,8 +15,8 @@ from hubplugin_faiss.handlers.codes import BaseIndexHandler, graph_over
 from hubplugin_faiss.objects import copy_settings, name_of, pretransform
 
 BESTS = 1 << 23
-"""Lists are ranked by fewer queries, down to 40, where the best entry of each list for
-each of them would be more numbers than this."""
+"""Best scores held at once, one for each query and list. An index of many lists is
+ranked by fewer queries, at least 40."""
 
 READ = 1 << 13
 """Entries that are compared with the queries at once."""
@@ -59,10 +59,10 @@ class InvertedListsHandler(BaseIndexHandler):
         self.holds_differences = index.by_residual and not is_float
         self.residual = self.holds_differences and self.ranked
 
-    def centres(self, numbers: np.ndarray) -> np.ndarray:
+    def centres(self, list_nos: np.ndarray) -> np.ndarray:
         if not self.holds_differences:
-            return super().centres(numbers)
-        return centroids(self.quantizer, numbers)
+            return super().centres(list_nos)
+        return centroids(self.quantizer, list_nos)
 
     def nearest(self, vectors: np.ndarray) -> np.ndarray:
         quantizer = self.quantizer
@@ -94,14 +94,14 @@ class InvertedListsHandler(BaseIndexHandler):
         copy_settings(new, old)
         new.direct_map = old.direct_map
         if isinstance(old, faiss.IndexIVFPQ):
-            # -1 forbids tables, 0 lets Faiss decide.
+            # -1 forbids tables, 0 lets Faiss decide; 1 and 2 say how it has decided.
             new.use_precomputed_table = min(old.use_precomputed_table, 0)
         return new
 
     def pad(self, d: int) -> faiss.Index:
-        """Return a copy with `d` components, the new ones of which are 0.
+        """Return a copy with `d` components, of which the new ones are 0.
 
-        Only PQ codes of 8 bits get new ones, in more parts.
+        They need PQ codes of 8 bits, which get more parts.
         """
         width = d - self.index.d
         behind = (0, width // self.codec.part)
@@ -111,16 +111,16 @@ class InvertedListsHandler(BaseIndexHandler):
         return self.fill(new, lambda codes, rows: np.pad(codes, ((0, 0), behind)))
 
     def ranks(self, offsets: np.ndarray, queries: np.ndarray | None) -> np.ndarray:
-        """Return `list_ranks` by `queries`, and without them the mean offset of each
-        list; 0 where centroids cannot hold ranks."""
+        """Return `list_ranks` by `queries`, or without queries the mean offset of each
+        list. All are 0 if centroids cannot hold ranks."""
         nlist = len(self.sizes)
         if not self.ranked:
             return np.zeros(nlist, np.float32)
         if queries is None:
-            sums = np.bincount(self.numbers, offsets, nlist)
+            sums = np.bincount(self.list_nos, offsets, nlist)
             return (sums / np.maximum(self.sizes, 1)).astype(np.float32)
         entries = (
-            (self.take(rows)[0], offsets[rows], self.numbers[rows])
+            (self.take(rows)[0], offsets[rows], self.list_nos[rows])
             for rows in self.row_blocks(READ)
         )
         return list_ranks(
@@ -152,9 +152,9 @@ class InvertedListsHandler(BaseIndexHandler):
     def _has_array(self) -> bool:
         return self.index.direct_map.type == faiss.DirectMap.Array
 
-    def append(self, numbers: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> None:
+    def append(self, list_nos: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> None:
         with rebuild_map(self.index):
-            super().append(numbers, ids, codes)
+            super().append(list_nos, ids, codes)
             self.recount()
 
     def require_removes(self, *, renumbered: bool = False) -> None:
@@ -173,8 +173,8 @@ class InvertedListsHandler(BaseIndexHandler):
 
 @contextmanager
 def rebuild_map(index: faiss.IndexIVF) -> Iterator[None]:
-    """Change the lists of `index`, whose direct map is then built anew, if it has
-    one."""
+    """Drop the direct map of `index`, if it has one, while its lists change, and then
+    build it anew."""
     kind = index.direct_map.type
     index.set_direct_map_type(faiss.DirectMap.NoMap)
     try:
@@ -183,9 +183,9 @@ def rebuild_map(index: faiss.IndexIVF) -> Iterator[None]:
         index.set_direct_map_type(kind)
 
 
-def centroids(quantizer: faiss.Index, numbers: np.ndarray) -> np.ndarray:
-    """Return the centroids of the lists `numbers` [n]: float32 [n, d]."""
-    return quantizer.reconstruct_batch(np.ascontiguousarray(numbers))
+def centroids(quantizer: faiss.Index, list_nos: np.ndarray) -> np.ndarray:
+    """Return the centroids of the lists `list_nos` [n]: float32 [n, d]."""
+    return quantizer.reconstruct_batch(np.ascontiguousarray(list_nos))
 
 
 def quantizer_like(old: faiss.Index, centres: np.ndarray) -> faiss.Index:
@@ -234,34 +234,36 @@ def list_ranks(
     queries: np.ndarray,
     euclidean: bool,
 ) -> np.ndarray:
-    """Return what is added to the similarity of each centroid: float32 [nlist].
+    """Return the rank of each list, which is added to the similarity of its centroid:
+    float32 [nlist].
 
-    With it a centroid scores as the best entry of its list does with its offset:
+    With its rank a centroid scores as the best entry of its list does with its offset:
 
         rank(j) = mean over queries u of
                   ( max over t in list j of ( s(u, t) + offset(t) ) - s(u, c_j) )
 
-    That is more for a long list and for one whose entries lie close together, and
-    nothing that their offsets tell alone: under inner product centroids have unit
-    length, however far from them their entries lie.
+    A long list gets a higher rank, and so does a list whose entries lie close together.
+    The offsets alone would not tell: under inner product centroids have unit length,
+    whatever the length of their entries.
 
     Args:
         entries: Blocks of vectors [b, d], their offsets [b] and their lists [b], which
             ascend.
-        offsets: Of all entries [n].
+        offsets: The offsets of all entries [n].
         sizes: How many entries each list has [nlist].
         centres: The centroids [nlist, d].
-        queries: Of the bank [m, d].
+        queries: Queries of the bank [m, d].
         euclidean: s is -|u - t|^2 / 2, else u.t.
     """
     best = np.full((len(queries), len(centres)), -np.inf, np.float32)
-    for vectors, lifts, lists in entries:
-        numbers, first = np.unique(lists, return_index=True)
-        scores = similarities(queries, vectors, euclidean) + lifts
+    for vectors, block_offsets, lists in entries:
+        list_nos, first = np.unique(lists, return_index=True)
+        scores = similarities(queries, vectors, euclidean) + block_offsets
         in_block = np.fmax.reduceat(scores, first, axis=1)
-        best[:, numbers] = np.fmax(best[:, numbers], in_block)
+        best[:, list_nos] = np.fmax(best[:, list_nos], in_block)
     best -= similarities(queries, centres, euclidean)
     ranks = np.where(np.isfinite(best), best, 0).mean(axis=0, dtype=np.float64)
+    # Shift all ranks alike, so that entries have the mean of their offsets.
     ranks += (offsets.sum(dtype=np.float64) - (ranks * sizes).sum()) / sizes.sum()
     ranks = np.clip(ranks, offsets.min(), offsets.max())
     return np.where(sizes > 0, ranks, 0).astype(np.float32)
@@ -272,7 +274,7 @@ def similarities(
 ) -> np.ndarray:
     """Return the similarities of `queries` [m, d] and `vectors` [b, d]: float32 [m, b].
 
-    Where they are `euclidean`, what depends on the query alone is left out.
+    Euclidean ones leave out -|u|^2 / 2, which is the same for all vectors.
     """
     products = queries @ vectors.T
     if euclidean:

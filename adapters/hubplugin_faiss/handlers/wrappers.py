@@ -30,8 +30,8 @@ from hubplugin_faiss.objects import (
 )
 
 SOME = 512
-"""Entries from which an addition takes the share of the first stage. On six settings
-256 to 2,048 give the same to 0.01."""
+"""Entries that both stages decode to compare themselves (`RefineHandler._sample`). On
+six settings 256 to 2,048 give the same coefficients, to 0.01."""
 
 
 class WrapperHandler(IndexHandler):
@@ -116,7 +116,7 @@ class IdMapHandler(WrapperHandler):
 
 
 def set_ids(index: faiss.IndexIDMap, ids: np.ndarray) -> None:
-    """Give the entries of what lies in `index` these `ids`."""
+    """Give the entries of the index inside `index` these `ids`."""
     faiss.copy_array_to_vector(ids, index.id_map)
     index.ntotal = len(ids)
     if isinstance(index, faiss.IndexIDMap2):
@@ -124,9 +124,9 @@ def set_ids(index: faiss.IndexIDMap, ids: np.ndarray) -> None:
 
 
 def id_map_like(index: faiss.IndexIDMap, part: faiss.Index) -> faiss.Index:
-    """Return an index like `index`, with the same ids, over `part`, which it takes
-    over."""
-    part.ntotal = 0  # Faiss puts ids only over what looks empty
+    """Return an index like `index`, with the same ids, over `part`, which it owns from
+    then on."""
+    part.ntotal = 0  # Faiss puts ids only over an index that looks empty
     new = type(index)(part)
     new.own_fields = True
     part.this.disown()
@@ -139,14 +139,13 @@ def id_map_like(index: faiss.IndexIDMap, part: faiss.Index) -> faiss.Index:
 class PreTransformHandler(WrapperHandler):
     """Transforms before an inner index.
 
-    The last two of an upgraded one append the extra dimensions of a base index, and are
-    left to the handler of that.
+    The last two transforms of an upgraded index append the extra dimensions of a base
+    index; the handler of that base index reads them.
 
     Under inner product transforms x -> A x + b, such as a PCA, rank by
-    (A q + b).(A t + b), so that the raw index adds b.(A t + b) to the similarity of
-    each target, up to a constant. No model knows of this norm bias, which is about 0 in
-    the mean. It may outweigh all offsets, so that an index holds those of a model less
-    their norm bias.
+    (A q + b).(A t + b): the raw index adds the norm bias b.(A t + b) to the similarity
+    of each target, up to a constant. Models are fitted without it. It is about 0 in the
+    mean, but may outweigh all offsets, so an index holds offset - norm bias.
     """
 
     names = ("IndexPreTransform",)
@@ -244,8 +243,10 @@ class PreTransformHandler(WrapperHandler):
 
     @cached_property
     def _shift(self) -> np.ndarray | None:
-        """The b of transforms x -> A x + b under inner product: float64; None where
-        there is none."""
+        """The b of transforms x -> A x + b under inner product: float64 [d].
+
+        None under L2, if a transform is not of that form, and if b is 0.
+        """
         transforms = itertools.dropwhile(
             lambda step: isinstance(step, faiss.NormalizationTransform),
             self._transforms,
@@ -260,21 +261,24 @@ class PreTransformHandler(WrapperHandler):
     def _norm_bias(self, inner: np.ndarray) -> np.ndarray | float:
         """Return the norm bias [b] of transformed vectors `inner` [b, d].
 
-        Offsets that were given as numbers have none taken off.
+        It is 0 if the index holds offsets of no model: those are stored as given.
         """
         if self._shift is None or self.holds_offsets_of(""):
             return 0.0
         return inner @ self._shift
 
     def _transform(self, vectors: np.ndarray) -> np.ndarray:
-        """Return `vectors` [b, d] behind all transforms but those that append extra
-        dimensions."""
+        """Put `vectors` [b, d] through all transforms, except the two that append
+        extra dimensions."""
         for step in self._transforms:
             vectors = step.apply(np.ascontiguousarray(vectors, np.float32))
         return vectors
 
     def _reverse(self, inner: np.ndarray) -> np.ndarray:
-        """Return the vectors [b, d] that the transforms map to about `inner`."""
+        """Return the vectors [b, d] that the transforms map to about `inner`.
+
+        Raises StoreError if a transform has no inverse.
+        """
         vectors = inner
         for step in reversed(self._transforms):
             vectors = np.ascontiguousarray(vectors, np.float32)
@@ -292,18 +296,20 @@ class PreTransformHandler(WrapperHandler):
 class RefineHandler(WrapperHandler):
     """Candidates from a base index, ranked by a second stage, the inner index.
 
-    Entries are in the order of the second stage, that of ids.
-    Codes of the first stage shrink similarities, by `slope`, and change lengths. So for
-    a target with the offset o, which it decodes as t and the second stage as u, it
-    holds
+    Entries are in the order of the second stage, which is that of ids.
 
-        share o - nearness (|t| - slope |u|), and by L2 (|t|^2 - slope |u|^2) / 2 more,
+    Codes of the base stage shrink similarities, by `slope`, and change lengths. Take a
+    target with offset o that the base stage decodes as t, and the refined stage as u.
+    The base index holds for it the offset
 
-    with the square of the slope as share: what sets a right answer apart is shrunk by
-    more than the slope. On six settings (text to code twice, packages, commands,
-    languages, images) that is within 0.2 points of R@1 of the share by which decoded
-    similarity and offset predict the scores of the second stage best. Offsets as they
-    are cost a coarse first stage up to 3 points of R@10.
+        slope^2 o - nearness (|t| - slope |u|)
+                  + (|t|^2 - slope |u|^2) / 2      (the last term by L2 only)
+
+    The factor of o is slope^2, since what sets a right answer apart is shrunk by more
+    than the slope. On six settings (text to code twice, packages, commands, languages,
+    images) it comes within 0.2 points of R@1 of the best factor, a regression of the
+    refined scores on decoded similarity and offset. With o itself, a coarse base stage
+    loses up to 3 points of R@10.
     """
 
     names = ("IndexRefine", "IndexRefineFlat")
@@ -319,27 +325,27 @@ class RefineHandler(WrapperHandler):
         self._base.check()
 
     def upgrade(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
-        first, _, second, _ = self._sample()
-        shrunk = slope(second, first)
+        base_vectors, _, refined_vectors, _ = self._sample()
+        shrunk = slope(refined_vectors, base_vectors)
         nearness = 0.0
         if spec.queries is not None:
-            nearness = nearness_of(spec.queries, first, len(offsets))
+            nearness = nearness_of(spec.queries, base_vectors, len(offsets))
         ids = self._base.labels()
-        of_first = lengths_in(self._base)
-        of_second = lengths_in(self.inner)[ids]
-        longer, cost = self._excess(of_first, of_second, shrunk)
-        of_base = shrunk**2 * offsets[ids] - nearness * longer + cost
-        of_base = of_base.astype(np.float32)
-        # Less the same for all: codes of few bits would spend theirs on it.
-        of_base -= np.float32(of_base.mean(dtype=np.float64))
-        base = self._base.upgrade(of_base, spec.cover(of_base))
+        base_lengths = lengths_in(self._base)
+        refined_lengths = lengths_in(self.inner)[ids]
+        longer, cost = self._excess(base_lengths, refined_lengths, shrunk)
+        base_offsets = shrunk**2 * offsets[ids] - nearness * longer + cost
+        base_offsets = base_offsets.astype(np.float32)
+        # A constant changes no ranking, but codes of few bits would spend them on it.
+        base_offsets -= np.float32(base_offsets.mean(dtype=np.float64))
+        base = self._base.upgrade(base_offsets, spec.cover(base_offsets))
         return self._of(base, self.inner.upgrade(offsets, spec))
 
     def downgrade(self) -> faiss.Index:
         return self._of(self._base.downgrade(), self.inner.downgrade())
 
     def _of(self, base: faiss.Index, second: faiss.Index) -> faiss.Index:
-        """Return an index like this, of two stages that it takes over."""
+        """Return an index like this one, which owns the stages `base` and `second`."""
         new = faiss.IndexRefine(base, second)
         new.own_fields = True
         new.own_refine_index = True
@@ -355,9 +361,9 @@ class RefineHandler(WrapperHandler):
             raise StoreError(
                 f"{name_of(self.index)} numbers its entries itself; add without ids"
             )
-        of_base = self._offsets_of_base(vectors, offsets)
+        base_offsets = self._base_offsets(vectors, offsets)
         append_to_second = self.inner.plan_append(vectors, offsets, None)
-        append_to_base = self._base.plan_append(vectors, of_base, None)
+        append_to_base = self._base.plan_append(vectors, base_offsets, None)
 
         def append() -> None:
             append_to_second()
@@ -370,7 +376,7 @@ class RefineHandler(WrapperHandler):
             stage.require_removes(renumbered=True)
 
     def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
-        """Remove `ids` and close up the others, `renumbered` or not, since the second
+        """Remove `ids` and close up the others, whatever `renumbered` says: the second
         stage finds entries by their row."""
         for stage in (self._base, self.inner):
             stage.remove(ids, renumbered=True)
@@ -380,73 +386,84 @@ class RefineHandler(WrapperHandler):
         self.index.ntotal = self.inner.recount()
         return self.index.ntotal
 
-    def _offsets_of_base(self, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Return the offsets [n] in the base index of `vectors` [n, d] with `offsets`
-        [n].
+    def _base_offsets(self, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Return the offsets [n] in the base index of new `vectors` [n, d] with
+        `offsets` [n].
 
-        Those of its entries go by theirs and by lengths in a way that the upgrade has
-        settled, whatever is added: it is found by least squares.
+        The upgrade made each base offset a linear function of the refined offset and of
+        how much longer the base stage decodes the vector. Recover the coefficients by
+        least squares from a sample, then apply them to the new vectors.
         """
-        first, of_first, second, of_second = self._sample()
-        if not len(first):
+        base_vectors, base_offsets, refined_vectors, refined_offsets = self._sample()
+        if not len(base_vectors):
             return offsets
-        shrunk = slope(second, first)
+        shrunk = slope(refined_vectors, base_vectors)
 
-        def columns(
-            first: np.ndarray, second: np.ndarray, offsets: np.ndarray
+        def regressors(
+            base_vectors: np.ndarray, refined_vectors: np.ndarray, offsets: np.ndarray
         ) -> tuple[np.ndarray, np.ndarray | float]:
-            longer, cost = self._excess(
-                np.linalg.norm(first, axis=1), np.linalg.norm(second, axis=1), shrunk
-            )
-            return np.stack([offsets, longer, np.ones(len(first))], axis=1), cost
+            """Return the matrix [n, 3] of the regression, and the cost by L2, whose
+            coefficient is known to be 1."""
+            base_lengths = np.linalg.norm(base_vectors, axis=1)
+            refined_lengths = np.linalg.norm(refined_vectors, axis=1)
+            longer, cost = self._excess(base_lengths, refined_lengths, shrunk)
+            return np.stack([offsets, longer, np.ones(len(offsets))], axis=1), cost
 
-        known, cost = columns(first, second, of_second)
-        shares = np.linalg.lstsq(known, of_first - cost, rcond=1e-6)[0]
-        added_first = self._base.quantise(vectors)
-        added_second = self.inner.quantise(vectors)
-        added, cost = columns(added_first, added_second, offsets)
-        return (added @ shares + cost).astype(np.float32)
+        known, cost = regressors(base_vectors, refined_vectors, refined_offsets)
+        coefficients = np.linalg.lstsq(known, base_offsets - cost, rcond=1e-6)[0]
+        new_base_vectors = self._base.quantise(vectors)
+        new_refined_vectors = self.inner.quantise(vectors)
+        new, cost = regressors(new_base_vectors, new_refined_vectors, offsets)
+        return (new @ coefficients + cost).astype(np.float32)
 
     def _excess(
-        self, of_first: np.ndarray, of_second: np.ndarray, shrunk: float
+        self, base_lengths: np.ndarray, refined_lengths: np.ndarray, shrunk: float
     ) -> tuple[np.ndarray, np.ndarray | float]:
-        """Return the excess length of what the first stage decodes, and its cost by L2.
+        """Return how much longer [n] the base stage decodes vectors, and what that
+        costs their similarity by L2 [n]; the cost is 0 under inner product.
 
-        of_first, of_second: The lengths that the stages decode [n].
+        base_lengths, refined_lengths: The lengths that the stages decode [n].
         """
-        longer = of_first - shrunk * of_second
+        longer = base_lengths - shrunk * refined_lengths
         if not self.euclidean:
             return longer, 0.0
-        return longer, (of_first**2 - shrunk * of_second**2) / 2
+        return longer, (base_lengths**2 - shrunk * refined_lengths**2) / 2
 
     def _sample(self) -> list[np.ndarray]:
-        """Return what both stages hold of some entries whose vectors are finite.
+        """Return base vectors, base offsets, refined vectors and refined offsets of
+        some entries.
 
-        These are vectors and offsets of the first stage, then of the second, with zeros
-        where there are no offsets.
+        Entries with a vector that is not finite are left out. The offsets are 0 if the
+        index is not upgraded.
         """
-        labels = self._base.labels()
-        names = np.sort(evenly(labels, SOME))
-        rows = np.flatnonzero(np.isin(labels, names))
-        first, of_first = self._base.take(rows)
-        second, of_second = self.inner.take(names)
-        if of_first is None or of_second is None:
-            of_first = of_second = np.zeros(len(rows))
-        places = np.searchsorted(names, labels[rows])
-        held = first, of_first, second[places], of_second[places]
-        finite = np.isfinite(first).all(axis=1) & np.isfinite(held[2]).all(axis=1)
-        return [part[finite] for part in held]
+        base_ids = self._base.labels()
+        ids = np.sort(evenly(base_ids, SOME))
+        base_rows = np.flatnonzero(np.isin(base_ids, ids))
+        base_vectors, base_offsets = self._base.take(base_rows)
+        refined_vectors, refined_offsets = self.inner.take(ids)
+        if base_offsets is None or refined_offsets is None:
+            base_offsets = refined_offsets = np.zeros(len(base_rows))
+        # The refined stage answers in the order of ids, the base stage in its own.
+        places = np.searchsorted(ids, base_ids[base_rows])
+        refined_vectors = refined_vectors[places]
+        refined_offsets = refined_offsets[places]
+        base_finite = np.isfinite(base_vectors).all(axis=1)
+        finite = base_finite & np.isfinite(refined_vectors).all(axis=1)
+        parts = (base_vectors, base_offsets, refined_vectors, refined_offsets)
+        return [part[finite] for part in parts]
 
 
 def lengths_in(stage: IndexHandler) -> np.ndarray:
-    """Return the lengths of all that `stage` decodes: [n]."""
+    """Return the lengths [n] of all vectors that `stage` decodes."""
     lengths = [np.linalg.norm(batch.vectors, axis=1) for batch in stage.scan()]
     return np.concatenate(lengths)
 
 
 def slope(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the slope of `y` on `x`, both [n, d], each less its mean; 1 where `x` does
-    not vary."""
+    """Return the slope of a regression of `y` on `x`, both [n, d], about their means.
+
+    It is 1 if `x` does not vary.
+    """
     x = x - x.mean(axis=0, dtype=np.float64)
     y = y - y.mean(axis=0, dtype=np.float64)
     spread = (x**2).sum()
