@@ -167,7 +167,8 @@ class LanceStore(CandidateStore):
         ours = self.open_place(self.name)
         if ours is None:
             return None
-        return ours.schema.metadata.get(MANIFEST, b"").decode()
+        text: bytes = ours.schema.metadata.get(MANIFEST, b"")
+        return text.decode()
 
     def write_text(self, text: str) -> None:
         schema = pa.schema([], {OURS: b"1", MANIFEST: text.encode()})
