@@ -85,7 +85,7 @@ def test_a_table_that_is_restored_without_our_schema_is_told_what_it_has(databas
     database.create(VECTORS)
     correct(database)
     database.run("DROP SCHEMA hubplugin CASCADE")
-    line = "the column hub_offset holds offsets without their correction"
+    line = "column hub_offset holds offsets without their correction"
     assert line in str(hubplugin.inspect(database.open(metric="dot")))
     with pytest.raises(StoreError, match=line):
         correct(database)
