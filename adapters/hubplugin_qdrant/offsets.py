@@ -256,7 +256,8 @@ def mend(
     held = {name: under[name] for name in fields}
     if not all(_is_same(x, held.get(name)) for name, x in stored.offsets.items()):
         operations.append(set_offsets(record.id, stored.offsets, record.shard_key))
-    surplus = fields - stored.offsets.keys() - {version.field for version in before}
+    kept = {version.field for version in before if version.storage == "payload"}
+    surplus = fields - stored.offsets.keys() - kept
     if surplus:
         paths = [f"{KEY}.{name}" for name in sorted(surplus)]
         if not stored.offsets and len(surplus) == len(under):
