@@ -186,13 +186,15 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_index_and_a_rerun_finish
     tmp_path, kind, what
 ):
     """Each change of a name is a moment: what is written before it has no name."""
-    photos = written(tmp_path / "photos.faiss", filled(kind, GALLERY))
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    photos = written(folder / "photos.faiss", filled(kind, GALLERY))
     if what != "model":
         for method in ("csls", "nnn"):
             apply(opened(photos), fitted(method))
     if what == "refresh":
         grow(photos, BANK)
-    kept = shutil.copytree(tmp_path, tmp_path.with_name("kept"))
+    kept = shutil.copytree(folder, tmp_path / "kept")
 
     def run(what: str, kill_before: int | None = None) -> bool:
         return run_in_child(lambda: WRITERS[what](opened(photos)), kill_before)
@@ -200,17 +202,17 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_index_and_a_rerun_finish
     before = seen(photos)
     run(what)
     after = seen(photos)
-    left = names_in(tmp_path)
+    left = names_in(folder)
     found = set()
     for moment in itertools.count():
-        shutil.rmtree(tmp_path)
-        shutil.copytree(kept, tmp_path)
+        shutil.rmtree(folder)
+        shutil.copytree(kept, folder)
         if run(what, moment):
             break
         now = seen(photos)
         found.add(now)
         # What was killed is known by its content: copied, and then added to.
-        copied = shutil.copytree(tmp_path, tmp_path.with_name("copied")) / photos.name
+        copied = shutil.copytree(folder, tmp_path / "copied") / photos.name
         assert seen(copied) == now
         grow(copied, BANK[:1])
         if now[2] is not None:
@@ -219,7 +221,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_index_and_a_rerun_finish
         # A rollback would go back once more.
         run("refresh" if what == "rollback" and now == after else what)
         assert seen(photos) == after, f"the run after kill {moment} does not finish"
-        assert names_in(tmp_path) == left
+        assert names_in(folder) == left
     assert found == {before, after}
 
 

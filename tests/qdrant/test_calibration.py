@@ -224,8 +224,11 @@ def test_the_share_that_is_asked_for_is_stored_told_and_kept_by_a_refresh():
     assert opened().active().oversampling > first.oversampling
 
 
-def widths_beside(writes):
-    """Return what is calibrated where `writes` points come, move and go each search."""
+def widths_beside(writes, first=0):
+    """Return the widths that are calibrated while others write.
+
+    From the search `first` on, `writes` points come, move and go beside each search.
+    """
     rng = np.random.default_rng(0)
     vectors, bank = rng.normal(size=(2, 1200, 8)) + 0.3
     client = QdrantClient(":memory:")
@@ -233,9 +236,11 @@ def widths_beside(writes):
     client.create_collection("photos", cosine)
     client.upload_collection("photos", vectors[:600], ids=range(600))
     others, search = iter(range(600, 1200)), client.query_batch_points
+    searches = itertools.count()
 
     def beside_a_writer(*given, **named):
-        for key in itertools.islice(others, writes):
+        count = 0 if next(searches) < first else writes
+        for key in itertools.islice(others, count):
             vector = vectors[key].tolist()
             come = models.PointStruct(id=key, vector=vector)
             move = models.PointStruct(id=key - 600, vector=vector)
@@ -249,6 +254,7 @@ def widths_beside(writes):
     return np.array([store.active().oversampling, store.active().exact_oversampling])
 
 
-def test_beside_a_writer_the_width_is_that_of_a_quiet_collection():
-    quiet, beside = widths_beside(0), widths_beside(4)
+@pytest.mark.parametrize("first", [0, 300, 500])
+def test_beside_a_writer_the_width_is_that_of_a_quiet_collection(first):
+    quiet, beside = widths_beside(0), widths_beside(4, first)
     assert (np.abs(np.log(beside / quiet)) <= np.log(1.26)).all()
