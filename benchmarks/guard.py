@@ -70,9 +70,7 @@ def judged(case: Case, split: int) -> Iterator[dict[str, Any]]:
         {} if case.target_bank is None else {"pairs": case.target_bank}
     )
     for basis, second in bases.items():
-        bank = Bank(
-            case.bank, second, pairs=None if second is None else np.arange(len(second))
-        )
+        bank = Bank(case.bank, second)
         given = bank.prepare(Metric.COSINE, Compute("cpu", "2GiB")).against(
             as_vectors(case.gallery, "targets")
         )

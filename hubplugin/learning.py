@@ -135,16 +135,6 @@ def has_enough(bank: PreparedBank, rows: np.ndarray) -> bool:
     )
 
 
-def require_answers(bank: PreparedBank) -> None:
-    """Raise InputError if `bank` has no known answers."""
-    if bank.known_answers is None:
-        raise InputError(
-            "learn=True learns from what each query asks for: pass a Bank with ",
-            Parameter("answers"),
-            ", or pairs such as titles (docs/titles.md)",
-        )
-
-
 def find_pairs(bank: PreparedBank, name: str = "the bank") -> np.ndarray:
     """Return the rows [m] of the distinct pairs in a bank, which suffice to learn from.
 
@@ -156,7 +146,7 @@ def find_pairs(bank: PreparedBank, name: str = "the bank") -> np.ndarray:
         InputError: The bank has no known answers, or too few.
         CorrectionRefused: The answers do not belong to the queries.
     """
-    require_answers(bank)
+    bank.require_answers()
     rows = distinct_pairs(bank)
     pairs = pairs_of(bank, rows)
     if not has_enough(bank, rows):

@@ -253,17 +253,18 @@ def as_target(target: object) -> int | str:
             "expected the id of a target, 0 or more or up to "
             f"{LONGEST} characters; got {type(target).__name__}"
         )
-    return int(text) if is_number(text) else text
+    return plain_id(text)
 
 
-def is_number(text: str) -> bool:
-    """Return True for digits that stay the same as a number, unlike 042, a barcode."""
-    return (
-        text.isascii()
-        and text.isdecimal()
-        and len(text) < 40
-        and str(int(text)) == text
-    )
+def plain_id(id: int | str) -> int | str:
+    """Return an id with digits as a number, unless they begin with 0, as a barcode may."""
+    text = str(id)
+    digits = text.removeprefix("-")
+    if digits.isascii() and digits.isdecimal() and len(text) < 40:
+        number = int(text)
+        if str(number) == text:
+            return number
+    return id
 
 
 class Recorder:

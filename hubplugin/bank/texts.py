@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hubplugin.errors import InputError, install
-from hubplugin.recording import as_target
+from hubplugin.recording import as_target, plain_id
 from hubplugin.vectors import one_line, require_file
 
 logger = logging.getLogger(__name__)
@@ -194,9 +194,14 @@ def read_clicks(
         )
         first = list_first(unknown)
         logger.warning(message, path.name, len(unknown), given, first)
-    ids = [counts.most_common(1)[0][0] if counts else -1 for counts in clicks]
-    fit = all(isinstance(id, int) and id < 2**63 for id in ids)
-    return np.array(ids, np.int64 if fit else object)
+    return as_ids(counts.most_common(1)[0][0] if counts else -1 for counts in clicks)
+
+
+def as_ids(ids: Iterable[int | str]) -> np.ndarray:
+    """Return ids as an array [m], of numbers if all are: digits count as a number."""
+    plain = [plain_id(id) for id in ids]
+    fit = all(isinstance(id, int) and id < 2**63 for id in plain)
+    return np.array(plain, np.int64 if fit else object)
 
 
 def list_first(items: Collection[object]) -> str:

@@ -44,7 +44,6 @@ from hubplugin.learning import (
     Teachers,
     learn_query_map,
     read_learn,
-    require_answers,
 )
 from hubplugin.measures.hubness import largest_by_chance, skewness_by_chance
 from hubplugin.methods import METHODS, Method, build_method
@@ -300,7 +299,7 @@ class Job:
     def read_gallery(self, teachers: Teachers) -> tuple[SpooledGallery, Teachers]:
         """Return the gallery and the banks against it. Raises errors of the banks first."""
         if self.learn is True:
-            require_answers(teachers.bank)
+            teachers.bank.require_answers()
         progress = teachers.bank.compute.progress
         gallery = SpooledGallery(self.store, progress, teachers.clicks)
         return gallery, teachers.against(gallery.vectors, gallery.rows)

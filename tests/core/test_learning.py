@@ -42,8 +42,8 @@ def pairs(rng):
     )
 
 
-def prepared(targets, queries, answers=None, **pairs):
-    bank = hubplugin.Bank(queries, answers, **pairs)
+def prepared(targets, queries, answers=None):
+    bank = hubplugin.Bank(queries, answers)
     return bank.prepare("cosine", Compute("cpu")).against(targets)
 
 
@@ -192,7 +192,7 @@ def test_margins_of_held_out_pairs_are_those_of_the_formula(pairs, answers_are):
         queries, number = queries[: PAIRS // 2], np.arange(PAIRS // 2)
         gallery = targets[np.setdiff1d(np.arange(N), answers)]
         asked_vectors = targets[answers[: PAIRS // 2]]
-        bank = prepared(gallery, queries, asked_vectors, pairs=number)
+        bank = prepared(gallery, queries, asked_vectors)
     z, asked_for = formulas.whitening(queries, gallery), targets[answers]
     asked_of = targets if answers_are == "rows" else asked_for
     method = METHODS["nnn"](k=5)
@@ -460,7 +460,7 @@ def test_a_judged_bank_that_cannot_choose_is_refused(pairs):
         ),
         (
             "judged= is for logs",
-            hubplugin.Bank(queries, targets[answers], pairs=np.arange(len(queries))),
+            hubplugin.Bank(queries, targets[answers]),
             {},
         ),
         ("pass learn=True", bank, {"learn": False}),
